@@ -30,6 +30,8 @@ from speaker_registry.exchange import (
     Work,
 )
 from speaker_registry.fetching import PARALLEL_FETCHES, Clip, File, pairs_of
+from speaker_registry.manifest_reading import read_manifest
+from speaker_registry.manifests import Manifest
 from speaker_registry.reference_audio import ReferenceAudio
 from speaker_registry.schemas import (
     ApiKey,
@@ -286,6 +288,10 @@ class AsyncRegistryClient(Session):
         See `RegistryClient.resolve`.
         """
         return await self._run(self._calls.resolve(voices, profiles))
+
+    async def manifest(self, profile: str, known: Manifest | None = None) -> Manifest:
+        """Read which voices an engine of a profile should hold. See `RegistryClient.manifest`."""
+        return await self._run(read_manifest(self._policy, profile, known))
 
     async def cancel(self, job_id: str) -> Job:
         """Cancel a job that has not finished. Canceling a job twice is not an error.

@@ -105,6 +105,10 @@ def _voice_path(name: str) -> str:
     return Target(parse_speaker_name(name), None).voice_path
 
 
+def manifest_path(profile: str) -> str:
+    return f"/v1/profiles/{_segment(profile, 'profile')}/manifest"
+
+
 def _segment(text: str, param: str) -> str:
     """Check a segment of a path. Without the check, `..` would lead to another route, and an empty text to
     none.

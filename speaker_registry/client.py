@@ -31,6 +31,8 @@ from speaker_registry.exchange import (
     Work,
 )
 from speaker_registry.fetching import PARALLEL_FETCHES, Clip, File, pairs_of
+from speaker_registry.manifest_reading import read_manifest
+from speaker_registry.manifests import Manifest
 from speaker_registry.reference_audio import ReferenceAudio
 from speaker_registry.schemas import (
     ApiKey,
@@ -387,6 +389,18 @@ class RegistryClient(Session):
             ProfileUnknown: There is no such profile.
         """
         return self._run(self._calls.resolve(voices, profiles))
+
+    def manifest(self, profile: str, known: Manifest | None = None) -> Manifest:
+        """Read which voices an engine of a profile should hold: all that the profile can use.
+
+        Args:
+            known: The manifest that was read before. Pages that have not changed are not sent again, and if
+                nothing has changed, this very manifest is returned.
+
+        Raises:
+            ProfileUnknown: There is no such profile.
+        """
+        return self._run(read_manifest(self._policy, profile, known))
 
     def cancel(self, job_id: str) -> Job:
         """Cancel a job that has not finished. Canceling a job twice is not an error.

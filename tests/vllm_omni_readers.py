@@ -22,6 +22,7 @@ LOGGER = "vllm_omni"
 """The logger of the readers. They report there, and nowhere else, that they skip a voice."""
 _REAL = frozenset(
     {
+        "vllm_omni.plugins",
         "vllm_omni.utils.speaker_cache",
         "vllm_omni.entrypoints.openai.serving_speech",
         "vllm_omni.entrypoints.openai.tts_adapters.capabilities",
@@ -33,6 +34,8 @@ _REAL = frozenset(
 
 
 class Readers(NamedTuple):
+    plugins: Any
+    """The module `vllm_omni.plugins`."""
     speaker_cache: Any
     """The module `vllm_omni.utils.speaker_cache`."""
     capabilities: Any
@@ -85,6 +88,8 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     ) -> importlib.machinery.ModuleSpec | None:
         if name in _REAL:
             file = (WHEEL / name.replace(".", "/")).with_suffix(".py")
+            if not file.exists():
+                file = file.with_suffix("") / "__init__.py"
             return importlib.util.spec_from_file_location(name, file)
         return importlib.machinery.ModuleSpec(name, self, is_package=True) if _is_theirs(name) else None
 

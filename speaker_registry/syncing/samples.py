@@ -5,7 +5,7 @@ vLLM-Omni reads all files of the folder, in the order of their names, and the la
 caches each voice under its name and its `created_at`, which is that of the registry here.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 import safetensors.numpy
@@ -47,38 +47,45 @@ class SpeakerSamples:
             yield Wanted(voice=voice, version=voice.version, created_at=voice.created_at)
 
     def fetch(self, wanted: Wanted) -> bytes:
-        """Return the bytes of a file.
+        """Return the bytes of a file. Raises as `sample`."""
+        return self.sample(wanted.reference)
+
+    def sample(self, reference: str, **facts: str) -> bytes:
+        """Return the bytes of the file of a version.
+
+        Args:
+            reference: The version, such as `alice@3`.
+            facts: Entries of the header, besides or instead of those of the version.
 
         Raises:
             CacheUnsupported: The version has no clip, and servers of this model take no embeddings.
             SpeakerRegistryError: As `RegistryClient.samples` and `RegistryClient.download`.
         """
-        version = self._client.version(wanted.reference)
+        version = self._client.version(reference)
         if version.source == "audio":
-            audio = self._client.samples(wanted.reference)
-            return _file("audio", audio.samples, version, sample_rate=str(audio.sample_rate))
-        embedding = self._embedding(wanted)
-        return _file("speaker_embedding", embedding, version, embedding_dim=str(embedding.size))
+            audio = self._client.samples(reference)
+            return _file("audio", audio.samples, version, {"sample_rate": str(audio.sample_rate), **facts})
+        embedding = self._embedding(reference)
+        dimension = {"embedding_dim": str(embedding.size)}
+        return _file("speaker_embedding", embedding, version, {**dimension, **facts})
 
     def index(self, _: Sequence[FileName], __: Callable[[FileName], bytes]) -> None:
         """Return None, because vLLM-Omni reads all files of this folder."""
 
-    def _embedding(self, wanted: Wanted) -> np.ndarray:
+    def _embedding(self, reference: str) -> np.ndarray:
         """Return the speaker embedding of the profile, float32 [D]."""
         if self._model_type not in _TAKE_EMBEDDINGS:
             raise CacheUnsupported(
                 "the version has a speaker embedding and no clip, and vLLM-Omni takes embeddings only for "
                 f"{' and '.join(sorted(_TAKE_EMBEDDINGS))}"
             )
-        embedding = self._client.download(wanted.reference, self._profile).artifact.tensors.get(
-            "speaker_embedding"
-        )
+        embedding = self._client.download(reference, self._profile).artifact.tensors.get("speaker_embedding")
         if embedding is None:
             raise InvalidArtifact(f"the artifact for {self._profile} has no tensor 'speaker_embedding'")
         return embedding.reshape(-1)
 
 
-def _file(name: str, tensor: np.ndarray, version: VoiceVersion, **facts: str) -> bytes:
+def _file(name: str, tensor: np.ndarray, version: VoiceVersion, facts: Mapping[str, str]) -> bytes:
     """Encode a file with the header that vLLM-Omni itself writes for an upload. Its values are all texts."""
     audio = version.audio
     header = {

@@ -21,7 +21,7 @@ from time import perf_counter
 from starlette.types import Message, Scope
 
 from services.registry_api.access.rate_limits import REQUESTS, RateLimits, Taking
-from services.registry_api.express.prepared import Key, PreparedAnswer, PreparedAnswers
+from services.registry_api.express.prepared import Key, PreparedAnswer, PreparedAnswers, new_voices_of
 from services.registry_api.keys import keyring
 from services.registry_api.protocol.callers import Caller
 from services.registry_api.protocol.conditions import content_range, matches, part_of
@@ -30,10 +30,13 @@ from services.registry_api.protocol.signals import metrics_of
 from services.registry_api.serving.connections import OFFER
 from services.registry_api.serving.event_stream import Event, EventStream
 from services.registry_api.serving.limits import is_request_id
+from services.shared.bucket.keys import namespace_of
 from services.shared.index import announcements
 from services.shared.telemetry import tracing
 from services.shared.telemetry.metrics import ARTIFACT_REQUESTS, Batch
 
+VERSION_CREATED = "version.created"
+"""The type of the event that may make a voice live. Lists that the voice is not on yet end with it."""
 _GRANT_SECONDS = 1.0
 """After this time a key is checked in the ordinary way again, which also notes that it was used."""
 _MAX_GRANT_BYTES = 16 * 1024**2
@@ -49,7 +52,7 @@ _MAX_CHANGED = 10_000
 RESOLVE = "/v1/resolve"
 """The path of the one POST that is answered from memory. Engines repeat it for the same voices."""
 _RESOLVE = RESOLVE.encode()
-_TARGETS = (b"/v1/voices/", b"/v1/blobs/")
+_TARGETS = (b"/v1/voices/", b"/v1/blobs/", b"/v1/profiles/")
 _READ = (
     *(b"authorization", b"x-speaker-namespace", b"host", b"accept-encoding"),
     *(b"if-none-match", b"range", b"x-request-id", b"content-type"),
@@ -221,11 +224,13 @@ class ExpressLane:
             case announcements.PROFILE_UPDATED:
                 self._changed_before = self._heard
                 self._answers.drop_profile(event["profile"])
-            case _:
-                self._note_change(event["speaker"])
-                self._answers.drop_speaker(event["speaker"])
+            case kind:
+                self._drop_speaker(event["speaker"])
+                if kind == VERSION_CREATED:
+                    self._drop_speaker(new_voices_of(namespace_of(event["speaker"])))
 
-    def _note_change(self, speaker: str) -> None:
+    def _drop_speaker(self, speaker: str) -> None:
+        self._answers.drop_speaker(speaker)
         self._changed[speaker] = self._heard
         self._changed.move_to_end(speaker)
         if len(self._changed) > _MAX_CHANGED:

@@ -20,6 +20,11 @@ Key = tuple[bytes, bytes | None]
 """
 
 
+def new_voices_of(namespace: str) -> str:
+    """Return what stands in `PreparedAnswer.speakers` for all speakers that a namespace may get yet."""
+    return f"{namespace}/"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedAnswer:
     """An answer to GET: to HEAD as well, and to requests that name its ETag or ask for a part of it."""

@@ -3,7 +3,7 @@
 Knows no HTTP.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from urllib.parse import quote
 
@@ -128,6 +128,17 @@ class Artifacts:
             else [self._of_profile(namespace, *one, profile) for profile in profiles]
             for one in self._speakers.find_versions(namespace, voices)
         ]
+
+    def of_defaults(
+        self, namespace: str, speakers: Iterable[IndexedSpeaker], profile: str
+    ) -> list[FoundVersion]:
+        """Return what is known of the artifacts of the default versions of live speakers.
+
+        Raises:
+            ProfileUnknown.
+        """
+        self._catalogue.get(profile)
+        return [self._of_profile(namespace, one, one.speaker.default, profile) for one in speakers]
 
     def _of_profile(
         self, namespace: str, indexed: IndexedSpeaker, version: SpeakerVersion, profile: str

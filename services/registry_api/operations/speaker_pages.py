@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Self
 
 from services.registry_api.operations.speakers import Speakers
 from services.shared.bucket.fact_pages import Cursor, page_of_slugs
@@ -22,8 +23,8 @@ NAMES_SEARCHED = 5_000
 MAX_PAGE_OF_FACTS = 101
 """The most speakers whose facts are read for one page. The API's largest page needs this many."""
 PAGE_BYTES = 1024**2
-"""A page of versions ends after the version whose record brings the total to this many bytes. A hundred
-versions with the longest texts would be an answer of 6 MB or more.
+"""A page of versions, or of a manifest, ends after the version whose record brings the total to this many
+bytes. A hundred versions with the longest texts would be an answer of 6 MB or more.
 """
 
 
@@ -42,6 +43,15 @@ class SpeakerPage:
     @property
     def speakers(self) -> list[IndexedSpeaker]:
         return [indexed for _, indexed in self.entries]
+
+    def within_page_bytes(self) -> Self:
+        """Return the page, or a shorter one that ends after `PAGE_BYTES` of texts of default versions."""
+        room = PAGE_BYTES
+        for position, (cursor, indexed) in enumerate(self.entries[:-1], start=1):
+            room -= indexed.speaker.default.record.text_bytes
+            if room <= 0:
+                return replace(self, entries=self.entries[:position], last=cursor, more=True)
+        return self
 
 
 class SpeakerPages:

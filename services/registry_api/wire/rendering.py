@@ -17,6 +17,7 @@ from services.shared.registry.status import ProfileStatus, Statuses, waiting_rea
 from speaker_registry import schemas
 from speaker_registry.engine import Profile
 from speaker_registry.errors import ArtifactNotFound, ArtifactStale, SpeakerRegistryError
+from speaker_registry.manifests import ManifestEntry
 from speaker_registry.names import DEFAULT, VoiceId, slug_of
 
 
@@ -119,18 +120,34 @@ def resolved(
     """Show what a reference stands for. An error says why it stands for nothing."""
     if isinstance(found, SpeakerRegistryError):
         return schemas.ResolvedArtifact(voice=voice, profile=profile, error=_fault(found))
-    artifact, fault = found.artifact, found.fault
+    fault = found.fault
     return schemas.ResolvedArtifact(
-        voice=voice,
-        profile=profile,
-        version=found.version.number,
-        version_id=found.version.vuid,
-        created_at=found.version.record.created_at,
-        state=None if isinstance(fault, ArtifactNotFound | ArtifactStale) else found.status.state,
-        digest=artifact.record.digest if artifact else None,
-        size=artifact.record.size if artifact else None,
-        error=_fault(fault) if fault else None,
+        voice=voice, profile=profile, error=_fault(fault) if fault else None, **_version_and_file(found)
     )
+
+
+def manifest_entry(found: FoundVersion) -> ManifestEntry:
+    record = found.version.record
+    return ManifestEntry(
+        voice=record.name,
+        voice_id=voice_id(found.indexed),
+        source=record.source,
+        ref_text=record.ref_text,
+        **_version_and_file(found),
+    )
+
+
+def _version_and_file(found: FoundVersion) -> dict[str, Any]:
+    """Return a version and its artifact. The state is None if nothing makes the artifact."""
+    artifact = found.artifact
+    return {
+        "version": found.version.number,
+        "version_id": found.version.vuid,
+        "created_at": found.version.record.created_at,
+        "state": None if isinstance(found.fault, ArtifactNotFound | ArtifactStale) else found.status.state,
+        "digest": artifact.record.digest if artifact else None,
+        "size": artifact.record.size if artifact else None,
+    }
 
 
 def _fault(error: SpeakerRegistryError) -> schemas.Fault:

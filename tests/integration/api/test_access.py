@@ -94,6 +94,7 @@ EXPECTED = {
     "GET /v1/voices/{name}/versions/{ref}/artifacts/{profile}/file": {"artifacts:read", "engine"},
     "GET /v1/blobs/{digest}": {"artifacts:read", "engine"},
     "POST /v1/resolve": {"artifacts:read", "engine"},
+    "GET /v1/profiles/{profile}/manifest": {"artifacts:read", "engine"},
     "PUT /v1/voices/{name}/versions/{ref}/artifacts/{profile}": {"voices:write"},
     "GET /v1/events": {"voices:read", "engine"},
     "GET /v1/jobs": {"jobs:read", "engine"},

@@ -1,0 +1,75 @@
+"""The route that tells the engines of a profile which voices they should hold, page by page."""
+
+from typing import Annotated
+
+from fastapi import Query, Request
+from starlette.responses import Response
+
+from services.registry_api.access.rules import ARTIFACTS_READ
+from services.registry_api.dependencies import After, CallerDep, NamespaceDep, ProfileName, ServicesDep
+from services.registry_api.express.lane import offer_of
+from services.registry_api.express.prepared import new_voices_of
+from services.registry_api.operations.speaker_pages import SpeakerPage
+from services.registry_api.protocol.callers import Caller
+from services.registry_api.protocol.routing import Router
+from services.registry_api.protocol.signals import route_of
+from services.registry_api.wire import rendering
+from services.registry_api.wire.answers import answer
+from services.registry_api.wire.examples import manifests as examples
+from services.shared.bucket.keys import SpeakerId
+from speaker_registry.manifests import MAX_PAGE, ManifestPage
+
+router = Router(tags=["artifacts"])
+ManifestLimit = Annotated[
+    int, Query(ge=1, le=MAX_PAGE, description="How many voices a page looks at, at most.")
+]
+
+
+@router.get("/v1/profiles/{profile}/manifest", responses=examples.MANIFEST, dependencies=[ARTIFACTS_READ])
+def get_manifest(
+    request: Request,
+    services: ServicesDep,
+    namespace: NamespaceDep,
+    profile: ProfileName,
+    caller: CallerDep,
+    limit: ManifestLimit = MAX_PAGE,
+    after: After = "",
+) -> Response:
+    """List what an engine of this profile should hold: every voice that the profile can use.
+
+    Each entry has the version that the bare name means now, and the digest of its artifact if that is ready.
+    For the next page, pass `last_id` as `after`. A page may have fewer voices than `limit`, or none, while
+    `has_more` is true. Every page has an ETag, and a request with `If-None-Match` gets 304 while nothing on
+    the page has changed, so an engine may ask every few seconds.
+    """
+    model_type = services.parts.catalogue.get(profile).model_type
+    page = services.operations.pages.page(namespace, after=after, limit=limit).within_page_bytes()
+    found = services.operations.artifacts.of_defaults(namespace, page.speakers, profile)
+    _offer(request, caller, namespace, profile, page)
+    data = [rendering.manifest_entry(one) for one in found if not one.status.unsupported]
+    shown = ManifestPage(
+        namespace=namespace,
+        profile=profile,
+        model_type=model_type,
+        data=data,
+        first_id=page.entries[0][0] if page.entries else None,
+        last_id=page.last or None,
+        has_more=page.more,
+    )
+    return answer(request, shown)
+
+
+def _offer(request: Request, caller: Caller, namespace: str, profile: str, page: SpeakerPage) -> None:
+    """Have the page kept for the same request, unless the index did not say what it is."""
+    offer = offer_of(request.scope)
+    if offer is None or page.of_facts:
+        return
+    ids = (SpeakerId.of_record(namespace, indexed.speaker.newest.record) for indexed in page.speakers)
+    offer.accept(
+        caller,
+        namespace,
+        speakers=(new_voices_of(namespace), *map(str, ids)),
+        profiles=(profile,),
+        route=route_of(request.scope),
+        is_file=False,
+    )

@@ -1,0 +1,73 @@
+"""Follows a registry: which voices the engines of a profile should hold, and what has changed since the last
+look.
+
+It knows nothing of what is done with the voices. Looking costs one small request per page as long as nothing
+changes, so it may be done every few seconds.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from speaker_registry.manifests import Manifest, ManifestEntry
+
+
+class ManifestReader(Protocol):
+    """The part of `RegistryClient` that is needed to follow a registry."""
+
+    def manifest(self, profile: str, known: Manifest | None = None) -> Manifest: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Changes:
+    """What has changed between two looks. A name that was deleted and registered again is another voice."""
+
+    added: tuple[ManifestEntry, ...] = ()
+    changed: tuple[ManifestEntry, ...] = ()
+    """Voices with another version, artifact or state, as they are now."""
+    removed: tuple[ManifestEntry, ...] = ()
+    """Voices that are gone, as they were."""
+
+    def __bool__(self) -> bool:
+        return bool(self.added or self.changed or self.removed)
+
+
+class Following:
+    """Follows the voices of one profile in the namespace of a client's API key. Not safe for threads."""
+
+    def __init__(self, client: ManifestReader, profile: str) -> None:
+        self._client, self._profile = client, profile
+        self._manifest: Manifest | None = None
+        self._voices: dict[str, ManifestEntry] = {}
+
+    @property
+    def voices(self) -> Mapping[str, ManifestEntry]:
+        """The voices by their ids, as they were at the last look."""
+        return self._voices
+
+    @property
+    def model_type(self) -> str | None:
+        """The model type of the profile, or None before the first look."""
+        return self._manifest.model_type if self._manifest else None
+
+    def look(self) -> Changes:
+        """Ask the registry what has changed.
+
+        Raises:
+            SpeakerRegistryError: The registry cannot be reached or refuses the API key. The voices stay as
+                they were, and the next look tells everything that has changed meanwhile.
+        """
+        manifest = self._client.manifest(self._profile, self._manifest)
+        if manifest is self._manifest:
+            return Changes()
+        before, self._voices = self._voices, {one.voice_id: one for one in manifest}
+        self._manifest = manifest
+        return _difference(before, self._voices)
+
+
+def _difference(before: Mapping[str, ManifestEntry], now: Mapping[str, ManifestEntry]) -> Changes:
+    return Changes(
+        added=tuple(one for voice_id, one in now.items() if voice_id not in before),
+        changed=tuple(one for voice_id, one in now.items() if before.get(voice_id, one) != one),
+        removed=tuple(one for voice_id, one in before.items() if voice_id not in now),
+    )

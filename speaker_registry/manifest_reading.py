@@ -1,0 +1,68 @@
+"""The plan that reads a manifest page by page.
+
+A manifest that was read before makes the next reading cheap: unchanged pages are not sent again.
+"""
+
+import dataclasses
+from collections.abc import Mapping
+
+from speaker_registry.calls import manifest_path, parsed
+from speaker_registry.errors import Unavailable
+from speaker_registry.exchange import Plan, Request, RetryPolicy, exchange
+from speaker_registry.manifests import Manifest, ManifestPage, ReceivedPage
+
+MAX_VOICES = 100_000
+"""A manifest with more voices is refused, so that a broken registry cannot fill a client's memory."""
+_FIRST_PAGE = ""
+
+
+def read_manifest(policy: RetryPolicy, profile: str, known: Manifest | None) -> Plan[Manifest]:
+    """Read the manifest of a profile.
+
+    Args:
+        known: The manifest that was read before. It is returned again if nothing has changed.
+
+    Raises:
+        Unavailable: The registry answered with the manifest of another profile or namespace, or with more
+            than `MAX_VOICES` voices.
+    """
+    path = manifest_path(profile)
+    before: Mapping[str, ReceivedPage] = known.pages if known else {}
+    pages: dict[str, ReceivedPage] = {}
+    cursor: str | None = _FIRST_PAGE
+    while cursor is not None:
+        pages[cursor] = yield from _read_page(policy, path, cursor, before.get(cursor))
+        _check(pages, profile)
+        cursor = _following(pages, cursor)
+    if known is not None and pages == before:
+        return known
+    first = pages[_FIRST_PAGE].page
+    return Manifest(first.namespace, first.profile, first.model_type, pages)
+
+
+def _read_page(policy: RetryPolicy, path: str, cursor: str, known: ReceivedPage | None) -> Plan[ReceivedPage]:
+    request = Request(path=path, params={"after": cursor} if cursor else {})
+    if known is not None and known.etag is not None:
+        request = dataclasses.replace(request, headers={"if-none-match": known.etag})
+    reply = yield from exchange(policy, request)
+    if reply.status == 304 and known is not None:
+        return known
+    return ReceivedPage(reply.headers.get("etag"), parsed(ManifestPage, reply))
+
+
+def _check(pages: Mapping[str, ReceivedPage], profile: str) -> None:
+    """Check that all pages belong together, and that they are not too many."""
+    belongings = {(one.page.profile, one.page.namespace) for one in pages.values()}
+    if len(belongings) > 1 or {name for name, _ in belongings} != {profile}:
+        raise Unavailable(
+            f"the registry answered with pages of {sorted(belongings)} (profile, namespace), "
+            f"but the manifest of profile {profile!a} was asked for"
+        )
+    if sum(len(one.page.data) for one in pages.values()) > MAX_VOICES or len(pages) > MAX_VOICES:
+        raise Unavailable(f"the manifest has more than {MAX_VOICES} voices; no more are accepted")
+
+
+def _following(pages: Mapping[str, ReceivedPage], cursor: str) -> str | None:
+    page = pages[cursor].page
+    # A page that leads to one that was read would be read forever.
+    return page.last_id if page.has_more and page.last_id and page.last_id not in pages else None

@@ -1,0 +1,74 @@
+"""The manifest of a profile: the voices that its engines should hold, and the pages that it comes in."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from pydantic import Field
+
+from speaker_registry.schemas import ArtifactState, Page, Schema, Source
+
+MAX_PAGE = 500
+"""The most voices that the registry looks at for one page."""
+
+
+class ManifestEntry(Schema):
+    """A voice that an engine should hold: the version that its bare name means now, and its artifact."""
+
+    voice: str
+    """The name as it was typed."""
+    voice_id: str
+    """Id of the voice. A name that is deleted and registered again gets another id."""
+    version: int
+    version_id: str
+    created_at: int
+    """Creation time of the version (Unix seconds). Among the versions of one name it only rises."""
+    source: Source
+    state: ArtifactState | None = None
+    """State of the artifact, or None if nothing makes it."""
+    digest: str | None = None
+    """Digest of the artifact's file, if the artifact is ready."""
+    size: int | None = None
+    """Size of the file in bytes."""
+    ref_text: str | None = None
+    """Transcript of the clip."""
+
+    @property
+    def reference(self) -> str:
+        """Reference to exactly this version, also if the name is deleted and registered again."""
+        return f"{self.voice_id}@{self.version}"
+
+
+class ManifestPage(Page[ManifestEntry]):
+    """A page of the voices that an engine of a profile should hold, in the order of their names."""
+
+    namespace: str
+    profile: str
+    model_type: str
+    """The model type of the profile. vLLM-Omni calls its speaker caches after it."""
+    data: list[ManifestEntry] = Field(max_length=MAX_PAGE)
+
+
+@dataclass(frozen=True, slots=True)
+class ReceivedPage:
+    """A page as it was received last."""
+
+    etag: str | None
+    page: ManifestPage
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """Everything that an engine of a profile should hold, as it was read last."""
+
+    namespace: str
+    profile: str
+    model_type: str
+    pages: Mapping[str, ReceivedPage] = field(repr=False)
+    """The pages by the cursor after which each begins."""
+
+    def __iter__(self) -> Iterator[ManifestEntry]:
+        for received in self.pages.values():
+            yield from received.page.data
+
+    def __len__(self) -> int:
+        return sum(len(received.page.data) for received in self.pages.values())

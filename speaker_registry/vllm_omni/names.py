@@ -1,0 +1,17 @@
+"""How voices of the registry are called inside a server.
+
+A server has no versions. Each version is therefore a voice of its own there, `wren@3`, which never changes:
+a request that has begun with one version ends with it.
+"""
+
+from speaker_registry.manifests import ManifestEntry
+
+
+def bare_name(entry: ManifestEntry) -> str:
+    """Return the name as vLLM-Omni looks it up."""
+    return entry.voice.strip().lower()
+
+
+def versioned_name(entry: ManifestEntry) -> str:
+    """Return the name of exactly this version, such as `wren@3`."""
+    return f"{bare_name(entry)}@{entry.version}"

@@ -1,0 +1,136 @@
+"""The plugin of vLLM-Omni: follows the registry in a thread of its own, in each process of a server.
+
+vLLM-Omni calls `activate` in every process, before it loads the model. Whatever goes wrong here is logged,
+and the server goes on with what it has.
+"""
+
+import importlib
+import logging
+import os
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from speaker_registry.client import RegistryClient
+from speaker_registry.following import Following
+from speaker_registry.manifests import ManifestEntry
+from speaker_registry.syncing.samples import SpeakerSamples
+from speaker_registry.vllm_omni.filling import CacheFiller, SpeakerCache
+from speaker_registry.vllm_omni.serving import Loop, wrap_servers
+from speaker_registry.vllm_omni.uploads import Server, UploadedVoices
+
+log = logging.getLogger(__name__)
+
+_PROFILE, _SECONDS = "SPEAKER_REGISTRY_PROFILE", "SPEAKER_REGISTRY_POLL_SECONDS"
+_CALL_SECONDS = 20.0
+_activated = threading.Lock()
+
+
+class Consumer(Protocol):
+    """Something that is kept equal to the voices of the registry."""
+
+    def apply(self, voices: Mapping[str, ManifestEntry]) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PluginSettings:
+    """The settings of the plugin, besides those of `RegistryClient`."""
+
+    profile: str
+    """The profile of the model that this server serves."""
+    poll_seconds: float
+
+    @classmethod
+    def of_environment(cls) -> "PluginSettings | None":
+        """Read the settings. Returns None if the plugin is not wanted: no profile is set.
+
+        Raises:
+            ValueError: The interval is not a number of seconds from 0.1 to 3600.
+        """
+        profile, seconds = os.environ.get(_PROFILE, ""), os.environ.get(_SECONDS, "5")
+        if not profile:
+            return None
+        try:
+            interval = float(seconds)
+        except ValueError:
+            interval = 0.0
+        if not 0.1 <= interval <= 3600:
+            raise ValueError(f"{_SECONDS} is {seconds[:40]!a}; accepted: seconds from 0.1 to 3600")
+        return cls(profile=profile, poll_seconds=interval)
+
+
+class Plugin:
+    """Keeps what vLLM-Omni holds of voices in this process equal to the registry."""
+
+    def __init__(self, client: RegistryClient, settings: PluginSettings, cache: SpeakerCache) -> None:
+        self._client, self._settings = client, settings
+        self._following = Following(client, settings.profile)
+        self._consumers: list[Consumer] = [CacheFiller(client, settings.profile, cache)]
+        self._wake = threading.Event()
+        self._stopped = False
+        self._last_fault = ""
+
+    def add_server(self, server: Server, loop: Loop) -> UploadedVoices:
+        """Keep the uploaded voices of an API server equal to the registry from now on."""
+        uploads = UploadedVoices(server, self._sample, loop.run)
+        self._consumers.append(uploads)
+        self._wake.set()
+        return uploads
+
+    def look(self) -> None:
+        """Look once at the registry, and apply what it says. Faults are logged once until they change."""
+        try:
+            self._following.look()
+            for consumer in list(self._consumers):
+                consumer.apply(self._following.voices)
+            fault = ""
+        except Exception as error:  # noqa: BLE001 - the server must go on, whatever is wrong here
+            fault = f"{type(error).__name__}: {error}"
+        if fault and fault != self._last_fault:
+            log.warning("The speaker registry cannot be followed now, the server goes on. %s", fault)
+        elif self._last_fault and not fault:
+            log.info("The speaker registry is followed again.")
+        self._last_fault = fault
+
+    def run(self) -> None:
+        """Look again and again until `stop` is called."""
+        while not self._stopped:
+            self._wake.clear()
+            self.look()
+            self._wake.wait(self._settings.poll_seconds)
+
+    def stop(self) -> None:
+        self._stopped = True
+        self._wake.set()
+
+    def _sample(self, reference: str, facts: Mapping[str, str]) -> bytes:
+        model_type = self._following.model_type or ""
+        return SpeakerSamples(self._client, self._settings.profile, model_type).sample(reference, **facts)
+
+
+def _cache() -> SpeakerCache:
+    """Return the speaker cache of this process, of whose class vLLM-Omni makes one."""
+    module = importlib.import_module("vllm_omni.utils.speaker_cache")
+    cache: SpeakerCache = module.get_speaker_cache()
+    return cache
+
+
+def activate() -> Plugin | None:
+    """Start to follow the registry in this process. This is what the entry point calls.
+
+    Returns:
+        The plugin that runs in a daemon thread. None if `SPEAKER_REGISTRY_PROFILE` is not set, if the process
+        follows the registry already, or if the settings are wrong, which is logged.
+    """
+    try:
+        settings = PluginSettings.of_environment()
+        if settings is None or not _activated.acquire(blocking=False):
+            return None
+        plugin = Plugin(RegistryClient(timeout=_CALL_SECONDS, retries=0, cache=None), settings, _cache())
+        wrap_servers(plugin.add_server)
+    except Exception as error:  # noqa: BLE001 - the server must start, whatever is wrong here
+        log.warning("The speaker registry's plugin does nothing: %s", error)
+        return None
+    threading.Thread(target=plugin.run, name="speaker-registry", daemon=True).start()
+    return plugin

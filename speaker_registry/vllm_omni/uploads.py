@@ -1,0 +1,150 @@
+"""Keeps the uploaded voices of an API process of vLLM-Omni equal to the registry.
+
+vLLM-Omni replaces a voice in place: a request that resolved the former clip may meet the cache entry of the
+new version. So each version is registered as a voice of its own, `wren@3`, that never changes, and `pin` has
+a request for `wren` mean one of them from its beginning to its end.
+"""
+
+import logging
+import os
+import time
+from collections.abc import Callable, Mapping, MutableMapping
+from functools import partial
+from pathlib import Path
+from typing import Any, Protocol
+
+from safetensors import safe_open
+
+from speaker_registry.atomic_files import write_atomically
+from speaker_registry.errors import SpeakerRegistryError
+from speaker_registry.manifests import ManifestEntry
+from speaker_registry.moving.faults import concerns_one_voice
+from speaker_registry.vllm_omni.names import bare_name, versioned_name
+
+log = logging.getLogger(__name__)
+
+GRACE_SECONDS = 60.0
+"""A replaced version stays for requests that have begun with it."""
+_MARK = "registry_voice_id"
+"""The entry of a file's header, and of vLLM-Omni's record of a voice, that says that it is ours."""
+Info = dict[str, Any]
+"""vLLM-Omni's record of an uploaded voice."""
+
+
+class Server(Protocol):
+    """The part of vLLM-Omni's `OmniOpenAIServingSpeech` that is needed here."""
+
+    uploaded_speakers: MutableMapping[str, Info]
+    uploaded_speakers_dir: Path
+    _ref_audio_data_url_cache: MutableMapping[str, str]
+
+    @classmethod
+    def _speaker_metadata_from_header(cls, header: dict[str, str], file_path: str) -> Info: ...
+
+
+class SpeechRequest(Protocol):
+    voice: str | None
+    ref_audio: Any
+
+
+class UploadedVoices:
+    """The registry's voices in one server.
+
+    Args:
+        sample: Returns the file of a version in the format of the server's folder, given a reference and
+            further entries of its header.
+        in_loop: Runs a function between two steps of the server's event loop, and returns when it has run.
+    """
+
+    def __init__(
+        self,
+        server: Server,
+        sample: Callable[[str, Mapping[str, str]], bytes],
+        in_loop: Callable[[Callable[[], None]], None],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._server, self._sample, self._in_loop, self._clock = server, sample, in_loop, clock
+        self._pinned: dict[str, str] = {}
+        """Bare name -> versioned name."""
+        self._leaving: dict[str, float] = {}
+        """Versioned names that were replaced, and until when they stay."""
+        self._adopt()
+
+    def pin(self, request: SpeechRequest) -> None:
+        """Have a request that names a voice of the registry mean the version that is its default now."""
+        if request.voice is not None and request.ref_audio is None:
+            request.voice = self._pinned.get(request.voice.strip().lower(), request.voice)
+
+    def apply(self, voices: Mapping[str, ManifestEntry]) -> None:
+        """Make the server offer these voices. A clip that cannot be fetched is tried again the next time.
+
+        Raises:
+            SpeakerRegistryError: The registry cannot be reached. What the server has it still offers.
+            OSError: The server's folder of samples cannot be written to.
+        """
+        self._withdraw_others(voices)
+        for entry in voices.values():
+            if not self._is_offered(entry):
+                self._register(entry)
+
+    def _is_offered(self, entry: ManifestEntry) -> bool:
+        bare, versioned = bare_name(entry), versioned_name(entry)
+        offered = self._server.uploaded_speakers
+        return versioned in offered and bare in offered and self._pinned.get(bare, versioned) == versioned
+
+    def _adopt(self) -> None:
+        """Offer what a former process registered, which vLLM-Omni has read from the folder."""
+        ours = [(name, info) for name, info in self._server.uploaded_speakers.items() if _MARK in info]
+        for name, info in sorted(ours, key=lambda one: int(one[1].get("created_at", 0))):
+            self._offer(name.rpartition("@")[0], name, info)
+
+    def _offer(self, bare: str, versioned: str, info: Info) -> None:
+        self._server.uploaded_speakers[versioned] = info
+        known = self._server.uploaded_speakers.get(bare)
+        if known is not None and _MARK not in known:
+            log.warning("Voice %s was uploaded to this server and hides that of the registry", bare)
+            return
+        self._server.uploaded_speakers[bare] = info
+        self._server._ref_audio_data_url_cache.pop(bare, None)
+        self._pinned[bare] = versioned
+
+    def _register(self, entry: ManifestEntry) -> None:
+        bare, versioned = bare_name(entry), versioned_name(entry)
+        try:
+            info = self._info(versioned, entry)
+        except SpeakerRegistryError as error:
+            if not concerns_one_voice(error):
+                raise
+            log.warning("Voice %s cannot be offered now: %s", entry.voice, error.message)
+            return
+        self._leaving[self._pinned.get(bare, versioned)] = self._clock() + GRACE_SECONDS
+        self._in_loop(partial(self._offer, bare, versioned, info))
+
+    def _info(self, versioned: str, entry: ManifestEntry) -> Info:
+        """Return the record of a version, and write its file unless the server has it."""
+        path = self._server.uploaded_speakers_dir / f"registry-{entry.version_id}.safetensors"
+        if not path.exists():
+            facts = {"voice_name_lower": versioned, _MARK: entry.voice_id}
+            write_atomically(path, self._sample(entry.reference, facts))
+        with safe_open(os.fspath(path), framework="numpy") as file:
+            header = dict(file.metadata() or {})
+        return self._server._speaker_metadata_from_header(header, str(path))
+
+    def _withdraw_others(self, voices: Mapping[str, ManifestEntry]) -> None:
+        """Withdraw the voices that are gone at once, and replaced versions when their time is over."""
+        now, wanted = self._clock(), {bare_name(one) for one in voices.values()}
+        versions = {versioned_name(one) for one in voices.values()} | set(self._pinned.values())
+        for name, info in list(self._server.uploaded_speakers.items()):
+            bare = name.rpartition("@")[0] or name
+            is_over = name != bare and name not in versions and self._leaving.get(name, now) <= now
+            if _MARK in info and (bare not in wanted or is_over):
+                self._in_loop(partial(self._withdraw, bare, name))
+        self._leaving = {name: until for name, until in self._leaving.items() if until > now}
+
+    def _withdraw(self, bare: str, name: str) -> None:
+        """Offer a name no more, and erase its file."""
+        if self._pinned.get(bare) == name or bare == name:
+            self._pinned.pop(bare, None)
+        info = self._server.uploaded_speakers.pop(name)
+        self._server._ref_audio_data_url_cache.pop(name, None)
+        Path(info["file_path"]).unlink(missing_ok=True)

@@ -1,0 +1,196 @@
+"""Tests of the manifest of a profile: what its engines should hold, in the ordinary way and from memory."""
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+
+from services.registry_api.operations import speaker_pages
+from speaker_registry import AsyncRegistryClient, RegistryClient
+from speaker_registry.errors import InvalidRequest, ProfileUnknown
+from speaker_registry.manifests import Manifest
+from tests.integration.api.access import CLOSED, bearer, key
+from tests.integration.api.conftest import Start
+from tests.integration.api.registry import EMBEDDING, OTHER_CLIP, PROFILE, WIDER, Registry
+from tests.integration.api.test_express_lane import Lane, settled
+from tests.queue_workers import wait_until
+
+PATH = f"/v1/profiles/{PROFILE}/manifest"
+
+
+@pytest.fixture
+def closed_lane(start: Start) -> Iterator[tuple[Registry, Lane]]:
+    """A registry for one test alone, and its lane."""
+    registry = start()
+    yield registry, Lane(registry)
+    del registry.app.state.lane.answer
+
+
+def listed(registry: Registry, path: str = PATH, **params: Any) -> dict[str, Any]:
+    response = registry.client.get(path, params=params)
+    assert response.status_code == 200, response.text
+    page: dict[str, Any] = response.json()
+    return page
+
+
+def voices(page: dict[str, Any]) -> list[str]:
+    return [one["voice"] for one in page["data"]]
+
+
+def test_an_entry_is_what_the_bare_name_means(start: Start):
+    """An engine fetches by this entry, so it must agree with the descriptor in every field."""
+    registry = start()
+    registry.ready("Alice", ref_text="Hi.")
+    registry.upload("alice", clip=OTHER_CLIP, ref_text="Ho.")
+    page = listed(registry)
+    assert (page["profile"], page["model_type"], page["namespace"]) == (PROFILE, "qwen3_tts", "default")
+    [entry] = page["data"]
+    assert (entry["version"], entry["state"], entry["source"]) == (1, "ready", "audio")
+    descriptor = registry.client.get(f"/v1/voices/alice/versions/1/artifacts/{PROFILE}").json()
+    for field in ("voice", "voice_id", "version_id", "created_at", "digest", "size", "ref_text"):
+        assert entry[field] == descriptor[field]
+    registry.worker.finish_all("alice")
+    wait_until(lambda: listed(registry)["data"][0]["version"] == 2)
+
+
+def test_voices_that_the_profile_cannot_use_are_left_out(start: Start):
+    """An embedding of one model is of no use to another."""
+    registry = start()
+    registry.ready("alice")
+    registry.upload("eve", clip=None, speaker_embedding=EMBEDDING)
+    assert voices(listed(registry)) == ["alice", "eve"]
+    wider = listed(registry, f"/v1/profiles/{WIDER}/manifest")
+    assert voices(wider) == ["alice"]
+    assert (wider["data"][0]["state"], wider["data"][0]["digest"]) == (None, None)  # nobody asked for it
+
+
+def test_every_voice_is_on_one_page(start: Start):
+    registry = start()
+    names = [f"voice-{number}" for number in range(7)]
+    for one in names:
+        registry.upload(one)
+    found, after, more = [], "", True
+    while more:
+        page = listed(registry, limit=3, after=after)
+        found += voices(page)
+        after, more = page["last_id"], page["has_more"]
+    assert found == names
+
+
+def test_a_page_ends_after_a_mebibyte_of_texts(start: Start, monkeypatch: pytest.MonkeyPatch):
+    """Five hundred of the longest transcripts would be an answer of 30 MB."""
+    monkeypatch.setattr(speaker_pages, "PAGE_BYTES", 250)
+    registry = start()
+    for number in range(5):
+        registry.upload(f"voice-{number}", ref_text="x" * 100)
+    page = listed(registry)
+    assert (voices(page), page["has_more"]) == (["voice-0", "voice-1", "voice-2"], True)
+    rest = listed(registry, after=page["last_id"])
+    assert (voices(rest), rest["has_more"]) == (["voice-3", "voice-4"], False)
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "code", "says"),
+    [
+        (PATH + "?limit=501", 400, "invalid_request", "1 to 500"),
+        (PATH + "?limit=0", 400, "invalid_request", "1 to 500"),
+        (PATH + "?since=3", 400, "invalid_request", "after, limit"),
+        ("/v1/profiles/qwen/manifest", 404, "profile_unknown", PROFILE),
+    ],
+)
+def test_a_malformed_question_is_refused(registry: Registry, path: str, status: int, code: str, says: str):
+    response = registry.client.get(path)
+    error = response.json()["error"]
+    assert (response.status_code, error["code"]) == (status, code)
+    assert says in error["message"]
+
+
+@pytest.mark.parametrize("headers", [{}, {"Accept-Encoding": "gzip"}, {"If-None-Match": "*"}])
+def test_a_page_from_memory_equals_the_ordinary_one(
+    closed_lane: tuple[Registry, Lane], headers: dict[str, str]
+):
+    """Fifty engines ask every few seconds, so nearly all answers come from memory."""
+    registry, lane = closed_lane
+    for number in range(20):
+        registry.upload(f"voice-{number}")
+    expected = registry.client.get(PATH, headers={**headers, "X-Unusual": "1"})
+    assert settled(lane.get(PATH, headers=headers)) == settled(expected)
+
+
+def test_a_page_from_memory_ends_with_any_of_its_voices(closed_lane: tuple[Registry, Lane]):
+    """A deleted voice must not be told of any more from the answer to the deletion on."""
+    registry, lane = closed_lane
+    for one in ("alice", "bob", "carol"):
+        registry.ready(one)
+    wait_until(lambda: [one["state"] for one in listed(registry)["data"]] == ["ready"] * 3)
+    for one in ("bob", "alice", "carol"):
+        lane.get(PATH)
+        assert registry.client.delete(f"/v1/voices/{one}").status_code == 204
+        assert one not in voices(listed(registry))
+
+
+def test_a_page_from_memory_ends_with_a_new_voice(closed_lane: tuple[Registry, Lane]):
+    """No event of the voices on the page says that there is another one now."""
+    registry, lane = closed_lane
+    registry.ready("alice")
+    for one in ("bob", "Émile"):
+        lane.get(PATH)
+        registry.upload(one)
+        wait_until(lambda one=one: one in voices(listed(registry)))
+
+
+def test_a_page_from_memory_ends_with_a_new_artifact(closed_lane: tuple[Registry, Lane]):
+    registry, lane = closed_lane
+    registry.upload("alice")
+    assert lane.get(PATH).json()["data"][0]["state"] == "pending"
+    registry.worker.finish_all("alice")
+    wait_until(lambda: listed(registry)["data"][0]["state"] == "ready")
+
+
+def test_no_tenant_is_told_anothers_voices(start: Start):
+    registry = start(access=CLOSED)
+    ours, theirs = (key(registry, namespace=one) for one in ("ours", "theirs"))
+    registry.namespace = "ours"
+    registry.client.headers = httpx.Headers(bearer(ours))
+    registry.ready("alice")
+    for _ in range(3):
+        assert voices(listed(registry)) == ["alice"]
+        page = registry.client.get(PATH, headers=bearer(theirs)).json()
+        assert (page["data"], page["namespace"]) == ([], "theirs")
+        assert httpx.get(registry.url + PATH).status_code == 401
+
+
+def test_while_redis_was_lost_the_manifest_comes_from_the_facts(start: Start):
+    """An engine must not be told that all voices are gone because the index is."""
+    registry = start(kept_bytes=0)
+    registry.ready("alice")
+    registry.redis.flushdb()
+    assert voices(listed(registry)) == ["alice"]
+
+
+def test_the_sdk_reads_all_pages_and_only_changed_ones_again(start: Start, monkeypatch: pytest.MonkeyPatch):
+    registry = start()
+    for number in range(5):
+        registry.ready(f"voice-{number}")
+    with RegistryClient(registry.url) as client:
+        first = client.manifest(PROFILE)
+        assert [one.voice for one in first] == [f"voice-{number}" for number in range(5)]
+        assert len(first) == 5
+        assert client.fetch(next(iter(first)).reference, PROFILE).digest == next(iter(first)).digest
+        wait_until(lambda: client.manifest(PROFILE, first) is first)
+        registry.client.delete("/v1/voices/voice-3")
+        assert [one.version for one in client.manifest(PROFILE, first)] == [1, 1, 1, 1]
+        with pytest.raises(ProfileUnknown):
+            client.manifest("qwen")
+        with pytest.raises(InvalidRequest):
+            client.manifest("../voices")
+
+
+def test_the_sdk_reads_the_manifest_without_blocking(registry: Registry):
+    async def read() -> Manifest:
+        async with AsyncRegistryClient(registry.url) as client:
+            return await client.manifest(PROFILE)
+
+    assert asyncio.run(read()).profile == PROFILE

@@ -1,0 +1,326 @@
+"""Tests of the plugin of vLLM-Omni against a whole registry, with vLLM-Omni's own loader of plugins, speaker
+cache and storage of uploaded voices.
+"""
+
+import asyncio
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from speaker_registry import RegistryClient
+from speaker_registry.vllm_omni import plugin as plugin_module
+from speaker_registry.vllm_omni import serving, uploads
+from speaker_registry.vllm_omni.plugin import Plugin, PluginSettings, activate
+from speaker_registry.vllm_omni.serving import Loop
+from speaker_registry.vllm_omni.uploads import UploadedVoices
+from tests.integration.api.conftest import Start
+from tests.integration.api.registry import EMBEDDING, OTHER_CLIP, PROFILE
+from tests.queue_workers import wait_until
+from tests.relay import Relay
+from tests.vllm_omni_readers import readers
+
+CACHE = "vllm_omni.utils.speaker_cache"
+SETTINGS = PluginSettings(profile=PROFILE, poll_seconds=0.1)
+
+
+class Process:
+    """A process of a server: the plugin, and vLLM-Omni's cache and storage of voices."""
+
+    def __init__(self, url: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("SPEAKER_SAMPLES_DIR", str(folder))
+        self.cache = readers().speaker_cache.SpeakerEmbeddingCache()
+        self.plugin = Plugin(RegistryClient(url, retries=0, timeout=5, cache=None), SETTINGS, self.cache)
+        self.server = object.__new__(readers().serving_speech.OmniOpenAIServingSpeech)
+        self.server._init_speaker_storage()
+        self.voices = self.plugin.add_server(self.server, Loop())
+
+    def look(self) -> None:
+        self.plugin.look()
+
+    def ask(self, voice: str) -> SimpleNamespace:
+        """Have a request resolved as adapters without built-in voices do."""
+        request = SimpleNamespace(voice=voice, ref_audio=None, ref_text=None)
+        self.server._tts_model_type = "fish_tts"
+        self.voices.pin(request)
+        request.fault = self.server._apply_uploaded_speaker(request)
+        request.created_at = self.server._voice_created_at(request.voice)
+        return request
+
+
+Make = Callable[..., Process]
+
+
+@pytest.fixture
+def process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
+    def make(url: str, folder: Path | None = None) -> Process:
+        return Process(url, folder or tmp_path / "samples", monkeypatch)
+
+    return make
+
+
+def test_a_registered_voice_is_offered_and_cached(start: Start, process: Make):
+    """A server offers a voice, with its transcript, and finds its tensors, without a restart."""
+    registry = start()
+    one = process(registry.url)
+    one.look()
+    assert one.server.uploaded_speakers == {}
+    made = registry.ready("Alice", ref_text="Hi.")
+    one.look()
+    request = one.ask("ALICE")
+    assert (request.voice, request.ref_text, request.fault) == ("alice@1", "Hi.", None)
+    assert request.ref_audio.startswith("data:audio/wav;base64,UklGR")
+    assert request.created_at == made["created_at"]
+    key = one.cache.make_cache_key(request.voice, "qwen3_tts_icl", request.created_at)
+    with RegistryClient(registry.url) as client:
+        expected = client.fetch("alice", PROFILE).tensors
+    assert (one.cache.get(key)["ref_code"].numpy() == expected["ref_code"]).all()
+    assert one.cache.get(key)["ref_text"] == "Hi."
+    assert {"alice", "alice@1"} <= one.server.uploaded_speakers.keys()
+
+
+def test_a_request_keeps_its_version_while_another_takes_its_place(start: Start, process: Make):
+    """A request that has begun with one clip must not meet the tensors of another one."""
+    registry = start()
+    one = process(registry.url)
+    registry.ready("alice", ref_text="Hi.")
+    one.look()
+    begun = one.ask("alice")
+    registry.ready("alice", clip=OTHER_CLIP, ref_text="Ho.")
+    wait_until(lambda: registry.client.get("/v1/voices/alice").json()["version"] == 2)
+    wait_until(lambda: (one.look(), one.ask("alice").voice == "alice@2")[1])
+    assert (one.server._voice_created_at(begun.voice), begun.ref_text) == (begun.created_at, "Hi.")
+    later = one.ask("alice")
+    assert (later.voice, later.ref_text) == ("alice@2", "Ho.")
+    assert later.created_at > begun.created_at
+    assert later.ref_audio != begun.ref_audio
+
+
+def test_a_replaced_version_leaves_after_its_grace_period(
+    start: Start, process: Make, monkeypatch: pytest.MonkeyPatch
+):
+    registry = start()
+    monkeypatch.setattr(uploads, "GRACE_SECONDS", 0.0)
+    one = process(registry.url)
+    registry.ready("alice")
+    one.look()
+    [file] = one.server.uploaded_speakers_dir.iterdir()
+    registry.ready("alice", clip=OTHER_CLIP)
+    wait_until(lambda: (one.look(), "alice@1" not in one.server.uploaded_speakers)[1])
+    assert one.server.uploaded_speakers.keys() == {"alice", "alice@2"}
+    assert not file.exists()
+
+
+def test_a_deleted_voice_is_gone_from_the_server(start: Start, process: Make):
+    """Neither the clip nor the tensors of a person stay behind."""
+    registry = start()
+    one = process(registry.url)
+    registry.ready("alice")
+    registry.ready("bob")
+    one.look()
+    registry.client.delete("/v1/voices/alice")
+    one.look()
+    assert one.server.uploaded_speakers.keys() == {"bob", "bob@1"}
+    assert "Unknown voice 'alice'" in one.ask("alice").fault
+    assert {key[1] for key in one.cache._cache} == {"bob", "bob@1"}
+    assert len(list(one.server.uploaded_speakers_dir.iterdir())) == 1
+
+
+def test_a_voice_of_the_server_is_left_alone(start: Start, process: Make):
+    """Whoever uploaded a voice to the server goes on to hear it."""
+    registry = start()
+    one = process(registry.url)
+    own = {"name": "alice", "created_at": 7, "embedding_source": "audio", "file_path": "/nowhere"}
+    one.server.uploaded_speakers["alice"] = own
+    registry.ready("alice")
+    one.look()
+    assert one.server.uploaded_speakers["alice"] is own
+    assert one.ask("alice").voice == "alice"
+    registry.client.delete("/v1/voices/alice")
+    one.look()
+    assert one.server.uploaded_speakers == {"alice": own}
+
+
+def test_inline_audio_is_not_replaced(start: Start, process: Make):
+    """vLLM-Omni's rule: a clip in the request beats the name."""
+    registry = start()
+    one = process(registry.url)
+    registry.ready("alice")
+    one.look()
+    request = SimpleNamespace(voice="alice", ref_audio="data:audio/wav;base64,AAAA")
+    one.voices.pin(request)
+    assert request.voice == "alice"
+
+
+def test_an_embedding_is_offered_to_qwen3_tts(start: Start, process: Make):
+    registry = start()
+    one = process(registry.url)
+    registry.upload("eve", clip=None, speaker_embedding=EMBEDDING)
+    one.look()
+    assert one.server._get_uploaded_speaker_embedding("eve@1") == [0.25] * 1024
+
+
+def test_without_the_registry_the_server_serves_what_it_had(start: Start, process: Make, tmp_path: Path):
+    """A restart of a server must not depend on the registry."""
+    registry = start()
+    relay = Relay(registry.port)
+    relay.open()
+    before = process(relay.url)
+    registry.ready("alice", ref_text="Hi.")
+    before.look()
+    relay.close()
+    before.look()
+    assert before.ask("alice").voice == "alice@1"
+    after = process(relay.url)
+    after.look()
+    request = after.ask("alice")
+    assert (request.voice, request.ref_text, request.fault) == ("alice@1", "Hi.", None)
+    registry.client.delete("/v1/voices/alice")
+    with relay:
+        relay.open()
+        after.look()
+    assert after.server.uploaded_speakers == {}
+
+
+def test_a_broken_registry_is_told_once(start: Start, process: Make, caplog: pytest.LogCaptureFixture):
+    one = process("http://127.0.0.1:1")
+    for _ in range(3):
+        one.look()
+    assert len([text for text in caplog.messages if "cannot be followed now" in text]) == 1
+
+
+@pytest.fixture
+def vllm_omni(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make vLLM-Omni's modules importable, and undo what the plugin changes."""
+    for name in ("vllm_omni", "vllm_omni.utils"):
+        monkeypatch.setitem(sys.modules, name, ModuleType(name))
+    monkeypatch.setitem(sys.modules, CACHE, readers().speaker_cache)
+    monkeypatch.setitem(sys.modules, serving.MODULE, readers().serving_speech)
+    monkeypatch.setattr(readers().speaker_cache, "_SINGLETON", None)
+    server_class = readers().serving_speech.OmniOpenAIServingSpeech
+    for name in (serving._INIT, *serving._TAKE_REQUESTS):
+        monkeypatch.setattr(server_class, name, getattr(server_class, name))
+    monkeypatch.setattr(plugin_module, "_activated", threading.Lock())
+
+
+def test_vllm_omnis_own_loader_starts_the_plugin(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, vllm_omni: None
+):
+    """The whole way: found by its entry point, started, and at work in the cache and the server."""
+    registry = start()
+    registry.ready("alice", ref_text="Hi.")
+    monkeypatch.setenv("SPEAKER_SAMPLES_DIR", str(tmp_path / "samples"))
+    monkeypatch.setenv("SPEAKER_REGISTRY_URL", registry.url)
+    monkeypatch.setenv("SPEAKER_REGISTRY_PROFILE", PROFILE)
+    monkeypatch.setenv("SPEAKER_REGISTRY_POLL_SECONDS", "0.1")
+    theirs = readers().plugins
+    monkeypatch.setattr(theirs, "envs", SimpleNamespace(VLLM_PLUGINS=None))
+    found = theirs.load_omni_plugins_by_group(theirs.OMNI_DEFAULT_PLUGINS_GROUP)
+    assert found["speaker_registry"] is activate
+    running = found["speaker_registry"]()
+    try:
+        assert activate() is None  # vLLM-Omni may load plugins several times
+
+        async def serve() -> SimpleNamespace:
+            server = object.__new__(readers().serving_speech.OmniOpenAIServingSpeech)
+            server._init_speaker_storage()
+            server._tts_model_type = "fish_tts"
+            while "alice" not in server.uploaded_speakers:
+                await asyncio.sleep(0.01)
+            request = SimpleNamespace(voice="alice", ref_audio=None, ref_text=None)
+            server._apply_uploaded_speaker(request)
+            request.created_at = server._voice_created_at(request.voice)
+            return request
+
+        request = asyncio.run(asyncio.wait_for(serve(), 60))
+        assert (request.voice, request.ref_text) == ("alice@1", "Hi.")
+        cache = readers().speaker_cache.get_speaker_cache()
+        key = cache.make_cache_key("alice@1", "qwen3_tts_icl", request.created_at)
+        wait_until(lambda: cache.get(key) is not None)
+    finally:
+        running.stop()
+
+
+@pytest.mark.parametrize(
+    ("variables", "says"),
+    [
+        ({}, None),
+        ({"SPEAKER_REGISTRY_PROFILE": PROFILE}, "SPEAKER_REGISTRY_URL"),
+        (
+            {"SPEAKER_REGISTRY_PROFILE": PROFILE, "SPEAKER_REGISTRY_POLL_SECONDS": "often"},
+            "'often'; accepted: seconds from 0.1 to 3600",
+        ),
+        (
+            {"SPEAKER_REGISTRY_PROFILE": PROFILE, "SPEAKER_REGISTRY_URL": "registry"},
+            "registry",
+        ),
+    ],
+)
+def test_wrong_settings_keep_no_server_from_starting(
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    vllm_omni: None,
+    variables: dict[str, str],
+    says: str | None,
+):
+    monkeypatch.delenv("SPEAKER_REGISTRY_URL", raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    assert activate() is None
+    assert [says in text for text in caplog.messages if "plugin does nothing" in text] == [True] * bool(says)
+
+
+def test_servers_are_found_if_their_module_is_imported_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Plugins are loaded before the API server is imported in some processes, and after it in others."""
+    package = tmp_path / "vllm_omni/entrypoints/openai"
+    package.mkdir(parents=True)
+    (package / "serving_speech.py").write_text(
+        "class OmniOpenAIServingSpeech:\n"
+        "    def _init_speaker_storage(self): self.ready = True\n"
+        "    def _validate_tts_request(self, request): return request.voice\n"
+        "    async def _prepare_speech_generation(self, request): return request.voice\n"
+        "    def _apply_uploaded_speaker(self, request): return request.voice\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    for name in [name for name in sys.modules if name.partition(".")[0] == "vllm_omni"]:
+        monkeypatch.delitem(sys.modules, name)
+
+    class Pins:
+        def pin(self, request: Any) -> None:
+            request.voice = f"{request.voice}@1"
+
+    servers: list[Any] = []
+
+    def add(server: Any, _: Loop) -> UploadedVoices:
+        servers.append(server)
+        return Pins()  # type: ignore[return-value]
+
+    serving.wrap_servers(add)
+    from vllm_omni.entrypoints.openai import serving_speech  # noqa: PLC0415
+
+    try:
+        made = serving_speech.OmniOpenAIServingSpeech()
+        made._init_speaker_storage()
+        assert (servers, made.ready) == ([made], True)
+        assert made._validate_tts_request(SimpleNamespace(voice="a")) == "a@1"
+        assert asyncio.run(made._prepare_speech_generation(SimpleNamespace(voice="a"))) == "a@1"
+    finally:
+        for name in [name for name in sys.modules if name.partition(".")[0] == "vllm_omni"]:
+            del sys.modules[name]
+
+
+def test_voices_change_between_two_steps_of_the_loop(start: Start, process: Make):
+    """Handlers iterate over the voices, and must not meet a change in the middle."""
+    seen: list[bool] = []
+
+    async def serve() -> None:
+        loop = Loop()
+        await asyncio.to_thread(loop.run, lambda: seen.append(asyncio.get_running_loop() is not None))
+
+    asyncio.run(serve())
+    assert seen == [True]

@@ -1,0 +1,119 @@
+"""Tests of following a registry: what is told as added, changed and removed."""
+
+import httpx
+import pytest
+
+from speaker_registry import RegistryClient
+from speaker_registry.errors import Unavailable
+from speaker_registry.following import Changes, Following
+from speaker_registry.manifests import ManifestEntry, ManifestPage
+from tests.unit.sdk.fake_registry import QWEN, URL, FakeTime
+
+DIGEST = "sha256:{}"
+
+
+def entry(name: str, version: int = 1, **facts: object) -> ManifestEntry:
+    facts = {"voice_id": f"voice_{name}", "version_id": f"v{version}", "state": "ready", **facts}
+    given = {"voice": name, "version": version, "created_at": 100 + version, "source": "audio", **facts}
+    return ManifestEntry.model_validate(given)
+
+
+class Pages:
+    """A registry that has only a manifest, in pages of two voices, and counts what it sent."""
+
+    def __init__(self) -> None:
+        self.voices: list[ManifestEntry] = []
+        self.profile = QWEN
+        self.away = False
+        self.sent: list[int] = []
+        """Statuses of the answers."""
+
+    def __call__(self, request: httpx.Request) -> httpx.Response:
+        if self.away:
+            raise httpx.ConnectError("refused")
+        after = request.url.params.get("after", "")
+        following = [one for one in self.voices if one.voice > after]
+        page = ManifestPage(
+            namespace="default",
+            profile=self.profile,
+            model_type="qwen3_tts",
+            data=following[:2],
+            last_id=following[:2][-1].voice if following else None,
+            has_more=len(following) > 2,
+        )
+        content = page.model_dump_json()
+        etag = f'W/"{hash(content)}"'
+        status = 304 if request.headers.get("if-none-match") == etag else 200
+        self.sent.append(status)
+        return httpx.Response(status, headers={"etag": etag}, content=b"" if status == 304 else content)
+
+
+@pytest.fixture
+def pages() -> Pages:
+    return Pages()
+
+
+@pytest.fixture
+def client(pages: Pages, time: FakeTime) -> RegistryClient:
+    transport = httpx.MockTransport(pages)
+    return RegistryClient(URL, transport=transport, clock=time, sleep=time.sleep, retries=0)
+
+
+def told(changes: Changes) -> tuple[list[str], list[str], list[str]]:
+    return tuple([one.voice for one in part] for part in (changes.added, changes.changed, changes.removed))  # type: ignore[return-value]
+
+
+def test_what_was_added_changed_and_removed_is_told_once(pages: Pages, client: RegistryClient):
+    following = Following(client, QWEN)
+    pages.voices = [entry("a"), entry("b"), entry("c")]
+    assert told(following.look()) == (["a", "b", "c"], [], [])
+    pages.voices = [entry("a", digest=DIGEST), entry("c", 2), entry("d")]
+    assert told(following.look()) == (["d"], ["a", "c"], ["b"])
+    assert not following.look()
+    assert {one.voice: one.version for one in following.voices.values()} == {"a": 1, "c": 2, "d": 1}
+    assert following.model_type == "qwen3_tts"
+
+
+def test_an_unchanged_page_is_not_sent_again(pages: Pages, client: RegistryClient):
+    """Fifty engines look at ten thousand voices every few seconds."""
+    following = Following(client, QWEN)
+    pages.voices = [entry(name) for name in "abcde"]
+    following.look()
+    pages.sent.clear()
+    following.look()
+    assert pages.sent == [304, 304, 304]
+    pages.voices[4] = entry("e", 2)
+    pages.sent.clear()
+    assert told(following.look()) == ([], ["e"], [])
+    assert pages.sent == [304, 304, 200]
+
+
+def test_a_name_that_is_registered_again_is_another_voice(pages: Pages, client: RegistryClient):
+    """What an engine holds of the former voice must go, although the name is still there."""
+    following = Following(client, QWEN)
+    pages.voices = [entry("a")]
+    following.look()
+    pages.voices = [entry("a", 2, voice_id="voice_other")]
+    assert told(following.look()) == (["a"], [], ["a"])
+
+
+def test_while_the_registry_is_away_the_voices_stay(pages: Pages, client: RegistryClient):
+    """An engine must not drop its voices because the registry restarts."""
+    following = Following(client, QWEN)
+    pages.voices = [entry("a"), entry("b")]
+    following.look()
+    pages.away = True
+    with pytest.raises(Unavailable):
+        following.look()
+    assert len(following.voices) == 2
+    pages.away, pages.voices = False, [entry("b")]
+    assert told(following.look()) == ([], [], ["a"])
+
+
+def test_the_manifest_of_another_profile_is_refused(pages: Pages, client: RegistryClient):
+    """A proxy that mixes up two registries must not fill an engine with voices of another model."""
+    following = Following(client, QWEN)
+    pages.voices, pages.profile = [entry("a")], "voxcpm2"
+    with pytest.raises(Unavailable, match=r"'voxcpm2'.*was asked for"):
+        following.look()
+    assert not following.voices

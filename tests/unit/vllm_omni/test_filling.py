@@ -1,0 +1,222 @@
+"""Tests of the plugin's part for workers, with vLLM-Omni's own speaker cache."""
+
+from collections.abc import Mapping
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from services.shared.model.profiles import BUILT_IN
+from speaker_registry.artifact import Artifact, Manifest, encode
+from speaker_registry.errors import ArtifactNotReady, SpeakerRegistryError, Unavailable
+from speaker_registry.manifests import ManifestEntry
+from speaker_registry.vllm_omni import filling
+from speaker_registry.vllm_omni.filling import CacheFiller
+from speaker_registry.vllm_omni.slots import CACHING_MODEL_TYPES
+from tests.unit.sdk.fake_registry import FINGERPRINT, FakeTime
+from tests.unit.sdk.test_following import entry
+from tests.vllm_omni_readers import WHEEL, readers
+
+SIZES = {"T": 8, "2T": 16}
+DTYPES = {"F32": np.float32, "I32": np.int32, "I64": np.int64}
+MODELS = WHEEL / "vllm_omni/model_executor/models"
+READERS = {
+    "qwen3_tts": (
+        MODELS / "qwen3_tts/prompt_embeds_builder.py",
+        {"ref_code", "ref_spk_embedding", "icl_mode"},
+    ),
+    "fish_speech": (MODELS / "fish_speech/fish_speech_slow_ar.py", {"ref_codes_fq"}),
+    "audio8_tts": (MODELS / "audio8_tts/audio8_tts_slow_ar.py", {"ref_codes_fq"}),
+    "cosyvoice3": (
+        MODELS / "cosyvoice3/cosyvoice3.py",
+        {"speech_feat", "speech_token", "speech_token_len", "embedding"},
+    ),
+    "voxcpm2": (MODELS / "voxcpm2/voxcpm2_talker.py", {"ref_audio_feat"}),
+    "ming_tts": (MODELS / "ming_tts/speaker_extractor.py", {"speaker_embedding"}),
+    "omnivoice": (
+        WHEEL / "vllm_omni/diffusion/models/omnivoice/pipeline_omnivoice.py",
+        {"ref_audio_tokens"},
+    ),
+}
+"""Model type -> the file of vLLM-Omni that reads the speaker cache, and what it reads of a value."""
+
+
+def tensors_of(profile: str) -> dict[str, np.ndarray]:
+    specs = BUILT_IN[profile].tensors
+    shapes = {name: [SIZES.get(str(size), size) for size in spec.shape] for name, spec in specs.items()}
+    return {name: np.ones(shapes[name], DTYPES[spec.dtype]) for name, spec in specs.items()}
+
+
+class Client:
+    """Gives an artifact of the profile for every reference, whose numbers are those of the version."""
+
+    def __init__(self, profile: str) -> None:
+        self.profile = profile
+        self.fault: SpeakerRegistryError | None = None
+        self.fetched: list[str] = []
+
+    def fetch(self, reference: str, profile: str) -> Artifact:
+        assert profile == self.profile
+        if self.fault is not None:
+            raise self.fault
+        self.fetched.append(reference)
+        version = int(reference.rpartition("@")[2])
+        manifest = Manifest(
+            profile=profile,
+            model_type=BUILT_IN[profile].model_type,
+            fingerprint=FINGERPRINT,
+            voice="alice",
+            version=version,
+            version_id=f"v{version}",
+            created_at=100 + version,
+            source="audio",
+        )
+        return Artifact.parse(
+            encode({name: one * version for name, one in tensors_of(profile).items()}, manifest)
+        )
+
+
+def ready(name: str, version: int = 1, **facts: Any) -> ManifestEntry:
+    return entry(name, version, digest=f"sha256:{version}", size=1000, ref_text="Hi.", **facts)
+
+
+def by_id(*entries: ManifestEntry) -> Mapping[str, ManifestEntry]:
+    return {one.voice_id: one for one in entries}
+
+
+@pytest.fixture
+def time() -> FakeTime:
+    return FakeTime()
+
+
+@pytest.fixture
+def cache() -> Any:
+    return readers().speaker_cache.SpeakerEmbeddingCache()
+
+
+def filler(cache: Any, client: Client, time: FakeTime | None = None) -> CacheFiller:
+    return CacheFiller(client, client.profile, cache, time or FakeTime())  # type: ignore[arg-type]
+
+
+def slot(cache: Any, name: str, model_type: str, created_at: int) -> dict[str, Any] | None:
+    found: dict[str, Any] | None = cache.get(cache.make_cache_key(name, model_type, created_at))
+    return found
+
+
+PROFILES = sorted(name for name, one in BUILT_IN.items() if one.model_type in CACHING_MODEL_TYPES)
+
+
+def test_every_profile_with_a_slot_is_covered():
+    assert {BUILT_IN[name].model_type for name in PROFILES} == READERS.keys() == CACHING_MODEL_TYPES
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_each_model_finds_the_voice_under_its_own_key(cache: Any, profile: str):
+    """vLLM-Omni silently encodes the clip again if the key or the name of a tensor is another one."""
+    model_type = BUILT_IN[profile].model_type
+    filler(cache, Client(profile)).apply(by_id(ready("Alice")))
+    source, keys = READERS[model_type]
+    text = source.read_text()
+    cached_as = {"qwen3_tts": "qwen3_tts_icl"}.get(model_type, model_type)
+    assert f'model_type="{model_type}"' in text or f'model_type=f"{model_type}_' in text
+    assert all(f'"{key}"' in text for key in keys)
+    for name in ("alice", "alice@1"):
+        value = slot(cache, name, cached_as, 101)
+        assert value is not None
+        assert keys <= value.keys()
+        assert "mode" not in value  # which VoxCPM2 would take for a continuation
+        for key, tensor in tensors_of(profile).items():
+            if key in value:
+                assert np.array_equal(value[key].numpy(), tensor)
+
+
+def test_qwen3_tts_has_a_slot_for_the_speaker_embedding_alone(cache: Any):
+    """A request may turn the codes off, and a voice without a transcript has no use for them."""
+    filler(cache, Client("qwen3-tts-0.6b")).apply(by_id(ready("alice"), entry("bob", digest="x", size=1)))
+    for name in ("alice", "bob"):
+        value = slot(cache, name, "qwen3_tts_xvec", 101)
+        assert value is not None
+        assert (value["ref_code"], value["icl_mode"]) == (None, False)
+        assert isinstance(value["ref_spk_embedding"], torch.Tensor)
+    assert slot(cache, "bob", "qwen3_tts_icl", 101) is None
+
+
+def test_a_new_version_never_answers_for_the_former_one(cache: Any, time: FakeTime):
+    """The number of the version is in the name and its time in the key: the two can never be mixed up."""
+    client = Client("omnivoice")
+    this = filler(cache, client, time)
+    this.apply(by_id(ready("alice")))
+    this.apply(by_id(ready("alice", 2)))
+    value = slot(cache, "alice@2", "omnivoice", 102)
+    assert value is not None
+    assert value["ref_audio_tokens"].max() == 2
+    assert slot(cache, "alice", "omnivoice", 102) is value
+    assert slot(cache, "alice", "omnivoice", 101) is None
+    this.apply(by_id(ready("alice", 2)))
+    assert slot(cache, "alice@1", "omnivoice", 101) is None
+    assert client.fetched == ["voice_alice@1", "voice_alice@2"]
+
+
+def test_what_is_deleted_is_cleared_and_stays_so(cache: Any, time: FakeTime):
+    """A request that began before the deletion may put what it computed into the cache after it."""
+    this = filler(cache, Client("omnivoice"), time)
+    this.apply(by_id(ready("alice"), ready("bob")))
+    this.apply(by_id(ready("bob")))
+    late = cache.make_cache_key("alice@1", "omnivoice", 101)
+    assert {key[1] for key in cache._cache} == {"bob", "bob@1"}
+    cache.put(late, {"ref_audio_tokens": torch.ones(1)})
+    this.apply(by_id(ready("bob")))
+    assert cache.get(late) is None
+    time.now += filling.GRACE_SECONDS + 1
+    this.apply(by_id(ready("bob")))
+    assert not this._ended
+
+
+def test_an_unchanged_voice_is_not_fetched_again(cache: Any):
+    client = Client("omnivoice")
+    this = filler(cache, client)
+    for _ in range(3):
+        this.apply(by_id(ready("alice"), entry("pending", state="pending")))
+    assert client.fetched == ["voice_alice@1"]
+
+
+def test_one_voice_that_cannot_be_fetched_keeps_no_other_one_out(cache: Any):
+    client = Client("omnivoice")
+    this = filler(cache, client)
+    client.fault = ArtifactNotReady("not yet")
+    this.apply(by_id(ready("alice")))
+    client.fault = None
+    this.apply(by_id(ready("alice"), ready("bob")))
+    assert client.fetched == ["voice_alice@1", "voice_bob@1"]
+
+
+def test_while_the_registry_is_away_the_cache_keeps_what_it_has(cache: Any):
+    client = Client("omnivoice")
+    this = filler(cache, client)
+    this.apply(by_id(ready("alice")))
+    client.fault = Unavailable("away")
+    with pytest.raises(Unavailable):
+        this.apply(by_id(ready("alice"), ready("bob")))
+    assert slot(cache, "alice@1", "omnivoice", 101) is not None
+
+
+def test_voices_do_not_displace_each_other(caplog: pytest.LogCaptureFixture):
+    """A cache that is too small would otherwise be filled anew at every look."""
+    small = readers().speaker_cache.SpeakerEmbeddingCache(max_bytes=4 * 1024)
+    client = Client("omnivoice")
+    this = filler(small, client)
+    voices = by_id(*(ready(f"voice-{number}") for number in range(10)))
+    for _ in range(3):
+        this.apply(voices)
+    assert 0 < len(client.fetched) < 10
+    assert [one for one in caplog.messages if "full" in one] == [
+        "The speaker cache is full; further voices are encoded at their first request"
+    ]
+
+
+def test_a_model_without_a_speaker_cache_needs_none():
+    """Higgs-Audio's servers encode each clip themselves."""
+    nothing = SimpleNamespace(put=None, clear=None, make_cache_key=None, stats=lambda: None)
+    filler(nothing, Client("higgs-audio-v2")).apply(by_id(entry("alice")))
