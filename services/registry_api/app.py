@@ -31,6 +31,7 @@ from services.registry_api.routes import (
     health,
     jobs,
     keys,
+    profiles,
     resolve,
     voices,
 )
@@ -205,7 +206,7 @@ def _store_slots(many: int) -> Slots:
 
 def _add_routes(app: FastAPI, services: Services) -> None:
     app.include_router(audio_voices.router, responses=examples.REFUSED_COMPATIBLE)
-    for module in (voices, clips, artifacts, blobs, resolve, events, jobs, keys):
+    for module in (voices, clips, artifacts, blobs, resolve, events, jobs, profiles, keys):
         app.include_router(module.router, responses=examples.REFUSED)
     app.include_router(health.router)
     check_rules(app)

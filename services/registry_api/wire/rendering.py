@@ -1,6 +1,7 @@
 """Renders speakers as voices: turns records into the answers of `speaker_registry.schemas`. No decisions."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 from urllib.parse import quote
 
@@ -11,12 +12,14 @@ from services.shared.index.announcements import Announcement, Announcements, Fai
 from services.shared.index.jobs import JobRecord
 from services.shared.index.reading import IndexedSpeaker
 from services.shared.model.domain import ArtifactRecord, SpeakerVersion
+from services.shared.model.encoders import differences
 from services.shared.model.fingerprint import Fingerprint
+from services.shared.registry.parts import RegistryParts
 from services.shared.registry.promotion import held_back
 from services.shared.registry.status import ProfileStatus, Statuses, waiting_reason, worst
 from speaker_registry import schemas
 from speaker_registry.engine import Profile
-from speaker_registry.errors import ArtifactNotFound, ArtifactStale, SpeakerRegistryError
+from speaker_registry.errors import ArtifactNotFound, ArtifactStale, SpeakerRegistryError, Unavailable
 from speaker_registry.names import DEFAULT, VoiceId, slug_of
 
 
@@ -203,12 +206,56 @@ def _waiting_reason(announcements: Announcements, record: JobRecord) -> str | No
     return waiting_reason(record.profile)
 
 
-def profile(
+def profiles(parts: RegistryParts, shown: Sequence[Profile]) -> list[schemas.Profile]:
+    """Render profiles with their encoders and workers."""
+    names = [one.name for one in shown]
+    workers = parts.announcements.workers_of(names)
+    failed_proofs = parts.announcements.failed_proofs_of(names)
+    return [
+        _profile(
+            one,
+            required=one.name in parts.catalogue.required,
+            announced=(announced := parts.announcements.current(one.name)),
+            workers=workers[one.name],
+            candidates=_candidates(parts.announcements, one.name, announced, workers[one.name]),
+            failed_proofs=failed_proofs[one.name],
+        )
+        for one in shown
+    ]
+
+
+def _candidates(
+    announcements: Announcements, profile: str, announced: Announcement | None, workers: Mapping[str, int]
+) -> list[schemas.CandidateEncoder]:
+    """Render the encoders that live workers have and that are not the current one."""
+    if announced is None:
+        return []
+    found = []
+    for fingerprint, count in sorted(workers.items()):
+        encoder = None
+        if fingerprint != announced.fingerprint:
+            with suppress(Unavailable):  # the bucket is away; the next answer tells more
+                encoder = announcements.encoder(profile, fingerprint)
+        if encoder is not None:
+            found.append(
+                schemas.CandidateEncoder(
+                    fingerprint=fingerprint,
+                    untrained=encoder.untrained,
+                    custom_weights=encoder.custom_weights,
+                    workers=count,
+                    differs=differences(announced.extractor, encoder.extractor),
+                )
+            )
+    return found
+
+
+def _profile(
     known_profile: Profile,
     *,
     required: bool,
     announced: Announcement | None,
-    workers: int,
+    workers: Mapping[str, int],
+    candidates: list[schemas.CandidateEncoder],
     failed_proofs: Iterable[FailedProof],
 ) -> schemas.Profile:
     return schemas.Profile(
@@ -228,7 +275,9 @@ def profile(
         extractor=announced.extractor if announced else {},
         untrained=announced.untrained if announced else False,
         custom_weights=announced.custom_weights if announced else False,
-        workers=workers,
+        workers=workers.get(announced.fingerprint, 0) if announced else 0,
+        former=list(announced.former) if announced else [],
+        candidates=candidates,
         failed_proofs=[
             schemas.FailedProof(worker=one.worker, device=one.device, reason=one.reason)
             for one in failed_proofs

@@ -9,6 +9,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -27,6 +28,7 @@ from services.shared.configuration.settings import UploadLimits
 from speaker_registry import RegistryClient, cli
 from speaker_registry.artifact import Artifact, sha256_digest
 from speaker_registry.errors import AudioNotFound, InvalidAudio
+from tests.encoders import make_current
 from tests.integration.api import raw
 from tests.integration.api.conftest import Start
 from tests.integration.api.registry import CLIP, EMBEDDING, OTHER_CLIP, PROFILE, WIDER, Registry
@@ -685,7 +687,7 @@ def test_a_profile_that_is_made_with_custom_weights_says_so(start: Start):
     """
     registry = start(profiles=(PROFILE, WIDER))
     assert not any(one["custom_weights"] for one in get(registry, "/v1/profiles")["data"])
-    registry.parts.announcements.announce(PROFILE, NEWER, CUSTOM_WEIGHTS, untrained=False)
+    make_current(registry.parts.announcements, PROFILE, NEWER, CUSTOM_WEIGHTS)
     shown = {one["id"]: one for one in get(registry, "/v1/profiles")["data"]}
     assert (shown[PROFILE]["custom_weights"], shown[WIDER]["custom_weights"]) == (True, False)
 
@@ -695,12 +697,12 @@ def test_a_job_says_which_weights_it_is_made_with(start: Start):
     encoder that was replaced are no longer known.
     """
     registry = start(profiles=(PROFILE,))
-    announce = registry.parts.announcements.announce
-    announce(PROFILE, NEWER, CUSTOM_WEIGHTS, untrained=False)
+    announce = partial(make_current, registry.parts.announcements, PROFILE)
+    announce(NEWER, CUSTOM_WEIGHTS)
     job_id = registry.upload("alice")["job_id"]
     job = get(registry, f"/v1/jobs/{job_id}")
     assert (job["fingerprint"], job["custom_weights"], job["untrained"]) == (NEWER, True, False)
-    announce(PROFILE, "sha256:" + "3" * 64, {}, untrained=True)
+    announce("sha256:" + "3" * 64, {}, untrained=True)
     [job] = get(registry, "/v1/jobs")["data"]
     assert (job["fingerprint"], job["custom_weights"], job["untrained"]) == (NEWER, None, None)
 
