@@ -280,7 +280,7 @@ class ArtifactNotReady(Conflict):
 
 
 class ArtifactStale(Conflict):
-    """The artifact was made with an older fingerprint than the profile's current one."""
+    """The artifact was made by a former encoder, and only one of the current encoder is wanted."""
 
     code = "artifact_stale"
 

@@ -55,8 +55,9 @@ class ArtifactStatus(Schema):
 
     profile: str
     state: ArtifactState
-    stale: bool = False
-    """True if a ready artifact exists that was made with an older fingerprint than the profile's current one.
+    current: bool | None = None
+    """True if the artifact was made by the profile's current encoder, and False if a former one made it. None
+    if there is no artifact.
     """
     digest: str | None = None
     job_id: str | None = None
@@ -142,7 +143,10 @@ class ArtifactDescriptor(Schema):
     model_type: str
     mode: Mode | None = None
     state: ArtifactState
-    stale: bool = False
+    current: bool | None = None
+    """True if the artifact was made by the profile's current encoder, and False if a former one made it. None
+    if there is no artifact.
+    """
     digest: str | None = None
     content_digest: str | None = None
     size: int | None = None
@@ -204,6 +208,10 @@ class ResolvedArtifact(Schema):
     """Digest of the artifact's file, if it is ready."""
     size: int | None = None
     """Size of the file in bytes."""
+    current: bool | None = None
+    """True if the artifact was made by the profile's current encoder, and False if a former one made it. None
+    if there is no artifact.
+    """
     error: Fault | None = None
     """Why there is no artifact and none is being made."""
 
@@ -389,7 +397,7 @@ class UploadedVoice(BaseModel):
     id: str
     version: int
     cache_status: ArtifactState
-    stale: bool
+    current: bool
     reason: str | None = None
     """Tells why a pending extraction does not start: no worker serves a profile at the moment."""
 

@@ -7,7 +7,7 @@ from urllib.parse import quote
 
 from services.registry_api.keys.api_keys import ApiKey, Token
 from services.registry_api.keys.keyring import Keyring
-from services.registry_api.operations.artifacts import FoundVersion
+from services.registry_api.operations.artifacts import ANY, FoundVersion, Wanted
 from services.shared.index.announcements import Announcement, Announcements, FailedProof
 from services.shared.index.jobs import JobRecord
 from services.shared.index.reading import IndexedSpeaker
@@ -85,7 +85,7 @@ def artifact_status(status: ProfileStatus) -> schemas.ArtifactStatus:
     return schemas.ArtifactStatus(
         profile=status.profile.name,
         state=status.state,
-        stale=status.artifact is None and status.stale is not None,
+        current=status.current if status.artifact else None,
         digest=status.artifact.digest if status.artifact else None,
         job_id=status.job_id,
         error=status.error,
@@ -94,9 +94,9 @@ def artifact_status(status: ProfileStatus) -> schemas.ArtifactStatus:
 
 
 def descriptor(
-    indexed: IndexedSpeaker, one: SpeakerVersion, status: ProfileStatus, *, allow_stale: bool = False
+    indexed: IndexedSpeaker, one: SpeakerVersion, status: ProfileStatus, wanted: Wanted = ANY
 ) -> schemas.ArtifactDescriptor:
-    record = status.artifact or (status.stale if allow_stale else None)
+    record = None if wanted.current and not status.current else status.artifact
     return schemas.ArtifactDescriptor(
         voice=one.record.name,
         voice_id=voice_id(indexed),
@@ -105,14 +105,14 @@ def descriptor(
         created_at=one.record.created_at,
         profile=status.profile.name,
         model_type=status.profile.model_type,
-        state="ready" if record is not None else status.state,
-        stale=status.artifact is None and status.stale is not None,
+        state="ready" if record is not None else status.state_of_current,
+        current=status.current if record is not None else None,
         ref_text=one.record.ref_text,
         audio_digest=f"sha256:{one.record.clip.sha256}" if one.record.clip else None,
         job_id=status.job_id,
         error=status.error,
         reason=status.reason,
-        **(_artifact_fields(one, status, record) if record is not None else {}),
+        **(_artifact_fields(one, status, record, wanted) if record is not None else {}),
     )
 
 
@@ -132,6 +132,7 @@ def resolved(
         state=None if isinstance(fault, ArtifactNotFound | ArtifactStale) else found.status.state,
         digest=artifact.record.digest if artifact else None,
         size=artifact.record.size if artifact else None,
+        current=found.status.current if artifact else None,
         error=_fault(fault) if fault else None,
     )
 
@@ -140,7 +141,9 @@ def _fault(error: SpeakerRegistryError) -> schemas.Fault:
     return schemas.Fault(code=error.code, message=error.message)
 
 
-def _artifact_fields(one: SpeakerVersion, status: ProfileStatus, record: ArtifactRecord) -> dict[str, Any]:
+def _artifact_fields(
+    one: SpeakerVersion, status: ProfileStatus, record: ArtifactRecord, wanted: Wanted
+) -> dict[str, Any]:
     base = f"{_version_path(one)}/artifacts/{status.profile.name}/file"
     return {
         "mode": _mode(one, record),
@@ -152,7 +155,7 @@ def _artifact_fields(one: SpeakerVersion, status: ProfileStatus, record: Artifac
         "extractor": record.extractor,
         "untrained": record.untrained,
         "custom_weights": Fingerprint(record.extractor).custom_weights,
-        "url": base + ("" if status.artifact else "?allow_stale=true"),
+        "url": base + (f"?fingerprint={wanted.fingerprint}" if wanted.fingerprint else ""),
         "immutable_url": f"/v1/blobs/{record.digest}",
     }
 
@@ -304,7 +307,7 @@ def uploaded_voice(statuses: Statuses, indexed: IndexedSpeaker) -> dict[str, Any
         id=voice_id(indexed),
         version=one.number,
         cache_status=worst(wanted),
-        stale=any(status.artifact is None and status.stale is not None for status in wanted),
+        current=not any(status.of_former for status in wanted),
     )
     entry.update(_if_set(reason=_reason(wanted)))
     return entry

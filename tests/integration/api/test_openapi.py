@@ -200,6 +200,7 @@ def test_every_example_is_what_its_schema_says(document: dict[str, Any]):
                 assert what in {
                     "POST /v1/audio/voices",
                     "POST /v1/keys",
+                    "POST /v1/profiles/{profile}/promote",
                     "POST /v1/resolve",
                     "POST /v1/voices/{name}/versions/{ref}/extractions",
                 }
