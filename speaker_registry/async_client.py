@@ -126,13 +126,21 @@ class AsyncRegistryClient(Session):
         wait: float = 0.0,
         max_age: float | None = None,
         stale_if_error: float = 0.0,
+        require_current: bool = False,
     ) -> Artifact:
         """Fetch the artifact of a version and verify it.
 
         See `RegistryClient.fetch`.
         """
         return await self._run(
-            self._fetching.fetch(parse_target(speaker, version), profile, wait, max_age, stale_if_error)
+            self._fetching.fetch(
+                parse_target(speaker, version),
+                profile,
+                wait,
+                max_age,
+                stale_if_error,
+                require_current=require_current,
+            )
         )
 
     async def prefetch(

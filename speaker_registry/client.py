@@ -171,6 +171,7 @@ class RegistryClient(Session):
         wait: float = 0.0,
         max_age: float | None = None,
         stale_if_error: float = 0.0,
+        require_current: bool = False,
     ) -> Artifact:
         """Fetch the artifact of a version and verify it.
 
@@ -185,17 +186,26 @@ class RegistryClient(Session):
                 seconds.
             stale_if_error: Return a cached artifact that was confirmed within this many seconds if the
                 registry cannot be reached.
+            require_current: Refuse an artifact of a former encoder, which the registry serves until the
+                profile's current encoder has made one.
 
         Raises:
             NotFound: There is no such voice, version, alias or profile.
             ArtifactNotReady: The artifact is not ready yet.
             ArtifactFailed: The extraction failed.
-            ArtifactStale: The artifact was made with an older fingerprint than the profile's current one.
+            ArtifactStale: With `require_current`, a former encoder made the artifact.
             DigestMismatch: The received bytes are damaged.
             InvalidArtifact: The received file is not an artifact, or not the one that was requested.
         """
         return self._run(
-            self._fetching.fetch(parse_target(speaker, version), profile, wait, max_age, stale_if_error)
+            self._fetching.fetch(
+                parse_target(speaker, version),
+                profile,
+                wait,
+                max_age,
+                stale_if_error,
+                require_current=require_current,
+            )
         )
 
     def prefetch(

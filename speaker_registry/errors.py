@@ -25,6 +25,7 @@ SpeakerRegistryError
 │   ├── VersionNotFound
 │   ├── AliasNotFound
 │   ├── ProfileUnknown
+│   ├── EncoderUnknown             no worker ever came with this fingerprint
 │   ├── JobNotFound
 │   ├── ArtifactNotFound
 │   ├── AudioNotFound              the version was made from an embedding and has no clip
@@ -37,6 +38,8 @@ SpeakerRegistryError
 │   ├── ArtifactNotReady
 │   ├── ArtifactStale
 │   ├── FingerprintMismatch        an uploaded artifact has another fingerprint than the current one
+│   ├── EncoderCurrent             the encoder to be promoted is the current one already
+│   ├── EncoderUnserved            no live worker has the encoder to be promoted
 │   ├── JobFinished                the job has finished and cannot be canceled
 │   ├── ApiKeyEnded                the API key is revoked or expired for good
 │   ├── ApiKeysOff                 this registry requires no API keys, so none can be made
@@ -53,7 +56,6 @@ SpeakerRegistryError
     ├── EncoderUnproven            the encoder computes wrong results on this device
     ├── ExtractorFailed
     ├── ExtractorOutOfMemory
-    ├── WorkerOutdated             the worker's fingerprint is no longer the profile's current one
     └── LeaseExpired
 """
 
@@ -217,6 +219,12 @@ class ProfileUnknown(NotFound):
     code = "profile_unknown"
 
 
+class EncoderUnknown(NotFound):
+    """No worker ever came with this fingerprint for the profile."""
+
+    code = "encoder_unknown"
+
+
 class JobNotFound(NotFound):
     code = "job_not_found"
 
@@ -272,7 +280,7 @@ class ArtifactNotReady(Conflict):
 
 
 class ArtifactStale(Conflict):
-    """The artifact was made with an older fingerprint than the profile's current one."""
+    """The artifact was made by a former encoder, and only one of the current encoder is wanted."""
 
     code = "artifact_stale"
 
@@ -281,6 +289,18 @@ class FingerprintMismatch(Conflict):
     """The fingerprint of the uploaded artifact differs from the profile's current one."""
 
     code = "fingerprint_mismatch"
+
+
+class EncoderCurrent(Conflict):
+    """The encoder to be promoted is the current one of its profile already."""
+
+    code = "encoder_current"
+
+
+class EncoderUnserved(Conflict):
+    """No live worker has the encoder to be promoted. `force` promotes it nevertheless."""
+
+    code = "encoder_unserved"
 
 
 class JobFinished(Conflict):
@@ -375,12 +395,6 @@ class ExtractorFailed(WorkerError):
 class ExtractorOutOfMemory(WorkerError):
     code = "extractor_oom"
     retryable = True
-
-
-class WorkerOutdated(WorkerError):
-    """The worker's fingerprint is no longer the profile's current one."""
-
-    code = "worker_outdated"
 
 
 class LeaseExpired(WorkerError):

@@ -94,11 +94,20 @@ class Fetching:
         self._cache.expire(self._scope, None if name is None else parse_target(name).speaker.key)
 
     def fetch(
-        self, target: Target, profile: str, wait: float, max_age: float | None, stale_if_error: float
+        self,
+        target: Target,
+        profile: str,
+        wait: float,
+        max_age: float | None,
+        stale_if_error: float,
+        *,
+        require_current: bool = False,
     ) -> Plan[Artifact]:
         """Fetch an artifact. Calls that ask for the same at the same time share one request."""
         _check_seconds(wait=wait, max_age=0.0 if max_age is None else max_age, stale_if_error=stale_if_error)
-        key = Key(self._scope, target.speaker.key, target.reference or DEFAULT, profile)
+        # What the registry confirmed to somebody who takes any artifact need not be current.
+        asked = f"{profile}?current=true" if require_current else profile
+        key = Key(self._scope, target.speaker.key, target.reference or DEFAULT, asked)
         called_at = self._cache.now()
         deadline = self._policy.clock() + self._policy.timeout_seconds + wait
         while True:
@@ -108,7 +117,13 @@ class Fetching:
             flight, leads = self._flights.join(question, self._cache.now())
             if leads:
                 plan = self._fetch(
-                    key, target, profile, wait=wait, max_age=max_age, stale_if_error=stale_if_error
+                    key,
+                    target,
+                    profile,
+                    wait=wait,
+                    max_age=max_age,
+                    stale_if_error=stale_if_error,
+                    require_current=require_current,
                 )
                 return _with_own_dict((yield from self._flights.lead(question, flight, plan)))
             yield Join(flight.done, max(0.0, deadline - self._policy.clock()))
@@ -126,6 +141,7 @@ class Fetching:
         wait: float,
         max_age: float | None,
         stale_if_error: float,
+        require_current: bool,
     ) -> Plan[Artifact]:
         if self._cache.on_disk:
             yield Work(lambda: self._cache.recall(key))
@@ -134,7 +150,7 @@ class Fetching:
         known = self._cache.held(key)
         asked_at = self._cache.now()
         try:
-            file = yield from self._transfer(target, profile, wait, known)
+            file = yield from self._transfer(target, profile, wait, known, require_current=require_current)
         except Unavailable:
             self._cache.count_error()
             if stale_if_error > 0 and (artifact := self._cache.stale(key, stale_if_error)):
@@ -181,13 +197,20 @@ class Fetching:
         return ReferenceAudio.from_bytes(reply.body)
 
     def _transfer(
-        self, target: Target, profile: str, wait: float, known: Artifact | None
+        self,
+        target: Target,
+        profile: str,
+        wait: float,
+        known: Artifact | None,
+        *,
+        require_current: bool = False,
     ) -> Plan[File | None]:
         """Request the file of an artifact. Returns None if the registry answers that `known` is still
         current.
         """
         request = Request(
             path=f"{target.artifact_path(profile)}/file",
+            params={"current": "true"} if require_current else {},
             headers=_ACCEPT | ({"if-none-match": f'"{known.digest}"'} if known else {}),
             max_bytes=MAX_FILE_BYTES,
         )

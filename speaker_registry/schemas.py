@@ -55,8 +55,9 @@ class ArtifactStatus(Schema):
 
     profile: str
     state: ArtifactState
-    stale: bool = False
-    """True if a ready artifact exists that was made with an older fingerprint than the profile's current one.
+    current: bool | None = None
+    """True if the artifact was made by the profile's current encoder, and False if a former one made it. None
+    if there is no artifact.
     """
     digest: str | None = None
     job_id: str | None = None
@@ -142,7 +143,10 @@ class ArtifactDescriptor(Schema):
     model_type: str
     mode: Mode | None = None
     state: ArtifactState
-    stale: bool = False
+    current: bool | None = None
+    """True if the artifact was made by the profile's current encoder, and False if a former one made it. None
+    if there is no artifact.
+    """
     digest: str | None = None
     content_digest: str | None = None
     size: int | None = None
@@ -204,6 +208,10 @@ class ResolvedArtifact(Schema):
     """Digest of the artifact's file, if it is ready."""
     size: int | None = None
     """Size of the file in bytes."""
+    current: bool | None = None
+    """True if the artifact was made by the profile's current encoder, and False if a former one made it. None
+    if there is no artifact.
+    """
     error: Fault | None = None
     """Why there is no artifact and none is being made."""
 
@@ -305,6 +313,36 @@ class FailedProof(Schema):
     """Names the tensor that differs, and by how much."""
 
 
+class CandidateEncoder(Schema):
+    """An encoder that live workers have and that is not the current one of its profile. Its workers make
+    nothing until an operator promotes it.
+    """
+
+    fingerprint: str
+    untrained: bool = False
+    custom_weights: bool = False
+    """True if the weights differ from the published ones on purpose, such as fine-tuned weights."""
+    workers: int
+    """Number of live workers that have this encoder."""
+    differs: dict[str, tuple[Any, Any]] = Field(default_factory=dict)
+    """Each input of the fingerprint that differs -> its value for the current encoder and for this one. A
+    value is None if that encoder has no such input.
+    """
+
+
+class EncoderPromotion(BaseModel):
+    """Request body that names the encoder to make the current one of a profile."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    fingerprint: str = Field(pattern="^sha256:[0-9a-f]{64}$")
+    """The fingerprint of a candidate, or of a former encoder to go back to."""
+    when: Literal["now"] = "now"
+    """When the encoder becomes the current one."""
+    force: bool = Field(default=False, strict=True)
+    """Promote the encoder even if no live worker has it. The profile is then without a worker."""
+
+
 class Profile(Schema):
     """The artifact that one engine needs, and the workers that can make it now."""
 
@@ -326,14 +364,17 @@ class Profile(Schema):
     not_extractable: str | None = None
     """Tells why no worker can make this artifact. None if workers can make it."""
     fingerprint: str | None = None
-    """Fingerprint that a worker announced last for this profile. None as long as no worker has announced one.
-    """
+    """Fingerprint of the profile's current encoder. None as long as no worker has announced one."""
     extractor: dict[str, Any] = Field(default_factory=dict)
     untrained: bool = False
     custom_weights: bool = False
     """True if the weights differ from the published ones on purpose, such as fine-tuned weights."""
     workers: int = 0
-    """Number of live workers that serve this profile, with the encoder loaded and warmed up."""
+    """Number of live workers that have the current encoder loaded and warmed up."""
+    former: list[str] = Field(default_factory=list)
+    """Fingerprints that were current before, the newest first. Promote one to go back."""
+    candidates: list[CandidateEncoder] = Field(default_factory=list)
+    """Encoders that live workers have and that are not the current one."""
     failed_proofs: list[FailedProof] = Field(default_factory=list)
     """Workers that do not serve this profile, because their encoder failed its proof in the last ten minutes.
     """
@@ -356,7 +397,7 @@ class UploadedVoice(BaseModel):
     id: str
     version: int
     cache_status: ArtifactState
-    stale: bool
+    current: bool
     reason: str | None = None
     """Tells why a pending extraction does not start: no worker serves a profile at the moment."""
 

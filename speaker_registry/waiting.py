@@ -178,7 +178,7 @@ def _status_of(descriptor: ArtifactDescriptor) -> ArtifactStatus:
     return ArtifactStatus(
         profile=descriptor.profile,
         state=descriptor.state,
-        stale=descriptor.stale,
+        current=descriptor.current,
         digest=descriptor.digest,
         job_id=descriptor.job_id,
         error=descriptor.error,

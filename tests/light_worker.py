@@ -45,11 +45,16 @@ class LightExtractor:
     batch_seconds = 0.0
     computed_on = ComputedOn(device="cpu", instruction_set="none")
 
-    def __init__(self, profile: Profile, _settings: ExtractorSettings) -> None:
+    def __init__(self, profile: Profile, settings: ExtractorSettings) -> None:
         if os.environ.get("LIGHT_WORKER_LACKS") == profile.name:
             raise WeightsMissing(f"{profile.name}: model.safetensors missing")
         self.profile_name = profile.name
-        self.fingerprint = Fingerprint.of(profile=profile.name, light=1, weights={"untrained": True})
+        self.fingerprint = Fingerprint.of(
+            profile=profile.name,
+            light=1,
+            dtype=settings.dtype,
+            weights={"untrained": settings.weights == "untrained"},
+        )
         self._profile = profile
         self._pace = os.environ.get("LIGHT_WORKER_PACE")
         self._warm = False

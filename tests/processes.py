@@ -71,6 +71,7 @@ class RegistryProcesses:
             **profiles,
             "LIGHT_WORKER_PACE": str(self.pace_file),
         }
+        self._common = common
         self._raw = self._stack.enter_context((folder / "log").open("ab"))
         ports = [free_port() for _ in range(apis)]
         self.metrics_urls: dict[str, str] = {}
@@ -81,6 +82,14 @@ class RegistryProcesses:
             for number, port in enumerate(ports)
         ]
         self.workers = [self._child(f"worker{number}", worker, common) for number in range(workers)]
+
+    def another_worker(self, environment: Mapping[str, str]) -> ManagedProcess:
+        """Return one more worker, which is not started, with further settings of its own."""
+        worker = self._child(
+            f"worker{len(self.workers)}", "tests.light_worker", {**self._common, **environment}
+        )
+        self.workers.append(worker)
+        return worker
 
     def _child(self, name: str, module: str, environment: Mapping[str, str]) -> ManagedProcess:
         port = str(free_port())

@@ -217,9 +217,6 @@ class EmbeddedRegistry:
             "SPEAKER_API_PORT": str(self.port),
             **({"SPEAKER_AUTH_BOOTSTRAP_KEY_FILE": str(self.key_file)} if self.key_file else {}),
             "SPEAKER_EXTRACTOR_WEIGHTS": self._settings.weights,
-            # There is only one worker, so its fingerprint is the wanted one, also after other weights were
-            # tried.
-            "SPEAKER_EXTRACTOR_ROLL_BACK": "true",
         }
 
     def _show(self, line: str, importance: int) -> None:

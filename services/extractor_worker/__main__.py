@@ -45,7 +45,7 @@ def _parser() -> argparse.ArgumentParser:
     """
     # These modules bring Redis and RQ.
     from services.extractor_worker.jobs.heartbeat import EXIT_UNFINISHED  # noqa: PLC0415
-    from services.extractor_worker.process import EXIT_NOTHING_TO_SERVE, EXIT_OUTDATED  # noqa: PLC0415
+    from services.extractor_worker.process import EXIT_NOTHING_TO_SERVE  # noqa: PLC0415
 
     parser = argparse.ArgumentParser(
         prog=_program(),
@@ -57,7 +57,6 @@ def _parser() -> argparse.ArgumentParser:
         f"    {EXIT_NOTHING_TO_SERVE}  settings or models are wrong; healthy: the worker does not beat; "
         "convert-voice: the file is refused\n"
         "    2  wrong usage\n"
-        f"    {EXIT_OUTDATED}  other workers announced newer fingerprints of all its profiles: update it\n"
         f"   {EXIT_UNFINISHED}  ended with jobs unfinished, which other workers take over: start it again",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,

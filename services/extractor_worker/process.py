@@ -1,7 +1,7 @@
 """The life of a worker process: it loads and warms its extractors, announces them, runs jobs, and leaves in
 good order. This module knows no encoder and imports no torch; `__main__` passes both in.
 
-A profile that cannot be served, or no longer, affects no other profile. The process ends when none is left.
+A profile that cannot be served affects no other profile. The process ends if none can be served.
 """
 
 import os
@@ -34,9 +34,9 @@ from services.shared.configuration.settings import (
     UploadLimits,
     WorkerSettings,
 )
-from services.shared.index.announcements import FailedProof
+from services.shared.index.announcements import Announcements, FailedProof
 from services.shared.queue.dispatch import EXTRACT
-from services.shared.queue.rq_jobs import queue_name
+from services.shared.queue.rq_jobs import profile_of, queue_name
 from services.shared.registry.opening import open_parts, open_queue_connection
 from services.shared.registry.publication import Provenance, Publisher
 from services.shared.telemetry import trace_export
@@ -55,11 +55,6 @@ log = structlog.get_logger()
 
 EXIT_NOTHING_TO_SERVE = 1
 """No profile could be loaded, or none may be announced."""
-
-EXIT_OUTDATED = 3
-"""Other workers announced newer fingerprints for all profiles, so this worker's artifacts would not be
-served.
-"""
 
 _PAUSE_SECONDS = 1.0
 
@@ -139,7 +134,7 @@ class WorkerProcess:
             self._leave(serving)
             self._withdraw_failed_proofs()
             trace_export.stop()
-        return 0 if serving else EXIT_OUTDATED
+        return 0
 
     def _loaded(self, profiles: Sequence[Profile]) -> dict[str, LoadedProfile]:
         """Load the profiles that can be loaded."""
@@ -150,7 +145,7 @@ class WorkerProcess:
         return loaded_profiles
 
     def _announced(self, loaded_profiles: Mapping[str, LoadedProfile]) -> dict[str, LoadedProfile]:
-        """Announce the profiles that may be announced. All are loaded before, because jobs follow at once."""
+        """Announce the profiles that can be announced. All are loaded before, because jobs follow at once."""
         announced = {}
         for name, loaded in loaded_profiles.items():
             with self._without_if_it_fails(loaded.provenance.profile):
@@ -215,57 +210,45 @@ class WorkerProcess:
             log.warning("proof.not_told", profile=profile, reason=error.message)
 
     def _announce(self, name: str, provenance: Provenance) -> None:
-        """Announce this worker's fingerprint as the current one. While Redis is away, wait: a restart would
-        take longer.
+        """Tell the registry which encoder this worker has. While Redis is away, wait: a restart would take
+        longer.
         """
         while True:
             try:
-                changed = self._parts.announcements.announce(
-                    name,
-                    provenance.fingerprint,
-                    provenance.extractor,
-                    untrained=provenance.untrained,
-                    roll_back=self._settings.roll_back,
+                current = self._parts.announcements.announce(
+                    name, provenance.fingerprint, provenance.extractor, untrained=provenance.untrained
                 )
             except Unavailable as error:
                 log.warning("worker.waits", reason=error.message)
                 write_beat(self._worker_settings.beat_file)
                 time.sleep(_PAUSE_SECONDS)
             else:
-                if changed:
-                    log.info("profile.updated", profile=name, fingerprint=provenance.fingerprint)
+                if not current:
+                    _warn_of_candidate(provenance)
                 return
 
-    def _worker(self, extraction: Extraction, serving: dict[str, str]) -> BatchWorker:
+    def _worker(self, extraction: Extraction, encoders: Mapping[str, str]) -> BatchWorker:
+        """Return a worker that takes the jobs of each profile whose current encoder it has.
+
+        Args:
+            encoders: the fingerprints by profile name.
+        """
+
         def on_beat() -> None:
-            self._parts.announcements.beat(self._name, serving)
+            self._parts.announcements.beat(self._name, encoders)
             self._parts.announcements.tell_failed_proofs(self._failed_proofs)
             WORKER_BEAT.set_to_current_time()
-            self._leave_what_is_outdated(worker, serving)
 
-        worker = BatchWorker(
-            [queue_name(name) for name in serving],
+        turns = Turns(self._parts.announcements, encoders)
+        return BatchWorker(
+            [queue_name(name) for name in encoders],
             {EXTRACT: extraction},
             connection=open_queue_connection(self._registry),
             settings=self._worker_settings,
             name=self._name,
             on_beat=on_beat,
+            serves=lambda queue: turns.has(profile_of(queue)),
         )
-        return worker
-
-    def _leave_what_is_outdated(self, worker: BatchWorker, serving: dict[str, str]) -> None:
-        """Stop serving profiles that have a newer fingerprint. Runs in the heartbeat's thread, which alone
-        changes `serving`, the fingerprints by profile name.
-        """
-        for name, fingerprint in list(serving.items()):
-            current = self._parts.announcements.current(name)
-            if current is not None and current.fingerprint != fingerprint:
-                log.error("profile.not_served", profile=name, reason=f"moved on to {current.fingerprint}")
-                worker.leave_queue(queue_name(name))
-                self._leave({name: fingerprint})
-                del serving[name]
-        if not serving and not worker.stopping:
-            os.kill(os.getpid(), signal.SIGTERM)
 
     def _leave(self, serving: Mapping[str, str]) -> None:
         try:
@@ -277,6 +260,45 @@ class WorkerProcess:
         """Withdraw failed proofs, because a stopped worker says nothing about its device."""
         with suppress(Unavailable):  # they are forgotten within minutes
             self._parts.announcements.withdraw_failed_proofs(self._failed_proofs)
+
+
+class Turns:
+    """Tells for which profiles a worker takes jobs: for those whose current encoder it has.
+
+    Args:
+        encoders: the fingerprints by profile name.
+    """
+
+    def __init__(self, announcements: Announcements, encoders: Mapping[str, str]) -> None:
+        self._announcements = announcements
+        self._encoders = encoders
+        self._has: dict[str, bool] = {}
+
+    def has(self, profile: str) -> bool:
+        """Return whether the worker takes jobs of a profile now.
+
+        While it cannot be found out which encoder is current, the last answer holds.
+        """
+        current = None
+        with suppress(Unavailable):
+            current = self._announcements.current(profile)
+        if current is not None:
+            has = current.fingerprint == self._encoders[profile]
+            if has != self._has.get(profile, has):
+                log.warning("profile.served" if has else "profile.not_served", profile=profile)
+            self._has[profile] = has
+        return self._has.get(profile, False)
+
+
+def _warn_of_candidate(provenance: Provenance) -> None:
+    profile = provenance.profile.name
+    log.warning(
+        "profile.candidate",
+        profile=profile,
+        fingerprint=provenance.fingerprint,
+        reason="The profile is made with another encoder, so this worker takes no jobs of it. To make this "
+        f"worker's encoder the current one, send POST /v1/profiles/{profile}/promote.",
+    )
 
 
 def _limits_of_accepted_clips() -> UploadLimits:

@@ -32,6 +32,7 @@ from services.registry_api.routes import (
     jobs,
     keys,
     manifests,
+    profiles,
     resolve,
     voices,
 )
@@ -206,7 +207,7 @@ def _store_slots(many: int) -> Slots:
 
 def _add_routes(app: FastAPI, services: Services) -> None:
     app.include_router(audio_voices.router, responses=examples.REFUSED_COMPATIBLE)
-    for module in (voices, clips, artifacts, blobs, resolve, manifests, events, jobs, keys):
+    for module in (voices, clips, artifacts, blobs, resolve, manifests, events, jobs, profiles, keys):
         app.include_router(module.router, responses=examples.REFUSED)
     app.include_router(health.router)
     check_rules(app)

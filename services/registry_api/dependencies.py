@@ -121,6 +121,16 @@ ProfileName = Annotated[
     str, Path(description="The profile that the artifact is for.", examples=["qwen3-tts-0.6b"])
 ]
 Usable = Annotated[str | None, Query(alias="profile", description="Only voices that this profile can use.")]
-AllowStale = Annotated[bool, Query(description="Also accept an artifact that an older encoder made.")]
+OnlyCurrent = Annotated[
+    bool, Query(alias="current", description="Only accept an artifact of the profile's current encoder.")
+]
+OnlyFingerprint = Annotated[
+    str | None,
+    Query(
+        alias="fingerprint",
+        pattern="^sha256:[0-9a-f]{64}$",
+        description="Only accept an artifact that was made with this fingerprint.",
+    ),
+]
 Limit = Annotated[int, Query(ge=1, le=100, description="The page size.")]
 After = Annotated[str, Query(max_length=512, description="`last_id` of the previous page.")]

@@ -63,7 +63,12 @@ def version_text(version: "VoiceVersion") -> str:
 
 def _artifact_table(artifacts: Iterable["ArtifactStatus"]) -> str:
     rows = [
-        (a.profile, f"{a.state}, stale" if a.stale else a.state, a.digest or "-", a.error or a.reason or "-")
+        (
+            a.profile,
+            f"{a.state}, former encoder" if a.current is False else a.state,
+            a.digest or "-",
+            a.error or a.reason or "-",
+        )
         for a in artifacts
     ]
     return table(("PROFILE", "STATE", "DIGEST", "REASON"), rows)

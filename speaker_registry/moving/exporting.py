@@ -50,7 +50,7 @@ class Export:
     """Exports the namespace of a client's API key.
 
     Args:
-        artifacts: Also export artifacts that are ready and not stale.
+        artifacts: Also export artifacts that are ready and made by the current encoder.
         on_voice: Called after each voice.
     """
 
@@ -111,7 +111,9 @@ class Export:
         return embedding_file(embedding_of(self._client, version))
 
     def _files(self, reference: str, version: VoiceVersion) -> list[File]:
-        ready = [one.profile for one in version.artifacts if one.state == "ready" and not one.stale]
+        ready = [
+            one.profile for one in version.artifacts if one.state == "ready" and one.current is not False
+        ]
         files = [
             self._read(f"{reference} for {profile}", partial(self._client.download, reference, profile))
             for profile in ready

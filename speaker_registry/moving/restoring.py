@@ -106,4 +106,4 @@ def _serves(client: RegistryClient, reference: str, profile: str, content_digest
         made = client.descriptor(reference, profile)
     except (NotFound, Conflict):
         return False
-    return made.state == "ready" and not made.stale and made.content_digest == content_digest
+    return made.state == "ready" and made.current is not False and made.content_digest == content_digest

@@ -42,6 +42,7 @@ from services.shared.registry.parts import RegistryParts
 from services.shared.registry.publication import Attempt, Provenance, Publisher
 from speaker_registry.errors import Unavailable
 from speaker_registry.names import parse_speaker_name
+from tests.encoders import make_current
 
 PROFILE = "qwen3-tts-0.6b"
 WIDER = "qwen3-tts-1.7b"
@@ -295,10 +296,10 @@ class Storage:
     # -- what workers do
 
     def announce(self, fingerprint: str, profiles: Iterable[str] | None = None) -> None:
-        """Announce an encoder for all artifacts from now on: those of all profiles, or of these."""
+        """Make all artifacts with an encoder from now on: those of all profiles, or of these."""
         self.fingerprint = fingerprint
         for profile in self.parts.catalogue.names if profiles is None else profiles:
-            self.parts.announcements.announce(profile, fingerprint, {}, untrained=False)
+            make_current(self.parts.announcements, profile, fingerprint, {})
 
     def take(self, name: str | None = None) -> list[Attempt]:
         """Take every open job in the queue, oldest first, including those that a worker took and did not

@@ -161,28 +161,24 @@ def test_a_queue_with_nothing_but_jobs_to_drop_costs_no_turn(queue):
     assert [job.id for job in worker._take().jobs] == ["a"]
 
 
-def test_from_a_queue_that_was_left_nothing_is_taken(queue):
-    """A worker takes nothing from a queue that it has left. What it would make of those jobs is no longer
-    served; another worker's result is.
+def test_from_a_queue_that_is_not_served_nothing_is_taken_until_it_is(queue):
+    """A worker takes nothing from a queue that it does not serve now. What it would make of those jobs is not
+    wanted. As soon as it serves the queue, it takes them.
     """
-    other = JobQueue(OTHER, queue.connection)
-    worker, watcher = make(queue), make(queue)
-
-    def act(jobs):
-        worker.leave_queue(OTHER)
-        seen.extend(job.id for job in jobs)
-        tools.append([one.name for one in Worker.all(queue=other)])
-        return echo(jobs)
-
-    seen, tools = [], []
-    worker._handlers["act"] = act
+    other, served = JobQueue(OTHER, queue.connection), {NAME}
+    worker = BatchWorker(
+        [NAME, OTHER],
+        {"act": echo},
+        connection=queue.connection,
+        settings=WorkerSettings(),
+        serves=served.__contains__,
+    )
     put(queue, "a"), put(other, "x"), put(queue, "b")
-    worker.work(burst=True)
-    assert seen == ["a", "b"]
+    assert [job.id for job in worker._take().jobs] == ["a", "b"]
+    assert worker._take() is None
     assert (other.job_ids, status_of(other, "x")) == (["x"], "queued")
-    assert all(worker.name not in names for names in tools)
-    watcher.work(burst=True)
-    assert status_of(other, "x") == "finished"
+    served.add(OTHER)
+    assert [job.id for job in worker._take().jobs] == ["x"]
 
 
 def test_what_may_pass_is_tried_again_alone_and_the_handler_knows_which_try_it_is(queue):

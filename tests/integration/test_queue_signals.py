@@ -11,6 +11,7 @@ from services.embedded.valkey import ValkeyServer
 from services.registry_api.maintenance.queue_signals import RedisSignals, _append_log_ok
 from services.shared.index.announcements import FailedProof
 from services.shared.queue.rq_jobs import QUARANTINE_KEY, JobQueue, enqueue, queue_name
+from tests.encoders import make_current
 from tests.integration.storage import PROFILE, Storage
 
 
@@ -89,9 +90,9 @@ def test_profiles_that_are_made_with_other_weights_are_shown(storage: Storage, s
     """Profiles that are made with other weights are shown. Their voices do not sound as with the published
     weights, and those of untrained weights are of no use at all.
     """
-    announce = storage.parts.announcements.announce
-    announce("voxtral", "sha256:1", {"weights": {"custom": True}}, untrained=False)
-    announce("higgs-audio-v2", "sha256:2", {}, untrained=True)
+    announcements, other = storage.parts.announcements, "sha256:" + "2" * 64
+    make_current(announcements, "voxtral", other, {"weights": {"custom": True}})
+    make_current(announcements, "higgs-audio-v2", other, {}, untrained=True)
     shown = dict(key[1:] for key in samples(signals) if key[0] == "registry_profile_weights")
     others = {name: weights for name, weights in shown.items() if weights != "published"}
     assert others == {"voxtral": "custom", "higgs-audio-v2": "untrained"}

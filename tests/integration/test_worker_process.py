@@ -2,23 +2,29 @@
 stopped while it loads.
 """
 
+import hashlib
 import os
 import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
+from typing import Self
 
 import httpx
 import pytest
 
 from services.embedded.managed_process import ROOT
 from services.extractor_worker.jobs.heartbeat import EXIT_UNFINISHED
-from services.extractor_worker.process import EXIT_NOTHING_TO_SERVE, EXIT_OUTDATED
+from services.extractor_worker.process import EXIT_NOTHING_TO_SERVE
 from speaker_registry import RegistryClient
 from speaker_registry.errors import ArtifactNotReady
+from speaker_registry.schemas import Profile
+from tests.encoders import make_current
 from tests.process_load import noise_clip
 from tests.processes import LEASE_SECONDS, OPTIONAL_PROFILE, PROFILE, PROFILES, QUICK, RegistryProcesses
 from tests.queue_workers import START_SECONDS, wait_until
@@ -115,27 +121,11 @@ def test_a_worker_waits_for_redis(registry: RegistryProcesses):
 
 
 @pytest.mark.slow
-def test_a_worker_whose_profiles_were_all_replaced_ends(registry: RegistryProcesses):
-    """A worker whose profiles were all replaced ends, because its artifacts would not be served. Its exit
-    status tells the supervisor why.
-    """
-    registry.valkey.start()
-    [worker] = registry.workers
-    worker.start()
-    until_logged(registry, "worker.started")
-    with registry.parts() as parts:
-        for name in (PROFILE, OPTIONAL_PROFILE):
-            parts.announcements.announce(name, NEWER, {}, untrained=True)
-        wait_until(lambda: worker.exit_status is not None)
-        assert parts.announcements.workers(PROFILE) == 0
-    assert worker.exit_status == EXIT_OUTDATED
-    assert "moved on to sha256:2222" in registry.log()
-
-
-@pytest.mark.slow
-def test_a_worker_goes_on_with_those_of_its_profiles_that_were_not_replaced(registry: RegistryProcesses):
-    """A worker goes on with those of its profiles that were not replaced, also after a restart. One upgraded
-    profile must not stop fourteen others.
+def test_a_worker_whose_encoder_is_replaced_goes_on_and_serves_again_after_the_way_back(
+    registry: RegistryProcesses,
+):
+    """A worker whose encoder is replaced keeps running, also for its other profiles, and takes no jobs of the
+    new encoder. When its encoder is promoted again, it works at once, without being loaded again.
     """
     registry.valkey.start()
     [worker] = registry.workers
@@ -143,16 +133,100 @@ def test_a_worker_goes_on_with_those_of_its_profiles_that_were_not_replaced(regi
     with registry.parts() as parts:
         alive = parts.announcements.workers
         wait_until(lambda: alive(PROFILE) == alive(OPTIONAL_PROFILE) == 1, START_SECONDS)
-        parts.announcements.announce(PROFILE, NEWER, {}, untrained=True)
-        wait_until(lambda: alive(PROFILE) == 0)
-        assert "profile.not_served" in registry.log()
-        worker.kill()
-        worker.start()
-        until_logged(registry, "worker.started", times=2)
-        wait_until(lambda: alive(OPTIONAL_PROFILE) == 2)  # the dead one is remembered for a while
-        assert alive(PROFILE) == 0
-        assert worker.exit_status is None
-    assert f'"not_served": ["{PROFILE}"]' in registry.log()
+        before = parts.announcements.current(PROFILE)
+        assert before is not None
+        make_current(parts.announcements, PROFILE, NEWER, {})
+        assert (alive(PROFILE), alive(OPTIONAL_PROFILE)) == (0, 1)
+        until_logged(registry, "profile.not_served")
+        parts.announcements.promote(before)
+        assert alive(PROFILE) == 1
+        until_logged(registry, "profile.served")
+    assert worker.exit_status is None
+
+
+@pytest.mark.slow
+def test_workers_of_another_encoder_change_nothing_that_is_served(tmp_path: Path):
+    """A second worker with another dtype, and one with untrained weights, change nothing that is served. They
+    come and go beside a registry under load, and every answer is 200 with the same bytes.
+    """
+    trained = {"SPEAKER_EXTRACTOR_WEIGHTS": "hub", "SPEAKER_PROFILES": PROFILE}
+    with with_valkey(tmp_path, trained, apis=1) as registry, RegistryClient(registry.urls[0]) as client:
+        registry.workers[0].start()
+        names = [f"voice-{number}" for number in range(VOICES)]
+        for number, name in enumerate(names):
+            client.register(name, noise_clip(number)[0], consent="yes")
+        for name in names:
+            client.wait_ready(f"{name}@1", timeout=START_SECONDS)
+        with Fetching(registry.urls[0], names) as fetching:
+            for differing, other in OTHERS.items():
+                second = registry.another_worker(other)
+                second.start()
+                wait_until(partial(is_candidate, client, differing), START_SECONDS)
+                fetching.go_round()
+                assert fingerprint_of_a_new_voice(client, differing) == profile_of(client).fingerprint
+                second.kill()
+                fetching.go_round()
+        assert fetching.strange == []
+        assert (profile_of(client).workers, profile_of(client).former) == (1, [])
+
+
+VOICES = 20
+OTHERS = {
+    "dtype": {"SPEAKER_EXTRACTOR_DTYPE": "bfloat16"},
+    "weights.untrained": {"SPEAKER_EXTRACTOR_WEIGHTS": "untrained"},
+}
+"""The fingerprint input that differs -> the settings of a worker in which it does."""
+
+
+class Fetching:
+    """Fetches the files of voices, one after the other, on a thread. `strange` lists unexpected answers."""
+
+    def __init__(self, url: str, names: Sequence[str]) -> None:
+        self._paths = [f"{url}/v1/voices/{name}/versions/1/artifacts/{PROFILE}/file" for name in names]
+        self._digests: dict[str, str] = {}
+        self._rounds = 0
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self.strange: list[tuple[str, int]] = []
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        self.go_round()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def go_round(self) -> None:
+        """Wait until every voice was fetched once more."""
+        last = self._rounds + 2  # the round under way may have begun before
+        wait_until(lambda: self._rounds >= last or not self._thread.is_alive(), START_SECONDS)
+        assert self._thread.is_alive()
+
+    def _run(self) -> None:
+        with httpx.Client() as client:
+            while not self._stop.is_set():
+                for path in self._paths:
+                    answer = client.get(path)
+                    digest = hashlib.sha256(answer.content).hexdigest()
+                    if (answer.status_code, digest) != (200, self._digests.setdefault(path, digest)):
+                        self.strange.append((path, answer.status_code))
+                self._rounds += 1
+
+
+def profile_of(client: RegistryClient) -> Profile:
+    return next(one for one in client.profiles() if one.id == PROFILE)
+
+
+def is_candidate(client: RegistryClient, differing: str) -> bool:
+    return any(one.differs.keys() == {differing} for one in profile_of(client).candidates)
+
+
+def fingerprint_of_a_new_voice(client: RegistryClient, name: str) -> str:
+    """Register a voice, and return the fingerprint with which its artifact is made."""
+    client.register(name, noise_clip(1000 + len(name))[0], consent="yes")
+    return client.fetch(f"{name}@1", PROFILE, wait=START_SECONDS).manifest.fingerprint
 
 
 @pytest.mark.slow

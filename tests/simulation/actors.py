@@ -32,6 +32,7 @@ from speaker_registry.errors import (
     Unavailable,
 )
 from speaker_registry.names import DEFAULT, parse_speaker_name
+from tests.encoders import make_current
 from tests.simulation.clips import clip_of, content_of, embedding_of
 from tests.simulation.ledger import Violation
 from tests.simulation.process import Process
@@ -185,9 +186,9 @@ def start(world: World, process: Process) -> None:
 
 
 def announce(world: World, process: Process) -> None:
-    """Announce the worker's profiles, as it does first."""
+    """Announce the worker's profiles, as it does first, and promote its encoders."""
     for profile, fingerprint in process.fingerprints.items():
-        say = partial(process.opened.announcements.announce, profile, fingerprint, {}, untrained=False)
+        say = partial(make_current, process.opened.announcements, profile, fingerprint, {})
         patiently(world, say)
     process.in_service = True
 

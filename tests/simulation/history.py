@@ -360,7 +360,7 @@ class History:
         """A process is killed, and another takes its place; a worker's with the newest encoder."""
         self.world.kill_process(name)
         self._bury()
-        fingerprint = f"sha256:{self.encoder}"
+        fingerprint = f"sha256:{self.encoder:064x}"
         self._start_process(name, {profile.name: fingerprint for profile in PROFILES})
 
     def _start_process(self, name: str, fingerprints: Mapping[str, str] | None = None) -> None:

@@ -90,9 +90,9 @@ def _told(speaker: Speaker) -> dict[str, Any]:
 
 def _check_made(process: Process, indexed: IndexedSpeaker, version: SpeakerVersion) -> None:
     for status in process.operations.statuses.of_wanted(indexed, version):
-        if status.state not in {"ready", "failed"} or status.job_id:
+        if status.state_of_current not in {"ready", "failed"} or status.job_id:
             raise Violation(
-                f"{version.vuid} is {status.state} for {status.profile.name}, job {status.job_id}"
+                f"{version.vuid} is {status.state_of_current} for {status.profile.name}, job {status.job_id}"
             )
 
 
@@ -108,7 +108,7 @@ def _check_default(process: Process, indexed: IndexedSpeaker, speaker: Speaker) 
         statuses = [
             process.operations.statuses.of_profile(indexed, version, one) for one in _required(process)
         ]
-        ready = {one.profile.name for one in statuses if one.state == "ready"}
+        ready = {one.profile.name for one in statuses if one.state_of_current == "ready"}
         if ready and ready >= kept:
             raise Violation(f"default is {speaker.default.vuid}, and {version.vuid} serves all that it does")
 

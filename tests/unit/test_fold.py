@@ -17,7 +17,6 @@ from services.registry_api.maintenance.garbage import unreachable
 from services.shared.bucket.facts import read_certain, read_facts, read_speaker
 from services.shared.bucket.keys import SpeakerId, parse_key
 from services.shared.bucket.store import Listing, StoredObject, check_prefix
-from services.shared.index.announcements import Announcement
 from services.shared.index.reading import IndexedSpeaker, PendingExtraction
 from services.shared.model.domain import (
     AliasFact,
@@ -254,10 +253,9 @@ PROFILE = Profile(
 
 def state_of(facts: list[Fact], *pending_extractions: PendingExtraction) -> str:
     """Return the state for the profile at its new fingerprint."""
-    announced = Announcement(profile=ECAPA, seq=1, uid="u", fingerprint=NEW)
     speaker = fold(facts)
     return profile_status(
-        IndexedSpeaker(speaker, pending_extractions), first(speaker), PROFILE, announced
+        IndexedSpeaker(speaker, pending_extractions), first(speaker), PROFILE, NEW, (OLD,)
     ).state
 
 
@@ -271,6 +269,27 @@ def test_a_failure_means_nothing_once_there_is_an_artifact():
 def test_a_failure_of_an_older_fingerprint_is_forgotten():
     """A better encoder may take what the last one refused."""
     assert state_of([version(1), gave_up(1, "a", fingerprint=OLD)]) == "pending"
+
+
+def test_the_last_good_artifact_is_served_until_the_current_encoder_has_made_one():
+    """An upgrade must never take a voice away, whatever becomes of its new artifact."""
+    pending = PendingExtraction(vuid(1), ECAPA, NEW, "job_1", processing=True)
+    old = [version(1), made(1, "a", fingerprint=OLD), made(1, "b", fingerprint="other", build=7)]
+    for facts, extractions, state in (
+        (old, (), "pending"),
+        (old, (pending,), "processing"),
+        ([*old, gave_up(1, "c")], (), "failed"),
+    ):
+        speaker = fold(facts)
+        indexed = IndexedSpeaker(speaker, extractions)
+        status = profile_status(indexed, first(speaker), PROFILE, NEW, (OLD,))
+        assert (status.state, status.state_of_current, status.current) == ("ready", state, False)
+        assert status.artifact is not None
+        assert status.artifact.fingerprint == OLD
+    speaker = fold([*old, made(1, "d")])
+    status = profile_status(IndexedSpeaker(speaker), first(speaker), PROFILE, NEW, (OLD,))
+    assert status.artifact is not None
+    assert (status.artifact.fingerprint, status.current) == (NEW, True)
 
 
 def test_a_failure_is_put_aside_while_it_is_tried_again():

@@ -72,6 +72,8 @@ class BatchWorker(BaseWorker):
         connection: a client of Redis that answers in bytes. Only its address and credentials are used.
         name: the worker's name, unique also among workers of the past minutes. By default one is made up.
         on_beat: is called after each heartbeat, in the heartbeat's thread.
+        serves: returns whether jobs are taken from a queue now, by its name. Jobs that were taken are
+            finished.
     """
 
     def __init__(
@@ -83,13 +85,13 @@ class BatchWorker(BaseWorker):
         settings: WorkerSettings,
         name: str | None = None,
         on_beat: Callable[[], None] | None = None,
+        serves: Callable[[str], bool] = lambda _queue: True,
     ) -> None:
         self.settings = settings
         redis = _impatient(connection, settings.poll_seconds)
         self._job_queues = [JobQueue(queue, redis) for queue in queues]
         """The queues in the order of their turns. Only the worker's main thread changes the order."""
-        self._left = frozenset[str]()
-        """Names of the queues from which no more jobs are taken. Any thread may replace the set."""
+        self._serves = serves
         super().__init__(
             self._job_queues,
             name=name or f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}",
@@ -135,15 +137,6 @@ class BatchWorker(BaseWorker):
     def progress(self) -> None:
         """Give the running batch its full time again. Handlers that work in steps call this."""
         self._heartbeat.progress()
-
-    def leave_queue(self, name: str) -> None:
-        """Take no more jobs from a queue. Jobs that were taken are finished. Any thread may call this.
-
-        Raises redis-py's errors; the call can be repeated.
-        """
-        self._left |= {name}
-        self.queues = [queue for queue in self.queues if queue.name != name]  # as RQ's tools show it
-        self.connection.srem(worker_registration.WORKERS_BY_QUEUE_KEY % name, self.key)
 
     def work(self, burst: bool = False) -> bool:  # type: ignore[override]
         """Run jobs until SIGTERM or SIGINT; with `burst`, until no queue has any. Returns whether any ran.
@@ -264,7 +257,7 @@ class BatchWorker(BaseWorker):
 
     @property
     def _served(self) -> list[JobQueue]:
-        return [queue for queue in self._job_queues if queue.name not in self._left]
+        return [queue for queue in self._job_queues if self._serves(queue.name)]
 
     def _show_busy(self, pipeline: Pipeline) -> None:
         self.set_state(WorkerStatus.BUSY, pipeline=pipeline)

@@ -236,6 +236,7 @@ JOBS_CANCEL = needs("jobs:write")
 """`engine` is left out: a TTS server asks for artifacts, and other callers may wait for the same job."""
 ADMIN = Security(_authorize_key_management, scopes=("admin",))
 METRICS = Security(_authorize_operator, scopes=("admin",))
+PROFILES_PROMOTE = Security(_authorize_operator, scopes=("admin",))
 ANY_KEY = needs()
 
 

@@ -51,6 +51,7 @@ class _Answer:
     waiting_since: Mapping[str, datetime]
     """Profile -> when its longest waiting job was enqueued. Profiles without waiting jobs are omitted."""
     workers: Mapping[str, int]
+    """Profile -> how many workers have its current encoder."""
     failed_proofs: Mapping[str, int]
     """Profile -> how many workers failed its proof."""
     announced: Mapping[str, Announcement]
@@ -112,16 +113,22 @@ class RedisSignals(Collector):
 
     def _ask(self) -> _Answer:
         queues, quarantined, persistence, swept = self._lengths()
+        announced = self._announcements.told(queues)
+        workers = self._announcements.workers_of(queues)
+        serving = {
+            name: counts[announced[name].fingerprint] if name in announced else 0
+            for name, counts in workers.items()
+        }
         return _Answer(
             gate_open=self._index.gate_open(),
             index_complete=self._index.complete(),
             queues=queues,
             waiting_since=self._waiting_since(queues),
-            workers=self._announcements.workers_of(queues),
+            workers=serving,
             failed_proofs={
                 name: len(failed) for name, failed in self._announcements.failed_proofs_of(queues).items()
             },
-            announced=self._announcements.told(queues),
+            announced=announced,
             quarantined=quarantined,
             append_log_ok=_append_log_ok(persistence),
             swept_at=float(swept.partition(b":")[0]) if swept else 0,

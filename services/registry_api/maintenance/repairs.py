@@ -72,7 +72,7 @@ class Repairs:
             return True
         indexed = IndexedSpeaker(truth)
         return self._promoter.is_due(speaker_id, indexed) or any(
-            status.state == "pending"
+            status.state_of_current == "pending"
             for version in truth.versions
             for status in self._statuses.of_wanted(indexed, version)
         )

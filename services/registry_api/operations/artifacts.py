@@ -28,6 +28,19 @@ class StoredArtifact:
 
 
 @dataclass(frozen=True, slots=True)
+class Wanted:
+    """Which of the artifacts of a version and a profile is asked for. By default it is the one to serve."""
+
+    current: bool = False
+    """Only one of the current encoder."""
+    fingerprint: str | None = None
+    """Only one of this fingerprint."""
+
+
+ANY = Wanted()
+
+
+@dataclass(frozen=True, slots=True)
 class FoundVersion:
     """A live version and what is known of its artifact for one profile, which may not exist."""
 
@@ -35,16 +48,16 @@ class FoundVersion:
     indexed: IndexedSpeaker
     version: SpeakerVersion
     status: ProfileStatus
-    allow_stale: bool
-    """Whether an artifact that an older encoder made may be served."""
+    wanted: Wanted
+    """Which artifact was asked for."""
     required: bool
     """Whether every version must have an artifact for the profile."""
 
     @property
     def artifact(self) -> StoredArtifact | None:
         """The artifact to serve, or None if there is none."""
-        record = self.status.artifact or (self.status.stale if self.allow_stale else None)
-        if record is None:
+        record = self.status.artifact
+        if record is None or (self.wanted.current and not self.status.current):
             return None
         return StoredArtifact(self.speaker_id, self.indexed, self.version, record)
 
@@ -56,25 +69,35 @@ class FoundVersion:
     @property
     def fault(self) -> SpeakerRegistryError | None:
         """The error to raise if there is no artifact to serve and none is being made, else None."""
+        if self.artifact is not None or self.status.job_id is not None:
+            return None
+        return self._why_there_is_none()
+
+    def _why_there_is_none(self) -> SpeakerRegistryError | None:
+        """Return the error, or None if housekeeping is about to start the extraction."""
         status, profile = self.status, self.status.profile.name
         name = self.version.record.name
         what = f"version {self.version.number} of voice '{name}'"
         again = f"POST /v1/audio/voices/{quote(name, safe='')}/cache?profile={profile}"
-        if self.artifact is not None or status.job_id is not None:
-            return None
         if status.unsupported:
             return ArtifactNotFound(f"There is no artifact of {what}: {status.error}.", param="profile")
-        if status.state == "failed":
+        if status.state_of_current == "failed":
             return ArtifactFailed(
                 f"Extracting {what} for profile '{profile}' failed. {status.error}", param="profile"
             )
-        if status.stale is not None:
-            return ArtifactStale(
-                f"The artifact of {what} was made by an older encoder of '{profile}'. Pass allow_stale=true "
-                f"to get it, or extract it again with {again}.",
-                param="profile",
+        if self.wanted.fingerprint is not None and status.artifact is None:
+            return ArtifactNotFound(
+                f"No artifact of {what} for profile '{profile}' was made with {self.wanted.fingerprint}. "
+                "Without `fingerprint`, the one that is served now is returned.",
+                param="fingerprint",
             )
-        if self.required:  # housekeeping is about to start the extraction
+        if status.of_former:
+            return ArtifactStale(
+                f"The artifact of {what} was made by a former encoder of '{profile}'. Ask without "
+                f"current=true to get it, or extract it again with {again}.",
+                param="current",
+            )
+        if self.required:
             return None
         return ArtifactNotFound(
             f"Nothing was extracted from {what} for profile '{profile}'. Request it with {again}.",
@@ -94,7 +117,7 @@ class Artifacts:
         self._catalogue = catalogue
 
     def find(
-        self, namespace: str, name: str, reference: int | str, profile: str, *, allow_stale: bool = False
+        self, namespace: str, name: str, reference: int | str, profile: str, wanted: Wanted = ANY
     ) -> FoundVersion:
         """Find a version's artifact for a profile.
 
@@ -103,8 +126,8 @@ class Artifacts:
         """
         self._catalogue.get(profile)
         indexed, version = self._speakers.find_version(namespace, name, reference)
-        status = self._statuses.explained(self._statuses.of_profile(indexed, version, profile))
-        return self._found(namespace, indexed, version, status, allow_stale=allow_stale)
+        status = self._statuses.of_profile(indexed, version, profile, wanted.fingerprint)
+        return self._found(namespace, indexed, version, self._statuses.explained(status), wanted)
 
     def find_each(
         self, namespace: str, voices: Sequence[str], profiles: Sequence[str]
@@ -170,9 +193,8 @@ class Artifacts:
         indexed: IndexedSpeaker,
         version: SpeakerVersion,
         status: ProfileStatus,
-        *,
-        allow_stale: bool = False,
+        wanted: Wanted = ANY,
     ) -> FoundVersion:
         speaker_id = SpeakerId.of_record(namespace, version.record)
         required = status.profile.name in self._catalogue.required
-        return FoundVersion(speaker_id, indexed, version, status, allow_stale, required)
+        return FoundVersion(speaker_id, indexed, version, status, wanted, required)

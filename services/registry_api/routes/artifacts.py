@@ -10,9 +10,10 @@ from starlette.responses import Response
 
 from services.registry_api.access.rules import ARTIFACTS_READ, COUNTED_UPLOAD, VOICES_WRITE
 from services.registry_api.dependencies import (
-    AllowStale,
     CallerDep,
     NamespaceDep,
+    OnlyCurrent,
+    OnlyFingerprint,
     ProfileName,
     Reference,
     Services,
@@ -24,7 +25,7 @@ from services.registry_api.dependencies import (
 )
 from services.registry_api.express.lane import offer_of
 from services.registry_api.operations.artifact_upload import ReadyArtifact
-from services.registry_api.operations.artifacts import FoundVersion
+from services.registry_api.operations.artifacts import FoundVersion, Wanted
 from services.registry_api.protocol.callers import Caller
 from services.registry_api.protocol.routing import Router
 from services.registry_api.protocol.signals import route_of
@@ -55,7 +56,7 @@ class _Target:
     name: str
     reference: int | str
     profile: str
-    allow_stale: bool
+    wanted: Wanted
     caller: Caller
 
     def find(self) -> FoundVersion:
@@ -65,7 +66,7 @@ class _Target:
             VoiceNotFound, VersionNotFound, AliasNotFound, ProfileUnknown.
         """
         find = self.services.operations.artifacts.find
-        return find(self.namespace, self.name, self.reference, self.profile, allow_stale=self.allow_stale)
+        return find(self.namespace, self.name, self.reference, self.profile, self.wanted)
 
 
 async def _target(
@@ -75,9 +76,11 @@ async def _target(
     ref: Reference,
     profile: ProfileName,
     caller: CallerDep,
-    allow_stale: AllowStale = False,
+    current: OnlyCurrent = False,
+    fingerprint: OnlyFingerprint = None,
 ) -> _Target:
-    return _Target(services, namespace, name, parse_reference(ref), profile, allow_stale, caller)
+    wanted = Wanted(current, fingerprint)
+    return _Target(services, namespace, name, parse_reference(ref), profile, wanted, caller)
 
 
 TargetDep = Annotated[_Target, Depends(_target)]
@@ -112,7 +115,9 @@ async def get_artifact(
 ) -> Response:
     """Get the descriptor of an artifact: its digest, its tensors, and the URL of its file.
 
-    Returns 202 while the artifact is being made. With `wait`, the answer is held back until it is ready.
+    Returns 202 while the artifact is being made. With `wait`, the answer is held back until it is ready. If
+    the profile has another encoder now, the last good artifact is returned until the new one is ready, with
+    `current` false.
     """
     found = await _settled(request, target, wait)
     if found.artifact is None:
@@ -156,17 +161,16 @@ async def _file_or_descriptor(
             return _not_yet(request, found)
         _offer(request, target, found, is_file=True)
         headers = file_headers(found.artifact.record.digest, found.version)
+        headers["X-Artifact-Current"] = "true" if found.status.current else "false"
         response = await answer_with_file(request, slots, found.artifact, headers, redirect=redirect)
         if response is not None:
             return response
 
 
 def _offer(request: Request, target: _Target, found: FoundVersion, *, is_file: bool) -> None:
-    """Have the answer kept for the same request, unless the artifact was made by an older encoder, or the
-    index did not say what the answer is.
-    """
+    """Have the answer kept for the same request, unless the index did not say what the answer is."""
     offer = offer_of(request.scope)
-    if offer is None or found.status.artifact is None or found.indexed.from_facts:
+    if offer is None or found.indexed.from_facts:
         return
     # A voice that is registered under what is another voice's id takes its place.
     named = SpeakerId.of(target.namespace, parse_speaker_name(target.name))
@@ -213,7 +217,7 @@ def _give(target: _Target, body: bytes, fingerprint: str | None) -> bool:
 async def _settled(request: Request, target: _Target, wait: float) -> FoundVersion:
     found = await run_in_threadpool(target.find)
     if wait and not found.settled:
-        question = ("artifact", target.name, target.reference, target.profile, target.allow_stale)
+        question = ("artifact", target.name, target.reference, target.profile, target.wanted)
         with target.services.access.waiting_requests.hold(target.caller, target.namespace):
             found = await target.services.long_polls.wait_until(
                 str(found.speaker_id),
@@ -229,7 +233,7 @@ async def _settled(request: Request, target: _Target, wait: float) -> FoundVersi
 
 
 def _descriptor(found: FoundVersion) -> ArtifactDescriptor:
-    return rendering.descriptor(found.indexed, found.version, found.status, allow_stale=found.allow_stale)
+    return rendering.descriptor(found.indexed, found.version, found.status, found.wanted)
 
 
 def _not_yet(request: Request, found: FoundVersion) -> Response:

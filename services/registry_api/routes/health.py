@@ -13,6 +13,7 @@ from services.registry_api.access.rules import METRICS, PUBLIC
 from services.registry_api.dependencies import Services
 from services.registry_api.protocol.routing import Router
 from services.registry_api.wire.examples import health as examples
+from services.shared.registry.status import waiting_reason
 from services.shared.telemetry.metrics import exposition
 from speaker_registry.errors import SpeakerRegistryError
 
@@ -34,13 +35,17 @@ async def get_health() -> dict[str, str]:
 async def get_readiness(request: Request) -> Response:
     """Check that the store and the index answer and that the index is trusted.
 
-    While the index is not ready, reads are still served and writes are refused with 503.
+    While the index is not ready, reads are still served and writes are refused with 503. `details` names the
+    required profiles that no worker serves. They do not make the answer 503, because ready artifacts are
+    served nevertheless.
     """
     readiness = request.app.state.readiness
     assert isinstance(readiness, Readiness)
     parts = await readiness.parts()
     good = all(found == "ok" for found in parts.values())
-    body = {"status": "ok" if good else "unavailable", "parts": parts}
+    body: dict[str, object] = {"status": "ok" if good else "unavailable", "parts": parts}
+    if readiness.unserved:
+        body["details"] = readiness.unserved
     return JSONResponse(body, status_code=200 if good else 503, headers={} if good else {"Retry-After": "1"})
 
 
@@ -69,6 +74,8 @@ class Readiness:
         self._services = services
         self._check: asyncio.Task[dict[str, str]] | None = None
         self._checked_at = float("-inf")
+        self.unserved: dict[str, str] = {}
+        """The name of each required profile that no worker serves -> what that means."""
 
     async def parts(self) -> dict[str, str]:
         """Return, by the name of each part, `ok` or what is wrong with it."""
@@ -80,8 +87,16 @@ class Readiness:
     async def _check_now(self) -> dict[str, str]:
         checks = _checks(self._services)
         found = {name: await run_in_threadpool(_state, check) for name, check in checks.items()}
+        self.unserved = await run_in_threadpool(_unserved, self._services)
         self._checked_at = time.monotonic()
         return found
+
+
+def _unserved(services: Services) -> dict[str, str]:
+    """Return the required profiles that no worker serves. Returns none if this cannot be found out."""
+    parts = services.parts
+    wanted = [one.name for one in parts.catalogue.required_profiles if not one.not_extractable]
+    return {name: waiting_reason(name) for name in wanted if not parts.announcements.is_served(name)}
 
 
 def _checks(services: Services) -> dict[str, Callable[[], object]]:

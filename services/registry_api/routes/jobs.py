@@ -157,25 +157,15 @@ def cancel_job(request: Request, services: ServicesDep, namespace: NamespaceDep,
 
 @router.get("/profiles", responses=examples.PROFILES, dependencies=[ANY_KEY])
 def list_profiles(request: Request, services: ServicesDep, limit: Limit = 100, after: After = "") -> Response:
-    """List profiles by name: the tensors of their artifacts, and how many workers extract them now."""
-    catalogue, announcements = services.parts.catalogue, services.parts.announcements
+    """List profiles by name: the tensors of their artifacts, how many workers extract them now, and the
+    encoders that could be promoted.
+    """
+    catalogue = services.parts.catalogue
     if after:
         catalogue.get(after)
     following = [facts for facts in catalogue if facts.name > after]
     page = following[:limit]
-    names = [facts.name for facts in page]
-    workers = announcements.workers_of(names)
-    failed_proofs = announcements.failed_proofs_of(names)
-    shown = [
-        rendering.profile(
-            facts,
-            required=facts.name in catalogue.required,
-            announced=announcements.current(facts.name),
-            workers=workers[facts.name],
-            failed_proofs=failed_proofs[facts.name],
-        )
-        for facts in page
-    ]
+    shown = rendering.profiles(services.parts, page)
     first, last = (shown[0].id, shown[-1].id) if shown else (None, None)
     has_more = len(following) > limit
     return answer(request, Page[Profile](data=shown, first_id=first, last_id=last, has_more=has_more))

@@ -1,22 +1,25 @@
 """Renders speakers as voices: turns records into the answers of `speaker_registry.schemas`. No decisions."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 from urllib.parse import quote
 
 from services.registry_api.keys.api_keys import ApiKey, Token
 from services.registry_api.keys.keyring import Keyring
-from services.registry_api.operations.artifacts import FoundVersion
+from services.registry_api.operations.artifacts import ANY, FoundVersion, Wanted
 from services.shared.index.announcements import Announcement, Announcements, FailedProof
 from services.shared.index.jobs import JobRecord
 from services.shared.index.reading import IndexedSpeaker
 from services.shared.model.domain import ArtifactRecord, SpeakerVersion
+from services.shared.model.encoders import differences
 from services.shared.model.fingerprint import Fingerprint
+from services.shared.registry.parts import RegistryParts
 from services.shared.registry.promotion import held_back
 from services.shared.registry.status import ProfileStatus, Statuses, waiting_reason, worst
 from speaker_registry import schemas
 from speaker_registry.engine import Profile
-from speaker_registry.errors import ArtifactNotFound, ArtifactStale, SpeakerRegistryError
+from speaker_registry.errors import ArtifactNotFound, ArtifactStale, SpeakerRegistryError, Unavailable
 from speaker_registry.manifests import ManifestEntry
 from speaker_registry.names import DEFAULT, VoiceId, slug_of
 
@@ -83,7 +86,7 @@ def artifact_status(status: ProfileStatus) -> schemas.ArtifactStatus:
     return schemas.ArtifactStatus(
         profile=status.profile.name,
         state=status.state,
-        stale=status.artifact is None and status.stale is not None,
+        current=status.current if status.artifact else None,
         digest=status.artifact.digest if status.artifact else None,
         job_id=status.job_id,
         error=status.error,
@@ -92,9 +95,9 @@ def artifact_status(status: ProfileStatus) -> schemas.ArtifactStatus:
 
 
 def descriptor(
-    indexed: IndexedSpeaker, one: SpeakerVersion, status: ProfileStatus, *, allow_stale: bool = False
+    indexed: IndexedSpeaker, one: SpeakerVersion, status: ProfileStatus, wanted: Wanted = ANY
 ) -> schemas.ArtifactDescriptor:
-    record = status.artifact or (status.stale if allow_stale else None)
+    record = None if wanted.current and not status.current else status.artifact
     return schemas.ArtifactDescriptor(
         voice=one.record.name,
         voice_id=voice_id(indexed),
@@ -103,14 +106,14 @@ def descriptor(
         created_at=one.record.created_at,
         profile=status.profile.name,
         model_type=status.profile.model_type,
-        state="ready" if record is not None else status.state,
-        stale=status.artifact is None and status.stale is not None,
+        state="ready" if record is not None else status.state_of_current,
+        current=status.current if record is not None else None,
         ref_text=one.record.ref_text,
         audio_digest=f"sha256:{one.record.clip.sha256}" if one.record.clip else None,
         job_id=status.job_id,
         error=status.error,
         reason=status.reason,
-        **(_artifact_fields(one, status, record) if record is not None else {}),
+        **(_artifact_fields(one, status, record, wanted) if record is not None else {}),
     )
 
 
@@ -122,7 +125,11 @@ def resolved(
         return schemas.ResolvedArtifact(voice=voice, profile=profile, error=_fault(found))
     fault = found.fault
     return schemas.ResolvedArtifact(
-        voice=voice, profile=profile, error=_fault(fault) if fault else None, **_version_and_file(found)
+        voice=voice,
+        profile=profile,
+        current=found.status.current if found.artifact else None,
+        error=_fault(fault) if fault else None,
+        **_version_and_file(found),
     )
 
 
@@ -154,7 +161,9 @@ def _fault(error: SpeakerRegistryError) -> schemas.Fault:
     return schemas.Fault(code=error.code, message=error.message)
 
 
-def _artifact_fields(one: SpeakerVersion, status: ProfileStatus, record: ArtifactRecord) -> dict[str, Any]:
+def _artifact_fields(
+    one: SpeakerVersion, status: ProfileStatus, record: ArtifactRecord, wanted: Wanted
+) -> dict[str, Any]:
     base = f"{_version_path(one)}/artifacts/{status.profile.name}/file"
     return {
         "mode": _mode(one, record),
@@ -166,7 +175,7 @@ def _artifact_fields(one: SpeakerVersion, status: ProfileStatus, record: Artifac
         "extractor": record.extractor,
         "untrained": record.untrained,
         "custom_weights": Fingerprint(record.extractor).custom_weights,
-        "url": base + ("" if status.artifact else "?allow_stale=true"),
+        "url": base + (f"?fingerprint={wanted.fingerprint}" if wanted.fingerprint else ""),
         "immutable_url": f"/v1/blobs/{record.digest}",
     }
 
@@ -220,12 +229,56 @@ def _waiting_reason(announcements: Announcements, record: JobRecord) -> str | No
     return waiting_reason(record.profile)
 
 
-def profile(
+def profiles(parts: RegistryParts, shown: Sequence[Profile]) -> list[schemas.Profile]:
+    """Render profiles with their encoders and workers."""
+    names = [one.name for one in shown]
+    workers = parts.announcements.workers_of(names)
+    failed_proofs = parts.announcements.failed_proofs_of(names)
+    return [
+        _profile(
+            one,
+            required=one.name in parts.catalogue.required,
+            announced=(announced := parts.announcements.current(one.name)),
+            workers=workers[one.name],
+            candidates=_candidates(parts.announcements, one.name, announced, workers[one.name]),
+            failed_proofs=failed_proofs[one.name],
+        )
+        for one in shown
+    ]
+
+
+def _candidates(
+    announcements: Announcements, profile: str, announced: Announcement | None, workers: Mapping[str, int]
+) -> list[schemas.CandidateEncoder]:
+    """Render the encoders that live workers have and that are not the current one."""
+    if announced is None:
+        return []
+    found = []
+    for fingerprint, count in sorted(workers.items()):
+        encoder = None
+        if fingerprint != announced.fingerprint:
+            with suppress(Unavailable):  # the bucket is away; the next answer tells more
+                encoder = announcements.encoder(profile, fingerprint)
+        if encoder is not None:
+            found.append(
+                schemas.CandidateEncoder(
+                    fingerprint=fingerprint,
+                    untrained=encoder.untrained,
+                    custom_weights=encoder.custom_weights,
+                    workers=count,
+                    differs=differences(announced.extractor, encoder.extractor),
+                )
+            )
+    return found
+
+
+def _profile(
     known_profile: Profile,
     *,
     required: bool,
     announced: Announcement | None,
-    workers: int,
+    workers: Mapping[str, int],
+    candidates: list[schemas.CandidateEncoder],
     failed_proofs: Iterable[FailedProof],
 ) -> schemas.Profile:
     return schemas.Profile(
@@ -245,7 +298,9 @@ def profile(
         extractor=announced.extractor if announced else {},
         untrained=announced.untrained if announced else False,
         custom_weights=announced.custom_weights if announced else False,
-        workers=workers,
+        workers=workers.get(announced.fingerprint, 0) if announced else 0,
+        former=list(announced.former) if announced else [],
+        candidates=candidates,
         failed_proofs=[
             schemas.FailedProof(worker=one.worker, device=one.device, reason=one.reason)
             for one in failed_proofs
@@ -272,7 +327,7 @@ def uploaded_voice(statuses: Statuses, indexed: IndexedSpeaker) -> dict[str, Any
         id=voice_id(indexed),
         version=one.number,
         cache_status=worst(wanted),
-        stale=any(status.artifact is None and status.stale is not None for status in wanted),
+        current=not any(status.of_former for status in wanted),
     )
     entry.update(_if_set(reason=_reason(wanted)))
     return entry

@@ -9,7 +9,8 @@
                                              {attempt}.{sha256}.json    the artifact is published
                                              {attempt}.failed           its extraction was given up
                                              {uid}.void                 its bytes were lost: it counts no more
-    _profiles/{profile}/{seq:012d}.{uid}.json                           a worker announced a fingerprint
+    _profiles/{profile}/{seq:012d}.{uid}.json                           a fingerprint became the current one
+    _profiles/{profile}/candidate.{fingerprint}.json                    a worker came with another fingerprint
     _keys/{id}/made.{sha256 of its JSON}.json                           an API key was made
                end.{at:012d}.{uid}                                      an API key was ended
     _registry/                                                          which bucket this is, see `identity`
@@ -64,6 +65,7 @@ _ARTIFACT = re.compile(rf"({_WINNER})\.(safetensors|json)")
 _FAILURE = re.compile(rf"({_UID})\.failed")
 _VOID = re.compile(rf"{_UID}\.void")
 _ANNOUNCEMENT = re.compile(rf"({_SEQ})\.({_ID})\.json")
+_CANDIDATE = re.compile(rf"candidate\.({_SHA256})\.json")
 _MADE = re.compile(rf"made\.({_SHA256})\.json")
 _END = re.compile(r"end\.([0-9]{12})\.([0-9a-f]{12})[0-9a-f]{20}")
 _KEY_ID = re.compile(r"[0-9a-z]{8}")
@@ -223,7 +225,7 @@ class FailureKey:
 
 @dataclass(frozen=True, slots=True)
 class AnnouncementKey:
-    """The key of a worker's announcement."""
+    """The key of the fact that an encoder became the current one of a profile."""
 
     profile: str
     seq: int
@@ -231,6 +233,18 @@ class AnnouncementKey:
 
     def __str__(self) -> str:
         return f"{announcements_folder(self.profile)}{self.seq:012d}.{self.uid}.json"
+
+
+@dataclass(frozen=True, slots=True)
+class CandidateKey:
+    """The key of the fact that a worker came with an encoder that is not the current one of its profile."""
+
+    profile: str
+    sha256: str
+    """The fingerprint in hex."""
+
+    def __str__(self) -> str:
+        return f"{announcements_folder(self.profile)}candidate.{self.sha256}.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,7 +314,9 @@ SpeakerKey = (
 """The parsed key of any object of a speaker. A fact that consists of nothing but its key is its own parsed
 key.
 """
-ParsedKey = SpeakerKey | AnnouncementKey | KeyMadeKey | KeyEndKey | MarkerKey | PlaceKey | EpochKey
+ParsedKey = (
+    SpeakerKey | AnnouncementKey | CandidateKey | KeyMadeKey | KeyEndKey | MarkerKey | PlaceKey | EpochKey
+)
 Keyed = tuple[StoredObject, ParsedKey | None]
 """An object of a listing with its parsed key, which is None if the object is not ours."""
 
@@ -327,6 +343,8 @@ def parse_key(key: str) -> ParsedKey | None:
             return _parse_of_speaker(rest)
         case ["_profiles", profile, name] if match := _ANNOUNCEMENT.fullmatch(name):
             return AnnouncementKey(profile, int(match[1]), match[2])
+        case ["_profiles", profile, name] if match := _CANDIDATE.fullmatch(name):
+            return CandidateKey(profile, match[1])
         case ["_keys", key_id, name] if _KEY_ID.fullmatch(key_id):
             return _parse_of_api_key(key_id, name)
         case [folder, name]:

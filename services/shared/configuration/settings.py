@@ -589,8 +589,6 @@ class ExtractorSettings(BaseSettings):
     """Folder that keeps, as safetensors, weights that are published as pickles or ONNX graphs. It also
     records which encoders were proved on this machine.
     """
-    roll_back: bool = False
-    """Make this worker's fingerprint current again, although its profile has moved on to another one."""
 
 
 class OmniVoiceSettings(BaseSettings):

@@ -1,10 +1,11 @@
-"""Records the current fingerprint of each profile. The latest announcement of a worker decides.
+"""Records which encoder of each profile is current, which ones are candidates, and which workers are alive.
 
-An announcement is a fact in the bucket like everything else. Redis holds a copy of it, and records which
-workers are alive.
+That an encoder became current is a fact in the bucket (an *announcement*), and so is that a worker came with
+another one (a *candidate*). Redis holds a copy of the last announcement. `model/encoders.py` has the rules.
 """
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -12,10 +13,15 @@ from typing import Any
 
 import redis
 import structlog
-from pydantic import Field
 
 from services.shared.bucket.facts import commit, list_several_times, read_record
-from services.shared.bucket.keys import LAST_SEQ, AnnouncementKey, announcements_folder, parse_key
+from services.shared.bucket.keys import (
+    LAST_SEQ,
+    AnnouncementKey,
+    CandidateKey,
+    announcements_folder,
+    parse_key,
+)
 from services.shared.bucket.store import ObjectUnavailable, Store, StoredObject
 from services.shared.index.gate import GateClosed
 from services.shared.index.leases import TAKEN, event_of_all
@@ -23,9 +29,9 @@ from services.shared.index.redis_access import unavailable_without_redis
 from services.shared.index.speaker_index import EVENTS, SpeakerIndex
 from services.shared.model.clock import Clock
 from services.shared.model.domain import Record
-from services.shared.model.fingerprint import Fingerprint
+from services.shared.model.encoders import Encoder, former_after, takes_over
 from services.shared.telemetry.metrics import INTEGRITY_FAILURES
-from speaker_registry.errors import Unavailable, WorkerOutdated
+from speaker_registry.errors import Unavailable
 
 log = structlog.get_logger()
 
@@ -51,6 +57,8 @@ _TOLD_SECONDS = 600
 """A failed proof is shown for this long after its worker last reported it. A worker that fails and ends is
 started again within five minutes, so its failed proof is shown all the time.
 """
+_MAX_ENCODERS = 256
+"""This many encoders are remembered, which never change."""
 _REMEMBERED_SECONDS = 1.0
 _UNREADABLE_SECONDS = 10.0
 """The bucket is not asked again for this long after the newest announcement could not be read. Redis is still
@@ -58,20 +66,13 @@ asked, because a worker may have announced the profile again.
 """
 
 
-class Announcement(Record):
-    """A worker's announcement of a profile that it has loaded. Its JSON is the body of the fact."""
+class Announcement(Encoder):
+    """An encoder became the current one of its profile. The JSON is the body of the fact."""
 
-    profile: str
     seq: int
     uid: str
-    fingerprint: str
-    extractor: dict[str, Any] = Field(default_factory=dict)
-    untrained: bool = False
-
-    @property
-    def custom_weights(self) -> bool:
-        """True if the profile is made with weights that are meant to differ from the published ones."""
-        return Fingerprint(self.extractor).custom_weights
+    former: tuple[str, ...] = ()
+    """The fingerprints that were current before, the newest first."""
 
 
 class FailedProof(Record):
@@ -115,49 +116,80 @@ class Announcements:
         self._times_forgotten = 0
         self._served: dict[str, _Served] = {}  # likewise
         self._unreadable_until: dict[str, float] = {}  # likewise
+        self._encoders: dict[tuple[str, str], Encoder] = {}
         self._tell = index.ungated.register_script(_TELL)
 
     def announce(
-        self,
-        profile: str,
-        fingerprint: str,
-        extractor: Mapping[str, Any],
-        *,
-        untrained: bool,
-        roll_back: bool = False,
+        self, profile: str, fingerprint: str, extractor: Mapping[str, Any], *, untrained: bool
     ) -> bool:
-        """Make this the profile's fingerprint. Returns whether that changed anything.
+        """Record that a worker came with this encoder. Returns whether the encoder is the current one.
 
-        Raises:
-            WorkerOutdated: the profile had this fingerprint and moved on from it, and `roll_back` does not
-                ask for it again. A worker left over from before an upgrade must not undo the upgrade.
+        It becomes the current one if `takes_over` says so. Otherwise it is recorded as a candidate.
         """
-        listed = self._listed(profile)
-        history = [one for key, stored in listed if (one := self._read(key, stored)) is not None]
-        last = listed[-1][0].seq if listed else 0
-        current = history[-1] if history and history[-1].seq == last else None
+        encoder = Encoder(
+            profile=profile, fingerprint=fingerprint, extractor=dict(extractor), untrained=untrained
+        )
+        last, current = self._newest(profile)
         if current is not None and current.fingerprint == fingerprint:
             if self._publish(current):  # the process that announced it died before it had told Redis
                 self._ask_for_sweep()
-            return False
-        moved_on = bool(history) and history[-1].fingerprint != fingerprint
-        if moved_on and not roll_back and any(one.fingerprint == fingerprint for one in history):
-            raise WorkerOutdated(
-                f"Profile '{profile}' moved on from {fingerprint[:23]}… to {history[-1].fingerprint[:23]}…; "
-                "to go back, start the worker with SPEAKER_EXTRACTOR_ROLL_BACK=true."
-            )
+            return True
+        if takes_over(current, encoder):
+            self._make_current(encoder, last, current)
+            return True
+        commit(self._store, _candidate_key(encoder), encoder.to_json().encode())
+        return False
+
+    def promote(self, encoder: Encoder) -> Announcement:
+        """Make an encoder the current one of its profile, whichever is current now."""
+        return self._make_current(encoder, *self._newest(encoder.profile))
+
+    def encoder(self, profile: str, fingerprint: str) -> Encoder | None:
+        """Return an encoder that was current once, or that a worker came with. Returns None for any other.
+
+        Raises `Unavailable` if the bucket cannot be read.
+        """
+        known = self._encoders.get((profile, fingerprint))
+        if known is None:
+            folder = announcements_folder(profile)
+            for stored in reversed(list_several_times(self._store, folder, 2).objects):
+                found = self._read_encoder(stored)
+                if found is not None and (found.profile, found.fingerprint) == (profile, fingerprint):
+                    known = found
+                    break
+        if known is not None:
+            if len(self._encoders) >= _MAX_ENCODERS:
+                self._encoders.clear()
+            self._encoders[profile, fingerprint] = known
+        return known
+
+    def _newest(self, profile: str) -> tuple[int, Announcement | None]:
+        """Return the place of the newest announcement in the bucket, and the announcement if it is readable.
+
+        If it cannot be read, the copy in Redis is returned, if there is one of that announcement.
+        """
+        listed = self._listed(profile)
+        if not listed:
+            return 0, None
+        key, stored = listed[-1]
+        found = self._read(key, stored)
+        if found is None:
+            copy = self.told([profile]).get(profile)
+            found = copy if copy is not None and copy.seq == key.seq else None
+        return key.seq, found
+
+    def _make_current(self, encoder: Encoder, last: int, before: Announcement | None) -> Announcement:
         made = Announcement(
-            profile=profile,
+            **encoder.model_dump(include={"profile", "fingerprint", "extractor", "untrained"}),
             seq=min(last + 1, LAST_SEQ),  # at the end the later id decides
             uid=self._clock.new_id(),
-            fingerprint=fingerprint,
-            extractor=dict(extractor),
-            untrained=untrained,
+            former=former_after(before, before.former if before else (), encoder.fingerprint),
         )
-        commit(self._store, AnnouncementKey(profile, made.seq, made.uid), made.to_json().encode())
+        commit(self._store, AnnouncementKey(made.profile, made.seq, made.uid), made.to_json().encode())
         self._publish(made)
         self._ask_for_sweep()
-        return True
+        log.info("profile.updated", profile=made.profile, fingerprint=made.fingerprint, former=made.former)
+        return made
 
     def require(self, profiles: Iterable[str]) -> None:
         """Record the profiles that this process requires of every voice.
@@ -175,7 +207,7 @@ class Announcements:
         ask_for_sweep(self._index.ungated)
 
     def current(self, profile: str) -> Announcement | None:
-        """Return the profile's latest announcement, or None if no worker ever announced one."""
+        """Return what the profile is made with, or None if no worker ever announced the profile."""
         remembered = self._remembered.get(profile)
         if remembered is None or remembered.until < self._monotonic():
             times_forgotten = self._times_forgotten
@@ -214,19 +246,19 @@ class Announcements:
             self.look_anew()
 
     def beat(self, worker: str, profiles: Mapping[str, str]) -> None:
-        """Record that a worker is alive and serves these profiles (name -> fingerprint)."""
+        """Record that a worker is alive and has the encoders of these profiles (name -> fingerprint)."""
         with unavailable_without_redis():
             pipeline = self._index.ungated.pipeline(transaction=False)
-            for profile in profiles:
-                pipeline.zadd(_workers_key(profile), {worker: self._clock.now()})
+            for profile, fingerprint in profiles.items():
+                pipeline.zadd(_workers_key(profile), {f"{fingerprint} {worker}": self._clock.now()})
                 pipeline.zremrangebyscore(_workers_key(profile), "-inf", self._clock.now() - 600)
             pipeline.execute()
 
     def leave(self, worker: str, profiles: Mapping[str, str]) -> None:
-        """Record that a worker no longer serves these profiles."""
+        """Record that a worker no longer has the encoders of these profiles (name -> fingerprint)."""
         with unavailable_without_redis():
-            for profile in profiles:
-                self._index.ungated.zrem(_workers_key(profile), worker)
+            for profile, fingerprint in profiles.items():
+                self._index.ungated.zrem(_workers_key(profile), f"{fingerprint} {worker}")
 
     def is_served(self, profile: str) -> bool:
         """Return whether a live worker serves a profile. The answer may be a second old.
@@ -243,17 +275,23 @@ class Announcements:
         return known.served
 
     def workers(self, profile: str) -> int:
-        """Return the number of live workers that serve a profile."""
-        return self.workers_of([profile])[profile]
+        """Return the number of live workers that have the current encoder of a profile."""
+        return self.workers_of([profile])[profile].get(self.fingerprint(profile), 0)
 
-    def workers_of(self, profiles: Iterable[str]) -> dict[str, int]:
-        """Return the number of live workers for each of several profiles, in one round trip."""
+    def workers_of(self, profiles: Iterable[str]) -> dict[str, Counter[str]]:
+        """Return the number of live workers for each of several profiles and each fingerprint that any of
+        them has. This takes one round trip.
+        """
         names, since = list(profiles), self._clock.now() - _ALIVE_SECONDS
         with unavailable_without_redis():
             pipeline = self._index.ungated.pipeline(transaction=False)
             for profile in names:
-                pipeline.zcount(_workers_key(profile), since, "+inf")
-            return dict(zip(names, map(int, pipeline.execute()), strict=True))
+                pipeline.zrangebyscore(_workers_key(profile), since, "+inf")
+            answers = pipeline.execute()
+        return {
+            name: Counter(member.partition(" ")[0] for member in members)
+            for name, members in zip(names, answers, strict=True)
+        }
 
     def tell_failed_proofs(self, failed: Mapping[str, FailedProof]) -> None:
         """Record, by profile, which of a worker's encoders failed their proof. Call it with every beat."""
@@ -342,10 +380,27 @@ class Announcements:
             return None
         return announcement
 
+    def _read_encoder(self, stored: StoredObject) -> Encoder | None:
+        """Return the encoder that an object of a profile's folder tells of, or None if it tells of none."""
+        key = parse_key(stored.key)
+        if isinstance(key, AnnouncementKey):
+            return self._read(key, stored)
+        if not isinstance(key, CandidateKey):
+            return None
+        try:
+            body = read_record(self._store, stored)
+            encoder = Encoder.model_validate_json(body) if body is not None else None
+        except ValueError as error:
+            log.error("announcement.damaged", key=stored.key, error=str(error))
+            INTEGRITY_FAILURES.labels("record").inc()
+            return None
+        return encoder if encoder is not None and str(_candidate_key(encoder)) == stored.key else None
+
     def _publish(self, announcement: Announcement) -> bool:
         """Copy an announcement to Redis. Returns whether Redis held an older one before."""
         self.look_anew()
-        told, event = announcement, event_of_all(PROFILE_UPDATED, self._clock, profile=announcement.profile)
+        told = announcement
+        event = event_of_all(PROFILE_UPDATED, self._clock, profile=told.profile, fingerprint=told.fingerprint)
         arguments: list[str | int] = [told.profile, told.seq, told.uid, told.to_json(), event]
         with unavailable_without_redis():
             return bool(self._tell(keys=[_PROFILES, EVENTS, TAKEN], args=arguments))
@@ -355,6 +410,10 @@ def ask_for_sweep(client: redis.Redis) -> None:
     """Ask housekeeping to look at every speaker. Raises `Unavailable`."""
     with unavailable_without_redis():
         client.incr(SWEEPS_ASKED)
+
+
+def _candidate_key(encoder: Encoder) -> CandidateKey:
+    return CandidateKey(encoder.profile, encoder.fingerprint.removeprefix("sha256:"))
 
 
 def _workers_key(profile: str) -> str:

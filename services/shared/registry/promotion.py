@@ -142,7 +142,9 @@ class Promoter:
         self, indexed: IndexedSpeaker, version: SpeakerVersion, completing: tuple[str, str] | None
     ) -> tuple[frozenset[str], bool]:
         """Return the version's required profiles that are ready, and whether all extractions have ended."""
-        states = {one.profile.name: one.state for one in self._statuses.of_required(indexed, version)}
+        states = {
+            one.profile.name: one.state_of_current for one in self._statuses.of_required(indexed, version)
+        }
         if completing is not None and completing[0] == version.vuid and completing[1] in states:
             states[completing[1]] = "ready"
         ready = frozenset(name for name, state in states.items() if state == "ready")
@@ -177,4 +179,4 @@ def held_back(statuses: Statuses, indexed: IndexedSpeaker, version: SpeakerVersi
 
 def _served_or_coming(statuses: Statuses, indexed: IndexedSpeaker, version: SpeakerVersion) -> set[str]:
     required = statuses.of_required(indexed, version)
-    return {one.profile.name for one in required if one.artifact or one.stale or one.state != "failed"}
+    return {one.profile.name for one in required if one.state != "failed"}

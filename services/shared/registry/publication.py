@@ -137,6 +137,10 @@ class Publisher:
         except JobNotFound:
             return None
         pending = PendingExtraction(job.vuid, job.profile, job.fingerprint, job_id, processing=True)
+        if job.fingerprint not in {"", provenance.fingerprint}:
+            # Another encoder was promoted since. Housekeeping starts what is still wanted.
+            self._index.set_job(speaker_id, job_id, "superseded", landing=pending)
+            return None
         number = self._index.start(speaker_id, job_id, pending, worker=provenance.worker)
         if not number:
             return None

@@ -3,12 +3,12 @@
 The functions are pure. `Statuses` applies them with what workers have announced.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from services.shared.index.announcements import Announcement, Announcements
+from services.shared.index.announcements import Announcements
 from services.shared.index.reading import IndexedSpeaker
-from services.shared.model.domain import ArtifactRecord, SpeakerVersion
+from services.shared.model.domain import ArtifactRecord, FailureRecord, SpeakerVersion
 from services.shared.model.profiles import ProfileCatalogue
 from speaker_registry.engine import Profile
 from speaker_registry.errors import CacheUnsupported
@@ -23,10 +23,13 @@ class ProfileStatus:
 
     profile: Profile
     state: ArtifactState
+    """The state for engines: `ready` if there is an artifact to serve, also one of a former encoder."""
+    state_of_current: ArtifactState
+    """The state of the artifact of the profile's current encoder."""
     artifact: ArtifactRecord | None = None
-    """The ready artifact, if it was made with the profile's current fingerprint."""
-    stale: ArtifactRecord | None = None
-    """A ready artifact that was made with an older fingerprint, if there is no current one."""
+    """The artifact to serve. It is the current encoder's, and until that is ready the last good one."""
+    current: bool = False
+    """True if the artifact to serve was made by the profile's current encoder."""
     job_id: str | None = None
     error: str | None = None
     reason: str | None = None
@@ -34,29 +37,65 @@ class ProfileStatus:
     unsupported: bool = False
     """True if nothing can ever be extracted: the version has no clip, or the profile takes no such one."""
 
+    @property
+    def of_former(self) -> bool:
+        """Return whether the artifact to serve is not one of the profile's current encoder."""
+        return self.artifact is not None and not self.current
+
 
 def profile_status(
-    indexed: IndexedSpeaker, version: SpeakerVersion, profile: Profile, announced: Announcement | None
+    indexed: IndexedSpeaker,
+    version: SpeakerVersion,
+    profile: Profile,
+    fingerprint: str | None,
+    former: Sequence[str] | None = None,
 ) -> ProfileStatus:
-    """Derive the status. Ready wins over a pending extraction, that over failed, and failed over pending."""
-    fingerprint = announced.fingerprint if announced else None
+    """Derive the status. Ready wins over a pending extraction, that over failed, and failed over pending.
+
+    Args:
+        fingerprint: what the profile is made with. None if that is not known, so that any artifact counts.
+        former: the fingerprints before it, the newest first. Until there is an artifact of `fingerprint`, the
+            last good one is served. None if only an artifact of `fingerprint` is wanted.
+    """
     artifact = version.artifact(profile.name, fingerprint)
     pending = indexed.pending_extraction(version.vuid, profile.name, fingerprint)
-    job_id = pending.job_id if pending else None
-    if artifact is not None:
-        return ProfileStatus(profile=profile, state="ready", artifact=artifact, job_id=job_id)
-    stale = version.artifact(profile.name)
-    if reason := unsupported_reason(version, profile):
-        return ProfileStatus(profile=profile, state="failed", stale=stale, error=reason, unsupported=True)
-    if pending is not None:
-        state: ArtifactState = "processing" if pending.processing else "pending"
-        return ProfileStatus(profile=profile, state=state, stale=stale, job_id=job_id)
+    reason = unsupported_reason(version, profile)
     failure = version.failure(profile.name, fingerprint)
-    if failure is not None:
-        return ProfileStatus(
-            profile=profile, state="failed", stale=stale, error=f"{failure.code}: {failure.message}"
-        )
-    return ProfileStatus(profile=profile, state="pending", stale=stale)
+    if artifact is not None:
+        state: ArtifactState = "ready"
+    elif reason:
+        state = "failed"
+    elif pending is not None:
+        state = "processing" if pending.processing else "pending"
+    else:
+        state = "failed" if failure is not None else "pending"
+    served = artifact or (last_good(version, profile.name, former) if former is not None else None)
+    return ProfileStatus(
+        profile=profile,
+        state="ready" if served is not None else state,
+        state_of_current=state,
+        artifact=served,
+        current=artifact is not None,
+        job_id=pending.job_id if pending is not None and (artifact or not reason) else None,
+        error=_error(reason, failure) if state == "failed" else None,
+        unsupported=bool(reason) and artifact is None,
+    )
+
+
+def last_good(version: SpeakerVersion, profile: str, former: Sequence[str]) -> ArtifactRecord | None:
+    """Return the artifact to serve while the current encoder has made none.
+
+    It is the one of the encoder that was current last. If there is none of any former encoder, any other one
+    is served, for example one that was uploaded before the profile had a worker.
+    """
+    found = (version.artifact(profile, fingerprint) for fingerprint in former)
+    return next((one for one in found if one is not None), None) or version.artifact(profile)
+
+
+def _error(reason: str | None, failure: FailureRecord | None) -> str | None:
+    if reason:
+        return reason
+    return f"{failure.code}: {failure.message}" if failure is not None else None
 
 
 def waiting_reason(profile: str) -> str:
@@ -114,10 +153,23 @@ class Statuses:
         self.required = catalogue.required
         """The names of the required profiles."""
 
-    def of_profile(self, indexed: IndexedSpeaker, version: SpeakerVersion, profile: str) -> ProfileStatus:
-        """Return the status of a version for one profile. Raises `ProfileUnknown`."""
+    def of_profile(
+        self, indexed: IndexedSpeaker, version: SpeakerVersion, profile: str, fingerprint: str | None = None
+    ) -> ProfileStatus:
+        """Return the status of a version for one profile. Raises `ProfileUnknown`.
+
+        Args:
+            fingerprint: look only at artifacts of this fingerprint.
+        """
         known = self._catalogue.get(profile)
-        return profile_status(indexed, version, known, self._announcements.current(profile))
+        announced = self._announcements.current(profile)
+        if fingerprint is not None:
+            found = profile_status(indexed, version, known, fingerprint)
+            is_current = announced is not None and announced.fingerprint == fingerprint
+            return replace(found, current=found.current and is_current)
+        if announced is None:
+            return profile_status(indexed, version, known, None)
+        return profile_status(indexed, version, known, announced.fingerprint, announced.former)
 
     def of_required(self, indexed: IndexedSpeaker, version: SpeakerVersion) -> list[ProfileStatus]:
         """Return the status of a version for each required profile."""
@@ -144,14 +196,17 @@ class Statuses:
 
         Meant for answers, because it may ask Redis, once a second for each profile.
         """
-        if status.state != "pending" or self._announcements.is_served(status.profile.name):
+        if status.state_of_current != "pending" or self._announcements.is_served(status.profile.name):
             return status
         return replace(status, reason=waiting_reason(status.profile.name))
 
     def missing(self, indexed: IndexedSpeaker, version: SpeakerVersion) -> list[ProfileStatus]:
-        """Return the wanted profiles that have no artifact and no job. Housekeeping starts them."""
+        """Return the wanted profiles whose current encoder has made no artifact and has no job.
+
+        Housekeeping starts them.
+        """
         statuses = self.of_wanted(indexed, version)
-        return [one for one in statuses if one.state == "pending" and one.job_id is None]
+        return [one for one in statuses if one.state_of_current == "pending" and one.job_id is None]
 
     def state(self, indexed: IndexedSpeaker, version: SpeakerVersion) -> ArtifactState:
         """Return the state of the whole version: the worst state of its wanted profiles."""

@@ -102,6 +102,7 @@ EXPECTED = {
     "POST /v1/jobs/{job_id}/cancel": {"jobs:write"},
     "POST /v1/voices/{name}/versions/{ref}/extractions": {"jobs:write", "engine"},
     "GET /v1/profiles": set(ALL_SCOPES),
+    "POST /v1/profiles/{profile}/promote": {"admin"},
     "GET /v1/quota": set(ALL_SCOPES),
     "GET /v1/keys": {"admin"},
     "POST /v1/keys": {"admin"},
@@ -116,7 +117,7 @@ EXPECTED = {
 """The scopes that may call each operation; None: no key is needed. The table repeats the rules of the routes,
 so that no route is opened by mistake.
 """
-OF_ALL_NAMESPACES = {"GET /metrics"}
+OF_ALL_NAMESPACES = {"GET /metrics", "POST /v1/profiles/{profile}/promote"}
 """Operations that need a key for all namespaces."""
 OWNED = re.compile(r"\{(name|job_id|key_id|digest)\}")
 """Matches paths of something that a tenant owns."""

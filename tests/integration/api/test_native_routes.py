@@ -9,6 +9,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -27,6 +28,7 @@ from services.shared.configuration.settings import UploadLimits
 from speaker_registry import RegistryClient, cli
 from speaker_registry.artifact import Artifact, sha256_digest
 from speaker_registry.errors import AudioNotFound, InvalidAudio
+from tests.encoders import make_current
 from tests.integration.api import raw
 from tests.integration.api.conftest import Start
 from tests.integration.api.registry import CLIP, EMBEDDING, OTHER_CLIP, PROFILE, WIDER, Registry
@@ -152,7 +154,7 @@ def test_a_voice_says_what_its_name_stands_for(registry: Registry, name: str):
     assert (voice["state"], voice["aliases"]) == ("ready", {"default": 2})
     assert voice["created_at"] == second["created_at"]
     [artifact] = voice["artifacts"]
-    assert (artifact["profile"], artifact["state"], artifact["stale"]) == (PROFILE, "ready", False)
+    assert (artifact["profile"], artifact["state"], artifact["current"]) == (PROFILE, "ready", True)
     assert artifact["digest"] == sha256_digest(registry.file(name).content)
 
 
@@ -248,9 +250,9 @@ def test_the_descriptor_has_all_that_an_engine_needs(registry: Registry, name: s
         1,
         PROFILE,
     )
-    assert (found["state"], found["stale"], found["mode"], found["model_type"]) == (
+    assert (found["state"], found["current"], found["mode"], found["model_type"]) == (
         "ready",
-        False,
+        True,
         "icl",
         "qwen3_tts",
     )
@@ -344,27 +346,54 @@ def test_what_can_never_be_extracted_is_not_found(registry: Registry, name: str)
     assert "1024" in response.json()["error"]["message"]
 
 
-def test_an_artifact_of_an_older_encoder_is_served_only_to_who_asks_for_it(start: Start):
-    """An artifact of an older encoder is served only to callers that request it explicitly. Mixed with
-    prompts of the newer one it would sound wrong, and the cause could not be found.
+def test_the_last_good_artifact_is_served_until_the_new_one_is_ready(start: Start):
+    """The last good artifact is served until the new one is ready, and says that it is not current. Only a
+    caller that insists on the current encoder is refused.
     """
     registry = start()
     registry.ready("alice")
+    path, before = artifact_path("alice"), registry.file("alice")
+    assert before.headers["X-Artifact-Current"] == "true"
     registry.worker.announce(NEWER)
     registry.redis.delete("sr:profiles")
     registry.parts.announcements.look_anew()
     registry.parts.announcements.current(PROFILE)
-    stale = registry.file("alice")
-    assert error_of(stale) == (409, "artifact_stale")
-    assert stale.headers["x-should-retry"] == "false"
-    path = artifact_path("alice")
-    descriptor = get(registry, path, allow_stale=True)
-    assert (descriptor["stale"], descriptor["fingerprint"]) == (True, FINGERPRINT)
-    file = registry.client.get(descriptor["url"])
-    assert file.headers["X-Artifact-Fingerprint"] == FINGERPRINT
-    registry.client.post("/v1/audio/voices/alice/cache", params={"wait": 0})
+    refused = registry.client.get(path, params={"current": True})
+    assert error_of(refused) == (409, "artifact_stale")
+    assert refused.headers["x-should-retry"] == "false"
+    assert error_of(registry.client.get(f"{path}/file?current=true")) == (409, "artifact_stale")
+    for claimed in (False, True):
+        found, file = get(registry, path), registry.file("alice")
+        assert (found["state"], found["current"], found["fingerprint"]) == ("ready", False, FINGERPRINT)
+        assert (file.status_code, file.content) == (200, before.content)
+        assert file.headers["X-Artifact-Fingerprint"] == FINGERPRINT
+        assert file.headers["X-Artifact-Current"] == "false"
+        assert get(registry, "/v1/voices/alice")["state"] == "ready"
+        if not claimed:
+            registry.client.post("/v1/audio/voices/alice/cache", params={"wait": 0})
+            assert registry.client.get(path, params={"current": True}).status_code == 202
     registry.worker.finish_all()
     assert registry.file("alice").headers["X-Artifact-Fingerprint"] == NEWER
+    assert get(registry, path, current=True)["current"] is True
+
+
+def test_a_fingerprint_can_be_pinned(start: Start):
+    """An engine that was tested with one encoder can go on with its artifacts after a promotion."""
+    registry = start()
+    registry.ready("alice")
+    path, before = artifact_path("alice"), registry.file("alice")
+    registry.worker.announce(NEWER)
+    registry.client.post("/v1/audio/voices/alice/cache", params={"wait": 0})
+    registry.worker.finish_all()
+    assert registry.file("alice").content != before.content
+    pinned = get(registry, path, fingerprint=FINGERPRINT)
+    assert (pinned["state"], pinned["current"], pinned["fingerprint"]) == ("ready", False, FINGERPRINT)
+    assert registry.client.get(pinned["url"]).content == before.content
+    assert get(registry, path, fingerprint=NEWER)["current"] is True
+    unknown = registry.client.get(path, params={"fingerprint": "sha256:" + "9" * 64})
+    assert error_of(unknown) == (404, "artifact_not_found")
+    assert "was made with sha256:9999" in unknown.json()["error"]["message"]
+    assert error_of(registry.client.get(path, params={"fingerprint": "newest"})) == (400, "invalid_request")
 
 
 # -- waiting
@@ -685,7 +714,7 @@ def test_a_profile_that_is_made_with_custom_weights_says_so(start: Start):
     """
     registry = start(profiles=(PROFILE, WIDER))
     assert not any(one["custom_weights"] for one in get(registry, "/v1/profiles")["data"])
-    registry.parts.announcements.announce(PROFILE, NEWER, CUSTOM_WEIGHTS, untrained=False)
+    make_current(registry.parts.announcements, PROFILE, NEWER, CUSTOM_WEIGHTS)
     shown = {one["id"]: one for one in get(registry, "/v1/profiles")["data"]}
     assert (shown[PROFILE]["custom_weights"], shown[WIDER]["custom_weights"]) == (True, False)
 
@@ -695,12 +724,12 @@ def test_a_job_says_which_weights_it_is_made_with(start: Start):
     encoder that was replaced are no longer known.
     """
     registry = start(profiles=(PROFILE,))
-    announce = registry.parts.announcements.announce
-    announce(PROFILE, NEWER, CUSTOM_WEIGHTS, untrained=False)
+    announce = partial(make_current, registry.parts.announcements, PROFILE)
+    announce(NEWER, CUSTOM_WEIGHTS)
     job_id = registry.upload("alice")["job_id"]
     job = get(registry, f"/v1/jobs/{job_id}")
     assert (job["fingerprint"], job["custom_weights"], job["untrained"]) == (NEWER, True, False)
-    announce(PROFILE, "sha256:" + "3" * 64, {}, untrained=True)
+    announce("sha256:" + "3" * 64, {}, untrained=True)
     [job] = get(registry, "/v1/jobs")["data"]
     assert (job["fingerprint"], job["custom_weights"], job["untrained"]) == (NEWER, None, None)
 
@@ -953,7 +982,8 @@ def test_readiness_names_the_store_when_it_is_gone(start: Start):
     nothing of them exists afterwards.
     """
     registry = start()
-    assert get(registry, "/readyz") == {"status": "ok", "parts": {"store": "ok", "index": "ok"}}
+    ready = get(registry, "/readyz")
+    assert (ready["status"], ready["parts"]) == ("ok", {"store": "ok", "index": "ok"})
     registry.ready("alice")
     away = Path(shutil.move(registry.folder, registry.folder.with_suffix(".away")))
     ready = ready_now(registry)

@@ -72,6 +72,7 @@ def test_every_route_is_in_it(document: dict[str, Any]):
         "POST /v1/jobs/{job_id}/cancel",
         "POST /v1/voices/{name}/versions/{ref}/extractions",
         "GET /v1/profiles",
+        "POST /v1/profiles/{profile}/promote",
         "GET /v1/keys",
         "POST /v1/keys",
         "GET /v1/keys/{key_id}",
@@ -115,6 +116,7 @@ def test_operations_are_called_what_they_do(document: dict[str, Any]):
         "get_job": "GET /v1/jobs/{job_id}",
         "cancel_job": "POST /v1/jobs/{job_id}/cancel",
         "list_profiles": "GET /v1/profiles",
+        "promote_encoder": "POST /v1/profiles/{profile}/promote",
         "create_key": "POST /v1/keys",
         "list_keys": "GET /v1/keys",
         "get_key": "GET /v1/keys/{key_id}",
@@ -200,6 +202,7 @@ def test_every_example_is_what_its_schema_says(document: dict[str, Any]):
                 assert what in {
                     "POST /v1/audio/voices",
                     "POST /v1/keys",
+                    "POST /v1/profiles/{profile}/promote",
                     "POST /v1/resolve",
                     "POST /v1/voices/{name}/versions/{ref}/extractions",
                 }

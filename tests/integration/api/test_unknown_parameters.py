@@ -61,9 +61,9 @@ def test_every_route_of_ours_refuses_a_parameter_that_it_does_not_take(registry:
             "Query parameter 'waits' is not known here. Accepted: after, limit, profile, state, voice.",
         ),
         (
-            f"/v1/voices/x/versions/1/artifacts/{PROFILE}/file?stale=true",
-            "stale",
-            "did you mean 'allow_stale'? Accepted: allow_stale, redirect, wait.",
+            f"/v1/voices/x/versions/1/artifacts/{PROFILE}/file?currant=true",
+            "currant",
+            "did you mean 'current'? Accepted: current, fingerprint, redirect, wait.",
         ),
         ("/v1/voices/x?%00%0a=1", "\0\n", r"Query parameter '\x00\n' is not known here. Accepted: none."),
     ],

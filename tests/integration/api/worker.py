@@ -16,6 +16,7 @@ from services.shared.registry.parts import RegistryParts
 from services.shared.registry.publication import Attempt, Provenance, Publisher
 from speaker_registry.errors import SpeakerRegistryError
 from speaker_registry.names import parse_speaker_name, slug_of
+from tests.encoders import make_current
 
 FINGERPRINT = "sha256:" + "1" * 64
 _TRIES, _PAUSE_SECONDS = 300, 0.1
@@ -32,11 +33,11 @@ class StandIn:
         self.fingerprint = FINGERPRINT
 
     def announce(self, fingerprint: str = FINGERPRINT, *, untrained: bool = False) -> None:
-        """Announce the fingerprint with which artifacts are made from now on."""
+        """Announce the fingerprint with which artifacts are made from now on, and promote it."""
         self.fingerprint = fingerprint
         for profile in self._parts.catalogue.names:
-            self._parts.announcements.announce(
-                profile, fingerprint, {"model": "made up"}, untrained=untrained
+            make_current(
+                self._parts.announcements, profile, fingerprint, {"model": "made up"}, untrained=untrained
             )
 
     def take_all(self, name: str | None = None, *, namespace: str = "default") -> list[Attempt]:

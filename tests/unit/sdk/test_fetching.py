@@ -467,3 +467,20 @@ def test_a_strange_success_is_no_artifact(connect: Connect, registry: FakeRegist
     for _ in range(2):
         with pytest.raises(errors.Unavailable):
             client.fetch("alice", ECAPA)
+
+
+def test_an_artifact_of_a_former_encoder_is_refused_only_if_the_current_one_is_required(
+    connect: Connect, registry: FakeRegistry
+):
+    """The two kinds of calls share no cached artifact, though they name the same voice and profile."""
+    registry.add_version("alice")
+    client = connect()
+    held = client.fetch("alice", ECAPA, max_age=60)
+    assert registry.requests[-1].url.query == b""
+    registry.faults.append(error_answer(409, "artifact_stale"))
+    with pytest.raises(errors.ArtifactStale):
+        client.fetch("alice", ECAPA, max_age=60, require_current=True)
+    assert registry.requests[-1].url.query == b"current=true"
+    asked = len(registry.requests)
+    assert client.fetch("alice", ECAPA, max_age=60).digest == held.digest
+    assert len(registry.requests) == asked

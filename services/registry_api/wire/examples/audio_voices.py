@@ -24,7 +24,7 @@ _UPLOADED = {
     "id": f"voice_{VUID}_alice",
     "version": 2,
     "cache_status": "ready",
-    "stale": False,
+    "current": True,
 }
 
 _OPENAI = {"object": "audio.voice", "id": f"voice_{VUID}_alice", "name": "Alice", "created_at": 1775133885}

@@ -13,6 +13,8 @@ class Readiness(BaseModel):
     status: str
     parts: dict[str, str]
     """Name of each part -> `ok`, or what is wrong with it."""
+    details: dict[str, str] = {}
+    """Name of each required profile that no worker serves -> what that means. Absent if there is none."""
 
 
 HEALTH: Responses = {200: json_answer("The process is running.", {"status": "ok"}, Health)}

@@ -39,7 +39,7 @@ _JOB = {
     "retry_after": 1.0,
 }
 
-_PROFILE = {
+PROFILE = {
     "object": "profile",
     "id": "qwen3-tts-0.6b",
     "model_type": "qwen3_tts",
@@ -118,7 +118,7 @@ EXTRACTION_BODY = {
 
 PROFILES: Responses = {
     200: json_answer(
-        "A page of profiles.", page_of(_PROFILE, "qwen3-tts-0.6b"), schemas.Page[schemas.Profile]
+        "A page of profiles.", page_of(PROFILE, "qwen3-tts-0.6b"), schemas.Page[schemas.Profile]
     ),
     404: NO_PROFILE,
     **READ,

@@ -21,7 +21,7 @@ from services.registry_api.wire.examples.responses import (
 )
 from speaker_registry import schemas
 
-_STATUS = {"profile": "qwen3-tts-0.6b", "state": "ready", "stale": False, "digest": DIGEST}
+_STATUS = {"profile": "qwen3-tts-0.6b", "state": "ready", "current": True, "digest": DIGEST}
 
 _VOICE = {
     "object": "voice",

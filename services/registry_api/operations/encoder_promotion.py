@@ -1,0 +1,64 @@
+"""Makes another encoder the current one of a profile, as an operator asks for it. Knows no HTTP.
+
+Promoting the encoder that was current before is the way back. It costs no extraction, because the artifacts
+of both encoders stay.
+"""
+
+from services.shared.index.announcements import Announcement
+from services.shared.model.encoders import Encoder
+from services.shared.registry.parts import RegistryParts
+from speaker_registry.errors import EncoderCurrent, EncoderUnknown, EncoderUnserved
+
+
+def promote(parts: RegistryParts, profile: str, fingerprint: str, *, force: bool = False) -> Announcement:
+    """Make an encoder the current one of its profile at once.
+
+    Every voice keeps its last artifact until its new one is ready. Returns when no process answers any more
+    as it did before.
+
+    Args:
+        force: promote the encoder even if no live worker has it.
+
+    Raises:
+        ProfileUnknown, Unavailable.
+        EncoderUnknown: no worker ever came with this fingerprint for the profile.
+        EncoderCurrent: it is the current one already.
+        EncoderUnserved: no live worker has it, and `force` is false.
+    """
+    parts.catalogue.get(profile)
+    announcements = parts.announcements
+    announcements.look_anew()
+    if announcements.fingerprint(profile) == fingerprint:
+        raise EncoderCurrent(
+            f"{fingerprint} is already the current fingerprint of profile '{profile}'.", param="fingerprint"
+        )
+    encoder = announcements.encoder(profile, fingerprint)
+    if encoder is None:
+        raise _unknown(parts, profile, fingerprint)
+    if not force and not announcements.workers_of([profile])[profile][fingerprint]:
+        raise EncoderUnserved(
+            f"No live worker has {fingerprint}, so nothing would make artifacts for profile '{profile}'. "
+            "Start a worker that has it, or send force=true.",
+            param="fingerprint",
+        )
+    made = announcements.promote(encoder)
+    parts.leases.settle()
+    return made
+
+
+def _unknown(parts: RegistryParts, profile: str, fingerprint: str) -> EncoderUnknown:
+    """Return the error for a fingerprint that is not one of the profile's. It says whose it is, if known."""
+    owner: Encoder | None = next(
+        (
+            found
+            for name in sorted(parts.catalogue.names - {profile})
+            if (found := parts.announcements.encoder(name, fingerprint)) is not None
+        ),
+        None,
+    )
+    whose = f"; it is a fingerprint of profile '{owner.profile}'" if owner else ""
+    return EncoderUnknown(
+        f"No worker ever came with {fingerprint} for profile '{profile}'{whose}. GET /v1/profiles lists the "
+        "candidates and the former fingerprints of each profile.",
+        param="fingerprint",
+    )

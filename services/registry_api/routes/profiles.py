@@ -1,0 +1,37 @@
+"""Routes that decide which encoder makes the artifacts of a profile."""
+
+from typing import Annotated
+
+from fastapi import Path, Request
+from starlette.responses import Response
+
+from services.registry_api.access.rules import PROFILES_PROMOTE
+from services.registry_api.dependencies import AT_STORE, ServicesDep
+from services.registry_api.operations.encoder_promotion import promote
+from services.registry_api.protocol.routing import Router
+from services.registry_api.wire import rendering
+from services.registry_api.wire.answers import answer
+from services.registry_api.wire.examples import profiles as examples
+from speaker_registry.schemas import EncoderPromotion
+
+router = Router(prefix="/v1/profiles/{profile}", tags=["jobs and profiles"])
+Profile = Annotated[str, Path(max_length=128, description="The name of a profile.")]
+
+
+@router.post(
+    "/promote",
+    responses=examples.PROMOTE,
+    openapi_extra=examples.PROMOTE_BODY,
+    dependencies=[PROFILES_PROMOTE, AT_STORE],
+)
+def promote_encoder(
+    request: Request, services: ServicesDep, profile: Profile, wanted: EncoderPromotion
+) -> Response:
+    """Make another encoder the current one of a profile, for all namespaces.
+
+    Each voice keeps its last artifact until the new one is ready. To go back, promote the former fingerprint:
+    its artifacts are still there, and nothing is extracted again.
+    """
+    promote(services.parts, profile, wanted.fingerprint, force=wanted.force)
+    [shown] = rendering.profiles(services.parts, [services.parts.catalogue.get(profile)])
+    return answer(request, shown)

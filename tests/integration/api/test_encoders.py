@@ -1,0 +1,131 @@
+"""Tests of promoting an encoder, over HTTP."""
+
+import pytest
+
+from tests.integration.api.conftest import Start
+from tests.integration.api.registry import PROFILE, Registry
+from tests.integration.api.worker import FINGERPRINT
+
+NEWER, UNKNOWN, OF_ANOTHER = ("sha256:" + digit * 64 for digit in "234")
+OTHER_PROFILE = "qwen3-tts-1.7b"
+
+
+@pytest.fixture
+def registry(start: Start) -> Registry:
+    """A registry with a candidate for `PROFILE` that has one live worker."""
+    registry = start(profiles=(PROFILE,))
+    announcements = registry.parts.announcements
+    assert not announcements.announce(PROFILE, NEWER, {"model": "made up", "dtype": "x"}, untrained=False)
+    announcements.announce(OTHER_PROFILE, OF_ANOTHER, {}, untrained=False)
+    announcements.beat("w1", {PROFILE: FINGERPRINT})
+    announcements.beat("w2", {PROFILE: NEWER})
+    return registry
+
+
+def shown(registry: Registry) -> dict:
+    return next(one for one in registry.client.get("/v1/profiles").json()["data"] if one["id"] == PROFILE)
+
+
+def promote(registry: Registry, fingerprint: object, profile: str = PROFILE, **said: object) -> tuple:
+    answer = registry.client.post(
+        f"/v1/profiles/{profile}/promote", json={"fingerprint": fingerprint, **said}
+    )
+    error = answer.json().get("error", {})
+    return answer.status_code, error.get("code"), error.get("message", "")
+
+
+def test_a_candidate_is_shown_with_what_differs_and_its_workers(registry: Registry):
+    """An operator sees which workers wait for a promotion, and what it would change."""
+    one = shown(registry)
+    assert (one["fingerprint"], one["workers"], one["former"]) == (FINGERPRINT, 1, [])
+    assert one["candidates"] == [
+        {
+            "fingerprint": NEWER,
+            "untrained": False,
+            "custom_weights": False,
+            "workers": 1,
+            "differs": {"dtype": [None, "x"]},
+        }
+    ]
+
+
+def test_a_promotion_makes_a_candidate_current_and_another_one_is_the_way_back(registry: Registry):
+    """The way back costs no extraction: the artifact of the former encoder is served again at once."""
+    registry.ready("alice")
+    before = registry.file("alice")
+    assert promote(registry, NEWER)[0] == 200
+    assert (shown(registry)["fingerprint"], shown(registry)["former"]) == (NEWER, [FINGERPRINT])
+    assert promote(registry, FINGERPRINT)[0] == 200
+    assert (shown(registry)["fingerprint"], shown(registry)["former"]) == (FINGERPRINT, [NEWER])
+    after = registry.file("alice")
+    assert (after.status_code, after.content) == (200, before.content)
+    assert registry.worker.take_all("alice") == []
+
+
+@pytest.mark.parametrize(
+    ("fingerprint", "status", "code", "message"),
+    [
+        (FINGERPRINT, 409, "encoder_current", "already the current fingerprint"),
+        (UNKNOWN, 404, "encoder_unknown", f"No worker ever came with {UNKNOWN}"),
+        (OF_ANOTHER, 404, "encoder_unknown", f"it is a fingerprint of profile '{OTHER_PROFILE}'"),
+        ("sha256:2", 400, "invalid_request", "sha256:2"),
+        (2, 400, "invalid_request", "fingerprint"),
+    ],
+)
+def test_a_promotion_that_makes_no_sense_is_refused_and_changes_nothing(
+    registry: Registry, fingerprint: object, status: int, code: str, message: str
+):
+    """Each refusal says what was wrong, with the value."""
+    before = shown(registry)
+    refused = promote(registry, fingerprint, force=True)
+    assert refused[:2] == (status, code)
+    assert message in refused[2]
+    assert shown(registry) == before
+
+
+def test_a_promotion_that_would_leave_a_profile_without_a_worker_has_to_be_forced(registry: Registry):
+    """Without a worker, no new voice would get an artifact."""
+    registry.parts.announcements.leave("w2", {PROFILE: NEWER})
+    status, code, message = promote(registry, NEWER)
+    assert (status, code) == (409, "encoder_unserved")
+    assert "force=true" in message
+    assert shown(registry)["fingerprint"] == FINGERPRINT
+    assert promote(registry, NEWER, force=True)[0] == 200
+    assert (shown(registry)["fingerprint"], shown(registry)["workers"]) == (NEWER, 0)
+
+
+def test_a_candidate_whose_worker_is_alone_stays_a_candidate_and_readiness_says_so(registry: Registry):
+    """The profile has no worker then, which an operator has to hear of, though all artifacts are served."""
+    announcements = registry.parts.announcements
+    announcements._monotonic = iter(range(0, 10**9, 10)).__next__
+    assert "details" not in registry.client.get("/readyz").json()
+    announcements.leave("w1", {PROFILE: FINGERPRINT})
+    registry.app.state.readiness._checked_at = float("-inf")
+    answer = registry.client.get("/readyz")
+    assert (answer.status_code, answer.json()["details"]) == (
+        200,
+        {PROFILE: f"no worker serves profile '{PROFILE}'"},
+    )
+    assert (shown(registry)["fingerprint"], shown(registry)["workers"]) == (FINGERPRINT, 0)
+
+
+def test_trained_weights_replace_untrained_ones_and_never_the_other_way_round(start: Start):
+    """Nobody wants noise once there is something better, and noise is never taken for a voice."""
+    registry = start(announced=False, profiles=(PROFILE,))
+    announce = registry.parts.announcements.announce
+    assert announce(PROFILE, FINGERPRINT, {}, untrained=True)
+    assert announce(PROFILE, NEWER, {}, untrained=False)
+    assert not announce(PROFILE, FINGERPRINT, {}, untrained=True)
+    assert (shown(registry)["fingerprint"], shown(registry)["former"]) == (NEWER, [FINGERPRINT])
+
+
+def test_jobs_of_an_encoder_that_was_replaced_are_made_with_the_new_one(registry: Registry):
+    """A worker never makes a job of another encoder: the artifact would not be the one that was asked for."""
+    job = registry.upload("alice")["job_id"]
+    registry.worker.announce(NEWER)
+    assert registry.worker.take_all("alice") == []
+    registry.repair("alice")
+    [attempt] = registry.worker.take_all("alice")
+    registry.worker.publish(attempt)
+    assert registry.file("alice").headers["X-Artifact-Fingerprint"] == NEWER
+    assert registry.client.get(f"/v1/jobs/{job}").json()["state"] in {"succeeded", "superseded"}
