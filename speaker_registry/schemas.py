@@ -15,6 +15,8 @@ JobState = Literal["queued", "processing", "succeeded", "failed", "canceled", "s
 FINISHED_STATES: frozenset[str] = frozenset({"succeeded", "failed", "canceled", "superseded"})
 Source = Literal["audio", "embedding"]
 Mode = Literal["icl", "xvec"]
+Untrained = Annotated[bool, Field(default=False, exclude_if=lambda untrained: not untrained)]
+"""Whether the weights are random, so that the voice is useless. Documents leave it out unless it is true."""
 Item = TypeVar("Item")
 
 
@@ -59,6 +61,9 @@ class ArtifactStatus(Schema):
     """True if a ready artifact exists that was made with an older fingerprint than the profile's current one.
     """
     digest: str | None = None
+    untrained: Untrained = False
+    """True if the artifact was made with random weights, or will be if there is none yet. Absent otherwise.
+    """
     job_id: str | None = None
     """Id of the job that makes the artifact, while there is one."""
     error: str | None = None
@@ -101,6 +106,8 @@ class VoiceVersion(Schema):
     """
     held_back: str | None = None
     """Tells why the alias `default` will not move to this version, although it is newer."""
+    untrained: Untrained = False
+    """True if one of the artifacts was made with random weights, or will be. Absent otherwise."""
 
 
 class Voice(Schema):
@@ -127,6 +134,8 @@ class Voice(Schema):
     """Artifacts of the default version."""
     held_back: str | None = None
     """Tells why the alias `default` will not move to the newest version."""
+    untrained: Untrained = False
+    """True if one of the artifacts was made with random weights, or will be. Absent otherwise."""
 
 
 class ArtifactDescriptor(Schema):
@@ -204,6 +213,8 @@ class ResolvedArtifact(Schema):
     """Digest of the artifact's file, if it is ready."""
     size: int | None = None
     """Size of the file in bytes."""
+    untrained: Untrained = False
+    """True if the artifact was made with random weights. Absent otherwise."""
     error: Fault | None = None
     """Why there is no artifact and none is being made."""
 
@@ -341,7 +352,7 @@ class Profile(Schema):
 
 class UploadedVoice(BaseModel):
     """One entry of vLLM-Omni's `uploaded_voices`, with fields of this registry added. The fields `ref_text`,
-    `speaker_description` and `reason` are present only if they are set.
+    `speaker_description`, `reason` and `untrained` are present only if they are set.
     """
 
     model_config = ConfigDict(extra="allow")
@@ -357,6 +368,8 @@ class UploadedVoice(BaseModel):
     version: int
     cache_status: ArtifactState
     stale: bool
+    untrained: Untrained = False
+    """True if one of the artifacts was made with random weights, or will be. Absent otherwise."""
     reason: str | None = None
     """Tells why a pending extraction does not start: no worker serves a profile at the moment."""
 
@@ -381,7 +394,7 @@ class VoiceList(Page[OpenAIVoice]):
 class NewVoice(BaseModel):
     """The object `voice` in the answer to an upload. It has `mime_type` and `file_size` if a clip was
     uploaded, or `embedding_source` and `embedding_dim` if an embedding was uploaded. The fields `ref_text`,
-    `speaker_description`, `reason` and `held_back` are present only if they are set.
+    `speaker_description`, `reason`, `held_back` and `untrained` are present only if they are set.
     """
 
     model_config = ConfigDict(extra="allow")
@@ -392,6 +405,8 @@ class NewVoice(BaseModel):
     id: str
     version: int
     cache_status: ArtifactState
+    untrained: Untrained = False
+    """True if one of the artifacts was made with random weights, or will be. Absent otherwise."""
     reason: str | None = None
     """Tells why a pending extraction does not start: no worker serves a profile at the moment."""
     held_back: str | None = None
@@ -423,6 +438,8 @@ class CacheStatus(Schema):
     message: str | None = None
     job_id: str | None = None
     version: int | None = None
+    untrained: Untrained = False
+    """True if one of the artifacts was made with random weights, or will be. Absent otherwise."""
     reason: str | None = None
     """Tells why a pending extraction does not start: no worker serves a profile at the moment."""
 

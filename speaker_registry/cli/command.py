@@ -4,8 +4,8 @@ import argparse
 import contextlib
 import datetime
 import sys
-from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple, NoReturn
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple, NoReturn, Protocol
 
 from speaker_registry.errors import (
     ArtifactFailed,
@@ -16,8 +16,10 @@ from speaker_registry.errors import (
     Unavailable,
     VoiceDamaged,
 )
+from speaker_registry.terminal import highlighted
 
 PROGRAM = "speaker-registry"
+UNTRAINED = "made with untrained weights (random numbers), so the voice is useless"
 _LONGEST_SECONDS = 365 * 86_400
 OK, REFUSED, USAGE, UNREACHABLE, DENIED, NOT_FOUND, FAILED, NOT_READY = 0, 1, 2, 3, 4, 5, 6, 8
 INTERRUPTED, PIPE_CLOSED = 130, 141
@@ -78,6 +80,25 @@ class Output(NamedTuple):
     text: str
     status: int = OK
     """The exit code. A command for many voices prints what it did and also fails if some were refused."""
+    warnings: Sequence[str] = ()
+    """Remarks that must not be overlooked, which are printed to standard error."""
+
+
+def about_weights(voices: Iterable["MaybeUntrained"]) -> list[str]:
+    """Return a warning if a voice is made with untrained weights, and nothing otherwise."""
+    return [UNTRAINED] if any(voice.untrained for voice in voices) else []
+
+
+class MaybeUntrained(Protocol):
+    """Whatever says whether its artifacts are made with untrained weights."""
+
+    @property
+    def untrained(self) -> bool: ...
+
+
+def warn(text: str) -> None:
+    """Print a warning to standard error, in colour if that is a terminal."""
+    print(highlighted(f"{PROGRAM}: {text}", sys.stderr), file=sys.stderr)
 
 
 def status_of(error: Exception) -> int:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 from speaker_registry.cli.command import (
     Command,
     Output,
+    about_weights,
     add_limit,
     add_speaker,
     add_timeout,
@@ -34,7 +35,7 @@ def extract(client: "RegistryClient", arguments: argparse.Namespace) -> Output:
         if job.state == "canceled":
             raise ArtifactFailed(f"{job.voice}@{job.version}: job {job.id} was canceled")
     ready = wait_ready(client, f"{made.voice}@{made.version}", arguments.profile, arguments)
-    return Output(ready.model_dump(mode="json"), readiness_text(ready))
+    return Output(ready.model_dump(mode="json"), readiness_text(ready), warnings=about_weights([ready]))
 
 
 def jobs(client: "RegistryClient", arguments: argparse.Namespace) -> Output:

@@ -189,6 +189,7 @@ class Precomputation:
             message=self._message,
             job_id=state.job_id,
             version=state.version.number,
+            untrained=any(map(self._statuses.untrained, state.statuses)),
             reason=next((one.reason for one in state.statuses if one.reason), None),
         )
 

@@ -28,6 +28,7 @@ def voice_id(indexed: IndexedSpeaker) -> str:
 
 def voice(statuses: Statuses, indexed: IndexedSpeaker) -> schemas.Voice:
     speaker = indexed.speaker
+    artifacts = _statuses(statuses, statuses.of_version(indexed, speaker.default))
     aliases = {alias: version.number for alias, version in speaker.aliases.items()}
     return schemas.Voice(
         id=voice_id(indexed),
@@ -39,14 +40,16 @@ def voice(statuses: Statuses, indexed: IndexedSpeaker) -> schemas.Voice:
         versions=indexed.version_count,
         aliases={DEFAULT: speaker.default.number, **aliases},
         state=statuses.state(indexed, speaker.default),
-        artifacts=_statuses(statuses.of_version(indexed, speaker.default)),
+        artifacts=artifacts,
         held_back=held_back(statuses, indexed, speaker.newest),
+        untrained=any(artifact.untrained for artifact in artifacts),
     )
 
 
 def version(statuses: Statuses, indexed: IndexedSpeaker, one: SpeakerVersion) -> schemas.VoiceVersion:
     record = one.record
     clip = record.clip
+    artifacts = _statuses(statuses, statuses.of_version(indexed, one))
     return schemas.VoiceVersion(
         id=one.vuid,
         voice=record.name,
@@ -68,22 +71,24 @@ def version(statuses: Statuses, indexed: IndexedSpeaker, one: SpeakerVersion) ->
         ref_text=record.ref_text,
         consent=record.consent,
         description=record.description,
-        artifacts=_statuses(statuses.of_version(indexed, one)),
+        artifacts=artifacts,
         state=statuses.state(indexed, one),
         held_back=held_back(statuses, indexed, one),
+        untrained=any(artifact.untrained for artifact in artifacts),
     )
 
 
-def _statuses(statuses: Iterable[ProfileStatus]) -> list[schemas.ArtifactStatus]:
-    return [artifact_status(status) for status in statuses]
+def _statuses(statuses: Statuses, found: Iterable[ProfileStatus]) -> list[schemas.ArtifactStatus]:
+    return [_artifact_status(statuses, status) for status in found]
 
 
-def artifact_status(status: ProfileStatus) -> schemas.ArtifactStatus:
+def _artifact_status(statuses: Statuses, status: ProfileStatus) -> schemas.ArtifactStatus:
     return schemas.ArtifactStatus(
         profile=status.profile.name,
         state=status.state,
         stale=status.artifact is None and status.stale is not None,
         digest=status.artifact.digest if status.artifact else None,
+        untrained=statuses.untrained(status),
         job_id=status.job_id,
         error=status.error,
         reason=status.reason,
@@ -129,6 +134,7 @@ def resolved(
         state=None if isinstance(fault, ArtifactNotFound | ArtifactStale) else found.status.state,
         digest=artifact.record.digest if artifact else None,
         size=artifact.record.size if artifact else None,
+        untrained=artifact.record.untrained if artifact else False,
         error=_fault(fault) if fault else None,
     )
 
@@ -257,15 +263,20 @@ def uploaded_voice(statuses: Statuses, indexed: IndexedSpeaker) -> dict[str, Any
         cache_status=worst(wanted),
         stale=any(status.artifact is None and status.stale is not None for status in wanted),
     )
-    entry.update(_if_set(reason=_reason(wanted)))
+    entry.update(_if_set(reason=_reason(wanted), untrained=_untrained(statuses, wanted)))
     return entry
+
+
+def _untrained(statuses: Statuses, found: Iterable[ProfileStatus]) -> bool | None:
+    """Return True if an artifact was made with random weights or will be, and None for a trained voice."""
+    return any(map(statuses.untrained, found)) or None
 
 
 def _reason(statuses: Iterable[ProfileStatus]) -> str | None:
     return next((status.reason for status in statuses if status.reason), None)
 
 
-def _if_set(**values: str | None) -> dict[str, str]:
+def _if_set(**values: str | bool | None) -> dict[str, str | bool]:
     return {name: value for name, value in values.items() if value is not None}
 
 
@@ -281,6 +292,7 @@ def uploaded(statuses: Statuses, indexed: IndexedSpeaker, one: SpeakerVersion) -
     wanted = [statuses.explained(status) for status in statuses.of_wanted(indexed, one)]
     entry.update(id=voice_id(indexed), version=one.number, cache_status=worst(wanted))
     entry.update(_if_set(reason=_reason(wanted), held_back=held_back(statuses, indexed, one)))
+    entry.update(_if_set(untrained=_untrained(statuses, wanted)))
     return entry
 
 

@@ -30,10 +30,11 @@ class StandIn:
         self._jobs = Jobs(parts.index)
         self.taken: list[Attempt] = []
         self.fingerprint = FINGERPRINT
+        self.untrained = False
 
     def announce(self, fingerprint: str = FINGERPRINT, *, untrained: bool = False) -> None:
         """Announce the fingerprint with which artifacts are made from now on."""
-        self.fingerprint = fingerprint
+        self.fingerprint, self.untrained = fingerprint, untrained
         for profile in self._parts.catalogue.names:
             self._parts.announcements.announce(
                 profile, fingerprint, {"model": "made up"}, untrained=untrained
@@ -98,7 +99,7 @@ class StandIn:
             profile=self._parts.catalogue.get(profile),
             fingerprint=self.fingerprint,
             extractor={"model": "made up"},
-            untrained=False,
+            untrained=self.untrained,
             worker="stand-in",
         )
 

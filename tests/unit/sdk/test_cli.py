@@ -20,7 +20,7 @@ from speaker_registry import errors
 from speaker_registry.artifact import ComputedOn
 from speaker_registry.atomic_files import write_atomically
 from speaker_registry.cli import main, parser
-from speaker_registry.cli.command import EXIT_CODES, HINTS
+from speaker_registry.cli.command import EXIT_CODES, HINTS, UNTRAINED
 from tests.unit.sdk.fake_registry import (
     ECAPA,
     QWEN,
@@ -295,6 +295,40 @@ def test_a_useless_voice_is_called_so(run: Run, registry: FakeRegistry, tmp_path
     version = registry.add_version("alice")
     version.files[ECAPA] = artifact_file(untrained=True)
     assert "untrained" in run("fetch", "alice", "--profile", ECAPA, "-o", str(tmp_path / "a")).err
+
+
+@pytest.mark.parametrize(
+    "words", ["list", "show alice", "show alice@1", "wait alice", "wait alice --profile"]
+)
+def test_every_command_says_that_a_voice_is_useless(run: Run, registry: FakeRegistry, words: str):
+    """The warning goes to standard error, so that it is also seen beside JSON. Trained voices get none."""
+    given = [*words.split(), ECAPA] if words.endswith("--profile") else words.split()
+    registry.add_version("alice", untrained=True)
+    outcome = run(*given)
+    assert "ready, untrained" in outcome.out
+    assert outcome.err == f"speaker-registry: {UNTRAINED}\n"
+    assert UNTRAINED in run(*given, "--json").err
+    registry.voices.clear()
+    registry.add_version("alice")
+    assert "untrained" not in str(run(*given))
+
+
+def test_a_registration_that_will_be_useless_says_so(run: Run, registry: FakeRegistry, clip: str):
+    """Whoever registers voices for production learns it now and not when speech is made with them."""
+    registry.untrained = True
+    assert run("register", "alice", clip, "--consent", "yes").err == f"speaker-registry: {UNTRAINED}\n"
+
+
+def test_the_warning_is_coloured_on_a_terminal(
+    run: Run, registry: FakeRegistry, monkeypatch: pytest.MonkeyPatch
+):
+    """In a file or a log the codes of colours would only be in the way, and NO_COLOR turns them off."""
+    registry.add_version("alice", untrained=True)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert run("show", "alice").err == f"\x1b[1;33mspeaker-registry: {UNTRAINED}\x1b[0m\n"
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert "\x1b" not in run("show", "alice").err
 
 
 def test_custom_weights_are_named(run: Run, registry: FakeRegistry, tmp_path: Path):

@@ -143,7 +143,10 @@ _WHOLE_FILE = {
     "content": {MEDIA_TYPE: BINARY},
     "headers": response_headers(
         OF_BYTES
-        | {"X-Artifact-Fingerprint": "Identifies everything that determines the artifact, except the clip."}
+        | {
+            "X-Artifact-Fingerprint": "Identifies everything that determines the artifact, except the clip.",
+            "X-Artifact-Untrained": "`true` if the artifact was made with random weights. Absent otherwise.",
+        }
     ),
 }
 
