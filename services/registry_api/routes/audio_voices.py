@@ -281,7 +281,7 @@ async def fill_cache(
     precomputation = _precomputation(services, namespace, name, profile)
     async with slots.hold():
         seen = await run_in_threadpool(precomputation.start, force=force)
-    if not seen.finished:
+    if not seen.over:
         speaker = str(precomputation.speaker_id)
         with services.access.waiting_requests.hold(caller, namespace):
             seen = await services.long_polls.wait_until(
@@ -289,7 +289,7 @@ async def fill_cache(
                 precomputation.question,
                 wait,
                 precomputation.look,
-                lambda one: one.finished,
+                lambda one: one.over,
                 request.is_disconnected,
             )
     precomputation.raise_if_failed(seen)
