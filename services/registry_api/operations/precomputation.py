@@ -13,7 +13,7 @@ from services.shared.index.speaker_index import ClaimResult
 from services.shared.model.domain import SpeakerVersion
 from services.shared.registry.status import ProfileStatus, Statuses, worst
 from speaker_registry.errors import ArtifactFailed, CacheUnsupported, JobNotFound, Unavailable
-from speaker_registry.names import DEFAULT, parse_speaker_name
+from speaker_registry.names import parse_speaker_name
 from speaker_registry.schemas import CacheStatus
 
 ALREADY_VALID = "Cache already exists and is valid"
@@ -52,7 +52,7 @@ class CacheState:
 
 
 class Precomputation:
-    """One call for some profiles of the version that a name resolves to when the call begins."""
+    """One call for some profiles of the version that a reference stands for when the call begins."""
 
     def __init__(
         self,
@@ -63,6 +63,7 @@ class Precomputation:
         jobs: Jobs,
         namespace: str,
         name: str,
+        reference: int | str,
         profile: str | None,
     ) -> None:
         self._speakers = speakers
@@ -73,7 +74,7 @@ class Precomputation:
         self._name = name
         self._profiles = [profile] if profile else list(statuses.required)
         self._jobs: list[str] = []
-        self._reference: int | str = DEFAULT
+        self._reference = reference
         """What names the version. After the first look it is a number, because an alias may move."""
         self._force = False
         self._message: str | None = None
@@ -89,7 +90,7 @@ class Precomputation:
         extracted again.
 
         Raises:
-            VoiceNotFound, ProfileUnknown.
+            VoiceNotFound, VersionNotFound, AliasNotFound, ProfileUnknown.
             CacheUnsupported: none of the profiles can be extracted.
             Unsound: the bytes of an uploaded artifact are lost, which only its owner can upload again.
         """

@@ -1,4 +1,4 @@
-"""Tests of `cache` calls while versions and encoders change: a call is about the version that it began with."""
+"""Tests of `cache` calls while versions and encoders change: a call keeps the version that it began with."""
 
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import httpx
+import pytest
 
 from tests.integration.api.conftest import Start
 from tests.integration.api.registry import OTHER_CLIP, WIDER, Registry
@@ -37,6 +38,34 @@ def test_a_call_is_about_the_version_that_it_began_with(registry: Registry, name
         registry.worker.finish_all(name)
     assert answer.result().json() == {"voice": name, "cache_status": "ready", "version": 1}
     assert registry.client.get(f"/v1/voices/{name}").json()["version"] == 2
+
+
+def test_a_call_can_wait_for_the_version_that_an_upload_returned(registry: Registry, name: str):
+    """The bare name stands for the old version, which is ready, so a recipe that only names the voice would
+    go on with the old clip.
+    """
+    registry.ready(name)
+    version = registry.upload(name, clip=OTHER_CLIP)["version"]
+    assert cache(registry, name).json()["version"] == 1
+    with waiting(registry, name, version=version) as answer:
+        registry.worker.finish_all(name)
+    assert answer.result().json() == {"voice": name, "cache_status": "ready", "version": 2}
+
+
+@pytest.mark.parametrize(
+    ("version", "status", "reason"),
+    [("7", 404, "version_not_found"), ("prod", 404, "alias_not_found"), ("@", 400, "invalid_reference")],
+)
+def test_a_version_that_is_not_there_is_named(
+    registry: Registry, name: str, version: str, status: int, reason: str
+):
+    """A call about no version must neither wait nor be about another version."""
+    registry.ready(name)
+    for method in ("GET", "POST"):
+        path = f"/v1/audio/voices/{name}/cache"
+        answer = registry.client.request(method, path, params={"version": version})
+        assert (answer.status_code, answer.json()["error"]["reason"]) == (status, reason)
+        assert f"'{version}'" in answer.json()["error"]["message"] or version == "7"
 
 
 def test_a_call_ends_when_its_job_is_canceled(start: Start, name: str):
