@@ -57,9 +57,10 @@ class FoundVersion:
     def fault(self) -> SpeakerRegistryError | None:
         """The error to raise if there is no artifact to serve and none is being made, else None."""
         status, profile = self.status, self.status.profile.name
-        name = self.version.record.name
-        what = f"version {self.version.number} of voice '{name}'"
-        again = f"POST /v1/audio/voices/{quote(name, safe='')}/cache?profile={profile}"
+        name, number = self.version.record.name, self.version.number
+        what = f"version {number} of voice '{name}'"
+        path = f"/v1/voices/{quote(name, safe='')}/versions/{number}/extractions"
+        again = f'POST {path} {{"profiles": ["{profile}"]}}'
         if self.artifact is not None or status.job_id is not None:
             return None
         if status.unsupported:
