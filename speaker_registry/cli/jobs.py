@@ -1,6 +1,7 @@
 """The commands for extractions: `extract`, `jobs`, `cancel` and `profiles`."""
 
 import argparse
+from functools import partial
 from typing import TYPE_CHECKING
 
 from speaker_registry.cli.command import (
@@ -10,6 +11,7 @@ from speaker_registry.cli.command import (
     add_limit,
     add_speaker,
     add_timeout,
+    first_of,
     list_document,
 )
 from speaker_registry.cli.progress import wait_ready
@@ -39,11 +41,8 @@ def extract(client: "RegistryClient", arguments: argparse.Namespace) -> Output:
 
 
 def jobs(client: "RegistryClient", arguments: argparse.Namespace) -> Output:
-    found = list(
-        client.jobs(
-            state=arguments.state, voice=arguments.voice, profile=arguments.profile, limit=arguments.limit
-        )
-    )
+    wanted = partial(client.jobs, state=arguments.state, voice=arguments.voice, profile=arguments.profile)
+    found, more = first_of(lambda limit: wanted(limit=limit), arguments)
     head = ("JOB", "VOICE", "PROFILE", "STATE", "ATTEMPT", "REASON")
     rows = [
         (
@@ -56,7 +55,7 @@ def jobs(client: "RegistryClient", arguments: argparse.Namespace) -> Output:
         )
         for job in found
     ]
-    return Output(list_document(found), table(head, rows))
+    return Output(list_document(found, more=bool(more)), table(head, rows), warnings=more)
 
 
 def cancel(client: "RegistryClient", arguments: argparse.Namespace) -> Output:

@@ -1,6 +1,7 @@
 """The commands for voices and their clips: `register`, `list`, `show`, `clip` and `delete`."""
 
 import argparse
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from speaker_registry.cli.command import (
@@ -13,6 +14,7 @@ from speaker_registry.cli.command import (
     add_speaker,
     add_timeout,
     confirm,
+    first_of,
     list_document,
     when,
 )
@@ -59,7 +61,8 @@ def register(client: "RegistryClient", arguments: argparse.Namespace) -> Output:
 
 
 def list_voices(client: "RegistryClient", arguments: argparse.Namespace) -> Output:
-    voices = list(client.list(profile=arguments.profile, state=arguments.state, limit=arguments.limit))
+    wanted = partial(client.list, profile=arguments.profile, state=arguments.state)
+    voices, more = first_of(lambda limit: wanted(limit=limit), arguments)
     head = ("NAME", "VERSION", "NEWEST", "STATE", "READY FOR", "CREATED", "REASON")
     rows = [
         (
@@ -73,7 +76,8 @@ def list_voices(client: "RegistryClient", arguments: argparse.Namespace) -> Outp
         )
         for voice in voices
     ]
-    return Output(list_document(voices), table(head, rows), warnings=about_weights(voices))
+    document, warnings = list_document(voices, more=bool(more)), [*about_weights(voices), *more]
+    return Output(document, table(head, rows), warnings=warnings)
 
 
 def show(client: "RegistryClient", arguments: argparse.Namespace) -> Output:
