@@ -174,6 +174,10 @@ def _segment(name: str) -> str:
     return quote(name, safe="")
 
 
+LOST = "lost with Redis"
+"""The reason of a job whose record Redis lost, and whose artifact nothing makes any more."""
+
+
 def job(announcements: Announcements, record: JobRecord) -> schemas.Job:
     announced = announcements.current(record.profile)
     if announced is not None and announced.fingerprint != record.fingerprint:
@@ -197,13 +201,15 @@ def job(announcements: Announcements, record: JobRecord) -> schemas.Job:
         finished_at=record.finished_at,
         worker=record.worker,
         error=schemas.JobError(**record.error) if record.error else None,
-        reason=_waiting_reason(announcements, record),
+        reason=_reason_of_job(announcements, record),
         retry_after=None if record.finished else 1.0,
     )
 
 
-def _waiting_reason(announcements: Announcements, record: JobRecord) -> str | None:
-    """Say why a queued job waits, if no worker serves its profile. May ask Redis."""
+def _reason_of_job(announcements: Announcements, record: JobRecord) -> str | None:
+    """Say why a queued job waits, if no worker serves its profile, or that it was lost. May ask Redis."""
+    if record.lost:
+        return LOST
     if record.state != "queued" or announcements.is_served(record.profile):
         return None
     return waiting_reason(record.profile)

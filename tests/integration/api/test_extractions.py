@@ -292,3 +292,20 @@ def test_a_forced_extraction_that_fails_is_not_taken_for_done(
     assert "No speech was found." in capsys.readouterr().err
     with RegistryClient(registry.url, retries=0) as client:
         assert client.wait_ready(name).state == "ready"
+
+
+def test_jobs_can_be_listed_from_a_time_on(registry: Registry, name: str):
+    """A dashboard shows the last minutes, and must not page through a month of jobs for them."""
+    created = []
+    for profile in (PROFILE, WIDER):
+        registry.upload(name) if profile == PROFILE else ask(registry, name, profiles=[profile])
+        created.append(
+            registry.client.get("/v1/jobs", params={"voice": name}).json()["data"][0]["created_at"]
+        )
+    for since, profiles in ((0, [WIDER, PROFILE]), (created[0], [WIDER]), (created[1], [])):
+        found = registry.client.get("/v1/jobs", params={"voice": name, "created_after": repr(since)}).json()
+        assert ([job["profile"] for job in found["data"]], found["has_more"]) == (profiles, False)
+    for wrong in ("-1", "yesterday", "NaN", "inf"):
+        answer = registry.client.get("/v1/jobs", params={"created_after": wrong})
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "created_after")
+        assert f"'{wrong}'" in answer.json()["error"]["message"]
