@@ -70,7 +70,9 @@ def extract_all(extractor: Extractor, clips: Sequence[ReferenceAudio]) -> None:
     """Extract in batches of the size that a worker takes."""
     name = extractor.profile_name
     loaded_profiles = {name: LoadedProfile(SimpleNamespace(profile=BUILT_IN[name]), extractor)}
-    extraction = Extraction(Publisher(clips), loaded_profiles, threads=ExtractorSettings().threads)
+    extraction = Extraction(
+        Publisher(clips), loaded_profiles, threads=ExtractorSettings(weights="untrained").threads
+    )
     try:
         for batch in batches(jobs_of(name, len(clips)), WorkerSettings().batch_size):
             outcomes = extraction(batch)

@@ -43,6 +43,7 @@ from speaker_registry.schemas import (
     Resolution,
     ResolvedArtifact,
     Schema,
+    Untrained,
     Voice,
     VoiceVersion,
 )
@@ -163,6 +164,8 @@ class Registration(Schema):
     """Tells why an extraction does not start: no worker serves a profile at the moment."""
     held_back: str | None = None
     """Tells why the alias `default` will not move to this version, although it is the newest."""
+    untrained: Untrained = False
+    """True if one of the artifacts was made with random weights, or will be."""
 
     @property
     def reference(self) -> str:
@@ -180,6 +183,7 @@ class _UploadedVoice(Schema):
     jobs: dict[str, str] = Field(default_factory=dict)
     reason: str | None = None
     held_back: str | None = None
+    untrained: bool = False
 
 
 class _Uploaded(Schema):

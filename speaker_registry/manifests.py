@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from pydantic import Field
 
-from speaker_registry.schemas import ArtifactState, Page, Schema, Source
+from speaker_registry.schemas import ArtifactState, Page, Schema, Source, Untrained
 
 MAX_PAGE = 500
 """The most voices that the registry looks at for one page."""
@@ -29,6 +29,8 @@ class ManifestEntry(Schema):
     """Digest of the artifact's file, if the artifact is ready."""
     size: int | None = None
     """Size of the file in bytes."""
+    untrained: Untrained = False
+    """True if the artifact was made with random weights. Absent otherwise."""
     ref_text: str | None = None
     """Transcript of the clip."""
 

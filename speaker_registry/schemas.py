@@ -15,6 +15,8 @@ JobState = Literal["queued", "processing", "succeeded", "failed", "canceled", "s
 FINISHED_STATES: frozenset[str] = frozenset({"succeeded", "failed", "canceled", "superseded"})
 Source = Literal["audio", "embedding"]
 Mode = Literal["icl", "xvec"]
+Untrained = Annotated[bool, Field(default=False, exclude_if=lambda untrained: not untrained)]
+"""Whether the weights are random, so that the voice is useless. Documents leave it out unless it is true."""
 Item = TypeVar("Item")
 
 
@@ -60,6 +62,9 @@ class ArtifactStatus(Schema):
     if there is no artifact.
     """
     digest: str | None = None
+    untrained: Untrained = False
+    """True if the artifact was made with random weights, or will be if there is none yet. Absent otherwise.
+    """
     job_id: str | None = None
     """Id of the job that makes the artifact, while there is one."""
     error: str | None = None
@@ -102,6 +107,8 @@ class VoiceVersion(Schema):
     """
     held_back: str | None = None
     """Tells why the alias `default` will not move to this version, although it is newer."""
+    untrained: Untrained = False
+    """True if one of the artifacts was made with random weights, or will be. Absent otherwise."""
 
 
 class Voice(Schema):
@@ -128,6 +135,8 @@ class Voice(Schema):
     """Artifacts of the default version."""
     held_back: str | None = None
     """Tells why the alias `default` will not move to the newest version."""
+    untrained: Untrained = False
+    """True if one of the artifacts was made with random weights, or will be. Absent otherwise."""
 
 
 class ArtifactDescriptor(Schema):
@@ -212,6 +221,8 @@ class ResolvedArtifact(Schema):
     """True if the artifact was made by the profile's current encoder, and False if a former one made it. None
     if there is no artifact.
     """
+    untrained: Untrained = False
+    """True if the artifact was made with random weights. Absent otherwise."""
     error: Fault | None = None
     """Why there is no artifact and none is being made."""
 
@@ -298,7 +309,9 @@ class Job(Schema):
     worker: str | None = None
     error: JobError | None = None
     reason: str | None = None
-    """Tells why a queued job does not start: no worker serves the profile at the moment."""
+    """Tells why a queued job does not start (no worker serves the profile at the moment), or that the job was
+    lost with Redis.
+    """
     retry_after: float | None = None
     """Seconds to wait before asking again. None once the job has finished."""
 
@@ -382,7 +395,7 @@ class Profile(Schema):
 
 class UploadedVoice(BaseModel):
     """One entry of vLLM-Omni's `uploaded_voices`, with fields of this registry added. The fields `ref_text`,
-    `speaker_description` and `reason` are present only if they are set.
+    `speaker_description`, `reason` and `untrained` are present only if they are set.
     """
 
     model_config = ConfigDict(extra="allow")
@@ -398,6 +411,8 @@ class UploadedVoice(BaseModel):
     version: int
     cache_status: ArtifactState
     current: bool
+    untrained: Untrained = False
+    """True if one of the artifacts was made with random weights, or will be. Absent otherwise."""
     reason: str | None = None
     """Tells why a pending extraction does not start: no worker serves a profile at the moment."""
 
@@ -422,7 +437,7 @@ class VoiceList(Page[OpenAIVoice]):
 class NewVoice(BaseModel):
     """The object `voice` in the answer to an upload. It has `mime_type` and `file_size` if a clip was
     uploaded, or `embedding_source` and `embedding_dim` if an embedding was uploaded. The fields `ref_text`,
-    `speaker_description`, `reason` and `held_back` are present only if they are set.
+    `speaker_description`, `reason`, `held_back` and `untrained` are present only if they are set.
     """
 
     model_config = ConfigDict(extra="allow")
@@ -433,6 +448,8 @@ class NewVoice(BaseModel):
     id: str
     version: int
     cache_status: ArtifactState
+    untrained: Untrained = False
+    """True if one of the artifacts was made with random weights, or will be. Absent otherwise."""
     reason: str | None = None
     """Tells why a pending extraction does not start: no worker serves a profile at the moment."""
     held_back: str | None = None
@@ -464,6 +481,8 @@ class CacheStatus(Schema):
     message: str | None = None
     job_id: str | None = None
     version: int | None = None
+    untrained: Untrained = False
+    """True if one of the artifacts was made with random weights, or will be. Absent otherwise."""
     reason: str | None = None
     """Tells why a pending extraction does not start: no worker serves a profile at the moment."""
 

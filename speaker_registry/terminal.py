@@ -1,7 +1,11 @@
-"""Formatting of text for terminals: aligned tables, and escaping of characters that control a terminal."""
+"""Formatting of text for terminals: aligned tables, colour for warnings, and escaping of characters that
+control a terminal.
+"""
 
+import os
 import unicodedata
 from collections.abc import Iterable, Sequence
+from typing import TextIO
 
 
 def printable(text: object) -> str:
@@ -14,6 +18,13 @@ def _shown(character: str) -> str:
     if character.isprintable() or unicodedata.category(character) == "Zs":
         return character
     return character.encode("unicode_escape").decode()
+
+
+def highlighted(text: str, stream: TextIO) -> str:
+    """Return the text in bold yellow if the stream is a terminal whose user wants colours (NO_COLOR)."""
+    if not stream.isatty() or os.environ.get("NO_COLOR"):
+        return text
+    return f"\x1b[1;33m{text}\x1b[0m"
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:

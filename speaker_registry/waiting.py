@@ -49,6 +49,11 @@ class Readiness(Schema):
         return f"{self.voice}@{self.version}"
 
     @property
+    def untrained(self) -> bool:
+        """True if one of the artifacts was made with random weights, or will be."""
+        return any(status.untrained for status in self.artifacts)
+
+    @property
     def job_to_watch(self) -> str | None:
         """Id of an unfinished job. Jobs that a worker is processing are preferred to jobs that wait for a
         worker.
@@ -180,6 +185,7 @@ def _status_of(descriptor: ArtifactDescriptor) -> ArtifactStatus:
         state=descriptor.state,
         current=descriptor.current,
         digest=descriptor.digest,
+        untrained=descriptor.untrained,
         job_id=descriptor.job_id,
         error=descriptor.error,
         reason=descriptor.reason,

@@ -110,6 +110,7 @@ def marks_of(samples: np.ndarray) -> np.ndarray:
 
 
 def main() -> int:
+    os.environ.setdefault("SPEAKER_EXTRACTOR_WEIGHTS", "untrained")
     configure_logs(LogSettings().level)
     return WorkerProcess(LightExtractor, prove).run()
 

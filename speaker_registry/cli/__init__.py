@@ -28,6 +28,7 @@ from speaker_registry.cli.command import (
     add_common,
     exit_codes,
     status_of,
+    warn,
 )
 from speaker_registry.errors import SpeakerRegistryError
 from speaker_registry.terminal import printable
@@ -87,6 +88,8 @@ def _run(words: list[str]) -> int:
     if output is None:
         return OK
     print(json.dumps(output.document, indent=2) if as_json else output.text, flush=True)
+    for warning in output.warnings:
+        warn(warning)
     return output.status
 
 

@@ -1,10 +1,19 @@
 """The commands for artifacts: `fetch`, `put` and `wait`."""
 
 import argparse
-import sys
 from typing import TYPE_CHECKING
 
-from speaker_registry.cli.command import Command, Output, add_output, add_speaker, add_timeout, seconds
+from speaker_registry.cli.command import (
+    UNTRAINED,
+    Command,
+    Output,
+    about_weights,
+    add_output,
+    add_speaker,
+    add_timeout,
+    seconds,
+    warn,
+)
 from speaker_registry.cli.files import check_output, deliver, read_artifact
 from speaker_registry.cli.progress import wait_ready
 from speaker_registry.cli.text import fetched, readiness_text
@@ -19,9 +28,9 @@ def fetch(client: "RegistryClient", arguments: argparse.Namespace) -> Output | N
     file = client.download(arguments.speaker, arguments.profile, wait=arguments.wait)
     deliver(arguments, file.data)
     if file.artifact.manifest.untrained:
-        print("speaker-registry: made with untrained weights, so the voice is useless", file=sys.stderr)
+        warn(UNTRAINED)
     if file.artifact.manifest.custom_weights:
-        print("speaker-registry: made with custom weights, not with the published ones", file=sys.stderr)
+        warn("made with custom weights, not with the published ones")
     return None if arguments.output == "-" else fetched(arguments.output, file)
 
 
@@ -31,12 +40,12 @@ def put(client: "RegistryClient", arguments: argparse.Namespace) -> Output:
     text = (
         f"{printable(made.voice)}@{made.version} is {made.state} for {printable(made.profile)}: {made.digest}"
     )
-    return Output(made.model_dump(mode="json"), text)
+    return Output(made.model_dump(mode="json"), text, warnings=about_weights([made]))
 
 
 def wait(client: "RegistryClient", arguments: argparse.Namespace) -> Output:
     ready = wait_ready(client, arguments.speaker, arguments.profile, arguments)
-    return Output(ready.model_dump(mode="json"), readiness_text(ready))
+    return Output(ready.model_dump(mode="json"), readiness_text(ready), warnings=about_weights([ready]))
 
 
 def _add_fetch(command: argparse.ArgumentParser) -> None:

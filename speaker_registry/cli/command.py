@@ -4,8 +4,8 @@ import argparse
 import contextlib
 import datetime
 import sys
-from collections.abc import Callable, Iterable
-from typing import Any, NamedTuple, NoReturn
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple, NoReturn, Protocol, TypeVar
 
 from speaker_registry.errors import (
     ArtifactFailed,
@@ -16,8 +16,11 @@ from speaker_registry.errors import (
     Unavailable,
     VoiceDamaged,
 )
+from speaker_registry.terminal import highlighted
 
+Item = TypeVar("Item")
 PROGRAM = "speaker-registry"
+UNTRAINED = "made with untrained weights (random numbers), so the voice is useless"
 _LONGEST_SECONDS = 365 * 86_400
 OK, REFUSED, USAGE, UNREACHABLE, DENIED, NOT_FOUND, FAILED, NOT_READY = 0, 1, 2, 3, 4, 5, 6, 8
 INTERRUPTED, PIPE_CLOSED = 130, 141
@@ -78,6 +81,25 @@ class Output(NamedTuple):
     text: str
     status: int = OK
     """The exit code. A command for many voices prints what it did and also fails if some were refused."""
+    warnings: Sequence[str] = ()
+    """Remarks that must not be overlooked, which are printed to standard error."""
+
+
+def about_weights(voices: Iterable["MaybeUntrained"]) -> list[str]:
+    """Return a warning if a voice is made with untrained weights, and nothing otherwise."""
+    return [UNTRAINED] if any(voice.untrained for voice in voices) else []
+
+
+class MaybeUntrained(Protocol):
+    """Whatever says whether its artifacts are made with untrained weights."""
+
+    @property
+    def untrained(self) -> bool: ...
+
+
+def warn(text: str) -> None:
+    """Print a warning to standard error, in colour if that is a terminal."""
+    print(highlighted(f"{PROGRAM}: {text}", sys.stderr), file=sys.stderr)
 
 
 def status_of(error: Exception) -> int:
@@ -118,9 +140,24 @@ def when(unix_seconds: float) -> str:
     return datetime.datetime.fromtimestamp(unix_seconds, datetime.UTC).strftime("%Y-%m-%d %H:%M:%SZ")
 
 
-def list_document(items: Iterable[Any]) -> dict[str, object]:
-    """Return the JSON document of a list."""
-    return {"object": "list", "data": [item.model_dump(mode="json") for item in items]}
+def list_document(items: Iterable[Any], *, more: bool = False) -> dict[str, object]:
+    """Return the JSON document of a list. `more` says that there are further items."""
+    return {"object": "list", "data": [item.model_dump(mode="json") for item in items], "has_more": more}
+
+
+def first_of(
+    listing: Callable[[int | None], Iterable[Item]], arguments: argparse.Namespace
+) -> tuple[list[Item], list[str]]:
+    """Return the items that `--limit` and `--all` ask for, and a remark if there are more.
+
+    Args:
+        listing: returns at most that many items, and all of them for None.
+    """
+    if arguments.all:
+        return list(listing(None)), []
+    found = list(listing(arguments.limit + 1))
+    more = f"there are more than these {arguments.limit}; --limit N shows N, and --all shows all"
+    return found[: arguments.limit], [more] if len(found) > arguments.limit else []
 
 
 class Parser(argparse.ArgumentParser):
@@ -162,7 +199,11 @@ def add_common(target: argparse.ArgumentParser) -> None:
 
 
 def add_limit(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--limit", metavar="N", type=count, help="maximum number of items to list")
+    many = command.add_mutually_exclusive_group()
+    many.add_argument(
+        "--limit", metavar="N", type=count, default=50, help="maximum number of items to list (default: 50)"
+    )
+    many.add_argument("--all", action="store_true", help="list all items, however many there are")
 
 
 def count(text: str, least: int = 1, most: int = 10**9) -> int:

@@ -1,14 +1,17 @@
 """The commands for extractions: `extract`, `jobs`, `cancel` and `profiles`."""
 
 import argparse
+from functools import partial
 from typing import TYPE_CHECKING
 
 from speaker_registry.cli.command import (
     Command,
     Output,
+    about_weights,
     add_limit,
     add_speaker,
     add_timeout,
+    first_of,
     list_document,
 )
 from speaker_registry.cli.progress import wait_ready
@@ -34,15 +37,12 @@ def extract(client: "RegistryClient", arguments: argparse.Namespace) -> Output:
         if job.state == "canceled":
             raise ArtifactFailed(f"{job.voice}@{job.version}: job {job.id} was canceled")
     ready = wait_ready(client, f"{made.voice}@{made.version}", arguments.profile, arguments)
-    return Output(ready.model_dump(mode="json"), readiness_text(ready))
+    return Output(ready.model_dump(mode="json"), readiness_text(ready), warnings=about_weights([ready]))
 
 
 def jobs(client: "RegistryClient", arguments: argparse.Namespace) -> Output:
-    found = list(
-        client.jobs(
-            state=arguments.state, voice=arguments.voice, profile=arguments.profile, limit=arguments.limit
-        )
-    )
+    wanted = partial(client.jobs, state=arguments.state, voice=arguments.voice, profile=arguments.profile)
+    found, more = first_of(lambda limit: wanted(limit=limit), arguments)
     head = ("JOB", "VOICE", "PROFILE", "STATE", "ATTEMPT", "REASON")
     rows = [
         (
@@ -55,7 +55,7 @@ def jobs(client: "RegistryClient", arguments: argparse.Namespace) -> Output:
         )
         for job in found
     ]
-    return Output(list_document(found), table(head, rows))
+    return Output(list_document(found, more=bool(more)), table(head, rows), warnings=more)
 
 
 def cancel(client: "RegistryClient", arguments: argparse.Namespace) -> Output:

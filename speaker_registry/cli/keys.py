@@ -12,6 +12,7 @@ from speaker_registry.cli.command import (
     add_limit,
     confirm,
     count,
+    first_of,
     list_document,
     when,
 )
@@ -59,7 +60,7 @@ def _made(key: "NewApiKey") -> Output:
 
 
 def list_keys(client: "RegistryClient", arguments: argparse.Namespace) -> Output:
-    found = list(client.api_keys(limit=arguments.limit))
+    found, more = first_of(lambda limit: client.api_keys(limit=limit), arguments)
     head = ("ID", "NAME", "NAMESPACE", "SCOPES", "STATE", "ENDS", "LAST USED", "MADE BY")
     rows = [
         (
@@ -74,7 +75,7 @@ def list_keys(client: "RegistryClient", arguments: argparse.Namespace) -> Output
         )
         for key in found
     ]
-    return Output(list_document(found), table(head, rows))
+    return Output(list_document(found, more=bool(more)), table(head, rows), warnings=more)
 
 
 def _moment(unix_seconds: int | None) -> str:

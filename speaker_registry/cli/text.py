@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
-from speaker_registry.cli.command import Output, when
+from speaker_registry.cli.command import MaybeUntrained, Output, when
 from speaker_registry.terminal import field_lines, printable, table
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def voice_text(voice: "Voice") -> str:
             ("id", voice.id),
             ("version", f"{voice.version} (newest {voice.latest}, {voice.versions} in all)"),
             ("aliases", aliases or None),
-            ("state", voice.state),
+            ("state", marked(voice.state, voice)),
             ("created", when(voice.created_at)),
             ("held back", voice.held_back),
         ]
@@ -48,7 +48,7 @@ def version_text(version: "VoiceVersion") -> str:
             ("voice", version.voice),
             ("version", version.version),
             ("id", version.id),
-            ("state", version.state),
+            ("state", marked(version.state, version)),
             ("created", when(version.created_at)),
             ("source", version.source),
             ("clip", f"{audio.seconds:.2f} s, {audio.sample_rate} Hz, {audio.mime_type}" if audio else None),
@@ -65,7 +65,7 @@ def _artifact_table(artifacts: Iterable["ArtifactStatus"]) -> str:
     rows = [
         (
             a.profile,
-            f"{a.state}, former encoder" if a.current is False else a.state,
+            marked(f"{a.state}, former encoder" if a.current is False else a.state, a),
             a.digest or "-",
             a.error or a.reason or "-",
         )
@@ -74,8 +74,13 @@ def _artifact_table(artifacts: Iterable["ArtifactStatus"]) -> str:
     return table(("PROFILE", "STATE", "DIGEST", "REASON"), rows)
 
 
+def marked(state: str, made: MaybeUntrained) -> str:
+    """Return a state, followed by a remark if the weights are untrained."""
+    return f"{state}, untrained" if made.untrained else state
+
+
 def readiness_text(ready: "Readiness") -> str:
-    return f"{printable(ready.reference)} is {ready.state}\n{_artifact_table(ready.artifacts)}"
+    return f"{printable(ready.reference)} is {marked(ready.state, ready)}\n{_artifact_table(ready.artifacts)}"
 
 
 def weights_of(profile: "Profile") -> str:

@@ -1,17 +1,20 @@
 """The commands for voices and their clips: `register`, `list`, `show`, `clip` and `delete`."""
 
 import argparse
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from speaker_registry.cli.command import (
     Command,
     CommandError,
     Output,
+    about_weights,
     add_limit,
     add_output,
     add_speaker,
     add_timeout,
     confirm,
+    first_of,
     list_document,
     when,
 )
@@ -19,6 +22,7 @@ from speaker_registry.cli.files import check_output, deliver, open_clip, read_em
 from speaker_registry.cli.moving import add_jobs, register_batch
 from speaker_registry.cli.progress import wait_ready
 from speaker_registry.cli.text import (
+    marked,
     readiness_text,
     ready_profiles,
     reason_of,
@@ -48,38 +52,42 @@ def register(client: "RegistryClient", arguments: argparse.Namespace) -> Output:
         description=arguments.description,
     )
     document: dict[str, Any] = {**registered.model_dump(mode="json"), "reference": registered.reference}
-    text = registered_text(registered)
+    text, about = registered_text(registered), about_weights([registered])
     if arguments.wait:
         ready = wait_ready(client, registered.reference, None, arguments)
         document["ready"] = ready.model_dump(mode="json")
-        text += "\n" + readiness_text(ready)
-    return Output(document, text)
+        text, about = f"{text}\n{readiness_text(ready)}", about_weights([registered, ready])
+    return Output(document, text, warnings=about)
 
 
 def list_voices(client: "RegistryClient", arguments: argparse.Namespace) -> Output:
-    voices = list(client.list(profile=arguments.profile, state=arguments.state, limit=arguments.limit))
+    wanted = partial(client.list, profile=arguments.profile, state=arguments.state)
+    voices, more = first_of(lambda limit: wanted(limit=limit), arguments)
     head = ("NAME", "VERSION", "NEWEST", "STATE", "READY FOR", "CREATED", "REASON")
     rows = [
         (
             voice.name,
             voice.version,
             voice.latest,
-            voice.state,
+            marked(voice.state, voice),
             ready_profiles(voice),
             when(voice.created_at),
             reason_of(voice),
         )
         for voice in voices
     ]
-    return Output(list_document(voices), table(head, rows))
+    document, warnings = list_document(voices, more=bool(more)), [*about_weights(voices), *more]
+    return Output(document, table(head, rows), warnings=warnings)
 
 
 def show(client: "RegistryClient", arguments: argparse.Namespace) -> Output:
     if "@" in arguments.speaker:
         version = client.version(arguments.speaker)
-        return Output(version.model_dump(mode="json"), version_text(version))
+        return Output(
+            version.model_dump(mode="json"), version_text(version), warnings=about_weights([version])
+        )
     voice = client.get(arguments.speaker)
-    return Output(voice.model_dump(mode="json"), voice_text(voice))
+    return Output(voice.model_dump(mode="json"), voice_text(voice), warnings=about_weights([voice]))
 
 
 def clip(client: "RegistryClient", arguments: argparse.Namespace) -> Output | None:

@@ -15,12 +15,16 @@ FILE = ROOT / "docker-compose.yml"
 SEAWEEDFS = ROOT / "deploy" / "compose" / "seaweedfs.yml"
 PROFILES = ("gpu", "monitoring")
 
+REQUIRED = {"WEIGHTS": "untrained"}
+"""The variables without a default, and what the tests set them to."""
+
 Service = dict[str, Any]
 
 
 def parsed() -> dict[str, Any]:
-    """All of it, with no variable set."""
+    """All of it, with no variable set but those that must be."""
     text = re.sub(r"(?<!\$)\$\{\w+:-([^}]*)\}", r"\1", FILE.read_text())
+    text = re.sub(r"\$\{(\w+):\?[^}]*\}", lambda found: REQUIRED[found[1]], text)
     found: dict[str, Any] = yaml.safe_load(text)
     return found
 
@@ -47,7 +51,7 @@ def merged(folder: Path, *files: Path) -> dict[str, Any]:
         command += ["-f", file]
     for profile in PROFILES:
         command += ["--profile", profile]
-    environment = {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}"}
+    environment = {**os.environ, **REQUIRED, "PATH": f"{folder}:{os.environ['PATH']}"}
     done = subprocess.run([*command, "config"], env=environment, capture_output=True, text=True, check=True)
     parsed: dict[str, Any] = yaml.safe_load(done.stdout)
     return parsed

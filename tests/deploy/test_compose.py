@@ -18,7 +18,7 @@ from deploy.compose import make_bucket
 from services.registry_api.keys.api_keys import parse_token
 from services.shared.index.redis_access import RIGHTS
 from tests.deploy import dockerfile
-from tests.deploy.compose_file import FILE, ROOT, SEAWEEDFS, merged, parsed, services
+from tests.deploy.compose_file import FILE, REQUIRED, ROOT, SEAWEEDFS, merged, parsed, services
 from tests.deploy.composed import make_secrets
 from tests.deploy.environment import FOREIGN, check
 from tests.http_server import http_server
@@ -41,6 +41,14 @@ def test_the_files_are_of_the_form_that_compose_reads(file: Path):
     ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
+
+
+def test_the_weights_must_be_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A fleet that forgot to name its weights would make useless voices."""
+    monkeypatch.setitem(REQUIRED, "WEIGHTS", "")
+    with pytest.raises(subprocess.CalledProcessError) as refused:
+        merged(tmp_path, FILE)
+    assert "must be set to hub, hub:<commit>, /weights, or untrained" in refused.value.stderr
 
 
 @pytest.mark.parametrize("files", FILES, ids=["garage", "seaweedfs"])

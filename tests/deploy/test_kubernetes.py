@@ -130,6 +130,13 @@ def test_the_environment_is_one_that_our_processes_read(overlay: str, tmp_path: 
     assert seen >= {"api", "worker"}
 
 
+def test_only_the_overlay_for_trying_out_takes_untrained_weights(overlay: str):
+    """Every overlay names the weights, because a worker that is told none does not start."""
+    workers = [container for name, container in ours(overlay) if "worker" in name]
+    named = {environment(overlay, container)["SPEAKER_EXTRACTOR_WEIGHTS"] for container in workers}
+    assert named == {"untrained" if overlay == "dev" else "hub"}
+
+
 def test_what_is_run_and_asked_is_there(overlay: str):
     """Modules of commands and probes, paths of probes, ports by their names."""
     paths = {route.path for route in health.router.routes}

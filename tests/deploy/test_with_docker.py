@@ -16,7 +16,7 @@ from services.shared.bucket.store import open_store
 from services.shared.configuration.settings import StoreSettings
 from speaker_registry import RegistryClient
 from tests import servers
-from tests.deploy.compose_file import FILE, ROOT, SEAWEEDFS, services
+from tests.deploy.compose_file import FILE, REQUIRED, ROOT, SEAWEEDFS, services
 from tests.deploy.composed import make_secrets
 from tests.deploy.dockerfile import FILE as DOCKERFILE
 from tests.ports import free_port
@@ -121,7 +121,7 @@ def test_docker_compose_up_and_nothing_else(files: tuple[Path, ...]):
     compose = ["docker", "compose", "--project-name", f"registry-test-{port}"]
     for file in files:
         compose += ["--file", str(file)]
-    environment = {**os.environ, "PORT": str(port), "FRONT": "172.31.84"}
+    environment = {**os.environ, **REQUIRED, "PORT": str(port), "FRONT": "172.31.84"}
 
     def run(*words: str) -> str:
         done = subprocess.run(

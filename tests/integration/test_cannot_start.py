@@ -19,6 +19,7 @@ SECRET = "6b1f0c9a4e"
 def lines(program: str, *, status: int = 1, **environment: str) -> list[dict[str, str]]:
     """Return what a process logs before it ends with this status."""
     given = {name: value for name, value in os.environ.items() if not name.startswith("SPEAKER_")}
+    given["SPEAKER_EXTRACTOR_WEIGHTS"] = "untrained"
     command = [sys.executable, "-m", *program.split()]
     done = subprocess.run(
         command, env={**given, **environment}, cwd=ROOT, capture_output=True, text=True, check=False
@@ -83,10 +84,24 @@ def test_a_mistyped_profile_of_custom_weights_is_named(tmp_path: Path):
     refused because of its checksums.
     """
     *_, last = lines(
-        WORKER, SPEAKER_STORE_URL=tmp_path.as_uri(), SPEAKER_EXTRACTOR_CUSTOM_WEIGHTS="qwen3-tts-06b"
+        WORKER,
+        SPEAKER_STORE_URL=tmp_path.as_uri(),
+        SPEAKER_EXTRACTOR_CUSTOM_WEIGHTS="qwen3-tts-06b",
     )
     assert last["event"] == "worker.cannot_start"
     assert last["reason"].startswith("Unknown profile 'qwen3-tts-06b'. Known: ")
+
+
+def test_a_worker_that_is_told_no_weights_says_so_and_ends(tmp_path: Path):
+    """Random weights are only for trying out. A worker that took them by itself would fill the registry with
+    useless voices.
+    """
+    *_, last = lines(WORKER, SPEAKER_STORE_URL=tmp_path.as_uri(), SPEAKER_EXTRACTOR_WEIGHTS="")
+    assert last["event"] == "worker.cannot_start"
+    assert last["reason"] == (
+        "SPEAKER_EXTRACTOR_WEIGHTS: it must be set; accepted: `hub`, `hub:<commit>`, the path of a folder, "
+        "or `untrained`"
+    )
 
 
 @pytest.mark.parametrize("program", [SWEEP, ADOPT])

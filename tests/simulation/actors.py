@@ -112,6 +112,7 @@ def precompute(world: World, process: Process, name: str) -> None:
         jobs=operations.jobs,
         namespace=NAMESPACE,
         name=name,
+        reference=DEFAULT,
         profile=profile,
     )
     look, deadline = call.start(force=world.random.random() < 0.3), world.time + PATIENCE_SECONDS

@@ -76,9 +76,10 @@ class FoundVersion:
     def _why_there_is_none(self) -> SpeakerRegistryError | None:
         """Return the error, or None if housekeeping is about to start the extraction."""
         status, profile = self.status, self.status.profile.name
-        name = self.version.record.name
-        what = f"version {self.version.number} of voice '{name}'"
-        again = f"POST /v1/audio/voices/{quote(name, safe='')}/cache?profile={profile}"
+        name, number = self.version.record.name, self.version.number
+        what = f"version {number} of voice '{name}'"
+        path = f"/v1/voices/{quote(name, safe='')}/versions/{number}/extractions"
+        again = f'POST {path} {{"profiles": ["{profile}"]}}'
         if status.unsupported:
             return ArtifactNotFound(f"There is no artifact of {what}: {status.error}.", param="profile")
         if status.state_of_current == "failed":

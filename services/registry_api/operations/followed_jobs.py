@@ -57,7 +57,8 @@ class FollowedJobs(Jobs):
         """Return a job's record.
 
         If Redis has lost the record or is unavailable, and this process has seen the job, the record is
-        derived from the artifact that the job was to make.
+        derived from the artifact that the job was to make. It has no `finished_at`, because nothing tells
+        when the job ended.
 
         Raises:
             JobNotFound: the job is unknown, or belongs to another namespace.
@@ -70,7 +71,10 @@ class FollowedJobs(Jobs):
             seen = self._seen.get(job_id)
             if seen is None or seen.namespace != namespace:
                 raise
-            return seen if seen.finished and seen.state != "superseded" else self._outcome(seen)
+            if seen.finished and seen.state != "superseded":
+                return seen
+            outcome = self._outcome(seen)
+            return replace(outcome, lost=outcome.state == "superseded")
         self._seen.put(job)
         if job.state == "succeeded" and job.finished_at is not None:
             self._settle(job.finished_at)
@@ -95,7 +99,7 @@ class FollowedJobs(Jobs):
         if version is None and job.vuid in indexed.speaker.unreadable:
             raise voice_unreadable(job.name)
         if version is None:
-            return self._ended(job, "superseded")
+            return _ended(job, "superseded")
         if ended := self._by_artifact(job, version):
             return ended
         if certain:
@@ -106,19 +110,19 @@ class FollowedJobs(Jobs):
         fingerprint = job.fingerprint or self._announcements.fingerprint(job.profile)
         akey = version.artifact_key(job.profile, fingerprint, job.build)
         if akey in version.artifacts:
-            return self._ended(job, "succeeded", stage="done", done=job.total)
+            return _ended(job, "succeeded", stage="done", done=job.total)
         failure = version.failures.get(akey)
         if failure is None:
             return None
         if failure.code == CANCELED:
-            return self._ended(job, "canceled")
+            return _ended(job, "canceled")
         error = {
             "code": failure.code,
             "message": failure.message,
             "retryable": False,
             "attempt": failure.attempts,
         }
-        return self._ended(job, "failed", attempt=failure.attempts, error=error)
+        return _ended(job, "failed", attempt=failure.attempts, error=error)
 
     def _by_successor(self, job: JobRecord, indexed: IndexedSpeaker, version: SpeakerVersion) -> JobRecord:
         wanted = (job.vuid, job.profile)
@@ -135,12 +139,7 @@ class FollowedJobs(Jobs):
         missing = [status.profile.name for status in self._statuses.missing(indexed, version)]
         if pending_extractions or job.profile in missing:  # housekeeping is about to start it again
             return _not_started(job)
-        return self._ended(job, "superseded")
-
-    def _ended(self, job: JobRecord, state: JobState, **changes: Any) -> JobRecord:
-        if job.finished and job.state == state:
-            return job
-        return replace(job, state=state, finished_at=self._clock.now(), **changes)
+        return _ended(job, "superseded")
 
 
 def _not_started(job: JobRecord) -> JobRecord:
@@ -155,3 +154,8 @@ def _not_started(job: JobRecord) -> JobRecord:
         finished_at=None,
         worker=None,
     )
+
+
+def _ended(job: JobRecord, state: JobState, **changes: Any) -> JobRecord:
+    """Return the job as one that has ended. When it ended is not known, unless its record says so."""
+    return job if job.state == state else replace(job, state=state, **changes)

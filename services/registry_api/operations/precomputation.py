@@ -9,7 +9,7 @@ from services.registry_api.operations.speakers import Speakers
 from services.shared.bucket.keys import SpeakerId
 from services.shared.index.jobs import JobRecord, Jobs
 from services.shared.index.reading import IndexedSpeaker
-from services.shared.index.speaker_index import ClaimResult, VersionSelection
+from services.shared.index.speaker_index import ClaimResult
 from services.shared.model.domain import SpeakerVersion
 from services.shared.registry.status import ProfileStatus, Statuses, worst
 from speaker_registry.errors import ArtifactFailed, CacheUnsupported, JobNotFound, Unavailable
@@ -30,10 +30,19 @@ class CacheState:
     """Jobs of this call that have not ended."""
     failed: Sequence[str]
     """For each failed profile, its name and the reason."""
+    jobs_ended: bool
+    """True if the call had jobs and all of them have ended."""
 
     @property
     def finished(self) -> bool:
         return not self.pending_job_ids and (bool(self.failed) or worst(self.statuses) in {"ready", "failed"})
+
+    @property
+    def over(self) -> bool:
+        """True if waiting is pointless. A job that made an artifact with an encoder that was replaced
+        meanwhile has ended without making the voice ready.
+        """
+        return self.finished or self.jobs_ended
 
     @property
     def job_id(self) -> str | None:
@@ -43,7 +52,7 @@ class CacheState:
 
 
 class Precomputation:
-    """One call for some profiles of the version that a name currently resolves to."""
+    """One call for some profiles of the version that a reference stands for when the call begins."""
 
     def __init__(
         self,
@@ -54,6 +63,7 @@ class Precomputation:
         jobs: Jobs,
         namespace: str,
         name: str,
+        reference: int | str,
         profile: str | None,
     ) -> None:
         self._speakers = speakers
@@ -64,8 +74,8 @@ class Precomputation:
         self._name = name
         self._profiles = [profile] if profile else list(statuses.required)
         self._jobs: list[str] = []
-        self._begun = VersionSelection()
-        """Selects the version that the jobs are for. The name may resolve to another version later."""
+        self._reference = reference
+        """What names the version. After the first look it is a number, because an alias may move."""
         self._force = False
         self._message: str | None = None
         self.speaker_id = SpeakerId.of(namespace, parse_speaker_name(name))
@@ -80,12 +90,11 @@ class Precomputation:
         extracted again.
 
         Raises:
-            VoiceNotFound, ProfileUnknown.
+            VoiceNotFound, VersionNotFound, AliasNotFound, ProfileUnknown.
             CacheUnsupported: none of the profiles can be extracted.
             Unsound: the bytes of an uploaded artifact are lost, which only its owner can upload again.
         """
         indexed, version = self._find()
-        self._begun = VersionSelection(vuid=version.vuid)
         statuses = [self._statuses.of_profile(indexed, version, name) for name in self._profiles]
         if not force:
             for ready in filter(None, [one.artifact for one in statuses]):
@@ -101,10 +110,10 @@ class Precomputation:
     @property
     def question(self) -> Hashable:
         """Equal for calls whose looks answer the same."""
-        return ("cache", self._name, tuple(self._profiles), tuple(self._jobs), self._force)
+        return ("cache", self._name, self._reference, tuple(self._profiles), tuple(self._jobs), self._force)
 
     def look(self) -> CacheState:
-        """Return the current state. Raises `VoiceNotFound` if the voice was deleted meanwhile."""
+        """Return the current state. Raises `VoiceNotFound` or `VersionNotFound` if the voice was deleted."""
         indexed, version = self._find()
         statuses = [
             self._statuses.explained(self._statuses.of_profile(indexed, version, name))
@@ -117,9 +126,9 @@ class Precomputation:
         pending_job_ids += [job.id for job in ended if not job.finished]
         if not pending_job_ids:
             pending_job_ids += self._start_anew(version, ended)
-        return CacheState(
-            version, statuses, pending_job_ids, list(self._failures(statuses, pending_job_ids, ended))
-        )
+        failed = self._failures(statuses, pending_job_ids, ended)
+        jobs_ended = bool(ended) and not pending_job_ids
+        return CacheState(version, statuses, pending_job_ids, failed, jobs_ended)
 
     def _await(self, claims: Mapping[str, ClaimResult]) -> None:
         """Remember the jobs of these claims. Reading them once lets `FollowedJobs` find them after a loss of
@@ -142,7 +151,7 @@ class Precomputation:
 
         Housekeeping restarts only extractions of required profiles without an artifact.
         """
-        lost = [job for job in ended if job.state == "superseded" and job.vuid == version.vuid]
+        lost = [job for job in ended if job.state == "superseded"]
         if not lost:
             return []
         profiles = [job.profile for job in lost]
@@ -154,8 +163,8 @@ class Precomputation:
         return self._jobs
 
     def _find(self) -> tuple[IndexedSpeaker, SpeakerVersion]:
-        indexed = self._speakers.find(self._namespace, self._name, self._begun)
-        version = indexed.speaker.default
+        indexed, version = self._speakers.find_version(self._namespace, self._name, self._reference)
+        self._reference = version.number
         self.speaker_id = SpeakerId.of_record(self._namespace, version.record)
         if not version.extractable:
             raise CacheUnsupported(
@@ -169,15 +178,13 @@ class Precomputation:
     def _failures(
         self, statuses: Sequence[ProfileStatus], pending_job_ids: Sequence[str], ended: Sequence[JobRecord]
     ) -> list[str]:
-        """Return failed profiles, and failed jobs of this call even if an older artifact is still served."""
+        """Return failed profiles, and failed or canceled jobs of this call even if an older artifact is
+        still served.
+        """
         failed = [f"{one.profile.name}: {one.error}" for one in statuses if one.state == "failed"]
         if failed or pending_job_ids:
             return failed
-        return [
-            f"{one.profile}: {one.error['code']}: {one.error['message']}"
-            for one in ended
-            if one.state == "failed" and one.error
-        ]
+        return [f"{one.profile}: {_fault(one)}" for one in ended if one.state in {"failed", "canceled"}]
 
     def body(self, state: CacheState) -> CacheStatus:
         """Return the answer for a state in which nothing failed."""
@@ -189,6 +196,7 @@ class Precomputation:
             message=self._message,
             job_id=state.job_id,
             version=state.version.number,
+            untrained=any(map(self._statuses.untrained, state.statuses)),
             reason=next((one.reason for one in state.statuses if one.reason), None),
         )
 
@@ -199,3 +207,8 @@ class Precomputation:
             raise ArtifactFailed(
                 f"Voice '{state.version.record.key}' could not be extracted. {reasons}", param="name"
             )
+
+
+def _fault(job: JobRecord) -> str:
+    """Say why a job ended without an artifact."""
+    return f"{job.error['code']}: {job.error['message']}" if job.error else f"job {job.id} was {job.state}"

@@ -40,6 +40,8 @@ async def answer_with_file(
         redirect: whether the client may be sent to the bucket.
     """
     headers["X-Artifact-Fingerprint"] = artifact.record.fingerprint
+    if artifact.record.untrained:
+        headers["X-Artifact-Untrained"] = "true"
     short = answer_without_bytes(request, headers, artifact.record.size, MEDIA_TYPE)
     if short is not None:
         return short

@@ -47,13 +47,22 @@ from services.shared.index.reading import IndexedSpeaker
 from services.shared.registry.status import Statuses, worst
 from services.shared.telemetry import tracing
 from speaker_registry.errors import InvalidAudio, Unavailable
-from speaker_registry.names import parse_speaker_name
+from speaker_registry.names import DEFAULT, parse_reference, parse_speaker_name
 from speaker_registry.schemas import CacheStatus, Deleted
 
 router = Router(prefix="/v1/audio/voices", tags=["vLLM-Omni compatible"], any_query=True)
 """These routes ignore unknown fields and parameters, because clients of OpenAI and vLLM-Omni send some."""
 
 CacheProfile = Annotated[str | None, Query(description="Only this profile. Default: all required profiles.")]
+CacheVersion = Annotated[
+    str,
+    Query(
+        alias="version",
+        description="The number of a version, `default`, `latest` or another alias. After an upload, pass "
+        "the version that it returned: the name stands for the old version until the new one is ready.",
+        json_schema_extra={"format": "voice-reference"},
+    ),
+]
 CacheWait = Annotated[
     float,
     Query(
@@ -255,9 +264,10 @@ def get_cache_status(
     namespace: NamespaceDep,
     name: VoiceName,
     profile: CacheProfile = None,
+    version: CacheVersion = DEFAULT,
 ) -> Response:
     """Get the state of a voice's artifacts, without starting an extraction."""
-    precomputation = _precomputation(services, namespace, name, profile)
+    precomputation = _precomputation(services, namespace, name, version, profile)
     return answer(request, _without_nulls(precomputation.body(precomputation.look())))
 
 
@@ -270,18 +280,20 @@ async def fill_cache(
     slots: StoreSlotsDep,
     caller: CallerDep,
     profile: CacheProfile = None,
+    version: CacheVersion = DEFAULT,
     force: Force = False,
     wait: CacheWait = 60,
 ) -> Response:
     """Ensure that a voice's artifacts exist, and wait for them. Concurrent calls join the same extraction.
 
-    Returns 202 if the artifacts are not ready within `wait` seconds. `force` extracts again and counts as an
-    upload. The existing artifact is served until the new one is ready.
+    The call is about the version that `version` stands for when it begins, also if an alias moves. Returns
+    202 if the artifacts are not ready within `wait` seconds. `force` extracts again and counts as an upload.
+    The existing artifact is served until the new one is ready.
     """
-    precomputation = _precomputation(services, namespace, name, profile)
+    precomputation = _precomputation(services, namespace, name, version, profile)
     async with slots.hold():
         seen = await run_in_threadpool(precomputation.start, force=force)
-    if not seen.finished:
+    if not seen.over:
         speaker = str(precomputation.speaker_id)
         with services.access.waiting_requests.hold(caller, namespace):
             seen = await services.long_polls.wait_until(
@@ -289,7 +301,7 @@ async def fill_cache(
                 precomputation.question,
                 wait,
                 precomputation.look,
-                lambda one: one.finished,
+                lambda one: one.over,
                 request.is_disconnected,
             )
     precomputation.raise_if_failed(seen)
@@ -305,7 +317,9 @@ def _without_nulls(body: CacheStatus) -> dict[str, Any]:
     return body.model_dump(exclude_none=True)
 
 
-def _precomputation(services: Services, namespace: str, name: str, profile: str | None) -> Precomputation:
+def _precomputation(
+    services: Services, namespace: str, name: str, version: str, profile: str | None
+) -> Precomputation:
     operations = services.operations
     return Precomputation(
         speakers=operations.speakers,
@@ -314,5 +328,6 @@ def _precomputation(services: Services, namespace: str, name: str, profile: str 
         jobs=operations.jobs,
         namespace=namespace,
         name=name,
+        reference=parse_reference(version),
         profile=profile,
     )

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from fastapi import Request
+from fastapi import HTTPException, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import JSONResponse, Response
 
@@ -54,6 +54,15 @@ def get_metrics(request: Request) -> Response:
     """Get the metrics for Prometheus: those of this process, and of queues and index as Redis holds them."""
     content, media_type = exposition(request.headers.get("accept", ""))
     return Response(content, headers={"Cache-Control": "no-store", "Content-Type": media_type})
+
+
+@router.get("/", include_in_schema=False, response_class=Response, dependencies=[PUBLIC])
+async def get_root(request: Request) -> Response:
+    """Lead browsers to the documentation. Other clients get the 404 of a route that does not exist."""
+    if "text/html" not in request.headers.get("accept", ""):
+        raise HTTPException(404)
+    # The path is relative, because a proxy may serve the registry below a path of its own.
+    return Response(status_code=307, headers={"Location": "docs", "Vary": "Accept"})
 
 
 @router.get("/favicon.ico", include_in_schema=False, response_class=Response, dependencies=[PUBLIC])

@@ -97,13 +97,23 @@ def list_jobs(
         ),
     ] = None,
     profile: Annotated[str | None, Query(description="Only jobs for this profile.")] = None,
+    created_after: Annotated[
+        float,
+        Query(ge=0, le=1e12, description="Only jobs that were created after this time, in Unix seconds."),
+    ] = 0,
 ) -> Response:
     """List jobs, newest first. Jobs are kept for 30 days."""
     slug = services.operations.speakers.identify(namespace, voice).slug if voice is not None else None
     if profile is not None:
         services.parts.catalogue.get(profile)
     page = services.operations.jobs.page(
-        namespace, state=state, slug=slug, profile=profile, after=after or None, limit=limit
+        namespace,
+        state=state,
+        slug=slug,
+        profile=profile,
+        created_after=created_after,
+        after=after or None,
+        limit=limit,
     )
     shown = [rendering.job(services.parts.announcements, record) for record in page.found]
     first = shown[0].id if shown else None

@@ -32,6 +32,7 @@ def voice_id(indexed: IndexedSpeaker) -> str:
 
 def voice(statuses: Statuses, indexed: IndexedSpeaker) -> schemas.Voice:
     speaker = indexed.speaker
+    artifacts = _statuses(statuses, statuses.of_version(indexed, speaker.default))
     aliases = {alias: version.number for alias, version in speaker.aliases.items()}
     return schemas.Voice(
         id=voice_id(indexed),
@@ -43,14 +44,16 @@ def voice(statuses: Statuses, indexed: IndexedSpeaker) -> schemas.Voice:
         versions=indexed.version_count,
         aliases={DEFAULT: speaker.default.number, **aliases},
         state=statuses.state(indexed, speaker.default),
-        artifacts=_statuses(statuses.of_version(indexed, speaker.default)),
+        artifacts=artifacts,
         held_back=held_back(statuses, indexed, speaker.newest),
+        untrained=any(artifact.untrained for artifact in artifacts),
     )
 
 
 def version(statuses: Statuses, indexed: IndexedSpeaker, one: SpeakerVersion) -> schemas.VoiceVersion:
     record = one.record
     clip = record.clip
+    artifacts = _statuses(statuses, statuses.of_version(indexed, one))
     return schemas.VoiceVersion(
         id=one.vuid,
         voice=record.name,
@@ -72,22 +75,24 @@ def version(statuses: Statuses, indexed: IndexedSpeaker, one: SpeakerVersion) ->
         ref_text=record.ref_text,
         consent=record.consent,
         description=record.description,
-        artifacts=_statuses(statuses.of_version(indexed, one)),
+        artifacts=artifacts,
         state=statuses.state(indexed, one),
         held_back=held_back(statuses, indexed, one),
+        untrained=any(artifact.untrained for artifact in artifacts),
     )
 
 
-def _statuses(statuses: Iterable[ProfileStatus]) -> list[schemas.ArtifactStatus]:
-    return [artifact_status(status) for status in statuses]
+def _statuses(statuses: Statuses, found: Iterable[ProfileStatus]) -> list[schemas.ArtifactStatus]:
+    return [_artifact_status(statuses, status) for status in found]
 
 
-def artifact_status(status: ProfileStatus) -> schemas.ArtifactStatus:
+def _artifact_status(statuses: Statuses, status: ProfileStatus) -> schemas.ArtifactStatus:
     return schemas.ArtifactStatus(
         profile=status.profile.name,
         state=status.state,
         current=status.current if status.artifact else None,
         digest=status.artifact.digest if status.artifact else None,
+        untrained=statuses.untrained(status),
         job_id=status.job_id,
         error=status.error,
         reason=status.reason,
@@ -154,6 +159,7 @@ def _version_and_file(found: FoundVersion) -> dict[str, Any]:
         "state": None if isinstance(found.fault, ArtifactNotFound | ArtifactStale) else found.status.state,
         "digest": artifact.record.digest if artifact else None,
         "size": artifact.record.size if artifact else None,
+        "untrained": artifact.record.untrained if artifact else False,
     }
 
 
@@ -194,6 +200,10 @@ def _segment(name: str) -> str:
     return quote(name, safe="")
 
 
+LOST = "lost with Redis"
+"""The reason of a job whose record Redis lost, and whose artifact nothing makes any more."""
+
+
 def job(announcements: Announcements, record: JobRecord) -> schemas.Job:
     announced = announcements.current(record.profile)
     if announced is not None and announced.fingerprint != record.fingerprint:
@@ -217,13 +227,15 @@ def job(announcements: Announcements, record: JobRecord) -> schemas.Job:
         finished_at=record.finished_at,
         worker=record.worker,
         error=schemas.JobError(**record.error) if record.error else None,
-        reason=_waiting_reason(announcements, record),
+        reason=_reason_of_job(announcements, record),
         retry_after=None if record.finished else 1.0,
     )
 
 
-def _waiting_reason(announcements: Announcements, record: JobRecord) -> str | None:
-    """Say why a queued job waits, if no worker serves its profile. May ask Redis."""
+def _reason_of_job(announcements: Announcements, record: JobRecord) -> str | None:
+    """Say why a queued job waits, if no worker serves its profile, or that it was lost. May ask Redis."""
+    if record.lost:
+        return LOST
     if record.state != "queued" or announcements.is_served(record.profile):
         return None
     return waiting_reason(record.profile)
@@ -329,15 +341,20 @@ def uploaded_voice(statuses: Statuses, indexed: IndexedSpeaker) -> dict[str, Any
         cache_status=worst(wanted),
         current=not any(status.of_former for status in wanted),
     )
-    entry.update(_if_set(reason=_reason(wanted)))
+    entry.update(_if_set(reason=_reason(wanted), untrained=_untrained(statuses, wanted)))
     return entry
+
+
+def _untrained(statuses: Statuses, found: Iterable[ProfileStatus]) -> bool | None:
+    """Return True if an artifact was made with random weights or will be, and None for a trained voice."""
+    return any(map(statuses.untrained, found)) or None
 
 
 def _reason(statuses: Iterable[ProfileStatus]) -> str | None:
     return next((status.reason for status in statuses if status.reason), None)
 
 
-def _if_set(**values: str | None) -> dict[str, str]:
+def _if_set(**values: str | bool | None) -> dict[str, str | bool]:
     return {name: value for name, value in values.items() if value is not None}
 
 
@@ -353,6 +370,7 @@ def uploaded(statuses: Statuses, indexed: IndexedSpeaker, one: SpeakerVersion) -
     wanted = [statuses.explained(status) for status in statuses.of_wanted(indexed, one)]
     entry.update(id=voice_id(indexed), version=one.number, cache_status=worst(wanted))
     entry.update(_if_set(reason=_reason(wanted), held_back=held_back(statuses, indexed, one)))
+    entry.update(_if_set(untrained=_untrained(statuses, wanted)))
     return entry
 
 

@@ -39,7 +39,9 @@ def _explain_fault(fault: ErrorDetails, settings: type[BaseSettings] | None) -> 
     prefix = settings.model_config.get("env_prefix") if settings else None
     variable = field if field.isupper() else f"{prefix or ''}{field}".upper()
     if fault["type"] == "missing":
-        return f"{variable}: it must be set"
+        known = settings.model_fields.get(field) if settings else None
+        words = f"; accepted: {known.description}" if known and known.description else ""
+        return f"{variable}: it must be set{words}"
     requirement, given = _requirement(fault, field, settings), str(fault["input"])
     value = repr(without_credentials(given))
     if value in requirement:

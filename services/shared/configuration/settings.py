@@ -568,9 +568,9 @@ class ExtractorSettings(BaseSettings):
 
     profiles: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_names)] = ()
     """Comma-separated profiles that this worker serves. By default, all that the registry requires."""
-    weights: str = "untrained"
-    """Source of the weights: `untrained` (random, for trying out), the path of a folder, `hub` or
-    `hub:<commit>`.
+    weights: str = Field(description="`hub`, `hub:<commit>`, the path of a folder, or `untrained`")
+    """Source of the weights: `hub`, `hub:<commit>`, the path of a folder, or `untrained` (random, for trying
+    out). A worker without this setting does not start, so that random voices are never made by mistake.
     """
     custom_weights: Annotated[tuple[str, ...], NoDecode, BeforeValidator(_names)] = ()
     """Comma-separated profiles whose folders hold other weights than the published ones, because they were

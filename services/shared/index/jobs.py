@@ -51,6 +51,8 @@ class JobRecord:
     error: Mapping[str, Any] | None
     traceparent: str | None
     """The trace context of the request that asked for the job, if that request had a trace."""
+    lost: bool = False
+    """True if Redis lost the record, and nothing makes the artifact any more."""
 
     @property
     def finished(self) -> bool:
@@ -166,10 +168,14 @@ class Jobs:
         state: JobState | None = None,
         slug: str | None = None,
         profile: str | None = None,
+        created_after: float = -math.inf,
         after: str | None = None,
         limit: int,
     ) -> JobPage:
         """Return a page of jobs, newest first, that starts after the job `after`.
+
+        Args:
+            created_after: leave out jobs that were created at this time (Unix seconds) or before.
 
         Raises:
             JobNotFound: `after` is not a job of this namespace.
@@ -177,6 +183,8 @@ class Jobs:
         found: list[JobRecord] = []
         last = after
         for looked_at, record in enumerate(self._newest_first(namespace, state, after)):
+            if record.created_at <= created_after:  # and so are all that follow
+                return JobPage(found, last, False)
             wanted = slug in {None, record.slug} and profile in {None, record.profile}
             if looked_at == _SCANNED or (wanted and len(found) == limit):
                 return JobPage(found, last, True)

@@ -200,6 +200,14 @@ class Statuses:
             return status
         return replace(status, reason=waiting_reason(status.profile.name))
 
+    def untrained(self, status: ProfileStatus) -> bool:
+        """Return whether the artifact was made with random weights, or will be if there is none yet."""
+        made = status.artifact or status.stale
+        if made is not None or status.unsupported:
+            return made is not None and made.untrained
+        announced = self._announcements.current(status.profile.name)
+        return announced is not None and announced.untrained
+
     def missing(self, indexed: IndexedSpeaker, version: SpeakerVersion) -> list[ProfileStatus]:
         """Return the wanted profiles whose current encoder has made no artifact and has no job.
 

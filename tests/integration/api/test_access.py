@@ -111,6 +111,7 @@ EXPECTED = {
     "POST /v1/keys/{key_id}/rotate": {"admin"},
     "GET /metrics": {"admin"},
     "GET /healthz": None,
+    "GET /": None,
     "GET /favicon.ico": None,
     "GET /readyz": None,
 }

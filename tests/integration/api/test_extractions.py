@@ -1,6 +1,7 @@
 """Tests of requested extractions and canceled jobs, by HTTP, SDK and command line."""
 
 import json
+import re
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -14,6 +15,7 @@ from speaker_registry.errors import (
     JobFinished,
     JobNotFound,
 )
+from tests.integration.api.conftest import Start
 from tests.integration.api.registry import EMBEDDING, OTHER_CLIP, PROFILE, WIDER, Registry
 from tests.queue_workers import wait_until
 
@@ -35,6 +37,26 @@ def ask(registry: Registry, name: str, ref: int | str = "default", **said: Any) 
 
 
 # -- asking for one
+
+
+@pytest.mark.parametrize("stale", [False, True])
+def test_what_the_error_of_a_missing_artifact_advises_makes_that_artifact(start: Start, *, stale: bool):
+    """The advice names the version that was asked for. What the name stands for is another one by now."""
+    registry = start()
+    registry.ready("Al ice")
+    registry.ready("Al ice", clip=OTHER_CLIP)
+    profile = PROFILE if stale else WIDER
+    if stale:
+        registry.worker.announce("sha256:" + "6" * 64)
+    path = f"/v1/voices/Al%20ice/versions/1/artifacts/{profile}"
+    error = registry.client.get(path).json()["error"]
+    assert error["code"] == ("artifact_stale" if stale else "artifact_not_found")
+    advised = re.search(r"with POST (\S+) (.*)\.$", error["message"])
+    assert advised is not None
+    answer = registry.client.post(advised[1], json=json.loads(advised[2]))
+    assert (answer.status_code, answer.json()["data"][0]["version"]) == (202, 1)
+    registry.worker.finish_all()
+    assert registry.client.get(path).json()["state"] == "ready"
 
 
 def test_a_profile_that_no_voice_must_have_is_extracted_where_somebody_asks(registry: Registry, name: str):
@@ -270,3 +292,20 @@ def test_a_forced_extraction_that_fails_is_not_taken_for_done(
     assert "No speech was found." in capsys.readouterr().err
     with RegistryClient(registry.url, retries=0) as client:
         assert client.wait_ready(name).state == "ready"
+
+
+def test_jobs_can_be_listed_from_a_time_on(registry: Registry, name: str):
+    """A dashboard shows the last minutes, and must not page through a month of jobs for them."""
+    created = []
+    for profile in (PROFILE, WIDER):
+        registry.upload(name) if profile == PROFILE else ask(registry, name, profiles=[profile])
+        created.append(
+            registry.client.get("/v1/jobs", params={"voice": name}).json()["data"][0]["created_at"]
+        )
+    for since, profiles in ((0, [WIDER, PROFILE]), (created[0], [WIDER]), (created[1], [])):
+        found = registry.client.get("/v1/jobs", params={"voice": name, "created_after": repr(since)}).json()
+        assert ([job["profile"] for job in found["data"]], found["has_more"]) == (profiles, False)
+    for wrong in ("-1", "yesterday", "NaN", "inf"):
+        answer = registry.client.get("/v1/jobs", params={"created_after": wrong})
+        assert (answer.status_code, answer.json()["error"]["param"]) == (400, "created_after")
+        assert f"'{wrong}'" in answer.json()["error"]["message"]

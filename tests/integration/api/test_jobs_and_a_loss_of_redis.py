@@ -12,6 +12,7 @@ import pytest
 
 from services.shared.index.jobs import SeenJobs
 from speaker_registry.errors import InvalidAudio, Unavailable
+from speaker_registry.schemas import FINISHED_STATES
 from tests.integration.api.conftest import Start, empty
 from tests.integration.api.registry import Registry
 from tests.integration.storage import PROFILE, WIDER, speaker_id
@@ -58,7 +59,7 @@ def test_a_job_that_is_waited_for_is_found_again(registry: Registry):
     def follow() -> httpx.Response:
         while True:
             answer = registry.client.get(f"/v1/jobs/{job_id}", params={"wait": 20})
-            if answer.status_code != 200 or answer.json()["finished_at"]:
+            if answer.status_code != 200 or answer.json()["state"] in FINISHED_STATES:
                 return answer
 
     with waiting(registry, follow) as answer:
@@ -134,6 +135,9 @@ def test_a_job_that_nobody_starts_again_has_ended(registry: Registry):
     job_id = asked.headers["Location"].rpartition("/")[2]
     lose_redis(registry)
     assert _state(registry, job_id) == "superseded"
+    first, second = (registry.client.get(f"/v1/jobs/{job_id}") for _ in range(2))
+    assert (first.json()["reason"], first.json()["finished_at"]) == ("lost with Redis", None)
+    assert first.headers["ETag"] == second.headers["ETag"], "no time is made anew at each read"
 
 
 def test_a_job_that_succeeded_stays_so_whatever_becomes_of_its_artifact(registry: Registry):

@@ -32,7 +32,11 @@ def test_every_route_of_ours_refuses_a_parameter_that_it_does_not_take(registry:
     """Every route of the registry's own refuses a parameter that it does not take. A mistyped one would
     otherwise be ignored, and the answer would be to another question.
     """
-    routes = [route for route in our_routes(registry.app) if not str(route.path).startswith(TOLERANT)]
+    routes = [
+        route
+        for route in our_routes(registry.app)
+        if route.path != "/" and not str(route.path).startswith(TOLERANT)
+    ]
     assert len(routes) > 15
     for route in routes:
         values = {"name": "x", "ref": "1", "profile": PROFILE, "job_id": "job_x", "key_id": "x"}
@@ -58,7 +62,7 @@ def test_every_route_of_ours_refuses_a_parameter_that_it_does_not_take(registry:
         (
             "/v1/jobs?limit=1&waits=5",
             "waits",
-            "Query parameter 'waits' is not known here. Accepted: after, limit, profile, state, voice.",
+            "Query parameter 'waits' is not known here. Accepted: after, created_after, limit, profile, state, voice.",
         ),
         (
             f"/v1/voices/x/versions/1/artifacts/{PROFILE}/file?currant=true",

@@ -31,10 +31,11 @@ class StandIn:
         self._jobs = Jobs(parts.index)
         self.taken: list[Attempt] = []
         self.fingerprint = FINGERPRINT
+        self.untrained = False
 
     def announce(self, fingerprint: str = FINGERPRINT, *, untrained: bool = False) -> None:
         """Announce the fingerprint with which artifacts are made from now on, and promote it."""
-        self.fingerprint = fingerprint
+        self.fingerprint, self.untrained = fingerprint, untrained
         for profile in self._parts.catalogue.names:
             make_current(
                 self._parts.announcements, profile, fingerprint, {"model": "made up"}, untrained=untrained
@@ -99,7 +100,7 @@ class StandIn:
             profile=self._parts.catalogue.get(profile),
             fingerprint=self.fingerprint,
             extractor={"model": "made up"},
-            untrained=False,
+            untrained=self.untrained,
             worker="stand-in",
         )
 

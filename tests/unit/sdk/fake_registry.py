@@ -79,6 +79,8 @@ class FakeVersion:
     states: dict[str, str]
     files: dict[str, bytes] = field(default_factory=dict)
     errors: dict[str, str] = field(default_factory=dict)
+    untrained: dict[str, bool] = field(default_factory=dict)
+    """`{"untrained": True}` if it is made with untrained weights. Other documents leave the field out."""
 
 
 class FakeTime:
@@ -111,6 +113,8 @@ class FakeRegistry:
         self.aliases: dict[str, dict[str, int]] = {}
         self.remembered: dict[str, httpx.Response] = {}
         self.keeps_jobs = True
+        self.untrained = False
+        """Whether uploaded voices are made with untrained weights."""
         self.news: deque[Callable[[], object]] = deque()
         """Happens one by one, each when somebody polls a job."""
 
@@ -125,6 +129,7 @@ class FakeRegistry:
             consent=facts.get("consent", "yes"),
             ref_text=facts.get("ref_text"),
             states=dict.fromkeys(self.profiles, state),
+            untrained={"untrained": True} if facts.get("untrained") else {},
         )
         versions.append(version)
         self.aliases.setdefault(name.lower(), {"default": version.number})
@@ -217,6 +222,7 @@ class FakeRegistry:
                 "consent": form["consent"].decode(),
                 "ref_text": form["ref_text"].decode() if "ref_text" in form else None,
                 "source": "audio" if "audio_sample" in form else "embedding",
+                "untrained": self.untrained,
             }
             version = self.add_version(name, "pending", **facts)
             jobs = {profile: job_id(name.lower(), version, profile) for profile in self.profiles}
@@ -226,6 +232,7 @@ class FakeRegistry:
                 "version": version.number,
                 "created_at": 7,
                 "jobs": jobs,
+                **version.untrained,
             }
             body = {"success": True, "voice": voice, "object": "audio.voice", "name": name, "created": True}
             self.remembered[key] = httpx.Response(200, content=json.dumps(body))
@@ -268,6 +275,7 @@ class FakeRegistry:
             "aliases": self.aliases[key],
             "state": state_of(default),
             "artifacts": self._statuses(key, default),
+            **default.untrained,
         }
 
     def _version(self, key: str, version: FakeVersion) -> dict[str, Any]:
@@ -281,6 +289,7 @@ class FakeRegistry:
             "ref_text": version.ref_text,
             "artifacts": self._statuses(key, version),
             "state": state_of(version),
+            **version.untrained,
         }
 
     def _statuses(self, key: str, version: FakeVersion) -> list[dict[str, Any]]:
@@ -290,6 +299,7 @@ class FakeRegistry:
                 "state": state,
                 "error": version.errors.get(profile),
                 "job_id": None if state in {"ready", "failed"} else job_id(key, version, profile),
+                **version.untrained,
             }
             for profile, state in version.states.items()
         ]

@@ -20,7 +20,7 @@ from speaker_registry import errors
 from speaker_registry.artifact import ComputedOn
 from speaker_registry.atomic_files import write_atomically
 from speaker_registry.cli import main, parser
-from speaker_registry.cli.command import EXIT_CODES, HINTS
+from speaker_registry.cli.command import EXIT_CODES, HINTS, UNTRAINED
 from tests.unit.sdk.fake_registry import (
     ECAPA,
     QWEN,
@@ -290,11 +290,62 @@ def test_an_artifact_is_not_thrown_at_a_terminal(
     assert run("fetch", "alice", "--profile", ECAPA, "-o", "-").status == 2
 
 
+@pytest.mark.parametrize("command", ["list", "jobs"])
+def test_a_long_list_ends_after_fifty_items_and_says_so(run: Run, registry: FakeRegistry, command: str):
+    """A registry has a million voices. Nobody reads them all, and reading them costs the registry minutes."""
+    for number in range(51):
+        registry.add_version(f"voice-{number:03}")
+    outcome = run(command)
+    assert len(outcome.out.splitlines()) == 1 + 50
+    assert outcome.err == (
+        "speaker-registry: there are more than these 50; --limit N shows N, and --all shows all\n"
+    )
+    short, whole = run(command, "--json"), run(command, "--all", "--json")
+    assert (len(short.document["data"]), short.document["has_more"]) == (50, True)
+    assert (len(whole.document["data"]), whole.document["has_more"], whole.err) == (51, False, "")
+    assert run(command, "--limit", "51").err == ""
+    assert run(command, "--limit", "5", "--all").status == 2
+
+
 def test_a_useless_voice_is_called_so(run: Run, registry: FakeRegistry, tmp_path: Path):
     """Untrained weights are for trying out; nobody must find out by listening."""
     version = registry.add_version("alice")
     version.files[ECAPA] = artifact_file(untrained=True)
     assert "untrained" in run("fetch", "alice", "--profile", ECAPA, "-o", str(tmp_path / "a")).err
+
+
+@pytest.mark.parametrize(
+    "words", ["list", "show alice", "show alice@1", "wait alice", "wait alice --profile"]
+)
+def test_every_command_says_that_a_voice_is_useless(run: Run, registry: FakeRegistry, words: str):
+    """The warning goes to standard error, so that it is also seen beside JSON. Trained voices get none."""
+    given = [*words.split(), ECAPA] if words.endswith("--profile") else words.split()
+    registry.add_version("alice", untrained=True)
+    outcome = run(*given)
+    assert "ready, untrained" in outcome.out
+    assert outcome.err == f"speaker-registry: {UNTRAINED}\n"
+    assert UNTRAINED in run(*given, "--json").err
+    registry.voices.clear()
+    registry.add_version("alice")
+    assert "untrained" not in str(run(*given))
+
+
+def test_a_registration_that_will_be_useless_says_so(run: Run, registry: FakeRegistry, clip: str):
+    """Whoever registers voices for production learns it now and not when speech is made with them."""
+    registry.untrained = True
+    assert run("register", "alice", clip, "--consent", "yes").err == f"speaker-registry: {UNTRAINED}\n"
+
+
+def test_the_warning_is_coloured_on_a_terminal(
+    run: Run, registry: FakeRegistry, monkeypatch: pytest.MonkeyPatch
+):
+    """In a file or a log the codes of colours would only be in the way, and NO_COLOR turns them off."""
+    registry.add_version("alice", untrained=True)
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    assert run("show", "alice").err == f"\x1b[1;33mspeaker-registry: {UNTRAINED}\x1b[0m\n"
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert "\x1b" not in run("show", "alice").err
 
 
 def test_custom_weights_are_named(run: Run, registry: FakeRegistry, tmp_path: Path):
@@ -343,7 +394,7 @@ def test_jobs_and_profiles_are_listed(run: Run, registry: FakeRegistry):
     """The lists show which worker makes what, and which could."""
     registry.add_version("alice", "failed")
     assert "extractor_error" in run("jobs", "--voice", "alice", "--state", "failed").out
-    assert dict(registry.requests[0].url.params) == {"voice": "alice", "state": "failed", "limit": "100"}
+    assert dict(registry.requests[0].url.params) == {"voice": "alice", "state": "failed", "limit": "51"}
     assert len(run("jobs", "--limit", "1", "--json").document["data"]) == 1
     assert ECAPA in run("profiles").out
     assert run("profiles", "--json").document["data"][0]["id"] == ECAPA
@@ -548,7 +599,7 @@ def test_a_key_is_revoked_with_what_it_made_where_that_is_said(run: Run, registr
 def test_options_for_all_commands_stand_before_or_after_the_command(run: Run, registry: FakeRegistry):
     """Nobody remembers which."""
     for words in (("--json", "--url", "http://a.test", "list"), ("list", "--json", "--url", "http://a.test")):
-        assert run(*words).document == {"object": "list", "data": []}
+        assert run(*words).document == {"object": "list", "data": [], "has_more": False}
         assert registry.requests[-1].url.host == "a.test"
 
 

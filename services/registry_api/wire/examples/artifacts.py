@@ -52,8 +52,8 @@ PENDING_DESCRIPTOR = {
 
 _NO_ARTIFACT = error(
     "The voice, version, alias or profile does not exist, or nothing was extracted for this profile yet.",
-    "Nothing was extracted from version 2 of voice 'Alice' for profile 'qwen3-tts-1.7b'. Request it by "
-    "POST /v1/audio/voices/Alice/cache?profile=qwen3-tts-1.7b.",
+    "Nothing was extracted from version 2 of voice 'Alice' for profile 'qwen3-tts-1.7b'. Request it with "
+    'POST /v1/voices/Alice/versions/2/extractions {"profiles": ["qwen3-tts-1.7b"]}.',
     "artifact_not_found",
     "not_found_error",
 )
@@ -146,6 +146,7 @@ _WHOLE_FILE = {
         | {
             "X-Artifact-Fingerprint": "Identifies everything that determines the artifact, except the clip.",
             "X-Artifact-Current": "`true` if the profile's current encoder made the artifact, else `false`.",
+            "X-Artifact-Untrained": "`true` if the artifact was made with random weights. Absent otherwise.",
         }
     ),
 }
