@@ -81,6 +81,7 @@ def page_new_voice(
     request: Request, services: ServicesDep, name: Annotated[str, Query(max_length=512)] = ""
 ) -> Response:
     """Show the form that registers a voice, or adds a version to the voice `name`."""
+    required = [services.parts.catalogue.get(one) for one in services.parts.catalogue.required]
     return show(
         request,
         "new_voice.html",
@@ -88,7 +89,7 @@ def page_new_voice(
         limits=services.limits,
         max_text=MAX_TEXT,
         max_consent=MAX_CONSENT,
-        text_needed=[one.name for one in services.parts.catalogue if one.ref_text_required],
+        text_needed=[one.name for one in required if one.ref_text_required],
     )
 
 
