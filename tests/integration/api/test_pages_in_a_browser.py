@@ -1,5 +1,5 @@
-"""Tests of the pages with a real browser: Chromium as the distribution packages it, driven by Playwright. Each
-test also fails if the browser reports an error, such as code that the policy of the pages forbids.
+"""Tests of the pages with a real browser: Chromium as the distribution packages it, driven by Playwright.
+Each test also fails if the browser reports an error, such as code that the policy of the pages forbids.
 """
 
 import re
@@ -110,9 +110,7 @@ def test_a_file_that_is_no_clip_loses_nothing(visit: Open, name: str):
     page = visit("/voices/new")
     page.locator("[name=name]").fill(name)
     page.get_by_label("Consent").fill("cons_1")
-    page.locator("#clip").set_input_files(
-        {"name": "x.wav", "mimeType": "audio/wav", "buffer": b"no audio at all"}
-    )
+    page.locator("#clip").set_input_files({"name": "x.wav", "mimeType": "audio/wav", "buffer": b"no audio"})
     page.get_by_role("button", name="Register").click()
     expect(page.locator("#problem")).to_contain_text("Unsupported audio")
     expect(page.locator("[name=name]")).to_have_value(name)
@@ -174,7 +172,7 @@ def test_forms_work_without_scripts(visit: Open, closed: Registry, name: str):
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_pages_fit_a_phone_and_both_colour_schemes(visit: Open, closed: Registry, scheme: str):
-    """No page is wider than a phone, also with the longest texts, and the colours follow the system's choice."""
+    """No page is wider than a phone, even with the longest texts, and colours follow the system's choice."""
     name = f"{scheme}-" + "m" * 110
     closed.upload(name, ref_text="w" * 4000, headers=bearer(BOOTSTRAP))
     closed.worker.take_all(name)
