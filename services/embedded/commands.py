@@ -77,6 +77,7 @@ def _welcome(registry: EmbeddedRegistry, settings: EmbeddedSettings) -> str:
     remarks = warning + _about_key(registry)
     return f"""
 The speaker registry is up: {url}     (API documentation: {url}/docs)
+Dashboard: {url}/dashboard
 Data: {data}  (bucket/ holds everything, redis/ can be rebuilt from it){remarks}
 
 Try it:

@@ -18,6 +18,9 @@ from services.registry_api.access.rules import check_rules, tenant_of, without_s
 from services.registry_api.dependencies import Services
 from services.registry_api.express.lane import ExpressLane
 from services.registry_api.express.prepared import PreparedAnswers
+from services.registry_api.keys.seal import Seal
+from services.registry_api.pages.routes import add_pages
+from services.registry_api.pages.sessions import PageSessions
 from services.registry_api.protocol import error_answers
 from services.registry_api.protocol.headers import AnswerHeaders
 from services.registry_api.protocol.routing import TrailingSlashes
@@ -147,6 +150,8 @@ def _add_middleware(
     app.add_middleware(LoadShedding, max_active=max_active, tenant_of=partial(tenant_of, services.access))
     if not services.access.required:
         app.add_middleware(LocalOnly, origins=cors_origins)
+    # Outside everything that looks for a key, which it puts where programs send theirs.
+    app.add_middleware(PageSessions, seal=Seal(services.parts.index))
     _allow_web_pages(app, cors_origins)
     # Outside all middleware that may refuse a request, so that refusals carry the same headers.
     for layer in (AnswerHeaders, RequestSignals, RequestIds):
@@ -210,6 +215,7 @@ def _add_routes(app: FastAPI, services: Services) -> None:
     for module in (voices, clips, artifacts, blobs, resolve, manifests, events, jobs, profiles, keys):
         app.include_router(module.router, responses=examples.REFUSED)
     app.include_router(health.router)
+    add_pages(app, services)
     check_rules(app)
     if not services.access.required:
         documented = app.openapi

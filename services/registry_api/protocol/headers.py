@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from services.registry_api.protocol.routing import PAGES
 from speaker_registry.schemas import Rate
 
 Headers = Sequence[tuple[bytes, bytes]]
@@ -14,7 +15,6 @@ Headers = Sequence[tuple[bytes, bytes]]
 SAFE_HEADERS = (
     (b"x-content-type-options", b"nosniff"),
     (b"x-frame-options", b"DENY"),
-    (b"referrer-policy", b"no-referrer"),
     (b"cross-origin-resource-policy", b"same-origin"),
 )
 _NO_PAGE = b"default-src 'none'; frame-ancestors 'none'"
@@ -24,6 +24,11 @@ _DOCS_PAGE = (
     b"img-src 'self' data:; frame-ancestors 'none'"
 )
 """Policy for the page of documentation, which starts by an inline script."""
+_PAGES = (
+    b"default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; media-src 'self'; "
+    b"connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+)
+"""Policy for the pages for people, which have no inline script and no inline style."""
 
 
 _RATE_LINES = (
@@ -70,5 +75,9 @@ class AnswerHeaders:
 
 
 def safe_headers(path: str) -> Sequence[tuple[bytes, bytes]]:
+    """Return the headers for the answer to a request for this path."""
+    if path == PAGES or path.startswith(f"{PAGES}/"):
+        # Without a referrer of its own, a browser sends forms with `Origin: null`.
+        return (*SAFE_HEADERS, (b"referrer-policy", b"same-origin"), (b"content-security-policy", _PAGES))
     page = _DOCS_PAGE if path.startswith("/docs") else _NO_PAGE
-    return (*SAFE_HEADERS, (b"content-security-policy", page))
+    return (*SAFE_HEADERS, (b"referrer-policy", b"no-referrer"), (b"content-security-policy", page))

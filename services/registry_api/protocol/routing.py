@@ -15,8 +15,12 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from services.registry_api.protocol.parameters import OnlyKnownParameters
 
-UPLOAD = ("POST", "/v1/audio/voices")
-"""Method and path of the route that takes clips."""
+PAGES = "/dashboard"
+"""The path of the pages for people, and the prefix of all their paths."""
+UPLOADS = frozenset({("POST", "/v1/audio/voices"), ("POST", f"{PAGES}/voices")})
+"""Methods and paths of the routes that take clips."""
+SIGN_IN = ("POST", f"{PAGES}/login")
+"""Method and path of the route that takes a key in its body, so that it is called without one."""
 MONITORING_PATHS = frozenset({"/healthz", "/readyz", "/metrics"})
 """Paths that monitoring requests every few seconds."""
 

@@ -16,7 +16,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.registry_api.protocol.callers import Caller
 from services.registry_api.protocol.error_answers import render
-from services.registry_api.protocol.routing import UPLOAD
+from services.registry_api.protocol.routing import UPLOADS
 from services.registry_api.serving.concurrency_limits import ConcurrencyLimits
 from services.shared.configuration.settings import UploadLimits
 from speaker_registry.errors import InvalidRequest, PayloadTooLarge, SpeakerRegistryError, Unavailable
@@ -194,7 +194,7 @@ def _is_upload(scope: Scope) -> bool:
 
 
 def _is_form(scope: Scope) -> bool:
-    return (scope["method"], scope["path"]) == UPLOAD
+    return (scope["method"], scope["path"]) in UPLOADS
 
 
 def _fault_of_size(

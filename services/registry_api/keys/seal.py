@@ -1,0 +1,62 @@
+"""Seals what browsers keep for us, so that they can neither read nor change it. Knows no requests.
+
+All API processes share one secret, which the first of them puts into Redis. If Redis loses it, what was
+sealed with it cannot be opened any more, and people sign in again. The secret alone gives no access: what is
+sealed is an API key, and no key can be made from the secret.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from typing import cast
+
+from cryptography.fernet import Fernet, InvalidToken
+
+from services.shared.index.redis_access import unavailable_without_redis
+from services.shared.index.speaker_index import SpeakerIndex
+
+SEALED_SECONDS = 12 * 3600
+"""What was sealed longer ago than this cannot be opened."""
+_SECRET = "sr:seal_secret"  # noqa: S105 - the name of the key in Redis
+_REREAD_SECONDS = 1.0
+"""The secret is read again this often at most, however much that cannot be opened is sent."""
+
+
+class Seal:
+    """Seals and opens. Safe to use from several threads."""
+
+    def __init__(self, index: SpeakerIndex, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._index = index
+        self._monotonic = monotonic
+        self._lock = threading.Lock()
+        self._fernet: Fernet | None = None
+        self._read_at = float("-inf")
+
+    def seal(self, data: bytes) -> str:
+        """Return the data encrypted and signed, as text for a cookie. Raises `Unavailable`."""
+        return self._current().encrypt(data).decode()
+
+    def open(self, text: str) -> bytes | None:
+        """Return the data, or None if it was not sealed here, or too long ago. Raises `Unavailable`."""
+        sent = text.encode()
+        opened = _opened(self._current(), sent)
+        if opened is None and self._monotonic() - self._read_at > _REREAD_SECONDS:
+            opened = _opened(self._read(), sent)  # Redis may have lost the secret, and have another one now
+        return opened
+
+    def _current(self) -> Fernet:
+        return self._fernet or self._read()
+
+    def _read(self) -> Fernet:
+        with self._lock, unavailable_without_redis():
+            made = Fernet.generate_key().decode()
+            known = cast(str | None, self._index.ungated.set(_SECRET, made, nx=True, get=True))
+            self._fernet, self._read_at = Fernet(known or made), self._monotonic()
+            return self._fernet
+
+
+def _opened(fernet: Fernet, sent: bytes) -> bytes | None:
+    try:
+        return fernet.decrypt(sent, ttl=SEALED_SECONDS)
+    except InvalidToken:
+        return None

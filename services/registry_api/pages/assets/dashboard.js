@@ -1,0 +1,115 @@
+// What pages do beyond htmx: a dropped clip, the progress of an upload, and copying a key. All of it is an
+// addition: without this script, every form and link still works.
+(function () {
+  "use strict";
+
+  function megabytes(bytes) {
+    return bytes < 1048576 ? Math.ceil(bytes / 1024) + " KiB" : (bytes / 1048576).toFixed(1) + " MiB";
+  }
+
+  function tellProblem(text) {
+    const problem = document.getElementById("problem");
+    const alert = document.createElement("div");
+    alert.className = "alert";
+    alert.textContent = text;
+    problem.replaceChildren(alert);
+    problem.scrollIntoView({ block: "nearest" });
+  }
+
+  function showChosen(input) {
+    const file = input.files[0];
+    const limit = Number(input.dataset.maxBytes);
+    const tooLarge = Boolean(file) && file.size > limit;
+    const refusal = tooLarge
+      ? file.name + " has " + megabytes(file.size) + "; accepted: up to " + megabytes(limit) + "."
+      : "";
+    input.setCustomValidity(refusal);
+    document.getElementById("chosen").textContent = file ? refusal || file.name + ", " + megabytes(file.size) : "";
+  }
+
+  function prepareDrop(drop) {
+    const input = drop.querySelector("input[type=file]");
+    input.addEventListener("change", function () { showChosen(input); });
+    ["dragenter", "dragover"].forEach(function (kind) {
+      drop.addEventListener(kind, function (event) { event.preventDefault(); drop.classList.add("over"); });
+    });
+    ["dragleave", "drop"].forEach(function (kind) {
+      drop.addEventListener(kind, function () { drop.classList.remove("over"); });
+    });
+    drop.addEventListener("drop", function (event) {
+      event.preventDefault();
+      if (event.dataTransfer.files.length !== 1) {
+        tellProblem("Drop one audio file; " + event.dataTransfer.files.length + " were dropped.");
+        return;
+      }
+      input.files = event.dataTransfer.files;
+      showChosen(input);
+    });
+  }
+
+  function prepareCopy(button) {
+    if (!navigator.clipboard) return;
+    button.hidden = false;
+    button.addEventListener("click", function () {
+      navigator.clipboard.writeText(document.getElementById(button.dataset.copy).value).then(function () {
+        button.textContent = "Copied";
+      });
+    });
+  }
+
+  function prepare(root) {
+    root.querySelectorAll("#drop:not([data-prepared])").forEach(function (drop) {
+      drop.dataset.prepared = "";
+      prepareDrop(drop);
+    });
+    root.querySelectorAll("[data-copy]").forEach(prepareCopy);
+  }
+
+  document.addEventListener("DOMContentLoaded", function () { prepare(document); });
+  document.addEventListener("htmx:afterSettle", function () { prepare(document); });
+
+  // Nobody looks at a hidden tab, so it does not ask. What is open in a part that changes stays open.
+  let open = [];
+  document.addEventListener("htmx:beforeRequest", function (event) {
+    const polls = event.detail.elt.id === "live";
+    if (polls && (document.hidden || document.querySelector("#live .confirm[open]"))) event.preventDefault();
+    else if (!polls) document.getElementById("problem").replaceChildren();
+  });
+  document.addEventListener("htmx:beforeSwap", function () {
+    open = Array.from(document.querySelectorAll("#live details[open][id]"), function (one) { return one.id; });
+  });
+  document.addEventListener("htmx:afterSwap", function () {
+    open.forEach(function (id) {
+      const one = document.getElementById(id);
+      if (one) one.open = true;
+    });
+  });
+
+  document.addEventListener("htmx:xhr:progress", function (event) {
+    const progress = document.getElementById("progress");
+    if (!progress || !event.detail.lengthComputable) return;
+    progress.hidden = false;
+    progress.value = (100 * event.detail.loaded) / event.detail.total;
+  });
+  document.addEventListener("htmx:responseError", function () {
+    const progress = document.getElementById("progress");
+    if (progress) progress.hidden = true;
+  });
+  document.addEventListener("htmx:sendError", function () {
+    tellProblem("The registry does not answer. What this page shows may be out of date.");
+  });
+
+  // A details element that serves as a menu closes like one.
+  document.addEventListener("keydown", function (event) {
+    if (event.key !== "Escape") return;
+    document.querySelectorAll("details.menu[open], details.confirm[open]").forEach(function (one) {
+      one.open = false;
+      one.querySelector("summary").focus();
+    });
+  });
+  document.addEventListener("click", function (event) {
+    document.querySelectorAll("details.menu[open], details.confirm[open]").forEach(function (one) {
+      if (!one.contains(event.target)) one.open = false;
+    });
+  });
+})();

@@ -1,0 +1,45 @@
+"""What all pages share: checked forms, rendered answers, and answers that lead to another page."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+from urllib.parse import urlencode
+
+from fastapi import Request
+from starlette.responses import RedirectResponse, Response
+
+from services.registry_api.pages.rendering import page
+from services.registry_api.pages.sessions import check_token, session_of
+from services.registry_api.protocol.routing import PAGES, Router
+from services.registry_api.wire.fields import Fields, read_fields
+
+MAX_FIELD = 512
+
+
+def page_router(prefix: str = "") -> Router:
+    """Return a router for pages. They are for people, and not part of the documented API."""
+    return Router(prefix=f"{PAGES}{prefix}", include_in_schema=False, default_response_class=Response)
+
+
+def show(request: Request, template: str, **values: Any) -> Response:
+    """Render a page with the token of the request's session."""
+    return page(request, template, token=session_of(request).token, **values)
+
+
+@asynccontextmanager
+async def checked_form(request: Request) -> AsyncIterator[Fields]:
+    """Parse a form of ours. Raises `PermissionDenied` if it was not sent by a page of this session."""
+    async with read_fields(request) as fields:
+        check_token(request, fields.text("token", max_length=MAX_FIELD))
+        yield fields
+
+
+def lead_to(path: str, **query: str | int | None) -> Response:
+    """Return the answer to a form that makes the browser load a page, so that reloading repeats nothing."""
+    return RedirectResponse(address(path, **query), status_code=303, headers={"Cache-Control": "no-store"})
+
+
+def address(path: str, **query: str | int | None) -> str:
+    """Return the address of a page, without the parameters that are empty."""
+    wanted = {name: value for name, value in query.items() if value}
+    return f"{PAGES}{path}" + (f"?{urlencode(wanted)}" if wanted else "")

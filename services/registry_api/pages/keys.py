@@ -1,0 +1,129 @@
+"""The page of API keys: make one, which is shown once, and revoke one."""
+
+import time
+
+from fastapi import Request
+from pydantic import ValidationError
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import Response
+
+from services.registry_api.access.rules import ADMIN
+from services.registry_api.dependencies import AT_STORE, CallerDep, Services, ServicesDep
+from services.registry_api.keys.api_keys import ApiKey, Token
+from services.registry_api.keys.keyring import key_not_found
+from services.registry_api.pages.forms import MAX_FIELD, checked_form, lead_to, page_router, show
+from services.registry_api.protocol.callers import Caller
+from services.registry_api.wire import rendering
+from services.registry_api.wire.fields import Fields
+from speaker_registry.errors import InvalidRequest, PermissionDenied
+from speaker_registry.names import NAMESPACE_PATTERN
+from speaker_registry.schemas import ApiKeyRequest
+from speaker_registry.scopes import SCOPES
+
+router = page_router("/keys")
+_MAX_SHOWN = 500
+_LIFETIMES = (30, 90, 365)
+"""Offered lifetimes in days."""
+SCOPE_MEANINGS = {
+    "voices:read": "see voices",
+    "voices:write": "register voices",
+    "voices:delete": "delete voices",
+    "artifacts:read": "download artifacts",
+    "audio:read": "hear and download clips",
+    "jobs:read": "see jobs",
+    "jobs:write": "start and cancel jobs",
+    "engine": "all that a TTS server needs",
+    "admin": "manage keys, read metrics",
+}
+
+
+@router.get("", dependencies=[ADMIN])
+def page_keys(request: Request, services: ServicesDep, caller: CallerDep) -> Response:
+    """List the keys of the caller's namespace, or of all."""
+    return _show_keys(request, services, caller)
+
+
+@router.post("", dependencies=[ADMIN, AT_STORE])
+async def page_make_key(request: Request, services: ServicesDep, caller: CallerDep) -> Response:
+    """Make a key and show it. It is shown in this answer and never again."""
+    async with checked_form(request) as fields:
+        wanted = _wanted(fields)
+    return await run_in_threadpool(_make, request, services, caller, wanted)
+
+
+def _make(request: Request, services: Services, caller: Caller, wanted: ApiKeyRequest) -> Response:
+    namespace = wanted.namespace or request.scope["namespace"]
+    if not caller.for_any_namespace and namespace != caller.namespace:
+        raise PermissionDenied(
+            f"The namespace is {ascii(namespace)[:80]}; your key makes keys only for {caller.namespace!r}.",
+            param="namespace",
+        )
+    token, made = services.keyring.make(
+        name=wanted.name,
+        namespace=namespace,
+        scopes=wanted.scopes,
+        created_by=caller.id,
+        expires_at=wanted.expires_at,
+        by_operator=caller.for_any_namespace,
+    )
+    return _show_keys(request, services, caller, new=(token, made))
+
+
+def _wanted(fields: Fields) -> ApiKeyRequest:
+    days = fields.text("days", max_length=4) or ""
+    if days and days not in map(str, _LIFETIMES):
+        raise InvalidRequest(f"The lifetime is {days!a}; accepted: {_LIFETIMES} days.", param="days")
+    scopes = [scope for scope in SCOPES if f"scope:{scope}" in fields.names]
+    if not scopes:
+        raise InvalidRequest("No scope was chosen; accepted: one or more.", param="scopes")
+    try:
+        return ApiKeyRequest.model_validate(
+            {
+                "name": (fields.text("name", max_length=MAX_FIELD) or "").strip(),
+                "scopes": scopes,
+                "namespace": (fields.text("namespace", max_length=MAX_FIELD) or "").strip() or None,
+                "expires_at": int(time.time()) + int(days) * 86_400 if days else None,
+            }
+        )
+    except ValidationError as error:
+        field = str(error.errors()[0]["loc"][0])
+        accepted = "1 to 128 characters" if field == "name" else f"{NAMESPACE_PATTERN}, or *"
+        raise InvalidRequest(f"The {field} is not accepted; accepted: {accepted}.", param=field) from None
+
+
+@router.post("/{key_id}/revoke", dependencies=[ADMIN, AT_STORE])
+async def page_revoke_key(
+    request: Request, services: ServicesDep, caller: CallerDep, key_id: str
+) -> Response:
+    """Revoke a key, and the keys that it made if the form says so."""
+    async with checked_form(request) as fields:
+        descendants = "descendants" in fields.names
+    await run_in_threadpool(_revoke, services, caller, key_id, descendants)
+    return lead_to("/keys")
+
+
+def _revoke(services: Services, caller: Caller, key_id: str, descendants: bool) -> None:
+    services.keyring.refresh()
+    key = services.keyring.find(key_id)
+    if key is None or caller.namespace not in {"*", key.record.namespace}:
+        raise key_not_found(key_id)
+    services.keyring.end(key_id, by=caller.id, with_descendants=descendants)
+
+
+def _show_keys(
+    request: Request, services: Services, caller: Caller, new: tuple[Token, ApiKey] | None = None
+) -> Response:
+    keyring = services.keyring
+    keyring.refresh()
+    keys, used = keyring.all(caller.namespace), keyring.last_used()
+    shown = [rendering.key(keyring, key, used) for key in reversed(keys[-_MAX_SHOWN:])]
+    return show(
+        request,
+        "keys.html",
+        keys=shown,
+        hidden_count=max(0, len(keys) - _MAX_SHOWN),
+        new=rendering.new_key(keyring, new[1], new[0]) if new else None,
+        scopes=SCOPE_MEANINGS,
+        lifetimes=_LIFETIMES,
+        status=201 if new else 200,
+    )

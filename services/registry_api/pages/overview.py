@@ -1,0 +1,45 @@
+"""The first page: what needs a person, and how voices, queue and workers are."""
+
+from fastapi import Request
+from starlette.responses import Response
+
+from services.registry_api.access.rules import ANY_KEY
+from services.registry_api.dependencies import CallerDep, NamespaceDep, ServicesDep
+from services.registry_api.pages.forms import page_router, show
+from services.registry_api.pages.rendering import rights_of
+from services.registry_api.pages.situation import (
+    MAX_COUNTED,
+    Queue,
+    Situation,
+    VoiceCounts,
+    concerns,
+    profiles_of,
+)
+
+router = page_router()
+_NOTHING = Queue(0, False, None)
+
+
+@router.get("", dependencies=[ANY_KEY])
+def page_overview(
+    request: Request, services: ServicesDep, namespace: NamespaceDep, caller: CallerDep
+) -> Response:
+    """Show the overview, of which a key sees what its scopes allow."""
+    situation: Situation = request.app.state.situation
+    may = rights_of(caller, keys_required=services.access.required)
+    counts = situation.voices(namespace) if may["see_voices"] else VoiceCounts()
+    waiting, running = situation.queue(namespace) if may["see_jobs"] else (_NOTHING, _NOTHING)
+    failures = situation.failures(namespace) if may["see_jobs"] else _NOTHING
+    profiles = profiles_of(services)
+    return show(
+        request,
+        "overview.html",
+        concerns=list(concerns(profiles, counts, failures)),
+        total=situation.total(namespace) if may["see_voices"] else None,
+        counts=counts,
+        max_counted=MAX_COUNTED,
+        waiting=waiting,
+        running=running,
+        failures=failures,
+        profiles=[one for one in profiles if one.required or one.workers or one.failed_proofs],
+    )

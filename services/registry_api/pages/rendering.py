@@ -1,0 +1,165 @@
+"""Renders the templates of pages. Knows the caller's rights, and no operation.
+
+Text that people or programs gave us is escaped by Jinja. Characters that would change how the text around
+them looks, such as bidirectional controls, are shown by their numbers.
+"""
+
+import hashlib
+import time
+import unicodedata
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from fastapi import Request
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from markupsafe import Markup, escape
+from starlette.responses import HTMLResponse, Response
+
+from services.registry_api.access import rules
+from services.registry_api.access.rules import access_of
+from services.registry_api.protocol.callers import Caller
+from services.registry_api.protocol.routing import PAGES
+from speaker_registry import __version__
+
+HERE = Path(__file__).parent
+ASSETS = {path.name: path.read_bytes() for path in sorted((HERE / "assets").iterdir())}
+_RIGHTS = {
+    "see_voices": rules.VOICES_READ,
+    "register": rules.VOICES_WRITE,
+    "delete": rules.VOICES_DELETE,
+    "listen": rules.AUDIO_READ,
+    "download": rules.ARTIFACTS_READ,
+    "see_jobs": rules.JOBS_READ,
+    "extract": rules.JOBS_WRITE,
+    "cancel": rules.JOBS_CANCEL,
+    "manage_keys": rules.ADMIN,
+}
+"""What a page may offer, and the rule of the route that does it. No page offers what would be refused."""
+_TITLES = {
+    400: "That cannot be read",
+    403: "Not allowed",
+    404: "Not found",
+    409: "Not possible now",
+    412: "Changed meanwhile",
+    413: "Too large",
+    415: "Not an audio file",
+    422: "Not accepted",
+    429: "Too many requests",
+    503: "Not available now",
+}
+_CONTROL_CATEGORIES = frozenset({"Cc", "Cf", "Co", "Cs", "Zl", "Zp"})
+_KEPT_CONTROLS = frozenset("\n\t\r\u200c\u200d")
+"""Line breaks, and the joiners that emoji and several scripts need."""
+
+
+def rights_of(caller: Caller, *, keys_required: bool) -> dict[str, bool]:
+    """Return what pages may offer to a caller."""
+    rights = {name: not caller.scopes.isdisjoint(rule.scopes) for name, rule in _RIGHTS.items()}
+    rights["manage_keys"] = rights["manage_keys"] and keys_required
+    return rights
+
+
+def page(request: Request, template: str, *, token: str, status: int = 200, **values: Any) -> Response:
+    """Render a page for the caller of a request.
+
+    Args:
+        token: the session's token against forged forms.
+        values: the variables of the template.
+    """
+    access, caller = access_of(request), request.scope.get("caller")
+    shared = {
+        "caller": caller,
+        "namespace": request.scope.get("namespace"),
+        "signed_in": access.required and caller is not None,
+        "may": rights_of(caller, keys_required=access.required) if caller else {},
+        "here": request.url.path,
+        "address": request.url.path + (f"?{request.url.query}" if request.url.query else ""),
+        "token": token,
+        "now": time.time(),
+    }
+    content = _environment().get_template(template).render({**shared, **values})
+    return HTMLResponse(content, status_code=status, headers={"Cache-Control": "no-store"})
+
+
+def failure_page(request: Request, status: int, message: str, *, token: str, partial: bool) -> Response:
+    """Show an error: as a page, or for the place that a page on the screen has for it."""
+    title = _TITLES.get(status, "Something went wrong")
+    values = {"title": title, "message": message, "request_id": request.scope.get("request_id")}
+    if not partial:
+        return page(request, "failure.html", token=token, status=status, **values)
+    response = page(request, "problem.html", token=token, status=status, **values)
+    response.headers.update({"HX-Retarget": "#problem", "HX-Reswap": "innerHTML", "HX-Reselect": "#message"})
+    return response
+
+
+def asset_url(name: str) -> str:
+    """Return an asset's address. It changes with the content, so that browsers may keep the asset."""
+    return f"{PAGES}/assets/{name}?v={hashlib.sha256(ASSETS[name]).hexdigest()[:12]}"
+
+
+def visible(text: object) -> Markup:
+    """Return text with each invisible or direction-changing character replaced by a mark with its number."""
+    return Markup("").join(_shown(character) for character in str(text))
+
+
+def _shown(character: str) -> Markup:
+    if unicodedata.category(character) not in _CONTROL_CATEGORIES or character in _KEPT_CONTROLS:
+        return escape(character)
+    name = unicodedata.name(character, "control character")
+    return Markup('<span class="control" title="{}">U+{:04X}</span>').format(name, ord(character))
+
+
+def marked(text: object) -> str:
+    """Return the same as plain text, for places that take no elements, such as titles."""
+    return visible(text).striptags()
+
+
+def given(text: object) -> Markup:
+    """Return text of unknown language and direction, which does not change the text around it."""
+    return Markup("<bdi>{}</bdi>").format(visible(text))
+
+
+def ago(moment: float | None) -> Markup:
+    """Return a point in time as people say it, with the exact time as its title."""
+    if moment is None:
+        return Markup("–")
+    exact = datetime.fromtimestamp(moment, UTC)
+    seconds = time.time() - moment
+    words = f"{duration(seconds)} ago" if seconds >= 0 else f"in {duration(-seconds)}"
+    shown = exact.strftime("%Y-%m-%d %H:%M:%S UTC")
+    return Markup('<time datetime="{}" title="{}">{}</time>').format(exact.isoformat(), shown, words)
+
+
+def duration(seconds: float) -> str:
+    for unit, size in (("d", 86_400), ("h", 3600), ("min", 60)):
+        if seconds >= size:
+            return f"{int(seconds // size)} {unit}"
+    return f"{int(seconds)} s" if seconds >= 10 else f"{seconds:.1f} s"
+
+
+def size(count: int) -> str:
+    """Return a number of bytes in the unit that suits it."""
+    if count < 1024:
+        return f"{count} B"
+    return f"{count / 1024:.1f} KiB" if count < 1024**2 else f"{count / 1024**2:.1f} MiB"
+
+
+@cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=FileSystemLoader(HERE / "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        auto_reload=False,
+    )
+    environment.filters.update(
+        given=given, visible=visible, marked=marked, ago=ago, size=size, duration=duration
+    )
+    shared: Mapping[str, Any] = {"asset": asset_url, "root": PAGES, "version": __version__}
+    environment.globals.update(shared)
+    return environment

@@ -1,0 +1,234 @@
+"""Sessions of people who use the pages, in one cookie. Pure ASGI.
+
+The cookie holds the API key that a person signed in with, encrypted and signed (`keys.seal`). So each request
+is authenticated by that key, as any other request is, and when the key ends, so does the session. Every page
+has a session, also the one to sign in at, because the token against forged forms is derived from it.
+"""
+
+import hashlib
+import hmac
+import json
+import secrets
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, replace
+from http.cookies import CookieError, SimpleCookie
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from services.registry_api.access.rules import NAMESPACE_HEADER
+from services.registry_api.keys.seal import SEALED_SECONDS, Seal
+from services.registry_api.pages.rendering import failure_page
+from services.registry_api.protocol.error_answers import render
+from services.registry_api.protocol.routing import PAGES
+from speaker_registry.errors import PermissionDenied, SpeakerRegistryError
+
+COOKIE = "speaker_registry_session"
+_SAFE_METHODS = frozenset({"GET", "HEAD"})
+_SCOPE_KEY = "page_session"
+_UNTRUSTED = (b"authorization", NAMESPACE_HEADER.lower().encode())
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """What the cookie holds."""
+
+    key: str | None = None
+    """The API key, or None if nobody has signed in."""
+    namespace: str | None = None
+    """The namespace that the pages show, or None for that of the key."""
+    nonce: str = ""
+
+    @property
+    def token(self) -> str:
+        """The token that each form carries. No other web page can read it."""
+        return hmac.new(self.nonce.encode(), b"form", hashlib.sha256).hexdigest()
+
+
+def session_of(request: Request) -> Session:
+    session = request.scope[_SCOPE_KEY]
+    assert isinstance(session, Session)
+    return session
+
+
+def keep_session(request: Request, *, key: str | None, namespace: str | None) -> None:
+    """Have the answer to a request start a new session, so that nobody can know the new one in advance."""
+    request.scope[_SCOPE_KEY] = _new_session(key, namespace)
+
+
+def check_token(request: Request, sent: str | None) -> None:
+    """Raise `PermissionDenied` unless a form carries its session's token."""
+    if not hmac.compare_digest(session_of(request).token.encode(), (sent or "").encode()):
+        raise PermissionDenied(
+            "This form is no longer valid, because the page was loaded before you signed in or out. Load the "
+            "page again and repeat the step.",
+            param="token",
+        )
+
+
+def use_key(request: Request, key: str) -> None:
+    """Have the rest of a request authenticated by a key that came in its form."""
+    request.scope["headers"] = [*_trusted(request.scope), *_credentials(Session(key=key))]
+
+
+class PageSessions:
+    """Middleware for the paths of pages: puts the session's key in place of the header that programs send,
+    refuses forms of other web pages, and shows errors as pages.
+    """
+
+    def __init__(self, app: ASGIApp, *, seal: Seal) -> None:
+        self._app = app
+        self._seal = seal
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or not is_page(scope["path"]):
+            return await self._app(scope, receive, send)
+        request = Request(scope)
+        try:
+            found = await self._read(request)
+            session = scope[_SCOPE_KEY] = found or _new_session(None, None)
+            scope["headers"] = [*_trusted(scope), *_credentials(session)]
+            _check_origin(scope)
+        except SpeakerRegistryError as error:
+            return await self._answer_with(request, render(request, error), receive, send)
+        answer = _PageAnswer(request, send, lambda: self._cookie(request, found))
+        return await self._app(scope, receive, answer.send)
+
+    async def _answer_with(self, request: Request, response: Response, receive: Receive, send: Send) -> None:
+        request.scope.setdefault(_SCOPE_KEY, _new_session(None, None))
+        await response(request.scope, receive, _PageAnswer(request, send, lambda: None).send)
+
+    async def _read(self, request: Request) -> Session | None:
+        sent = _cookies(request.headers).get(COOKIE)
+        opened = await run_in_threadpool(self._seal.open, sent) if sent else None
+        return Session(**json.loads(opened)) if opened is not None else None
+
+    def _cookie(self, request: Request, before: Session | None) -> str | None:
+        """Return the header that makes a browser keep the session, or None if it keeps it already."""
+        session = request.scope[_SCOPE_KEY]
+        if session == before:
+            return None
+        sealed = self._seal.seal(json.dumps(asdict(session)).encode())
+        secure = "; Secure" if request.url.scheme == "https" else ""
+        return f"{COOKIE}={sealed}; Path={PAGES}; Max-Age={SEALED_SECONDS}; HttpOnly; SameSite=Strict{secure}"
+
+
+class _PageAnswer:
+    """Sends the answer to a request for a page: with its cookie, and as a page if it is an error."""
+
+    def __init__(self, request: Request, send: Send, cookie: Any) -> None:
+        self._request = request
+        self._send = send
+        self._cookie = cookie
+        self._refusal: Message | None = None
+        self._body = b""
+
+    async def send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            if _is_refusal(message):
+                self._refusal = message
+                return
+            await self._add_cookie(message)
+        elif self._refusal is not None:
+            self._body += message.get("body", b"")
+            if not message.get("more_body", False):
+                await self._send_refusal(self._refusal)
+            return
+        await self._send(message)
+
+    async def _add_cookie(self, message: Message) -> None:
+        if self._request.url.path.startswith(f"{PAGES}/assets/"):
+            return  # kept for a year by any cache
+        cookie = await run_in_threadpool(self._cookie)
+        if cookie is not None:
+            MutableHeaders(scope=message).append("Set-Cookie", cookie)
+
+    async def _send_refusal(self, refused: Message) -> None:
+        request, status = self._request, refused["status"]
+        if status == 401:
+            keep_session(request, key=None, namespace=None)
+        response = _sign_in_first(request) if status == 401 else _as_page(request, status, self._body)
+        headers = MutableHeaders(raw=[*response.raw_headers, *_kept(refused)])
+        status = response.status_code
+        start: Message = {"type": "http.response.start", "status": status, "headers": headers.raw}
+        await self._add_cookie(start)
+        await self._send(start)
+        await self._send({"type": "http.response.body", "body": bytes(response.body)})
+
+
+def is_page(path: str) -> bool:
+    return path == PAGES or path.startswith(f"{PAGES}/")
+
+
+def is_partial(request: Request) -> bool:
+    """Return whether a script asks for a part of the page that is on the screen."""
+    return request.headers.get("hx-request") == "true"
+
+
+def _is_refusal(message: Message) -> bool:
+    kind = Headers(raw=message["headers"]).get("content-type", "")
+    return message["status"] >= 400 and kind.startswith(("application/json", "application/problem+json"))
+
+
+def _kept(refused: Message) -> list[tuple[bytes, bytes]]:
+    kept = {b"retry-after", b"allow", b"connection"}
+    return [(name, value) for name, value in refused["headers"] if name.lower() in kept]
+
+
+def _as_page(request: Request, status: int, body: bytes) -> Response:
+    told = json.loads(body) if body else {}
+    message = told.get("detail") or told.get("error", {}).get("message", "The request failed.")
+    token = session_of(request).token
+    return failure_page(request, status, message, token=token, partial=is_partial(request))
+
+
+def _sign_in_first(request: Request) -> Response:
+    """Lead a browser to the page to sign in at, and from there back to the page that it asked for."""
+    target = f"{PAGES}/login"
+    if request.method in _SAFE_METHODS and not is_partial(request) and request.url.path != PAGES:
+        here = request.url.path + (f"?{request.url.query}" if request.url.query else "")
+        target += f"?next={quote(here, safe='')}"
+    headers = {"Location": target, "Cache-Control": "no-store"}
+    if is_partial(request):
+        return Response(status_code=401, headers={"HX-Redirect": target, "Cache-Control": "no-store"})
+    return Response(status_code=303, headers=headers)
+
+
+def _check_origin(scope: Scope) -> None:
+    """Raise `PermissionDenied` if a form comes from another web page."""
+    if scope["method"] in _SAFE_METHODS:
+        return
+    headers = Headers(scope=scope)
+    site, origin = headers.get("sec-fetch-site"), headers.get("origin")
+    if site is not None and site != "same-origin":
+        raise PermissionDenied("This form was sent by another web page; accepted: forms of these pages.")
+    if site is None and origin is not None and urlsplit(origin).netloc != headers.get("host"):
+        raise PermissionDenied("This form was sent by another web page; accepted: forms of these pages.")
+
+
+def _trusted(scope: Scope) -> list[tuple[bytes, bytes]]:
+    return [(name, value) for name, value in scope["headers"] if name not in _UNTRUSTED]
+
+
+def _credentials(session: Session) -> list[tuple[bytes, bytes]]:
+    values: Mapping[bytes, str | None] = {
+        b"authorization": f"Bearer {session.key}" if session.key else None,
+        NAMESPACE_HEADER.lower().encode(): session.namespace,
+    }
+    return [(name, value.encode()) for name, value in values.items() if value is not None]
+
+
+def _new_session(key: str | None, namespace: str | None) -> Session:
+    return replace(Session(key, namespace), nonce=secrets.token_hex(16))
+
+
+def _cookies(headers: Headers) -> Mapping[str, str]:
+    try:
+        return {name: one.value for name, one in SimpleCookie(headers.get("cookie", "")).items()}
+    except CookieError:
+        return {}

@@ -1,0 +1,87 @@
+"""Pages to sign in and out at, the choice of a namespace, and the assets of all pages."""
+
+import re
+from typing import Annotated
+
+from fastapi import Query, Request
+from starlette.responses import RedirectResponse, Response
+
+from services.registry_api.access.rules import ANY_KEY, PUBLIC, access_of, authenticate
+from services.registry_api.dependencies import CallerDep
+from services.registry_api.pages.forms import MAX_FIELD, checked_form, lead_to, page_router, show
+from services.registry_api.pages.rendering import ASSETS
+from services.registry_api.pages.sessions import keep_session, session_of, use_key
+from services.registry_api.protocol.routing import PAGES
+from speaker_registry.errors import InvalidApiKey, InvalidRequest, NotFound, RateLimited
+from speaker_registry.names import ACCEPTED_NAMESPACES, is_namespace
+
+router = page_router()
+_MEDIA_TYPES = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xml", "txt": "text/plain"}
+_OWN_PAGE = re.compile(rf"{PAGES}([/?][!-\[\]-~]*)?")
+"""An address of these pages: printable ASCII without a backslash, which browsers read as a slash."""
+
+
+@router.get("/assets/{name}", dependencies=[PUBLIC])
+async def page_asset(name: str, version: Annotated[str, Query(alias="v", max_length=64)] = "") -> Response:
+    """Get a stylesheet or script. With its version, a browser may keep it for a year."""
+    if name not in ASSETS:
+        raise NotFound(f"There is no asset {ascii(name)[:80]}.")
+    age = "public, max-age=31536000, immutable" if version else "no-cache"
+    kind = _MEDIA_TYPES[name.rpartition(".")[2]]
+    return Response(ASSETS[name], media_type=kind, headers={"Cache-Control": age})
+
+
+@router.get("/login", dependencies=[PUBLIC])
+async def page_login(
+    request: Request, following: Annotated[str, Query(alias="next", max_length=2048)] = ""
+) -> Response:
+    """Show the form that asks for a key."""
+    if not access_of(request).required:
+        return lead_to("")
+    return show(request, "login.html", following=_own_page(following), problem=None)
+
+
+@router.post("/login", dependencies=[PUBLIC])
+async def page_sign_in(request: Request) -> Response:
+    """Begin a session with a key."""
+    async with checked_form(request) as fields:
+        key = (fields.text("key", max_length=16_384) or "").strip()
+        following = _own_page(fields.text("next", max_length=2048) or "")
+    try:
+        if not key.isascii() or not key.isprintable():
+            raise InvalidApiKey("This is not an API key: it holds characters that no key has.")
+        use_key(request, key)
+        caller = await authenticate(access_of(request), request.scope)
+    except (InvalidApiKey, RateLimited) as error:
+        status = 403 if isinstance(error, InvalidApiKey) else 429
+        return show(request, "login.html", following=following, problem=error.message, status=status)
+    namespace = "default" if caller.for_any_namespace else None
+    keep_session(request, key=key, namespace=namespace)
+    return RedirectResponse(following, status_code=303, headers={"Cache-Control": "no-store"})
+
+
+@router.post("/logout", dependencies=[ANY_KEY])
+async def page_sign_out(request: Request) -> Response:
+    """End the session."""
+    async with checked_form(request):
+        keep_session(request, key=None, namespace=None)
+    return lead_to("/login")
+
+
+@router.post("/namespace", dependencies=[ANY_KEY])
+async def page_choose_namespace(request: Request, caller: CallerDep) -> Response:
+    """Have the pages show another namespace, for keys that are for any."""
+    async with checked_form(request) as fields:
+        namespace = (fields.text("namespace", max_length=MAX_FIELD) or "").strip()
+    if not caller.for_any_namespace or not is_namespace(namespace):
+        raise InvalidRequest(
+            f"The namespace is {ascii(namespace)[:80]}; accepted: {ACCEPTED_NAMESPACES}, with a key for any.",
+            param="namespace",
+        )
+    keep_session(request, key=session_of(request).key, namespace=namespace)
+    return lead_to("")
+
+
+def _own_page(following: str) -> str:
+    """Return the address of one of these pages, never of another site."""
+    return following if _OWN_PAGE.fullmatch(following) else PAGES

@@ -1,0 +1,176 @@
+"""Finds out how the registry is doing, for the overview. Bounded: counts stop at a limit, and say so."""
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from cachetools import TTLCache
+
+from services.registry_api.dependencies import Services
+from services.registry_api.wire import rendering
+from services.shared.index.gate import GateClosed
+from services.shared.index.jobs import JobPage
+from speaker_registry.errors import Unavailable
+from speaker_registry.schemas import Profile
+
+MAX_COUNTED = 500
+"""The states of this many voices are counted."""
+_STEP = 100
+_KEPT_SECONDS = 3.0
+"""Counts are as old as this at most, however many people look at them."""
+_MAX_NAMESPACES = 256
+_MAX_JOBS = 100
+
+
+@dataclass(frozen=True, slots=True)
+class VoiceCounts:
+    """In which states the voices of a namespace are."""
+
+    examined: int = 0
+    more: bool = False
+    """True if there are more voices than were examined."""
+    states: Counter[str] = field(default_factory=Counter)
+    """State of the whole voice -> number of voices."""
+    by_profile: dict[str, Counter[str]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Queue:
+    """The jobs in one state."""
+
+    count: int
+    more: bool
+    oldest_at: float | None
+    """When the longest waiting of them was created, or None if there are none or too many to tell."""
+
+
+@dataclass(frozen=True, slots=True)
+class Concern:
+    """Something that needs a person."""
+
+    text: str
+    action: str
+    """What the person can do."""
+    address: str | None = None
+    """The path of the page that shows it, below the root of all pages."""
+    serious: bool = True
+
+
+class Situation:
+    """Counts voices, and keeps the counts for a moment. Safe to use from several threads."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+        self._lock = threading.Lock()
+        self._counts: TTLCache[str, VoiceCounts] = TTLCache(_MAX_NAMESPACES, ttl=_KEPT_SECONDS)
+
+    def voices(self, namespace: str) -> VoiceCounts:
+        """Count the states of the first `MAX_COUNTED` voices by name."""
+        with self._lock:  # whoever comes meanwhile gets the same counts
+            counts = self._counts.get(namespace)
+            if counts is None:
+                counts = self._counts[namespace] = self._count(namespace)
+            return counts
+
+    def _count(self, namespace: str) -> VoiceCounts:
+        operations, after, more, examined = self._services.operations, "", True, 0
+        statuses, states = operations.statuses, Counter[str]()
+        by_profile = {name: Counter[str]() for name in statuses.required}
+        while more and examined < MAX_COUNTED:
+            page = operations.pages.page(namespace, after=after, limit=_STEP)
+            for indexed in page.speakers:
+                version = indexed.speaker.default
+                states[statuses.state(indexed, version)] += 1
+                for status in statuses.of_wanted(indexed, version):
+                    by_profile.setdefault(status.profile.name, Counter())[status.state] += 1
+            examined += len(page.entries)
+            after, more = page.last, page.more
+            if page.of_facts:
+                break
+        return VoiceCounts(examined, more, states, by_profile)
+
+    def total(self, namespace: str) -> int | None:
+        """Return the number of voices, or None while the index is not complete."""
+        try:
+            return self._services.parts.index.usage(namespace)[0]
+        except (GateClosed, Unavailable):
+            return None
+
+    def queue(self, namespace: str) -> tuple[Queue, Queue]:
+        """Return the waiting and the running jobs of a namespace."""
+        jobs = self._services.operations.jobs
+        waiting = jobs.page(namespace, state="queued", limit=_MAX_JOBS)
+        return _queue(waiting), _queue(jobs.page(namespace, state="processing", limit=_MAX_JOBS))
+
+    def failures(self, namespace: str, since_seconds: float = 86_400) -> Queue:
+        """Return the jobs that failed lately."""
+        page = self._services.operations.jobs.page(namespace, state="failed", limit=_MAX_JOBS)
+        since = time.time() - since_seconds
+        lately = [job for job in page.found if (job.finished_at or job.created_at) >= since]
+        return Queue(len(lately), page.more and len(lately) == len(page.found), None)
+
+
+def _queue(page: JobPage) -> Queue:
+    oldest = page.found[-1].created_at if page.found and not page.more else None
+    return Queue(len(page.found), page.more, oldest)
+
+
+def profiles_of(services: Services) -> list[Profile]:
+    """Return all profiles with their workers, required ones first."""
+    catalogue, announcements = services.parts.catalogue, services.parts.announcements
+    names = sorted(catalogue.names)
+    workers, failed = announcements.workers_of(names), announcements.failed_proofs_of(names)
+    profiles = [
+        rendering.profile(
+            catalogue.get(name),
+            required=name in catalogue.required,
+            announced=announcements.current(name),
+            workers=workers[name],
+            failed_proofs=failed[name],
+        )
+        for name in names
+    ]
+    return sorted(profiles, key=lambda one: (not one.required, one.id))
+
+
+def concerns(profiles: Sequence[Profile], counts: VoiceCounts, failures: Queue) -> Iterator[Concern]:
+    """Yield what needs a person, the most urgent first."""
+    for profile in profiles:
+        waiting = counts.by_profile.get(profile.id, Counter())["pending"]
+        if profile.required and not profile.workers:
+            yield _unserved(profile.id, waiting)
+    for profile in profiles:
+        for proof in profile.failed_proofs:
+            yield Concern(
+                f"Worker {proof.worker} does not serve {profile.id} on {proof.device}: {proof.reason}",
+                "Its encoder computes something else than it should. Look at its libraries and its device.",
+                "/profiles",
+            )
+    for profile in profiles:
+        failed = counts.by_profile.get(profile.id, Counter())["failed"]
+        if failed:
+            what = f"{_voices(failed)} failed for {profile.id}."
+            yield Concern(what, "See why", f"/voices?state=failed&profile={profile.id}")
+    if failures.count:
+        count = f"{failures.count}{'+' if failures.more else ''}"
+        jobs = "1 job" if count == "1" else f"{count} jobs"
+        yield Concern(f"{jobs} failed within a day.", "See why", "/jobs?state=failed", serious=False)
+    for profile in profiles:
+        if profile.untrained and profile.required:
+            what = f"{profile.id} is made with untrained weights: its voices are useless for speech."
+            yield Concern(what, "Start its worker with published weights.", "/profiles", serious=False)
+
+
+def _unserved(profile: str, waiting: int) -> Concern:
+    action = f"Start a worker with SPEAKER_EXTRACTOR_PROFILES={profile}."
+    if not waiting:
+        text = f"No worker serves {profile}: new voices will wait."
+    else:
+        text = f"{_voices(waiting)} {'waits' if waiting == 1 else 'wait'} for {profile}: no worker serves it."
+    return Concern(text, action, f"/voices?state=pending&profile={profile}" if waiting else "/profiles")
+
+
+def _voices(count: int) -> str:
+    return "1 voice" if count == 1 else f"{count} voices"

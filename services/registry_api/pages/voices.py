@@ -1,0 +1,116 @@
+"""Pages that list voices and register them."""
+
+from typing import Annotated
+
+from fastapi import Query, Request
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import Response
+
+from services.registry_api.access.rules import COUNTED_UPLOAD, VOICES_READ, VOICES_WRITE
+from services.registry_api.dependencies import (
+    SEARCHING,
+    After,
+    NamespaceDep,
+    Services,
+    ServicesDep,
+    UploadSlotsDep,
+)
+from services.registry_api.operations.registration import Registered
+from services.registry_api.pages.forms import address, checked_form, lead_to, page_router, show
+from services.registry_api.wire import rendering
+from services.registry_api.wire.forms import MAX_CONSENT, MAX_TEXT, UploadForm, parse_upload
+from services.registry_api.wire.paging import find_voices
+from services.shared.index.reading import IndexedSpeaker
+from services.shared.registry.status import Statuses
+from speaker_registry.errors import InvalidRequest
+from speaker_registry.names import key_of_name
+from speaker_registry.schemas import ArtifactState
+
+router = page_router("/voices")
+_PAGE_SIZE = 50
+State = Annotated[str, Query(pattern="^(|pending|processing|ready|failed)$")]
+STATES: tuple[ArtifactState, ...] = ("ready", "processing", "pending", "failed")
+
+
+@router.get("", dependencies=[VOICES_READ, SEARCHING])
+def page_voices(
+    request: Request,
+    services: ServicesDep,
+    namespace: NamespaceDep,
+    q: Annotated[str, Query(max_length=128)] = "",
+    state: State = "",
+    profile: Annotated[str, Query(max_length=128)] = "",
+    after: After = "",
+) -> Response:
+    """List voices by name: those that match a search, a state and a profile."""
+    catalogue, statuses = services.parts.catalogue, services.operations.statuses
+    if profile:
+        catalogue.get(profile)
+    found = find_voices(
+        services.operations.pages,
+        namespace,
+        after=after,
+        limit=_PAGE_SIZE,
+        matches=lambda indexed: _matches(statuses, indexed, profile, state),
+        part=key_of_name(q) if q else None,
+    )
+    filters = {"q": q, "state": state, "profile": profile}
+    return show(
+        request,
+        "voices.html",
+        voices=[rendering.voice(statuses, indexed) for indexed in found.found],
+        filters=filters,
+        after=after,
+        next_page=address("/voices", after=found.last, **filters) if found.more else None,
+        first_page=address("/voices", **filters),
+        states=STATES,
+        profiles=sorted(catalogue.names),
+    )
+
+
+def _matches(statuses: Statuses, indexed: IndexedSpeaker, profile: str, state: str) -> bool:
+    version = indexed.speaker.default
+    if not profile:
+        return not state or statuses.state(indexed, version) == state
+    status = statuses.of_profile(indexed, version, profile)
+    return not status.unsupported and state in {"", status.state}
+
+
+@router.get("/new", dependencies=[VOICES_WRITE])
+def page_new_voice(
+    request: Request, services: ServicesDep, name: Annotated[str, Query(max_length=512)] = ""
+) -> Response:
+    """Show the form that registers a voice, or adds a version to the voice `name`."""
+    required = [services.parts.catalogue.get(one) for one in services.parts.catalogue.required]
+    return show(
+        request,
+        "new_voice.html",
+        name=name,
+        limits=services.limits,
+        max_text=MAX_TEXT,
+        max_consent=MAX_CONSENT,
+        text_needed=[one.name for one in required if one.ref_text_required],
+    )
+
+
+@router.post("", dependencies=[VOICES_WRITE, COUNTED_UPLOAD])
+async def page_register(
+    request: Request, services: ServicesDep, namespace: NamespaceDep, slots: UploadSlotsDep
+) -> Response:
+    """Register a voice from a form, as the API does, and lead to its page."""
+    async with checked_form(request) as fields, slots.hold():
+        if fields.file("audio_sample") is None:
+            raise InvalidRequest("No audio file was chosen.", param="audio_sample")
+        form = parse_upload(
+            fields, max_clip_bytes=services.limits.max_bytes, idempotency_key=None, dedupe=True
+        )
+        registered = await run_in_threadpool(_register, services, namespace, form)
+    voice_id = rendering.voice_id(registered.indexed)
+    again = None if registered.created else "yes"
+    return lead_to(f"/voices/{voice_id}", version=registered.version.number, known=again)
+
+
+def _register(services: Services, namespace: str, form: UploadForm) -> Registered:
+    assert form.clip is not None, "the form has a file"
+    decoded = services.decoder.decode(form.clip)
+    return services.operations.registrations.register_clip(namespace, form.upload, form.clip, decoded)

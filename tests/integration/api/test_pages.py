@@ -1,0 +1,456 @@
+"""Tests of the pages for people over HTTP, as a browser without scripts uses them: sessions, scopes, forms,
+and text from strangers. `test_pages_in_a_browser.py` looks at them with a real browser.
+"""
+
+import html
+import re
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from typing import Any
+
+import httpx
+import pytest
+
+from services.registry_api.access.rules import accepted_scopes, our_routes
+from services.registry_api.keys.api_keys import ALL_SCOPES
+from services.registry_api.keys.seal import Seal
+from services.registry_api.pages import voices
+from services.registry_api.pages.sessions import COOKIE, is_page
+from speaker_registry.errors import WorkerError
+from tests.integration.api.access import BOOTSTRAP, CLOSED, bearer, id_of, key
+from tests.integration.api.conftest import Start, empty
+from tests.integration.api.pages import TOKEN, Visitor
+from tests.integration.api.registry import CLIP, EMBEDDING, PROFILE, Registry
+
+RULES: dict[str, set[str] | None] = {
+    "GET /dashboard": set(ALL_SCOPES),
+    "GET /dashboard/assets/{name}": None,
+    "GET /dashboard/login": None,
+    "POST /dashboard/login": None,
+    "POST /dashboard/logout": set(ALL_SCOPES),
+    "POST /dashboard/namespace": set(ALL_SCOPES),
+    "GET /dashboard/voices": {"voices:read", "engine"},
+    "GET /dashboard/voices/new": {"voices:write"},
+    "POST /dashboard/voices": {"voices:write"},
+    "GET /dashboard/voices/{voice_id}": {"voices:read", "engine"},
+    "GET /dashboard/voices/{voice_id}/versions/{number}/audio": {"audio:read"},
+    "GET /dashboard/voices/{voice_id}/versions/{number}/artifacts/{profile}": {"artifacts:read", "engine"},
+    "POST /dashboard/voices/{voice_id}/versions/{number}/extractions": {"jobs:write", "engine"},
+    "POST /dashboard/voices/{voice_id}/delete": {"voices:delete"},
+    "GET /dashboard/jobs": {"jobs:read", "engine"},
+    "POST /dashboard/jobs/{job_id}/cancel": {"jobs:write"},
+    "GET /dashboard/profiles": set(ALL_SCOPES),
+    "GET /dashboard/keys": {"admin"},
+    "POST /dashboard/keys": {"admin"},
+    "POST /dashboard/keys/{key_id}/revoke": {"admin"},
+}
+"""The scopes that each page needs; None: no key. The table repeats the rules of the routes, so that no page
+is opened by mistake.
+"""
+FORMS = sorted(what.removeprefix("POST ") for what in RULES if what.startswith("POST"))
+ADDRESS = {"voice_id": "nobody", "number": "1", "profile": PROFILE, "job_id": "job_x", "key_id": "nokeyid0"}
+
+
+@pytest.fixture(scope="module")
+def closed(tmp_path_factory: pytest.TempPathFactory, valkey: Any, decoder: Any) -> Iterator[Registry]:
+    """A registry that requires keys."""
+    with Registry(tmp_path_factory.mktemp("pages"), empty(valkey, 13), decoder, access=CLOSED) as registry:
+        yield registry
+
+
+@pytest.fixture
+def operator(closed: Registry) -> Iterator[Visitor]:
+    with Visitor(closed, str(BOOTSTRAP)) as visitor:
+        yield visitor
+
+
+@pytest.fixture
+def visitor(registry: Registry) -> Iterator[Visitor]:
+    """A person at a registry without keys."""
+    with Visitor(registry) as visitor:
+        yield visitor
+
+
+def test_every_page_has_its_rule(registry: Registry):
+    """Each page asks for the scopes of the route that does the same. A page without a rule would be open."""
+    found = {}
+    for route in our_routes(registry.app):
+        scopes = accepted_scopes(route)
+        for method in (route.methods or set()) - {"HEAD"}:
+            if is_page(str(route.path)):
+                found[f"{method} {route.path}"] = set(ALL_SCOPES) if scopes == frozenset() else scopes
+    assert found == RULES
+
+
+@pytest.mark.parametrize("what", sorted(RULES))
+def test_a_stranger_is_led_to_sign_in(closed: Registry, what: str):
+    """Whoever has no session sees the page to sign in at, and nothing of the registry."""
+    method, path = what.split()
+    with httpx.Client(base_url=closed.url) as http:
+        answer = http.request(method, path.format(**ADDRESS, name="dashboard.css"))
+    if RULES[what] is not None:
+        assert answer.status_code == 303
+        assert answer.headers["location"].startswith("/dashboard/login")
+        assert not answer.content
+
+
+@pytest.mark.parametrize("path", FORMS)
+def test_a_form_without_its_token_is_refused(operator: Visitor, path: str):
+    """Without the token, a page elsewhere could make a browser that is signed in send a form."""
+    before = operator.get("/keys").text
+    answer = operator.http.post(path.format(**ADDRESS), data={"name": "x"})
+    assert answer.status_code == 403
+    assert "This form is no longer valid" in answer.text
+    assert TOKEN.sub("", operator.get("/keys").text) == TOKEN.sub("", before)
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [{"Sec-Fetch-Site": "cross-site"}, {"Sec-Fetch-Site": "same-site"}, {"Origin": "https://evil.example"}],
+)
+def test_a_form_of_another_site_is_refused(operator: Visitor, headers: dict[str, str]):
+    """A form that another site sent is refused even if it has the right token."""
+    answer = operator.post("/logout", headers=headers)
+    assert answer.status_code == 403
+    assert "another web page" in answer.text
+    assert operator.get("/keys").url.path == "/dashboard/keys"
+
+
+def test_the_cookie_keeps_the_key_to_itself(closed: Registry):
+    """Scripts cannot read the cookie, other sites cannot send it, and no one can read the key from it."""
+    with Visitor(closed) as visitor:
+        visitor.http.follow_redirects = False
+        answer = visitor.sign_in(str(BOOTSTRAP))
+        cookie = answer.headers["set-cookie"]
+        assert {"HttpOnly", "SameSite=Strict", "Path=/dashboard"} <= set(cookie.split("; "))
+        assert BOOTSTRAP.secret not in cookie
+        assert BOOTSTRAP.id not in cookie
+
+
+def test_signing_in_starts_a_new_session(closed: Registry):
+    """A session that someone else planted before must not become the one that is signed in."""
+    with Visitor(closed) as visitor:
+        visitor.get("/login")
+        planted = visitor.http.cookies[COOKIE]
+        visitor.sign_in(str(BOOTSTRAP))
+        assert visitor.http.cookies[COOKIE] != planted
+        with httpx.Client(base_url=closed.url, cookies={COOKIE: planted}) as other:
+            assert other.get("/dashboard").status_code == 303
+
+
+def test_a_changed_cookie_is_no_session(operator: Visitor):
+    """A cookie is accepted only as it was made here."""
+    sealed = operator.http.cookies[COOKIE]
+    for forged in (sealed[:-2] + "AA", "", "x" * 300, "%00"):
+        with httpx.Client(base_url=operator.http.base_url) as http:
+            assert http.get("/dashboard", headers={"Cookie": f"{COOKIE}={forged}"}).status_code == 303
+
+
+def test_a_session_ends_with_its_key(closed: Registry):
+    """A key that is revoked opens no page any more, although its session has not ended by itself."""
+    made = key(closed, "voices:read", "jobs:read")
+    with Visitor(closed, made) as visitor:
+        assert visitor.get("/voices").url.path == "/dashboard/voices"
+        closed.client.delete(f"/v1/keys/{id_of(made)}", headers=bearer(BOOTSTRAP))
+        assert visitor.get("/voices").url.path == "/dashboard/login"
+        part = visitor.get("/jobs", headers={"HX-Request": "true"})
+        assert (part.status_code, part.headers["hx-redirect"]) == (401, "/dashboard/login")
+
+
+def test_signing_out_ends_the_session(operator: Visitor):
+    """After signing out, going back shows nothing."""
+    assert operator.post("/logout").url.path == "/dashboard/login"
+    assert operator.get("/voices").url.path == "/dashboard/login"
+
+
+@pytest.mark.parametrize("bad", ["", "sreg_x", "sreg_" + "0" * 60, "ä", "a\nb: c", str(BOOTSTRAP)[:-1] + "_"])
+def test_a_wrong_key_opens_nothing(closed: Registry, bad: str):
+    """The page says what was wrong with the key, and asks again."""
+    with Visitor(closed) as visitor:
+        answer = visitor.sign_in(bad)
+        assert answer.status_code in {403, 429}
+        assert 'role="alert"' in answer.text
+        assert visitor.get("/voices").url.path == "/dashboard/login"
+
+
+@pytest.mark.parametrize(
+    ("following", "expected"),
+    [
+        ("/dashboard/jobs?state=failed", "/dashboard/jobs?state=failed"),
+        ("https://evil.example/", "/dashboard"),
+        ("//evil.example", "/dashboard"),
+        ("/dashboard\\@evil.example", "/dashboard"),
+        ("/dashboardevil", "/dashboard"),
+    ],
+)
+def test_signing_in_leads_to_pages_only(closed: Registry, following: str, expected: str):
+    """After signing in, a person comes to the page that was asked for, and never to another site."""
+    with Visitor(closed) as visitor:
+        visitor.http.follow_redirects = False
+        assert visitor.sign_in(str(BOOTSTRAP), following).headers["location"] == expected
+
+
+def test_no_key_no_sign_in(visitor: Visitor):
+    """A registry that requires no keys has no page to sign in at, and no keys to manage."""
+    answer = visitor.get("/login")
+    assert answer.url.path == "/dashboard"
+    assert "Sign out" not in answer.text
+    assert "/dashboard/keys" not in answer.text
+
+
+def test_a_header_does_not_replace_the_session(closed: Registry):
+    """Pages take the key from the session alone, so that the token always belongs to the key in use."""
+    with httpx.Client(base_url=closed.url, headers=bearer(BOOTSTRAP)) as http:
+        assert http.get("/dashboard").status_code == 303
+
+
+@pytest.mark.parametrize("scope", sorted(ALL_SCOPES))
+def test_pages_offer_what_the_key_may_do(closed: Registry, scope: str):
+    """What a key may not do isn't shown, and is refused when asked for."""
+    with Visitor(closed, key(closed, scope)) as visitor:
+        menu = visitor.get().text
+        for path in ("/voices", "/voices/new", "/jobs", "/keys"):
+            allowed = scope in (RULES[f"GET /dashboard{path}"] or ())
+            assert visitor.get(path).status_code == (200 if allowed else 403)
+            assert (f'href="/dashboard{path}"' in menu) == allowed
+
+
+def test_another_tenants_voice_is_not_found(closed: Registry, name: str):
+    """A page shows voices of the key's own namespace only."""
+    closed.upload(name, headers=bearer(BOOTSTRAP, "theirs"))
+    with Visitor(closed, key(closed, namespace="ours")) as visitor:
+        assert visitor.get(f"/voices/{name}").status_code == 404
+        assert name not in visitor.get("/voices").text
+        assert name not in visitor.get("/jobs").text
+
+
+def test_an_operator_chooses_the_namespace(operator: Visitor, closed: Registry, name: str):
+    """A key for any namespace sees one at a time, and says which."""
+    closed.upload(name, headers=bearer(BOOTSTRAP, "theirs"))
+    assert name not in operator.get("/voices").text
+    operator.post("/namespace", {"namespace": "theirs"})
+    assert name in operator.get("/voices").text
+    assert operator.post("/namespace", {"namespace": "../x"}).status_code == 400
+
+
+def test_a_voice_goes_in_and_its_artifact_comes_out(registry: Registry, visitor: Visitor, name: str):
+    """The whole way with forms alone: register, watch, hear, download, delete."""
+    answer = visitor.register(name, CLIP, ref_text="The quick brown fox.")
+    assert "0 of 1 profiles ready" in answer.text
+    assert 'hx-trigger="every 1s"' in answer.text
+    registry.worker.finish_all(name)
+    page = visitor.http.get(answer.url).text
+    assert "every 1s" not in page
+    assert "speaker_embedding" in page
+    assert "The quick brown fox." in page
+    [audio] = re.findall(r'<audio [^>]*src="([^"]+)"', page)
+    heard = visitor.http.get(audio, headers={"Range": "bytes=0-3"})
+    assert (heard.status_code, heard.content) == (206, CLIP[:4])
+    [download] = re.findall(r'href="([^"]+/artifacts/[^"]+)"', page)
+    file = visitor.http.get(download)
+    assert file.content == registry.file(name).content
+    assert file.headers["content-disposition"] == f'attachment; filename="{name}-1-{PROFILE}.safetensors"'
+    gone = visitor.post(answer.url.path.removeprefix("/dashboard") + "/delete")
+    assert gone.url.path == "/dashboard/voices"
+    assert registry.client.get(f"/v1/voices/{name}").status_code == 404
+
+
+def test_a_second_clip_is_a_version(registry: Registry, visitor: Visitor, name: str):
+    """A further upload adds a version, and the same upload again adds nothing and says so."""
+    registry.ready(name)
+    again = visitor.register(name, CLIP)
+    assert "nothing was added" in again.text
+    second = visitor.register(name, CLIP, ref_text="Another text.")
+    assert "version 1 is served" in second.text
+    assert registry.client.get(f"/v1/voices/{name}").json()["latest"] == 2
+
+
+@pytest.mark.parametrize(
+    ("clip", "said"),
+    [
+        (b"not audio at all", "Unsupported audio: this is text"),
+        (b"", "No audio file was chosen"),
+        (b"\0" * 10_900_000, "Accepted: a clip of up to"),
+    ],
+)
+def test_what_is_no_clip_is_refused_in_words(
+    registry: Registry, visitor: Visitor, name: str, clip: bytes, said: str
+):
+    """A file that is no audio, empty or too large gets a sentence on the page, and nothing is stored."""
+    file = {"audio_sample" if clip else "nothing": ("clip.wav", clip, "audio/wav")}
+    token = visitor.token()
+    data = {"name": name, "consent": "c", "token": token}
+    answer = visitor.http.post("/dashboard/voices", data=data, files=file, headers={"HX-Request": "true"})
+    assert answer.status_code in {400, 413, 415}
+    assert answer.headers["hx-retarget"] == "#problem"
+    assert said in answer.text
+    assert registry.client.get(f"/v1/voices/{name}").status_code == 404
+
+
+def test_a_job_is_cancelled(registry: Registry, visitor: Visitor, name: str):
+    """A job that waits can be canceled, and its voice says that it was."""
+    job = registry.upload(name)["job_id"]
+    assert f"/dashboard/jobs/{job}/cancel" in visitor.get("/jobs").text
+    visitor.post(f"/jobs/{job}/cancel")
+    assert registry.client.get(f"/v1/jobs/{job}").json()["state"] == "canceled"
+    assert "canceled" in visitor.get(f"/voices/{name}").text
+
+
+def test_a_failed_job_says_why_and_can_be_tried_again(registry: Registry, visitor: Visitor, name: str):
+    """The reason stands where a person looks, with the action beside it."""
+    registry.upload(name)
+    registry.worker.fail_all(name, WorkerError("the encoder found no speech"))
+    assert "the encoder found no speech" in visitor.get("/jobs?state=failed").text
+    page = visitor.get(f"/voices/{name}").text
+    assert "the encoder found no speech" in page
+    assert "Try again" in page
+    visitor.post(f"/voices/{name}/versions/1/extractions", {"profile": PROFILE})
+    registry.worker.finish_all(name)
+    assert registry.client.get(f"/v1/voices/{name}").json()["state"] == "ready"
+
+
+def test_the_overview_says_what_needs_a_person(start: Start):
+    """Voices that wait for a worker that does not exist stand on top, with what to do."""
+    registry = start()
+    registry.upload("alice")
+    with Visitor(registry) as visitor:
+        page = visitor.get().text
+        assert f"1 voice waits for {PROFILE}: no worker serves it." in page
+        assert f"Start a worker with SPEAKER_EXTRACTOR_PROFILES={PROFILE}." in page
+        registry.parts.announcements.beat("worker-1", {PROFILE: registry.worker.fingerprint})
+        registry.worker.finish_all()
+        assert registry.client.get("/v1/voices/alice").json()["state"] == "ready"
+
+
+def test_a_key_is_shown_once_and_revoked(operator: Visitor, closed: Registry):
+    """A new key appears in one answer only. Its revocation is effective at once."""
+    made = operator.post(
+        "/keys", {"name": "ci", "namespace": "ours", "scope:voices:read": "on", "days": "30"}
+    )
+    [token] = re.findall(r'value="(sreg_[^"]+)"', made.text)
+    assert made.headers["cache-control"] == "no-store"
+    assert closed.client.get("/v1/voices", headers=bearer(token)).status_code == 200
+    assert token not in operator.get("/keys").text
+    operator.post(f"/keys/{id_of(token)}/revoke")
+    assert closed.client.get("/v1/voices", headers=bearer(token)).status_code == 401
+
+
+def test_a_tenant_manages_its_own_keys_only(closed: Registry):
+    """A tenant's administrator neither sees nor revokes nor makes keys of others."""
+    foreign = key(closed, "engine", namespace="theirs", name="their-key")
+    with Visitor(closed, key(closed, "admin", namespace="ours")) as visitor:
+        assert "their-key" not in visitor.get("/keys").text
+        assert visitor.post(f"/keys/{id_of(foreign)}/revoke").status_code == 404
+        made = visitor.post("/keys", {"name": "x", "namespace": "theirs", "scope:engine": "on"})
+        assert made.status_code == 403
+    assert closed.client.get("/v1/voices", headers=bearer(foreign)).status_code == 200
+
+
+NASTY = [
+    "<script>alert(1)</script>",
+    '"><img src=x onerror=alert(1)>',
+    "{{ 7*7 }} {% raw %} <b>bold</b>",
+    "abc\u202edef\u2066ghi\u200b",
+    "' onmouseover='alert(1)",
+    "</textarea></style><svg onload=alert(1)>",
+    "ä" * 4000,
+]
+
+
+class Elements(HTMLParser):
+    """Collects the elements of a page as a browser sees them."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+
+
+def assert_harmless(page: str) -> None:
+    """Fail if a page has an element or an attribute that none of our templates has."""
+    for tag, attributes in Elements(page).found:
+        assert tag not in {"img", "svg", "b", "iframe", "style", "object"}
+        assert tag != "script" or attributes["src"]
+        assert not [name for name in attributes if name.startswith("on") or name == "style"]
+        address = attributes.get("href") or attributes.get("src") or attributes.get("action") or "/"
+        assert address.startswith(("/", "#"))
+
+
+@pytest.mark.parametrize("text", NASTY)
+def test_strange_text_is_shown_as_text(registry: Registry, visitor: Visitor, name: str, text: str):
+    """Names, transcripts, consents, descriptions and reasons come from strangers. No page treats them as HTML
+    or lets them change the direction of the text around them.
+    """
+    shown = name if len(text) > 100 or "/" in text else f"{name}{text}"
+    registry.upload(shown, ref_text=text, consent=text[:2000], speaker_description=text)
+    registry.worker.fail_all(shown, WorkerError(text))
+    voice = registry.client.get("/v1/voices", params={"q": name}).json()["data"][0]
+    pages = [visitor.get(f"/voices/{voice['id']}"), visitor.get("/jobs")]
+    pages.append(visitor.get("/voices", params={"q": name}))
+    for page in pages:
+        assert not set(page.text) & set("\u202e\u2066\u200b")
+    pages.append(visitor.get("/voices/new", params={"name": shown}))
+    pages.append(visitor.get("/voices", params={"q": text[:128]}))
+    pages.append(visitor.get("/voices/" + text[:100].replace("/", "")))
+    for page in pages:
+        assert_harmless(page.text)
+    plain = html.unescape(re.sub(r"<[^>]+>", "", pages[0].text))
+    assert plain.count(re.sub("[\u202e\u2066\u200b]", lambda one: f"U+{ord(one[0]):04X}", text)) >= 2
+
+
+def test_pages_load_nothing_inline_and_nothing_from_elsewhere(operator: Visitor, closed: Registry, name: str):
+    """The policy forbids inline code, so no page may contain any, and all assets are the registry's own."""
+    closed.ready(name, headers=bearer(BOOTSTRAP))
+    for path in ("", "/voices", "/voices/new", f"/voices/{name}", "/jobs", "/profiles", "/keys", "/nowhere"):
+        page = operator.get(path)
+        policy = page.headers["content-security-policy"]
+        assert "default-src 'none'; script-src 'self'" in policy
+        assert "unsafe" not in policy
+        assert page.headers["x-frame-options"] == "DENY"
+        assert page.headers["cache-control"] == "no-store"
+        assert not re.search(r"<style|style=|<script(?! src=)|javascript:| on[a-z]+=", page.text)
+        for address in re.findall(r'(?:src|href|action|hx-get|hx-post)="([^"]*)"', page.text):
+            assert address.startswith(("/", "#"))
+        for asset in re.findall(r'"(/dashboard/assets/[^"]*)"', page.text):
+            assert operator.http.get(asset).headers["cache-control"] == "public, max-age=31536000, immutable"
+
+
+def test_only_assets_are_served_as_assets(visitor: Visitor):
+    """No path leads out of the folder of assets."""
+    for path in ("/assets/nothing.js", "/assets/base.html", "/assets/%252e%252e"):
+        assert visitor.get(path).status_code == 404
+
+
+def test_lists_have_pages_and_filters(start: Start, monkeypatch: pytest.MonkeyPatch):
+    """Lists go on where they ended, and a filter stays while paging."""
+    monkeypatch.setattr(voices, "_PAGE_SIZE", 3)
+    registry = start()
+    for number in range(5):
+        registry.upload(f"voice-{number:02}", clip=None, speaker_embedding=EMBEDDING)
+    with Visitor(registry) as visitor:
+        first = visitor.get("/voices")
+        [following] = re.findall(r'href="([^"]+)" rel="next"', first.text)
+        second = visitor.http.get(html.unescape(following)).text
+        assert "voice-02" in first.text
+        assert "voice-04" in second
+        assert "voice-02" not in second
+        found = visitor.get("/voices", params={"q": "E-03"}).text
+        assert "voice-03" in found
+        assert "voice-01" not in found
+        assert visitor.get("/voices", params={"state": "wrong"}).status_code == 400
+        assert visitor.get("/voices", params={"profile": "wrong"}).status_code == 404
+
+
+def test_sessions_survive_another_process_and_not_a_lost_redis(registry: Registry):
+    """All API processes read each other's sessions. After a loss of Redis people sign in again."""
+    one, other = Seal(registry.parts.index), Seal(registry.parts.index, monotonic=lambda: 10.0)
+    sealed = one.seal(b"something")
+    assert other.open(sealed) == b"something"
+    assert b"something" not in sealed.encode()
+    registry.redis.delete("sr:seal_secret")
+    anew = Seal(registry.parts.index)
+    assert anew.open(sealed) is None
+    assert Seal(registry.parts.index).open(anew.seal(b"x")) == b"x"

@@ -1,0 +1,209 @@
+"""Tests of the pages with a real browser: Chromium as the distribution packages it, driven by Playwright.
+Each test also fails if the browser reports an error, such as code that the policy of the pages forbids.
+"""
+
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser, Page, expect, sync_playwright
+
+from speaker_registry.errors import WorkerError
+from tests.integration.api.access import BOOTSTRAP, CLOSED, bearer
+from tests.integration.api.conftest import empty
+from tests.integration.api.registry import CLIP, OTHER_CLIP, PROFILE, Registry
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed: apt-get install chromium")
+PHONE = {"width": 375, "height": 720}
+PATHS = ("", "/voices", "/voices/new", "/jobs", "/profiles", "/keys")
+Open = Callable[..., Page]
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with sync_playwright() as playwright:
+        # In a container for tests there is no user for Chromium's sandbox. Only our own pages are loaded.
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield browser
+        browser.close()
+
+
+@pytest.fixture(scope="module")
+def closed(tmp_path_factory: pytest.TempPathFactory, valkey: Any, decoder: Any) -> Iterator[Registry]:
+    """A registry that requires keys."""
+    with Registry(tmp_path_factory.mktemp("browser"), empty(valkey, 14), decoder, access=CLOSED) as registry:
+        yield registry
+
+
+@pytest.fixture
+def visit(browser: Browser, closed: Registry) -> Iterator[Open]:
+    """Return a function that opens a page in a browser of its own, signed in unless `key` is None."""
+    contexts, faults = [], list[str]()
+
+    def open_page(path: str = "", *, key: str | None = str(BOOTSTRAP), **options: Any) -> Page:
+        context = browser.new_context(base_url=closed.url, **options)
+        context.set_default_timeout(20_000)
+        contexts.append(context)
+        page = context.new_page()
+        page.on("pageerror", lambda error: faults.append(str(error)))
+        page.on("console", lambda said: faults.append(said.text) if "Security Policy" in said.text else None)
+        page.goto(f"/dashboard{path}")
+        if key is not None:
+            page.get_by_label("API key").fill(key)
+            page.get_by_role("button", name="Sign in").click()
+            page.wait_for_load_state()
+        return page
+
+    yield open_page
+    for context in contexts:
+        context.close()
+    assert not faults
+
+
+@pytest.fixture(autouse=True)
+def patient() -> None:
+    """However busy the machine is, an expectation has time to come true."""
+    expect.set_options(timeout=20_000)
+
+
+def drop(page: Page, content: bytes, name: str = "clip.wav") -> None:
+    """Drop a file where clips are dropped."""
+    transfer = page.evaluate_handle(
+        """([bytes, name]) => {
+            const transfer = new DataTransfer();
+            transfer.items.add(new File([new Uint8Array(bytes)], name, {type: "audio/wav"}));
+            return transfer;
+        }""",
+        [list(content), name],
+    )
+    page.dispatch_event("#drop", "drop", {"dataTransfer": transfer})
+
+
+def test_a_dropped_clip_becomes_a_voice_that_plays(visit: Open, closed: Registry, name: str):
+    """The way of a person: sign in, drop a clip, watch it become ready, hear it, delete it."""
+    page = visit("/voices/new")
+    expect(page).to_have_title(re.compile("Register a voice"))
+    page.locator("[name=name]").fill(name)
+    drop(page, CLIP)
+    expect(page.locator("#chosen")).to_contain_text("clip.wav")
+    page.get_by_label("Consent").fill("cons_1")
+    page.get_by_label("Transcript").fill("The quick brown fox.")
+    page.get_by_role("button", name="Register").click()
+    expect(page.get_by_text("0 of 1 profiles ready")).to_be_visible()
+    expect(page).to_have_url(re.compile("/dashboard/voices/voice_"))
+    closed.worker.finish_all(name)
+    expect(page.locator(".summary .state")).to_have_text("ready")  # without loading the page again
+    page.get_by_text("Tensors and provenance").click()
+    expect(page.get_by_role("rowheader", name="speaker_embedding")).to_be_visible()
+    page.locator("audio").evaluate("audio => { audio.muted = true; return audio.play(); }")
+    page.get_by_text("Delete…").click()
+    page.get_by_role("button", name="Delete the voice").click()
+    expect(page).to_have_url(re.compile("/dashboard/voices$"))
+    assert closed.client.get(f"/v1/voices/{name}", headers=bearer(BOOTSTRAP)).status_code == 404
+
+
+def test_a_file_that_is_no_clip_loses_nothing(visit: Open, name: str):
+    """The reason appears on the form, and what was typed is still there."""
+    page = visit("/voices/new")
+    page.locator("[name=name]").fill(name)
+    page.get_by_label("Consent").fill("cons_1")
+    page.locator("#clip").set_input_files({"name": "x.wav", "mimeType": "audio/wav", "buffer": b"no audio"})
+    page.get_by_role("button", name="Register").click()
+    expect(page.locator("#problem")).to_contain_text("Unsupported audio")
+    expect(page.locator("[name=name]")).to_have_value(name)
+    page.locator("#clip").evaluate("clip => { clip.dataset.maxBytes = '100'; }")
+    page.locator("#clip").set_input_files({"name": "a.wav", "mimeType": "audio/wav", "buffer": bytes(2048)})
+    expect(page.locator("#chosen")).to_contain_text("a.wav has 2 KiB; accepted: up to 1 KiB")
+
+
+def test_jobs_are_live_and_can_be_cancelled(visit: Open, closed: Registry, name: str):
+    """A job appears on an open page by itself, and a button cancels it."""
+    page = visit("/jobs?state=queued")
+    closed.upload(name, headers=bearer(BOOTSTRAP))
+    row = page.get_by_role("row", name=re.compile(name))
+    expect(row).to_contain_text(f"no worker serves profile '{PROFILE}'")
+    row.get_by_role("button", name="Cancel").click()
+    expect(row).to_have_count(0)
+    page.goto("/dashboard/jobs?state=canceled")
+    expect(page.get_by_role("row", name=re.compile(name))).to_be_visible()
+
+
+def test_a_search_needs_no_button(visit: Open, closed: Registry, name: str):
+    """The list follows what is typed, and its address can be shared."""
+    for one in (f"{name}-left", f"{name}-right"):
+        closed.upload(one, headers=bearer(BOOTSTRAP))
+    page = visit("/voices")
+    page.get_by_label("Search").press_sequentially(f"{name}-ri")
+    expect(page.get_by_role("link", name=f"{name}-right")).to_be_visible()
+    expect(page.get_by_role("link", name=f"{name}-left")).to_have_count(0)
+    expect(page).to_have_url(re.compile(f"q={name}-ri"))
+    expect(page.get_by_label("Search")).to_be_focused()
+
+
+def test_revoking_its_own_key_ends_the_session(visit: Open):
+    """A new key signs in, and whoever revokes it is asked to sign in again."""
+    page = visit("/keys")
+    page.locator("details.card").evaluate("one => { one.open = true; }")
+    page.locator("[name=name]").fill("browser")
+    page.locator("main [name=namespace]").fill("*")
+    page.get_by_label("manage keys").check()
+    page.get_by_role("button", name="Make the key").click()
+    made = page.get_by_label("The new key").input_value()
+    other = visit("/keys", key=made)
+    other.get_by_role("row", name=re.compile(made.split("_")[1])).get_by_text("Revoke…").click()
+    other.get_by_role("button", name="Revoke the key").click()
+    expect(other).to_have_url(re.compile("/dashboard/login"))
+
+
+def test_forms_work_without_scripts(visit: Open, closed: Registry, name: str):
+    """Without scripts people sign in, register, search and see the state."""
+    page = visit("/voices/new", java_script_enabled=False)
+    page.locator("[name=name]").fill(name)
+    page.locator("#clip").set_input_files({"name": "a.flac", "mimeType": "audio/flac", "buffer": OTHER_CLIP})
+    page.get_by_label("Consent").fill("cons_1")
+    page.get_by_role("button", name="Register").click()
+    expect(page.locator(".summary .state")).to_have_text("pending")
+    page.goto(f"/dashboard/voices?q={name}")
+    expect(page.get_by_role("link", name=name)).to_be_visible()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_pages_fit_a_phone_and_both_colour_schemes(visit: Open, closed: Registry, scheme: str):
+    """No page is wider than a phone, even with the longest texts, and colours follow the system's choice."""
+    name = f"{scheme}-" + "m" * 110
+    closed.upload(name, ref_text="w" * 4000, headers=bearer(BOOTSTRAP))
+    closed.worker.take_all(name)
+    closed.upload(f"{scheme}-failed", headers=bearer(BOOTSTRAP))
+    closed.worker.fail_all(f"{scheme}-failed", WorkerError("x" * 4000))
+    page = visit("", viewport=PHONE, color_scheme=scheme)
+    for path in (*PATHS, f"/voices/{name}", f"/voices/{scheme}-failed", "/nowhere"):
+        page.goto(f"/dashboard{path}")
+        assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"], path
+        background = page.evaluate("getComputedStyle(document.body).backgroundColor")
+        lightness = float(re.findall(r"[\d.]+", background)[0])
+        assert (lightness > 0.5) == (scheme == "light")
+
+
+def test_all_is_reached_by_keyboard_and_has_a_name(visit: Open, closed: Registry, name: str):
+    """The first stop leads past the menu, each page has one heading, and each control has a name."""
+    closed.upload(name, headers=bearer(BOOTSTRAP))
+    page = visit()
+    for path in (*PATHS, f"/voices/{name}"):
+        page.goto(f"/dashboard{path}")
+        assert page.locator("h1").count() == 1
+        nameless = page.locator("input:visible, select:visible, textarea:visible").evaluate_all(
+            "all => all.filter(one => !one.labels.length && !one.ariaLabel).map(one => one.outerHTML)"
+        )
+        assert not nameless
+        unnamed = page.locator("a, button").evaluate_all(
+            "all => all.filter(one => !one.textContent.trim() && !one.ariaLabel).map(one => one.outerHTML)"
+        )
+        assert not unnamed
+    page.goto("/dashboard/voices")
+    page.keyboard.press("Tab")
+    expect(page.get_by_text("Skip to content")).to_be_focused()
+    page.keyboard.press("Enter")
+    expect(page.locator("#main")).to_be_focused()
