@@ -321,6 +321,14 @@ def test_the_default_moves_when_the_newer_version_serves_all_that_the_older_one_
     assert whole.aliases["default"].moved == whole.revision
 
 
+def test_the_default_waits_for_all_that_is_still_being_made():
+    """A newer version that serves as much already may serve more in a moment. It is promoted once, whole."""
+    document = published(failed(registered(NOTHING, "v1"), "v1", COSY), "v1", QWEN)
+    half = published(registered(document, "v2"), "v2", QWEN)
+    assert half.default.vuid == "v1"
+    assert published(half, "v2", COSY).default.vuid == "v2"
+
+
 def test_the_default_stays_at_what_an_engine_would_lose():
     """The newer version failed for a profile that the older one serves or may still serve."""
     waiting = registered(registered(NOTHING, "v1"), "v2")
@@ -424,9 +432,19 @@ def test_an_undelete_is_refused_where_it_would_harm():
         changes.undeleted(changes.without_lives(gone, deleted_before=6))
 
 
+def test_an_undelete_brings_no_single_version_back_as_a_voice():
+    """The store's date may have been set back, so that the voice's bytes went before those of one version."""
+    document = changes.without_version(registered(registered(NOTHING, "v1"), "v2"), "v2", now=10)
+    left = changes.without_lives(changes.deleted(document, now=5), deleted_before=7)
+    assert left.names_of_bytes == {"v2"}
+    with pytest.raises(VoiceNotFound):
+        changes.undeleted(left)
+
+
 def test_a_delete_that_finds_nothing_still_refuses_uploads_on_their_way():
     """The answer was 404, so an upload that began before it must not appear afterwards."""
-    assert changes.deleted(NOTHING, now=1).marks.life == 2
+    fenced = changes.deleted(NOTHING, now=1)
+    assert (fenced.marks.life, fenced.dead) == (2, ())
     with pytest.raises(VoiceDeleted):
         registered(changes.deleted(NOTHING, now=1), "v1", life=1)
 
@@ -517,9 +535,7 @@ def carried_out(document: SpeakerDocument, step: Step, now: int) -> SpeakerDocum
         "cancel": lambda: changes.with_failure(
             document, vuid, profile.name, ended.having(code=changes.CANCELED), REQUIRED
         ),
-        "lose": lambda: changes.without_artifact(
-            document, vuid, profile.name, served.object if served else "none"
-        ),
+        "lose": lambda: changes.without_artifact(document, vuid, profile.name, lost),
         "move": lambda: changes.with_alias(document, alias, vuid),
         "back": lambda: changes.without_alias(document, alias, REQUIRED),
         "delete": lambda: changes.deleted(document, now=now),
