@@ -62,7 +62,8 @@ def test_every_route_of_ours_refuses_a_parameter_that_it_does_not_take(registry:
         (
             "/v1/jobs?limit=1&waits=5",
             "waits",
-            "Query parameter 'waits' is not known here. Accepted: after, created_after, limit, profile, state, voice.",
+            "Query parameter 'waits' is not known here. "
+            "Accepted: after, created_after, limit, profile, state, voice.",
         ),
         (
             f"/v1/voices/x/versions/1/artifacts/{PROFILE}/file?stale=true",
