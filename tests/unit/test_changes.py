@@ -515,7 +515,7 @@ def carried_out(document: SpeakerDocument, step: Step, now: int) -> SpeakerDocum
     object_id, alias = f"o{now}", ("default", "prod", "test")[two]
     present = document.version(vuid)
     served = present.artifact(profile.name) if present else None
-
+    lost = served.object if served else "none"
     record = artifact(object_id, build=two + 1, fingerprint=f"f{one % 2}")
     ended = failure(build=two + 1, fingerprint=f"f{one % 2}")
     steps: dict[str, Any] = {

@@ -13,8 +13,14 @@ from services.shared.index.reading import IndexedSpeaker
 from services.shared.index.speaker_index import SpeakerIndex, VersionSelection
 from services.shared.model.domain import ArtifactRecord, SpeakerVersion
 from services.shared.model.profiles import ProfileCatalogue
-from services.shared.registry.status import ProfileStatus, Statuses
-from speaker_registry.errors import ArtifactFailed, ArtifactNotFound, ArtifactStale, SpeakerRegistryError
+from services.shared.registry.status import UNDECIDED, ProfileStatus, Statuses
+from speaker_registry.errors import (
+    ArtifactFailed,
+    ArtifactNotFound,
+    ArtifactStale,
+    SpeakerRegistryError,
+    Unavailable,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,16 +82,24 @@ class FoundVersion:
     def _why_there_is_none(self) -> SpeakerRegistryError | None:
         """Return the error, or None if housekeeping is about to start the extraction."""
         status, profile = self.status, self.status.profile.name
-        name, number = self.version.record.name, self.version.number
+        number, name = self.version.number, self.version.record.name
         what = f"version {number} of voice '{name}'"
-        path = f"/v1/voices/{quote(name, safe='')}/versions/{number}/extractions"
-        again = f'POST {path} {{"profiles": ["{profile}"]}}'
+        if status.undecided:
+            return Unavailable(
+                f"It is not known yet if there is an artifact of {what}: {UNDECIDED}.", retry_after_seconds=2
+            )
         if status.unsupported:
             return ArtifactNotFound(f"There is no artifact of {what}: {status.error}.", param="profile")
         if status.state_of_current == "failed":
             return ArtifactFailed(
                 f"Extracting {what} for profile '{profile}' failed. {status.error}", param="profile"
             )
+        return self._why_none_was_made(what)
+
+    def _why_none_was_made(self, what: str) -> SpeakerRegistryError | None:
+        status, profile = self.status, self.status.profile.name
+        number, name = self.version.number, quote(self.version.record.name, safe="")
+        again = f'POST /v1/voices/{name}/versions/{number}/extractions {{"profiles": ["{profile}"]}}'
         if self.wanted.fingerprint is not None and status.artifact is None:
             return ArtifactNotFound(
                 f"No artifact of {what} for profile '{profile}' was made with {self.wanted.fingerprint}. "

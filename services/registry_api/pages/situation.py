@@ -119,19 +119,8 @@ def _queue(page: JobPage) -> Queue:
 
 def profiles_of(services: Services) -> list[Profile]:
     """Return all profiles with their workers, required ones first."""
-    catalogue, announcements = services.parts.catalogue, services.parts.announcements
-    names = sorted(catalogue.names)
-    workers, failed = announcements.workers_of(names), announcements.failed_proofs_of(names)
-    profiles = [
-        rendering.profile(
-            catalogue.get(name),
-            required=name in catalogue.required,
-            announced=announcements.current(name),
-            workers=workers[name],
-            failed_proofs=failed[name],
-        )
-        for name in names
-    ]
+    catalogue = services.parts.catalogue
+    profiles = rendering.profiles(services.parts, [catalogue.get(name) for name in sorted(catalogue.names)])
     return sorted(profiles, key=lambda one: (not one.required, one.id))
 
 

@@ -88,7 +88,7 @@ def page_artifact(
 ) -> Response:
     """Download the artifact of a version for a profile."""
     operations = services.operations
-    found = operations.artifacts.find(namespace, voice_id, number, profile, allow_stale=False)
+    found = operations.artifacts.find(namespace, voice_id, number, profile)
     artifact = found.artifact
     if artifact is None:
         raise found.fault or NotFound("The artifact is not ready yet.")

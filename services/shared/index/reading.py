@@ -102,6 +102,7 @@ def read_hash(fields: Mapping[str, str]) -> IndexedSpeaker:
         seq=int(fields.get("seq", 0)),
         number=int(fields.get("num", 0)),
         created_at=int(fields.get("at", 0)),
+        undecided="undecided" in fields,
     )
     pending_extractions = tuple(_pending_extraction(name, value) for name, value in by_kind["f"].items())
     deleting = int(fields.get("rdel", "0").partition(":")[0])

@@ -370,7 +370,7 @@ class Speaker:
     """
     undecided: bool = field(default=False, compare=False)
     """True if artifacts or automatic moves were left out, because they are so young that others may still
-    take their place. Only the facts contain this.
+    take their place.
     """
     seq: int = 0
     number: int = 0

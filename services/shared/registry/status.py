@@ -36,6 +36,10 @@ class ProfileStatus:
     """Says why the extraction waits; see `waiting_reason`."""
     unsupported: bool = False
     """True if nothing can ever be extracted: the version has no clip, or the profile takes no such one."""
+    undecided: bool = False
+    """True if there may be an artifact that was published just before Redis was lost, so that it does not
+    count yet.
+    """
 
     @property
     def of_former(self) -> bool:
@@ -79,6 +83,7 @@ def profile_status(
         job_id=pending.job_id if pending is not None and (artifact or not reason) else None,
         error=_error(reason, failure) if state == "failed" else None,
         unsupported=bool(reason) and artifact is None,
+        undecided=indexed.speaker.undecided and served is None and state == "pending" and pending is None,
     )
 
 
@@ -96,6 +101,10 @@ def _error(reason: str | None, failure: FailureRecord | None) -> str | None:
     if reason:
         return reason
     return f"{failure.code}: {failure.message}" if failure is not None else None
+
+
+UNDECIDED = "what was published just before Redis was lost is being read again"
+"""Says why nothing is known of an artifact that may exist."""
 
 
 def waiting_reason(profile: str) -> str:
@@ -192,17 +201,19 @@ class Statuses:
         return [self.explained(self.of_profile(indexed, version, name)) for name in names]
 
     def explained(self, status: ProfileStatus) -> ProfileStatus:
-        """Add the reason to a status that waits because no worker serves its profile.
+        """Add the reason to a status that waits because no worker serves its profile, or that is undecided.
 
         Meant for answers, because it may ask Redis, once a second for each profile.
         """
+        if status.undecided:
+            return replace(status, reason=UNDECIDED)
         if status.state_of_current != "pending" or self._announcements.is_served(status.profile.name):
             return status
         return replace(status, reason=waiting_reason(status.profile.name))
 
     def untrained(self, status: ProfileStatus) -> bool:
         """Return whether the artifact was made with random weights, or will be if there is none yet."""
-        made = status.artifact or status.stale
+        made = status.artifact
         if made is not None or status.unsupported:
             return made is not None and made.untrained
         announced = self._announcements.current(status.profile.name)

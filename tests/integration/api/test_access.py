@@ -33,6 +33,7 @@ from tests.integration.api import raw
 from tests.integration.api.access import BOOTSTRAP, CLOSED, bearer, id_of, key
 from tests.integration.api.conftest import Start, empty
 from tests.integration.api.registry import CLIP, PROFILE, Registry
+from tests.integration.api.worker import FINGERPRINT
 from tests.queue_workers import wait_until
 
 PATIENT = RateSettings(failures_per_minute=1_000_000)
@@ -184,6 +185,8 @@ def ask(registry: Registry, operation: str, values: dict[str, str], token: str |
         options["json"] = {}
     if operation == "POST /v1/audio/voices":
         options |= {"data": {"name": "new", "consent": "c"}, "files": {"audio_sample": CLIP}}
+    if template.endswith("/promote"):
+        options["json"] = {"fingerprint": FINGERPRINT}  # the current one
     if method == "PUT":
         options["content"] = b"no safetensors"
     if template.endswith("/cache") and method == "POST":
@@ -292,7 +295,8 @@ def test_what_is_of_all_namespaces_is_for_keys_for_any(closed: Registry):
     """
     for operation in sorted(OF_ALL_NAMESPACES):
         [scope] = EXPECTED[operation] or ()
-        assert ask(closed, operation, {}, key(closed, scope, namespace="*")).status_code == 200
+        answer = ask(closed, operation, {"profile": PROFILE}, key(closed, scope, namespace="*"))
+        assert answer.status_code == (409 if operation.endswith("/promote") else 200)
 
 
 @pytest.mark.parametrize(

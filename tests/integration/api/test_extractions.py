@@ -49,14 +49,14 @@ def test_what_the_error_of_a_missing_artifact_advises_makes_that_artifact(start:
     if stale:
         registry.worker.announce("sha256:" + "6" * 64)
     path = f"/v1/voices/Al%20ice/versions/1/artifacts/{profile}"
-    error = registry.client.get(path).json()["error"]
+    error = registry.client.get(path, params={"current": True}).json()["error"]
     assert error["code"] == ("artifact_stale" if stale else "artifact_not_found")
     advised = re.search(r"with POST (\S+) (.*)\.$", error["message"])
     assert advised is not None
     answer = registry.client.post(advised[1], json=json.loads(advised[2]))
     assert (answer.status_code, answer.json()["data"][0]["version"]) == (202, 1)
     registry.worker.finish_all()
-    assert registry.client.get(path).json()["state"] == "ready"
+    assert registry.client.get(path).json()["current"] is True
 
 
 def test_a_profile_that_no_voice_must_have_is_extracted_where_somebody_asks(registry: Registry, name: str):

@@ -264,3 +264,25 @@ def test_a_forced_extraction_that_was_lost_is_started_again(
         work_until(registry, answer.done)
     assert answer.result().status_code == 200, answer.result().text
     assert registry.file("alice").headers["ETag"] != before
+
+
+def test_an_artifact_of_a_moment_before_a_loss_is_never_answered_as_not_made(registry: Registry):
+    """An artifact that was published just before Redis was lost does not count for some seconds. An engine
+    would take `pending` for the news that nothing was made, so the answer is to come back.
+    """
+    registry.ready("alice")
+    path = f"/v1/voices/alice/versions/1/artifacts/{PROFILE}"
+    digest = registry.client.get(path).json()["digest"]
+    lose_redis(registry)
+    answers = []
+
+    def known() -> bool:
+        answers.append(registry.client.get(path))
+        registry.housekeeper.turn()
+        return answers[-1].status_code != 503
+
+    wait_until(known)
+    assert (answers[-1].status_code, answers[-1].json().get("digest")) == (200, digest)
+    for refused in answers[:-1]:
+        assert "read again" in refused.json()["error"]["message"]
+        assert int(refused.headers["Retry-After"]) >= 1

@@ -28,7 +28,7 @@ local function read_all(members)
   for _, member in ipairs(members) do read_version(string.match(member, '^%d+:(.+)$')) end
 end
 
-read({'seq', 'num', 'at', 'tomb', 'damaged', 'unreadable', 'rdel'})
+read({'seq', 'num', 'at', 'tomb', 'damaged', 'unreadable', 'undecided', 'rdel'})
 for field in noted('') do
   read({field})
   local target = string.match(redis.call('HGET', speaker, field) or '', '^%d+:[^:]+:(.+)$')
