@@ -11,7 +11,7 @@ from starlette.responses import JSONResponse, Response
 
 from services.registry_api.access.rules import METRICS, PUBLIC
 from services.registry_api.dependencies import Services
-from services.registry_api.protocol.routing import Router
+from services.registry_api.protocol.routing import PAGES, Router
 from services.registry_api.wire.examples import health as examples
 from services.shared.registry.status import waiting_reason
 from services.shared.telemetry.metrics import exposition
@@ -58,11 +58,11 @@ def get_metrics(request: Request) -> Response:
 
 @router.get("/", include_in_schema=False, response_class=Response, dependencies=[PUBLIC])
 async def get_root(request: Request) -> Response:
-    """Lead browsers to the documentation. Other clients get the 404 of a route that does not exist."""
+    """Lead browsers to the pages for operators. Other clients get the 404 of a route that does not exist."""
     if "text/html" not in request.headers.get("accept", ""):
         raise HTTPException(404)
     # The path is relative, because a proxy may serve the registry below a path of its own.
-    return Response(status_code=307, headers={"Location": "docs", "Vary": "Accept"})
+    return Response(status_code=307, headers={"Location": PAGES.removeprefix("/"), "Vary": "Accept"})
 
 
 @router.get("/favicon.ico", include_in_schema=False, response_class=Response, dependencies=[PUBLIC])

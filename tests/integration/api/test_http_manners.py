@@ -183,10 +183,10 @@ def test_what_must_not_be_kept_is_not_compressed(registry: Registry):
 # -- an icon
 
 
-def test_browsers_that_open_the_address_are_led_to_the_documentation(registry: Registry):
+def test_browsers_that_open_the_address_are_led_to_the_pages(registry: Registry):
     """People open the address that `make run` prints. Programs get the same 404 as for any unknown path."""
     browser = registry.client.get("/", headers={"Accept": "text/html,*/*;q=0.8"})
-    assert (browser.status_code, browser.headers["Location"]) == (307, "docs")
+    assert (browser.status_code, browser.headers["Location"]) == (307, "dashboard")
     answers = [registry.client.get(path) for path in ("/", "/nowhere")]
     assert [one.status_code for one in answers] == [404, 404]
     assert answers[0].json()["error"]["code"] == answers[1].json()["error"]["code"]
