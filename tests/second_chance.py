@@ -45,9 +45,12 @@ def main(arguments: list[str]) -> int:
 
 
 def _failed_tests(cache: Path) -> list[str]:
-    """Return the node ids of the tests that failed in the run that used this cache folder."""
+    """Return the node ids of the tests that failed in the run that used this cache folder. There are none if
+    anything else failed, too: a file that cannot be read, or processes that do not find the same tests.
+    """
     path = cache / "v/cache/lastfailed"
-    return sorted(json.loads(path.read_text())) if path.exists() else []
+    failed = sorted(json.loads(path.read_text())) if path.exists() else []
+    return failed if all("::" in one for one in failed) else []
 
 
 def _first_failures(report: Path) -> dict[str, str]:

@@ -61,3 +61,13 @@ def test_a_green_run_runs_once(tmp_path: Path):
     ran = run(tmp_path, test_good=PASSES)
     assert ran.returncode == 0
     assert "second chance" not in ran.stdout
+
+
+def test_processes_that_find_other_tests_are_no_accident(tmp_path: Path):
+    """Nothing was run then, so there is nothing to run again."""
+    each = "import os, pytest\n@pytest.mark.parametrize('process', [os.getpid()])\n"
+    other = each + "def test_each(process):\n    pass\n"
+    ran = run(tmp_path, test_other=other)
+    assert ran.returncode == 1, ran.stdout
+    assert "Different tests were collected" in ran.stdout
+    assert "second chance" not in ran.stdout
