@@ -66,7 +66,7 @@ def ours(overlay: str) -> Iterator[tuple[str, Manifest]]:
 def environment(overlay: str, container: Manifest) -> dict[str, str]:
     """Return the environment as the container gets it. A value from a secret is replaced by its reference."""
     found: dict[str, str] = {}
-    maps = {name_of(manifest): manifest["data"] for manifest in of_kind(overlay, "ConfigMap")}
+    maps = {name_of(manifest): manifest.get("data", {}) for manifest in of_kind(overlay, "ConfigMap")}
     for source in container.get("envFrom", []):
         found |= maps[source["configMapRef"]["name"]]
     for entry in container.get("env", []):

@@ -290,15 +290,17 @@ def test_a_voice_that_is_deleted_during_a_sync_vanishes(start: Start, tmp_path: 
 
 
 def test_a_voice_without_a_ready_artifact_keeps_the_file_it_has(start: Start, tmp_path: Path):
-    """A new encoder must not take all voices from the servers that start before its artifacts are ready."""
+    """A new encoder must not take all voices from the servers that start before its artifacts are ready. The
+    file of the former one is served until then.
+    """
     registry, path = start(), tmp_path / "voices"
     registry.ready("alice")
     sync(registry, path)
     registry.upload("bob")
     registry.worker.announce("sha256:" + "2" * 64)
     report = sync(registry, path)
-    assert states(report) == {"alice@1": "kept", "bob@1": "missing"}
-    assert all(outcome.reason for outcome in report.outcomes)
+    assert states(report) == {"alice@1": "unchanged", "bob@1": "missing"}
+    assert [bool(outcome.reason) for outcome in report.outcomes] == [False, True]
     assert voices_of(path) == ["alice@1"]
     registry.client.post("/v1/voices/alice/versions/1/extractions", json={"profiles": [PROFILE]})
     registry.worker.finish_all()
