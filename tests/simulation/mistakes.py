@@ -240,7 +240,11 @@ MISTAKES = {
     "an answer that an event overtook is kept": Mistake(
         _FROM_MEMORY,
         REMEMBERS,
-        replaced={"services.registry_api.express.lane.ExpressLane._note_change": lambda self, speaker: None},
+        replaced={
+            "services.registry_api.express.lane.ExpressLane._drop_speaker": (
+                lambda self, speaker: self._answers.drop_speaker(speaker)
+            )
+        },
         soonest=15,
     ),
     "a worker trusts the clip that it reads": Mistake(
