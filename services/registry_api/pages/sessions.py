@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from http.cookies import CookieError, SimpleCookie
 from typing import Any
-from urllib.parse import quote, urlsplit
+from urllib.parse import quote
 
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers, MutableHeaders
@@ -207,7 +207,7 @@ def _check_origin(scope: Scope) -> None:
     site, origin = headers.get("sec-fetch-site"), headers.get("origin")
     if site is not None and site != "same-origin":
         raise PermissionDenied("This form was sent by another web page; accepted: forms of these pages.")
-    if site is None and origin is not None and urlsplit(origin).netloc != headers.get("host"):
+    if site is None and origin is not None and origin.partition("://")[2] != headers.get("host"):
         raise PermissionDenied("This form was sent by another web page; accepted: forms of these pages.")
 
 

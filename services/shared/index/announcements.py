@@ -153,7 +153,7 @@ class Announcements:
         if known is None:
             folder = announcements_folder(profile)
             for stored in reversed(list_several_times(self._store, folder, 2).objects):
-                found = self._read_encoder(stored)
+                found = self._read_encoder(stored, fingerprint)
                 if found is not None and (found.profile, found.fingerprint) == (profile, fingerprint):
                     known = found
                     break
@@ -380,12 +380,16 @@ class Announcements:
             return None
         return announcement
 
-    def _read_encoder(self, stored: StoredObject) -> Encoder | None:
-        """Return the encoder that an object of a profile's folder tells of, or None if it tells of none."""
+    def _read_encoder(self, stored: StoredObject, fingerprint: str) -> Encoder | None:
+        """Return the encoder that an object of a profile's folder tells of, or None if it tells of none.
+
+        The records of candidates with another fingerprint are not read, so one that is unreadable cannot
+        prevent the promotion of another encoder.
+        """
         key = parse_key(stored.key)
         if isinstance(key, AnnouncementKey):
             return self._read(key, stored)
-        if not isinstance(key, CandidateKey):
+        if not isinstance(key, CandidateKey) or key.sha256 != fingerprint.removeprefix("sha256:"):
             return None
         try:
             body = read_record(self._store, stored)

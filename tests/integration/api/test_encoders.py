@@ -2,6 +2,7 @@
 
 import pytest
 
+from services.shared.bucket.store import ObjectUnavailable
 from tests.integration.api.conftest import Start
 from tests.integration.api.registry import PROFILE, Registry
 from tests.integration.api.worker import FINGERPRINT
@@ -60,6 +61,24 @@ def test_a_promotion_makes_a_candidate_current_and_another_one_is_the_way_back(r
     after = registry.file("alice")
     assert (after.status_code, after.content) == (200, before.content)
     assert registry.worker.take_all("alice") == []
+
+
+def test_an_unreadable_candidate_prevents_no_promotion_of_another_and_no_way_back(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch
+):
+    """One bad disk block in a record that nobody asks for must not lock an operator out of a rollback."""
+    registry.parts.announcements.announce(PROFILE, UNKNOWN, {}, untrained=False)
+    read = registry.parts.store.get
+
+    def get(key: str) -> bytes:
+        if UNKNOWN.removeprefix("sha256:") in key:
+            raise ObjectUnavailable("archived")
+        return read(key)
+
+    monkeypatch.setattr(registry.parts.store, "get", get)
+    assert promote(registry, NEWER)[0] == 200
+    assert promote(registry, FINGERPRINT)[0] == 200
+    assert promote(registry, UNKNOWN, force=True)[0] == 503
 
 
 @pytest.mark.parametrize(

@@ -106,7 +106,13 @@ def test_a_form_without_its_token_is_refused(operator: Visitor, path: str):
 
 @pytest.mark.parametrize(
     "headers",
-    [{"Sec-Fetch-Site": "cross-site"}, {"Sec-Fetch-Site": "same-site"}, {"Origin": "https://evil.example"}],
+    [
+        {"Sec-Fetch-Site": "cross-site"},
+        {"Sec-Fetch-Site": "same-site"},
+        {"Origin": "https://evil.example"},
+        {"Origin": "null"},
+        {"Origin": "https://[evil"},
+    ],
 )
 def test_a_form_of_another_site_is_refused(operator: Visitor, headers: dict[str, str]):
     """A form that another site sent is refused even if it has the right token."""
