@@ -265,13 +265,14 @@ class AsyncRegistryClient(Session):
         state: str | None = None,
         voice: str | None = None,
         profile: str | None = None,
+        created_after: float | None = None,
         limit: int | None = None,
     ) -> AsyncIterator[Job]:
         """Iterate over the extraction jobs. Pages are requested as they are needed.
 
         See `RegistryClient.jobs`.
         """
-        return self._pages(self._calls.jobs(state, voice, profile, limit))
+        return self._pages(self._calls.jobs(state, voice, profile, created_after, limit))
 
     async def job(self, job_id: str, *, wait: float = 0.0) -> Job:
         """Get a job.

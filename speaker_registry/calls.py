@@ -301,9 +301,17 @@ class Calls:
         return _listing(f"{_voice_path(name)}/versions", Page[VoiceVersion], limit)
 
     def jobs(
-        self, state: str | None, voice: str | None, profile: str | None, limit: int | None
+        self,
+        state: str | None,
+        voice: str | None,
+        profile: str | None,
+        created_after: float | None,
+        limit: int | None,
     ) -> Listing[Job]:
-        return _listing("/v1/jobs", Page[Job], limit, state=state, voice=voice, profile=profile)
+        since = None if created_after is None else repr(created_after)
+        return _listing(
+            "/v1/jobs", Page[Job], limit, state=state, voice=voice, profile=profile, created_after=since
+        )
 
     def profiles(self) -> Listing[Profile]:
         return _listing("/v1/profiles", Page[Profile], None)

@@ -344,6 +344,7 @@ class RegistryClient(Session):
         state: str | None = None,
         voice: str | None = None,
         profile: str | None = None,
+        created_after: float | None = None,
         limit: int | None = None,
     ) -> Iterator[Job]:
         """Iterate over the extraction jobs. Pages are requested as they are needed.
@@ -352,9 +353,10 @@ class RegistryClient(Session):
             state: Only jobs in this state, such as `queued` or `failed`.
             voice: Only jobs of the voice with this name.
             profile: Only jobs of this profile.
+            created_after: Only jobs that were created after this time, in Unix seconds.
             limit: Maximum number of jobs.
         """
-        return self._pages(self._calls.jobs(state, voice, profile, limit))
+        return self._pages(self._calls.jobs(state, voice, profile, created_after, limit))
 
     def job(self, job_id: str, *, wait: float = 0.0) -> Job:
         """Get a job.

@@ -22,6 +22,7 @@ Item = TypeVar("Item")
 PROGRAM = "speaker-registry"
 UNTRAINED = "made with untrained weights (random numbers), so the voice is useless"
 _LONGEST_SECONDS = 365 * 86_400
+_LATEST_MOMENT = 10**12
 OK, REFUSED, USAGE, UNREACHABLE, DENIED, NOT_FOUND, FAILED, NOT_READY = 0, 1, 2, 3, 4, 5, 6, 8
 INTERRUPTED, PIPE_CLOSED = 130, 141
 EXIT_CODES = {
@@ -220,6 +221,19 @@ def seconds(text: str) -> float:
         if 0 <= (given := float(text)) <= _LONGEST_SECONDS:  # false for NaN
             return given
     raise argparse.ArgumentTypeError(f"{text[:80]!a}; accepted: seconds from 0 to {_LONGEST_SECONDS}")
+
+
+def moment(text: str) -> float:
+    """Parse an argument that is a time, and return it in Unix seconds. A time without a zone is local."""
+    with contextlib.suppress(ValueError):
+        if 0 <= (given := float(text)) <= _LATEST_MOMENT:  # false for NaN
+            return given
+    with contextlib.suppress(ValueError, OverflowError, OSError):
+        if (given := datetime.datetime.fromisoformat(text).timestamp()) >= 0:
+            return given
+    raise argparse.ArgumentTypeError(
+        f"{text[:80]!a}; accepted: Unix seconds from 0 to {_LATEST_MOMENT}, or a time as 2026-03-31T15:00"
+    )
 
 
 def add_speaker(command: argparse.ArgumentParser) -> None:

@@ -13,6 +13,7 @@ from speaker_registry.cli.command import (
     add_timeout,
     first_of,
     list_document,
+    moment,
 )
 from speaker_registry.cli.progress import wait_ready
 from speaker_registry.cli.text import extraction_text, readiness_text, remarks_on, weights_of
@@ -41,7 +42,13 @@ def extract(client: "RegistryClient", arguments: argparse.Namespace) -> Output:
 
 
 def jobs(client: "RegistryClient", arguments: argparse.Namespace) -> Output:
-    wanted = partial(client.jobs, state=arguments.state, voice=arguments.voice, profile=arguments.profile)
+    wanted = partial(
+        client.jobs,
+        state=arguments.state,
+        voice=arguments.voice,
+        profile=arguments.profile,
+        created_after=arguments.created_after,
+    )
     found, more = first_of(lambda limit: wanted(limit=limit), arguments)
     head = ("JOB", "VOICE", "PROFILE", "STATE", "ATTEMPT", "REASON")
     rows = [
@@ -100,6 +107,12 @@ def _add_jobs(command: argparse.ArgumentParser) -> None:
     command.add_argument("--state", choices=states)
     command.add_argument("--voice", metavar="NAME")
     command.add_argument("--profile", metavar="P")
+    command.add_argument(
+        "--created-after",
+        metavar="TIME",
+        type=moment,
+        help="only jobs created after this time: Unix seconds, or as 2026-03-31T15:00",
+    )
     add_limit(command)
 
 

@@ -307,6 +307,8 @@ def test_filters_are_sent_only_if_they_are_set(connect: Connect, registry: FakeR
     assert dict(registry.requests[-1].url.params) == {
         "profile": ECAPA, "state": "ready", "q": "al&ice", "limit": "100",
     }  # fmt: skip
+    list(client.jobs(created_after=0))
+    assert dict(registry.requests[-1].url.params) == {"created_after": "0", "limit": "100"}
     found = list(client.jobs(voice="alice"))
     assert dict(registry.requests[-1].url.params) == {"voice": "alice", "limit": "100"}
     assert client.job(found[0].id).state == "processing"

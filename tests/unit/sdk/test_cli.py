@@ -290,6 +290,20 @@ def test_an_artifact_is_not_thrown_at_a_terminal(
     assert run("fetch", "alice", "--profile", ECAPA, "-o", "-").status == 2
 
 
+@pytest.mark.parametrize(
+    ("given", "sent"),
+    [
+        ("1774969200", "1774969200.0"),
+        ("2026-03-31T15:00Z", "1774969200.0"),
+        ("2026-03-31T17:00+02:00", "1774969200.0"),
+    ],
+)
+def test_jobs_are_listed_from_a_time_on(run: Run, registry: FakeRegistry, given: str, sent: str):
+    """People type a time as clocks and logs show it."""
+    assert run("jobs", "--created-after", given).status == 0
+    assert registry.requests[-1].url.params["created_after"] == sent
+
+
 @pytest.mark.parametrize("command", ["list", "jobs"])
 def test_a_long_list_ends_after_fifty_items_and_says_so(run: Run, registry: FakeRegistry, command: str):
     """A registry has a million voices. Nobody reads them all, and reading them costs the registry minutes."""
@@ -535,6 +549,12 @@ def test_wrong_usage_is_2(run: Run, registry: FakeRegistry, words: tuple[str, ..
     [
         (("list", "--limit", "0"), "--limit: '0'; accepted: whole numbers from 1"),
         (("jobs", "--limit", "-3"), "--limit: '-3'; accepted: whole numbers from 1"),
+        (
+            ("jobs", "--created-after", "yesterday"),
+            "--created-after: 'yesterday'; accepted: Unix seconds from 0",
+        ),
+        (("jobs", "--created-after", "nan"), "--created-after: 'nan'; accepted: Unix seconds from 0"),
+        (("jobs", "--created-after", "-1"), "--created-after: '-1'; accepted: Unix seconds from 0"),
         (("jobs", "--limit", "two"), "--limit: 'two'; accepted: whole numbers from 1"),
         (
             ("fetch", "alice", "--profile", ECAPA, "-o", "a", "--wait", "-5"),
