@@ -92,4 +92,4 @@ soak: $(STAMP) ## fault simulation over many seeds, queue and whole registry und
 		tests/integration/test_process_faults.py
 
 clean: ## remove what set-up and the tools left (not your data)
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info
+	rm -rf $(VENV) build .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info

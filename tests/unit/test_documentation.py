@@ -86,7 +86,7 @@ def test_every_public_name_of_the_sdk_is_in_the_reference():
     ],
 )
 def test_a_link_to_nowhere_and_a_load_from_elsewhere_are_faults(page: str, fault: str, tmp_path: Path):
-    """The site has to work on a machine without a network, and readers have to arrive where a link promises."""
+    """The site has to work on a machine without a network, and links have to lead where they promise."""
     (tmp_path / "index.html").write_text(page)
     (tmp_path / "other.html").write_text('<h1 id="here"></h1>')
     if "style.css" in page:

@@ -12,8 +12,8 @@ from services.registry_api.app import api_document
 Part = Mapping[str, Any]
 _INTRODUCTION = """# HTTP API
 
-A running registry shows the same at `/docs`, and gives the document for generators of clients at `/openapi.json`.
-A route needs a key with one of the scopes that it names, unless the registry runs
+A running registry shows the same at `/docs`, and gives the document for generators of clients at
+`/openapi.json`. A route needs a key with one of the scopes that it names, unless the registry runs
 [without keys](../docs/access.md).
 """
 _SUCCESS = "2"

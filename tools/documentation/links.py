@@ -1,5 +1,5 @@
-"""Follows the links of a built site: each must lead to a file, and to an anchor that is in it, and nothing may
-be loaded from another server. Links that a reader clicks may lead to other sites, and are not followed.
+"""Follows the links of a built site: each must lead to a file, and to an anchor that is in it, and nothing
+may be loaded from another server. Links that a reader clicks may lead to other sites, and are not followed.
 """
 
 import re
@@ -35,7 +35,7 @@ class _Page(HTMLParser):
 
 
 def faults_of(site: Path) -> list[str]:
-    """Return a sentence for each broken link of the site, and for each address that is loaded from elsewhere."""
+    """Return a sentence for each broken link of the site, and for each load from elsewhere."""
     pages = {path: _Page(path.read_text()) for path in sorted(site.rglob("*.html"))}
     faults = [fault for path in pages if path.name != "404.html" for fault in _broken(site, path, pages)]
     return sorted({*faults, *_outside(site, pages)})

@@ -29,7 +29,7 @@ def build(folder: Path) -> Path:
     """Build the site in this folder, whose former content is removed, and return where its pages are.
 
     Raises:
-        SiteFailed: the generator warns of something, a link leads nowhere, or something is loaded from elsewhere.
+        SiteFailed: the generator warns of something, a link leads nowhere, or a page loads from elsewhere.
     """
     shutil.rmtree(folder, ignore_errors=True)
     pages = folder / "pages"
