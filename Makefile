@@ -13,7 +13,7 @@ PYTEST = $(BIN)/python -m tests.second_chance -n 4 --dist loadfile --no-loadscop
 
 # Two of these would install into one environment at the same time.
 .NOTPARALLEL:
-.PHONY: help setup setup-all demo run test test-all test-quick test-processors test-full check format bench soak clean
+.PHONY: help setup setup-all demo run test test-all test-quick test-processors test-full check format docs bench soak clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -34,7 +34,7 @@ $(RUNNABLE): pyproject.toml constraints.txt
 	@touch $@
 
 $(STAMP): pyproject.toml constraints.txt tests/vllm-omni.txt
-	$(call install,what the registry and its tests need,--group test --group lint)
+	$(call install,what the registry and its tests need,--group test --group lint --group docs)
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --require-hashes --upgrade \
 		--target $(VENV)/vllm-omni -r tests/vllm-omni.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps -c constraints.txt --upgrade \
@@ -78,6 +78,9 @@ format: $(STAMP) ## let ruff rewrite what it can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+docs: $(STAMP) ## build the documentation site, which needs no network to be read (build/documentation/site)
+	@$(BIN)/python -m tools.documentation build/documentation
+
 bench: $(STAMP) ## run the benchmarks (results: benchmarks/README.md)
 	$(BIN)/python -m benchmarks
 
@@ -89,4 +92,4 @@ soak: $(STAMP) ## fault simulation over many seeds, queue and whole registry und
 		tests/integration/test_process_faults.py
 
 clean: ## remove what set-up and the tools left (not your data)
-	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info
+	rm -rf $(VENV) build .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info

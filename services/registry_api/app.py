@@ -2,9 +2,10 @@
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
+from typing import Any
 
 from anyio import to_thread
 from fastapi import FastAPI
@@ -89,7 +90,8 @@ def create_app(
         cors_origins: origins of the web pages that may call the API from a browser.
     """
     uploads, store = _upload_slots(services.limits), _store_slots(max_at_store)
-    app = _bare_app(services, threads=max_active + uploads.count + store.count + _OTHER_THREADS)
+    threads = max_active + uploads.count + store.count + _OTHER_THREADS
+    app = _bare_app(lambda app: _lifespan(app, services, threads))
     app.state.services = services
     app.state.access = services.access
     app.state.lane = _express_lane(services, PreparedAnswers(kept_bytes, kept_answers))
@@ -108,13 +110,20 @@ def create_app(
     return app
 
 
-def _bare_app(services: Services, *, threads: int) -> FastAPI:
-    """Return an application without routes of ours, whose requests have this many worker threads."""
+def api_document() -> dict[str, Any]:
+    """Return the OpenAPI document of a registry with API keys, without a registry: nothing is opened."""
+    app = _bare_app()
+    _add_api(app)
+    return app.openapi()
+
+
+def _bare_app(lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]] | None = None) -> FastAPI:
+    """Return an application without routes of ours."""
     app = FastAPIOffline(  # the page of documentation loads nothing from other servers
         title="Speaker registry",
         version=__version__,
         description="Register a voice once; fetch its artifact for every TTS engine.",
-        lifespan=lambda app: _lifespan(app, services, threads),
+        lifespan=lifespan,
         redoc_url=None,
         redirect_slashes=False,  # FastAPI would redirect to the Host header: see `TrailingSlashes`
         generate_unique_id_function=lambda route: route.name,  # names methods of generated clients
@@ -210,11 +219,15 @@ def _store_slots(many: int) -> Slots:
     )
 
 
-def _add_routes(app: FastAPI, services: Services) -> None:
+def _add_api(app: FastAPI) -> None:
     app.include_router(audio_voices.router, responses=examples.REFUSED_COMPATIBLE)
     for module in (voices, clips, artifacts, blobs, resolve, manifests, events, jobs, profiles, keys):
         app.include_router(module.router, responses=examples.REFUSED)
     app.include_router(health.router)
+
+
+def _add_routes(app: FastAPI, services: Services) -> None:
+    _add_api(app)
     add_pages(app, services)
     check_rules(app)
     if not services.access.required:
