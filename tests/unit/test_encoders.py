@@ -31,7 +31,13 @@ def test_only_the_first_encoder_and_trained_weights_after_untrained_ones_become_
     current: Encoder | None, arriving: Encoder, expected: bool
 ):
     """One more worker must never take a profile down, and noise must never replace a voice."""
-    assert takes_over(current, arriving) is expected
+    assert takes_over(current, arriving, first=current is None) is expected
+
+
+@pytest.mark.parametrize("untrained", [True, False])
+def test_of_a_damaged_record_only_trained_weights_take_the_place(untrained: bool):
+    """It is not known what is served. Noise must not replace it, and without an encoder nobody is served."""
+    assert takes_over(None, encoder("b", untrained=untrained), first=False) is not untrained
 
 
 def test_the_former_fingerprints_are_listed_from_the_newest_each_once():

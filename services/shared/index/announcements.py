@@ -134,7 +134,7 @@ class Announcements:
             if self._publish(current):  # the process that announced it died before it had told Redis
                 self._ask_for_sweep()
             return True
-        if takes_over(current, encoder):
+        if takes_over(current, encoder, first=last == 0):
             self._make_current(encoder, last, current)
             return True
         commit(self._store, _candidate_key(encoder), encoder.to_json().encode())

@@ -36,13 +36,17 @@ class Encoder(Record):
         return Fingerprint(self.extractor).custom_weights
 
 
-def takes_over(current: Encoder | None, arriving: Encoder) -> bool:
+def takes_over(current: Encoder | None, arriving: Encoder, *, first: bool) -> bool:
     """Return whether the encoder of a worker becomes the current one by itself.
 
-    The first encoder of a profile does, and trained weights replace untrained ones. Everything else is left
-    to an operator.
+    The first encoder of a profile does. Trained weights replace untrained ones, and a current encoder whose
+    record is damaged. Everything else is left to an operator.
+
+    Args:
+        current: the current encoder. None if there is none, or if its record cannot be read.
+        first: whether the profile never had an encoder.
     """
-    return current is None or (current.untrained and not arriving.untrained)
+    return first or (not arriving.untrained and (current is None or current.untrained))
 
 
 def former_after(current: Encoder | None, former: tuple[str, ...], successor: str) -> tuple[str, ...]:
