@@ -16,7 +16,7 @@ from services.extractor_worker.pipeline.proof import KeptProofs, prove_once
 from services.extractor_worker.pipeline.torch_extractor import Loading, SharedModels
 from services.extractor_worker.process import WorkerProcess
 from services.extractor_worker.weights.loading import parse_weights
-from services.shared.bucket.store import StoreUnfit
+from services.shared.bucket.connection import StoreUnfit
 from services.shared.configuration.explanation import explain
 from services.shared.configuration.mistyped import warn_of_unknown_variables
 from services.shared.configuration.settings import ExtractorSettings, LogSettings

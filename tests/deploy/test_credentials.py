@@ -40,9 +40,10 @@ AGENT = "http://169.254.170.23/v1/credentials"
 """EKS Pod Identity tells its pods to ask here. EKS sets it, in AWS_CONTAINER_CREDENTIALS_FULL_URI."""
 MACHINE = "http://169.254.169.254"
 OPEN_STORE = """
-from services.shared.bucket.store import open_store
+from services.shared.bucket.opening import open_store
+from services.shared.bucket.probe import probe_consistency
 from services.shared.configuration.settings import StoreSettings
-open_store(StoreSettings()).probe()
+probe_consistency(open_store(StoreSettings()))
 """
 
 ACCOUNTS = {

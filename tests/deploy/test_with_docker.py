@@ -12,7 +12,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from services.shared.bucket.store import open_store
+from services.shared.bucket.opening import open_store
+from services.shared.bucket.probe import probe_consistency
 from services.shared.configuration.settings import StoreSettings
 from speaker_registry import RegistryClient
 from tests import servers
@@ -63,7 +64,7 @@ def test_the_real_garage_gives_us_the_bucket(tmp_path: Path):
             secret_access_key_file=tmp_path / "s3" / "secret",
             allow_http=True,
         )
-        open_store(settings).probe()
+        probe_consistency(open_store(settings))
 
 
 @contextmanager

@@ -12,7 +12,9 @@ import pytest
 
 from services.embedded.valkey import ValkeyServer
 from services.shared.bucket import identity
-from services.shared.bucket.store import ObjectStore, StoreUnfit, open_store, prepare_bucket
+from services.shared.bucket.connection import StoreUnfit, prepare_bucket
+from services.shared.bucket.opening import open_store
+from services.shared.bucket.store import ObjectStore
 from services.shared.configuration.settings import StoreSettings
 from tests import servers
 from tests.integration.storage import Storage
@@ -36,7 +38,7 @@ def bucket_settings(server: S3Server, **changes: Any) -> StoreSettings:
 @pytest.fixture(autouse=True)
 def _retries_end_soon(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shorten the retries, because what fails in a test fails for good."""
-    monkeypatch.setattr("services.shared.bucket.store.RETRY_SECONDS", 5)
+    monkeypatch.setattr("services.shared.bucket.opening.RETRY_SECONDS", 5)
 
 
 @pytest.fixture(scope="session")

@@ -13,7 +13,6 @@ from typing import Any, NoReturn, Self
 
 import numpy as np
 import redis
-from obstore.store import LocalStore
 
 from services.registry_api.keys.keyring import Keyring
 from services.registry_api.maintenance.housekeeping import Housekeeper
@@ -21,12 +20,11 @@ from services.registry_api.operations import Operations
 from services.registry_api.operations.registration import Registered, Upload
 from services.shared.audio import DecodedClip, ReferenceAudio
 from services.shared.bucket.blobs import read_artifact
-from services.shared.bucket.durable_folder import DurableFolder
 from services.shared.bucket.epochs import Epochs
 from services.shared.bucket.facts import read_speaker, truth_of
+from services.shared.bucket.folder_store import FolderStore
 from services.shared.bucket.identity import bucket_identity
 from services.shared.bucket.keys import SpeakerId
-from services.shared.bucket.store import ObjectStore
 from services.shared.configuration.settings import HousekeepingSettings, RegistrySettings
 from services.shared.index.announcements import Announcements
 from services.shared.index.jobs import JobRecord, Jobs
@@ -99,7 +97,7 @@ class Border:
         raise error
 
 
-class BorderedStore(ObjectStore):
+class BorderedStore(FolderStore):
     """A store in which each object that is deleted is a call of its own, as on S3."""
 
     border: Border
@@ -194,10 +192,7 @@ class Storage:
         self.raw = redis.Redis.from_url(redis_url, decode_responses=True)
         """A Redis client that bypasses the gate and every fault."""
         given = RegistrySettings(redis_url=redis_url, **settings)
-        local = LocalStore(folder, mkdir=True)
-        self.store = BorderedStore(
-            local, impatient=local, clock=self.clock.of_store, folder=DurableFolder(folder)
-        )
+        self.store = BorderedStore(folder, clock=self.clock.of_store)
         self.store.border = self.border
         identity = bucket_identity(self.store, self.clock)
         epochs = Epochs(self.store, self.clock)

@@ -10,8 +10,8 @@ import pytest
 from services.registry_api.commands import adopt_bucket
 from services.shared.bucket.connection import StoreUnfit
 from services.shared.bucket.facts import MAX_RECORD_BYTES
+from services.shared.bucket.opening import open_store
 from services.shared.bucket.place import BucketCopied, Place, make_own
-from services.shared.bucket.store import open_store
 from services.shared.configuration.settings import RegistrySettings, StoreSettings
 from services.shared.model.clock import Clock
 from services.shared.registry.opening import open_parts

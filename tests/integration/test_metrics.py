@@ -11,7 +11,8 @@ import httpx
 import pytest
 
 from services.shared.bucket.identity import bucket_identity
-from services.shared.bucket.store import PROBED, open_store
+from services.shared.bucket.opening import open_store
+from services.shared.bucket.probe import PROBED
 from services.shared.configuration.settings import StoreSettings
 from services.shared.model.clock import Clock
 from speaker_registry import __version__

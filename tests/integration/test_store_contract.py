@@ -13,11 +13,12 @@ import pytest
 from botocore.config import Config
 from structlog.testing import capture_logs
 
-from services.shared.bucket.connection import StoreUnfit, StoreUnreachable
-from services.shared.bucket.durable_folder import Skips
+from services.shared.bucket.connection import StoreUnfit, StoreUnreachable, prepare_bucket
 from services.shared.bucket.identity import bucket_identity
 from services.shared.bucket.keys import is_data
-from services.shared.bucket.store import ObjectStore, open_store, prepare_bucket
+from services.shared.bucket.opening import open_store
+from services.shared.bucket.probe import probe_consistency
+from services.shared.bucket.store import ObjectStore, Skips
 from services.shared.configuration.settings import StoreSettings
 from services.shared.model.clock import Clock
 from tests import servers
@@ -316,7 +317,7 @@ def test_a_listing_during_writes_and_deletes_still_has_what_stays(
 
 def test_the_probe_accepts_the_store_and_leaves_nothing(store: ObjectStore) -> None:
     """The probe accepts the store and leaves nothing, because it runs at every start."""
-    store.probe()
+    probe_consistency(store)
     store.check()
     assert keys(store, ".probe/") == []
 
@@ -334,7 +335,7 @@ def test_a_missing_bucket_is_made_once_and_described(moto_server: S3Server) -> N
     assert [entry["event"] for entry in logs] == ["store.bucket_created", "store.bucket", "store.bucket"]
     assert logs[1]["versioning"] == "Off"
     assert "ObjectLockConfigurationNotFoundError" in logs[1]["object_lock"]
-    open_store(settings).probe()
+    probe_consistency(open_store(settings))
 
 
 def test_a_missing_bucket_is_made_only_where_that_is_asked_for(moto_server: S3Server) -> None:

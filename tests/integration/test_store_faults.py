@@ -17,13 +17,10 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from structlog.testing import capture_logs
 
-from services.shared.bucket.store import (
-    ObjectStore,
-    ObjectUnavailable,
-    StoreUnfit,
-    open_store,
-    prepare_bucket,
-)
+from services.shared.bucket.connection import StoreUnfit, prepare_bucket
+from services.shared.bucket.opening import open_store
+from services.shared.bucket.probe import probe_consistency
+from services.shared.bucket.store import ObjectStore, ObjectUnavailable
 from services.shared.configuration.settings import RegistrySettings
 from services.shared.registry import opening
 from services.shared.registry.opening import open_parts
@@ -32,7 +29,7 @@ from tests.integration.conftest import bucket_settings
 from tests.servers import CutOff, Request, Response, S3Proxy, S3Server
 
 KEY = "default/v/alice/r/1"
-RETRY_SECONDS = "services.shared.bucket.store.RETRY_SECONDS"
+RETRY_SECONDS = "services.shared.bucket.opening.RETRY_SECONDS"
 DATA = bytes(range(256)) * 200
 
 Fault = Callable[[S3Proxy, Request], Response]
@@ -145,7 +142,7 @@ def test_a_lasting_fault_ends_as_unavailable_and_in_time(
     settings = bucket_settings(proxy.server, endpoint=proxy.endpoint)
     store = filled(open_store(settings))
     expected = OPERATIONS[operation](store)
-    monkeypatch.setattr("services.shared.bucket.store.REQUEST_SECONDS", 0.3)
+    monkeypatch.setattr("services.shared.bucket.opening.REQUEST_SECONDS", 0.3)
     monkeypatch.setattr(RETRY_SECONDS, 0.3)
     hasty = open_store(settings)
     proxy.lasting = LASTING[fault]
@@ -195,8 +192,8 @@ def test_readiness_does_not_wait_for_retries(proxy: FaultyProxy, monkeypatch: py
     """Readiness does not wait for retries. A probe gives up within seconds, and would take a missing answer
     for a dead process.
     """
-    monkeypatch.setattr("services.shared.bucket.store.CHECK_SECONDS", 0.3)
-    monkeypatch.setattr("services.shared.bucket.store.REQUEST_SECONDS", 600)
+    monkeypatch.setattr("services.shared.bucket.opening.CHECK_SECONDS", 0.3)
+    monkeypatch.setattr("services.shared.bucket.opening.REQUEST_SECONDS", 600)
     monkeypatch.setattr(RETRY_SECONDS, 600)
     store = behind(proxy)
     store.check()
@@ -276,7 +273,7 @@ def test_trouble_with_one_object_is_told_from_an_outage(
     """
     monkeypatch.setattr(RETRY_SECONDS, 0.3)
     store = filled(behind(proxy))
-    store.probe()
+    probe_consistency(store)
 
     def refuse_one(request: Request) -> Response:
         refused = request.method == operation.upper() and request.path.endswith("/1")
@@ -296,7 +293,7 @@ def test_an_object_that_cannot_be_removed_keeps_no_other(
 ) -> None:
     monkeypatch.setattr(RETRY_SECONDS, 0.3)
     store = filled(behind(proxy))
-    store.probe()
+    probe_consistency(store)
     stubborn = [f"n/{number}" for number in range(3)]
     for key in stubborn:
         store.put(key, DATA)
@@ -442,14 +439,14 @@ def test_the_probe_refuses_a_store_that_we_could_not_rely_on(
     was written, and not starting is better than losing voices unnoticed.
     """
     with unfit(rclone_server) as proxy, pytest.raises(StoreUnfit, match=why):
-        behind(proxy).probe()
+        probe_consistency(behind(proxy))
 
 
 def test_a_probe_that_failed_leaves_nothing_either(rclone_server: S3Server) -> None:
     """A probe that failed leaves nothing either, because it is tried again at every restart."""
     settings = bucket_settings(rclone_server)
     with WrongClock(rclone_server) as proxy, pytest.raises(StoreUnfit):
-        open_store(settings.model_copy(update={"endpoint": proxy.endpoint})).probe()
+        probe_consistency(open_store(settings.model_copy(update={"endpoint": proxy.endpoint})))
     assert open_store(settings).list(".probe/").objects == ()
 
 
@@ -461,10 +458,10 @@ def test_a_probe_clears_up_what_a_killed_one_left(
     """
     store = open_store(bucket_settings(rclone_server))
     store.put(".probe/killed/01", b"1")
-    store.probe()
+    probe_consistency(store)
     assert [stored.key for stored in store.list(".probe/").objects] == [".probe/killed/01"]  # may be in use
-    monkeypatch.setattr("services.shared.bucket.store.OLD_PROBE", timedelta(seconds=-10))
-    store.probe()
+    monkeypatch.setattr("services.shared.bucket.probe.OLD_PROBE", timedelta(seconds=-10))
+    probe_consistency(store)
     assert store.list(".probe/").objects == ()
 
 
@@ -522,7 +519,7 @@ def test_without_keys_boto3_looks_for_them(rclone_server: S3Server, monkeypatch:
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
     keyless = bucket_settings(rclone_server, access_key_id=None, secret_access_key=None, region=None)
     prepare_bucket(keyless)
-    open_store(keyless).probe()
+    probe_consistency(open_store(keyless))
 
 
 def test_without_any_keys_opening_fails(rclone_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -572,7 +569,7 @@ def test_a_private_authority_is_trusted_when_it_is_named_and_not_before(
     with S3Proxy(rclone_server, certificate=certificate) as proxy:
         trusting = bucket_settings(rclone_server, endpoint=proxy.endpoint, ca_file=certificate[0])
         prepare_bucket(trusting)
-        open_store(trusting).probe()
+        probe_consistency(open_store(trusting))
         monkeypatch.setattr(RETRY_SECONDS, 0)
         with pytest.raises(Unavailable):
             behind(proxy).get(KEY)

@@ -16,15 +16,18 @@ from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, cast
 
 import obstore
 import pytest
-from obstore.store import LocalStore
+from obstore.store import LocalStore, S3Store
 from structlog.testing import capture_logs
 
+from services.shared.bucket.bucket_store import BucketStore
+from services.shared.bucket.connection import AnyKeys
 from services.shared.bucket.durable_folder import TEMPORARY
-from services.shared.bucket.store import ObjectStore, open_store
+from services.shared.bucket.opening import open_store
+from services.shared.bucket.store import ObjectStore
 from services.shared.configuration.settings import StoreSettings
 from speaker_registry.errors import Unavailable
 
@@ -35,7 +38,7 @@ ROOT = Path(__file__).parent.parent.parent
 OPEN = """
 import sys
 from services.shared.configuration.settings import StoreSettings
-from services.shared.bucket.store import open_store
+from services.shared.bucket.opening import open_store
 store = open_store(StoreSettings(url="file://" + sys.argv[1]))
 """
 
@@ -408,7 +411,12 @@ def test_fewer_bytes_than_promised_are_not_returned(folder: Path, monkeypatch: p
     """
     folder.mkdir(exist_ok=True)
     local = LocalStore(folder)
-    store = ObjectStore(local, impatient=local, clock=partial(datetime.now, UTC))  # as a bucket is read
+    store = BucketStore(  # a folder that is read as a bucket is
+        cast(S3Store, local),
+        impatient=cast(S3Store, local),
+        clock=partial(datetime.now, UTC),
+        any_keys=AnyKeys(StoreSettings(url=f"file://{folder}")),
+    )
     monkeypatch.setattr(obstore, "get", lambda *_: ShortResult())
     with capture_logs() as logs, pytest.raises(Unavailable):
         store.get("n/x")

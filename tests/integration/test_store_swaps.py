@@ -17,9 +17,10 @@ from services.registry_api.commands.exit_statuses import DONE, NOT_NOW, WRONG_SE
 from services.shared.bucket.connection import StoreUnfit
 from services.shared.bucket.documents import Documents
 from services.shared.bucket.durable_folder import DurableFolder
+from services.shared.bucket.folder_store import FolderStore
+from services.shared.bucket.opening import open_store
 from services.shared.bucket.probe import WRITERS, probe_swaps
-from services.shared.bucket.store import Moved, Object, ObjectStore, open_store
-from services.shared.configuration.settings import StoreSettings
+from services.shared.bucket.store import Moved, Object, ObjectStore
 from services.shared.model.clock import Clock
 from services.shared.model.records import seal, unseal
 from speaker_registry.errors import Unavailable
@@ -138,7 +139,7 @@ def test_the_probe_accepts_a_store_with_compare_and_swap_and_leaves_nothing(
     assert swapping_store.list(".probe/").objects == ()
 
 
-class ForgetsConditions(ObjectStore):
+class ForgetsConditions(FolderStore):
     """A store that ignores the condition of every swap."""
 
     def swap(self, key: str, data: bytes, *, etag: str | None) -> str:
@@ -146,7 +147,7 @@ class ForgetsConditions(ObjectStore):
         return self.read(key).etag
 
 
-class CreatesAnyTime(ObjectStore):
+class CreatesAnyTime(FolderStore):
     """A store that knows `If-Match` and ignores `If-None-Match`."""
 
     def swap(self, key: str, data: bytes, *, etag: str | None) -> str:
@@ -156,7 +157,7 @@ class CreatesAnyTime(ObjectStore):
         return super().swap(key, data, etag=etag)
 
 
-class ChecksThenActs(ObjectStore):
+class ChecksThenActs(FolderStore):
     """A store that says it has compare-and-swap, but looks first and writes afterwards."""
 
     together = threading.Barrier(WRITERS)
@@ -175,7 +176,7 @@ class ChecksThenActs(ObjectStore):
             return None
 
 
-class AcceptsAnOlderOne(ObjectStore):
+class AcceptsAnOlderOne(FolderStore):
     """A store that replaces an object if somebody read any of its former states."""
 
     known: set[str | None]
@@ -191,7 +192,7 @@ class AcceptsAnOlderOne(ObjectStore):
 
 @pytest.mark.parametrize("kind", [ForgetsConditions, CreatesAnyTime, ChecksThenActs, AcceptsAnOlderOne])
 def test_the_probe_refuses_a_folder_whose_swaps_are_none(
-    kind: type[ObjectStore], tmp_path: Path, as_kind: Callable[[type[ObjectStore], Path], ObjectStore]
+    kind: type[FolderStore], tmp_path: Path, as_kind: Callable[[type[FolderStore], Path], ObjectStore]
 ) -> None:
     """A store without exact compare-and-swap is refused in words that name stores that have it. With such a
     store, two uploads at once would lose one of two acknowledged versions.
@@ -204,7 +205,7 @@ def test_the_probe_refuses_a_folder_whose_swaps_are_none(
     assert store.list(".probe/").objects == ()
 
 
-class AnswersTooLate(ObjectStore):
+class AnswersTooLate(FolderStore):
     """A store whose every swap is carried out, and then refused when the client repeats it."""
 
     def swap(self, key: str, data: bytes, *, etag: str | None) -> str:
@@ -213,20 +214,18 @@ class AnswersTooLate(ObjectStore):
 
 
 def test_the_probe_forgives_replies_that_are_lost(
-    tmp_path: Path, as_kind: Callable[[type[ObjectStore], Path], ObjectStore]
+    tmp_path: Path, as_kind: Callable[[type[FolderStore], Path], ObjectStore]
 ) -> None:
     """A lost reply says nothing about compare-and-swap, and a poor connection must not end a start."""
     probe_swaps(as_kind(AnswersTooLate, tmp_path))
 
 
 @pytest.fixture
-def as_kind() -> Callable[[type[ObjectStore], Path], ObjectStore]:
+def as_kind() -> Callable[[type[FolderStore], Path], ObjectStore]:
     """Return a function that opens a folder as a store of a kind."""
 
-    def opened(kind: type[ObjectStore], folder: Path) -> ObjectStore:
-        store = open_store(StoreSettings(url=f"file://{folder}/store"))
-        store.__class__ = kind
-        return store
+    def opened(kind: type[FolderStore], folder: Path) -> ObjectStore:
+        return kind(folder / "store")
 
     return opened
 

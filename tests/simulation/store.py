@@ -13,10 +13,10 @@ from datetime import UTC, datetime, timedelta
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
-from services.shared.bucket.durable_folder import Skips
 from services.shared.bucket.store import (
     Listing,
     ObjectUnavailable,
+    Skips,
     StoredObject,
     TakeListing,
     check_key,

@@ -343,6 +343,22 @@ def test_the_default_stays_at_what_an_engine_would_lose():
     assert given_up.default.vuid == "v2"
 
 
+def test_the_default_stays_at_what_is_served_without_being_required():
+    """A caller had a profile extracted that is not required, and resolves `default` for it since. The voice
+    must not lose it by an upload. Once the newer version has it too, the alias moves.
+    """
+    document = published(registered(NOTHING, "v1"), "v1", QWEN)
+    document = changes.with_artifact(document, "v1", COSY.name, artifact("extra"), [QWEN], extractor={})
+    newer = changes.with_version(
+        document, version("v2"), [QWEN], key="wren", life=1, now=100, max_versions=200
+    )
+    after = changes.with_artifact(newer, "v2", QWEN.name, artifact("second"), [QWEN], extractor={})
+    assert after.default.vuid == "v1"
+    assert COSY.name in str(held_back(after, after.newest, [QWEN]))
+    whole = changes.with_artifact(after, "v2", COSY.name, artifact("third"), [QWEN], extractor={})
+    assert whole.default.vuid == "v2"
+
+
 def test_the_default_moves_although_a_profile_can_never_be_made():
     """A version without a transcript is done without a profile that needs one."""
     document = registered(registered(NOTHING, "v1", ref_text=None), "v2", ref_text=None)

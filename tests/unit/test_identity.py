@@ -2,8 +2,8 @@
 
 import pytest
 
+from services.shared.bucket.connection import StoreUnfit
 from services.shared.bucket.identity import bucket_identity
-from services.shared.bucket.store import StoreUnfit
 from services.shared.model.clock import Clock
 from tests.simulation.store import PerfectStore
 

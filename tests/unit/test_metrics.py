@@ -3,29 +3,21 @@
 import mmap
 import re
 import socket
-from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 
 import httpx
 import pytest
 import torch
-from obstore.store import LocalStore
 
 from services.embedded.supervisor import _with_next_metrics_port
 from services.extractor_worker.device.device_memory import show_device_memory
-from services.shared.bucket.durable_folder import DurableFolder
-from services.shared.bucket.store import ObjectStore
+from services.shared.bucket.folder_store import FolderStore
 from services.shared.configuration.settings import MetricsSettings
 from services.shared.telemetry import metrics
 from speaker_registry import __version__
 from speaker_registry.errors import Unavailable
 from tests.scraping import Scrape, counted
-
-
-def local_store(folder: Path) -> ObjectStore:
-    local, clock = LocalStore(folder, mkdir=True), partial(datetime.now, UTC)
-    return ObjectStore(local, impatient=local, clock=clock, folder=DurableFolder(folder))
 
 
 def test_all_names_are_ours_and_say_what_they_are():
@@ -41,7 +33,7 @@ def test_all_names_are_ours_and_say_what_they_are():
 
 def test_every_operation_of_the_store_is_timed_by_how_it_ended(tmp_path: Path):
     """A slow bucket is the first suspect when the registry is slow."""
-    store, name = local_store(tmp_path), "registry_store_seconds_count"
+    store, name = FolderStore(tmp_path), "registry_store_seconds_count"
     with counted(name, op="put", result="ok") as put, counted(name, op="get", result="ok") as got:
         store.put("a/b", b"1")
         store.get("a/b")

@@ -4,8 +4,9 @@ import structlog
 from pydantic import ValidationError
 
 from services.registry_api.commands.exit_statuses import DONE, WRONG_SETTINGS
+from services.shared.bucket.connection import StoreUnfit, prepare_bucket
+from services.shared.bucket.opening import open_store
 from services.shared.bucket.place import make_own
-from services.shared.bucket.store import StoreUnfit, open_store, prepare_bucket
 from services.shared.configuration.explanation import explain
 from services.shared.configuration.mistyped import warn_of_unknown_variables
 from services.shared.configuration.settings import LogSettings, StoreSettings

@@ -20,7 +20,7 @@ from services.registry_api.serving.long_polls import LongPolls
 from services.registry_api.serving.open_files import raise_limit_for
 from services.registry_api.serving.server import server_config
 from services.shared.audio import AudioDecoder
-from services.shared.bucket.store import StoreUnfit
+from services.shared.bucket.connection import StoreUnfit
 from services.shared.configuration.explanation import explain
 from services.shared.configuration.mistyped import warn_of_unknown_variables
 from services.shared.configuration.settings import (

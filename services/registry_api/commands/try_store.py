@@ -9,9 +9,10 @@ from collections.abc import Callable
 from pydantic import ValidationError
 
 from services.registry_api.commands.exit_statuses import DONE, NOT_NOW, WRONG_SETTINGS
-from services.shared.bucket.connection import StoreUnreachable
-from services.shared.bucket.probe import ROUNDS, WRITERS, probe_swaps
-from services.shared.bucket.store import ObjectStore, StoreUnfit, open_store, prepare_bucket
+from services.shared.bucket.connection import StoreUnfit, StoreUnreachable, prepare_bucket
+from services.shared.bucket.opening import open_store
+from services.shared.bucket.probe import ROUNDS, WRITERS, probe_consistency, probe_swaps
+from services.shared.bucket.store import ObjectStore
 from services.shared.configuration.explanation import explain
 from services.shared.configuration.mistyped import warn_of_unknown_variables
 from services.shared.configuration.settings import LogSettings, StoreSettings
@@ -19,7 +20,7 @@ from services.shared.telemetry.logs import configure_logs
 from speaker_registry.errors import Unavailable
 
 _PROBES: dict[str, Callable[[ObjectStore], None]] = {
-    "what was put or deleted shows at once in reads and listings": lambda store: store.probe(),
+    "what was put or deleted shows at once in reads and listings": probe_consistency,
     f"of {WRITERS} simultaneous writers one replaces an object, in {ROUNDS} rounds": probe_swaps,
 }
 """What the registry needs, in the words that are printed, with the probe that raises where it is missing."""

@@ -1,6 +1,6 @@
 """Connects to an S3-compatible bucket: client, credentials, the server's clock, and making the bucket ready.
 
-This module knows how to connect, but not what a store promises; `services.shared.bucket.store` knows that.
+This module knows how to connect, but not what a store promises; `services.shared.bucket.store` says that.
 """
 
 import errno
@@ -179,12 +179,15 @@ class AnyKeys:
         self._settings = settings
         self._root = f"{settings.prefix}/" if settings.prefix else ""
 
-    def objects(self, prefix: str, after: str = "") -> Iterator[tuple[str, int, datetime]]:
-        """Yield key, size in bytes and time of every object under a prefix whose key comes after `after`."""
+    def objects(self, prefix: str, after: str = "") -> Iterator[tuple[str, int, datetime, str]]:
+        """Yield key, size in bytes, time and ETag of every object under a prefix whose key comes after
+        `after`.
+        """
         start = self._root + after if after else ""
         for page in self._pages(prefix, StartAfter=start):
             for found in page.get("Contents", ()):
-                yield found["Key"].removeprefix(self._root), found["Size"], found["LastModified"]
+                key = found["Key"].removeprefix(self._root)
+                yield key, found["Size"], found["LastModified"], found["ETag"]
 
     def folders(self, prefix: str) -> Iterator[str]:
         """Yield each immediate folder under a prefix, as a prefix of its own."""

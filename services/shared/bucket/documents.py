@@ -8,9 +8,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
-from typing import Protocol
 
-from services.shared.bucket.store import Moved, Object
+from services.shared.bucket.store import Moved, SwappingStore
 from services.shared.model.clock import Clock
 from services.shared.model.records import unseal
 from speaker_registry.errors import SpeakerRegistryError, Unavailable
@@ -28,20 +27,6 @@ _TIMES_READ = 2
 """The number of times that a document is asked for before it counts as missing or damaged. A node of the
 store that is behind, or a bad connection, may answer once as if it were.
 """
-
-
-class SwappingStore(Protocol):
-    """The part of a store that documents need."""
-
-    def read(self, key: str) -> Object:
-        """Return the whole object with its ETag. Raises FileNotFoundError, which proves nothing."""
-        ...
-
-    def swap(self, key: str, data: bytes, *, etag: str | None) -> str:
-        """Replace an object while it has this ETag; None: while there is none. Returns the new ETag. Raises
-        `Moved` or `Unavailable`: after either, only a look tells what has happened.
-        """
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Uses a local folder as a store: acknowledged objects survive a power cut, deleted objects stay deleted.
 
 Objects appear whole or not at all, under a name whose folders are durable too. Files that other programs put
-into the folder are listed as well, under any name. This module knows no object store and no settings.
+into the folder are listed as well, under any name. This module knows no settings.
 """
 
 import errno
@@ -15,13 +15,13 @@ from pathlib import Path
 from time import time
 from uuid import uuid4
 
+from services.shared.bucket.store import Skips
+
 TEMPORARY = ".tmp"
 """The folder for temporary files. It lies beside the objects, so that a rename out of it stays on one file
 system.
 """
 
-Skips = Callable[[str], bool]
-"""A function that says whether a listing leaves out a key. The key of a folder ends with `/`."""
 _Accepts = Callable[[Path], bool]
 """A function that looks at the file that a move would replace, and says whether the move may take place."""
 

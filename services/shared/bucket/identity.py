@@ -12,9 +12,10 @@ late a write lands.
 
 import re
 
+from services.shared.bucket.connection import StoreUnfit
 from services.shared.bucket.facts import commit, list_several_times, read_object
 from services.shared.bucket.keys import IDENTITY, REGISTRY_FOLDER, MarkerKey, parse_key
-from services.shared.bucket.store import Listing, Store, StoreUnfit
+from services.shared.bucket.store import Listing, Store
 from services.shared.model.clock import Clock
 from speaker_registry.errors import Unavailable
 

@@ -29,9 +29,7 @@ import re
 from dataclasses import dataclass
 from typing import Self
 
-from services.shared.bucket.store import (
-    StoredObject,
-)
+from services.shared.bucket.store import StoredObject
 from services.shared.model.domain import (
     AUTOMATIC,
     AliasFact,

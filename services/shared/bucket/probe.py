@@ -1,17 +1,28 @@
-"""Tries whether a store has compare-and-swap, which documents in the bucket rely on.
+"""Tries whether a store does what the registry relies on.
 
-Several threads swap one key at once, again and again: each time at most one may win, and what is read
-afterwards must be what the winner stored. This module knows no documents.
+What was put or deleted must show at once. And a store must have compare-and-swap: several threads swap one
+key at once, again and again, each time at most one may win, and what is read afterwards must be what the
+winner stored. This module knows no documents.
 """
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from datetime import timedelta
 from uuid import uuid4
 
-from services.shared.bucket.store import PROBES, Moved, ObjectStore, StoreUnfit
+from services.shared.bucket.connection import StoreUnfit
+from services.shared.bucket.store import PROBES, SENTINEL, Moved, ObjectStore
 from speaker_registry.errors import Unavailable
+
+PROBED = 20
+"""The number of objects that are put, read, listed and deleted."""
+OLD_PROBE = timedelta(hours=1)
+MAX_CLOCK_DIFFERENCE = timedelta(minutes=5)
+"""The largest accepted difference between a store's `Date` and the times of its objects. Comparing the two
+shows which objects are young.
+"""
 
 WRITERS = 4
 """SeaweedFS lets each writer that meets another one at an object wait for one second, so few have to do."""
@@ -23,6 +34,61 @@ TRIED = "a local folder and SeaweedFS 4.48"
 _NEVER_STORED = "0" * 32
 
 
+def probe_consistency(store: ObjectStore) -> None:
+    """Use the store as the registry does, on objects made for this purpose, and compare every answer.
+
+    Raises:
+        StoreUnfit: what was put or deleted does not show at once.
+        Unavailable: the store does not answer.
+    """
+    store.put(SENTINEL, b"{}")
+    _delete_older_probes(store)
+    prefix = f"{PROBES}{uuid4().hex}/"
+    contents = {f"{prefix}{number:02}": f"{prefix}{number}".encode() for number in range(PROBED)}
+    try:
+        _probe_puts(store, prefix, contents)
+        _probe_deletes(store, prefix, list(contents))
+    finally:
+        with suppress(Unavailable):
+            store.delete(contents)
+
+
+def _probe_puts(store: ObjectStore, prefix: str, contents: dict[str, bytes]) -> None:
+    # The objects are read before they are put: a cache in between may remember that there was nothing.
+    _expect(not _present(store, contents), "returned objects that were never put")
+    for key, data in contents.items():
+        store.put(key, data)
+    listing = store.list(prefix)
+    listed = {stored.key: stored.size for stored in listing.objects}
+    _expect(listed == {key: len(data) for key, data in contents.items()}, "did not list what was just put")
+    _expect(store.folders(PROBES).count(prefix.split("/")[1]) == 1, "did not name a folder just filled")
+    _expect(_present(store, contents) == contents, "did not return what was just put")
+    apart = max(abs(stored.last_modified - listing.taken_at) for stored in listing.objects)
+    _expect(apart < MAX_CLOCK_DIFFERENCE, f"dates its objects and its answers {apart} apart")
+
+
+def _probe_deletes(store: ObjectStore, prefix: str, keys: list[str]) -> None:
+    store.delete(keys)
+    store.delete(keys)  # what is missing already has to be fine
+    _expect(not store.list(prefix).objects, "listed what was just deleted")
+    _expect(not _present(store, keys), "returned what was just deleted")
+
+
+def _delete_older_probes(store: ObjectStore) -> None:
+    """Delete the probes that killed processes have left."""
+    listing = store.list(PROBES)
+    old = listing.taken_at - OLD_PROBE
+    store.delete(stored.key for stored in listing.objects if stored.last_modified < old)
+
+
+def _present(store: ObjectStore, keys: Iterable[str]) -> dict[str, bytes]:
+    found = {}
+    for key in keys:
+        with suppress(FileNotFoundError):
+            found[key] = store.get(key)
+    return found
+
+
 def probe_swaps(store: ObjectStore) -> None:
     """Return if the store has compare-and-swap. Nothing is left in the store.
 
@@ -31,12 +97,14 @@ def probe_swaps(store: ObjectStore) -> None:
         Unavailable: the store does not answer, or refuses conditional writes as such.
     """
     with _temporary_key(store) as key, ThreadPoolExecutor(WRITERS) as threads:
-        _expect(not _swaps(store, key, _NEVER_STORED), "replaced an object that does not exist")
+        _expect_swap(not _swaps(store, key, _NEVER_STORED), "replaced an object that does not exist")
         etag, earlier = None, _NEVER_STORED
         for _ in range(ROUNDS):
             etag, earlier = _compete(store, key, etag, threads), etag or _NEVER_STORED
-            _expect(not _swaps(store, key, earlier), "replaced an object that had changed since it was read")
-            _expect(not _swaps(store, key, None), "created an object that was there already")
+            _expect_swap(
+                not _swaps(store, key, earlier), "replaced an object that had changed since it was read"
+            )
+            _expect_swap(not _swaps(store, key, None), "created an object that was there already")
 
 
 def _compete(store: ObjectStore, key: str, etag: str | None, threads: ThreadPoolExecutor) -> str:
@@ -51,11 +119,11 @@ def _compete(store: ObjectStore, key: str, etag: str | None, threads: ThreadPool
 
     tried = [uuid4().bytes for _ in range(WRITERS)]
     won = [win for win in threads.map(write, tried) if win is not None]
-    _expect(len(won) <= 1, f"let {len(won)} of {WRITERS} simultaneous writers replace one object")
+    _expect_swap(len(won) <= 1, f"let {len(won)} of {WRITERS} simultaneous writers replace one object")
     found = store.read(key)
     # A store may say that it refused the write that it carried out, when the client had to repeat a request.
     stored = won or [(found.etag, data) for data in tried if data == found.data]
-    _expect(stored == [(found.etag, found.data)], "did not return what the one successful writer stored")
+    _expect_swap(stored == [(found.etag, found.data)], "did not return what the one successful writer stored")
     return found.etag
 
 
@@ -78,8 +146,10 @@ def _temporary_key(store: ObjectStore) -> Iterator[str]:
             store.delete([key])
 
 
-def _expect(condition: bool, otherwise: str) -> None:
+def _expect_swap(condition: bool, otherwise: str) -> None:
+    _expect(condition, otherwise, f"it has no compare-and-swap. Use one that has it, such as {TRIED}")
+
+
+def _expect(condition: bool, otherwise: str, so: str = "it can't be used") -> None:
     if not condition:
-        raise StoreUnfit(
-            f"the object store {otherwise}: it has no compare-and-swap. Use one that has it, such as {TRIED}"
-        )
+        raise StoreUnfit(f"the object store {otherwise}: {so}")

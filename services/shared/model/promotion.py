@@ -1,8 +1,8 @@
 """When the alias `default` moves to a newer version by itself, and why it does not. Pure.
 
 It moves once every required profile of the newer version is ready or will never be, and never to a version
-that lacks a required profile which the present one serves or will serve. Only profiles count here, not the
-fingerprints with which their artifacts were made.
+that lacks a profile which the present one serves, required or not, or a required one which it will serve.
+Only profiles count here, not the fingerprints with which their artifacts were made.
 """
 
 from collections.abc import Sequence
@@ -22,11 +22,12 @@ def promoted(document: SpeakerDocument, required: Sequence[Profile]) -> SpeakerD
     if not document.live or document.aliases[DEFAULT].by_hand:
         return document
     kept = _serves_or_will(document.default, required)
+    names = {profile.name for profile in required}
     for version in reversed(document.versions):
         if version.number <= document.default.number:
             break
-        ready = version.served & {profile.name for profile in required}
-        if ready and ready >= kept and all(_ended(version, profile) for profile in required):
+        ended = all(_ended(version, profile) for profile in required)
+        if ended and version.served & names and version.served >= kept:
             alias = Alias(vuid=version.vuid, moved=document.revision + 1)
             return document.having(aliases={**document.aliases, DEFAULT: alias})
     return document
@@ -52,10 +53,8 @@ def held_back(document: SpeakerDocument, version: Version, required: Sequence[Pr
 
 
 def _serves_or_will(version: Version, required: Sequence[Profile]) -> frozenset[str]:
-    """Return the required profiles that are ready or not decided yet."""
-    return frozenset(
-        profile.name for profile in required if profile.name in version.served or not _ended(version, profile)
-    )
+    """Return the profiles that are ready, and the required ones that are not decided yet."""
+    return version.served | {profile.name for profile in required if not _ended(version, profile)}
 
 
 def _ended(version: Version, profile: Profile) -> bool:

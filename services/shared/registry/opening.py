@@ -9,12 +9,14 @@ from typing import TypeVar
 import redis
 import structlog
 
-from services.shared.bucket.connection import StoreUnreachable, describe
+from services.shared.bucket.connection import StoreUnreachable, describe, prepare_bucket
 from services.shared.bucket.epochs import Epochs
 from services.shared.bucket.facts import truth_of
 from services.shared.bucket.identity import bucket_identity
+from services.shared.bucket.opening import open_store
 from services.shared.bucket.place import check_place
-from services.shared.bucket.store import ObjectStore, Store, open_store, prepare_bucket
+from services.shared.bucket.probe import probe_consistency
+from services.shared.bucket.store import ObjectStore, Store
 from services.shared.configuration.settings import RegistrySettings, StoreSettings
 from services.shared.index.announcements import Announcements
 from services.shared.index.leases import Leases
@@ -102,7 +104,7 @@ def _probe(store: ObjectStore, settings: StoreSettings) -> None:
     is room again.
     """
     try:
-        store.probe()
+        probe_consistency(store)
     except Unavailable as error:
         if settings.folder is None or not store.list("_registry/").objects:
             raise

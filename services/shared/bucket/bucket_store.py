@@ -1,0 +1,266 @@
+"""A store in an S3-compatible bucket, on obstore."""
+
+import builtins
+import errno
+import re
+from collections.abc import Callable, Iterable, Iterator
+from datetime import datetime, timedelta
+from functools import partial
+from itertools import groupby, islice, starmap
+from typing import TYPE_CHECKING, TypeVar
+from uuid import uuid4
+
+import obstore
+from obstore.exceptions import (
+    AlreadyExistsError,
+    BaseError,
+    InvalidPathError,
+    NotSupportedError,
+    PreconditionError,
+)
+from obstore.store import S3Store
+
+from services.shared.bucket.connection import AnyKeys
+from services.shared.bucket.store import (
+    PROBES,
+    SENTINEL,
+    Listing,
+    Moved,
+    Object,
+    Skips,
+    StoredObject,
+    TakeListing,
+    check_key,
+    check_prefix,
+    has_odd_part,
+    is_our_own,
+    listing_of,
+    merged,
+    nothing,
+)
+from services.shared.bucket.store_calls import StoreCalls, delete_each
+
+if TYPE_CHECKING:
+    from obstore import PutMode
+
+Found = TypeVar("Found")
+
+_CONTROL = re.compile(r"[\x00-\x1f\x7f]")
+_PAGE = 1000
+"""The number of objects that one answer of the server lists."""
+
+
+class BucketStore:
+    """A `Store` in a bucket."""
+
+    is_local = False
+
+    def __init__(
+        self, client: S3Store, *, impatient: S3Store, clock: Callable[[], datetime], any_keys: AnyKeys
+    ) -> None:
+        """Use a bucket.
+
+        Args:
+            impatient: a client of the same bucket that gives up at once.
+            clock: returns the time of the server.
+            any_keys: lists a bucket in which obstore met a key that it refuses.
+        """
+        self._client = client
+        self._impatient = impatient
+        self._clock = clock
+        self._any_keys = any_keys
+        self._translating = StoreCalls(_says_missing, self._serves_others).translating
+
+    def put(self, key: str, data: bytes) -> None:
+        check_key(key)
+        with self._translating("put"):
+            # In one request: the parts of an interrupted multipart upload would stay, and are not listed.
+            obstore.put(self._client, key, data, use_multipart=False)
+
+    def create(self, key: str, data: bytes) -> bool | None:
+        check_key(key)
+        probe = f"{PROBES}{uuid4().hex}/create"
+        try:
+            if not self._creates(probe, data) or self._creates(probe, data):
+                return None
+        finally:
+            self.delete([probe])
+        return self._creates(key, data)
+
+    def _creates(self, key: str, data: bytes) -> bool:
+        """Write on condition that the key is free, and return whether that wrote. A store without conditional
+        writes always writes.
+        """
+        with self._translating("put"):
+            try:
+                obstore.put(self._client, key, data, mode="create", use_multipart=False)
+            except (AlreadyExistsError, NotSupportedError):
+                return False
+        return True
+
+    def swap(self, key: str, data: bytes, *, etag: str | None) -> str:
+        check_key(key)
+        mode: PutMode = "create" if etag is None else {"e_tag": etag}
+        with self._translating("swap"):
+            try:
+                return _given(obstore.put(self._client, key, data, mode=mode, use_multipart=False)["e_tag"])
+            except (AlreadyExistsError, PreconditionError, FileNotFoundError):
+                raise Moved from None
+
+    def get(self, key: str) -> bytes:
+        check_key(key)
+        with self._translating("get"):
+            result = obstore.get(self._client, key)
+            return _whole(bytes(result.bytes()), result.meta["size"])
+
+    def read(self, key: str) -> Object:
+        check_key(key)
+        with self._translating("get"):
+            result = obstore.get(self._client, key)
+            return Object(_whole(bytes(result.bytes()), result.meta["size"]), _given(result.meta["e_tag"]))
+
+    def address(self, key: str, seconds: int) -> str:
+        check_key(key)
+        with self._translating("sign"):
+            return obstore.sign(self._client, "GET", key, timedelta(seconds=seconds))
+
+    def folders(self, prefix: str) -> builtins.list[str]:
+        check_prefix(prefix)
+        with self._translating("list"):
+            found = _under(prefix, self._found_folders(prefix))
+            names = sorted(path.removesuffix("/").rpartition("/")[2] for path in found)
+        return names if prefix else [name for name in names if not is_our_own(name)]
+
+    def _found_folders(self, prefix: str) -> Iterable[str]:
+        try:
+            return obstore.list_with_delimiter(self._client, prefix or None)["common_prefixes"]
+        except InvalidPathError:
+            return self._any_keys.folders(prefix)
+
+    def list(self, prefix: str) -> Listing:
+        check_prefix(prefix)
+        skips = nothing if prefix else is_our_own
+        with self._translating("list"):
+            taken_at = self._clock()
+            listing = listing_of(self._found(prefix, skips), taken_at)
+            if any(_may_be_marker(stored, prefix) for stored in listing.objects):
+                # obstore names the marker of a folder, `a/`, as `a`, and could not delete it by that name.
+                named = _under(prefix, self._any_keys.objects(prefix), key=lambda found: found[0])
+                objects = starmap(StoredObject, named)
+                return listing_of((stored for stored in objects if not skips(stored.key)), taken_at)
+            return listing
+
+    def listings(self, prefix: str, skips: Skips = nothing) -> Iterator[tuple[str, TakeListing]]:
+        check_prefix(prefix)
+        for name, listing in merged(self._walk(prefix, skips), self._walk(prefix, skips)):
+            yield name, partial(_same, listing)
+
+    def _walk(self, prefix: str, skips: Skips) -> Iterator[tuple[str, Listing]]:
+        with self._translating("list"):
+            taken_at = self._clock()
+        # A folder's objects follow one another: a bucket sorts keys.
+        objects = self._in_portions(self._found(prefix, skips))
+        for folder, found in groupby(objects, key=lambda stored: _folder_of(stored.key, prefix)):
+            yield folder, listing_of(found, taken_at)
+
+    def _in_portions(self, found: Iterator[StoredObject]) -> Iterator[StoredObject]:
+        """Yield the same objects, fetched a page at a time, because each may fail."""
+        while True:
+            with self._translating("list"):
+                portion = builtins.list(islice(found, _PAGE))
+            if not portion:
+                return
+            yield from portion
+
+    def _found(self, prefix: str, skips: Skips) -> Iterator[StoredObject]:
+        found = _under(prefix, self._found_in_bucket(prefix), key=lambda stored: stored.key)
+        yield from (stored for stored in found if not skips(stored.key))
+
+    def _found_in_bucket(self, prefix: str) -> Iterator[StoredObject]:
+        last = ""
+        try:
+            for page in obstore.list(self._client, prefix or None, chunk_size=_PAGE):
+                for meta in page:
+                    last = meta["path"]
+                    yield StoredObject(last, meta["size"], meta["last_modified"], meta["e_tag"])
+        except InvalidPathError:
+            yield from starmap(StoredObject, self._any_keys.objects(prefix, after=last))
+
+    def delete(self, keys: Iterable[str]) -> None:
+        delete_each(self._delete, builtins.list(keys))
+
+    def _delete(self, keys: builtins.list[str]) -> None:
+        with self._translating("delete"):
+            obstore.delete(self._client, [key for key in keys if _is_path(key)])
+            for key in keys:
+                if not _is_path(key):
+                    self._any_keys.delete(key)
+
+    def check(self) -> None:
+        with self._translating("check"):
+            obstore.list(self._impatient, ".check/").collect()
+
+    def now(self) -> datetime:
+        with self._translating("check"):
+            return self._clock()
+
+    def sweep_temporary(self, older_than: timedelta) -> int:  # noqa: ARG002 - a bucket keeps no such files
+        return 0
+
+    def _serves_others(self) -> bool:
+        try:
+            obstore.get(self._impatient, SENTINEL).bytes()
+        except (BaseError, OSError):
+            return False
+        return True
+
+
+def _says_missing(error: Exception) -> bool:
+    """Return whether the object is missing, and not the bucket. obstore raises the same error for both."""
+    return isinstance(error, FileNotFoundError) and "<Code>NoSuchKey</Code>" in str(error)
+
+
+def _may_be_marker(stored: StoredObject, prefix: str) -> bool:
+    """Return whether the object may be a folder's marker. Consoles put an empty object `a/` when a folder is
+    made by hand. The registry puts no empty objects.
+    """
+    return stored.size == 0 or not stored.key.startswith(prefix)
+
+
+def _same(listing: Listing) -> Listing:
+    return listing
+
+
+def _folder_of(key: str, prefix: str) -> str:
+    """Return the immediate folder under a prefix that a key is in, or an empty text if it is in none."""
+    return key[len(prefix) :].rpartition("/")[0].partition("/")[0]
+
+
+def _is_path(key: str) -> bool:
+    """Return whether obstore accepts a key."""
+    return not _CONTROL.search(key) and not has_odd_part(key)
+
+
+def _under(prefix: str, found: Iterable[Found], *, key: Callable[[Found], str] = str) -> Iterator[Found]:
+    """Yield the same objects or folders. Raises OSError if one of them does not lie under the prefix.
+
+    A proxy that mixes up answers would otherwise give one voice the records of another one, even of another
+    namespace.
+    """
+    for one in found:
+        if not f"{key(one)}/".startswith(prefix):  # a folder's marker comes without its slash
+            raise OSError(errno.EIO, "the store answered with the list of another prefix")
+        yield one
+
+
+def _given(etag: str | None) -> str:
+    """Return the ETag of an answer. Raises OSError if it has none: no document could be changed without."""
+    if not etag:
+        raise OSError(errno.EPROTO, "the server's answer carries no ETag")
+    return etag
+
+
+def _whole(data: bytes, size: int) -> bytes:
+    if len(data) != size:
+        raise OSError(errno.EIO, f"{len(data)} of {size} bytes came")
+    return data

@@ -1,0 +1,91 @@
+"""The layout of a bucket of documents: every path is built and parsed here. This module knows no store.
+
+    {namespace}/s/{slug}.json                          everything that is true about one speaker
+    {namespace}/d/{slug}/{vuid}/clip                   the clip as it was uploaded
+    {namespace}/d/{slug}/{vuid}/rendition              the clip as it was decoded
+    {namespace}/d/{slug}/{vuid}/{object}.safetensors   an artifact
+    _keys/{id}.json                                    an API key
+    _profiles/{profile}.json                           what the workers of a profile announced
+    _registry.json                                     which bucket this is, and where
+    _view.json                                         the generation of the view in Redis
+
+Documents are replaced by compare-and-swap. Everything else is written once and named by a document. Other
+programs may put objects into the bucket too: what the functions here do not parse is ignored.
+"""
+
+import re
+from dataclasses import dataclass
+
+from services.shared.bucket.keys import SpeakerId, is_slug
+from services.shared.bucket.store import check_key
+from speaker_registry.names import is_namespace
+
+REGISTRY = "_registry.json"
+VIEW = "_view.json"
+
+_DOCUMENT = re.compile(r"([^/]+)/s/([^/]+)\.json")
+_ID = r"[0-9a-f]{32}"
+_BYTES = re.compile(rf"([^/]+)/d/([^/]+)/({_ID})/(?:clip|rendition|({_ID})\.safetensors)")
+
+
+@dataclass(frozen=True, slots=True)
+class StoredBytes:
+    """An object that holds bytes, as its path tells."""
+
+    speaker_id: SpeakerId
+    vuid: str
+    named_by: str
+    """The id by which a document names the object: the vuid, or the object id of an artifact."""
+
+
+def documents_prefix(namespace: str) -> str:
+    """Return the prefix of the documents of all speakers of a namespace."""
+    return f"{namespace}/s/"
+
+
+def document_key(speaker_id: SpeakerId) -> str:
+    return f"{documents_prefix(speaker_id.namespace)}{speaker_id.slug}.json"
+
+
+def speaker_of(key: str) -> SpeakerId | None:
+    """Return the speaker whose document has this key, or None if it is not the key of a document."""
+    match = _DOCUMENT.fullmatch(key)
+    return _speaker(match[1], match[2]) if match else None
+
+
+def bytes_prefix(speaker_id: SpeakerId) -> str:
+    """Return the prefix of everything that the documents of a speaker have ever named."""
+    return f"{speaker_id.namespace}/d/{speaker_id.slug}/"
+
+
+def clip_key(speaker_id: SpeakerId, vuid: str) -> str:
+    return f"{bytes_prefix(speaker_id)}{vuid}/clip"
+
+
+def rendition_key(speaker_id: SpeakerId, vuid: str) -> str:
+    return f"{bytes_prefix(speaker_id)}{vuid}/rendition"
+
+
+def artifact_key(speaker_id: SpeakerId, vuid: str, object_id: str) -> str:
+    return f"{bytes_prefix(speaker_id)}{vuid}/{object_id}.safetensors"
+
+
+def bytes_of(key: str) -> StoredBytes | None:
+    """Return what is stored under a key, or None if it is nothing that a document could name."""
+    match = _BYTES.fullmatch(key)
+    speaker_id = _speaker(match[1], match[2]) if match else None
+    if match is None or speaker_id is None:
+        return None
+    return StoredBytes(speaker_id, match[3], match[4] or match[3])
+
+
+def api_key_key(key_id: str) -> str:
+    return check_key(f"_keys/{key_id}.json")
+
+
+def profile_key(profile: str) -> str:
+    return check_key(f"_profiles/{profile}.json")
+
+
+def _speaker(namespace: str, slug: str) -> SpeakerId | None:
+    return SpeakerId(namespace, slug) if is_namespace(namespace) and is_slug(slug) else None

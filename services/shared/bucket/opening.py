@@ -1,0 +1,37 @@
+"""Opens the store that the settings name. Nothing else has to know which kind that is."""
+
+from services.shared.bucket.bucket_store import BucketStore
+from services.shared.bucket.connection import (
+    REQUEST_SECONDS,
+    RETRY_SECONDS,
+    AnyKeys,
+    BucketClock,
+    StoreUnfit,
+    connect,
+    describe,
+)
+from services.shared.bucket.folder_store import FolderStore
+from services.shared.bucket.store import ObjectStore
+from services.shared.bucket.store_calls import reason
+from services.shared.configuration.settings import StoreSettings
+
+CHECK_SECONDS = 3.0
+"""The time limit of a readiness check, which has to answer before its caller gives up."""
+
+
+def open_store(settings: StoreSettings) -> ObjectStore:
+    """Open the store that the settings name. A local folder is made; a bucket is not yet contacted.
+
+    Raises:
+        StoreUnfit: the folder cannot be made.
+    """
+    if settings.folder:
+        try:
+            return FolderStore(settings.folder)
+        except OSError as error:
+            raise StoreUnfit(describe(settings, reason(error))) from None
+    client = connect(settings, request_seconds=REQUEST_SECONDS, retry_seconds=RETRY_SECONDS)
+    impatient = connect(settings, request_seconds=CHECK_SECONDS, retry_seconds=0)
+    return BucketStore(
+        client, impatient=impatient, clock=BucketClock(client, settings), any_keys=AnyKeys(settings)
+    )

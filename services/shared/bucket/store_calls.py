@@ -1,0 +1,107 @@
+"""One call of a store: it is measured and traced, and its failures become our errors.
+
+Keys stay out of messages and logs, because they hold names. This module knows how stores fail, but not what
+they do.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from time import perf_counter
+
+import httpx
+import structlog
+from obstore.exceptions import BaseError
+
+from services.shared.bucket.connection import BOTO3_ERRORS
+from services.shared.bucket.store import Moved, ObjectUnavailable
+from services.shared.telemetry import tracing
+from services.shared.telemetry.metrics import STORE_SECONDS
+from speaker_registry.errors import Unavailable
+
+log = structlog.get_logger(__name__)
+
+_RETRY_AFTER_SECONDS = 5.0
+_OBJECT_RETRY_AFTER_SECONDS = 60.0
+
+_REASONS = (
+    re.compile(r"status code: (\d{3})"),
+    re.compile(r"<Code>(\w{1,60})</Code>"),
+    re.compile(r"kind: (\w+)"),
+    re.compile(r"incorrectly configured region"),
+)
+"""The parts of obstore's messages that are logged. The rest of a message names keys, and so persons."""
+
+
+class StoreCalls:
+    """Measures the calls of one store, and translates its failures."""
+
+    def __init__(self, says_missing: Callable[[Exception], bool], serves_others: Callable[[], bool]) -> None:
+        """Take what differs from store to store.
+
+        Args:
+            says_missing: returns whether an error says that an object is missing, and not the whole store.
+            serves_others: returns whether the store still serves other objects.
+        """
+        self._says_missing = says_missing
+        self._serves_others = serves_others
+
+    @contextmanager
+    def translating(self, operation: str) -> Iterator[None]:
+        """Measure one call. Raises our errors for the store's, and FileNotFoundError for a missing object."""
+        began, result = perf_counter(), "failed"
+        with tracing.span(f"store.{operation}", kind="client"):
+            try:
+                yield
+                result = "ok"
+            except Moved:
+                result = "moved"
+                raise
+            except (BaseError, OSError, httpx.HTTPError, *BOTO3_ERRORS) as error:
+                if operation == "get" and self._says_missing(error):
+                    result = "missing"
+                    raise FileNotFoundError("no such object") from None
+                log.error("store.failed", operation=operation, reason=reason(error))
+                unavailable = self._unavailable(operation)
+                unavailable.add_note(f"{operation}: {reason(error)}")  # for operators
+                raise unavailable from None
+            finally:
+                STORE_SECONDS.labels(operation, result).observe(perf_counter() - began)
+
+    def _unavailable(self, operation: str) -> Unavailable:
+        """Return the error that callers get for a failure: one of the store, or one of a single object."""
+        if operation in {"get", "delete"} and self._serves_others():
+            return ObjectUnavailable(
+                "The object store does not give access to one object.",
+                retry_after_seconds=_OBJECT_RETRY_AFTER_SECONDS,
+            )
+        return Unavailable("The object store is not available.", retry_after_seconds=_RETRY_AFTER_SECONDS)
+
+
+def reason(error: Exception) -> str:
+    """Return what may be logged of an error."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    found = [
+        match.group(match.lastindex or 0) for pattern in _REASONS if (match := pattern.search(str(error)))
+    ]
+    return " ".join(found) or type(error).__name__
+
+
+def delete_each(delete: Callable[[list[str]], None], keys: list[str]) -> None:
+    """Delete objects at once, or one by one if that fails for one of them: the rest must go all the same."""
+    try:
+        delete(keys)
+    except ObjectUnavailable:
+        _delete_one_by_one(delete, keys)
+
+
+def _delete_one_by_one(delete: Callable[[list[str]], None], keys: Iterable[str]) -> None:
+    failure: ObjectUnavailable | None = None
+    for key in keys:
+        try:
+            delete([key])
+        except ObjectUnavailable as error:
+            failure = error
+    if failure is not None:
+        raise failure

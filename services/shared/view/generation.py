@@ -1,0 +1,390 @@
+"""The generation of the view in Redis: which view may be trusted, how one begins, and who is left behind.
+
+A generation is a random id. `_view.json` in the bucket names the one in use, and a stamp in Redis says under
+which run of the server it began. A view is trusted while both agree, the server is the one in the stamp, and
+the server still holds the word that this process left at its last look. Every read and every script compares
+the stamp in the same call, so a server that restarts in the middle of a request is not believed.
+
+A new generation is first named in `_view.json` and then in Redis. So a writer that still finds its own
+generation there, after its commit, knows that every later generation will read that commit. This module does
+not know what a view holds.
+"""
+
+import json
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Event, Lock
+from typing import Any
+
+import redis
+import structlog
+from redis.client import Pipeline
+from redis.commands.core import Script
+
+from services.shared.bucket.documents import Base, Documents
+from services.shared.bucket.layout import VIEW
+from services.shared.index.redis_access import connect, unavailable_without_redis
+from services.shared.model.clock import Clock
+from services.shared.model.records import seal, unseal
+from services.shared.telemetry.logs import LogThrottle
+from speaker_registry.errors import Conflict, Unavailable
+
+log = structlog.get_logger(__name__)
+
+STAMP = "sr:view"
+LOOK_SECONDS = 2.0
+"""`_view.json` is looked at this often. A reader of a view that is not in use any more stops within this."""
+_SERVER_LOOK_SECONDS = 1.0
+SETTLED_SECONDS = 10.0
+"""What takes something away waits until its generation is this old. By then every process has looked at
+`_view.json`, and none reads the view of before. A process that is left behind asks after the same time.
+"""
+ASKED_SECONDS = 60.0
+"""A question that nobody answers for this long shows that no process holds the generation in use."""
+_SECTIONS = ("server", "stats", "replication")
+_HISTORY = ("run_id", "evicted_keys", "master_replid")
+"""These fields of INFO tell one history of a server's data from another."""
+_TRIES = 5
+_LUA = Path(__file__).parent / "lua"
+_throttle = LogThrottle(60.0)
+
+
+class ViewAway(Unavailable):
+    """The view cannot be used now. What it would show is read from the bucket."""
+
+    def __init__(self, message: str = "The view in Redis is being replaced; try again shortly.") -> None:
+        super().__init__(message, retry_after_seconds=1)
+
+
+class LeftBehind(ViewAway):
+    """The view in use lies in another Redis than the one of this process."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "The view in use lies in another Redis than the one of this process. Accepted: the same "
+            "SPEAKER_REDIS_URL for every process of the registry."
+        )
+
+
+class RedisTaken(ViewAway):
+    """The server holds the view of another bucket."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "Redis holds the view of another bucket. Accepted: a Redis of its own for each registry, or this "
+            "one once it has been emptied."
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    """What Redis says of its view."""
+
+    server: str
+    """The history of the server's data, under which the generation began."""
+    bucket: str
+    generation: str
+
+    def __str__(self) -> str:
+        return f"{self.server}/{self.bucket}/{self.generation}"
+
+    @classmethod
+    def parse(cls, text: str) -> "Stamp":
+        """Parse what `str` returned. An empty text is the stamp of a server without a view."""
+        server, _, rest = text.partition("/")
+        bucket, _, generation = rest.rpartition("/")
+        return cls(server, bucket, generation)
+
+
+@dataclass(frozen=True, slots=True)
+class Named:
+    """What `_view.json` said when it was looked at."""
+
+    base: Base
+    generation: str = ""
+    question: str = ""
+    """The id of a question whether anybody still serves the generation. Empty if nobody asks."""
+
+    @classmethod
+    def of(cls, base: Base) -> "Named":
+        """Parse a document. A missing or damaged one names no generation, and may be replaced."""
+        members = {} if base.body is None or base.damaged else unseal(base.body)
+        return cls(base, str(members.get("generation", "")), str(members.get("question", "")))
+
+
+class Generation:
+    """Connections and scripts that work only on the view in use."""
+
+    def __init__(self, url: str, bucket: str, documents: Documents, clock: Clock) -> None:
+        """Connect to the Redis at `url`. Nothing is contacted before the first `look`.
+
+        Args:
+            bucket: the identity of the bucket whose documents the view shows.
+        """
+        self._bucket = bucket
+        self._documents = documents
+        self._clock = clock
+        self._process = clock.new_id()
+        self._lock = Lock()
+        self._trusted = ""
+        """The stamp of the view that may be used. Empty while there is none."""
+        self._named: Named | None = None
+        self._named_at = float("-inf")
+        self._held = ""
+        """The generation that this process used last."""
+        self._words: set[str] = set()
+        """The words of which the server must hold one: more than one after a lost reply."""
+        self._gone_back = ""
+        """The generation that this process knows to have been rolled back."""
+        self._first_seen: tuple[str, float] = ("", 0.0)
+        self._behind_since: float | None = None
+        self._asked: tuple[str, float] = ("", 0.0)
+        self.redis = connect(url, connect_hook=self._on_connect)
+        """The connections of this client exist only while the view may be used."""
+        self._plain = connect(url)
+        self._begin = self._plain.register_script((_LUA / "begin.lua").read_text())
+        prelude = (_LUA / "_prelude.lua").read_text()
+        self._scripts: dict[str, Script] = {
+            path.stem: self.redis.register_script(prelude + path.read_text())
+            for path in _LUA.glob("[a-z]*.lua")
+            if path.stem != "begin"
+        }
+
+    def close(self) -> None:
+        self.redis.close()
+        self._plain.close()
+
+    def run(self, stop: Event) -> None:
+        """Look again and again until `stop` is set. What a look raises, the next request meets too."""
+        while not stop.wait(_SERVER_LOOK_SECONDS):
+            with suppress(Unavailable):
+                self.look()
+
+    # Using the view
+
+    def for_reading(self) -> str:
+        """Return the generation whose view may be used now. Raises `ViewAway`, or `Unavailable`."""
+        if not self._trusted:
+            self.look()
+        if not self._trusted:
+            raise ViewAway
+        return Stamp.parse(self._trusted).generation
+
+    def read(self, ask: Callable[[Pipeline, str], object]) -> list[Any]:
+        """Return the answers to the commands that `ask` puts into a pipeline for a generation.
+
+        All answers are from one moment. Raises `ViewAway`, or `Unavailable`.
+        """
+        with unavailable_without_redis():
+            for _ in range(2):
+                generation, stamp = self.for_reading(), self._trusted
+                pipeline = self.redis.pipeline(transaction=True)
+                pipeline.get(STAMP)
+                ask(pipeline, generation)
+                with suppress(ViewAway):  # the server of a new connection has lost the view
+                    found, *answers = pipeline.execute()
+                    if stamp and found == stamp:
+                        return answers
+                self._distrust(stamp)
+        raise ViewAway
+
+    def call(self, script: str, generation: str, keys: list[str], arguments: list[str | int | float]) -> Any:
+        """Run one of `lua/` on a generation. Raises `ViewAway` if it is not the one in use any more."""
+        stamp = self._trusted
+        if not stamp or Stamp.parse(stamp).generation != generation:
+            raise ViewAway
+        with unavailable_without_redis():
+            try:
+                return self._scripts[script](keys=[STAMP, *keys], args=[stamp, *arguments])
+            except redis.ResponseError as error:
+                if not str(error).startswith("OVER"):
+                    raise
+                self._distrust(stamp)
+                raise ViewAway from None
+
+    def confirm(self, generation: str) -> None:
+        """Check after a commit that `_view.json` still names this generation.
+
+        Raises `Unavailable` otherwise: the commit stands, but a view that began meanwhile may lack it.
+        """
+        if self._look_at_bucket().generation != generation:
+            self._distrust(self._trusted)
+            raise ViewAway(
+                "The change was made, but the view in Redis was replaced meanwhile. Send it again: a change "
+                "is never made twice."
+            )
+
+    def settle(self) -> None:
+        """Wait until the generation is old enough for what takes something away."""
+        generation = self.for_reading()
+        seen, since = self._first_seen
+        if seen == generation:
+            self._clock.sleep(max(0.0, since + SETTLED_SECONDS - self._clock.since_boot()))
+
+    # Looking
+
+    def look(self) -> None:
+        """Look at Redis, and at `_view.json` if that is due. Begins a generation where this process may.
+
+        Raises `LeftBehind`, `RedisTaken`, `ViewAway`, or `Unavailable` if either cannot be reached.
+        """
+        with self._lock, unavailable_without_redis():
+            for _ in range(_TRIES):
+                named, stamp, server = self._look_at_both()
+                if stamp.bucket not in {"", self._bucket}:
+                    raise RedisTaken
+                is_held = stamp.server == server and self._finds_its_word(stamp)
+                if is_held and stamp.generation == named.generation:
+                    self._trust(stamp)
+                    self._answer(named)
+                    return
+                self._trusted = ""
+                if not self._may_begin(named, stamp):
+                    self._be_left_behind(named)
+                self._begin_generation(named, stamp, server)
+        raise ViewAway
+
+    def _look_at_both(self) -> tuple[Named, Stamp, str]:
+        """Return what `_view.json` names, the stamp in Redis, and the history of the server now.
+
+        While the two agree, `_view.json` is read only when that is due, and a failure to read it changes
+        nothing.
+        """
+        server = _history(self._plain.info(*_SECTIONS))
+        stamp = Stamp.parse(str(self._plain.get(STAMP) or ""))
+        named = self._named
+        agrees = named is not None and str(stamp) == self._trusted and stamp.generation == named.generation
+        if named is None or not agrees:
+            return self._look_at_bucket(), stamp, server
+        if self._clock.monotonic() - self._named_at >= LOOK_SECONDS:
+            with suppress(Unavailable):
+                named = self._look_at_bucket()
+        return named, stamp, server
+
+    def _look_at_bucket(self) -> Named:
+        began = self._clock.monotonic()
+        named = Named.of(self._documents.read(VIEW))
+        self._named, self._named_at = named, began
+        if named.question != self._asked[0]:
+            self._asked = (named.question, self._clock.since_boot())
+        return named
+
+    def _finds_its_word(self, stamp: Stamp) -> bool:
+        """Leave a fresh word in Redis, and return whether the last one was there.
+
+        A server that was rolled back under one `run_id` does not have it.
+        """
+        key, word = f"sr:{stamp.generation}:words", self._clock.new_id()
+        expected = self._words if stamp.generation == self._held else set()
+        self._words = {*expected, word}  # until the reply tells that the server has the new one
+        pipeline = self._plain.pipeline(transaction=True)
+        pipeline.hget(key, self._process)
+        pipeline.hset(key, self._process, word)
+        found, _ = pipeline.execute()
+        self._words = {word}
+        if expected and found not in expected:
+            self._gone_back = stamp.generation
+        return self._gone_back != stamp.generation
+
+    def _trust(self, stamp: Stamp) -> None:
+        self._held, self._behind_since = stamp.generation, None
+        if self._first_seen[0] != stamp.generation:
+            self._first_seen = (stamp.generation, self._clock.since_boot())
+        self._trusted = str(stamp)
+
+    def _distrust(self, stamp: str) -> None:
+        """Stop using the view of a stamp. The next use looks first."""
+        if self._trusted == stamp:
+            self._trusted = ""
+
+    def _on_connect(self, connection: Any) -> None:
+        """Check a new connection before its first command: the server may be another one since the last."""
+        connection.on_connect()
+        connection.send_command("INFO", *_SECTIONS)
+        server = _history(connection.read_response())
+        trusted = self._trusted
+        if not trusted or Stamp.parse(trusted).server != server:
+            connection.disconnect()  # or the pool would hand it out as checked
+            self._distrust(trusted)
+            raise ViewAway
+
+    # Beginning
+
+    def _may_begin(self, named: Named, stamp: Stamp) -> bool:
+        """Return whether this process may begin a generation.
+
+        It may if this process has just started, if its own Redis lost that generation, or if nobody
+        answered the question for a minute.
+        """
+        is_starting = not self._held
+        own = named.generation in {"", self._held, stamp.generation}
+        question, since = self._asked
+        unanswered = bool(question) and self._clock.since_boot() - since > ASKED_SECONDS
+        return is_starting or own or unanswered
+
+    def _begin_generation(self, named: Named, stamp: Stamp, server: str) -> None:
+        """Name a new generation in the bucket and then in Redis. The caller looks again in any case."""
+        generation = self._clock.new_id()
+        if not self._swap(named, generation=generation, question=""):
+            return
+        self._held = generation  # named by this process, so its Redis may begin another one if this is lost
+        self._words = set()
+        begun = Stamp(server, self._bucket, generation)
+        seen = str(stamp) if stamp.generation else ""
+        if self._begin(keys=[STAMP], args=[seen, str(begun)]):
+            log.info("view.begun", generation=generation)
+
+    def _swap(self, named: Named, **members: str) -> bool:
+        """Replace `_view.json` while it is what was looked at. Returns whether this process replaced it."""
+        nonce = self._clock.new_id()
+        kept = {"format": 1, "generation": named.generation, "question": named.question}
+
+        def decide(base: Base) -> bytes:
+            if base.etag != named.base.etag:
+                raise Conflict("Another process was first.")
+            return seal({**kept, **members, "revision": base.revision + 1, "nonce": nonce})
+
+        try:
+            changed = self._documents.change(
+                VIEW, decide, base=named.base, done=lambda body: json.loads(body).get("nonce") == nonce
+            )
+        except Conflict:
+            self._named = None
+            return False
+        self._named = Named.of(changed)
+        return True
+
+    # Being left behind
+
+    def _be_left_behind(self, named: Named) -> None:
+        """Raise `LeftBehind`. After a while, ask in `_view.json` whether anybody serves the generation."""
+        now = self._clock.since_boot()
+        if self._behind_since is None:
+            self._behind_since = now
+        if _throttle.due("left behind"):
+            log.error("view.left_behind", setting="SPEAKER_REDIS_URL")
+        if now - self._behind_since > SETTLED_SECONDS and not named.question:
+            self._swap(named, question=self._clock.new_id())
+        raise LeftBehind
+
+    def _answer(self, named: Named) -> None:
+        """Take a question out of `_view.json`, because this process serves the generation."""
+        if named.question:
+            with suppress(Unavailable):
+                self._swap(named, question="")
+
+
+def _history(info: Any) -> str:
+    """Return what tells one history of a server's data from another. Raises `ViewAway` if INFO lacks it."""
+    if not isinstance(info, dict):
+        lines = (line.partition(":") for line in str(info).splitlines())
+        info = {name: value for name, _, value in lines}
+    history = [str(info.get(name, "")) for name in _HISTORY]
+    if not all(history):
+        raise ViewAway(
+            f"INFO of this Redis-compatible server lacks one of {', '.join(_HISTORY)}, so a loss of data "
+            "would stay unnoticed. Accepted: Valkey or Redis from 7.2."
+        )
+    return ".".join(history)

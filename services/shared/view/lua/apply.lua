@@ -1,0 +1,22 @@
+-- Replaces the copy of one speaker by a newer one, and keeps names, counts and events in step. Knows no rule of the domain.
+-- KEYS: stamp, copy, names, counts, events
+-- ARGV: stamp, revision, etag, document, key of the name ('' if the speaker is not live), voices, bytes, text bytes,
+--       the revision that the events start from, the speaker, life, events...
+-- -> {'kept'} if the stored revision is as high; {'base', stored document} if the events do not start from the stored revision,
+--    so that the caller computes them again; {'applied'}.
+local stored = redis.call('HMGET', KEYS[2], 'rev', 'key', 'doc', 'voices', 'bytes', 'text_bytes')
+local revision = tonumber(stored[1] or '0')
+if revision >= tonumber(ARGV[2]) then return {'kept'} end
+if revision ~= tonumber(ARGV[9]) then return {'base', stored[3] or ''} end
+redis.call('HSET', KEYS[2], 'rev', ARGV[2], 'etag', ARGV[3], 'doc', ARGV[4], 'key', ARGV[5],
+  'voices', ARGV[6], 'bytes', ARGV[7], 'text_bytes', ARGV[8])
+for place, counted in ipairs({'voices', 'bytes', 'text_bytes'}) do
+  local more = tonumber(ARGV[5 + place]) - tonumber(stored[3 + place] or '0')
+  redis.call('HINCRBY', KEYS[4], counted, string.format('%.0f', more))
+end
+if stored[2] and stored[2] ~= '' and stored[2] ~= ARGV[5] then redis.call('ZREM', KEYS[3], stored[2]) end
+if ARGV[5] ~= '' then redis.call('ZADD', KEYS[3], 0, ARGV[5]) end
+for place = 12, #ARGV do
+  redis.call('XADD', KEYS[5], 'MAXLEN', '~', 10000, '*', 'speaker', ARGV[10], 'revision', ARGV[2], 'life', ARGV[11], 'what', ARGV[place])
+end
+return {'applied'}

@@ -1,0 +1,446 @@
+"""Tests of the copies in Redis and of their generation, on real servers. Seeded mistakes must be caught.
+
+A mistake is a rule of the view that is broken on purpose. The check that belongs to the rule must then fail:
+a check that passes with the mistake would say nothing.
+"""
+
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from redis import Redis
+
+from services.embedded.valkey import ValkeyServer
+from services.shared.bucket.documents import Documents
+from services.shared.bucket.folder_store import FolderStore
+from services.shared.bucket.keys import SpeakerId
+from services.shared.bucket.layout import VIEW
+from services.shared.bucket.store import Object
+from services.shared.model import changes
+from services.shared.model.clock import Clock
+from services.shared.model.document import Counts, SpeakerDocument
+from services.shared.model.records import Version, unseal
+from services.shared.view import generation as generation_module
+from services.shared.view.copies import SpeakerView, events_key
+from services.shared.view.generation import (
+    ASKED_SECONDS,
+    LOOK_SECONDS,
+    SETTLED_SECONDS,
+    STAMP,
+    Generation,
+    LeftBehind,
+    Named,
+    RedisTaken,
+    Stamp,
+    ViewAway,
+)
+from speaker_registry.errors import Unavailable
+
+WREN = SpeakerId("default", "wren")
+NOTHING = SpeakerDocument()
+
+
+class MovableClock(Clock):
+    """A clock that a test moves ahead, and that waits by moving ahead."""
+
+    ahead = 0.0
+
+    def monotonic(self) -> float:
+        return super().monotonic() + self.ahead
+
+    def since_boot(self) -> float:
+        return super().since_boot() + self.ahead
+
+    def sleep(self, seconds: float) -> None:
+        self.ahead += seconds
+
+
+class Bucket(FolderStore):
+    """A folder that can be taken away."""
+
+    away = False
+
+    def read(self, key: str) -> Object:
+        if self.away:
+            raise Unavailable("The object store is not available.")
+        return super().read(key)
+
+
+class World:
+    """One bucket, and processes of the registry that use it with any Redis."""
+
+    def __init__(self, folder: Path, stack: ExitStack) -> None:
+        self.clock = MovableClock()
+        self.store = Bucket(folder)
+        self.documents = Documents(self.store, self.clock)
+        self._stack = stack
+
+    def process(
+        self, server: ValkeyServer, kind: type[Generation] = Generation, bucket: str = "b/1"
+    ) -> Generation:
+        """Return the view of a process that has just started."""
+        started = kind(server.url, bucket, self.documents, self.clock)
+        self._stack.callback(started.close)
+        return started
+
+    @property
+    def named(self) -> Named:
+        return Named.of(self.documents.read(VIEW))
+
+
+@pytest.fixture
+def world(tmp_path: Path, redis_client: Redis) -> Iterator[World]:
+    with ExitStack() as stack:
+        yield World(tmp_path / "bucket", stack)
+
+
+@pytest.fixture(scope="module")
+def other_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ValkeyServer]:
+    with ValkeyServer(tmp_path_factory.mktemp("other")) as server:
+        yield server
+
+
+@pytest.fixture
+def other(other_server: ValkeyServer) -> ValkeyServer:
+    """Return a second server, which is empty."""
+    with Redis.from_url(other_server.url) as client:
+        client.flushall()
+    return other_server
+
+
+def following(before: SpeakerDocument, after: SpeakerDocument) -> SpeakerDocument:
+    return after.following(before, None, at=100, by="k", did="test")
+
+
+def with_version(document: SpeakerDocument, vuid: str) -> SpeakerDocument:
+    version = Version(vuid=vuid, name="Wren", source="audio", consent="c", ref_text="text")
+    added = changes.with_version(
+        document, version, (), key="wren", life=document.marks.life, now=100, max_versions=9
+    )
+    return following(document, added)
+
+
+def history() -> list[SpeakerDocument]:
+    """Return the revisions of a speaker: registered, a second version, an alias, deleted."""
+    first = with_version(NOTHING, "v1")
+    second = with_version(first, "v2")
+    third = following(second, changes.with_alias(second, "prod", "v1"))
+    return [NOTHING, first, second, third, following(third, changes.deleted(third, now=100))]
+
+
+def apply(view: SpeakerView, process: Generation, document: SpeakerDocument, **options: Any) -> None:
+    etag = f"e{document.revision}"
+    view.apply(WREN, document, etag, generation=process.for_reading(), **options)
+
+
+def revision(process: Generation) -> int | None:
+    return SpeakerView(process).get([WREN], {})[0].revision
+
+
+# Copies
+
+
+def test_a_copy_is_what_was_applied_last_and_never_goes_back(world: World, valkey: ValkeyServer) -> None:
+    """An apply that stood still for a day must not take a voice back, and readers get what they lack only."""
+    process = world.process(valkey)
+    view, revisions = SpeakerView(process), history()
+    assert view.get([WREN], {})[0].revision is None
+    for document in (revisions[2], revisions[1], revisions[2]):
+        apply(view, process, document)
+    [copy] = view.get([WREN], {})
+    assert (copy.revision, copy.etag) == (2, "e2")
+    assert SpeakerDocument.parse(copy.body) == revisions[2]
+    assert view.get([WREN], {WREN: 2})[0].body is None
+    assert view.get([WREN], {WREN: 1})[0].body == copy.body
+
+
+def check_counts(world: World, valkey: ValkeyServer) -> None:
+    """Check that names and counts equal what the documents say, whatever was applied in between."""
+    process = world.process(valkey)
+    view = SpeakerView(process)
+    for document in history()[1:]:
+        apply(view, process, document)
+        apply(view, process, document)
+        assert view.usage("default") == document.counts
+        assert view.names("default", limit=9) == (["wren"] if document.live else [])
+    assert view.usage("elsewhere") == Counts(0, 0, 0)
+
+
+def check_events(world: World, valkey: ValkeyServer) -> None:
+    """Check that a change whose own apply was lost is told by the next one."""
+    process = world.process(valkey)
+    view, revisions = SpeakerView(process), history()
+    apply(view, process, revisions[1])
+    apply(view, process, revisions[3], base=revisions[2])  # the apply of the second revision was lost
+    told = [event["what"] for _, event in process.redis.xrange(events_key(process.for_reading())) if event]
+    assert told == ["registered", "versions", "aliases", "versions", "aliases"]
+
+
+def check_order_of_beginning(world: World, valkey: ValkeyServer, other: ValkeyServer) -> None:
+    """Check that no writer is told that its commit shows, once a view that may lack it has begun."""
+    writer = world.process(valkey)
+    generation = writer.for_reading()
+    beginner = world.process(other, KINDS.get("order", Generation))
+    begin = beginner._begin
+
+    def observed(**arguments: Any) -> Any:
+        with pytest.raises(Unavailable):
+            writer.confirm(generation)
+        return begin(**arguments)
+
+    beginner._begin = observed  # type: ignore[assignment]
+    beginner.look()
+
+
+def check_stamp(world: World, valkey: ValkeyServer) -> None:
+    """Check that nothing is written to a generation that has ended, and nothing of it is read."""
+    process, another = world.process(valkey), world.process(valkey)
+    view, revisions = SpeakerView(process), history()
+    apply(view, process, revisions[1])
+    ended = process.for_reading()
+    process._plain.set(STAMP, "lost")
+    process._plain.delete(STAMP)
+    another.look()
+    assert another.for_reading() != ended
+    with pytest.raises(ViewAway):
+        view.apply(WREN, revisions[2], "e2", generation=ended)
+    assert revision(another) is None
+
+
+def test_names_and_counts_are_what_documents_say(world: World, valkey: ValkeyServer) -> None:
+    """A quota that counts a repeated apply twice would refuse uploads for nothing."""
+    check_counts(world, valkey)
+
+
+def test_every_change_is_told_although_an_apply_was_lost(world: World, valkey: ValkeyServer) -> None:
+    """Engines that wait for a version must not miss it because the process that made it died."""
+    check_events(world, valkey)
+
+
+def test_a_generation_is_named_in_the_bucket_before_it_begins(
+    world: World, valkey: ValkeyServer, other: ValkeyServer
+) -> None:
+    """Otherwise a new view could miss a commit that was acknowledged while it was being filled."""
+    check_order_of_beginning(world, valkey, other)
+
+
+def test_an_ended_generation_is_neither_read_nor_written(world: World, valkey: ValkeyServer) -> None:
+    """A change that is applied to a view that nobody reads must not be acknowledged."""
+    check_stamp(world, valkey)
+
+
+# Seeded mistakes
+
+KINDS: dict[str, type[Generation]] = {}
+"""The kind of process that a check starts instead of the real one."""
+
+
+class RedisFirst(Generation):
+    """A process that begins a generation in Redis before it names it in the bucket."""
+
+    def _begin_generation(self, named: Named, stamp: Stamp, server: str) -> None:
+        generation = self._clock.new_id()
+        seen = str(stamp) if stamp.generation else ""
+        self._begin(keys=[STAMP], args=[seen, str(Stamp(server, self._bucket, generation))])
+        self._swap(named, generation=generation, question="")
+
+
+@pytest.fixture
+def scripts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, str, str], None]:
+    """Return a function that replaces a part of one script by another."""
+    folder = tmp_path / "lua"
+    shutil.copytree(generation_module._LUA, folder)
+    monkeypatch.setattr(generation_module, "_LUA", folder)
+
+    def edit(script: str, right: str, wrong: str) -> None:
+        text = (folder / script).read_text()
+        assert right in text
+        (folder / script).write_text(text.replace(right, wrong, 1))
+
+    return edit
+
+
+@pytest.mark.parametrize(
+    ("script", "right", "wrong", "check"),
+    [
+        ("apply.lua", " - tonumber(stored[3 + place] or '0')", "", check_counts),
+        ("apply.lua", "if revision ~= tonumber(ARGV[9])", "if false", check_events),
+        ("_prelude.lua", "~= ARGV[1]", "== ''", check_stamp),
+    ],
+    ids=["counts by difference alone", "apply trusts its caller's base", "a stamp that is not looked at"],
+)
+def test_a_mistake_in_a_script_is_caught(
+    world: World,
+    valkey: ValkeyServer,
+    scripts: Callable[[str, str, str], None],
+    script: str,
+    right: str,
+    wrong: str,
+    check: Callable[[World, ValkeyServer], None],
+) -> None:
+    """Each check above fails if the rule that it belongs to is broken."""
+    scripts(script, right, wrong)
+    with pytest.raises((AssertionError, pytest.fail.Exception)):
+        check(world, valkey)
+
+
+def test_a_generation_that_begins_in_redis_first_is_caught(
+    world: World, valkey: ValkeyServer, other: ValkeyServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The check of the order fails if the order is the wrong one."""
+    monkeypatch.setitem(KINDS, "order", RedisFirst)
+    with pytest.raises((AssertionError, pytest.fail.Exception)):
+        check_order_of_beginning(world, valkey, other)
+
+
+# Losses
+
+
+def test_an_emptied_redis_begins_another_generation(world: World, valkey: ValkeyServer) -> None:
+    """A loss is noticed by the next read, which is answered all the same: the view then knows nothing."""
+    process = world.process(valkey)
+    apply(SpeakerView(process), process, history()[1])
+    before = process.for_reading()
+    process._plain.flushall()
+    assert revision(process) is None
+    assert process.for_reading() != before
+    assert world.named.generation == process.for_reading()
+
+
+def snapshot(server: ValkeyServer) -> dict[bytes, bytes]:
+    with Redis.from_url(server.url) as client:
+        return {key: client.dump(key) for key in client.scan_iter()}
+
+
+def restore(server: ValkeyServer, kept: dict[bytes, bytes]) -> None:
+    with Redis.from_url(server.url) as client:
+        client.flushall()
+        for key, value in kept.items():
+            client.restore(key, 0, value)
+
+
+def test_a_redis_that_was_rolled_back_is_not_believed(world: World, valkey: ValkeyServer) -> None:
+    """A server that a snapshot was restored into, under one run, lacks the last word of every process."""
+    process = world.process(valkey)
+    view, revisions = SpeakerView(process), history()
+    apply(view, process, revisions[1])
+    before, kept = process.for_reading(), snapshot(valkey)
+    process.look()
+    apply(view, process, revisions[2])
+    restore(valkey, kept)
+    process.look()
+    assert process.for_reading() != before
+    assert revision(process) is None
+
+
+def test_data_that_were_copied_to_another_server_are_not_believed(
+    world: World, valkey: ValkeyServer, other: ValkeyServer
+) -> None:
+    """A replica that took over may lack what was acknowledged last."""
+    before = world.process(valkey).for_reading()
+    restore(other, snapshot(valkey))
+    assert world.process(other).for_reading() != before
+
+
+def test_processes_that_start_together_use_one_generation(world: World, valkey: ValkeyServer) -> None:
+    """A second process joins the view that the first one has begun."""
+    first, second = world.process(valkey), world.process(valkey)
+    assert first.for_reading() == second.for_reading() == world.named.generation
+
+
+def test_a_redis_of_another_bucket_is_left_alone(world: World, valkey: ValkeyServer) -> None:
+    """Two registries on one Redis would otherwise take it from each other with every look."""
+    process = world.process(valkey)
+    generation = process.for_reading()
+    with pytest.raises(RedisTaken, match="another bucket"):
+        world.process(valkey, bucket="b/2").for_reading()
+    process.look()
+    assert process.for_reading() == generation
+
+
+def test_reads_go_on_while_the_bucket_is_away(world: World, valkey: ValkeyServer) -> None:
+    """A look that fails changes nothing. Only a look that names another generation forbids the view."""
+    process = world.process(valkey)
+    apply(SpeakerView(process), process, history()[1])
+    world.store.away = True
+    world.clock.ahead += 3 * LOOK_SECONDS
+    process.look()
+    assert revision(process) == 1
+    with pytest.raises(Unavailable):
+        process.confirm(process.for_reading())
+
+
+def test_what_takes_away_waits_until_every_reader_has_looked(world: World, valkey: ValkeyServer) -> None:
+    """A deleted voice must not be served any more by a process that still reads the view of before."""
+    process = world.process(valkey)
+    process.for_reading()
+    began = world.clock.since_boot()
+    process.settle()
+    assert world.clock.since_boot() - began == pytest.approx(SETTLED_SECONDS, abs=2)
+    settled = world.clock.since_boot()
+    process.settle()
+    assert world.clock.since_boot() - settled < SETTLED_SECONDS / 2
+
+
+# Left behind
+
+
+def test_a_process_that_is_left_behind_neither_reads_nor_begins(
+    world: World, valkey: ValkeyServer, other: ValkeyServer
+) -> None:
+    """Two Redis by mistake end in one that serves and an alarm, not in turns of rebuilding."""
+    behind = world.process(valkey)
+    behind.for_reading()
+    serving = world.process(other)
+    generation = serving.for_reading()
+    world.clock.ahead += LOOK_SECONDS
+    for _ in range(3):
+        with pytest.raises(LeftBehind, match="SPEAKER_REDIS_URL"):
+            behind.look()
+        with pytest.raises(ViewAway):
+            SpeakerView(behind).get([WREN], {})
+    assert world.named.generation == generation
+
+
+def test_a_question_is_answered_by_whoever_serves(
+    world: World, valkey: ValkeyServer, other: ValkeyServer
+) -> None:
+    """A process that is left behind asks after a while. While it is answered, it never begins."""
+    behind, serving = world.process(valkey), world.process(other)
+    behind.for_reading()
+    generation = serving.for_reading()
+    for _ in range(3):
+        world.clock.ahead += SETTLED_SECONDS + 1
+        with pytest.raises(LeftBehind):
+            behind.look()
+        world.clock.ahead += ASKED_SECONDS / 2
+        serving.look()
+    assert not world.named.question
+    assert serving.for_reading() == generation
+
+
+def test_a_question_that_nobody_answers_lets_the_asker_begin(
+    world: World, valkey: ValkeyServer, other: ValkeyServer
+) -> None:
+    """After fail-overs nobody may be left who holds the generation that the bucket names."""
+    behind = world.process(valkey)
+    behind.for_reading()
+    world.process(other).for_reading()  # and ends
+    for _ in range(3):
+        world.clock.ahead += SETTLED_SECONDS + 1
+        with pytest.raises(LeftBehind):
+            behind.look()
+    assert world.named.question
+    world.clock.ahead += ASKED_SECONDS
+    behind.look()
+    assert behind.for_reading() == world.named.generation
+
+
+def test_a_damaged_view_document_is_replaced(world: World, valkey: ValkeyServer) -> None:
+    """It holds nothing that cannot be made again, so it must not keep the registry from starting."""
+    world.store.put(VIEW, b"{")
+    generation = world.process(valkey).for_reading()
+    assert unseal(world.store.get(VIEW))["generation"] == generation
