@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike
 
 from speaker_registry.artifact import Artifact
 from speaker_registry.cache import ArtifactCache
-from speaker_registry.calls import Item, Listing, Registration, key_request, parse_target
+from speaker_registry.calls import Item, Listing, Registration, key_request, parse_target, promotion_request
 from speaker_registry.errors import SpeakerRegistryError
 from speaker_registry.exchange import (
     BodyReader,
@@ -322,6 +322,14 @@ class AsyncRegistryClient(Session):
         See `RegistryClient.profiles`.
         """
         return self._pages(self._calls.profiles())
+
+    async def promote_encoder(self, profile: str, fingerprint: str, *, force: bool = False) -> Profile:
+        """Make another encoder the current one of a profile, for all namespaces.
+
+        See `RegistryClient.promote_encoder`.
+        """
+        wanted = promotion_request(fingerprint, force=force)
+        return await self._run(self._calls.promote_encoder(profile, wanted))
 
     async def create_key(
         self,

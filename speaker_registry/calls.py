@@ -34,6 +34,7 @@ from speaker_registry.schemas import (
     ApiKey,
     ApiKeyRequest,
     ArtifactDescriptor,
+    EncoderPromotion,
     ExtractionRequest,
     Job,
     NewApiKey,
@@ -316,6 +317,16 @@ class Calls:
     def profiles(self) -> Listing[Profile]:
         return _listing("/v1/profiles", Page[Profile], None)
 
+    def promote_encoder(self, profile: str, wanted: EncoderPromotion) -> Plan[Profile]:
+        request = Request(
+            method="POST",
+            path=f"/v1/profiles/{_segment(profile, 'profile')}/promote",
+            headers={"content-type": "application/json"},
+            content=wanted.model_dump_json().encode(),
+            repeatable=False,  # a repetition would be refused because the encoder is current already
+        )
+        return self._read(Profile, request)
+
     def page(self, listing: Listing[Item]) -> Plan[Page[Item]]:
         page = yield from self._read(listing.page, listing.request)
         return page if listing.limit is None else page.model_copy(update={"data": page.data[: listing.limit]})
@@ -448,20 +459,30 @@ def key_request(
     """Build the request for a new API key. Raises `InvalidRequest` with the message that the registry would
     send.
     """
+    return _request_body(
+        ApiKeyRequest,
+        name=name,
+        scopes=list(scopes),
+        namespace=namespace,
+        expires_at=expires_at,
+        requests_per_minute=requests_per_minute,
+        uploads_per_minute=uploads_per_minute,
+    )
+
+
+def promotion_request(fingerprint: str, *, force: bool) -> EncoderPromotion:
+    """Build the request to promote an encoder. Raises `InvalidRequest` with the message that the registry
+    would send.
+    """
+    return _request_body(EncoderPromotion, fingerprint=fingerprint, force=force)
+
+
+def _request_body(model: type[Model], **values: object) -> Model:
     try:
-        return ApiKeyRequest.model_validate(
-            {
-                "name": name,
-                "scopes": list(scopes),
-                "namespace": namespace,
-                "expires_at": expires_at,
-                "requests_per_minute": requests_per_minute,
-                "uploads_per_minute": uploads_per_minute,
-            }
-        )
+        return model.model_validate(values)
     except ValidationError as error:
         fault = error.errors()[0]
-        said = invalid_value_message(fault, fault["loc"], ApiKeyRequest.model_json_schema())
+        said = invalid_value_message(fault, fault["loc"], model.model_json_schema())
         raise InvalidRequest(said, param=str(fault["loc"][0])) from None
 
 

@@ -15,7 +15,7 @@ from numpy.typing import ArrayLike
 
 from speaker_registry.artifact import Artifact
 from speaker_registry.cache import ArtifactCache
-from speaker_registry.calls import Item, Listing, Registration, key_request, parse_target
+from speaker_registry.calls import Item, Listing, Registration, key_request, parse_target, promotion_request
 from speaker_registry.deadlines import Deadlines
 from speaker_registry.errors import SpeakerRegistryError
 from speaker_registry.exchange import (
@@ -437,6 +437,32 @@ class RegistryClient(Session):
     def profiles(self) -> Iterator[Profile]:
         """Iterate over the profiles that the registry knows, with the number of workers that serve each."""
         return self._pages(self._calls.profiles())
+
+    def promote_encoder(self, profile: str, fingerprint: str, *, force: bool = False) -> Profile:
+        """Make another encoder the current one of a profile, for all namespaces.
+
+        Every voice keeps its last artifact until its new one is ready. Promote a fingerprint of
+        `Profile.former` to go back. The call is not retried if its answer is lost, because a second attempt
+        would be refused; `profiles` tells which encoder is current.
+
+        Args:
+            profile: Name of the profile.
+            fingerprint: Fingerprint of a candidate, or of a former encoder.
+            force: Promote the encoder even if no live worker has it. The profile is then without a worker.
+
+        Returns:
+            The profile with its new fingerprint.
+
+        Raises:
+            InvalidRequest: The name or the fingerprint is malformed.
+            ProfileUnknown: There is no such profile.
+            EncoderUnknown: No worker ever came with this fingerprint for the profile.
+            EncoderCurrent: The encoder is the current one already.
+            EncoderUnserved: No live worker has the encoder, and `force` is false.
+            PermissionDenied: The client's key lacks `admin`, or is not for all namespaces.
+            Unavailable: The registry did not answer. The encoder may have been promoted nevertheless.
+        """
+        return self._run(self._calls.promote_encoder(profile, promotion_request(fingerprint, force=force)))
 
     def create_key(
         self,

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NoReturn
 
 import speaker_registry
-from speaker_registry.cli import artifacts, completion, jobs, keys, moving, syncing, voices
+from speaker_registry.cli import artifacts, completion, jobs, keys, moving, profiles, syncing, voices
 from speaker_registry.cli.command import (
     HINTS,
     INTERRUPTED,
@@ -42,6 +42,7 @@ _COMMANDS = (
     *moving.COMMANDS,
     *syncing.COMMANDS,
     *jobs.COMMANDS,
+    *profiles.COMMANDS,
     *keys.COMMANDS,
     completion.COMMAND,
 )

@@ -1,4 +1,4 @@
-"""The commands for extractions: `extract`, `jobs`, `cancel` and `profiles`."""
+"""The commands for extractions: `extract`, `jobs` and `cancel`."""
 
 import argparse
 from functools import partial
@@ -16,7 +16,7 @@ from speaker_registry.cli.command import (
     moment,
 )
 from speaker_registry.cli.progress import wait_ready
-from speaker_registry.cli.text import extraction_text, readiness_text, remarks_on, weights_of
+from speaker_registry.cli.text import extraction_text, readiness_text
 from speaker_registry.errors import ArtifactFailed
 from speaker_registry.terminal import printable, table
 
@@ -71,25 +71,6 @@ def cancel(client: "RegistryClient", arguments: argparse.Namespace) -> Output:
     return Output(job.model_dump(mode="json"), text)
 
 
-def profiles(client: "RegistryClient", _: argparse.Namespace) -> Output:
-    found = list(client.profiles())
-    head = ("PROFILE", "MODEL TYPE", "REQUIRED", "WORKERS", "CLIP", "WEIGHTS", "LICENCE")
-    rows = [
-        (
-            profile.id,
-            profile.model_type,
-            "yes" if profile.required else "no",
-            profile.workers,
-            f"{profile.sample_rate} Hz",
-            weights_of(profile),
-            profile.licence,
-        )
-        for profile in found
-    ]
-    remarks = "\n".join(remarks_on(found))
-    return Output(list_document(found), table(head, rows) + (f"\n\n{remarks}" if remarks else ""))
-
-
 def _add_extract(command: argparse.ArgumentParser) -> None:
     add_speaker(command)
     command.add_argument("--profile", metavar="P", required=True)
@@ -124,5 +105,4 @@ COMMANDS = (
     Command("extract", extract, "Extract an artifact of a version.", _add_extract),
     Command("jobs", jobs, "List the extraction jobs.", _add_jobs),
     Command("cancel", cancel, "Cancel an extraction job.", _add_cancel),
-    Command("profiles", profiles, "List the profiles and the number of workers that serve them.", None),
 )

@@ -3,6 +3,8 @@
 import pytest
 
 from services.shared.bucket.store import ObjectUnavailable
+from speaker_registry import RegistryClient
+from speaker_registry.errors import EncoderCurrent, EncoderUnknown, EncoderUnserved
 from tests.integration.api.conftest import Start
 from tests.integration.api.registry import PROFILE, Registry
 from tests.integration.api.worker import FINGERPRINT
@@ -148,3 +150,18 @@ def test_jobs_of_an_encoder_that_was_replaced_are_made_with_the_new_one(registry
     registry.worker.publish(attempt)
     assert registry.file("alice").headers["X-Artifact-Fingerprint"] == NEWER
     assert registry.client.get(f"/v1/jobs/{job}").json()["state"] in {"succeeded", "superseded"}
+
+
+def test_the_sdk_promotes_an_encoder_and_raises_an_error_of_its_own_for_each_refusal(registry: Registry):
+    """An operator's script can promote and go back, and learns from the error what was wrong."""
+    with RegistryClient(registry.url, retries=0) as operator:
+        promoted = operator.promote_encoder(PROFILE, NEWER)
+        assert (promoted.fingerprint, promoted.former) == (NEWER, [FINGERPRINT])
+        with pytest.raises(EncoderCurrent, match="already the current"):
+            operator.promote_encoder(PROFILE, NEWER)
+        with pytest.raises(EncoderUnknown, match="No worker ever came"):
+            operator.promote_encoder(PROFILE, UNKNOWN)
+        registry.parts.announcements.leave("w1", {PROFILE: FINGERPRINT})
+        with pytest.raises(EncoderUnserved, match="force=true"):
+            operator.promote_encoder(PROFILE, FINGERPRINT)
+        assert operator.promote_encoder(PROFILE, FINGERPRINT, force=True).fingerprint == FINGERPRINT

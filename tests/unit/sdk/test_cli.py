@@ -20,7 +20,7 @@ from speaker_registry import errors
 from speaker_registry.artifact import ComputedOn
 from speaker_registry.atomic_files import write_atomically
 from speaker_registry.cli import main, parser
-from speaker_registry.cli.command import EXIT_CODES, HINTS, UNTRAINED
+from speaker_registry.cli.command import EXIT_CODES, HINTS, NOT_FOUND, REFUSED, UNTRAINED, USAGE
 from tests.unit.sdk.fake_registry import (
     ECAPA,
     QWEN,
@@ -410,8 +410,8 @@ def test_jobs_and_profiles_are_listed(run: Run, registry: FakeRegistry):
     assert "extractor_error" in run("jobs", "--voice", "alice", "--state", "failed").out
     assert dict(registry.requests[0].url.params) == {"voice": "alice", "state": "failed", "limit": "51"}
     assert len(run("jobs", "--limit", "1", "--json").document["data"]) == 1
-    assert ECAPA in run("profiles").out
-    assert run("profiles", "--json").document["data"][0]["id"] == ECAPA
+    assert ECAPA in run("profiles", "list").out
+    assert run("profiles", "list", "--json").document["data"][0]["id"] == ECAPA
 
 
 def test_profiles_are_listed_with_the_terms_of_their_weights(run: Run, monkeypatch: pytest.MonkeyPatch):
@@ -423,7 +423,7 @@ def test_profiles_are_listed_with_the_terms_of_their_weights(run: Run, monkeypat
         return plain(registry, profile) | (terms if profile == ECAPA else {})
 
     monkeypatch.setattr(FakeRegistry, "_profile", restricted)
-    lines = run("profiles").out.splitlines()
+    lines = run("profiles", "list").out.splitlines()
     assert lines[0].endswith("LICENCE")
     assert any(line.startswith(ECAPA) and line.endswith("CC-BY-NC-4.0") for line in lines)
     assert lines[-3:] == ["", f"{ECAPA}: Ask\\nfirst.", f"{ECAPA}: No encoder."]
@@ -440,9 +440,66 @@ def test_profiles_say_whose_encoder_failed_its_proof_and_whose_weights_are_custo
         return plain(registry, profile) | {"custom_weights": True, "failed_proofs": [failed]}
 
     monkeypatch.setattr(FakeRegistry, "_profile", unproven)
-    shown = run("profiles").out
+    shown = run("profiles", "list").out
     assert f"{ECAPA}: not served by gpu-7 (cuda:0). codes: 12.00% of the codes are equal" in shown
     assert "custom weights" in shown
+
+
+NEWER, FORMER = "sha256:" + "2" * 64, "sha256:" + "3" * 64
+
+
+def test_a_profile_is_shown_with_its_former_encoders_and_what_a_candidate_differs_in(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+):
+    """An operator decides about a promotion, and about the way back, with what this command says."""
+    plain = FakeRegistry._profile
+    candidate = {
+        "fingerprint": NEWER,
+        "workers": 3,
+        "differs": {"dtype": ["float32", "bfloat16"], "x": [None, 1]},
+    }
+
+    def prepared(registry: FakeRegistry, profile: str) -> dict[str, Any]:
+        return plain(registry, profile) | {"former": [FORMER], "candidates": [candidate]}
+
+    monkeypatch.setattr(FakeRegistry, "_profile", prepared)
+    lines = run("profiles", "show", ECAPA).out.splitlines()
+    assert any(line.startswith("former") and line.endswith(FORMER) for line in lines)
+    assert lines[-3:] == [
+        f"candidate {NEWER}, live workers: 3",
+        "  dtype: float32 now, bfloat16 with this candidate",
+        "  x: absent now, 1 with this candidate",
+    ]
+    assert run("profiles", "show", ECAPA, "--json").document["candidates"][0]["workers"] == 3
+
+
+def test_an_unknown_profile_is_not_found_and_the_others_are_named(run: Run):
+    """A mistyped name is answered with those that there are."""
+    result = run("profiles", "show", "ecapo")
+    assert result.status == NOT_FOUND
+    assert "'ecapo'" in result.err
+    assert ECAPA in result.err
+
+
+def test_promoting_an_encoder_asks_first_and_sends_what_was_said(run: Run, registry: FakeRegistry):
+    """A promotion has every voice extracted again, so a script has to say that it means it."""
+    refused = run("profiles", "promote", ECAPA, NEWER)
+    assert refused.status == USAGE
+    assert "--yes" in refused.err
+    assert registry.requests == []
+    registry.faults.append(httpx.Response(200, json=registry._profile(ECAPA) | {"fingerprint": NEWER}))
+    done = run("profiles", "promote", ECAPA, NEWER, "--force", "--yes")
+    assert done.out.startswith(f"promoted {NEWER}\n")
+    assert registry.paths() == [f"POST /v1/profiles/{ECAPA}/promote"]
+    assert json.loads(registry.requests[0].content) == {"fingerprint": NEWER, "when": "now", "force": True}
+
+
+def test_a_promotion_with_half_a_fingerprint_is_refused_before_it_is_sent(run: Run, registry: FakeRegistry):
+    """The message names what is accepted."""
+    result = run("profiles", "promote", ECAPA, "sha256:2", "--yes")
+    assert result.status == REFUSED
+    assert "sha256:2" in result.err
+    assert registry.requests == []
 
 
 def test_deleting_asks_first(run: Run, registry: FakeRegistry, monkeypatch: pytest.MonkeyPatch):

@@ -1,0 +1,136 @@
+"""The commands for profiles and their encoders: `profiles list|show|promote`."""
+
+import argparse
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from speaker_registry.cli.command import (
+    Command,
+    Output,
+    about_weights,
+    add_commands,
+    confirm,
+    list_document,
+)
+from speaker_registry.cli.text import remarks_on, weights_of
+from speaker_registry.errors import ProfileUnknown
+from speaker_registry.terminal import field_lines, printable, table
+
+if TYPE_CHECKING:
+    from speaker_registry import Profile, RegistryClient
+
+_PROMOTION = (
+    "Make another encoder the current one of a profile, for all namespaces. Every voice keeps its last "
+    "artifact until its new one is ready. To go back, promote the former fingerprint."
+)
+
+
+def list_profiles(client: "RegistryClient", _: argparse.Namespace) -> Output:
+    found = list(client.profiles())
+    head = ("PROFILE", "MODEL TYPE", "REQUIRED", "WORKERS", "CANDIDATES", "CLIP", "WEIGHTS", "LICENCE")
+    rows = [
+        (
+            profile.id,
+            profile.model_type,
+            "yes" if profile.required else "no",
+            profile.workers,
+            len(profile.candidates),
+            f"{profile.sample_rate} Hz",
+            weights_of(profile),
+            profile.licence,
+        )
+        for profile in found
+    ]
+    remarks = "\n".join(remarks_on(found))
+    return Output(list_document(found), table(head, rows) + (f"\n\n{remarks}" if remarks else ""))
+
+
+def show_profile(client: "RegistryClient", arguments: argparse.Namespace) -> Output:
+    profile = _find(client, arguments.profile)
+    return Output(profile.model_dump(mode="json"), _profile_text(profile), warnings=about_weights([profile]))
+
+
+def promote(client: "RegistryClient", arguments: argparse.Namespace) -> Output:
+    profile, fingerprint = arguments.profile, arguments.fingerprint
+    if not arguments.yes:
+        confirm(
+            "promote",
+            f"Make {printable(fingerprint)} the current encoder of {printable(profile)}? Every voice without "
+            "an artifact of it is extracted again.",
+        )
+    promoted = client.promote_encoder(profile, fingerprint, force=arguments.force)
+    text = f"promoted {printable(fingerprint)}\n\n{_profile_text(promoted)}"
+    return Output(promoted.model_dump(mode="json"), text, warnings=about_weights([promoted]))
+
+
+def _find(client: "RegistryClient", name: str) -> "Profile":
+    found = {profile.id: profile for profile in client.profiles()}
+    if name not in found:
+        raise ProfileUnknown(
+            f"There is no profile {name[:80]!a}; accepted: {', '.join(sorted(found))}.", param="profile"
+        )
+    return found[name]
+
+
+def _profile_text(profile: "Profile") -> str:
+    head = field_lines(
+        [
+            ("profile", profile.id),
+            ("description", profile.description),
+            ("model type", profile.model_type),
+            ("required", "yes" if profile.required else "no"),
+            ("weights", weights_of(profile)),
+            ("licence", profile.licence),
+            ("workers", profile.workers),
+            ("fingerprint", profile.fingerprint),
+            ("former", ", ".join(profile.former) or None),
+        ]
+    )
+    return "\n".join([head, *remarks_on([profile]), *_candidate_lines(profile)])
+
+
+def _candidate_lines(profile: "Profile") -> Iterator[str]:
+    """Return a line for each candidate, and one for each input in which it differs."""
+    for candidate in profile.candidates:
+        weights = ", untrained weights" if candidate.untrained else ""
+        custom = ", custom weights" if candidate.custom_weights else ""
+        yield ""
+        yield printable(
+            f"candidate {candidate.fingerprint}, live workers: {candidate.workers}{weights}{custom}"
+        )
+        for name, (now, then) in candidate.differs.items():
+            yield printable(f"  {name}: {_value(now)} now, {_value(then)} with this candidate")
+
+
+def _value(value: object) -> str:
+    return "absent" if value is None else str(value)
+
+
+def _add_profiles(command: argparse.ArgumentParser) -> None:
+    add_commands(command, _PROFILE_COMMANDS)
+
+
+def _add_profile(command: argparse.ArgumentParser) -> None:
+    command.add_argument("profile", metavar="PROFILE", help="name of the profile, see profiles list")
+
+
+def _add_promote(command: argparse.ArgumentParser) -> None:
+    _add_profile(command)
+    command.add_argument(
+        "fingerprint", metavar="FINGERPRINT", help="a candidate or a former fingerprint, see profiles show"
+    )
+    command.add_argument(
+        "--force",
+        action="store_true",
+        help="promote the encoder even if no live worker has it; the profile is then without a worker",
+    )
+    command.add_argument("--yes", action="store_true", help="skip the confirmation")
+
+
+_PROFILE_COMMANDS = (
+    Command("list", list_profiles, "List the profiles and the number of workers that serve them.", None),
+    Command("show", show_profile, "Show the encoders of a profile and how candidates differ.", _add_profile),
+    Command("promote", promote, _PROMOTION, _add_promote),
+)
+
+COMMANDS = (Command("profiles", None, "List profiles, and promote their encoders.", _add_profiles),)
