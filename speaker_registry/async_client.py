@@ -15,7 +15,15 @@ from numpy.typing import ArrayLike
 
 from speaker_registry.artifact import Artifact
 from speaker_registry.cache import ArtifactCache
-from speaker_registry.calls import Item, Listing, Registration, key_request, parse_target, promotion_request
+from speaker_registry.calls import (
+    Item,
+    Listing,
+    Registration,
+    key_request,
+    parse_target,
+    promotion_request,
+    target_of,
+)
 from speaker_registry.errors import SpeakerRegistryError
 from speaker_registry.exchange import (
     BodyReader,
@@ -105,7 +113,7 @@ class AsyncRegistryClient(Session):
 
     async def wait_ready(
         self,
-        speaker: str,
+        speaker: str | Registration,
         profile: str | None = None,
         timeout: float = 600.0,
         on_progress: OnProgress | None = None,
@@ -115,7 +123,7 @@ class AsyncRegistryClient(Session):
         See `RegistryClient.wait_ready`. `on_progress` is called and not awaited, so it must be an ordinary
         function.
         """
-        return await self._run(wait_ready(self._policy, parse_target(speaker), profile, timeout, on_progress))
+        return await self._run(wait_ready(self._policy, target_of(speaker), profile, timeout, on_progress))
 
     async def fetch(
         self,

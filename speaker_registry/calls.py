@@ -194,6 +194,11 @@ class _Uploaded(Schema):
     created: bool = True
 
 
+def target_of(speaker: str | Registration) -> Target:
+    """Return the version that a registration describes, or what a text such as `alice@3` means."""
+    return parse_target(speaker.reference if isinstance(speaker, Registration) else speaker)
+
+
 @dataclass(frozen=True, slots=True)
 class Listing(Generic[Item]):
     """A list that is read page by page."""

@@ -15,7 +15,15 @@ from numpy.typing import ArrayLike
 
 from speaker_registry.artifact import Artifact
 from speaker_registry.cache import ArtifactCache
-from speaker_registry.calls import Item, Listing, Registration, key_request, parse_target, promotion_request
+from speaker_registry.calls import (
+    Item,
+    Listing,
+    Registration,
+    key_request,
+    parse_target,
+    promotion_request,
+    target_of,
+)
 from speaker_registry.deadlines import Deadlines
 from speaker_registry.errors import SpeakerRegistryError
 from speaker_registry.exchange import (
@@ -142,7 +150,7 @@ class RegistryClient(Session):
 
     def wait_ready(
         self,
-        speaker: str,
+        speaker: str | Registration,
         profile: str | None = None,
         timeout: float = 600.0,
         on_progress: OnProgress | None = None,
@@ -150,8 +158,8 @@ class RegistryClient(Session):
         """Wait until a version is ready for a profile, or for all required profiles.
 
         Args:
-            speaker: The voice, such as `alice@3` or `alice@prod`. A bare `alice` means its newest version,
-                whether ready or not.
+            speaker: What `register` returned, or a voice, such as `alice@3` or `alice@prod`. A bare `alice`
+                means its default version, as in every other method.
             profile: The profile to wait for. Defaults to all required profiles.
             timeout: Maximum time to wait, in seconds.
             on_progress: Called with each `Readiness` received, including the last one.
@@ -160,7 +168,7 @@ class RegistryClient(Session):
             ArtifactFailed: An extraction failed. The message contains the reason.
             ArtifactNotReady: The version was not ready within `timeout` seconds.
         """
-        return self._run(wait_ready(self._policy, parse_target(speaker), profile, timeout, on_progress))
+        return self._run(wait_ready(self._policy, target_of(speaker), profile, timeout, on_progress))
 
     def fetch(
         self,

@@ -150,18 +150,13 @@ def _state_of(status: ArtifactStatus) -> str:
 
 
 def _with_version_number(calls: Calls, target: Target) -> Plan[Target]:
-    """Replace an alias by its version number, because the alias may move during the wait.
-
-    A bare name means the newest version, whether ready or not, because callers wait for what they have just
-    uploaded.
+    """Replace an alias, or a bare name, which means `default`, by its version number. The alias may move
+    during the wait.
     """
-    if target.reference is None:
-        voice = yield from calls.voice(target.speaker.name)
-        return target.at(voice.latest)
-    if isinstance(target.reference, str):
-        version = yield from calls.version(target)
-        return target.at(version.version)
-    return target
+    if isinstance(target.reference, int):
+        return target
+    version = yield from calls.version(target)
+    return target.at(version.version)
 
 
 def _read_state(calls: Calls, target: Target, profile: str | None, job: Job | None) -> Plan[Readiness]:

@@ -73,7 +73,7 @@ def _add_put(command: argparse.ArgumentParser) -> None:
 
 
 def _add_wait(command: argparse.ArgumentParser) -> None:
-    command.add_argument("speaker", metavar="NAME[@REF]", help="voice; without REF, its newest version")
+    command.add_argument("speaker", metavar="NAME[@REF]", help="voice; without REF, its default version")
     command.add_argument(
         "--profile", metavar="P", help="profile to wait for (default: all required profiles)"
     )

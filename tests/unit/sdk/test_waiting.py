@@ -34,12 +34,24 @@ def test_waiting_for_one_profile_does_not_wait_for_others(connect: Connect, regi
     assert version.states[ECAPA] == "pending"
 
 
-def test_a_bare_name_means_the_version_uploaded_last(connect: Connect, registry: FakeRegistry):
-    """The old one is ready, and would end the wait at once."""
+def test_a_bare_name_means_the_default_version(connect: Connect, registry: FakeRegistry):
+    """What `wait_ready` says is ready is what `fetch` gets by the same name."""
     registry.add_version("alice")
-    second = registry.add_version("alice", "pending")
-    registry.news.append(lambda: registry.make_ready("alice", second))
-    assert connect().wait_ready("alice").version == 2
+    registry.add_version("alice", "pending")
+    registry.aliases["alice"]["default"] = 1
+    assert connect().wait_ready("alice").version == 1
+
+
+def test_the_wait_for_a_registration_is_about_its_version(connect: Connect, registry: FakeRegistry):
+    """The old version is ready, and would end a wait for the bare name at once."""
+    registry.add_version("alice")
+    client = connect()
+    registered = client.register("alice", b"a clip", consent="c")
+    assert registered.version == 2
+    version = registry.voices["alice"][1]
+    registry.news.append(lambda: registry.make_ready("alice", version))
+    registry.aliases["alice"]["default"] = 1
+    assert client.wait_ready(registered).version == 2
 
 
 def test_an_alias_is_followed_once(connect: Connect, registry: FakeRegistry):
