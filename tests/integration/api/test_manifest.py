@@ -149,7 +149,7 @@ def test_a_page_from_memory_ends_with_a_new_voice(closed_lane: tuple[Registry, L
 
 
 def test_a_page_from_memory_ends_with_a_voice_that_is_admitted_late(closed_lane: tuple[Registry, Lane]):
-    """An upload from before a loss of Redis may land after all other voices were admitted to the new index."""
+    """An upload from before a loss of Redis may land when all other voices were admitted already."""
     registry, lane = closed_lane
     index, bob = registry.parts.index, SpeakerId("default", "bob")
     registry.ready("alice")
