@@ -35,8 +35,8 @@ from services.shared.index import announcements
 from services.shared.telemetry import tracing
 from services.shared.telemetry.metrics import ARTIFACT_REQUESTS, Batch
 
-VERSION_CREATED = "version.created"
-"""The type of the event that may make a voice live. Lists that the voice is not on yet end with it."""
+_NEW_VOICES = frozenset({"version.created", "voice.admitted"})
+"""The types of the events that may put a voice on a list. Lists that it is not on yet end with them."""
 _GRANT_SECONDS = 1.0
 """After this time a key is checked in the ordinary way again, which also notes that it was used."""
 _MAX_GRANT_BYTES = 16 * 1024**2
@@ -226,7 +226,7 @@ class ExpressLane:
                 self._answers.drop_profile(event["profile"])
             case kind:
                 self._drop_speaker(event["speaker"])
-                if kind == VERSION_CREATED:
+                if kind in _NEW_VOICES:
                     self._drop_speaker(new_voices_of(namespace_of(event["speaker"])))
 
     def _drop_speaker(self, speaker: str) -> None:

@@ -128,11 +128,14 @@ local function count_version(vuid, value, sign)
   end
 end
 -- takes_away: whether an answer that was right before may be wrong from now on. `leases.py` waits for such events.
-local function event(kind, fields, takes_away)
-  if not known then return end -- admitting a speaker is no news
+local function publish(kind, fields, takes_away)
   fields.type = kind; fields.speaker = a.speaker; fields.at = a.now; fields.takes = takes_away or nil
   local id = redis.call('XADD', events, 'MAXLEN', '~', '50000', '*', 'd', cjson.encode(fields))
   if takes_away then redis.call('SET', 'sr:taken', id) end
+end
+-- Publishes a change of a speaker. What is told while a speaker is admitted is no change.
+local function event(kind, fields, takes_away)
+  if known then publish(kind, fields, takes_away) end
 end
 -- Makes housekeeping look at this speaker again within this many seconds.
 local function look_again(seconds) redis.call('ZADD', dirty, 'LT', a.now + seconds, a.speaker) end

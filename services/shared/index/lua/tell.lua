@@ -60,4 +60,7 @@ for _, artifact in ipairs(a.artifacts) do tell_artifact(artifact) end
 for _, failure in ipairs(a.failures) do tell_failure(failure) end
 for _, move in ipairs(a.moves) do move_alias(move) end
 if admitted and (a.look or a.undecided or #pending_fields > 0) then look_again(1) end
+-- Lists are made from the index once all speakers have been admitted. One that is admitted later, because its version landed
+-- late or its facts could not be read, is missing on the lists that were made in between.
+if admitted and mark('live') > 0 and redis.call('GET', 'sr:complete') == epoch_text then publish('voice.admitted', {}) end
 return admitted and 1 or 0
