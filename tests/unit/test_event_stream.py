@@ -1,6 +1,7 @@
 """The event stream as a process follows it, without Redis."""
 
 import asyncio
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -41,3 +42,31 @@ def test_reading_begins_a_while_back_and_goes_on_where_it_was(
         return await stream._resume_after(last)
 
     assert asyncio.run(resume()) == expected
+
+
+def test_following_ends_though_a_command_loses_the_cancellation(monkeypatch: pytest.MonkeyPatch):
+    """The process waits for this task when it stops, and would never end."""
+    turns = []
+
+    async def turn() -> bool:
+        turns.append(1)
+        with suppress(asyncio.CancelledError):
+            await asyncio.sleep(60 if len(turns) == 1 else 0)
+        return False
+
+    async def follow_and_cancel() -> None:
+        index: Any = None
+        stream = EventStream("redis://127.0.0.1:1", index, index, process="this one")
+        monkeypatch.setattr(stream, "turn", turn)
+        monkeypatch.setattr(stream, "_leave", leave)
+        following = asyncio.create_task(stream.follow())
+        while not turns:
+            await asyncio.sleep(0)
+        following.cancel()
+        await asyncio.wait_for(following, 60)
+
+    async def leave() -> None:
+        turns.append(0)
+
+    asyncio.run(follow_and_cancel())
+    assert turns == [1, 0]

@@ -110,9 +110,14 @@ class EventStream:
         return self.now() < self.lease_ends
 
     async def follow(self) -> None:
-        """Read the stream until cancelled. Redis may come and go."""
+        """Read the stream until cancelled. Redis may come and go.
+
+        A cancellation is also looked for before each turn. `asyncio.wait_for` of Python 3.11, by which
+        redis-py sends commands, loses one that arrives when the command has just been sent, and the process
+        would then wait at its end for a task that goes on for ever.
+        """
         try:
-            while True:
+            while not _is_cancelled():
                 try:
                     if await self.turn():
                         await asyncio.sleep(_BATCH_SECONDS)
@@ -211,6 +216,12 @@ class EventStream:
 
     async def _in_thread(self, do: Callable[[], Result]) -> Result:
         return await asyncio.get_running_loop().run_in_executor(self._thread, do)
+
+
+def _is_cancelled() -> bool:
+    """Return whether somebody has cancelled the present task, also if that was lost."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 def _event_of(position: str, fields: Mapping[str, str]) -> dict[str, Any]:
