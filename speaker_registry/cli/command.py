@@ -51,7 +51,8 @@ HINTS = {
     "artifact_schema": "`speaker-registry put NAME@REF FILE --profile P --fingerprint SHA256` gives the "
     "fingerprint of a file that has no manifest",
     "encoder_unknown": "`speaker-registry profiles show PROFILE` lists the fingerprints that can be promoted",
-    "encoder_unserved": "`speaker-registry profiles promote … --force` promotes it although no worker has it",
+    "encoder_unserved": "`speaker-registry profiles promote PROFILE FINGERPRINT --force` promotes it "
+    "although no worker has it",
     "invalid_api_key": "set the environment variable SPEAKER_REGISTRY_API_KEY to an API key",
 }
 """Hints by error code. They name the command that does what the registry's message advises doing over HTTP.
