@@ -23,6 +23,11 @@ HERE = Path(__file__).parent
 # threads in each of two processes, an encoder of published size took three times as long.
 os.environ["OMP_NUM_THREADS"] = "1"
 
+# A shell starts a command in the background with SIGINT ignored. Python keeps it ignored, and so does every
+# process that a test starts, which would then wait for Ctrl-C in vain.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 # On a slow or busy processor an example takes any time, and so does drawing it.
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
