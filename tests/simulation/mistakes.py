@@ -269,7 +269,7 @@ MISTAKES = {
         r"is said to be void whose bytes are there|the clip of \w+ is said to be lost|cannot be served",
         replaced={"services.shared.bucket.blobs._LOOKS": 1},
         odds={"store_hides": 0.05},
-        soonest=21,
+        soonest=11,
     ),
     "a job that Redis has lost is not found": Mistake(
         r"is not found by those who wait for it",
@@ -281,7 +281,7 @@ MISTAKES = {
         r"is not found by those who wait for it",
         replaced={"services.shared.index.jobs.SeenJobs.hear": lambda self, event: None},
         odds=LOSSES,
-        soonest=30,
+        soonest=4,
     ),
     "what is not ours outlives the voice": Mistake(
         r"left in the folder of a deleted voice",
@@ -306,12 +306,12 @@ MISTAKES = {
         r"deleted, though \w+ lives|is not there",
         replaced={"services.shared.bucket.facts.read_object": believe_the_first_answer},
         odds={"store_hides": 0.1},
-        soonest=9,
+        soonest=14,
     ),
     "what is not ours is collected": Mistake(
         r"deleted, though it is none of ours",
         replaced={"services.registry_api.maintenance.garbage.parsed": parsed_by(parse_generously)},
-        soonest=13,
+        soonest=15,
     ),
     "what is not ours cannot be parsed": Mistake(
         r"left of a dead version: ",
@@ -377,12 +377,12 @@ MISTAKES = {
         r"acknowledged at \d+, is not there",
         replaced={"services.registry_api.maintenance.rebuild.Rebuild._admit_missed": admit_none},
         odds=LOSSES | {"store_omits": 0.3},
-        soonest=190,
+        soonest=145,
     ),
     "what the census does not count is told": Mistake(
         _NUMBERED_TWICE,
         Parts(index=rewritten("apply_version", "if not counts(v.seq, v.vuid) then return 3 end", "")),
-        soonest=58,
+        soonest=76,
     ),
     "facts that were listed before a loss are told after it": Mistake(
         r"", Parts(index=rewritten("tell", "if a.listed_in ~= epoch_text", "if false")), soonest=30
