@@ -90,6 +90,7 @@ soak: $(STAMP) ## fault simulation over many seeds, queue and whole registry und
 		tests/integration/test_batch_worker.py -k nothing_is_lost
 	FAULT_SECONDS=$(or $(FAULT_SECONDS),300) $(BIN)/python -m pytest -q -m "not full" \
 		tests/integration/test_process_faults.py
+	EXACT_SECONDS=120 $(BIN)/python -m pytest -q -m "not full" --timeout 600 tests/integration/test_exact_reads.py
 
 clean: ## remove what set-up and the tools left (not your data)
 	rm -rf $(VENV) build .mypy_cache .ruff_cache .pytest_cache .hypothesis *.egg-info

@@ -17,7 +17,7 @@ from tests.process_load import noise_clip
 from tests.processes import PROFILE
 from tests.queue_workers import START_SECONDS, wait_until
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,6 @@ def test_without_a_key_nobody_gets_through(composed: ComposedRegistry):
     assert httpx.get(f"{composed.url}/v1/voices", headers=composed.authorization).status_code == 200
 
 
-@pytest.mark.slow
 def test_callers_of_the_sdk_notice_nothing_while_replicas_are_killed(composed: ComposedRegistry):
     """Uploads and fetches go on while one replica after the other is killed in the midst of them."""
     stop = threading.Event()
@@ -68,7 +67,6 @@ def test_callers_of_the_sdk_notice_nothing_while_replicas_are_killed(composed: C
     assert len(registered) >= 3
 
 
-@pytest.mark.slow
 def test_plain_reads_are_answered_by_the_other_replica(composed: ComposedRegistry):
     """A replica that is killed may reset a connection instead of closing it. Then HAProxy answers 502, or
     hangs up on who kept a connection, and RFC 9110 (9.2.2) has callers repeat a GET. Once is enough.
@@ -151,7 +149,6 @@ def test_the_proxys_log_says_what_was_asked_of_whom_and_names_no_voice(
     assert found["bytes"] > 0
 
 
-@pytest.mark.slow
 def test_a_head_that_does_not_arrive_is_given_up(composed: ComposedRegistry):
     """Thousands of such connections would otherwise take every place that there is."""
     with socket.create_connection(("127.0.0.1", composed.proxy_port), timeout=20) as slow:

@@ -261,6 +261,7 @@ def _another(run: Run, what: str, pid: int) -> bool:
     return False
 
 
+@pytest.mark.slow
 def test_a_restart_finds_every_voice_version_and_artifact_again(run: Run):
     """A restart finds every voice, version and artifact again, as the data folder promises."""
     with RegistryClient(run.up().url) as client:
@@ -444,6 +445,7 @@ def short_folder() -> Iterator[Path]:
         yield Path(folder)
 
 
+@pytest.mark.slow
 def test_the_demo_runs_to_its_end(short_folder: Path):
     """The demo runs to its end. It is the first of the two commands, shows every step, and leaves nothing
     behind.

@@ -332,6 +332,7 @@ def test_a_rebuild_that_failed_goes_on(storage: Storage, way: str):
     assert storage.served("alice") == before
 
 
+@pytest.mark.slow
 def test_a_new_fingerprint_reaches_every_voice(storage: Storage, way: str):
     """A new fingerprint reaches every voice. A worker that failed to announce it, for the first or the second
     of its profiles, announces it again at its next start. Each trial has a voice that was never extracted

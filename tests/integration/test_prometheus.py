@@ -30,7 +30,10 @@ WITHOUT_DATA = {
 }
 """The panels that stay empty: no job waits by then, and a worker that computes nothing has no device."""
 
-pytestmark = pytest.mark.skipif(shutil.which("prometheus") is None, reason="prometheus is not installed")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(shutil.which("prometheus") is None, reason="prometheus is not installed"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -100,7 +103,6 @@ def ask(asking: httpx.Client, query: str) -> list[Any]:
     return found
 
 
-@pytest.mark.slow
 def test_every_panel_has_an_answer(prometheus: httpx.Client):
     """Every panel has an answer. A query can be well written and still match nothing, or too much."""
 

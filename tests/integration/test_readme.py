@@ -68,7 +68,10 @@ def test_only_these_pages_have_examples_to_run():
     assert {page for page in PAGES if blocks("bash", page) or blocks("python", page)} == set(WITH_EXAMPLES)
 
 
-@pytest.mark.parametrize("page", WITH_EXAMPLES)
+@pytest.mark.parametrize(
+    "page",
+    [page if page == "README.md" else pytest.param(page, marks=pytest.mark.slow) for page in WITH_EXAMPLES],
+)
 def test_the_shell_examples_work_in_their_order(page: str, registry: EmbeddedRegistry, tmp_path: Path):
     """The shell examples work in their order, because a newcomer pastes them first."""
     script = "\n".join(["set -euo pipefail", *blocks("bash", page)])

@@ -26,6 +26,7 @@ def test_torchaudio_here_gives_our_filterbank(settings: FbankSettings, seconds: 
     assert torch.equal(fbank(samples, settings), own_fbank(samples, settings))
 
 
+@pytest.mark.slow
 @pytest.mark.processes
 @pytest.mark.skipif(
     real_torchaudio.imported() is not None, reason="torchaudio imports here, and was compared"
