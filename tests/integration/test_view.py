@@ -24,7 +24,7 @@ from services.shared.model.clock import Clock
 from services.shared.model.document import Counts, SpeakerDocument
 from services.shared.model.records import Version, unseal
 from services.shared.view import generation as generation_module
-from services.shared.view.copies import SpeakerView, events_key
+from services.shared.view.copies import SpeakerView
 from services.shared.view.generation import (
     ASKED_SECONDS,
     LOOK_SECONDS,
@@ -37,6 +37,7 @@ from services.shared.view.generation import (
     Stamp,
     ViewAway,
 )
+from services.shared.view.keys import events_key
 from speaker_registry.errors import Unavailable
 
 WREN = SpeakerId("default", "wren")
@@ -153,8 +154,8 @@ def test_a_copy_is_what_was_applied_last_and_never_goes_back(world: World, valke
     [copy] = view.get([WREN], {})
     assert (copy.revision, copy.etag) == (2, "e2")
     assert SpeakerDocument.parse(copy.body) == revisions[2]
-    assert view.get([WREN], {WREN: 2})[0].body is None
-    assert view.get([WREN], {WREN: 1})[0].body == copy.body
+    assert view.get([WREN], {WREN: "e2"})[0].body is None
+    assert view.get([WREN], {WREN: "e1"})[0].body == copy.body
 
 
 def check_counts(world: World, valkey: ValkeyServer) -> None:
