@@ -1,4 +1,4 @@
-"""A Redis in memory, with the few commands and scripts that the view uses, for tests that bring their own time.
+"""A Redis in memory, with the few commands and scripts that the view uses, for tests with their own time.
 
 The scripts are written again in Python here; that they do what those in `lua/` do is tested on a real Valkey.
 A test gives each process a client of its own, and decides what becomes of every call.
@@ -66,11 +66,8 @@ class MemoryServer:
         self.hset(key, field, int(self.hget(key, field) or 0) + more)
         return int(self.data[key][field])
 
-    def zadd(self, key: str, scores: dict[str, float], lt: bool = False) -> None:
-        members = self.data.setdefault(key, {})
-        for member, score in scores.items():
-            if not (lt and member in members and members[member] <= score):
-                members[member] = float(score)
+    def zadd(self, key: str, scores: dict[str, float]) -> None:
+        self.data.setdefault(key, {}).update({one: float(score) for one, score in scores.items()})
 
     def zrange(self, key: str, start: int, stop: int, withscores: bool = False) -> list[tuple[str, float]]:
         found = sorted(self.data.get(key, {}).items(), key=lambda one: (one[1], one[0]))
@@ -216,9 +213,14 @@ def _apply(server: MemoryServer, keys: list[str], args: list[str]) -> list[str]:
 
 
 def _announce(server: MemoryServer, keys: list[str], args: list[str]) -> None:
+    server.hset(keys[1], args[1], _milliseconds(server))
+
+
+def _look(server: MemoryServer, keys: list[str], args: list[str]) -> None:
     now = _milliseconds(server)
-    server.hset(keys[2], args[2], now)
-    server.zadd(keys[1], {args[1]: now + int(args[3])}, lt=True)
+    at = now + int(args[2])
+    due = server.data.get(keys[1], {}).get(args[1], at)
+    server.zadd(keys[1], {args[1]: due + 1 if due <= now else min(at, due)})
 
 
 def _put_off(server: MemoryServer, keys: list[str], args: list[str]) -> None:
@@ -277,6 +279,7 @@ SCRIPTS: dict[str, Callable[[MemoryServer, list[str], list[str]], Any]] = {
     "begin": _begin,
     "apply": _apply,
     "announce": _announce,
+    "look": _look,
     "put_off": _put_off,
     "claim": _claim,
     "job": _job,

@@ -1,4 +1,4 @@
-"""A registry of documents in memory: the real rooms on a store and a Redis that live in the test's own time."""
+"""A registry of documents in memory: the real rooms on a store and a Redis that live in a test's own time."""
 
 from collections.abc import Callable, Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""An object store in memory that replaces objects by compare-and-swap, for tests that bring their own time."""
+"""An object store in memory that replaces objects by compare-and-swap, for tests with a time of their own."""
 
 import builtins
 import hashlib

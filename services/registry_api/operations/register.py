@@ -204,7 +204,7 @@ def _answer(document: SpeakerDocument, new: Version, upload: NewVersion) -> Vers
     """Return the version that the request made before, or that equals what it asks for."""
     assert new.request is not None
     found = document.answer_to(new.request, new.idempotency)
-    if found is None or found.idempotency == new.idempotency or upload.dedupe:
+    if found is None or upload.dedupe or (new.idempotency and found.idempotency == new.idempotency):
         return found
     return None
 

@@ -108,21 +108,27 @@ class Speakers:
         """Return the document in the bucket. Only if that is missing, there is no such speaker."""
         if self._missing.holds(speaker_id, self.clock.monotonic()):
             return _NOTHING
-        with suppress(ViewAway):
-            return self.refresh(speaker_id)
-        return self.parse(speaker_id, self.documents.read(document_key(speaker_id)))
+        generation = None
+        with suppress(Unavailable):
+            generation = self.generation.for_reading()
+        base = self.documents.read(document_key(speaker_id))
+        document = self.parse(speaker_id, base)
+        if base.etag is None:
+            self._missing.put(speaker_id, self.clock.monotonic())
+        elif generation:
+            with suppress(Unavailable):
+                self.apply(speaker_id, document, base, generation, _NOTHING)
+        return document
 
     def refresh(self, speaker_id: SpeakerId) -> SpeakerDocument:
         """Return the document in the bucket, after the view's copy was brought up to it.
 
         Raises `ViewAway` if there is no view to bring up, or as `read` does.
         """
-        generation = self.generation.for_reading()
+        generation = self.generation.for_reading()  # first: a later one might need a newer document
         base = self.documents.read(document_key(speaker_id))
         document = self.parse(speaker_id, base)
-        if base.etag is None:
-            self._missing.put(speaker_id, self.clock.monotonic())
-        else:
+        if base.etag is not None:
             self.apply(speaker_id, document, base, generation, _NOTHING)
         return document
 
@@ -147,8 +153,8 @@ class Speakers:
             Unavailable: it could not be announced. Then nothing may be written.
         """
         until = self.deadline() if until is None else until
-        token, generation = self.clock.new_id(), self.generation.for_reading()
-        self.agenda.announce(speaker_id, token, generation)
+        token = self.clock.new_id()
+        generation = self._announce(speaker_id, token)
         change = Change(self, speaker_id, token, generation, by=by, until=until)
         try:
             yield change
@@ -156,6 +162,16 @@ class Speakers:
             if change.is_settled:
                 with suppress(Unavailable):  # then housekeeping finds it, and fences it
                     self.agenda.withdraw(speaker_id, token)
+
+    def _announce(self, speaker_id: SpeakerId, token: str) -> str:
+        """Announce a write. Returns the generation in which it was announced."""
+        with suppress(ViewAway):  # Redis lost the view since the last call, and another one begins
+            generation = self.generation.for_reading()
+            self.agenda.announce(speaker_id, token, generation)
+            return generation
+        generation = self.generation.for_reading()
+        self.agenda.announce(speaker_id, token, generation)
+        return generation
 
     def deadline(self) -> float:
         """Return the moment until which a request that arrives now may change speakers."""

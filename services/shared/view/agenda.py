@@ -36,9 +36,8 @@ class Agenda:
 
     def announce(self, speaker_id: SpeakerId, token: str, generation: str) -> None:
         """Say that a write to this speaker begins now. If this raises, nothing may be written."""
-        keys = [agenda_key(generation), announcements_key(generation, speaker_id)]
-        arguments: list[str | int | float] = [str(speaker_id), token, round(_LOOK_SECONDS * 1000)]
-        self._generation.call("announce", generation, keys, arguments)
+        self._look_within(speaker_id, _LOOK_SECONDS, generation)
+        self._generation.call("announce", generation, [announcements_key(generation, speaker_id)], [token])
 
     def withdraw(self, speaker_id: SpeakerId, token: str) -> None:
         """Say that the outcome of an announced write is known."""
@@ -68,11 +67,11 @@ class Agenda:
 
     def look_within(self, speaker_id: SpeakerId, seconds: float) -> None:
         """Have the speaker looked at within so many seconds."""
-        [time] = self._generation.read(lambda pipeline, _: pipeline.time())
-        at = milliseconds(time) + round(seconds * 1000)
-        self._generation.read(
-            lambda pipeline, generation: pipeline.zadd(agenda_key(generation), {str(speaker_id): at}, lt=True)
-        )
+        self._look_within(speaker_id, seconds, self._generation.for_reading())
+
+    def _look_within(self, speaker_id: SpeakerId, seconds: float, generation: str) -> None:
+        arguments: list[str | int | float] = [str(speaker_id), round(seconds * 1000)]
+        self._generation.call("look", generation, [agenda_key(generation)], arguments)
 
     def looked_at(self, due: Due, *, again_in: float | None) -> None:
         """Take a speaker off, or have it looked at again later. A look that was asked for meanwhile stays."""
