@@ -7,6 +7,7 @@ a check that passes with the mistake would say nothing.
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,11 @@ from services.shared.model import changes
 from services.shared.model.clock import Clock
 from services.shared.model.document import Counts, SpeakerDocument
 from services.shared.model.records import Version, unseal
+from services.shared.model.speaker import OpenJob
 from services.shared.view import generation as generation_module
-from services.shared.view.copies import SpeakerView, events_key
+from services.shared.view import open_jobs
+from services.shared.view.agenda import Agenda
+from services.shared.view.copies import SpeakerView
 from services.shared.view.generation import (
     ASKED_SECONDS,
     LOOK_SECONDS,
@@ -37,7 +41,9 @@ from services.shared.view.generation import (
     Stamp,
     ViewAway,
 )
-from speaker_registry.errors import Unavailable
+from services.shared.view.keys import events_key, open_jobs_key
+from services.shared.view.open_jobs import OpenJobs
+from speaker_registry.errors import JobNotFound, Unavailable
 
 WREN = SpeakerId("default", "wren")
 NOTHING = SpeakerDocument()
@@ -153,8 +159,8 @@ def test_a_copy_is_what_was_applied_last_and_never_goes_back(world: World, valke
     [copy] = view.get([WREN], {})
     assert (copy.revision, copy.etag) == (2, "e2")
     assert SpeakerDocument.parse(copy.body) == revisions[2]
-    assert view.get([WREN], {WREN: 2})[0].body is None
-    assert view.get([WREN], {WREN: 1})[0].body == copy.body
+    assert view.get([WREN], {WREN: "e2"})[0].body is None
+    assert view.get([WREN], {WREN: "e1"})[0].body == copy.body
 
 
 def check_counts(world: World, valkey: ValkeyServer) -> None:
@@ -444,3 +450,94 @@ def test_a_damaged_view_document_is_replaced(world: World, valkey: ValkeyServer)
     world.store.put(VIEW, b"{")
     generation = world.process(valkey).for_reading()
     assert unseal(world.store.get(VIEW))["generation"] == generation
+
+
+# What is due, and what is open
+
+ALL_OF_IT = OpenJob("v1", "ecapa", "f1", "job_1", processing=False)
+
+
+def test_an_announced_write_is_looked_at_soon_and_stays_until_its_outcome_is_known(
+    world: World, valkey: ValkeyServer
+) -> None:
+    """A delete that finds nothing has to know what may still land, however long that takes."""
+    process = world.process(valkey)
+    agenda = Agenda(process)
+    agenda.announce(WREN, "t1", process.for_reading())
+    agenda.announce(WREN, "t2", process.for_reading())
+    assert agenda.due(9) == []
+    agenda.withdraw(WREN, "t1")
+    assert agenda.announced(WREN).keys() == {"t2"}
+    assert agenda.announced(WREN)["t2"] < 60
+
+
+def test_a_look_that_was_asked_for_during_another_one_stays(world: World, valkey: ValkeyServer) -> None:
+    """What a process finds after it has begun to look belongs to the next look."""
+    agenda = Agenda(world.process(valkey))
+    agenda.look_within(WREN, 0)
+    [due] = agenda.due(9)
+    agenda.look_within(WREN, 30)
+    agenda.looked_at(due, again_in=None)
+    [again] = agenda.due(9)
+    agenda.looked_at(again, again_in=60)
+    assert agenda.due(9) == []
+    agenda.look_within(WREN, -1)
+    [soon] = agenda.due(9)
+    agenda.looked_at(soon, again_in=None)
+    assert agenda.due(9) == []
+
+
+def test_a_job_is_joined_until_it_ends(world: World, valkey: ValkeyServer) -> None:
+    """Nothing is extracted twice for nothing, and those who follow a job hear how it ended."""
+    process = world.process(valkey)
+    jobs, view = OpenJobs(process), SpeakerView(process)
+    fields = {"id": "job_1", "ns": "default", "slug": "wren", "name": "Wren", "vuid": "v1", "number": "1"}
+    fields |= {"profile": "ecapa", "fingerprint": "f1", "build": "1", "max_attempts": "3", "queue": "q"}
+    assert jobs.claim(WREN, ALL_OF_IT, fields) == ALL_OF_IT
+    assert jobs.claim(WREN, ALL_OF_IT, fields) == ALL_OF_IT
+    rival = replace(ALL_OF_IT, job_id="job_2")
+    assert jobs.claim(WREN, rival, fields | {"id": "job_2"}).job_id == "job_1"
+    assert [jobs.begin(WREN, ALL_OF_IT, {"worker": "w"}) for _ in range(2)] == [1, 2]
+    assert view.get([WREN], {})[0].open_jobs == (replace(ALL_OF_IT, processing=True),)
+    record = jobs.record("default", "job_1")
+    assert (record.state, record.attempt, record.worker, record.finished) == ("processing", 2, "w", False)
+    assert jobs.end(WREN, ALL_OF_IT, "succeeded")
+    assert not jobs.end(WREN, ALL_OF_IT, "failed")
+    assert jobs.renew(WREN, ALL_OF_IT) is None
+    record = jobs.record("default", "job_1")
+    assert record.state == "succeeded"
+    assert record.created_at <= (record.started_at or 0) <= (record.finished_at or 0)
+    assert view.get([WREN], {})[0].open_jobs == ()
+    stream = process.redis.xrange(events_key(process.for_reading()))
+    assert [event["state"] for _, event in stream if event] == ["queued", "processing", "succeeded"]
+    with pytest.raises(JobNotFound):
+        jobs.record("elsewhere", "job_1")
+
+
+def test_a_claim_that_ran_out_is_taken_over(
+    world: World, valkey: ValkeyServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A worker that died must not keep an artifact from being made. Its late end takes nothing away."""
+    process = world.process(valkey)
+    jobs = OpenJobs(process)
+    fields = {"id": "job_1", "ns": "default", "slug": "wren", "name": "Wren", "vuid": "v1", "number": "1"}
+    fields |= {"profile": "ecapa", "fingerprint": "f1", "build": "1", "max_attempts": "3", "queue": "q"}
+    monkeypatch.setattr(open_jobs, "_HELD", 60_000)
+    jobs.claim(WREN, ALL_OF_IT, fields)
+    key = open_jobs_key(process.for_reading(), WREN)
+    process.redis.hset(key, "v1|ecapa|f1", "job_1:processing:1")
+    assert SpeakerView(process).get([WREN], {})[0].open_jobs == ()
+    rival = replace(ALL_OF_IT, job_id="job_2")
+    assert jobs.claim(WREN, rival, fields | {"id": "job_2"}) == rival
+    assert jobs.record("default", "job_1").state == "superseded"
+    assert not jobs.end(WREN, ALL_OF_IT, "succeeded")
+    assert SpeakerView(process).get([WREN], {})[0].open_jobs == (rival,)
+
+
+def test_a_view_is_complete_once_it_is_said(world: World, valkey: ValkeyServer) -> None:
+    """Lists must not pass for whole while documents are still being applied."""
+    process = world.process(valkey)
+    view = SpeakerView(process)
+    assert not view.is_complete()
+    view.complete(process.for_reading())
+    assert view.is_complete()

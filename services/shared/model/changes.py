@@ -87,15 +87,21 @@ def with_version(
         raise QuotaExceeded(
             f"The voice has {len(document.versions)} versions. Accepted: {max_versions} versions of a voice."
         )
-    number = document.marks.number + 1
-    created_at = max(now, document.marks.created_at + 1)
+    marks = next_marks(document, now)
+    numbered = version.having(number=marks.number, created_at=marks.created_at)
     added = document.having(
         key=key,
-        marks=document.marks.having(number=number, created_at=created_at),
-        versions=(*document.versions, version.having(number=number, created_at=created_at)),
+        marks=marks,
+        versions=(*document.versions, numbered),
         aliases=document.aliases or {DEFAULT: _moved(document, version.vuid)},
     )
     return promoted(added, required)
+
+
+def next_marks(document: SpeakerDocument, now: int) -> Marks:
+    """Return the marks that the next version leaves. They tell its number and its date."""
+    marks = document.marks
+    return marks.having(number=marks.number + 1, created_at=max(now, marks.created_at + 1))
 
 
 def with_artifact(

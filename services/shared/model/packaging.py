@@ -7,6 +7,8 @@ import numpy as np
 
 from services.shared.model.domain import ArtifactRecord, VersionRecord
 from services.shared.model.fingerprint import Fingerprint
+from services.shared.model.records import ArtifactRecord as NamedArtifact
+from services.shared.model.records import Version
 from speaker_registry.artifact import (
     ComputedOn,
     Manifest,
@@ -21,7 +23,7 @@ from speaker_registry.engine import Profile
 from speaker_registry.errors import InvalidArtifact
 
 
-def applying_specs(version: VersionRecord, profile: Profile) -> dict[str, TensorSpec]:
+def applying_specs(version: VersionRecord | Version, profile: Profile) -> dict[str, TensorSpec]:
     """Return the profile's tensors that this version can have: some need a transcript."""
     return {
         name: spec for name, spec in profile.tensors.items() if version.ref_text or not spec.needs_ref_text
@@ -29,7 +31,7 @@ def applying_specs(version: VersionRecord, profile: Profile) -> dict[str, Tensor
 
 
 def applying_tensors(
-    version: VersionRecord, profile: Profile, tensors: Mapping[str, np.ndarray]
+    version: VersionRecord | Version, profile: Profile, tensors: Mapping[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
     """Leave out the profile's tensors that this version cannot have.
 
@@ -40,7 +42,7 @@ def applying_tensors(
 
 
 def package(
-    version: VersionRecord,
+    version: VersionRecord | Version,
     profile: Profile,
     tensors: Mapping[str, np.ndarray],
     *,
@@ -107,6 +109,21 @@ def package(
         seconds_spent=seconds_spent,
     )
     return data, record
+
+
+def named_artifact(made: ArtifactRecord) -> NamedArtifact:
+    """Return a record as a speaker's document holds it. There the attempt names the object."""
+    return NamedArtifact(
+        fingerprint=made.fingerprint,
+        build=made.build,
+        object=made.attempt,
+        digest=made.digest,
+        content_digest=made.content_digest,
+        size=made.size,
+        tensors=made.tensors,
+        untrained=made.untrained,
+        seconds_spent=made.seconds_spent,
+    )
 
 
 def _checked_length(used_seconds: float, clip_seconds: float | None) -> float:

@@ -12,7 +12,17 @@ from redis.client import Pipeline
 from services.shared.bucket.keys import SpeakerId
 from services.shared.model.document import Counts, SpeakerDocument
 from services.shared.model.events import events_between
-from services.shared.view.generation import Generation
+from services.shared.model.speaker import OpenJob
+from services.shared.view.generation import Generation, ViewAway, milliseconds
+from services.shared.view.keys import (
+    complete_key,
+    copy_key,
+    counts_key,
+    events_key,
+    names_key,
+    open_jobs_key,
+)
+from services.shared.view.open_jobs import parse_open_jobs
 
 NO_DOCUMENT = SpeakerDocument()
 _TRIES = 20
@@ -27,7 +37,15 @@ class Copy:
     """None if the view does not know the speaker. That proves nothing about the bucket."""
     etag: str | None = None
     body: bytes | None = None
-    """None if the caller knows this revision, or if the view does not know the speaker."""
+    """None if the caller knows this document, or if the view does not know the speaker."""
+    open_jobs: tuple[OpenJob, ...] = ()
+
+
+class ViewIncomplete(ViewAway):
+    """The view does not hold every speaker yet, so it cannot list them."""
+
+    def __init__(self) -> None:
+        super().__init__("The list of voices is being built anew; try again shortly.")
 
 
 class SpeakerView:
@@ -36,26 +54,26 @@ class SpeakerView:
     def __init__(self, generation: Generation) -> None:
         self._generation = generation
 
-    def get(self, speaker_ids: Sequence[SpeakerId], known: Mapping[SpeakerId, int]) -> list[Copy]:
-        """Return the copies of several speakers.
+    def get(self, speaker_ids: Sequence[SpeakerId], known: Mapping[SpeakerId, str]) -> list[Copy]:
+        """Return the copies of several speakers with their open jobs.
 
         Args:
-            known: the revisions that the caller has. Their documents are not sent.
+            known: the ETags of the documents that the caller has. Those are not sent.
 
         Raises:
             ViewAway, Unavailable: the view cannot be read now.
         """
-        heads = self._fields(speaker_ids, ["rev", "etag"])
-        copies = [Copy(int(rev), etag) if rev else Copy() for rev, etag in heads]
+        copies = self._heads(speaker_ids)
         asked = [
             place
             for place, (one, copy) in enumerate(zip(speaker_ids, copies, strict=True))
-            if copy.revision is not None and known.get(one) != copy.revision
+            if copy.revision is not None and known.get(one) != copy.etag
         ]
         if asked:
-            found = self._fields([speaker_ids[place] for place in asked], ["rev", "etag", "doc"])
+            found = self._documents([speaker_ids[place] for place in asked])
             for place, (rev, etag, body) in zip(asked, found, strict=True):
-                copies[place] = Copy(int(rev), etag, body.encode()) if rev else Copy()
+                jobs = copies[place].open_jobs
+                copies[place] = Copy(int(rev), etag, body.encode(), jobs) if rev else Copy()
         return copies
 
     def apply(
@@ -91,7 +109,7 @@ class SpeakerView:
         start = f"({after}" if after else "-"
         [found] = self._generation.read(
             lambda pipeline, generation: pipeline.zrangebylex(
-                _names_key(generation, namespace), start, "+", 0, limit
+                names_key(generation, namespace), start, "+", 0, limit
             )
         )
         return list(found)
@@ -100,16 +118,41 @@ class SpeakerView:
         """Return the sums of a namespace. Raises as `get` does."""
         [found] = self._generation.read(
             lambda pipeline, generation: pipeline.hmget(
-                _counts_key(generation, namespace), ["voices", "bytes", "text_bytes"]
+                counts_key(generation, namespace), ["voices", "bytes", "text_bytes"]
             )
         )
         voices, size, text_bytes = (int(one or 0) for one in found)
         return Counts(voices=voices, bytes=size, text_bytes=text_bytes)
 
-    def _fields(self, speaker_ids: Sequence[SpeakerId], fields: list[str]) -> list[list[str]]:
+    def is_complete(self) -> bool:
+        """Return whether the view holds every speaker. Raises as `get` does."""
+        [found] = self._generation.read(
+            lambda pipeline, generation: pipeline.exists(complete_key(generation))
+        )
+        return bool(found)
+
+    def complete(self, generation: str) -> None:
+        """Say that every document which the bucket listed since the generation began has been applied."""
+        self._generation.call("complete", generation, [complete_key(generation)], [])
+
+    def _heads(self, speaker_ids: Sequence[SpeakerId]) -> list[Copy]:
+        def ask(pipeline: Pipeline, generation: str) -> None:
+            pipeline.time()
+            for speaker_id in speaker_ids:
+                pipeline.hmget(copy_key(generation, speaker_id), ["rev", "etag"])
+                pipeline.hgetall(open_jobs_key(generation, speaker_id))
+
+        time, *found = self._generation.read(ask)
+        heads = zip(found[::2], found[1::2], strict=True)
+        return [
+            Copy(int(rev) if rev else None, etag, None, parse_open_jobs(jobs, milliseconds(time)))
+            for (rev, etag), jobs in heads
+        ]
+
+    def _documents(self, speaker_ids: Sequence[SpeakerId]) -> list[list[str]]:
         def ask(pipeline: Pipeline, generation: str) -> None:
             for speaker_id in speaker_ids:
-                pipeline.hmget(_copy_key(generation, speaker_id), fields)
+                pipeline.hmget(copy_key(generation, speaker_id), ["rev", "etag", "doc"])
 
         return self._generation.read(ask)
 
@@ -117,9 +160,9 @@ class SpeakerView:
     def _keys_of(generation: str, speaker_id: SpeakerId) -> list[str]:
         namespace = speaker_id.namespace
         return [
-            _copy_key(generation, speaker_id),
-            _names_key(generation, namespace),
-            _counts_key(generation, namespace),
+            copy_key(generation, speaker_id),
+            names_key(generation, namespace),
+            counts_key(generation, namespace),
             events_key(generation),
         ]
 
@@ -141,20 +184,3 @@ def _arguments(
         document.marks.life,
         *events_between(base, document),
     ]
-
-
-def _copy_key(generation: str, speaker_id: SpeakerId) -> str:
-    return f"sr:{generation}:s:{speaker_id}"
-
-
-def _names_key(generation: str, namespace: str) -> str:
-    return f"sr:{generation}:n:{namespace}"
-
-
-def _counts_key(generation: str, namespace: str) -> str:
-    return f"sr:{generation}:c:{namespace}"
-
-
-def events_key(generation: str) -> str:
-    """Return the key of the stream that tells what happened to which speaker."""
-    return f"sr:{generation}:events"

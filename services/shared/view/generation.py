@@ -29,6 +29,7 @@ from services.shared.index.redis_access import connect, unavailable_without_redi
 from services.shared.model.clock import Clock
 from services.shared.model.records import seal, unseal
 from services.shared.telemetry.logs import LogThrottle
+from services.shared.view.keys import words_key
 from speaker_registry.errors import Conflict, Unavailable
 
 log = structlog.get_logger(__name__)
@@ -117,7 +118,15 @@ class Named:
 class Generation:
     """Connections and scripts that work only on the view in use."""
 
-    def __init__(self, url: str, bucket: str, documents: Documents, clock: Clock) -> None:
+    def __init__(
+        self,
+        url: str,
+        bucket: str,
+        documents: Documents,
+        clock: Clock,
+        *,
+        connect: Callable[..., redis.Redis] = connect,
+    ) -> None:
         """Connect to the Redis at `url`. Nothing is contacted before the first `look`.
 
         Args:
@@ -223,6 +232,11 @@ class Generation:
         if seen == generation:
             self._clock.sleep(max(0.0, since + SETTLED_SECONDS - self._clock.since_boot()))
 
+    def is_younger_than(self, seconds: float) -> bool:
+        """Return whether this process has seen the generation in use for a shorter time than this."""
+        seen, since = self._first_seen
+        return seen != self.for_reading() or self._clock.since_boot() - since < seconds
+
     # Looking
 
     def look(self) -> None:
@@ -276,7 +290,7 @@ class Generation:
 
         A server that was rolled back under one `run_id` does not have it.
         """
-        key, word = f"sr:{stamp.generation}:words", self._clock.new_id()
+        key, word = words_key(stamp.generation), self._clock.new_id()
         expected = self._words if stamp.generation == self._held else set()
         self._words = {*expected, word}  # until the reply tells that the server has the new one
         pipeline = self._plain.pipeline(transaction=True)
@@ -374,6 +388,11 @@ class Generation:
         if named.question:
             with suppress(Unavailable):
                 self._swap(named, question="")
+
+
+def milliseconds(time: tuple[int, int]) -> int:
+    """Return what Redis answers to TIME in ms."""
+    return time[0] * 1000 + time[1] // 1000
 
 
 def _history(info: Any) -> str:

@@ -1,0 +1,46 @@
+"""Removes what was deleted longer ago than the grace period: from the document, and then from the bucket."""
+
+from datetime import timedelta
+
+import structlog
+
+from services.shared.bucket.keys import SpeakerId
+from services.shared.bucket.layout import bytes_of
+from services.shared.bucket.stored_bytes import StoredBytes
+from services.shared.model.changes import without_lives
+from services.shared.model.document import SpeakerDocument
+from services.shared.registry.speakers import Speakers
+
+log = structlog.get_logger(__name__)
+
+BY = "housekeeping"
+
+
+def erase(speakers: Speakers, blobs: StoredBytes, speaker_id: SpeakerId, *, grace: timedelta) -> float | None:
+    """Remove lives whose grace period is over, with their bytes.
+
+    Returns after how many seconds to look again, or None if nothing more is to be removed. Raises
+    `VoiceDamaged`, `VoiceUnreadable`, `Unavailable`. What a failure leaves in the bucket, the sweep finds.
+    """
+    before = SpeakerDocument()
+
+    def forget(document: SpeakerDocument) -> SpeakerDocument:
+        nonlocal before
+        before = document
+        return without_lives(document, deleted_before=speakers.now() - round(grace.total_seconds()))
+
+    known = speakers.read(speaker_id).document
+    if forget(known) is not known:
+        after = speakers.change(speaker_id, forget, by=BY, did="erase")
+        _remove(blobs, speaker_id, before.names_of_bytes - after.names_of_bytes)
+        known = after
+    ends = [life.deleted_at + grace.total_seconds() - speakers.now() for life in known.dead]
+    return max(1.0, min(ends)) if ends else None
+
+
+def _remove(blobs: StoredBytes, speaker_id: SpeakerId, names: frozenset[str]) -> None:
+    """Remove the bytes that a change has just let go. No change can name them again: their life has ended."""
+    found = ((stored.key, bytes_of(stored.key)) for stored in blobs.listing(speaker_id).objects)
+    keys = [key for key, one in found if one and one.vuid in names]
+    blobs.remove(keys)
+    log.info("bytes.erased", speaker=str(speaker_id), objects=len(keys))

@@ -1,0 +1,63 @@
+"""Removes the bytes that a speaker's document does not name: first a change fences their ids, then they go.
+
+The change came through, so the document was the present one, and a later change that would name one of the
+ids is refused. So no answer of a store that is behind takes anything away, and no upload that stood still
+loses its clip.
+"""
+
+from collections.abc import Iterator
+from datetime import timedelta
+
+import structlog
+
+from services.shared.bucket.keys import SpeakerId
+from services.shared.bucket.layout import bytes_of
+from services.shared.bucket.store import Listing
+from services.shared.bucket.stored_bytes import StoredBytes
+from services.shared.model.changes import with_swept
+from services.shared.model.document import SpeakerDocument
+from services.shared.registry.speakers import Speakers
+
+log = structlog.get_logger(__name__)
+
+BY = "sweep"
+OLD = timedelta(hours=1)
+"""Bytes younger than this may belong to a change that is still on its way."""
+
+
+def sweep(speakers: Speakers, blobs: StoredBytes, speaker_id: SpeakerId) -> int:
+    """Remove the bytes of a speaker that are older than an hour and that its document does not name.
+
+    Returns the number of objects that were removed. Raises `VoiceDamaged`, `VoiceUnreadable`, `Unavailable`.
+    """
+    until, listing = speakers.deadline(), blobs.listing(speaker_id)
+    there = {one for _, ids in _ids(listing) for one in ids}
+    old = [(key, ids) for key, ids in _ids(listing, older_than=OLD)]
+
+    def fence(document: SpeakerDocument) -> SpeakerDocument:
+        unnamed = {one for _, ids in old for one in ids} - document.names_of_bytes
+        gone = document.swept.keys() - there
+        return with_swept(document, unnamed, gone=gone, now=speakers.now())
+
+    document = speakers.read(speaker_id).document
+    if fence(document) is document and not _removable(document, old):
+        return 0
+    document = speakers.change(speaker_id, fence, by=BY, did="sweep", until=until)
+    keys = _removable(document, old)
+    blobs.remove(keys)
+    if keys:
+        log.info("garbage.removed", speaker=str(speaker_id), objects=len(keys))
+    return len(keys)
+
+
+def _removable(document: SpeakerDocument, old: list[tuple[str, frozenset[str]]]) -> list[str]:
+    """Return the keys of which an id is fenced, so that no document will ever name them."""
+    return [key for key, ids in old if not document.swept.keys().isdisjoint(ids)]
+
+
+def _ids(listing: Listing, *, older_than: timedelta | None = None) -> Iterator[tuple[str, frozenset[str]]]:
+    """Return the keys of a speaker's bytes with the ids that a document has to name to keep them."""
+    for stored in listing.objects:
+        found = bytes_of(stored.key)
+        if found and (older_than is None or listing.taken_at - stored.last_modified > older_than):
+            yield stored.key, frozenset({found.vuid, found.named_by})

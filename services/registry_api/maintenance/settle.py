@@ -1,0 +1,125 @@
+"""Looks at one speaker: brings the view up to the bucket, fences lost writes, and starts what is missing.
+
+Whatever a process that died left undone, this finds: a commit that was not applied, an announced write whose
+outcome nobody knows, a job that no worker will run, a version that lacks an artifact.
+"""
+
+from collections.abc import Collection
+from contextlib import suppress
+
+import structlog
+
+from services.shared.bucket.keys import SpeakerId
+from services.shared.model.changes import without_old_artifacts
+from services.shared.model.document import SpeakerDocument
+from services.shared.model.promotion import promoted
+from services.shared.model.records import FailureRecord
+from services.shared.model.speaker import OpenJob
+from services.shared.queue.jobs import Jobs
+from services.shared.registry.extract import extract_missing
+from services.shared.registry.fail import give_up
+from services.shared.registry.profiles import Profiles
+from services.shared.registry.speakers import FoundSpeaker, Speakers
+from services.shared.view.agenda import ANNOUNCED_SECONDS
+from speaker_registry.errors import JobNotFound, LeaseExpired
+
+log = structlog.get_logger(__name__)
+
+BY = "housekeeping"
+"""The author of the changes that housekeeping makes."""
+AGAIN_SECONDS = 60.0
+"""The time after which a speaker is looked at again while something of it is under way."""
+
+
+def settle(
+    speakers: Speakers,
+    jobs: Jobs,
+    profiles: Profiles,
+    speaker_id: SpeakerId,
+    *,
+    kept: dict[str, Collection[str]] | None = None,
+) -> float | None:
+    """Bring a speaker to rest. Returns after how many seconds to look again, or None if it is at rest.
+
+    Args:
+        kept: for each profile the fingerprints whose artifacts stay. See `changes.without_old_artifacts`.
+
+    Raises:
+        VoiceDamaged, VoiceUnreadable, Unavailable.
+    """
+    speakers.refresh(speaker_id)
+    waiting = _fence(speakers, speaker_id)
+    promote(speakers, profiles, speaker_id, kept=kept or {})
+    speaker = speakers.read(speaker_id)
+    for job in speaker.open_jobs:
+        _look_at_job(speakers, jobs, profiles, speaker, job)
+    speaker = speakers.read(speaker_id)
+    for version in speaker.document.versions:
+        extract_missing(jobs, profiles, speaker, version)
+    under_way = waiting or bool(speakers.read(speaker_id).open_jobs)
+    return AGAIN_SECONDS if under_way else None
+
+
+def promote(
+    speakers: Speakers,
+    profiles: Profiles,
+    speaker_id: SpeakerId,
+    *,
+    kept: dict[str, Collection[str]],
+) -> SpeakerDocument:
+    """Move `default` if a change of the required profiles lets it, and drop artifacts of old encoders."""
+
+    def decide(document: SpeakerDocument) -> SpeakerDocument:
+        return promoted(without_old_artifacts(document, kept), profiles.required)
+
+    document = speakers.read(speaker_id).document
+    if decide(document) is document:
+        return document
+    return speakers.change(speaker_id, decide, by=BY, did="promote")
+
+
+def _fence(speakers: Speakers, speaker_id: SpeakerId) -> bool:
+    """Make sure that writes whose outcome nobody knows cannot come any more. Returns whether others may.
+
+    After another change, a swap that is still on its way fails on its condition.
+    """
+    announced = speakers.agenda.announced(speaker_id)
+    unknown = [token for token, age in announced.items() if age > ANNOUNCED_SECONDS]
+    if unknown:
+        speakers.change(speaker_id, lambda document: document.having(), by=BY, did="fence")
+        log.warning("write.fenced", speaker=str(speaker_id), writes=len(unknown))
+    for token in unknown:
+        speakers.agenda.withdraw(speaker_id, token)
+    return len(announced) > len(unknown)
+
+
+def _look_at_job(
+    speakers: Speakers, jobs: Jobs, profiles: Profiles, speaker: FoundSpeaker, job: OpenJob
+) -> None:
+    """Keep a job that a worker has or will have, and end any other."""
+    version = speaker.document.version(job.vuid)
+    if version is None:
+        jobs.end(speaker.id, job, "superseded")
+        jobs.remove(job)
+        return
+    state = jobs.keep(speaker.id, job)
+    if state == "failed":
+        _give_up(speakers, jobs, profiles, speaker.id, job)
+    elif state != "alive":
+        jobs.end(speaker.id, job, "superseded")
+
+
+def _give_up(speakers: Speakers, jobs: Jobs, profiles: Profiles, speaker_id: SpeakerId, job: OpenJob) -> None:
+    """Record the failure of a job that the queue gave up."""
+    error = LeaseExpired("The worker stopped while it made the artifact, in every attempt.")
+    with suppress(JobNotFound):
+        record = jobs.record(speaker_id.namespace, job.job_id)
+        failure = FailureRecord(
+            fingerprint=record.fingerprint,
+            build=record.build,
+            job=record.id,
+            code=error.code,
+            message=error.message,
+            attempts=record.attempt,
+        )
+        give_up(speakers, jobs, profiles, speaker_id, job, failure=failure, error=error)

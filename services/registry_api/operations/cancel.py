@@ -1,0 +1,89 @@
+"""Cancels extraction jobs. Knows no HTTP.
+
+A cancellation is a failure in the document that uses up the build. So what a worker still publishes is
+refused, and housekeeping does not start a required profile again.
+"""
+
+import structlog
+
+from services.shared.bucket.keys import SpeakerId
+from services.shared.index.jobs import JobRecord
+from services.shared.model.changes import CANCELED, AlreadyMade, VersionGone, with_failure
+from services.shared.model.document import SpeakerDocument
+from services.shared.model.records import FailureRecord
+from services.shared.model.speaker import OpenJob
+from services.shared.queue.jobs import Jobs
+from services.shared.registry.profiles import Profiles
+from services.shared.registry.speakers import Speakers
+from speaker_registry.errors import JobFinished
+
+log = structlog.get_logger(__name__)
+
+_MESSAGE = "The extraction was canceled. To start it again, extract with force."
+
+
+def cancel(
+    speakers: Speakers, jobs: Jobs, profiles: Profiles, namespace: str, job_id: str, *, by: str
+) -> JobRecord:
+    """Cancel a job that has not finished. The document decides whether its artifact was first.
+
+    Canceling a canceled job changes nothing. An artifact that was served before is still served. The voice
+    counts as failed for the job's profile until an extraction is forced, or until the profile's fingerprint
+    changes. If the profile had no worker yet, the first worker's fingerprint counts as such a change.
+
+    Returns:
+        The canceled job.
+
+    Raises:
+        JobNotFound, Unavailable.
+        JobFinished: the job has ended otherwise, or its artifact is in the document.
+    """
+    record = jobs.record(namespace, job_id)
+    if record.finished and record.state != CANCELED:
+        raise _finished(record)
+    speaker_id = SpeakerId(record.namespace, record.slug)
+    claimed = next((one for one in speakers.read(speaker_id).open_jobs if one.job_id == job_id), None)
+    job = claimed or OpenJob(record.vuid, record.profile, record.fingerprint, job_id, processing=False)
+    if record.state != CANCELED and _commit(speakers, profiles, speaker_id, record, by=by):
+        jobs.end(speaker_id, job, "succeeded")
+        raise _finished(jobs.record(namespace, job_id))
+    jobs.end(speaker_id, job, "canceled")
+    jobs.remove(job)
+    log.info("job.canceled", job_id=job_id, speaker=str(speaker_id), profile=record.profile)
+    return jobs.record(namespace, job_id)
+
+
+def _commit(
+    speakers: Speakers, profiles: Profiles, speaker_id: SpeakerId, record: JobRecord, *, by: str
+) -> bool:
+    """Use up the build of a job. Returns True if its artifact was first, and nothing is to be canceled."""
+    failure = FailureRecord(
+        fingerprint=record.fingerprint or profiles.fingerprint(record.profile),
+        build=record.build,
+        job=record.id,
+        code=CANCELED,
+        message=_MESSAGE,
+        attempts=record.attempt,
+    )
+
+    def use_up(document: SpeakerDocument) -> SpeakerDocument:
+        version = document.version(record.vuid)
+        known = version.failures.get(record.profile) if version else None
+        if known is not None and (known.job, known.code) == (record.id, CANCELED):
+            return document  # an earlier call of the same request did it
+        return with_failure(document, record.vuid, record.profile, failure, profiles.required)
+
+    try:
+        speakers.change(speaker_id, use_up, by=by, did="cancel")
+    except AlreadyMade:
+        return True
+    except VersionGone:
+        pass  # nothing is made of it any more
+    return False
+
+
+def _finished(job: JobRecord) -> JobFinished:
+    return JobFinished(
+        f"Job '{job.id}' is in state '{job.state}'; only a queued or processing job can be canceled.",
+        param="job_id",
+    )

@@ -1,0 +1,80 @@
+"""Deletes speakers. What is live becomes a life that has ended, whose bytes are kept for the grace period.
+
+Knows no HTTP.
+"""
+
+from collections.abc import Callable
+from contextlib import suppress
+
+import structlog
+
+from services.shared.bucket.keys import SpeakerId
+from services.shared.model.changes import deleted
+from services.shared.model.document import SpeakerDocument
+from services.shared.queue.jobs import Jobs
+from services.shared.registry.lookup import locate, not_found
+from services.shared.registry.speakers import FoundSpeaker, Speakers
+from speaker_registry.errors import Unavailable, VoiceDamaged
+from speaker_registry.names import SpeakerName, parse_voice_id
+
+log = structlog.get_logger(__name__)
+
+YOUNG_SECONDS = 30 * 60.0
+"""A generation younger than this may lack announcements, so a delete that finds nothing fences the name."""
+
+
+def delete(
+    speakers: Speakers,
+    jobs: Jobs,
+    namespace: str,
+    name: SpeakerName,
+    *,
+    by: str,
+    check: Callable[[SpeakerDocument], None] | None = None,
+) -> FoundSpeaker:
+    """Delete a voice with all its versions and jobs, at once. Returns the speaker as it was before.
+
+    A delete that finds nothing, while an upload of that name may be on its way, makes that upload fail.
+
+    Args:
+        name: the voice's name or its id, as in `lookup.find`.
+        check: is called with the live document, and raises if that is not the one to delete.
+
+    Raises:
+        VoiceNotFound, and what `check` raises.
+        Unavailable: the voice was not deleted, or it is not known whether it was.
+    """
+    until = speakers.deadline()
+    seen = _located(speakers, namespace, name)
+    by_id = parse_voice_id(name.key) if seen.id != SpeakerId.of(namespace, name) else None
+    before = seen.document
+    with speakers.changing(seen.id, by=by, until=until) as change:
+        others = speakers.agenda.announced(seen.id).keys() - {change.token}
+        may_come = bool(others) or speakers.generation.is_younger_than(YOUNG_SECONDS)
+
+        def decide(document: SpeakerDocument) -> SpeakerDocument:
+            nonlocal before
+            before = document
+            if document.live and by_id and document.version(by_id.vuid) is None:
+                raise not_found(name)  # the name was registered anew, and the id does not stand for that
+            if document.live and check is not None:
+                check(document)
+            is_needed = document.live or may_come
+            return deleted(document, now=speakers.now()) if is_needed else document
+
+        change.commit(decide, did="delete", takes_away=True, mends=True)
+    if not before.live and not change.mended:
+        raise not_found(name)
+    for job in seen.open_jobs:
+        with suppress(Unavailable):  # its worker will find that the version is gone
+            jobs.end(seen.id, job, "superseded")
+    log.info("speaker.deleted", speaker=str(seen.id), versions=len(before.versions))
+    return FoundSpeaker(before, seen.open_jobs, id=seen.id)
+
+
+def _located(speakers: Speakers, namespace: str, name: SpeakerName) -> FoundSpeaker:
+    """Return the speaker to delete. One whose document is damaged is deleted by its name."""
+    try:
+        return locate(speakers, namespace, name)
+    except VoiceDamaged:
+        return FoundSpeaker(SpeakerDocument(), id=SpeakerId.of(namespace, name))

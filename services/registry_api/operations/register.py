@@ -1,0 +1,213 @@
+"""Registers a speaker's next version: stores its bytes, and commits it to the speaker's document.
+
+A repeated request is answered with the version that the first one made. Until the commit, the version before
+is served. Knows no HTTP and no encoder.
+"""
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import structlog
+
+from services.registry_api.operations.sources import Source
+from services.shared.bucket.keys import SpeakerId
+from services.shared.bucket.stored_bytes import StoredBytes
+from services.shared.model.changes import next_marks, with_version
+from services.shared.model.document import Counts, SpeakerDocument
+from services.shared.model.records import Version
+from services.shared.queue.jobs import Jobs
+from services.shared.registry.extract import extract_missing
+from services.shared.registry.profiles import Profiles
+from services.shared.registry.speakers import FoundSpeaker, Speakers
+from speaker_registry.artifact import canonical_json
+from speaker_registry.errors import QuotaExceeded, Unavailable, VoiceDeleted, VoiceExists
+from speaker_registry.names import SpeakerName
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewVersion:
+    """The fields of an upload besides its source."""
+
+    name: SpeakerName
+    consent: str
+    ref_text: str | None = None
+    description: str | None = None
+    idempotency_key: str | None = None
+    dedupe: bool = True
+    """If true, an upload with the same source and texts as the newest version returns that version."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What a namespace and a voice may use. Settings hold the values."""
+
+    voices: int
+    bytes: int
+    text_bytes: int
+    versions: int
+    immutable: bool = False
+    """True if a voice may have one version only."""
+
+    def check(self, document: SpeakerDocument, version: Version, size: int, used: Counts | None) -> None:
+        """Raise `QuotaExceeded` or `VoiceExists` if the version may not be added.
+
+        Args:
+            used: what the namespace uses. None while nobody knows, and then only the voice's own limits hold.
+        """
+        name = version.name
+        if self.immutable and document.live:
+            raise VoiceExists(
+                f"Voice '{name}' already exists and VLLM_OMNI_SPEAKER_REGISTRATION_POLICY is 'immutable'; "
+                f"delete it first via DELETE /v1/audio/voices/{document.key}."
+            )
+        if len(document.versions) >= self.versions:
+            raise QuotaExceeded(
+                f"Voice '{name}' has {len(document.versions)} versions, and SPEAKER_MAX_VERSIONS accepts "
+                f"{self.versions}. Delete the voice, take another name, or raise the cap."
+            )
+        if used is not None:
+            self._check_namespace(document, version, size, used)
+
+    def _check_namespace(self, document: SpeakerDocument, version: Version, size: int, used: Counts) -> None:
+        if not document.live and used.voices >= self.voices:
+            raise QuotaExceeded(
+                f"Uploaded voice limit reached ({self.voices}). Delete an existing voice before registering "
+                "a new one, or raise the cap via SPEAKER_MAX_UPLOADED."
+            )
+        if used.bytes + size + version.text_bytes > self.bytes:
+            raise QuotaExceeded(
+                f"Upload of {size + version.text_bytes} bytes refused: all uploads together may take "
+                f"{self.bytes}, see GET /v1/quota. Delete a voice before registering more, or raise the cap "
+                "via SPEAKER_MAX_BYTES."
+            )
+        if used.text_bytes + version.text_bytes > self.text_bytes:
+            raise QuotaExceeded(
+                f"Upload with {version.text_bytes} bytes of texts refused: the names, consents, 'ref_text's "
+                f"and descriptions of all versions together may take {self.text_bytes}, see GET /v1/quota. "
+                "Delete a voice before registering more, shorten the texts, or raise the cap via "
+                "SPEAKER_MAX_TEXT_BYTES."
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Registered:
+    """The outcome of a registration."""
+
+    speaker: FoundSpeaker
+    version: Version
+    created: bool
+    """False if the same request had been served before."""
+    jobs: Mapping[str, str]
+    """For each profile that is being extracted, the id of the job."""
+
+
+def register(
+    speakers: Speakers,
+    blobs: StoredBytes,
+    jobs: Jobs,
+    profiles: Profiles,
+    *,
+    limits: Limits,
+    namespace: str,
+    upload: NewVersion,
+    source: Source,
+    by: str,
+) -> Registered:
+    """Store a source as the next version of a speaker, and start its extractions.
+
+    Raises:
+        QuotaExceeded, VoiceExists, VoiceDeleted, IdempotencyKeyReused: what is served has not changed.
+        Unavailable: send the request again, which finds out what came of it.
+    """
+    speaker_id, until = SpeakerId.of(namespace, upload.name), speakers.deadline()
+    used = speakers.usage(namespace)
+    with speakers.changing(speaker_id, by=by, until=until) as change:
+        new = _new_version(upload, source, vuid=change.token)
+        if _answer(change.document, new, upload) is not None:
+            confirmed = change.commit(lambda document: document, did="repeat")
+            if (answer := _answer(confirmed, new, upload)) is not None:
+                return _registered(speakers, jobs, profiles, speaker_id, answer, created=False)
+        change.ask(lambda document: limits.check(document, new, source.size, used))
+        life = change.document.marks.life
+        source.store(blobs, speaker_id, new.vuid)
+
+        def add(document: SpeakerDocument) -> SpeakerDocument:
+            if _answer(document, new, upload) is not None:
+                return document
+            limits.check(document, new, source.size, used)
+            now = speakers.now()
+            marks = next_marks(document, now)
+            numbered = new.having(number=marks.number, created_at=marks.created_at)
+            return with_version(
+                document,
+                source.number(blobs, speaker_id, numbered),
+                profiles.required,
+                key=upload.name.key,
+                life=life,
+                now=now,
+                max_versions=limits.versions,
+                immutable=limits.immutable,
+            )
+
+        document = change.commit(add, did="register", done=lambda found: new.vuid in found.names_of_bytes)
+    mine = document.version(new.vuid)
+    version = mine or _answer(document, new, upload)
+    if version is None:
+        raise VoiceDeleted(f"Voice '{new.name}' was deleted while this version was being registered.")
+    return _registered(speakers, jobs, profiles, speaker_id, version, created=mine is not None)
+
+
+def _registered(
+    speakers: Speakers,
+    jobs: Jobs,
+    profiles: Profiles,
+    speaker_id: SpeakerId,
+    version: Version,
+    *,
+    created: bool,
+) -> Registered:
+    """Start what the version lacks. It is committed, so housekeeping repairs what fails from here on."""
+    speaker = speakers.read(speaker_id)
+    opened: dict[str, str] = {}
+    now = speaker.document.version(version.vuid)
+    if now is not None:
+        try:
+            opened = extract_missing(jobs, profiles, speaker, now)
+        except Unavailable as error:
+            log.warning("version.not_set_going", speaker=str(speaker_id), reason=error.message)
+    if created:
+        log.info("version.registered", speaker=str(speaker_id), vuid=version.vuid, number=version.number)
+    return Registered(speaker, now or version, created, opened)
+
+
+def _new_version(upload: NewVersion, source: Source, *, vuid: str) -> Version:
+    name = upload.name.name
+    parts = (name, source.sha256, upload.ref_text, upload.consent, upload.description)
+    return source.describe(
+        Version(
+            vuid=vuid,
+            name=name,
+            source="audio",
+            consent=upload.consent,
+            ref_text=upload.ref_text,
+            description=upload.description,
+            request=_hash(*parts),
+            idempotency=_hash(upload.idempotency_key) if upload.idempotency_key else None,
+        )
+    )
+
+
+def _answer(document: SpeakerDocument, new: Version, upload: NewVersion) -> Version | None:
+    """Return the version that the request made before, or that equals what it asks for."""
+    assert new.request is not None
+    found = document.answer_to(new.request, new.idempotency)
+    if found is None or upload.dedupe or (new.idempotency and found.idempotency == new.idempotency):
+        return found
+    return None
+
+
+def _hash(*parts: str | None) -> str:
+    return hashlib.sha256(canonical_json(parts).encode()).hexdigest()

@@ -1,0 +1,107 @@
+"""What a version is made from: a clip, or a speaker embedding that somebody has computed already."""
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from services.shared.audio import DecodedClip
+from services.shared.bucket.keys import SpeakerId
+from services.shared.bucket.stored_bytes import StoredBytes
+from services.shared.model.packaging import named_artifact, package
+from services.shared.model.records import GIVEN_FINGERPRINT, ClipRecord, Version
+from speaker_registry.engine import Profile
+
+
+class Source(Protocol):
+    """The source of one version."""
+
+    sha256: str
+    size: int
+    """The bytes that the source takes in the bucket."""
+
+    def describe(self, version: Version) -> Version:
+        """Return the version with what the source tells of it."""
+
+    def store(self, blobs: StoredBytes, speaker_id: SpeakerId, vuid: str) -> None:
+        """Store what the version names whatever its number will be."""
+
+    def number(self, blobs: StoredBytes, speaker_id: SpeakerId, version: Version) -> Version:
+        """Store what names the version's number, and return the version with it."""
+
+
+class ClipSource:
+    """An uploaded clip that was decoded and accepted."""
+
+    def __init__(self, uploaded: bytes, decoded: DecodedClip) -> None:
+        self._uploaded = uploaded
+        self._rendition = decoded.audio.to_bytes()
+        self.record = ClipRecord(
+            sha256=hashlib.sha256(uploaded).hexdigest(),
+            size=len(uploaded),
+            mime_type=decoded.mime_type,
+            seconds=round(decoded.audio.seconds, 6),
+            sample_rate=decoded.audio.sample_rate,
+            channels=decoded.channels,
+            rendition_sha256=hashlib.sha256(self._rendition).hexdigest(),
+        )
+        self.sha256, self.size = self.record.sha256, self.record.size
+
+    def describe(self, version: Version) -> Version:
+        return version.having(source="audio", clip=self.record)
+
+    def store(self, blobs: StoredBytes, speaker_id: SpeakerId, vuid: str) -> None:
+        blobs.store_clip(speaker_id, vuid, self._uploaded, self._rendition)
+
+    def number(self, blobs: StoredBytes, speaker_id: SpeakerId, version: Version) -> Version:  # noqa: ARG002
+        return version
+
+
+@dataclass(frozen=True, slots=True)
+class _Packed:
+    """The files of one numbering of a version."""
+
+    number: int
+    created_at: int
+    version: Version
+
+
+class EmbeddingSource:
+    """A speaker embedding (float32 [D], finite), which is the artifact of every profile that takes it."""
+
+    def __init__(self, embedding: np.ndarray, profiles: Sequence[Profile], new_id: Callable[[], str]) -> None:
+        """`profiles` are of one model: embeddings of different encoders mean different things."""
+        self._embedding = embedding
+        self._profiles = profiles
+        self._new_id = new_id
+        self._packed: _Packed | None = None
+        self.sha256 = hashlib.sha256(embedding.tobytes()).hexdigest()
+        self.size = embedding.nbytes * len(profiles)
+
+    def describe(self, version: Version) -> Version:
+        return version.having(source="embedding", embedding_width=len(self._embedding))
+
+    def store(self, blobs: StoredBytes, speaker_id: SpeakerId, vuid: str) -> None:
+        """Store nothing: the files name the version's number, which only the change knows."""
+
+    def number(self, blobs: StoredBytes, speaker_id: SpeakerId, version: Version) -> Version:
+        """Store the artifacts. They are packed again where a conflict has changed the version's number."""
+        known = self._packed
+        if known is None or (known.number, known.created_at) != (version.number, version.created_at):
+            for profile in self._profiles:
+                version = self._with_artifact(blobs, speaker_id, version, profile)
+            known = self._packed = _Packed(version.number, version.created_at, version)
+        return known.version
+
+    def _with_artifact(
+        self, blobs: StoredBytes, speaker_id: SpeakerId, version: Version, profile: Profile
+    ) -> Version:
+        tensors = {"speaker_embedding": self._embedding}
+        data, made = package(version, profile, tensors, fingerprint=GIVEN_FINGERPRINT, attempt=self._new_id())
+        record = named_artifact(made).having(brought=True)
+        blobs.store_artifact(speaker_id, version.vuid, record.object, data)
+        return version.having(artifacts={**version.artifacts, profile.name: (record,)}).with_used_build(
+            profile.name, GIVEN_FINGERPRINT, record.build
+        )

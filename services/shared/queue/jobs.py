@@ -1,0 +1,133 @@
+"""Jobs as those who extract need them: open one or join it, begin an attempt, report, end.
+
+A job is a claim with a record in the view, and an entry in the queue of its profile. Losing any of them loses
+no artifact: housekeeping starts what documents lack.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from services.shared.bucket.keys import SpeakerId
+from services.shared.index.jobs import JobRecord
+from services.shared.model.clock import Clock
+from services.shared.model.records import Version
+from services.shared.model.speaker import OpenJob
+from services.shared.queue.rq_jobs import queue_name
+from services.shared.telemetry import tracing
+from services.shared.view.open_jobs import OpenJobs
+from speaker_registry.artifact import canonical_json
+from speaker_registry.errors import SpeakerRegistryError
+from speaker_registry.schemas import JobState
+
+
+class Dispatcher(Protocol):
+    """Hands jobs to workers. A job carries ids only: no audio, no names and no transcripts."""
+
+    def enqueue(self, job_id: str, profile: str, arguments: Mapping[str, Any]) -> None:
+        """Put a job into the queue. Putting the same job there again does no harm."""
+
+    def state(self, job_id: str, profile: str) -> str:
+        """Return `alive` (queued or running), `failed` (given up) or `gone`."""
+
+    def remove(self, job_id: str, profile: str) -> None:
+        """Remove a job that is no longer wanted from the queue, unless a worker has taken it already."""
+
+
+class Jobs:
+    """Opens, changes and ends jobs. Every method may raise `ViewAway` or `Unavailable`."""
+
+    def __init__(
+        self, claims: OpenJobs, dispatcher: Dispatcher, clock: Clock, *, max_attempts: int = 3
+    ) -> None:
+        self._claims = claims
+        self._dispatcher = dispatcher
+        self._clock = clock
+        self._max_attempts = max_attempts
+
+    def open(
+        self,
+        speaker_id: SpeakerId,
+        version: Version,
+        profile: str,
+        fingerprint: str,
+        *,
+        forced: bool = False,
+    ) -> OpenJob:
+        """Open a job for an artifact of a version, or return the open one, which the caller joins.
+
+        Args:
+            fingerprint: the one that the profile is made with now; empty while no worker has announced it.
+            forced: make the artifact although there is one.
+        """
+        job = OpenJob(version.vuid, profile, fingerprint, f"job_{self._clock.new_id()}", processing=False)
+        fields = {
+            "id": job.job_id,
+            "ns": speaker_id.namespace,
+            "slug": speaker_id.slug,
+            "name": version.name,
+            "vuid": version.vuid,
+            "number": str(version.number),
+            "profile": profile,
+            "fingerprint": fingerprint,
+            "build": str(version.highest_build(profile, fingerprint) + 1),
+            "forced": "true" if forced else "false",
+            "max_attempts": str(self._max_attempts),
+            "queue": queue_name(profile),
+            **({"traceparent": parent} if (parent := tracing.traceparent()) else {}),
+        }
+        claimed = self._claims.claim(speaker_id, job, fields)
+        if claimed.job_id == job.job_id:
+            self._dispatcher.enqueue(job.job_id, profile, {"job": job.job_id, "speaker": str(speaker_id)})
+        return claimed
+
+    def begin(
+        self, speaker_id: SpeakerId, job: OpenJob, *, worker: str | None, fingerprint: str, build: int
+    ) -> int | None:
+        """Begin an attempt at a job. Returns its number, or None if the job has ended or is not known."""
+        fields = {"fingerprint": fingerprint, "build": str(build), "stage": "loading", "done": "0"}
+        return self._claims.begin(speaker_id, job, {**fields, **({"worker": worker} if worker else {})})
+
+    def report(self, speaker_id: SpeakerId, job: OpenJob, stage: str, done: int) -> None:
+        """Report the stage of a job to those who follow it, and keep its claim."""
+        self._claims.renew(speaker_id, job, {"stage": stage, "done": str(done)})
+
+    def put_back(
+        self, speaker_id: SpeakerId, job: OpenJob, error: SpeakerRegistryError, attempt: int
+    ) -> None:
+        """Say that an attempt failed and that the queue will try the job again."""
+        waiting = OpenJob(job.vuid, job.profile, job.fingerprint, job.job_id, processing=False)
+        fields = {"error": error_json(error, attempt), "stage": "queued", "done": "0"}
+        self._claims.renew(speaker_id, waiting, fields)
+
+    def keep(self, speaker_id: SpeakerId, job: OpenJob) -> str:
+        """Renew the claim of a job that a worker has or will have. Returns the `state` of the dispatcher."""
+        state = self._dispatcher.state(job.job_id, job.profile)
+        if state == "alive" and self._claims.renew(speaker_id, job) is None:
+            return "gone"
+        return state
+
+    def end(
+        self,
+        speaker_id: SpeakerId,
+        job: OpenJob,
+        state: JobState,
+        error: SpeakerRegistryError | None = None,
+        attempt: int = 0,
+    ) -> bool:
+        """End a job. Returns False if it had ended already, which changes nothing."""
+        fields = {"error": error_json(error, attempt)} if error else {}
+        return self._claims.end(speaker_id, job, state, fields)
+
+    def remove(self, job: OpenJob) -> None:
+        """Take a job out of its queue. A worker that has taken it finds out when it publishes."""
+        self._dispatcher.remove(job.job_id, job.profile)
+
+    def record(self, namespace: str, job_id: str) -> JobRecord:
+        """Return the record of a job. Raises `JobNotFound`."""
+        return self._claims.record(namespace, job_id)
+
+
+def error_json(error: SpeakerRegistryError, attempt: int) -> str:
+    """Return an error as it is kept in the record of a job."""
+    members = {"code": error.code, "message": error.message, "retryable": error.retryable}
+    return canonical_json({**members, "attempt": attempt})

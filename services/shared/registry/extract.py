@@ -1,0 +1,78 @@
+"""Starts extractions: one job at a time for each artifact. Whoever asks for the same artifact joins it."""
+
+from collections.abc import Sequence
+
+from services.shared.model.records import Version
+from services.shared.model.status import unsupported_reason
+from services.shared.queue.jobs import Jobs
+from services.shared.registry.profiles import Profiles
+from services.shared.registry.speakers import FoundSpeaker
+from speaker_registry.errors import CacheUnsupported, QuotaExceeded
+
+
+def extract(
+    jobs: Jobs,
+    profiles: Profiles,
+    speaker: FoundSpeaker,
+    version: Version,
+    names: Sequence[str],
+    *,
+    force: bool = False,
+    max_builds: int | None = None,
+) -> dict[str, str]:
+    """Make sure that each profile's artifact exists or is being made.
+
+    Args:
+        force: extract again although there is an artifact or a failure. What there is stays in service until
+            the new one is ready.
+        max_builds: the number of times that one artifact may be made.
+
+    Returns:
+        For each profile whose artifact is being made, the id of the job.
+
+    Raises:
+        ProfileUnknown.
+        CacheUnsupported: nothing can be extracted for one of the profiles. Then no job is opened.
+        QuotaExceeded: an artifact was made as often as is accepted.
+    """
+    for name in names:
+        if reason := unsupported_reason(version, profiles.get(name)):
+            raise CacheUnsupported(reason, param="profile")
+    opened = {}
+    for name in names:
+        status = profiles.status(speaker, version, profiles.get(name))
+        if status.state in {"ready", "failed"} and not force:
+            continue
+        fingerprint = profiles.fingerprint(name)
+        _check_builds(version, name, fingerprint, max_builds)
+        opened[name] = jobs.open(speaker.id, version, name, fingerprint, forced=force).job_id
+    return opened
+
+
+def extract_missing(
+    jobs: Jobs, profiles: Profiles, speaker: FoundSpeaker, version: Version
+) -> dict[str, str]:
+    """Open a job for each required profile that a version lacks and that was not given up.
+
+    Returns:
+        For each profile whose artifact is being made, the id of the job.
+    """
+    opened = {}
+    for profile in profiles.required:
+        status = profiles.status(speaker, version, profile)
+        if status.state == "pending" and status.job_id is None:
+            fingerprint = profiles.fingerprint(profile.name)
+            opened[profile.name] = jobs.open(speaker.id, version, profile.name, fingerprint).job_id
+        elif status.job_id is not None:
+            opened[profile.name] = status.job_id
+    return opened
+
+
+def _check_builds(version: Version, profile: str, fingerprint: str, most: int | None) -> None:
+    if most is not None and version.highest_build(profile, fingerprint) >= most:
+        raise QuotaExceeded(
+            f"The artifact of version {version.number} of voice '{version.name}' for profile '{profile}' was "
+            f"made {most} times already, which is as often as SPEAKER_MAX_BUILDS accepts. Register the clip "
+            "as a new version with dedupe=false, or raise the cap.",
+            param="profile",
+        )

@@ -1,0 +1,77 @@
+"""Documents that this process has parsed, so that an unchanged one is neither sent nor parsed again."""
+
+from collections import OrderedDict
+from threading import Lock
+
+from services.shared.bucket.keys import SpeakerId
+from services.shared.model.document import SpeakerDocument
+
+_MAX_BYTES = 64 * 1024 * 1024
+
+
+class ParsedDocuments:
+    """Keeps the documents that were used last, by speaker and ETag. Thread-safe.
+
+    Args:
+        max_bytes: the documents that are kept take no more than this, measured as JSON.
+    """
+
+    def __init__(self, max_bytes: int = _MAX_BYTES) -> None:
+        self._max_bytes = max_bytes
+        self._bytes = 0
+        self._lock = Lock()
+        self._kept: OrderedDict[SpeakerId, tuple[str, SpeakerDocument, int]] = OrderedDict()
+
+    def etag(self, speaker_id: SpeakerId) -> str | None:
+        """Return the ETag of the document that is kept of a speaker."""
+        with self._lock:
+            kept = self._kept.get(speaker_id)
+            return kept[0] if kept else None
+
+    def get(self, speaker_id: SpeakerId, etag: str) -> SpeakerDocument | None:
+        """Return the document with this ETag, if it is the one that is kept."""
+        with self._lock:
+            kept = self._kept.get(speaker_id)
+            if kept is None or kept[0] != etag:
+                return None
+            self._kept.move_to_end(speaker_id)
+            return kept[1]
+
+    def put(self, speaker_id: SpeakerId, etag: str, document: SpeakerDocument, size: int) -> None:
+        """Keep a document in place of the one that was kept of the speaker."""
+        with self._lock:
+            before = self._kept.pop(speaker_id, None)
+            self._bytes += size - (before[2] if before else 0)
+            self._kept[speaker_id] = (etag, document, size)
+            while self._bytes > self._max_bytes:
+                self._bytes -= self._kept.popitem(last=False)[1][2]
+
+
+class MissingSpeakers:
+    """Remembers for some seconds that the bucket has no such speaker. Thread-safe.
+
+    Args:
+        seconds: a speaker is asked for again after this long.
+        most: no more speakers than this are remembered.
+    """
+
+    def __init__(self, seconds: float = 5.0, most: int = 10_000) -> None:
+        self._seconds = seconds
+        self._most = most
+        self._lock = Lock()
+        self._since: OrderedDict[SpeakerId, float] = OrderedDict()
+
+    def put(self, speaker_id: SpeakerId, now: float) -> None:
+        with self._lock:
+            self._since[speaker_id] = now
+            self._since.move_to_end(speaker_id)
+            if len(self._since) > self._most:
+                self._since.popitem(last=False)
+
+    def holds(self, speaker_id: SpeakerId, now: float) -> bool:
+        with self._lock:
+            return now - self._since.get(speaker_id, float("-inf")) < self._seconds
+
+    def drop(self, speaker_id: SpeakerId) -> None:
+        with self._lock:
+            self._since.pop(speaker_id, None)

@@ -1,0 +1,187 @@
+"""What a worker does with a job: begin an attempt, and publish the artifact that it has made.
+
+Two workers that make the same artifact meet in the document: the first is named there, and the bytes of the
+other are collected as garbage. Knows no encoder.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import structlog
+
+from services.shared.bucket.keys import SpeakerId
+from services.shared.bucket.stored_bytes import StoredBytes
+from services.shared.model.changes import AlreadyMade, VersionGone, with_artifact
+from services.shared.model.document import SpeakerDocument
+from services.shared.model.packaging import named_artifact, package
+from services.shared.model.records import ArtifactRecord, Version
+from services.shared.model.speaker import OpenJob
+from services.shared.queue.jobs import Jobs
+from services.shared.registry.profiles import Profiles
+from services.shared.registry.publication import Provenance
+from services.shared.registry.speakers import FoundSpeaker, Speakers
+from speaker_registry.errors import JobNotFound
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Attempt:
+    """One start of a job by a worker."""
+
+    speaker_id: SpeakerId
+    job: OpenJob
+    number: int
+    max_attempts: int
+    version: Version
+    provenance: Provenance
+    build: int
+    replaces: ArtifactRecord | None
+    """The artifact whose bytes are said to be lost, if the job makes it again."""
+    started: float
+    traceparent: str | None = None
+    """The W3C trace context of the request that asked for the extraction."""
+
+    @property
+    def profile(self) -> str:
+        return self.provenance.profile.name
+
+    @property
+    def fingerprint(self) -> str:
+        return self.provenance.fingerprint
+
+
+def start(
+    speakers: Speakers, jobs: Jobs, speaker_id: SpeakerId, job_id: str, provenance: Provenance
+) -> Attempt | None:
+    """Begin an attempt at a job. Returns None if the job or its artifact is not wanted any more."""
+    speaker = speakers.read(speaker_id)
+    job = next((one for one in speaker.open_jobs if one.job_id == job_id), None)
+    if job is None:
+        return None  # it has ended, or Redis lost it, and then another one was opened
+    version = speaker.document.version(job.vuid)
+    if version is None or version.clip is None or job.fingerprint not in {"", provenance.fingerprint}:
+        # The version was deleted, or another encoder was promoted since.
+        jobs.end(speaker_id, job, "superseded")
+        return None
+    return _begin(speakers, jobs, speaker, version, job, provenance=provenance)
+
+
+def _begin(
+    speakers: Speakers,
+    jobs: Jobs,
+    speaker: FoundSpeaker,
+    version: Version,
+    job: OpenJob,
+    *,
+    provenance: Provenance,
+) -> Attempt | None:
+    try:
+        record = jobs.record(speaker.id.namespace, job.job_id)
+    except JobNotFound:
+        return None
+    highest = version.highest_build(job.profile, provenance.fingerprint)
+    build = record.build if job.fingerprint else highest + 1
+    made = version.artifact(job.profile, provenance.fingerprint)
+    if build <= highest:
+        jobs.end(speaker.id, job, "succeeded" if made else "superseded")
+        return None
+    number = jobs.begin(
+        speaker.id, job, worker=provenance.worker, fingerprint=provenance.fingerprint, build=build
+    )
+    if number is None:
+        return None
+    return Attempt(
+        speaker_id=speaker.id,
+        job=job,
+        number=number,
+        max_attempts=record.max_attempts,
+        version=version,
+        provenance=provenance,
+        build=build,
+        replaces=None if record.forced else made,
+        started=speakers.clock.monotonic(),
+        traceparent=record.traceparent,
+    )
+
+
+def publish(
+    speakers: Speakers,
+    blobs: StoredBytes,
+    jobs: Jobs,
+    profiles: Profiles,
+    attempt: Attempt,
+    *,
+    tensors: Mapping[str, np.ndarray],
+    used_seconds: float | None = None,
+) -> bool:
+    """Store an artifact, and serve it from now on. Returns False if it came too late to count.
+
+    Args:
+        used_seconds: how many seconds of audio the tensors cover, if not the whole clip.
+
+    Raises:
+        InvalidArtifact: the tensors do not match the profile.
+        Unavailable: the artifact was not published, or could not be shown. Publish it again.
+    """
+    speaker_id, vuid, lost = attempt.speaker_id, attempt.version.vuid, attempt.replaces
+    with speakers.changing(speaker_id, by=attempt.provenance.worker) as change:
+        data, record = _pack(speakers, attempt, tensors, change.token, used_seconds)
+        blobs.store_artifact(speaker_id, vuid, record.object, data)
+        if lost is not None and blobs.has_artifact(speaker_id, attempt.version, lost):
+            jobs.end(speaker_id, attempt.job, "succeeded")  # a node of the store was behind
+            return True
+
+        def add(document: SpeakerDocument) -> SpeakerDocument:
+            return with_artifact(
+                document,
+                vuid,
+                attempt.profile,
+                record,
+                profiles.required,
+                extractor=attempt.provenance.extractor,
+                instead_of=lost.object if lost else None,
+            )
+
+        try:
+            change.commit(add, did="publish", done=lambda document: record.object in document.names_of_bytes)
+        except (AlreadyMade, VersionGone) as error:
+            return _end_late(jobs, attempt, change.ask(lambda document: document.version(vuid)), error)
+    jobs.end(speaker_id, attempt.job, "succeeded")
+    log.info("artifact.published", job_id=attempt.job.job_id, profile=attempt.profile)
+    return True
+
+
+def _end_late(
+    jobs: Jobs, attempt: Attempt, version: Version | None, error: AlreadyMade | VersionGone
+) -> bool:
+    """End a job whose artifact is there, was canceled, or is not wanted any more."""
+    made = version is not None and version.artifact(attempt.profile, attempt.fingerprint) is not None
+    jobs.end(attempt.speaker_id, attempt.job, "succeeded" if made else "superseded")
+    log.info("artifact.late", job_id=attempt.job.job_id, profile=attempt.profile, reason=error.message)
+    return made
+
+
+def _pack(
+    speakers: Speakers,
+    attempt: Attempt,
+    tensors: Mapping[str, np.ndarray],
+    object_id: str,
+    used_seconds: float | None,
+) -> tuple[bytes, ArtifactRecord]:
+    provenance = attempt.provenance
+    data, made = package(
+        attempt.version,
+        provenance.profile,
+        tensors,
+        fingerprint=provenance.fingerprint,
+        attempt=object_id,
+        build=attempt.build,
+        extractor=provenance.extractor,
+        untrained=provenance.untrained,
+        computed_on=provenance.computed_on,
+        used_seconds=used_seconds,
+        seconds_spent=round(speakers.clock.monotonic() - attempt.started, 4),
+    )
+    return data, named_artifact(made)

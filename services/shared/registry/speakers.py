@@ -1,0 +1,370 @@
+"""The one gate through which a speaker is read and changed. The bucket has the truth, the view a copy of it.
+
+Reading takes the copy and, where the view lacks one, the document in the bucket. Changing is one way:
+
+    announce the write -> decide on the document -> swap, the commit -> apply to the view -> confirm
+
+Only the swap decides. If a step after it fails, the change stands and the caller is told to ask again; the
+repeat finds what it did. Nothing else in the code base swaps a speaker's document or writes a copy of it.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+import structlog
+
+from services.shared.bucket.documents import Base, Documents
+from services.shared.bucket.keys import SpeakerId
+from services.shared.bucket.layout import document_key
+from services.shared.model.changes import fitting
+from services.shared.model.clock import Clock
+from services.shared.model.document import Counts, DocumentDamaged, DocumentNewer, SpeakerDocument
+from services.shared.model.speaker import Speaker
+from services.shared.registry.parsed import MissingSpeakers, ParsedDocuments
+from services.shared.view.agenda import Agenda
+from services.shared.view.copies import Copy, SpeakerView
+from services.shared.view.generation import Generation, ViewAway
+from speaker_registry.errors import SpeakerRegistryError, Unavailable, VoiceDamaged, VoiceUnreadable
+
+log = structlog.get_logger(__name__)
+
+MAX_DOCUMENT_BYTES = 1024 * 1024
+_NOTHING = SpeakerDocument()
+Answer = TypeVar("Answer")
+
+Decide = Callable[[SpeakerDocument], SpeakerDocument]
+"""A decision returns the next document, or its argument if nothing is to be changed. It refuses by raising an
+error of the registry. It may be called several times, on newer documents.
+"""
+Done = Callable[[SpeakerDocument], bool]
+"""This says whether a document holds the change already."""
+
+
+@dataclass(frozen=True, slots=True)
+class FoundSpeaker(Speaker):
+    """A speaker as it was read, with its id."""
+
+    id: SpeakerId = field(kw_only=True)
+
+
+class Speakers:
+    """Reads speakers and changes them."""
+
+    def __init__(
+        self,
+        *,
+        documents: Documents,
+        generation: Generation,
+        clock: Clock,
+        now: Callable[[], int],
+        max_document_bytes: int = MAX_DOCUMENT_BYTES,
+    ) -> None:
+        """`now` returns the store's time in Unix seconds, by which everything in a document is dated."""
+        self.documents = documents
+        self.generation = generation
+        self.view = SpeakerView(generation)
+        self.agenda = Agenda(generation)
+        self.clock = clock
+        self.now = now
+        self.max_document_bytes = max_document_bytes
+        self._parsed = ParsedDocuments()
+        self._missing = MissingSpeakers()
+
+    # Reading
+
+    def read(self, speaker_id: SpeakerId) -> FoundSpeaker:
+        """Return a speaker. One that does not exist has the document of revision 0.
+
+        Raises:
+            VoiceDamaged, VoiceUnreadable: its document cannot be understood.
+            Unavailable: neither view nor bucket could be read.
+        """
+        return self.read_many([speaker_id])[0]
+
+    def read_many(self, speaker_ids: Sequence[SpeakerId]) -> list[FoundSpeaker]:
+        """Return several speakers, with one round trip for those that the view has. Raises as `read` does."""
+        known = {one: etag for one in speaker_ids if (etag := self._parsed.etag(one))}
+        try:
+            copies = self.view.get(speaker_ids, known)
+        except Unavailable:
+            copies = [Copy()] * len(speaker_ids)
+        return [
+            FoundSpeaker(self._document_of(one, copy), copy.open_jobs, id=one)
+            for one, copy in zip(speaker_ids, copies, strict=True)
+        ]
+
+    def _document_of(self, speaker_id: SpeakerId, copy: Copy) -> SpeakerDocument:
+        if copy.etag is None:
+            return self._from_bucket(speaker_id)
+        if copy.body is None and (kept := self._parsed.get(speaker_id, copy.etag)):
+            return kept
+        if copy.body is None:  # this process dropped it meanwhile
+            [copy] = self.view.get([speaker_id], {})
+        return self.parse(speaker_id, Base(copy.body, copy.etag))
+
+    def _from_bucket(self, speaker_id: SpeakerId) -> SpeakerDocument:
+        """Return the document in the bucket. Only if that is missing, there is no such speaker."""
+        if self._missing.holds(speaker_id, self.clock.monotonic()):
+            return _NOTHING
+        generation = None
+        with suppress(Unavailable):
+            generation = self.generation.for_reading()
+        base = self.documents.read(document_key(speaker_id))
+        document = self.parse(speaker_id, base)
+        if base.etag is None:
+            self._missing.put(speaker_id, self.clock.monotonic())
+        elif generation:
+            with suppress(Unavailable):
+                self.apply(speaker_id, document, base, generation, _NOTHING)
+        return document
+
+    def refresh(self, speaker_id: SpeakerId) -> SpeakerDocument:
+        """Return the document in the bucket, after the view's copy was brought up to it.
+
+        Raises `ViewAway` if there is no view to bring up, or as `read` does.
+        """
+        generation = self.generation.for_reading()  # first: a later one might need a newer document
+        base = self.documents.read(document_key(speaker_id))
+        document = self.parse(speaker_id, base)
+        if base.etag is not None:
+            self.apply(speaker_id, document, base, generation, _NOTHING)
+        return document
+
+    def usage(self, namespace: str) -> Counts | None:
+        """Return what the speakers of a namespace use, or None while the view does not hold all of them."""
+        with suppress(Unavailable):
+            if self.view.is_complete():
+                return self.view.usage(namespace)
+        return None
+
+    # Changing
+
+    @contextmanager
+    def changing(self, speaker_id: SpeakerId, *, by: str, until: float | None = None) -> Iterator["Change"]:
+        """Begin a change of a speaker: announce it, and read the document that it starts from.
+
+        Args:
+            by: the id of the API key, or the name of what changes the speaker.
+            until: the deadline of the request, from `deadline`. By default the request arrives now.
+
+        Raises:
+            Unavailable: it could not be announced. Then nothing may be written.
+        """
+        until = self.deadline() if until is None else until
+        token = self.clock.new_id()
+        generation = self._announce(speaker_id, token)
+        change = Change(self, speaker_id, token, generation, by=by, until=until)
+        try:
+            yield change
+        finally:
+            if change.is_settled:
+                with suppress(Unavailable):  # then housekeeping finds it, and fences it
+                    self.agenda.withdraw(speaker_id, token)
+
+    def _announce(self, speaker_id: SpeakerId, token: str) -> str:
+        """Announce a write. Returns the generation in which it was announced."""
+        with suppress(ViewAway):  # Redis lost the view since the last call, and another one begins
+            generation = self.generation.for_reading()
+            self.agenda.announce(speaker_id, token, generation)
+            return generation
+        generation = self.generation.for_reading()
+        self.agenda.announce(speaker_id, token, generation)
+        return generation
+
+    def deadline(self) -> float:
+        """Return the moment until which a request that arrives now may change speakers."""
+        return self.documents.deadline()
+
+    def change(
+        self, speaker_id: SpeakerId, decide: Decide, *, by: str, did: str, until: float | None = None
+    ) -> SpeakerDocument:
+        """Make a change that needs no bytes. Arguments and errors are those of `Change.commit`."""
+        with self.changing(speaker_id, by=by, until=until) as change:
+            return change.commit(decide, did=did)
+
+    def parse(self, speaker_id: SpeakerId, base: Base) -> SpeakerDocument:
+        """Parse a document, and keep it. Raises `VoiceDamaged` or `VoiceUnreadable`."""
+        if base.etag and (kept := self._parsed.get(speaker_id, base.etag)):
+            return kept
+        try:
+            document = SpeakerDocument.parse(base.body)
+        except DocumentDamaged as error:
+            log.error("document.damaged", speaker=str(speaker_id), reason=str(error))
+            raise _damaged(speaker_id) from None
+        except DocumentNewer as error:
+            raise _newer(error) from None
+        if base.etag and base.body:
+            self._parsed.put(speaker_id, base.etag, document, len(base.body))
+        return document
+
+    def apply(
+        self,
+        speaker_id: SpeakerId,
+        document: SpeakerDocument,
+        base: Base,
+        generation: str,
+        before: SpeakerDocument,
+    ) -> None:
+        assert base.etag is not None
+        self.view.apply(speaker_id, document, base.etag, generation=generation, base=before)
+        self._missing.drop(speaker_id)
+
+
+class Change:
+    """One announced change of a speaker. `Speakers.changing` makes it."""
+
+    def __init__(
+        self,
+        speakers: Speakers,
+        speaker_id: SpeakerId,
+        token: str,
+        generation: str,
+        *,
+        by: str,
+        until: float,
+    ) -> None:
+        self._speakers = speakers
+        self._speaker_id = speaker_id
+        self._key = document_key(speaker_id)
+        self._generation = generation
+        self._by = by
+        self.token = token
+        """The id of this change. It is new, so it may name what the change stores."""
+        self.until = until
+        self.is_settled = True
+        """False while a swap of this change may still be carried out. Then the announcement stays."""
+        self.mended = False
+        """True if the change was decided in place of a damaged document."""
+        self._base: Base | None = None
+
+    @property
+    def document(self) -> SpeakerDocument:
+        """Return the document that the change starts from, which may be an outdated copy; after the commit,
+        the one that it led to.
+        """
+        return self._understood(self._start())
+
+    def ask(self, question: Callable[[SpeakerDocument], Answer]) -> Answer:
+        """Return what `question` says of the document that the change starts from.
+
+        A refusal of the copy is decided again on the document in the bucket: the copy may be outdated.
+        """
+        try:
+            return question(self.document)
+        except SpeakerRegistryError:
+            self._base = self._speakers.documents.read(self._key)
+            return question(self.document)
+
+    def commit(
+        self,
+        decide: Decide,
+        *,
+        did: str,
+        done: Done | None = None,
+        takes_away: bool = False,
+        mends: bool = False,
+    ) -> SpeakerDocument:
+        """Commit what `decide` makes of the newest document. Returns the document then.
+
+        Args:
+            did: the kind of change, for those who read the document or the events.
+            done: says whether a document holds the change already, where what it adds has an id. By default
+                the document keeps the change's own id.
+            takes_away: answer only when no reader of an older view is left.
+            mends: decide on an empty document in place of a damaged one, instead of raising.
+
+        Raises:
+            Unavailable: the change was not made, or stands but could not be shown; a repeat finds out.
+            VoiceDamaged, VoiceUnreadable: the document cannot be understood. What `decide` raises.
+        """
+        before = _NOTHING
+
+        def next_body(base: Base) -> bytes | None:
+            nonlocal before
+            self.mended = mends and self._is_damaged(base)
+            before = found = self._mended() if self.mended else self._understood(base)
+            after = decide(found)
+            if after is found and not self.mended:
+                return None
+            after = after.following(
+                found, None if done else self.token, at=self._speakers.now(), by=self._by, did=did
+            )
+            body = fitting(found, after, max_bytes=self._speakers.max_document_bytes).to_bytes()
+            self.is_settled = False  # from here on a swap may be on its way
+            return body
+
+        try:
+            committed = self._speakers.documents.change(
+                self._key, next_body, done=self._is_done(done), base=self._start(), until=self.until
+            )
+        except Unavailable:
+            raise
+        except SpeakerRegistryError:
+            self.is_settled = True  # refused on a newer document, to which no earlier try can apply any more
+            raise
+        self.is_settled, self._base = True, committed
+        self._show(committed, before, takes_away=takes_away)
+        return self.document
+
+    def _show(self, committed: Base, before: SpeakerDocument, *, takes_away: bool) -> None:
+        """Apply a document to the view, and see that this view is still the one in use."""
+        if committed.etag is None:
+            return  # there is no such speaker, and the view knows none
+        self._speakers.apply(self._speaker_id, self.document, committed, self._generation, before)
+        if takes_away:
+            self._speakers.generation.settle()
+        self._speakers.generation.confirm(self._generation)
+
+    def _start(self) -> Base:
+        """Return the document that the change starts from, from the view or else from the bucket."""
+        if self._base is None:
+            [copy] = self._speakers.view.get([self._speaker_id], {})
+            self._base = (
+                Base(copy.body, copy.etag, copy.revision or 0)
+                if copy.body
+                else self._speakers.documents.read(self._key)
+            )
+        return self._base
+
+    def _understood(self, base: Base) -> SpeakerDocument:
+        return self._speakers.parse(self._speaker_id, base)
+
+    def _is_damaged(self, base: Base) -> bool:
+        try:
+            self._understood(base)
+        except VoiceDamaged:
+            return True
+        return False
+
+    def _mended(self) -> SpeakerDocument:
+        """Return the document that a delete decides on in place of a damaged one."""
+        [copy] = self._speakers.view.get([self._speaker_id], {})
+        known = SpeakerDocument.parse(copy.body) if copy.body else None
+        return SpeakerDocument.after_damage(known, self._speakers.now())
+
+    def _is_done(self, done: Done | None) -> Callable[[bytes], bool]:
+        def holds(body: bytes) -> bool:
+            try:
+                document = SpeakerDocument.parse(body)
+            except (DocumentDamaged, DocumentNewer):
+                return False
+            return self.token in document.changes if done is None else done(document)
+
+        return holds
+
+
+def _damaged(speaker_id: SpeakerId) -> VoiceDamaged:
+    return VoiceDamaged(
+        "The record of this voice is damaged in the bucket, so what the name stands for is unknown. Restore "
+        f"the object '{document_key(speaker_id)}' from a backup, or delete the voice."
+    )
+
+
+def _newer(error: DocumentNewer) -> VoiceUnreadable:
+    return VoiceUnreadable(
+        f"The record of this voice was written by a newer release: {error}. Accepted: a release of the "
+        "registry that is at least as new.",
+        retry_after_seconds=60,
+    )

@@ -1,0 +1,119 @@
+"""At most one open job for a (version, profile, fingerprint), and the record of every job.
+
+A claim only saves work: two workers that make the same artifact meet in the document. It runs out, by Redis'
+own clock, unless it is renewed: by the worker while it computes, and by housekeeping while the job waits in
+its queue. Records are for those who follow a job. No write depends on either.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from services.shared.bucket.keys import SpeakerId
+from services.shared.index.jobs import KEPT_SECONDS, JobRecord
+from services.shared.model.speaker import OpenJob
+from services.shared.view.generation import Generation
+from services.shared.view.keys import events_key, jobs_key, open_jobs_key, record_key
+from speaker_registry.errors import JobNotFound
+from speaker_registry.schemas import FINISHED_STATES, JobState
+
+CLAIMED_SECONDS = 300.0
+"""A claim that nobody renewed for so long may be taken over."""
+
+
+class OpenJobs:
+    """Claims and records of jobs. Every method raises `ViewAway` or `Unavailable`."""
+
+    def __init__(self, generation: Generation) -> None:
+        self._generation = generation
+
+    def claim(self, speaker_id: SpeakerId, job: OpenJob, fields: Mapping[str, str]) -> OpenJob:
+        """Claim an extraction. Returns the job that has it: this one, or an earlier one to join.
+
+        Claiming again for the same job changes nothing.
+
+        Args:
+            fields: the fields of the job's record besides its state and its times.
+        """
+        generation = self._generation.for_reading()
+        keys = [
+            open_jobs_key(generation, speaker_id),
+            record_key(generation, ""),
+            jobs_key(generation, speaker_id.namespace),
+            events_key(generation),
+        ]
+        arguments = [_field(job), job.job_id, _HELD, KEPT_SECONDS * 1000, str(speaker_id), *_flat(fields)]
+        found = str(self._generation.call("claim", generation, keys, arguments))
+        return job if found == job.job_id else replace(job, job_id=found, processing=False)
+
+    def begin(self, speaker_id: SpeakerId, job: OpenJob, fields: Mapping[str, str]) -> int | None:
+        """Begin an attempt at a job. Returns its number, or None if the job has ended or is not known."""
+        return self._change(speaker_id, job, "processing", fields, begins=True)
+
+    def renew(
+        self, speaker_id: SpeakerId, job: OpenJob, fields: Mapping[str, str] | None = None
+    ) -> int | None:
+        """Renew the claim of a job. Returns the number of its attempts, or None if the job has ended."""
+        state: JobState = "processing" if job.processing else "queued"
+        return self._change(speaker_id, job, state, fields or {})
+
+    def end(
+        self,
+        speaker_id: SpeakerId,
+        job: OpenJob,
+        state: JobState,
+        fields: Mapping[str, str] | None = None,
+    ) -> bool:
+        """End a job, and its claim. Returns False if it had ended already, which changes nothing."""
+        assert state in FINISHED_STATES
+        return self._change(speaker_id, job, state, fields or {}) is not None
+
+    def record(self, namespace: str, job_id: str) -> JobRecord:
+        """Return the record of a job. Raises `JobNotFound`, also if another namespace has the job."""
+        [fields] = self._generation.read(
+            lambda pipeline, generation: pipeline.hgetall(record_key(generation, job_id))
+        )
+        if fields.get("ns") != namespace:
+            raise JobNotFound(f"No job {job_id[:80]!a}. Jobs are kept for 30 days.", param="job_id")
+        return JobRecord.read(fields)
+
+    def _change(
+        self,
+        speaker_id: SpeakerId,
+        job: OpenJob,
+        state: JobState,
+        fields: Mapping[str, str],
+        *,
+        begins: bool = False,
+    ) -> int | None:
+        generation = self._generation.for_reading()
+        keys = [
+            open_jobs_key(generation, speaker_id),
+            record_key(generation, job.job_id),
+            events_key(generation),
+        ]
+        held = "" if state in FINISHED_STATES else _HELD
+        arguments = [_field(job), job.job_id, state, held, int(begins), str(speaker_id), *_flat(fields)]
+        found = self._generation.call("job", generation, keys, arguments)
+        return None if found is None else int(found)
+
+
+_HELD = round(CLAIMED_SECONDS * 1000)
+
+
+def _flat(fields: Mapping[str, str]) -> list[str]:
+    return [part for field in fields.items() for part in field]
+
+
+def _field(job: OpenJob) -> str:
+    return f"{job.vuid}|{job.profile}|{job.fingerprint}"
+
+
+def parse_open_jobs(fields: Mapping[str, str], now: int) -> tuple[OpenJob, ...]:
+    """Return the jobs of a speaker whose claims have not run out at this time of Redis, in ms."""
+    found = []
+    for field, value in fields.items():
+        vuid, profile, fingerprint = field.split("|")
+        job_id, state, deadline = value.split(":")
+        if int(deadline) > now:
+            found.append(OpenJob(vuid, profile, fingerprint, job_id, processing=state == "processing"))
+    return tuple(found)

@@ -1,0 +1,287 @@
+"""A Redis in memory, with the few commands and scripts that the view uses, for tests with their own time.
+
+The scripts are written again in Python here; that they do what those in `lua/` do is tested on a real Valkey.
+A test gives each process a client of its own, and decides what becomes of every call.
+"""
+
+from collections.abc import Callable, Sequence
+from copy import deepcopy
+from typing import Any
+
+import redis
+
+from services.shared.view import generation as generation_module
+
+Weather = Callable[[str, Callable[[], Any]], Any]
+"""Carries out one call, given what it is and what it does, or fails before or after it."""
+
+
+class MemoryServer:
+    """The data of one server. `name` stands for its `run_id`."""
+
+    def __init__(self, name: str, now: Callable[[], float]) -> None:
+        self.name = name
+        self.now = now
+        self.data: dict[str, Any] = {}
+
+    def snapshot(self) -> dict[str, Any]:
+        return deepcopy(self.data)
+
+    def client(self, weather: Weather = lambda _, call: call(), **options: Any) -> "MemoryClient":
+        return MemoryClient(lambda: self, weather, **options)
+
+    # Commands
+
+    def info(self, *_: str) -> dict[str, Any]:
+        return {"run_id": self.name, "master_replid": self.name, "evicted_keys": 0}
+
+    def time(self) -> tuple[int, int]:
+        return int(self.now()), int(self.now() % 1 * 1e6)
+
+    def get(self, key: str) -> str | None:
+        return self.data.get(key)
+
+    def set(self, key: str, value: Any) -> None:
+        self.data[key] = str(value)
+
+    def exists(self, key: str) -> int:
+        return int(key in self.data)
+
+    def hget(self, key: str, field: str) -> str | None:
+        return self.hgetall(key).get(field)
+
+    def hset(self, key: str, field: str, value: Any) -> None:
+        self.data.setdefault(key, {})[field] = str(value)
+
+    def hgetall(self, key: str) -> dict[str, str]:
+        return dict(self.data.get(key, {}))
+
+    def hmget(self, key: str, fields: Sequence[str]) -> list[str | None]:
+        return [self.hgetall(key).get(field) for field in fields]
+
+    def hdel(self, key: str, field: str) -> None:
+        self.data.get(key, {}).pop(field, None)
+
+    def hincrby(self, key: str, field: str, more: int) -> int:
+        self.hset(key, field, int(self.hget(key, field) or 0) + more)
+        return int(self.data[key][field])
+
+    def zadd(self, key: str, scores: dict[str, float]) -> None:
+        self.data.setdefault(key, {}).update({one: float(score) for one, score in scores.items()})
+
+    def zrange(self, key: str, start: int, stop: int, withscores: bool = False) -> list[tuple[str, float]]:
+        found = sorted(self.data.get(key, {}).items(), key=lambda one: (one[1], one[0]))
+        return found[start : stop + 1]
+
+    def zrangebylex(self, key: str, low: str, high: str, start: int, count: int) -> list[str]:
+        after = low.removeprefix("(") if low != "-" else ""
+        return [one for one in sorted(self.data.get(key, {})) if one > after][start : start + count]
+
+    def xadd(self, key: str, **fields: Any) -> None:
+        self.data.setdefault(key, []).append({name: str(value) for name, value in fields.items()})
+
+
+class MemoryClient:
+    """What one process has of a server, which may be another one from one call to the next."""
+
+    def __init__(
+        self,
+        server: Callable[[], MemoryServer],
+        weather: Weather,
+        *,
+        connect_hook: Callable[[Any], None] | None = None,
+    ) -> None:
+        self._server = server
+        self._weather = weather
+        self._hook = connect_hook
+        self._connected: str | None = None
+
+    def run(self, what: str, do: Callable[[MemoryServer], Any]) -> Any:
+        def call() -> Any:
+            server = self._server()
+            if self._hook and self._connected != server.name:
+                self._hook(_Connection(server))
+                self._connected = server.name
+            return do(server)
+
+        return self._weather(what, call)
+
+    def info(self, *sections: str) -> Any:
+        return self.run("INFO", lambda server: server.info(*sections))
+
+    def get(self, key: str) -> Any:
+        return self.run(f"GET {key}", lambda server: server.get(key))
+
+    def pipeline(self, *, transaction: bool) -> "_Pipeline":
+        assert transaction
+        return _Pipeline(self)
+
+    def register_script(self, text: str) -> Callable[..., Any]:
+        [name] = [
+            path.stem for path in generation_module._LUA.glob("[a-z]*.lua") if text.endswith(path.read_text())
+        ]
+
+        def script(keys: list[str], args: list[Any]) -> Any:
+            arguments = [str(one) for one in args]
+            return self.run(name, lambda server: _run(server, name, keys, arguments))
+
+        return script
+
+    def close(self) -> None:
+        pass
+
+
+class _Connection:
+    """A new connection, as far as the hook uses it."""
+
+    def __init__(self, server: MemoryServer) -> None:
+        self._server = server
+
+    def on_connect(self) -> None:
+        pass
+
+    def disconnect(self) -> None:
+        pass
+
+    def send_command(self, *command: str) -> None:
+        pass
+
+    def read_response(self) -> Any:
+        return self._server.info()
+
+
+class _Pipeline:
+    """Commands that are carried out at one moment."""
+
+    def __init__(self, client: MemoryClient) -> None:
+        self._client = client
+        self._commands: list[tuple[str, tuple[Any, ...], dict[str, Any]]] = []
+
+    def __getattr__(self, command: str) -> Callable[..., None]:
+        return lambda *args, **options: self._commands.append((command, args, options))
+
+    def execute(self) -> list[Any]:
+        what = "+".join(command for command, _, _ in self._commands)
+        return self._client.run(
+            what,
+            lambda server: [
+                getattr(server, name)(*args, **options) for name, args, options in self._commands
+            ],
+        )
+
+
+# Scripts
+
+
+def _run(server: MemoryServer, name: str, keys: list[str], args: list[str]) -> Any:
+    if name != "begin" and server.get(keys[0]) != args[0]:
+        raise redis.ResponseError("OVER")
+    return SCRIPTS[name](server, keys, args)
+
+
+def _milliseconds(server: MemoryServer) -> int:
+    return int(server.now() * 1000)
+
+
+def _begin(server: MemoryServer, keys: list[str], args: list[str]) -> int:
+    if (server.get(keys[0]) or "") != args[0]:
+        return 0
+    server.set(keys[0], args[1])
+    return 1
+
+
+def _apply(server: MemoryServer, keys: list[str], args: list[str]) -> list[str]:
+    _, copy, names, counts, events = keys
+    stored = server.hgetall(copy)
+    revision = int(stored.get("rev", 0))
+    if revision >= int(args[1]):
+        return ["kept"]
+    if revision != int(args[8]):
+        return ["base", stored.get("doc", "")]
+    fields = ("rev", "etag", "doc", "key", "voices", "bytes", "text_bytes")
+    for field, value in zip(fields, args[1:8], strict=True):
+        server.hset(copy, field, value)
+    for place, counted in enumerate(("voices", "bytes", "text_bytes")):
+        server.hincrby(counts, counted, int(args[5 + place]) - int(stored.get(counted, 0)))
+    if stored.get("key") and stored["key"] != args[4]:
+        server.hdel(names, stored["key"])
+    if args[4]:
+        server.zadd(names, {args[4]: 0})
+    for what in args[11:]:
+        server.xadd(events, speaker=args[9], revision=args[1], life=args[10], what=what)
+    return ["applied"]
+
+
+def _announce(server: MemoryServer, keys: list[str], args: list[str]) -> None:
+    server.hset(keys[1], args[1], _milliseconds(server))
+
+
+def _look(server: MemoryServer, keys: list[str], args: list[str]) -> None:
+    now = _milliseconds(server)
+    at = now + int(args[2])
+    due = server.data.get(keys[1], {}).get(args[1], at)
+    server.zadd(keys[1], {args[1]: due + 1 if due <= now else min(at, due)})
+
+
+def _put_off(server: MemoryServer, keys: list[str], args: list[str]) -> None:
+    due = server.data.get(keys[1], {}).get(args[1])
+    if due is None or due != float(args[2]):
+        return
+    server.hdel(keys[1], args[1])
+    if args[3]:
+        server.zadd(keys[1], {args[1]: _milliseconds(server) + int(args[3])})
+
+
+def _claim(server: MemoryServer, keys: list[str], args: list[str]) -> str:
+    _, open_jobs, records, jobs, events = keys
+    now, field, job = _milliseconds(server), args[1], args[2]
+    if held := server.hget(open_jobs, field):
+        holder, _, deadline = held.split(":")
+        if holder == job or int(deadline) > now:
+            return holder
+        if server.exists(records + holder):
+            server.hset(records + holder, "state", "superseded")
+    server.hset(open_jobs, field, f"{job}:queued:{now + int(args[3])}")
+    fields = {"state": "queued", "created_at": now / 1000, **dict(zip(args[6::2], args[7::2], strict=True))}
+    for name, value in fields.items():
+        server.hset(records + job, name, value)
+    server.zadd(jobs, {job: now / 1000})
+    server.xadd(events, speaker=args[5], what="job", job=job, state="queued")
+    return job
+
+
+def _job(server: MemoryServer, keys: list[str], args: list[str]) -> int | None:
+    _, open_jobs, record, events = keys
+    now, field, job, state, held = _milliseconds(server), args[1], args[2], args[3], args[4]
+    holder = (server.hget(open_jobs, field) or "").partition(":")[0]
+    if not held and holder == job:
+        server.hdel(open_jobs, field)
+    before = server.hget(record, "state")
+    if before not in {"queued", "processing"}:
+        return None
+    for name, value in {"state": state, **dict(zip(args[7::2], args[8::2], strict=True))}.items():
+        server.hset(record, name, value)
+    attempts = server.hincrby(record, "attempt", int(args[5]))
+    if not held:
+        server.hset(record, "finished_at", now / 1000)
+    elif holder in {"", job}:
+        server.hset(open_jobs, field, f"{job}:{state}:{now + int(held)}")
+    if before != state:
+        server.xadd(events, speaker=args[6], what="job", job=job, state=state)
+    return attempts
+
+
+def _complete(server: MemoryServer, keys: list[str], args: list[str]) -> None:
+    server.set(keys[1], 1)
+
+
+SCRIPTS: dict[str, Callable[[MemoryServer, list[str], list[str]], Any]] = {
+    "begin": _begin,
+    "apply": _apply,
+    "announce": _announce,
+    "look": _look,
+    "put_off": _put_off,
+    "claim": _claim,
+    "job": _job,
+    "complete": _complete,
+}

@@ -1,0 +1,673 @@
+"""Tests of the one gate through which a speaker is changed, and of the rooms that use it: lost replies,
+losses of Redis, rivals and processes that die. Store and Redis are in memory; all else is real.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from services.shared.bucket.layout import document_key
+from services.shared.bucket.store import Moved
+from services.shared.bucket.stored_bytes import StoredBytes
+from services.shared.model.document import SpeakerDocument
+from services.shared.registry.fail import fail
+from services.shared.registry.parsed import MissingSpeakers, ParsedDocuments
+from services.shared.view.agenda import ANNOUNCED_SECONDS
+from services.shared.view.generation import SETTLED_SECONDS
+from services.shared.view.keys import events_key
+from services.shared.view.open_jobs import CLAIMED_SECONDS
+from speaker_registry.errors import (
+    ExtractorFailed,
+    ExtractorOutOfMemory,
+    IdempotencyKeyReused,
+    InvalidArtifact,
+    JobFinished,
+    JobNotFound,
+    QuotaExceeded,
+    Unavailable,
+    VersionNotFound,
+    VoiceDamaged,
+    VoiceDeleted,
+    VoiceExists,
+    VoiceNotFound,
+    VoiceUnreadable,
+)
+from tests.memory_registry import CODEC, ECAPA, NS, ROOMY, Registry, World, id_of
+
+HOUR, DAY = 3600.0, 86_400.0
+WREN = id_of("wren")
+KEY = document_key(WREN)
+
+
+@pytest.fixture
+def world() -> World:
+    return World()
+
+
+@pytest.fixture
+def registry(world: World) -> Registry:
+    return world.process()
+
+
+class Faulty:
+    """A store that fails at the next calls of some of its methods, before or after they are done."""
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+        self.faults: list[tuple[str, str, Callable[[], None]]] = []
+        """Each is a method, `before` or `after`, and what happens then."""
+
+    def __getattr__(self, method: str) -> Any:
+        does = getattr(self._store, method)
+        if not self.faults or self.faults[0][0] != method:
+            return does
+
+        def call(*args: Any, **options: Any) -> Any:
+            _, when, happens = self.faults.pop(0)
+            if when == "before":
+                happens()
+            found = does(*args, **options)
+            if when == "after":
+                happens()
+            return found
+
+        return call
+
+
+def lost() -> None:
+    raise Unavailable("The object store did not answer.")
+
+
+def with_faults(world: World, *faults: tuple[str, str, Callable[[], None]]) -> Registry:
+    """Return a process whose store fails so."""
+    registry = world.process()
+    store = Faulty(world.store)
+    registry.speakers.documents._store = store  # type: ignore[assignment]
+    registry.blobs = StoredBytes(store)  # type: ignore[arg-type]
+    registry.generation.for_reading()
+    store.faults = list(faults)
+    return registry
+
+
+def after_damage(world: World) -> None:
+    data, at = world.store.objects[KEY]
+    world.store.objects[KEY] = (data[:-20], at)
+
+
+# Registering
+
+
+def test_a_voice_is_registered_extracted_and_found(registry: Registry) -> None:
+    """The way that every upload takes."""
+    made = registry.register("Wren", 1)
+    assert (made.created, made.version.number, made.jobs.keys()) == (True, 1, {"ecapa", "codec"})
+    assert registry.work() == 2
+    speaker, version = registry.find_version("wren", "latest")
+    assert registry.profiles.is_complete(speaker, version)
+    assert registry.blobs.clip(WREN, version) == b"clip 1"
+    assert not speaker.open_jobs
+
+
+def test_a_repeated_upload_is_the_same_version(registry: Registry) -> None:
+    """A client that lost the answer sends its upload again."""
+    first = registry.register("wren", 1)
+    again = registry.register("wren", 1)
+    assert (again.created, again.version.vuid, again.jobs) == (False, first.version.vuid, first.jobs)
+    assert registry.register("wren", 1, dedupe=False).version.number == 2
+
+
+def test_an_idempotency_key_stands_for_one_request(registry: Registry) -> None:
+    """A repeat is answered with its own version, also after others were registered."""
+    first = registry.register("wren", 1, idempotency_key="k")
+    registry.register("wren", 2)
+    assert registry.register("wren", 1, idempotency_key="k").version.vuid == first.version.vuid
+    with pytest.raises(IdempotencyKeyReused):
+        registry.register("wren", 3, idempotency_key="k")
+
+
+def test_a_lost_reply_of_the_commit_makes_one_version(world: World) -> None:
+    """The change finds by its id that it was made."""
+    registry = with_faults(world, ("swap", "after", lost))
+    assert registry.register("wren", 1).created
+    assert [version.number for version in registry.document("wren").versions] == [1]
+
+
+def test_two_uploads_at_one_moment_become_two_versions(world: World, registry: Registry) -> None:
+    """The bucket puts them in order, and nothing is lost."""
+    rival = with_faults(world, ("swap", "before", lambda: registry.register("wren", 2) and None))
+    assert rival.register("wren", 1).version.number == 2
+    assert [version.number for version in registry.document("wren").versions] == [1, 2]
+
+
+def test_an_embedding_that_was_overtaken_is_packed_again(world: World, registry: Registry) -> None:
+    """Its file names its version's number, which a conflict changes."""
+    rival = with_faults(world, ("swap", "before", lambda: registry.register("wren", 2) and None))
+    made = rival.register_embedding("wren", 7)
+    [record] = made.version.artifacts["ecapa"]
+    assert made.version.number == 2
+    assert b'"version":2' in rival.blobs.artifact(WREN, made.version, record).replace(b'\\"', b'"')
+
+
+def test_a_delete_takes_an_upload_that_began_before(world: World, registry: Registry) -> None:
+    """What a delete covers stays deleted, and the uploader is told."""
+    registry.register("wren", 1)
+    late = with_faults(world, ("put", "after", lambda: registry.delete("wren") and None))
+    with pytest.raises(VoiceDeleted):
+        late.register("wren", 2)
+    assert not registry.document("wren").live
+
+
+@pytest.mark.parametrize(
+    ("limits", "error"),
+    [
+        ({"voices": 1}, QuotaExceeded),
+        ({"bytes": 10}, QuotaExceeded),
+        ({"text_bytes": 10}, QuotaExceeded),
+        ({"versions": 1}, QuotaExceeded),
+        ({"immutable": True}, VoiceExists),
+    ],
+)
+def test_what_is_refused_stores_nothing(
+    world: World, registry: Registry, limits: dict[str, Any], error: type[Exception]
+) -> None:
+    """A refused upload leaves no bytes that somebody would have to find."""
+    registry.register("wren", 1)
+    registry.rebuild()
+    before = dict(world.store.objects)
+    name = "robin" if "voices" in limits else "wren"
+    with pytest.raises(error):
+        registry.register(name, 2, limits=replace(ROOMY, **limits))
+    assert {key: value for key, value in world.store.objects.items() if key != "_view.json"} == {
+        key: value for key, value in before.items() if key != "_view.json"
+    }
+    assert not registry.speakers.agenda.announced(id_of(name))
+
+
+def test_a_refusal_of_an_outdated_copy_is_decided_again(world: World, registry: Registry) -> None:
+    """A copy that is behind must not refuse what the bucket allows."""
+    registry.register("wren", 1)
+    other = world.process()
+    kept = world.server.snapshot()
+    other.delete("wren")
+    copies = {key: value for key, value in kept.items() if ":s:" in key}
+    world.server.data.update(copies)  # the view is behind
+    assert registry.register("wren", 2, limits=replace(ROOMY, immutable=True)).version.number == 2
+
+
+def test_without_redis_nothing_is_stored(world: World) -> None:
+    """A write that nobody knows of could land after a delete that found nothing."""
+
+    def away(what: str, call: Callable[[], Any]) -> Any:
+        raise Unavailable("Redis is not available.")
+
+    world.process().generation.for_reading()
+    stored = dict(world.store.objects)
+    registry = world.process(weather=away)
+    with pytest.raises(Unavailable):
+        registry.register("wren", 1)
+    assert world.store.objects == stored
+
+
+def test_a_document_has_room_for_so_many_bytes(world: World) -> None:
+    """The message says which limit was met."""
+    registry = world.process()
+    registry.speakers.max_document_bytes = 2_000
+    with pytest.raises(QuotaExceeded, match="2000 bytes"):
+        registry.register("wren", 1, description="d" * 2_000)
+
+
+# The view
+
+
+def test_a_voice_that_the_view_lacks_is_read_from_the_bucket(world: World, registry: Registry) -> None:
+    """After a loss of Redis, reads and writes go on at once."""
+    registry.register("wren", 1)
+    world.lose_redis()
+    assert registry.find("wren").document.newest.number == 1
+    assert registry.register("wren", 2).version.number == 2
+
+
+def test_reads_go_on_without_redis(world: World, registry: Registry) -> None:
+    """Documents are read where they are true."""
+    registry.register("wren", 1)
+
+    def away(what: str, call: Callable[[], Any]) -> Any:
+        raise Unavailable("Redis is not available.")
+
+    other = world.process(weather=away)
+    assert other.find("wren").document.newest.number == 1
+    with pytest.raises(VoiceNotFound, match="'Robin' not found"):
+        other.find("Robin")
+
+
+def test_a_change_under_which_the_view_was_replaced_is_not_acknowledged(world: World) -> None:
+    """The new view may lack it. The repeat finds what was done."""
+    other = world.process()
+
+    def replaced() -> None:
+        world.lose_redis()
+        other.generation.look()
+
+    registry = with_faults(world, ("swap", "after", replaced))
+    with pytest.raises(Unavailable):
+        registry.register("wren", 1)
+    assert not registry.register("wren", 1).created
+    assert len(registry.document("wren").versions) == 1
+
+
+def test_a_commit_that_was_not_applied_is_found_by_a_look(world: World, registry: Registry) -> None:
+    """A process may die between the commit and the view."""
+    registry.register("wren", 1)
+    copies = {key: value for key, value in world.server.snapshot().items() if ":s:" in key}
+    registry.register("wren", 2)
+    world.server.data.update(copies)
+    assert registry.find("wren").document.newest.number == 1
+    registry.settle("wren")
+    assert registry.find("wren").document.newest.number == 2
+
+
+def test_a_rebuild_makes_the_view_complete(world: World, registry: Registry) -> None:
+    """Lists and counts need every speaker, and only what has changed is read."""
+    for name in ("wren", "robin"):
+        registry.register(name, 1)
+    world.lose_redis()
+    assert registry.speakers.usage(NS) is None
+    assert registry.rebuild() == 2
+    assert registry.speakers.view.names(NS, limit=9) == ["robin", "wren"]
+    usage = registry.speakers.usage(NS)
+    assert usage is not None
+    assert usage.voices == 2
+    assert registry.rebuild() == 0
+    assert {due.speaker_id.slug for due in registry.speakers.agenda.due(9)} == set()
+    world.pass_time(11)
+    assert {due.speaker_id.slug for due in registry.speakers.agenda.due(9)} == {"robin", "wren"}
+
+
+def test_a_damaged_document_is_left_out_of_a_rebuild(world: World, registry: Registry) -> None:
+    """One bad object must not keep the lists away for ever."""
+    registry.register("wren", 1)
+    registry.register("robin", 1)
+    world.lose_redis()
+    after_damage(world)
+    registry.generation.look()
+    registry.rebuild()
+    assert registry.speakers.view.names(NS, limit=9) == ["robin"]
+
+
+def test_a_document_of_a_newer_release_is_neither_served_nor_changed(
+    world: World, registry: Registry
+) -> None:
+    """An older release could ignore a consent that has ended."""
+    body = SpeakerDocument(needs=("consent-ends",), revision=1).to_bytes()
+    world.store.put(KEY, body)
+    for verb in (registry.find, lambda name: registry.register(name, 1), registry.delete):
+        with pytest.raises(VoiceUnreadable, match="consent-ends"):
+            verb("wren")
+    assert world.store.get(KEY) == body
+
+
+# Deleting
+
+
+def test_a_deleted_voice_is_gone_and_its_numbers_stay_used(registry: Registry) -> None:
+    """A number stands for one clip for ever."""
+    registry.register("wren", 1)
+    assert registry.delete("wren").document.newest.number == 1
+    with pytest.raises(VoiceNotFound):
+        registry.find("wren")
+    assert registry.register("wren", 1).version.number == 2
+
+
+def test_a_delete_by_id_spares_a_voice_of_the_same_name(registry: Registry) -> None:
+    """An id stands for one voice, also while its name is taken again."""
+    first = registry.register("wren", 1).version.vuid
+    registry.delete("wren")
+    registry.register("wren", 2)
+    with pytest.raises(VoiceNotFound):
+        registry.delete(f"voice_{first}_wren")
+    assert registry.find("wren").document.live
+    second = registry.find("wren").document.newest.vuid
+    registry.delete(f"voice_{second}_wren")
+    with pytest.raises(VoiceNotFound):
+        registry.find("wren")
+
+
+def test_a_delete_that_finds_nothing_stops_an_upload_on_its_way(world: World, registry: Registry) -> None:
+    """Otherwise the voice would appear after its owner was told that there is none."""
+    registry.generation.for_reading()
+    world.pass_time(HOUR)  # so that only the announcement tells
+
+    def deleted() -> None:
+        with pytest.raises(VoiceNotFound):
+            registry.delete("wren")
+
+    late = with_faults(world, ("put", "after", deleted))
+    with pytest.raises(VoiceDeleted):
+        late.register("wren", 1)
+    assert registry.document("wren").marks.life == 2
+
+
+def test_a_delete_that_finds_nothing_writes_nothing_later(world: World, registry: Registry) -> None:
+    """Nobody can fill the bucket by deleting names that never were."""
+    registry.generation.for_reading()
+    world.pass_time(HOUR)
+    with pytest.raises(VoiceNotFound):
+        registry.delete("wren")
+    assert KEY not in world.store.objects
+
+
+def test_a_delete_waits_until_no_reader_has_an_older_view(world: World, registry: Registry) -> None:
+    """A reader of another view may serve the voice for seconds."""
+    registry.register("wren", 1)
+    began = world.clock.seconds
+    world.lose_redis()
+    registry.delete("wren")
+    assert world.clock.seconds - began >= SETTLED_SECONDS
+
+
+def test_a_damaged_voice_can_be_deleted(world: World, registry: Registry) -> None:
+    """Its number goes on far above, so that no number is used twice."""
+    registry.register("wren", 1)
+    world.lose_redis()
+    after_damage(world)
+    with pytest.raises(VoiceDamaged, match=r"wren\.json"):
+        registry.find("wren")
+    with pytest.raises(VoiceDamaged):
+        registry.register("wren", 2)
+    registry.delete("wren")
+    assert registry.register("wren", 2).version.number > 1_000
+
+
+def test_a_delete_ends_the_jobs_of_the_voice(registry: Registry) -> None:
+    """Those who follow a job are told, and its worker publishes nothing."""
+    [job, _] = registry.register("wren", 1).jobs.values()
+    registry.delete("wren")
+    assert registry.jobs.record(NS, job).state == "superseded"
+    assert registry.work() == 0
+
+
+def test_a_check_of_the_caller_is_made_on_the_newest_document(registry: Registry) -> None:
+    """`If-Match` of yesterday deletes nothing."""
+    registry.register("wren", 1)
+
+    def check(document: SpeakerDocument) -> None:
+        raise VoiceExists("it has changed")
+
+    with pytest.raises(VoiceExists):
+        registry.delete("wren", check=check)
+    assert registry.find("wren").document.live
+
+
+# Extracting
+
+
+def begun(registry: Registry, job_id: str) -> Any:
+    registry.queue.waiting.pop(job_id, None)
+    registry.queue.taken.add(job_id)
+    return registry.start("wren", job_id, ECAPA)
+
+
+def test_two_workers_of_one_artifact_meet_in_the_document(world: World, registry: Registry) -> None:
+    """A claim that ran out makes work, and no second artifact."""
+    job = registry.register("wren", 1).jobs["ecapa"]
+    first = begun(registry, job)
+    world.pass_time(CLAIMED_SECONDS + 1)
+    registry.queue.taken.clear()
+    registry.settle("wren")
+    [second_job] = [one for one, job in registry.queue.waiting.items() if job["profile"] == "ecapa"]
+    second = begun(registry, second_job)
+    assert registry.publish(second, 2.0)
+    assert registry.publish(first, 1.0)
+    [record] = registry.document("wren").newest.artifacts["ecapa"]
+    assert record.build == 1
+    assert registry.jobs.record(NS, second_job).state == "succeeded"
+
+
+def test_an_artifact_of_the_wrong_shape_is_refused(registry: Registry) -> None:
+    """A worker with a defect must not put anything into service."""
+    attempt = begun(registry, registry.register("wren", 1).jobs["ecapa"])
+    wrong = replace(attempt, provenance=replace(attempt.provenance, profile=CODEC))
+    with pytest.raises(InvalidArtifact):
+        registry.publish(replace(wrong, provenance=replace(wrong.provenance, profile=ECAPA)), float("nan"))
+
+
+def test_a_job_of_a_replaced_encoder_is_not_begun(registry: Registry) -> None:
+    """Its artifact would be stale at once."""
+    job = registry.register("wren", 1).jobs["ecapa"]
+    registry.fingerprints.current["ecapa"] = "f2"
+    assert begun(registry, job) is None
+    registry.settle("wren")
+    assert {"ecapa", "codec"} == {one["profile"] for one in registry.queue.waiting.values()}
+
+
+def test_a_failed_attempt_is_tried_again_and_given_up_at_last(registry: Registry) -> None:
+    """A failure in the document keeps it from being tried for ever."""
+    job = registry.register("wren", 1).jobs["ecapa"]
+    for _ in range(3):
+        attempt = begun(registry, job)
+        fail(registry.speakers, registry.jobs, registry.profiles, attempt, ExtractorOutOfMemory("no memory"))
+    assert registry.jobs.record(NS, job).state == "failed"
+    assert registry.document("wren").newest.failures["ecapa"].attempts == 3
+    registry.settle("wren")
+    assert "ecapa" not in {one["profile"] for one in registry.queue.waiting.values()}
+
+
+def test_a_failure_that_is_final_is_given_up_at_once(registry: Registry) -> None:
+    """Trying again would not help."""
+    job = registry.register("wren", 1).jobs["ecapa"]
+    error = ExtractorFailed("a defect")
+    error.retryable = False
+    fail(registry.speakers, registry.jobs, registry.profiles, begun(registry, job), error)
+    assert registry.document("wren").newest.failures["ecapa"].code == error.code
+
+
+def test_a_canceled_job_publishes_nothing(registry: Registry) -> None:
+    """The document says that the build is used, so that a worker that is late is refused."""
+    job = registry.register("wren", 1).jobs["ecapa"]
+    attempt = begun(registry, job)
+    assert registry.cancel(job).state == "canceled"
+    assert registry.cancel(job).state == "canceled"
+    assert not registry.publish(attempt)
+    assert "ecapa" not in registry.document("wren").newest.artifacts
+    registry.settle("wren")
+    assert "ecapa" not in {one["profile"] for one in registry.queue.waiting.values()}
+
+
+def test_what_has_finished_cannot_be_canceled(registry: Registry) -> None:
+    """The caller is told in which state the job is."""
+    job = registry.register("wren", 1).jobs["ecapa"]
+    registry.work()
+    with pytest.raises(JobFinished, match="succeeded"):
+        registry.cancel(job)
+    with pytest.raises(JobNotFound):
+        registry.cancel("job_unknown")
+
+
+def test_default_waits_until_a_version_serves_as_much(registry: Registry) -> None:
+    """Engines never lose a profile to a new version."""
+    registry.register("wren", 1)
+    registry.work()
+    registry.register("wren", 2)
+    assert registry.find_version("wren", "default")[1].number == 1
+    registry.work()
+    assert registry.find_version("wren", "default")[1].number == 2
+    with pytest.raises(VersionNotFound):
+        registry.find_version("wren", 3)
+
+
+def test_lost_bytes_are_made_again_and_sound_ones_stay(world: World, registry: Registry) -> None:
+    """The old record leaves with the next build, unless its bytes are there after all."""
+    registry.register("wren", 1)
+    registry.work()
+    for is_lost in (False, True):
+        version = registry.find("wren").document.newest
+        record = version.artifacts["ecapa"][-1]
+        if is_lost:
+            [key] = [key for key in world.store.objects if record.object in key]
+            world.store.delete([key])
+        registry.jobs.open(WREN, version, "ecapa", "f1")
+        registry.work(content=9.0)
+        [now] = registry.document("wren").newest.artifacts["ecapa"]
+        assert (now.object != record.object, now.build) == (is_lost, 1 + is_lost)
+
+
+# Housekeeping
+
+
+def test_jobs_that_redis_lost_are_started_again(world: World, registry: Registry) -> None:
+    """An upload must not stay pending for ever."""
+    registry.register("wren", 1)
+    world.lose_redis()
+    registry.generation.look()
+    registry.queue.waiting.clear()
+    assert registry.settle("wren") is not None
+    assert registry.work() == 2
+    assert registry.settle("wren") is None
+
+
+def test_a_job_that_the_queue_gave_up_becomes_a_failure(registry: Registry) -> None:
+    """Its worker died each time."""
+    job = registry.register("wren", 1).jobs["ecapa"]
+    registry.queue.failed.add(job)
+    registry.settle("wren")
+    assert registry.document("wren").newest.failures["ecapa"].code == "lease_expired"
+
+
+def test_a_job_that_waits_keeps_its_claim(world: World, registry: Registry) -> None:
+    """A queue that is long for hours must not fill with repetitions."""
+    jobs = registry.register("wren", 1).jobs
+    for _ in range(10):
+        world.pass_time(CLAIMED_SECONDS * 0.9)
+        registry.settle("wren")
+    assert registry.queue.waiting.keys() == set(jobs.values())
+
+
+def test_a_write_whose_outcome_nobody_knows_is_fenced(world: World) -> None:
+    """A swap that is on its way for hours then fails on its condition."""
+    swaps: list[Any] = []
+    registry = with_faults(world, ("swap", "before", lost), *[("read", "before", lost)] * 400)
+    store = registry.speakers.documents._store
+    real = world.store.swap
+
+    def sent(key: str, data: bytes, *, etag: str | None) -> str:
+        swaps.append((key, data, etag))
+        return real(key, data, etag=etag)
+
+    with pytest.raises(Unavailable):
+        registry.register("wren", 1)
+    assert registry.speakers.agenda.announced(WREN)
+    store.faults = []  # type: ignore[attr-defined]
+    world.pass_time(ANNOUNCED_SECONDS + 1)
+    registry.settle("wren")
+    assert not registry.speakers.agenda.announced(WREN)
+    assert registry.document("wren").revision == 1
+    with pytest.raises(Moved):
+        sent(KEY, b"{}", etag=None)
+
+
+def test_garbage_is_fenced_before_it_goes(world: World, registry: Registry) -> None:
+    """An upload that stood still must not name bytes that are gone."""
+    registry.register("wren", 1)
+    unnamed = "0" * 31 + "1"
+    registry.blobs.store_clip(WREN, unnamed, b"x", b"y")
+    assert registry.sweep("wren") == 0
+    world.pass_time(HOUR + 1)
+    assert registry.sweep("wren") == 2
+    assert unnamed in registry.document("wren").swept
+    assert registry.sweep("wren") == 0
+    assert registry.blobs.clip(WREN, registry.find("wren").document.newest) == b"clip 1"
+
+
+def test_an_upload_whose_bytes_were_swept_is_refused(world: World, registry: Registry) -> None:
+    """It stood still for longer than anything may, and is told to come again."""
+
+    def swept() -> None:
+        world.pass_time(HOUR + 1)
+        registry.sweep("wren")
+
+    registry.register("wren", 1)
+    late = with_faults(world, ("put", "before", lambda: None), ("put", "after", swept))
+    with pytest.raises(Unavailable, match="too long"):
+        late.register("wren", 2)
+    assert [version.number for version in registry.document("wren").versions] == [1]
+
+
+def test_what_was_deleted_goes_after_the_grace_period(world: World, registry: Registry) -> None:
+    """Until then it can be brought back, and after it nothing of it is left but marks."""
+    registry.register("wren", 1)
+    registry.work()
+    registry.delete("wren")
+    grace = timedelta(days=7)
+    again = registry.erase("wren", grace=grace)
+    assert again == pytest.approx(7 * DAY, abs=60)
+    world.pass_time(7 * DAY + 60)
+    assert registry.erase("wren", grace=grace) is None
+    assert [key for key in world.store.objects if key.startswith(f"{NS}/d/")] == []
+    assert (registry.document("wren").key, registry.document("wren").marks.number) == (None, 1)
+
+
+def test_artifacts_of_old_encoders_leave(registry: Registry) -> None:
+    """Otherwise every upgrade would keep another copy of everything."""
+    registry.register("wren", 1)
+    registry.work()
+    registry.fingerprints.current["ecapa"] = "f2"
+    registry.settle("wren")
+    registry.work()
+    registry.settle("wren", kept={"ecapa": {"f2"}})
+    artifacts = registry.document("wren").newest.artifacts["ecapa"]
+    assert [record.fingerprint for record in artifacts] == ["f2"]
+
+
+def test_a_look_is_put_off_and_one_that_was_asked_for_stays(world: World, registry: Registry) -> None:
+    """Two processes of housekeeping must not take a look from each other that is still needed."""
+    agenda = registry.speakers.agenda
+    registry.register("wren", 1)
+    world.pass_time(11)
+    [due] = agenda.due(9)
+    agenda.look_within(WREN, 5)
+    agenda.looked_at(due, again_in=None)
+    [still] = agenda.due(9)
+    agenda.looked_at(still, again_in=60)
+    assert agenda.due(9) == []
+    world.pass_time(61)
+    [later] = agenda.due(9)
+    agenda.looked_at(later, again_in=None)
+    assert agenda.due(9) == []
+
+
+def test_every_change_is_told(registry: Registry, world: World) -> None:
+    """Engines that wait for a version hear of it."""
+    registry.register("wren", 1)
+    registry.work()
+    stream = world.server.data[events_key(registry.generation.for_reading())]
+    told = [event["what"] for event in stream if event["what"] != "job"]
+    assert told == ["registered", "versions", "aliases", "artifacts", "artifacts"]
+
+
+# What a process keeps
+
+
+def test_parsed_documents_take_no_more_than_they_may() -> None:
+    """A million voices must not fill the memory of a process."""
+    parsed = ParsedDocuments(max_bytes=100)
+    for name in ("a", "b", "c"):
+        parsed.put(id_of(name), "e", SpeakerDocument(), 40)
+    assert [parsed.etag(id_of(name)) for name in ("a", "b", "c")] == [None, "e", "e"]
+    assert parsed.get(id_of("b"), "other") is None
+    parsed.put(id_of("b"), "e2", SpeakerDocument(), 10)
+    parsed.put(id_of("a"), "e", SpeakerDocument(), 40)
+    assert parsed.etag(id_of("c")) == "e"
+
+
+def test_a_missing_speaker_is_asked_for_again_after_a_while() -> None:
+    """Names that do not exist must not cost the bucket a request each, nor stay missing."""
+    missing = MissingSpeakers(seconds=5, most=2)
+    for name in ("a", "b", "c"):
+        missing.put(id_of(name), 100.0)
+    assert [missing.holds(id_of(name), 104.0) for name in ("a", "b", "c")] == [False, True, True]
+    assert not missing.holds(id_of("b"), 106.0)
+    missing.drop(id_of("c"))
+    assert not missing.holds(id_of("c"), 104.0)
