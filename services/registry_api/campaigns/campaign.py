@@ -198,7 +198,7 @@ def examine(
 
 
 def _is_missing(status: ProfileStatus) -> bool:
-    return status.state == "pending" and status.job_id is None
+    return status.state == "pending" and status.job_id is None and not status.undecided
 
 
 def versions_of(indexed: IndexedSpeaker) -> tuple[SpeakerVersion, ...]:

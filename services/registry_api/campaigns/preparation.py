@@ -158,17 +158,15 @@ class Preparation:
 
     def _begun(self, speaker_id: SpeakerId, examined: Examined) -> Examined:
         """Have the missing artifacts of a voice extracted. A voice that cannot be is a failed one."""
-        for version in examined.missing:
-            claimed = safely(
-                lambda one, version=version: self._extractions.claim(
-                    one, version, self._profile, ahead=self._campaign.fingerprint
-                ),
-                speaker_id,
-                otherwise=None,
-            )
-            if claimed is None:
-                return Examined("failed")
-        return examined
+        if not examined.missing:
+            return examined
+
+        def claim(one: SpeakerId) -> bool:
+            for version in examined.missing:
+                self._extractions.claim(one, version, self._profile, ahead=self._campaign.fingerprint)
+            return True
+
+        return examined if safely(claim, speaker_id, otherwise=False) else Examined("failed")
 
     def _examined(self, indexed: IndexedSpeaker) -> Examined:
         return examine(
