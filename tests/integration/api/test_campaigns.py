@@ -1,7 +1,5 @@
 """Tests of campaigns over HTTP, with a candidate's worker that the test itself advances."""
 
-import json
-
 import numpy as np
 import pytest
 
@@ -454,8 +452,8 @@ def test_the_command_line_starts_shows_and_waits_for_a_campaign(
     status, text = run("start", PROFILE, NEWER, "--sample", "1", "--wait")
     assert (status, "complete" in text, "100.0 %" in text) == (0, True, True)
     assert "share of equal codes" in text
-    status, text = run("start", PROFILE, NEWER, "--rate", "0.01", "--json")
-    second = json.loads(text)["id"]
+    assert run("start", PROFILE, NEWER, "--rate", "0.01")[0] == 0
+    second = registry.client.get(CAMPAIGNS).json()["first_id"]
     assert run("pause", PROFILE, second)[0] == 0
     status, text = run("wait", PROFILE, second, "--timeout", "0")
     assert (status, "it goes on without this command" in text) == (8, True)
