@@ -100,7 +100,7 @@ def test_a_campaign_beside_readers_changes_nothing_until_its_promotion(tmp_path:
 
 @pytest.mark.slow
 def test_a_campaign_over_many_voices_beside_readers_changes_nothing_until_its_promotion(tmp_path: Path):
-    """With 200 voices there are more than may be under way at once."""
+    """The registry has 200 voices, which is more than may be under way at once."""
     prepare_promote_and_go_back(tmp_path, 200)
 
 

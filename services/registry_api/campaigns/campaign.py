@@ -27,7 +27,7 @@ _MEASURED_SECONDS = 5.0
 
 
 class Distance(Record):
-    """How far the new values of one tensor are from the old ones, over all voices that were compared."""
+    """The distance between old and new values of one tensor, over all voices that were compared."""
 
     measure: Literal["cosine", "equal"]
     """`cosine` of numbers; for codes the share that is `equal`."""
@@ -47,8 +47,8 @@ class Distance(Record):
 
 
 class Progress(Record):
-    """What a campaign has done so far. It may be lost: then the walk begins anew, and what exists already is
-    not extracted again.
+    """The work that a campaign has done so far. If it is lost, the walk begins anew, and what exists already
+    is not extracted again.
     """
 
     walk: int = 0
@@ -167,7 +167,7 @@ def paced(rate: float | None, paced_until: float, now: float, begun: int) -> flo
 
 @dataclass(frozen=True, slots=True)
 class Examined:
-    """Where one voice stands with the encoder of a campaign."""
+    """The state of one voice with the encoder of a campaign."""
 
     state: Literal["ready", "failed", "skipped", "open"]
     missing: tuple[SpeakerVersion, ...] = ()

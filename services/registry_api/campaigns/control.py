@@ -1,4 +1,4 @@
-"""What operators ask of campaigns: start, look at, pause, resume and cancel them. Knows no HTTP."""
+"""Starts, shows, pauses, resumes and cancels campaigns, as operators ask for it. Knows no HTTP."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass

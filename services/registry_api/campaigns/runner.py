@@ -65,7 +65,8 @@ class CampaignRunner:
     def _go_on(self, campaign: Campaign, before: Progress, renew: Callable[[], None]) -> bool:
         now = self._parts.clock.now()
         if self._parts.announcements.fingerprint(campaign.profile) == campaign.fingerprint:
-            self._book.write(campaign.changed(now, state="promoted", result=before))
+            result = before.model_copy(update={"under_way": (), "waits": None})
+            self._book.write(campaign.changed(now, state="promoted", result=result))
             return False
         progress = Preparation(self._parts, self._operations, campaign, renew).turn(before)
         if progress.finished and campaign.state == "running":
