@@ -34,6 +34,8 @@ from speaker_registry.schemas import (
     ApiKey,
     ApiKeyRequest,
     ArtifactDescriptor,
+    Campaign,
+    CampaignRequest,
     EncoderPromotion,
     ExtractionRequest,
     Job,
@@ -109,6 +111,14 @@ def _voice_path(name: str) -> str:
 
 def manifest_path(profile: str) -> str:
     return f"/v1/profiles/{_segment(profile, 'profile')}/manifest"
+
+
+def _campaigns_path(profile: str) -> str:
+    return f"/v1/profiles/{_segment(profile, 'profile')}/campaigns"
+
+
+def _campaign_path(profile: str, campaign_id: str) -> str:
+    return f"{_campaigns_path(profile)}/{_segment(campaign_id, 'id')}"
 
 
 def _segment(text: str, param: str) -> str:
@@ -332,6 +342,26 @@ class Calls:
         )
         return self._read(Profile, request)
 
+    def start_campaign(self, profile: str, wanted: CampaignRequest) -> Plan[Campaign]:
+        request = Request(
+            method="POST",
+            path=_campaigns_path(profile),
+            headers={"content-type": "application/json"},
+            content=wanted.model_dump_json().encode(),
+            repeatable=False,  # a repetition would be refused because the campaign goes on already
+        )
+        return self._read(Campaign, request)
+
+    def campaigns(self, profile: str, limit: int | None) -> Listing[Campaign]:
+        return _listing(_campaigns_path(profile), Page[Campaign], limit)
+
+    def campaign(self, profile: str, campaign_id: str) -> Plan[Campaign]:
+        return self._read(Campaign, Request(path=_campaign_path(profile, campaign_id)))
+
+    def change_campaign(self, profile: str, campaign_id: str, change: str) -> Plan[Campaign]:
+        path = f"{_campaign_path(profile, campaign_id)}/{change}"
+        return self._read(Campaign, Request(method="POST", path=path))
+
     def page(self, listing: Listing[Item]) -> Plan[Page[Item]]:
         page = yield from self._read(listing.page, listing.request)
         return page if listing.limit is None else page.model_copy(update={"data": page.data[: listing.limit]})
@@ -475,11 +505,18 @@ def key_request(
     )
 
 
-def promotion_request(fingerprint: str, *, force: bool) -> EncoderPromotion:
+def promotion_request(fingerprint: str, *, when: str, force: bool) -> EncoderPromotion:
     """Build the request to promote an encoder. Raises `InvalidRequest` with the message that the registry
     would send.
     """
-    return _request_body(EncoderPromotion, fingerprint=fingerprint, force=force)
+    return _request_body(EncoderPromotion, fingerprint=fingerprint, when=when, force=force)
+
+
+def campaign_request(fingerprint: str, *, sample: int, rate: float | None) -> CampaignRequest:
+    """Build the request to start a campaign. Raises `InvalidRequest` with the message that the registry would
+    send.
+    """
+    return _request_body(CampaignRequest, fingerprint=fingerprint, sample=sample, rate=rate)
 
 
 def _request_body(model: type[Model], **values: object) -> Model:

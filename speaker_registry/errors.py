@@ -225,6 +225,12 @@ class EncoderUnknown(NotFound):
     code = "encoder_unknown"
 
 
+class CampaignNotFound(NotFound):
+    """There is no such campaign of the profile."""
+
+    code = "campaign_not_found"
+
+
 class JobNotFound(NotFound):
     code = "job_not_found"
 
@@ -301,6 +307,18 @@ class EncoderUnserved(Conflict):
     """No live worker has the encoder to be promoted. `force` promotes it nevertheless."""
 
     code = "encoder_unserved"
+
+
+class CampaignOpen(Conflict):
+    """Another campaign of the profile is not over."""
+
+    code = "campaign_open"
+
+
+class CampaignEnded(Conflict):
+    """The campaign is over and can no longer be changed."""
+
+    code = "campaign_ended"
 
 
 class JobFinished(Conflict):

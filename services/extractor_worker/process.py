@@ -11,6 +11,7 @@ import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from itertools import starmap
 from typing import Any
 
 import numpy as np
@@ -36,7 +37,7 @@ from services.shared.configuration.settings import (
 )
 from services.shared.index.announcements import Announcements, FailedProof
 from services.shared.queue.dispatch import EXTRACT
-from services.shared.queue.rq_jobs import profile_of, queue_name
+from services.shared.queue.rq_jobs import is_preparation, preparation_queue, profile_of, queue_name
 from services.shared.registry.opening import open_parts, open_queue_connection
 from services.shared.registry.publication import Provenance, Publisher
 from services.shared.telemetry import trace_export
@@ -230,6 +231,8 @@ class WorkerProcess:
     def _worker(self, extraction: Extraction, encoders: Mapping[str, str]) -> BatchWorker:
         """Return a worker that takes the jobs of each profile whose current encoder it has.
 
+        Behind them it takes the jobs of campaigns that prepare the promotion of one of its encoders.
+
         Args:
             encoders: the fingerprints by profile name.
         """
@@ -241,13 +244,14 @@ class WorkerProcess:
 
         turns = Turns(self._parts.announcements, encoders)
         return BatchWorker(
-            [queue_name(name) for name in encoders],
+            [*map(queue_name, encoders), *starmap(preparation_queue, encoders.items())],
             {EXTRACT: extraction},
             connection=open_queue_connection(self._registry),
             settings=self._worker_settings,
             name=self._name,
             on_beat=on_beat,
-            serves=lambda queue: turns.has(profile_of(queue)),
+            serves=lambda queue: is_preparation(queue) or turns.has(profile_of(queue)),
+            comes_last=is_preparation,
         )
 
     def _leave(self, serving: Mapping[str, str]) -> None:
@@ -296,8 +300,9 @@ def _warn_of_candidate(provenance: Provenance) -> None:
         "profile.candidate",
         profile=profile,
         fingerprint=provenance.fingerprint,
-        reason="The profile is made with another encoder, so this worker takes no jobs of it. To make this "
-        f"worker's encoder the current one, send POST /v1/profiles/{profile}/promote.",
+        reason="The profile is made with another encoder, so this worker takes no jobs of it, except "
+        "those of campaigns for its own encoder. To make this worker's encoder the current one, send "
+        f"POST /v1/profiles/{profile}/promote.",
     )
 
 

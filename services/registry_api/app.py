@@ -30,6 +30,7 @@ from services.registry_api.routes import (
     artifacts,
     audio_voices,
     blobs,
+    campaigns,
     clips,
     events,
     health,
@@ -173,14 +174,14 @@ async def _lifespan(app: FastAPI, services: Services, threads: int) -> AsyncIter
     following = asyncio.create_task(services.events.follow())
     ending = asyncio.create_task(_wake_listeners_at_the_end(app, services))
     stop = threading.Event()
-    housekeeping = _start_housekeeping(services, stop)
+    threads_of_ours = _start_housekeeping(services, stop)
     yield
     stop.set()
     following.cancel()
     ending.cancel()
     await asyncio.gather(following, ending, return_exceptions=True)
-    if housekeeping is not None:
-        await asyncio.to_thread(housekeeping.join, 10)
+    for thread in threads_of_ours:
+        await asyncio.to_thread(thread.join, 10)
 
 
 async def _wake_listeners_at_the_end(app: FastAPI, services: Services) -> None:
@@ -221,7 +222,19 @@ def _store_slots(many: int) -> Slots:
 
 def _add_api(app: FastAPI) -> None:
     app.include_router(audio_voices.router, responses=examples.REFUSED_COMPATIBLE)
-    for module in (voices, clips, artifacts, blobs, resolve, manifests, events, jobs, profiles, keys):
+    for module in (
+        voices,
+        clips,
+        artifacts,
+        blobs,
+        resolve,
+        manifests,
+        events,
+        jobs,
+        profiles,
+        campaigns,
+        keys,
+    ):
         app.include_router(module.router, responses=examples.REFUSED)
     app.include_router(health.router)
 
@@ -247,9 +260,14 @@ def _allow_web_pages(app: FastAPI, origins: Sequence[str]) -> None:
         )
 
 
-def _start_housekeeping(services: Services, stop: threading.Event) -> threading.Thread | None:
+def _start_housekeeping(services: Services, stop: threading.Event) -> list[threading.Thread]:
+    """Start the threads of housekeeping and of campaigns. They end soon after `stop` is set."""
     if services.housekeeper is None:
-        return None
-    thread = threading.Thread(target=services.housekeeper.run, args=(stop,), name="housekeeping", daemon=True)
-    thread.start()
-    return thread
+        return []
+    work = {"housekeeping": services.housekeeper.run, "campaigns": services.campaigns.runner.run}
+    threads = [
+        threading.Thread(target=run, args=(stop,), name=name, daemon=True) for name, run in work.items()
+    ]
+    for thread in threads:
+        thread.start()
+    return threads

@@ -7,6 +7,7 @@ from typing import Annotated
 from fastapi import Depends, Path, Query, Request
 
 from services.registry_api.access.authentication import Access
+from services.registry_api.campaigns.control import Campaigns
 from services.registry_api.keys.keyring import Keyring
 from services.registry_api.maintenance.housekeeping import Housekeeper
 from services.registry_api.operations import Operations
@@ -32,6 +33,7 @@ class Services:
     long_polls: LongPolls
     housekeeper: Housekeeper | None
     """None in tests that do the housekeeping themselves."""
+    campaigns: Campaigns
     limits: UploadLimits
     access: Access = field(default_factory=Access)
     """By default no keys are required, and every caller may do everything."""

@@ -13,7 +13,17 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NoReturn
 
 import speaker_registry
-from speaker_registry.cli import artifacts, completion, jobs, keys, moving, profiles, syncing, voices
+from speaker_registry.cli import (
+    artifacts,
+    campaigns,
+    completion,
+    jobs,
+    keys,
+    moving,
+    profiles,
+    syncing,
+    voices,
+)
 from speaker_registry.cli.command import (
     HINTS,
     INTERRUPTED,
@@ -43,6 +53,7 @@ _COMMANDS = (
     *syncing.COMMANDS,
     *jobs.COMMANDS,
     *profiles.COMMANDS,
+    *campaigns.COMMANDS,
     *keys.COMMANDS,
     completion.COMMAND,
 )

@@ -58,8 +58,9 @@ def promote(client: "RegistryClient", arguments: argparse.Namespace) -> Output:
             f"Make {printable(fingerprint)} the current encoder of {printable(profile)}? Every voice without "
             "an artifact of it is extracted again.",
         )
-    promoted = client.promote_encoder(profile, fingerprint, force=arguments.force)
-    text = f"promoted {printable(fingerprint)}\n\n{_profile_text(promoted)}"
+    promoted = client.promote_encoder(profile, fingerprint, when=arguments.when, force=arguments.force)
+    done = "promoted" if arguments.when == "now" else "to be promoted when its campaign is complete:"
+    text = f"{done} {printable(fingerprint)}\n\n{_profile_text(promoted)}"
     return Output(promoted.model_dump(mode="json"), text, warnings=about_weights([promoted]))
 
 
@@ -95,8 +96,11 @@ def _candidate_lines(profile: "Profile") -> Iterator[str]:
         weights = ", untrained weights" if candidate.untrained else ""
         custom = ", custom weights" if candidate.custom_weights else ""
         yield ""
+        covered = (
+            "" if candidate.coverage is None else f", {100 * candidate.coverage:.1f} % of voices covered"
+        )
         yield printable(
-            f"candidate {candidate.fingerprint}, live workers: {candidate.workers}{weights}{custom}"
+            f"candidate {candidate.fingerprint}, live workers: {candidate.workers}{weights}{custom}{covered}"
         )
         for name, (now, then) in candidate.differs.items():
             yield printable(f"  {name}: {_value(now)} now, {_value(then)} with this candidate")
@@ -118,6 +122,12 @@ def _add_promote(command: argparse.ArgumentParser) -> None:
     _add_profile(command)
     command.add_argument(
         "fingerprint", metavar="FINGERPRINT", help="a candidate or a former fingerprint, see profiles show"
+    )
+    command.add_argument(
+        "--when",
+        choices=("now", "complete"),
+        default="now",
+        help="promote at once (default), or when a campaign has covered every voice; it is started if needed",
     )
     command.add_argument(
         "--force",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from speaker_registry.terminal import printable
 
 if TYPE_CHECKING:
-    from speaker_registry import Readiness, RegistryClient
+    from speaker_registry import Campaign, Readiness, RegistryClient
 
 
 def wait_ready(
@@ -37,6 +37,26 @@ def _progress(speaker: str, *, quiet: bool) -> Iterator[Callable[["Readiness"], 
                 )
             bar.refresh()
 
+        yield update
+
+
+@contextlib.contextmanager
+def covering(campaign: "Campaign", *, quiet: bool) -> Iterator[Callable[["Campaign"], object]]:
+    """Show how many voices a campaign has covered, unless `quiet` is set or stderr is no terminal."""
+    if quiet or not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    from tqdm import tqdm  # noqa: PLC0415  only waiting for a campaign needs it
+
+    with tqdm(desc=printable(campaign.profile), unit="voice", leave=False, file=sys.stderr) as bar:
+
+        def update(seen: "Campaign") -> None:
+            done = seen.progress
+            bar.total, bar.n = done.voices, done.ready + done.failed + done.skipped
+            bar.set_postfix_str(printable(seen.reason or seen.state), refresh=False)
+            bar.refresh()
+
+        update(campaign)
         yield update
 
 

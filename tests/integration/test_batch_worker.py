@@ -181,6 +181,23 @@ def test_from_a_queue_that_is_not_served_nothing_is_taken_until_it_is(queue):
     assert [job.id for job in worker._take().jobs] == ["x"]
 
 
+def test_a_queue_that_comes_last_waits_until_no_other_has_jobs(queue):
+    """What is prepared in the background must not delay a voice that somebody waits for."""
+    last = JobQueue(OTHER, queue.connection)
+    worker = BatchWorker(
+        [OTHER, NAME],
+        {"act": echo},
+        connection=queue.connection,
+        settings=WorkerSettings(batch_size=1),
+        comes_last=OTHER.__eq__,
+    )
+    put(last, "x"), put(last, "y"), put(queue, "a"), put(queue, "b")
+    taken = [worker._take().jobs[0].id for _ in range(3)]
+    put(queue, "c")
+    taken += [worker._take().jobs[0].id for _ in range(2)]
+    assert taken == ["a", "b", "x", "c", "y"]
+
+
 def test_what_may_pass_is_tried_again_alone_and_the_handler_knows_which_try_it_is(queue):
     """A transient failure is retried alone, and the handler knows which attempt it is, because the last
     attempt has to record the failure.

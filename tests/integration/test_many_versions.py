@@ -191,7 +191,7 @@ def test_housekeeping_reads_all_versions_no_more_often_with_many_jobs(
         storage.register("alice", number=number)
     if lost:
         for job in storage.jobs("alice"):
-            storage.parts.dispatcher.remove(job.id, job.profile)
+            storage.parts.dispatcher.remove(job.id, job.queue)
     loads = []
     load = SpeakerIndex.load
 

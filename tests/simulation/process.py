@@ -25,6 +25,7 @@ from services.shared.index.redis_access import unavailable_without_redis
 from services.shared.index.speaker_index import SpeakerIndex
 from services.shared.model.clock import Clock
 from services.shared.model.profiles import ProfileCatalogue
+from services.shared.queue.rq_jobs import profile_of
 from services.shared.registry.parts import RegistryParts
 from services.shared.registry.publication import Provenance, Publisher
 from speaker_registry.artifact import TensorSpec
@@ -212,7 +213,8 @@ class Process:
 
     # -- the Dispatcher that its extractions hand jobs to; RQ's connection has no gate
 
-    def enqueue(self, job_id: str, profile: str, arguments: Mapping[str, Any]) -> None:
+    def enqueue(self, job_id: str, queue: str, arguments: Mapping[str, Any]) -> None:
+        profile = profile_of(queue)
         self._call_queue(f"enqueue {job_id}", lambda: self.world.queue.enqueue(job_id, profile, arguments))
 
     def state(self, job_id: str, profile: str) -> str:
@@ -222,7 +224,7 @@ class Process:
             )
         )
 
-    def remove(self, job_id: str, profile: str) -> None:
+    def remove(self, job_id: str, queue: str) -> None:
         self._call_queue(f"remove {job_id}", lambda: self.world.queue.remove(job_id))
 
     def finish(self, job: ModelledJob, holder: object, *, again: bool) -> None:

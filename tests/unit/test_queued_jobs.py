@@ -28,6 +28,9 @@ from services.shared.queue.rq_jobs import (
     JobRefusedError,
     QueuedJob,
     enqueue,
+    is_preparation,
+    preparation_queue,
+    profile_of,
     queue_name,
 )
 from speaker_registry.errors import AudioTooShort, ExtractorFailed
@@ -237,6 +240,15 @@ def test_another_prefix_of_rq_s_keys_is_refused(monkeypatch: pytest.MonkeyPatch)
 def test_a_profile_s_queue_is_named_after_it(profile):
     """Autoscalers measure the queues by name."""
     assert queue_name(profile) == f"extract.{profile}"
+
+
+@pytest.mark.parametrize("profile", ["qwen3-tts-0.6b", "ecapa", "third_party.codec-2"])
+def test_a_queue_of_preparations_is_told_from_others_and_names_its_profile(profile):
+    """Workers take live jobs first, and count each job for its profile."""
+    queue = preparation_queue(profile, "sha256:" + "0123456789abcdef" * 4)
+    assert queue == f"prepare.{profile}.0123456789abcdef"
+    assert (is_preparation(queue), profile_of(queue)) == (True, profile)
+    assert (is_preparation(queue_name(profile)), profile_of(queue_name(profile))) == (False, profile)
 
 
 @pytest.mark.parametrize("profile", ["a,b", "a:b", "a b", "Ä", "", "x" * 100, "a\nb", "UPPER"])

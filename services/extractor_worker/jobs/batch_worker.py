@@ -74,6 +74,8 @@ class BatchWorker(BaseWorker):
         on_beat: is called after each heartbeat, in the heartbeat's thread.
         serves: returns whether jobs are taken from a queue now, by its name. Jobs that were taken are
             finished.
+        comes_last: returns whether jobs are taken from a queue, by its name, only while no other queue has
+            any.
     """
 
     def __init__(
@@ -86,12 +88,13 @@ class BatchWorker(BaseWorker):
         name: str | None = None,
         on_beat: Callable[[], None] | None = None,
         serves: Callable[[str], bool] = lambda _queue: True,
+        comes_last: Callable[[str], bool] = lambda _queue: False,
     ) -> None:
         self.settings = settings
         redis = _impatient(connection, settings.poll_seconds)
         self._job_queues = [JobQueue(queue, redis) for queue in queues]
         """The queues in the order of their turns. Only the worker's main thread changes the order."""
-        self._serves = serves
+        self._serves, self._comes_last = serves, comes_last
         super().__init__(
             self._job_queues,
             name=name or f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}",
@@ -257,7 +260,8 @@ class BatchWorker(BaseWorker):
 
     @property
     def _served(self) -> list[JobQueue]:
-        return [queue for queue in self._job_queues if self._serves(queue.name)]
+        served = (queue for queue in self._job_queues if self._serves(queue.name))
+        return sorted(served, key=lambda queue: self._comes_last(queue.name))
 
     def _show_busy(self, pipeline: Pipeline) -> None:
         self.set_state(WorkerStatus.BUSY, pipeline=pipeline)

@@ -237,6 +237,7 @@ JOBS_CANCEL = needs("jobs:write")
 ADMIN = Security(_authorize_key_management, scopes=("admin",))
 METRICS = Security(_authorize_operator, scopes=("admin",))
 PROFILES_PROMOTE = Security(_authorize_operator, scopes=("admin",))
+CAMPAIGNS = Security(_authorize_operator, scopes=("admin",))
 ANY_KEY = needs()
 
 

@@ -10,6 +10,7 @@ from pydantic import ValidationError
 
 from services.registry_api.access.authentication import AccessMisconfigured, open_access
 from services.registry_api.app import create_app
+from services.registry_api.campaigns.control import Campaigns
 from services.registry_api.dependencies import Services
 from services.registry_api.keys.keyring import Keyring
 from services.registry_api.maintenance.housekeeping import Housekeeper
@@ -96,6 +97,7 @@ def _serve() -> int:
                 HousekeepingSettings(),
                 keyring.sweep,
             ),
+            campaigns=Campaigns(parts, operations),
             limits=limits,
             access=open_access(settings, AccessSettings(), RateSettings(), keyring, parts.index),
         )

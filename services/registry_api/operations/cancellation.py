@@ -53,7 +53,7 @@ def cancel(parts: RegistryParts, namespace: str, job_id: str) -> JobRecord:
         parts.index.set_job(speaker_id, job_id, CANCELED)
     else:
         _record_cancellation(parts, speaker_id, version, pending, job)
-    parts.dispatcher.remove(job_id, job.profile)
+    parts.dispatcher.remove(job_id, job.queue)
     job = jobs.get(namespace, job_id)
     if job.state != CANCELED:
         _check_unfinished(job)

@@ -25,25 +25,39 @@ def promote(parts: RegistryParts, profile: str, fingerprint: str, *, force: bool
         EncoderCurrent: it is the current one already.
         EncoderUnserved: no live worker has it, and `force` is false.
     """
-    parts.catalogue.get(profile)
-    announcements = parts.announcements
-    announcements.look_anew()
-    if announcements.fingerprint(profile) == fingerprint:
-        raise EncoderCurrent(
-            f"{fingerprint} is already the current fingerprint of profile '{profile}'.", param="fingerprint"
-        )
-    encoder = announcements.encoder(profile, fingerprint)
-    if encoder is None:
-        raise _unknown(parts, profile, fingerprint)
-    if not force and not announcements.workers_of([profile])[profile][fingerprint]:
+    encoder = another_encoder(parts, profile, fingerprint)
+    if not force and not has_worker(parts, profile, fingerprint):
         raise EncoderUnserved(
             f"No live worker has {fingerprint}, so nothing would make artifacts for profile '{profile}'. "
             "Start a worker that has it, or send force=true.",
             param="fingerprint",
         )
-    made = announcements.promote(encoder)
+    made = parts.announcements.promote(encoder)
     parts.leases.settle()
     return made
+
+
+def another_encoder(parts: RegistryParts, profile: str, fingerprint: str) -> Encoder:
+    """Return an encoder of a profile that is not its current one.
+
+    Raises:
+        ProfileUnknown, EncoderUnknown, EncoderCurrent, Unavailable.
+    """
+    parts.catalogue.get(profile)
+    parts.announcements.look_anew()
+    if parts.announcements.fingerprint(profile) == fingerprint:
+        raise EncoderCurrent(
+            f"{fingerprint} is already the current fingerprint of profile '{profile}'.", param="fingerprint"
+        )
+    encoder = parts.announcements.encoder(profile, fingerprint)
+    if encoder is None:
+        raise _unknown(parts, profile, fingerprint)
+    return encoder
+
+
+def has_worker(parts: RegistryParts, profile: str, fingerprint: str) -> bool:
+    """Return whether a live worker has this encoder of a profile."""
+    return parts.announcements.workers_of([profile])[profile][fingerprint] > 0
 
 
 def _unknown(parts: RegistryParts, profile: str, fingerprint: str) -> EncoderUnknown:

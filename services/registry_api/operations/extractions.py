@@ -14,7 +14,7 @@ from services.shared.bucket.keys import SpeakerId
 from services.shared.index.jobs import SeenJobs
 from services.shared.index.speaker_index import ClaimResult
 from services.shared.model.domain import ArtifactRecord, SpeakerVersion, VoidFact, without_build
-from services.shared.queue.rq_jobs import queue_name
+from services.shared.queue.rq_jobs import preparation_queue, queue_name
 from services.shared.registry.parts import RegistryParts
 from services.shared.registry.status import cache_unsupported, unsupported_reason
 from services.shared.telemetry import tracing
@@ -74,15 +74,19 @@ class Extractions:
         force: bool = False,
         limited: bool = False,
         steal: str | None = None,
+        ahead: str | None = None,
     ) -> ClaimResult:
         """Claim an extraction, and enqueue its job unless there is one to join.
 
         Args:
+            ahead: the fingerprint of an encoder that is to make the artifact ahead of its promotion. By
+                default the profile's current encoder makes it.
             limited: do not make an artifact again that was made as often as the settings accept. The outcome
                 is `full` then.
             steal: the id of a lost job whose pending extraction the new job takes over.
         """
-        fingerprint = self._announcements.fingerprint(profile.name)
+        fingerprint = ahead or self._announcements.fingerprint(profile.name)
+        queue = preparation_queue(profile.name, ahead) if ahead else queue_name(profile.name)
         job_id = f"job_{self._clock.new_id()}"
 
         job: dict[str, Any] = {
@@ -96,7 +100,7 @@ class Extractions:
             "fingerprint": fingerprint,
             "forced": force,
             "max_attempts": self._settings.max_attempts,
-            "queue": queue_name(profile.name),
+            "queue": queue,
             "attempt": 0,
             **({"traceparent": parent} if (parent := tracing.traceparent()) else {}),
         }
@@ -115,7 +119,7 @@ class Extractions:
             known = job | {"id": claim.job_id}
             self.seen_jobs.put_claimed(known, build=claim.build, at=self._clock.now())
         if claim.outcome == "claimed":
-            self._dispatcher.enqueue(job_id, profile.name, {"job": job_id, "speaker": str(speaker_id)})
+            self._dispatcher.enqueue(job_id, queue, {"job": job_id, "speaker": str(speaker_id)})
         return claim
 
     def artifact_or_replacement(

@@ -120,7 +120,9 @@ def _queue(page: JobPage) -> Queue:
 def profiles_of(services: Services) -> list[Profile]:
     """Return all profiles with their workers, required ones first."""
     catalogue = services.parts.catalogue
-    profiles = rendering.profiles(services.parts, [catalogue.get(name) for name in sorted(catalogue.names)])
+    profiles = rendering.profiles(
+        services.parts, services.campaigns, [catalogue.get(name) for name in sorted(catalogue.names)]
+    )
     return sorted(profiles, key=lambda one: (not one.required, one.id))
 
 

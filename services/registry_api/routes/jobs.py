@@ -175,7 +175,7 @@ def list_profiles(request: Request, services: ServicesDep, limit: Limit = 100, a
         catalogue.get(after)
     following = [facts for facts in catalogue if facts.name > after]
     page = following[:limit]
-    shown = rendering.profiles(services.parts, page)
+    shown = rendering.profiles(services.parts, services.campaigns, page)
     first, last = (shown[0].id, shown[-1].id) if shown else (None, None)
     has_more = len(following) > limit
     return answer(request, Page[Profile](data=shown, first_id=first, last_id=last, has_more=has_more))

@@ -29,9 +29,15 @@ def promote_encoder(
 ) -> Response:
     """Make another encoder the current one of a profile, for all namespaces.
 
+    `when` is `now`, or `complete`: then the encoder is promoted by itself once its campaign has covered every
+    voice, and the profile is returned as it is now. It is not promoted if voices failed.
+
     Each voice keeps its last artifact until the new one is ready. To go back, promote the former fingerprint:
     its artifacts are still there, and nothing is extracted again.
     """
-    promote(services.parts, profile, wanted.fingerprint, force=wanted.force)
-    [shown] = rendering.profiles(services.parts, [services.parts.catalogue.get(profile)])
+    if wanted.when == "complete":
+        services.campaigns.promote_when_complete(profile, wanted.fingerprint, force=wanted.force)
+    else:
+        promote(services.parts, profile, wanted.fingerprint, force=wanted.force)
+    [shown] = rendering.profiles(services.parts, services.campaigns, [services.parts.catalogue.get(profile)])
     return answer(request, shown)

@@ -5,6 +5,7 @@ from contextlib import suppress
 from typing import Any
 from urllib.parse import quote
 
+from services.registry_api.campaigns.control import Campaigns, ShownCampaign
 from services.registry_api.keys.api_keys import ApiKey, Token
 from services.registry_api.keys.keyring import Keyring
 from services.registry_api.operations.artifacts import ANY, FoundVersion, Wanted
@@ -241,7 +242,7 @@ def _reason_of_job(announcements: Announcements, record: JobRecord) -> str | Non
     return waiting_reason(record.profile)
 
 
-def profiles(parts: RegistryParts, shown: Sequence[Profile]) -> list[schemas.Profile]:
+def profiles(parts: RegistryParts, campaigns: Campaigns, shown: Sequence[Profile]) -> list[schemas.Profile]:
     """Render profiles with their encoders and workers."""
     names = [one.name for one in shown]
     workers = parts.announcements.workers_of(names)
@@ -252,7 +253,7 @@ def profiles(parts: RegistryParts, shown: Sequence[Profile]) -> list[schemas.Pro
             required=one.name in parts.catalogue.required,
             announced=(announced := parts.announcements.current(one.name)),
             workers=workers[one.name],
-            candidates=_candidates(parts.announcements, one.name, announced, workers[one.name]),
+            candidates=_candidates(parts.announcements, campaigns, one.name, announced, workers[one.name]),
             failed_proofs=failed_proofs[one.name],
         )
         for one in shown
@@ -260,12 +261,18 @@ def profiles(parts: RegistryParts, shown: Sequence[Profile]) -> list[schemas.Pro
 
 
 def _candidates(
-    announcements: Announcements, profile: str, announced: Announcement | None, workers: Mapping[str, int]
+    announcements: Announcements,
+    campaigns: Campaigns,
+    profile: str,
+    announced: Announcement | None,
+    workers: Mapping[str, int],
 ) -> list[schemas.CandidateEncoder]:
     """Render the encoders that live workers have and that are not the current one."""
-    if announced is None:
+    if announced is None or not workers.keys() - {announced.fingerprint}:
         return []
-    found = []
+    found, coverage = [], dict[str, float]()
+    with suppress(Unavailable):  # the next answer tells more
+        coverage = campaigns.coverage(profile)
     for fingerprint, count in sorted(workers.items()):
         encoder = None
         if fingerprint != announced.fingerprint:
@@ -279,9 +286,46 @@ def _candidates(
                     custom_weights=encoder.custom_weights,
                     workers=count,
                     differs=differences(announced.extractor, encoder.extractor),
+                    coverage=coverage.get(fingerprint),
                 )
             )
     return found
+
+
+def campaign(found: ShownCampaign) -> schemas.Campaign:
+    """Render a campaign."""
+    one, progress = found.campaign, found.progress
+    return schemas.Campaign(
+        id=one.id,
+        profile=one.profile,
+        fingerprint=one.fingerprint,
+        state=one.state,
+        rate=one.rate,
+        promotes=one.promotes,
+        progress=schemas.CampaignProgress(
+            voices=progress.voices,
+            ready=progress.ready,
+            failed=progress.failed,
+            skipped=progress.skipped,
+            under_way=len(progress.under_way),
+        ),
+        coverage=progress.coverage,
+        per_second=progress.per_second if one.state == "running" else None,
+        eta_seconds=progress.eta_seconds if one.state == "running" else None,
+        sample=schemas.CampaignSample(
+            wanted=one.sample,
+            compared=progress.compared,
+            tensors={
+                name: schemas.TensorDistance(
+                    measure=seen.measure, mean=seen.total / seen.voices, lowest=seen.lowest
+                )
+                for name, seen in progress.distances.items()
+            },
+        ),
+        reason=found.reason,
+        created_at=one.created_at,
+        changed_at=one.changed_at,
+    )
 
 
 def _profile(

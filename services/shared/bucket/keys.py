@@ -11,6 +11,7 @@
                                              {uid}.void                 its bytes were lost: it counts no more
     _profiles/{profile}/{seq:012d}.{uid}.json                           a fingerprint became the current one
     _profiles/{profile}/candidate.{fingerprint}.json                    a worker came with another fingerprint
+                        campaign.{id}.{step:06d}.{uid}.json             a campaign was started or changed
     _keys/{id}/made.{sha256 of its JSON}.json                           an API key was made
                end.{at:012d}.{uid}                                      an API key was ended
     _registry/                                                          which bucket this is, see `identity`
@@ -64,6 +65,7 @@ _FAILURE = re.compile(rf"({_UID})\.failed")
 _VOID = re.compile(rf"{_UID}\.void")
 _ANNOUNCEMENT = re.compile(rf"({_SEQ})\.({_ID})\.json")
 _CANDIDATE = re.compile(rf"candidate\.({_SHA256})\.json")
+_CAMPAIGN = re.compile(rf"campaign\.({_ID})\.([0-9]{{6}})\.({_ID})\.json")
 _MADE = re.compile(rf"made\.({_SHA256})\.json")
 _END = re.compile(r"end\.([0-9]{12})\.([0-9a-f]{12})[0-9a-f]{20}")
 _KEY_ID = re.compile(r"[0-9a-z]{8}")
@@ -246,6 +248,19 @@ class CandidateKey:
 
 
 @dataclass(frozen=True, slots=True)
+class CampaignKey:
+    """The key of the fact that a campaign was started or changed. The highest step counts."""
+
+    profile: str
+    id: str
+    step: int
+    uid: str
+
+    def __str__(self) -> str:
+        return f"{announcements_folder(self.profile)}campaign.{self.id}.{self.step:06d}.{self.uid}.json"
+
+
+@dataclass(frozen=True, slots=True)
 class KeyMadeKey:
     """The key of the fact that an API key was made."""
 
@@ -313,7 +328,15 @@ SpeakerKey = (
 key.
 """
 ParsedKey = (
-    SpeakerKey | AnnouncementKey | CandidateKey | KeyMadeKey | KeyEndKey | MarkerKey | PlaceKey | EpochKey
+    SpeakerKey
+    | AnnouncementKey
+    | CandidateKey
+    | CampaignKey
+    | KeyMadeKey
+    | KeyEndKey
+    | MarkerKey
+    | PlaceKey
+    | EpochKey
 )
 Keyed = tuple[StoredObject, ParsedKey | None]
 """An object of a listing with its parsed key, which is None if the object is not ours."""
@@ -339,10 +362,8 @@ def parse_key(key: str) -> ParsedKey | None:
     match key.split("/"):
         case [namespace, "v", slug, *rest] if is_namespace(namespace) and is_slug(slug):
             return _parse_of_speaker(rest)
-        case ["_profiles", profile, name] if match := _ANNOUNCEMENT.fullmatch(name):
-            return AnnouncementKey(profile, int(match[1]), match[2])
-        case ["_profiles", profile, name] if match := _CANDIDATE.fullmatch(name):
-            return CandidateKey(profile, match[1])
+        case ["_profiles", profile, name]:
+            return _parse_of_profile(profile, name)
         case ["_keys", key_id, name] if _KEY_ID.fullmatch(key_id):
             return _parse_of_api_key(key_id, name)
         case [folder, name]:
@@ -359,6 +380,16 @@ def _parse_of_bucket(folder: str, name: str) -> MarkerKey | PlaceKey | EpochKey 
             return PlaceKey(int(match[1]), match[2])
         case "_epochs" if _EPOCH.fullmatch(name):
             return EpochKey(int(name))
+    return None
+
+
+def _parse_of_profile(profile: str, name: str) -> AnnouncementKey | CandidateKey | CampaignKey | None:
+    if match := _ANNOUNCEMENT.fullmatch(name):
+        return AnnouncementKey(profile, int(match[1]), match[2])
+    if match := _CANDIDATE.fullmatch(name):
+        return CandidateKey(profile, match[1])
+    if match := _CAMPAIGN.fullmatch(name):
+        return CampaignKey(profile, match[1], int(match[2]), match[3])
     return None
 
 

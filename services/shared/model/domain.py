@@ -23,6 +23,8 @@ SizeInBytes = Annotated[int, Field(ge=0, le=10**12)]
 """The limit exceeds that of every upload, and is small enough that Redis can add up sizes."""
 GIVEN_FINGERPRINT = "given"
 """The fingerprint of uploaded artifacts. No encoder made them, so no new encoder makes them stale."""
+AHEAD = "-ahead"
+"""The end of an attempt's id if its artifact is made ahead of the promotion of its encoder."""
 
 
 class Record(BaseModel):
@@ -63,6 +65,11 @@ class ArtifactRecord(Record):
     def winner(self) -> str:
         """Return the text by which the index tells this artifact from others with the same key."""
         return f"{self.attempt}.{self.digest.removeprefix('sha256:')}"
+
+    @property
+    def made_ahead(self) -> bool:
+        """True if the artifact was made ahead of the promotion of its encoder, which may never come."""
+        return self.attempt.endswith(AHEAD)
 
 
 class FailureRecord(Record):
@@ -328,14 +335,19 @@ class SpeakerVersion:
         return max(map(build_of, keys), default=0)
 
     def artifact(self, profile: str, fingerprint: str | None = None) -> ArtifactRecord | None:
-        """Return the artifact to serve: the highest build that was made with `fingerprint`, or with any if
-        None.
+        """Return the artifact to serve: the highest build that was made with `fingerprint`.
+
+        With None, it is the highest build of any encoder that was not made ahead of a promotion.
         """
         found = [
             record
             for record in self.all_artifacts
             if record.profile == profile
-            and (fingerprint is None or record.fingerprint in {fingerprint, GIVEN_FINGERPRINT})
+            and (
+                record.fingerprint in {fingerprint, GIVEN_FINGERPRINT}
+                if fingerprint is not None
+                else not record.made_ahead
+            )
         ]
         return max(found, key=lambda record: (record.build, record.attempt), default=None)
 

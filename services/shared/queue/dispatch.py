@@ -6,7 +6,7 @@ from redis import Redis
 from rq.job import JobStatus
 
 from services.shared.index.redis_access import unavailable_without_redis
-from services.shared.queue.rq_jobs import JobQueue, enqueue, queue_name, status_of
+from services.shared.queue.rq_jobs import JobQueue, enqueue, profile_of, queue_name, status_of
 from services.shared.telemetry import tracing
 
 EXTRACT = "extract"
@@ -21,20 +21,20 @@ _ALIVE = {
 
 
 class RqDispatcher:
-    """Implements `parts.Dispatcher`. One queue per profile."""
+    """Implements `parts.Dispatcher`."""
 
     def __init__(self, connection: Redis, *, job_seconds: int) -> None:
         self._connection = connection
         self._job_seconds = job_seconds
 
-    def enqueue(self, job_id: str, profile: str, arguments: Mapping[str, str | int | None]) -> None:
+    def enqueue(self, job_id: str, queue: str, arguments: Mapping[str, str | int | None]) -> None:
         """Put a job into its queue.
 
         Putting the same job there again is not an error: the first call's answer may have been lost.
         """
-        about = {"job.id": job_id, "profile": profile}
+        about = {"job.id": job_id, "profile": profile_of(queue)}
         with unavailable_without_redis(), tracing.span("enqueue", kind="producer", attributes=about):
-            enqueue(self._queue(profile), job_id, EXTRACT, arguments, timeout_seconds=self._job_seconds)
+            enqueue(self._queue(queue), job_id, EXTRACT, arguments, timeout_seconds=self._job_seconds)
 
     def state(self, job_id: str, profile: str) -> str:
         """Return the state of a job.
@@ -43,15 +43,15 @@ class RqDispatcher:
         enqueued).
         """
         with unavailable_without_redis():
-            status = status_of(self._queue(profile), job_id)
+            status = status_of(self._queue(queue_name(profile)), job_id)
         if status == JobStatus.FAILED.value:
             return "failed"
         return "alive" if status in _ALIVE else "gone"
 
-    def remove(self, job_id: str, profile: str) -> None:
+    def remove(self, job_id: str, queue: str) -> None:
         """Take a job out of the queue. If a worker has taken it already, that worker finds out by itself."""
         with unavailable_without_redis():
-            self._queue(profile).remove_waiting(job_id)
+            self._queue(queue).remove_waiting(job_id)
 
-    def _queue(self, profile: str) -> JobQueue:
-        return JobQueue(queue_name(profile), connection=self._connection)
+    def _queue(self, name: str) -> JobQueue:
+        return JobQueue(name, connection=self._connection)

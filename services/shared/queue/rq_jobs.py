@@ -49,8 +49,12 @@ MAX_ARGUMENTS = 16
 QUARANTINE_KEY = "sr:quarantine"
 QUARANTINE_LENGTH = 1000
 
-QUEUE_NAME = re.compile(r"extract\.[a-z0-9][a-z0-9._-]{0,90}")
+QUEUE_NAME = re.compile(r"(?:extract|prepare)\.[a-z0-9][a-z0-9._-]{0,90}")
 """No comma (RQ joins the names of a worker's queues with it) and no colon (part of its keys)."""
+
+_PREPARE = "prepare."
+_FINGERPRINT_DIGITS = 16
+"""So many digits of a fingerprint tell the encoders of one profile apart. Jobs carry all of them."""
 
 FUNCTION_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.]{0,99}")
 
@@ -132,15 +136,33 @@ def queue_name(profile: str) -> str:
 
     A worker listens to the queues of the profiles that it has loaded.
     """
-    name = f"extract.{profile}"
-    if not QUEUE_NAME.fullmatch(name):
-        raise ValueError(f"no queue can be named {name!r}: a-z, 0-9, '.', '_' and '-' are possible")
-    return name
+    return _checked_name(f"extract.{profile}")
+
+
+def preparation_queue(profile: str, fingerprint: str) -> str:
+    """Return the name of the queue of what one encoder extracts ahead of its promotion.
+
+    Only workers that have this encoder listen to it, and they take the jobs of other queues first.
+    """
+    return _checked_name(f"{_PREPARE}{profile}.{fingerprint.removeprefix('sha256:')[:_FINGERPRINT_DIGITS]}")
+
+
+def is_preparation(queue: str) -> bool:
+    """Return whether a queue is one of `preparation_queue`."""
+    return queue.startswith(_PREPARE)
 
 
 def profile_of(queue: str) -> str:
-    """Return the profile of a queue. This is the inverse of `queue_name`."""
+    """Return the profile of a queue. This is the inverse of `queue_name` and of `preparation_queue`."""
+    if is_preparation(queue):
+        return queue.removeprefix(_PREPARE).rpartition(".")[0]
     return queue.partition(".")[2]
+
+
+def _checked_name(name: str) -> str:
+    if not QUEUE_NAME.fullmatch(name):
+        raise ValueError(f"no queue can be named {name!r}: a-z, 0-9, '.', '_' and '-' are possible")
+    return name
 
 
 class QueuedJob(Job):

@@ -18,14 +18,14 @@ from services.shared.model.profiles import ProfileCatalogue
 class Dispatcher(Protocol):
     """Hands jobs to workers. A job carries ids only: no audio, no names and no transcripts."""
 
-    def enqueue(self, job_id: str, profile: str, arguments: Mapping[str, Any]) -> None:
-        """Put a job into the queue. Putting the same job there again does no harm."""
+    def enqueue(self, job_id: str, queue: str, arguments: Mapping[str, Any]) -> None:
+        """Put a job into a queue. Putting the same job there again does no harm."""
 
     def state(self, job_id: str, profile: str) -> str:
         """Return `alive` (queued or running), `failed` (given up) or `gone`."""
 
-    def remove(self, job_id: str, profile: str) -> None:
-        """Remove a job that is no longer wanted from the queue, unless a worker has taken it already."""
+    def remove(self, job_id: str, queue: str) -> None:
+        """Remove a job that is no longer wanted from its queue, unless a worker has taken it already."""
 
 
 def one_by_one(steps: Iterable[Callable[[], object]]) -> None:

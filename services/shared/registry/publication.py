@@ -25,6 +25,7 @@ from services.shared.index.refusals import Rivals
 from services.shared.index.speaker_index import SpeakerIndex, VersionSelection
 from services.shared.model.clock import Clock
 from services.shared.model.domain import (
+    AHEAD,
     AliasFact,
     ArtifactFact,
     ArtifactRecord,
@@ -34,6 +35,7 @@ from services.shared.model.domain import (
     fold_artifacts,
 )
 from services.shared.model.packaging import package
+from services.shared.queue.rq_jobs import is_preparation
 from services.shared.registry.parts import RegistryParts
 from services.shared.registry.promotion import Promoter
 from services.shared.registry.repair import Decode, sound_rendition
@@ -80,6 +82,8 @@ class Attempt:
     """The time when the attempt began, on the monotonic clock."""
     traceparent: str | None = None
     """The W3C trace context of the request that asked for the extraction."""
+    ahead: bool = False
+    """True if the artifact is made ahead of the promotion of its encoder."""
 
     @property
     def token(self) -> str:
@@ -163,6 +167,7 @@ class Publisher:
             provenance=provenance,
             started=self._clock.monotonic(),
             traceparent=job.traceparent,
+            ahead=is_preparation(job.queue),
         )
 
     def read_clip(self, attempt: Attempt) -> ReferenceAudio:
@@ -268,7 +273,7 @@ class Publisher:
         Repeated publishes of one attempt get different ids, and so do two attempts that get the same number
         because Redis was rolled back. What the first of them stored may be in force already, or land later.
         """
-        return f"{self._clock.new_id()}-{attempt.token}"
+        return f"{self._clock.new_id()}-{attempt.token}{AHEAD if attempt.ahead else ''}"
 
     def _winner(self, attempt: Attempt, listings: int) -> ArtifactRecord | None:
         return landed_first(self._store, attempt.speaker_id, attempt.version.vuid, attempt.akey, listings)

@@ -17,6 +17,7 @@ import uvicorn
 
 from services.registry_api.access.authentication import open_access
 from services.registry_api.app import create_app
+from services.registry_api.campaigns.control import Campaigns
 from services.registry_api.dependencies import Services
 from services.registry_api.keys.keyring import Keyring
 from services.registry_api.maintenance.housekeeping import Housekeeper
@@ -106,6 +107,7 @@ class Registry:
             HousekeepingSettings(),
             self.keyring.sweep,
         )
+        self.campaigns = Campaigns(self.parts, self.operations)
         self.worker = StandIn(self.parts)
         self._announced = announced
         self._settings = repr(
@@ -120,6 +122,7 @@ class Registry:
                 events=EventStream.of(self.parts),
                 long_polls=self.long_polls,
                 housekeeper=None,
+                campaigns=self.campaigns,
                 limits=limits or UploadLimits(),
                 access=open_access(
                     ApiSettings(),

@@ -107,6 +107,12 @@ EXPECTED = {
     "POST /v1/voices/{name}/versions/{ref}/extractions": {"jobs:write", "engine"},
     "GET /v1/profiles": set(ALL_SCOPES),
     "POST /v1/profiles/{profile}/promote": {"admin"},
+    "GET /v1/profiles/{profile}/campaigns": {"admin"},
+    "POST /v1/profiles/{profile}/campaigns": {"admin"},
+    "GET /v1/profiles/{profile}/campaigns/{campaign_id}": {"admin"},
+    "POST /v1/profiles/{profile}/campaigns/{campaign_id}/pause": {"admin"},
+    "POST /v1/profiles/{profile}/campaigns/{campaign_id}/resume": {"admin"},
+    "POST /v1/profiles/{profile}/campaigns/{campaign_id}/cancel": {"admin"},
     "GET /v1/quota": set(ALL_SCOPES),
     "GET /v1/keys": {"admin"},
     "POST /v1/keys": {"admin"},
@@ -122,7 +128,14 @@ EXPECTED = {
 """The scopes that may call each operation; None: no key is needed. The table repeats the rules of the routes,
 so that no route is opened by mistake.
 """
-OF_ALL_NAMESPACES = {"GET /metrics", "POST /v1/profiles/{profile}/promote"}
+CAMPAIGNS = "/v1/profiles/{profile}/campaigns"
+OF_ALL_NAMESPACES = {
+    "GET /metrics",
+    "POST /v1/profiles/{profile}/promote",
+    f"GET {CAMPAIGNS}",
+    f"POST {CAMPAIGNS}",
+    *(operation for operation in EXPECTED if f"{CAMPAIGNS}/" in operation),
+}
 """Operations that need a key for all namespaces."""
 OWNED = re.compile(r"\{(name|job_id|key_id|digest)\}")
 """Matches paths of something that a tenant owns."""
@@ -154,6 +167,7 @@ def tenant(registry: Registry, namespace: str) -> Tenant:
         "job_id": voice["job_id"],
         "key_id": key_id,
         "digest": file.headers["ETag"].strip('"'),
+        "campaign_id": "none",
     }
     return Tenant(namespace, keys, values)
 
@@ -185,7 +199,7 @@ def ask(registry: Registry, operation: str, values: dict[str, str], token: str |
         options["json"] = {}
     if operation == "POST /v1/audio/voices":
         options |= {"data": {"name": "new", "consent": "c"}, "files": {"audio_sample": CLIP}}
-    if template.endswith("/promote"):
+    if template.endswith("/promote") or operation == f"POST {CAMPAIGNS}":
         options["json"] = {"fingerprint": FINGERPRINT}  # the current one
     if method == "PUT":
         options["content"] = b"no safetensors"
@@ -295,8 +309,11 @@ def test_what_is_of_all_namespaces_is_for_keys_for_any(closed: Registry):
     """
     for operation in sorted(OF_ALL_NAMESPACES):
         [scope] = EXPECTED[operation] or ()
-        answer = ask(closed, operation, {"profile": PROFILE}, key(closed, scope, namespace="*"))
-        assert answer.status_code == (409 if operation.endswith("/promote") else 200)
+        values = {"profile": PROFILE, "campaign_id": "none"}
+        answer = ask(closed, operation, values, key(closed, scope, namespace="*"))
+        refused = {f"POST {CAMPAIGNS}": 409, "POST /v1/profiles/{profile}/promote": 409}
+        expected = 404 if "{campaign_id}" in operation else refused.get(operation, 200)
+        assert answer.status_code == expected, operation
 
 
 @pytest.mark.parametrize(

@@ -48,6 +48,7 @@ def test_a_candidate_is_shown_with_what_differs_and_its_workers(registry: Regist
             "custom_weights": False,
             "workers": 1,
             "differs": {"dtype": [None, "x"]},
+            "coverage": None,
         }
     ]
 

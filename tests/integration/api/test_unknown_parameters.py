@@ -41,7 +41,7 @@ def test_every_route_of_ours_refuses_a_parameter_that_it_does_not_take(registry:
     assert len(routes) > 15
     for route in routes:
         values = {"name": "x", "ref": "1", "profile": PROFILE, "job_id": "job_x", "key_id": "x"}
-        path = str(route.path).format(**values, digest="sha256:" + "0" * 64)
+        path = str(route.path).format(**values, digest="sha256:" + "0" * 64, campaign_id="x")
         for method in route.methods or ():
             said = BODIES.get(str(route.path)) if method == "POST" else None
             response = registry.client.request(method, path, params={"surprise": "1"}, json=said)

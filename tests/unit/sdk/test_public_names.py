@@ -28,6 +28,7 @@ PUBLIC = {
     "ArtifactStatus",
     "AsyncRegistryClient",
     "CacheStats",
+    "Campaign",
     "Clip",
     "ReferenceAudio",
     "Conflict",

@@ -1,0 +1,239 @@
+"""Campaigns as values, and the rules that decide what they do next. Pure: no clock, no bucket, no Redis.
+
+A campaign is over every live voice. Of each voice it prepares the version that `default` serves and the
+newest one, if they need an artifact of the profile. Older versions are extracted after the promotion, when
+housekeeping comes to them.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Literal, Self
+
+import numpy as np
+from pydantic import Field
+
+from services.shared.index.reading import IndexedSpeaker
+from services.shared.model.domain import Record, SpeakerVersion
+from services.shared.registry.status import ProfileStatus, profile_status
+from speaker_registry.engine import Profile
+from speaker_registry.schemas import CampaignState
+
+MAX_WALKS = 3
+"""Each walk through all voices finds those that were registered during the one before. What is registered
+during the last walk is extracted after the promotion.
+"""
+_MEASURED_SECONDS = 5.0
+"""The time over which the rate of a campaign is measured."""
+
+
+class Distance(Record):
+    """The distance between old and new values of one tensor, over all voices that were compared."""
+
+    measure: Literal["cosine", "equal"]
+    """`cosine` of numbers; for codes the share that is `equal`."""
+    voices: int = 0
+    total: float = 0.0
+    lowest: float = 1.0
+
+    def with_voice(self, value: float) -> Self:
+        """Return the distance with one more voice."""
+        return self.model_copy(
+            update={
+                "voices": self.voices + 1,
+                "total": self.total + value,
+                "lowest": min(self.lowest, value),
+            }
+        )
+
+
+class Progress(Record):
+    """The work that a campaign has done so far. If it is lost, the walk begins anew, and what exists already
+    is not extracted again.
+    """
+
+    walk: int = 0
+    """The number of the walk, from 1. 0 means that the campaign has not begun."""
+    namespace: str = ""
+    after: str = ""
+    """The last voice that the walk has reached, by namespace and key."""
+    walked: bool = False
+    """True if the walk has reached the last voice."""
+    begun: int = 0
+    """The number of voices whose extraction was begun in this walk."""
+    voices: int = 0
+    """The number of voices there are, as far as it is known."""
+    ready: int = 0
+    failed: int = 0
+    skipped: int = 0
+    """The number of voices that need no artifact of the profile, or can have none."""
+    under_way: tuple[str, ...] = ()
+    """The voices whose extraction was begun and has not ended."""
+    paced_until: float = 0.0
+    """The time up to which the rate allows what was begun."""
+    measured_at: float = 0.0
+    measured: int = 0
+    """The number of voices that were done at `measured_at`."""
+    per_second: float | None = None
+    compared: int = 0
+    distances: Mapping[str, Distance] = Field(default_factory=dict)
+    waits: str | None = None
+    """The reason why nothing is begun now."""
+
+    @property
+    def done(self) -> int:
+        return self.ready + self.failed + self.skipped
+
+    @property
+    def finished(self) -> bool:
+        """Return whether every voice was reached, and nothing is under way."""
+        return self.walked and not self.under_way and (self.begun == 0 or self.walk >= MAX_WALKS)
+
+    @property
+    def complete(self) -> bool:
+        """Return whether the encoder has an artifact of every voice that needs one."""
+        return self.finished and not self.failed
+
+    @property
+    def coverage(self) -> float:
+        """Return the share of voices that lack nothing, from 0 to 1."""
+        if not self.voices:
+            return 1.0 if self.finished else 0.0
+        return min(1.0, (self.ready + self.skipped) / self.voices)
+
+    @property
+    def eta_seconds(self) -> float | None:
+        """Return how long the rest takes at the rate of the last seconds. None if that is not known."""
+        left = max(0, self.voices - self.done)
+        return left / self.per_second if self.per_second else None
+
+    def measured_now(self, now: float) -> Self:
+        """Return the progress with its rate, which is measured every few seconds."""
+        passed = now - self.measured_at
+        if 0 <= passed < _MEASURED_SECONDS:
+            return self
+        rate = (self.done - self.measured) / passed if self.measured_at and passed > 0 else None
+        return self.model_copy(
+            update={"measured_at": now, "measured": self.done, "per_second": rate and max(0.0, rate)}
+        )
+
+
+class Campaign(Record):
+    """A campaign as the last change left it. The JSON is the body of a fact."""
+
+    id: str
+    profile: str
+    fingerprint: str
+    """The encoder whose workers prepare the voices."""
+    sample: int
+    """The number of voices of which the old and the new artifacts are compared."""
+    rate: float | None = None
+    """The highest number of voices for each second. None sets no limit."""
+    promotes: bool = False
+    """True if the encoder is promoted once it has an artifact of every voice."""
+    force: bool = False
+    """True if the encoder is promoted even if no live worker has it then."""
+    state: CampaignState = "running"
+    step: int = 1
+    """The number of the change. The highest one counts."""
+    created_at: float
+    changed_at: float
+    result: Progress | None = None
+    """The progress at the end of a campaign that is over."""
+
+    @property
+    def open(self) -> bool:
+        """True if the campaign is not over."""
+        return self.state in {"running", "paused"}
+
+    def changed(self, now: float, **changes: object) -> Self:
+        """Return the campaign after a change at the time `now`."""
+        return self.model_copy(update={"step": self.step + 1, "changed_at": now, **changes})
+
+
+def allowed(rate: float | None, paced_until: float, now: float, most: int) -> int:
+    """Return how many voices may be begun now: at most `most`, and no more than the rate of one second."""
+    if rate is None:
+        return most
+    since = max(paced_until, now - max(1.0, 1.0 / rate))
+    return min(most, int((now - since) * rate + 1e-6))
+
+
+def paced(rate: float | None, paced_until: float, now: float, begun: int) -> float:
+    """Return the new `paced_until` after so many voices were begun."""
+    if rate is None or not begun:
+        return paced_until
+    return max(paced_until, now - max(1.0, 1.0 / rate)) + begun / rate
+
+
+@dataclass(frozen=True, slots=True)
+class Examined:
+    """The state of one voice with the encoder of a campaign."""
+
+    state: Literal["ready", "failed", "skipped", "open"]
+    missing: tuple[SpeakerVersion, ...] = ()
+    """The versions that have neither an artifact nor a job."""
+
+
+def examine(
+    indexed: IndexedSpeaker, profile: Profile, fingerprint: str, wants: Callable[[SpeakerVersion], bool]
+) -> Examined:
+    """Return where a voice stands with an encoder.
+
+    Args:
+        wants: returns whether a version needs the profile, although it has no artifact of it.
+    """
+    found = [
+        (version, profile_status(indexed, version, profile, fingerprint))
+        for version in versions_of(indexed)
+        if wants(version) or version.artifact(profile.name) is not None
+    ]
+    needed = [(version, status) for version, status in found if not status.unsupported]
+    missing = tuple(version for version, status in needed if _is_missing(status))
+    states = {status.state for _, status in needed}
+    if states & {"pending", "processing"}:
+        return Examined("open", missing)
+    if "failed" in states:
+        return Examined("failed")
+    return Examined("ready" if states else "skipped")
+
+
+def _is_missing(status: ProfileStatus) -> bool:
+    return status.state == "pending" and status.job_id is None and not status.undecided
+
+
+def versions_of(indexed: IndexedSpeaker) -> tuple[SpeakerVersion, ...]:
+    """Return the versions that a campaign prepares: the default one, and the newest one if it is another."""
+    speaker = indexed.speaker
+    if not speaker.live:
+        return ()
+    return tuple({version.vuid: version for version in (speaker.default, speaker.newest)}.values())
+
+
+def compared(
+    before: Mapping[str, np.ndarray], after: Mapping[str, np.ndarray]
+) -> Iterator[tuple[str, Literal["cosine", "equal"], float]]:
+    """Yield for each tensor how near the new values are to the old ones, where 1 means that they are equal.
+
+    Values that only one of the two has count as different.
+    """
+    for name in sorted(before.keys() & after.keys()):
+        old, new = before[name], after[name]
+        if np.issubdtype(old.dtype, np.integer):
+            yield name, "equal", _share_of_equal(old, new)
+        else:
+            yield name, "cosine", _cosine(old, new)
+
+
+def _share_of_equal(old: np.ndarray, new: np.ndarray) -> float:
+    if old.ndim != new.ndim or max(old.size, new.size) == 0:
+        return float(old.ndim == new.ndim)
+    common = tuple(slice(min(sizes)) for sizes in zip(old.shape, new.shape, strict=True))
+    return float(np.count_nonzero(old[common] == new[common]) / max(old.size, new.size))
+
+
+def _cosine(old: np.ndarray, new: np.ndarray) -> float:
+    one, other = (values.astype(np.float64).ravel() for values in (old, new))
+    size = max(one.size, other.size)
+    one, other = (np.pad(values, (0, size - values.size)) for values in (one, other))
+    lengths = float(np.linalg.norm(one) * np.linalg.norm(other))
+    return float(one @ other) / lengths if lengths else float(np.array_equal(one, other))

@@ -1,0 +1,203 @@
+"""The commands for campaigns: `campaigns start|list|show|wait|pause|resume|cancel`."""
+
+import argparse
+import time
+from typing import TYPE_CHECKING
+
+from speaker_registry.cli.command import (
+    FAILED,
+    NOT_READY,
+    OK,
+    Command,
+    CommandError,
+    Output,
+    add_commands,
+    add_limit,
+    count,
+    first_of,
+    list_document,
+    seconds,
+    when,
+)
+from speaker_registry.cli.progress import covering
+from speaker_registry.terminal import field_lines, printable, table
+
+if TYPE_CHECKING:
+    from speaker_registry import Campaign, RegistryClient
+
+_POLL_SECONDS = 1.0
+_LARGEST_SAMPLE = 200
+
+
+def start(client: "RegistryClient", arguments: argparse.Namespace) -> Output:
+    started = client.start_campaign(
+        arguments.profile, arguments.fingerprint, sample=arguments.sample, rate=arguments.rate
+    )
+    return _waited(client, started, arguments) if arguments.wait else _shown(started)
+
+
+def list_campaigns(client: "RegistryClient", arguments: argparse.Namespace) -> Output:
+    found, more = first_of(lambda limit: client.campaigns(arguments.profile, limit=limit), arguments)
+    head = ("CAMPAIGN", "STATE", "COVERAGE", "FAILED", "STARTED", "FINGERPRINT")
+    rows = [
+        (
+            one.id,
+            one.state,
+            _percent(one.coverage),
+            one.progress.failed,
+            when(one.created_at),
+            one.fingerprint,
+        )
+        for one in found
+    ]
+    return Output(list_document(found, more=bool(more)), table(head, rows), warnings=more)
+
+
+def show(client: "RegistryClient", arguments: argparse.Namespace) -> Output:
+    return _shown(client.campaign(arguments.profile, arguments.campaign))
+
+
+def wait(client: "RegistryClient", arguments: argparse.Namespace) -> Output:
+    return _waited(client, client.campaign(arguments.profile, arguments.campaign), arguments)
+
+
+def pause(client: "RegistryClient", arguments: argparse.Namespace) -> Output:
+    return _shown(client.pause_campaign(arguments.profile, arguments.campaign))
+
+
+def resume(client: "RegistryClient", arguments: argparse.Namespace) -> Output:
+    return _shown(client.resume_campaign(arguments.profile, arguments.campaign))
+
+
+def cancel(client: "RegistryClient", arguments: argparse.Namespace) -> Output:
+    return _shown(client.cancel_campaign(arguments.profile, arguments.campaign))
+
+
+def _waited(client: "RegistryClient", campaign: "Campaign", arguments: argparse.Namespace) -> Output:
+    """Wait until a campaign is over. The exit code says whether it was canceled or voices failed."""
+    deadline = None if arguments.timeout is None else time.monotonic() + arguments.timeout
+    with covering(campaign, quiet=arguments.json) as update:
+        while not campaign.over:
+            if deadline is not None and time.monotonic() >= deadline:
+                raise CommandError(
+                    f"campaign {campaign.id} is {campaign.state} at {_percent(campaign.coverage)} after "
+                    f"{arguments.timeout:g} s; it goes on without this command",
+                    status=NOT_READY,
+                )
+            time.sleep(_POLL_SECONDS)
+            campaign = client.campaign(campaign.profile, campaign.id)
+            update(campaign)
+    failed = campaign.state == "canceled" or campaign.progress.failed > 0
+    return _shown(campaign)._replace(status=FAILED if failed else OK)
+
+
+def _shown(campaign: "Campaign") -> Output:
+    done = campaign.progress
+    fields = [
+        ("campaign", campaign.id),
+        ("profile", campaign.profile),
+        ("fingerprint", campaign.fingerprint),
+        ("state", campaign.state),
+        ("reason", campaign.reason),
+        ("coverage", _percent(campaign.coverage)),
+        (
+            "voices",
+            f"{done.voices}: {done.ready} ready, {done.failed} failed, {done.skipped} skipped, "
+            f"{done.under_way} under way",
+        ),
+        ("rate", None if campaign.per_second is None else f"{campaign.per_second:.1f} voices/s"),
+        ("ends in", None if campaign.eta_seconds is None else f"{campaign.eta_seconds:.0f} s"),
+        ("limit", None if campaign.rate is None else f"{campaign.rate:g} voices/s"),
+        ("promotes", "when complete" if campaign.promotes else None),
+    ]
+    sample = campaign.sample
+    lines = [field_lines(fields), f"compared {sample.compared} of {sample.wanted} voices"]
+    lines += [
+        printable(f"  {name}: {_MEASURES[one.measure]} {one.mean:.4f} on average, {one.lowest:.4f} at least")
+        for name, one in sample.tensors.items()
+    ]
+    return Output(campaign.model_dump(mode="json"), "\n".join(lines))
+
+
+_MEASURES = {"cosine": "cosine", "equal": "share of equal codes"}
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
+
+
+def _rate(text: str) -> float:
+    rate = seconds(text)
+    if not 0.01 <= rate <= 1000:
+        raise argparse.ArgumentTypeError(f"{text[:80]!a}; accepted: voices per second from 0.01 to 1000")
+    return rate
+
+
+def _sample(text: str) -> int:
+    return count(text, most=_LARGEST_SAMPLE)
+
+
+def _add_profile(command: argparse.ArgumentParser) -> None:
+    command.add_argument("profile", metavar="PROFILE", help="name of the profile, see profiles list")
+
+
+def _add_campaign(command: argparse.ArgumentParser) -> None:
+    _add_profile(command)
+    command.add_argument("campaign", metavar="CAMPAIGN", help="id of the campaign, see campaigns list")
+
+
+def _add_waiting(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--timeout",
+        metavar="SECONDS",
+        type=seconds,
+        help="maximum time to wait (default: as long as it takes); the campaign goes on after it",
+    )
+
+
+def _add_wait(command: argparse.ArgumentParser) -> None:
+    _add_campaign(command)
+    _add_waiting(command)
+
+
+def _add_list(command: argparse.ArgumentParser) -> None:
+    _add_profile(command)
+    add_limit(command)
+
+
+def _add_start(command: argparse.ArgumentParser) -> None:
+    _add_profile(command)
+    command.add_argument(
+        "fingerprint", metavar="FINGERPRINT", help="a candidate or a former fingerprint, see profiles show"
+    )
+    command.add_argument(
+        "--sample",
+        metavar="N",
+        type=_sample,
+        default=20,
+        help="number of voices whose old and new artifacts are compared (default: 20)",
+    )
+    command.add_argument(
+        "--rate", metavar="N", type=_rate, help="highest number of voices for each second (default: no limit)"
+    )
+    command.add_argument("--wait", action="store_true", help="wait until the campaign is over")
+    _add_waiting(command)
+
+
+def _add_campaigns(command: argparse.ArgumentParser) -> None:
+    add_commands(command, _CAMPAIGN_COMMANDS)
+
+
+_CAMPAIGN_COMMANDS = (
+    Command(
+        "start", start, "Have a candidate's workers extract every voice ahead of its promotion.", _add_start
+    ),
+    Command("list", list_campaigns, "List the campaigns of a profile, newest first.", _add_list),
+    Command("show", show, "Show a campaign, its progress and its sample.", _add_campaign),
+    Command("wait", wait, "Wait until a campaign is over.", _add_wait),
+    Command("pause", pause, "Begin no further voices of a campaign.", _add_campaign),
+    Command("resume", resume, "Go on with a paused campaign.", _add_campaign),
+    Command("cancel", cancel, "End a campaign. What it has made stays.", _add_campaign),
+)
+
+COMMANDS = (Command("campaigns", None, "Prepare the promotion of an encoder.", _add_campaigns),)

@@ -1,0 +1,466 @@
+"""Tests of campaigns over HTTP, with a candidate's worker that the test itself advances."""
+
+import numpy as np
+import pytest
+
+from services.registry_api.campaigns import preparation
+from services.registry_api.campaigns.book import CampaignBook
+from services.registry_api.campaigns.control import Campaigns
+from speaker_registry import RegistryClient
+from speaker_registry.artifact import read_tensors
+from speaker_registry.cli import campaigns, main
+from speaker_registry.errors import (
+    CampaignEnded,
+    CampaignNotFound,
+    CampaignOpen,
+    ExtractorFailed,
+    InvalidAudio,
+    InvalidRequest,
+)
+from tests.integration.api.conftest import Start
+from tests.integration.api.registry import EMBEDDING, OTHER_CLIP, PROFILE, Registry
+from tests.integration.api.worker import FINGERPRINT, StandIn
+from tests.queue_workers import START_SECONDS, wait_until
+
+NEWER, UNKNOWN, OF_ANOTHER = ("sha256:" + digit * 64 for digit in "234")
+OTHER_PROFILE = "qwen3-tts-1.7b"
+CAMPAIGNS = f"/v1/profiles/{PROFILE}/campaigns"
+ALL = ("ada", "bob", "cyd")
+
+
+@pytest.fixture
+def registry(start: Start) -> Registry:
+    """A registry of three voices, and a candidate that has one live worker."""
+    registry = start(profiles=(PROFILE,))
+    announcements = registry.parts.announcements
+    announcements.announce(PROFILE, NEWER, {"dtype": "x"}, untrained=False)
+    announcements.announce(OTHER_PROFILE, OF_ANOTHER, {}, untrained=False)
+    announcements.beat("w1", {PROFILE: FINGERPRINT})
+    announcements.beat("w2", {PROFILE: NEWER})
+    for name in ALL:
+        registry.ready(name)
+    return registry
+
+
+@pytest.fixture
+def candidate(registry: Registry) -> StandIn:
+    """The worker of the candidate."""
+    worker = StandIn(registry.parts)
+    worker.fingerprint = NEWER
+    return worker
+
+
+def start_one(registry: Registry, **said: object) -> dict:
+    answer = registry.client.post(CAMPAIGNS, json={"fingerprint": NEWER, **said})
+    assert answer.status_code == 201, answer.text
+    return answer.json()
+
+
+def seen(registry: Registry, campaign: dict) -> dict:
+    return registry.client.get(f"{CAMPAIGNS}/{campaign['id']}").json()
+
+
+def turn(registry: Registry) -> None:
+    registry.campaigns.runner.turn()
+
+
+def finish(registry: Registry, candidate: StandIn, campaign: dict) -> dict:
+    """Let the campaign end, of which each turn does something, and return it."""
+    for _ in range(20):
+        turn(registry)
+        candidate.finish_all()
+        if seen(registry, campaign)["state"] not in {"running", "paused"}:
+            return seen(registry, campaign)
+    raise AssertionError(f"the campaign does not end: {seen(registry, campaign)}")
+
+
+def files(registry: Registry) -> dict[str, tuple[int, bytes]]:
+    answers = {name: registry.file(name) for name in ALL}
+    return {name: (answer.status_code, answer.content) for name, answer in answers.items()}
+
+
+def promote(registry: Registry, fingerprint: str, **said: object) -> tuple[int, str | None]:
+    answer = registry.client.post(
+        f"/v1/profiles/{PROFILE}/promote", json={"fingerprint": fingerprint, **said}
+    )
+    return answer.status_code, answer.json().get("error", {}).get("code")
+
+
+def shown(registry: Registry) -> dict:
+    return next(one for one in registry.client.get("/v1/profiles").json()["data"] if one["id"] == PROFILE)
+
+
+def test_a_campaign_prepares_every_voice_and_changes_nothing_that_is_served(
+    registry: Registry, candidate: StandIn
+):
+    """A voice must sound the same until an operator promotes the new encoder."""
+    before = files(registry)
+    campaign = start_one(registry)
+    ended = finish(registry, candidate, campaign)
+    assert (ended["state"], ended["coverage"]) == ("complete", 1.0)
+    assert ended["progress"] == {"voices": 3, "ready": 3, "failed": 0, "skipped": 0, "under_way": 0}
+    assert files(registry) == before
+    assert len(candidate.taken) == 3
+    assert shown(registry)["candidates"][0]["coverage"] == 1.0
+
+
+def test_what_a_campaign_prepared_is_served_at_once_and_the_way_back_costs_nothing(
+    registry: Registry, candidate: StandIn
+):
+    """No voice is extracted again: neither after the promotion, nor after going back."""
+    before = files(registry)
+    finish(registry, candidate, start_one(registry))
+    assert promote(registry, NEWER)[0] == 200
+    for name in ALL:
+        registry.repair(name)
+        assert registry.file(name).headers["X-Artifact-Fingerprint"] == NEWER
+    assert (candidate.take_all(), registry.worker.take_all()) == ([], [])
+    assert promote(registry, FINGERPRINT)[0] == 200
+    for name in ALL:
+        registry.repair(name)
+    assert files(registry) == before
+    assert registry.worker.take_all() == []
+
+
+def test_an_artifact_of_a_candidate_is_not_served_for_want_of_another(registry: Registry, candidate: StandIn):
+    """The last good artifact is one of an encoder that was current, never one that nobody has promoted."""
+    registry.upload("dan")
+    registry.worker.fail_all("dan", InvalidAudio("no"))
+    finish(registry, candidate, start_one(registry))
+    assert registry.file("dan").status_code == 409
+    assert promote(registry, NEWER)[0] == 200
+    assert registry.file("dan").headers["X-Artifact-Fingerprint"] == NEWER
+
+
+def test_the_newest_version_is_prepared_beside_the_default_one(registry: Registry, candidate: StandIn):
+    """A version that becomes the default during a campaign is prepared, too."""
+    registry.upload("ada", clip=OTHER_CLIP)
+    current = registry.worker.take_all("ada")
+    finish(registry, candidate, start_one(registry))
+    made = {(attempt.version.record.name, attempt.version.number) for attempt in candidate.taken}
+    assert made == {("ada", 1), ("ada", 2), ("bob", 1), ("cyd", 1)}
+    for attempt in current:
+        assert registry.worker.publish(attempt)
+    assert registry.file("ada").headers["X-Artifact-Fingerprint"] == FINGERPRINT
+
+
+def test_a_voice_without_a_clip_is_skipped(registry: Registry, candidate: StandIn):
+    """Nothing can be extracted from a given embedding, so it must not keep a campaign from its end."""
+    registry.post_voice("eve", clip=None, speaker_embedding=EMBEDDING)
+    ended = finish(registry, candidate, start_one(registry))
+    assert ended["coverage"] == 1.0
+    assert ended["progress"]["failed"] == 0
+
+
+def begin_with_one(registry: Registry, candidate: StandIn, monkeypatch: pytest.MonkeyPatch) -> dict:
+    """Start a campaign whose first voice is ready, and of whose other voices nothing was begun."""
+    campaign = start_one(registry)
+    with monkeypatch.context() as narrow:
+        narrow.setattr(preparation, "WINDOW", 1)
+        turn(registry)
+    [first] = candidate.take_all()
+    candidate.publish(first)
+    return campaign
+
+
+def test_a_campaign_goes_on_where_it_was_after_its_process_has_died(
+    registry: Registry, candidate: StandIn, monkeypatch: pytest.MonkeyPatch
+):
+    """Another process reads the state, joins the jobs that were begun, and extracts nothing twice."""
+    campaign = begin_with_one(registry, candidate, monkeypatch)
+    another = Campaigns(registry.parts, registry.operations)
+    another.runner.turn()
+    assert another.get(PROFILE, campaign["id"]).progress.ready == 1
+    registry.campaigns = another
+    ended = finish(registry, candidate, campaign)
+    assert (ended["progress"]["ready"], len(candidate.taken)) == (3, 3)
+
+
+def test_a_campaign_that_lost_its_progress_with_redis_extracts_nothing_twice(
+    registry: Registry, candidate: StandIn
+):
+    """The bucket knows the campaign and every artifact, so only the walk begins anew."""
+    campaign = start_one(registry)
+    turn(registry)
+    for attempt in candidate.take_all()[:2]:
+        candidate.publish(attempt)
+    registry.redis.flushdb()
+    registry.housekeeper.rebuild()
+    registry.parts.announcements.beat("w2", {PROFILE: NEWER})
+    assert seen(registry, campaign)["state"] == "running"
+    before = len(candidate.taken)
+
+    def ended() -> bool:
+        for name in ALL:
+            registry.repair(name)  # tells what was published just before the loss
+        turn(registry)
+        candidate.finish_all()
+        return seen(registry, campaign)["state"] == "complete"
+
+    wait_until(ended, START_SECONDS)
+    assert seen(registry, campaign)["progress"]["ready"] == 3
+    assert len(candidate.taken) - before == 1
+
+
+def test_a_paused_campaign_begins_nothing_and_goes_on_when_it_is_resumed(
+    registry: Registry, candidate: StandIn
+):
+    """An operator can stop the extra load at any time."""
+    campaign = start_one(registry)
+    paused = registry.client.post(f"{CAMPAIGNS}/{campaign['id']}/pause").json()
+    assert paused["state"] == "paused"
+    turn(registry)
+    assert candidate.take_all() == []
+    assert registry.client.post(f"{CAMPAIGNS}/{campaign['id']}/pause").json() == paused
+    registry.client.post(f"{CAMPAIGNS}/{campaign['id']}/resume")
+    assert finish(registry, candidate, campaign)["state"] == "complete"
+
+
+def test_a_canceled_campaign_takes_its_jobs_back_and_keeps_what_was_made(
+    registry: Registry, candidate: StandIn, monkeypatch: pytest.MonkeyPatch
+):
+    """The next campaign for the encoder extracts only the rest."""
+    campaign = begin_with_one(registry, candidate, monkeypatch)
+    turn(registry)
+    queue = f"rq:queue:prepare.{PROFILE}.{'2' * 16}"
+    assert registry.redis.llen(queue) == 3
+    assert registry.client.post(f"{CAMPAIGNS}/{campaign['id']}/cancel").json()["state"] == "canceled"
+    assert registry.client.post(f"{CAMPAIGNS}/{campaign['id']}/resume").status_code == 409
+    assert candidate.take_all() == []
+    assert registry.redis.llen(queue) == 1, "the stand-in takes no job from the queue, so the first stays"
+    second = start_one(registry)
+    ended = finish(registry, candidate, second)
+    assert (ended["progress"]["ready"], len(candidate.taken)) == (3, 3)
+    listed = registry.client.get(CAMPAIGNS).json()["data"]
+    assert [one["state"] for one in listed] == ["complete", "canceled"]
+
+
+def test_the_sample_tells_the_distance_of_old_and_new_artifacts(registry: Registry, candidate: StandIn):
+    """An operator sees what a promotion would change before it changes it."""
+    campaign = start_one(registry, sample=2)
+    turn(registry)
+    for attempt in candidate.take_all():
+        candidate.publish(attempt)
+    turn(registry)
+    sample = seen(registry, campaign)["sample"]
+    assert (sample["wanted"], sample["compared"]) == (2, 2)
+    assert {name: one["measure"] for name, one in sample["tensors"].items()} == {
+        "ref_code": "equal",
+        "speaker_embedding": "cosine",
+    }
+    assert all(-1 <= one["lowest"] <= one["mean"] < 0.5 for one in sample["tensors"].values())
+
+
+def test_an_encoder_is_promoted_by_itself_when_every_voice_is_covered(registry: Registry, candidate: StandIn):
+    """`complete` starts the campaign if there is none, and changes nothing before its end."""
+    before = files(registry)
+    assert promote(registry, NEWER, when="complete")[0] == 200
+    [campaign] = registry.client.get(CAMPAIGNS).json()["data"]
+    assert (campaign["promotes"], files(registry)) == (True, before)
+    ended = finish(registry, candidate, campaign)
+    assert (ended["state"], shown(registry)["fingerprint"]) == ("promoted", NEWER)
+
+
+def test_a_campaign_with_a_failure_promotes_nothing_by_itself(registry: Registry, candidate: StandIn):
+    """A person decides whether the voices that failed may keep their former artifacts."""
+    assert promote(registry, NEWER, when="complete")[0] == 200
+    [campaign] = registry.client.get(CAMPAIGNS).json()["data"]
+    turn(registry)
+    candidate.fail_all("bob", ExtractorFailed("no"))
+    ended = finish_failing(registry, candidate, campaign)
+    assert (ended["state"], ended["progress"]["failed"]) == ("complete", 1)
+    assert "1 voices failed" in ended["reason"]
+    assert shown(registry)["fingerprint"] == FINGERPRINT
+
+
+def finish_failing(registry: Registry, candidate: StandIn, campaign: dict) -> dict:
+    """Let the campaign end, while every extraction of `bob` fails."""
+    for _ in range(20):
+        candidate.fail_all("bob", ExtractorFailed("no"))
+        candidate.finish_all("ada")
+        candidate.finish_all("cyd")
+        turn(registry)
+        if seen(registry, campaign)["state"] == "complete":
+            break
+    return seen(registry, campaign)
+
+
+def test_a_promotion_half_way_ends_the_campaign_and_what_is_missing_is_extracted_as_usual(
+    registry: Registry, candidate: StandIn, monkeypatch: pytest.MonkeyPatch
+):
+    """Voices that were not reached keep their last good artifact until the new one is ready."""
+    before = files(registry)
+    campaign = begin_with_one(registry, candidate, monkeypatch)
+    assert promote(registry, NEWER)[0] == 200
+    turn(registry)
+    assert seen(registry, campaign)["state"] == "promoted"
+    assert registry.file("ada").headers["X-Artifact-Fingerprint"] == NEWER
+    assert files(registry)["cyd"] == before["cyd"]
+
+    def extracted() -> bool:
+        registry.repair("cyd")
+        candidate.finish_all("cyd")
+        return registry.file("cyd").headers["X-Artifact-Fingerprint"] == NEWER
+
+    wait_until(extracted, START_SECONDS)
+
+
+def test_a_campaign_waits_for_a_worker_of_its_encoder_and_says_so(registry: Registry, candidate: StandIn):
+    """Jobs that nobody takes must not pile up."""
+    campaign = start_one(registry)
+    registry.parts.announcements.leave("w2", {PROFILE: NEWER})
+    turn(registry)
+    assert seen(registry, campaign)["reason"] == preparation.NO_WORKER
+    assert candidate.take_all() == []
+    registry.parts.announcements.beat("w2", {PROFILE: NEWER})
+    assert finish(registry, candidate, campaign)["state"] == "complete"
+
+
+def test_only_so_many_voices_are_under_way_at_once(
+    registry: Registry, candidate: StandIn, monkeypatch: pytest.MonkeyPatch
+):
+    """Redis holds a bounded number of jobs, however many voices there are."""
+    monkeypatch.setattr(preparation, "WINDOW", 2)
+    campaign = start_one(registry)
+    for _ in range(3):
+        turn(registry)
+    assert seen(registry, campaign)["progress"]["under_way"] == 2
+    assert finish(registry, candidate, campaign)["progress"]["ready"] == 3
+
+
+@pytest.mark.parametrize(
+    ("said", "status", "code", "message"),
+    [
+        ({"fingerprint": FINGERPRINT}, 409, "encoder_current", "already the current fingerprint"),
+        ({"fingerprint": UNKNOWN}, 404, "encoder_unknown", f"No worker ever came with {UNKNOWN}"),
+        ({"fingerprint": OF_ANOTHER}, 404, "encoder_unknown", f"fingerprint of profile '{OTHER_PROFILE}'"),
+        ({"fingerprint": "sha256:2"}, 400, "invalid_request", "sha256:2"),
+        ({"fingerprint": NEWER, "sample": 0}, 400, "invalid_request", "'sample' is 0"),
+        ({"fingerprint": NEWER, "sample": 201}, 400, "invalid_request", "'sample' is 201"),
+        ({"fingerprint": NEWER, "sample": 1.5}, 400, "invalid_request", "sample"),
+        ({"fingerprint": NEWER, "rate": 0}, 400, "invalid_request", "'rate' is 0"),
+        ({"fingerprint": NEWER, "rate": 1001}, 400, "invalid_request", "'rate' is 1001"),
+        ({"fingerprint": NEWER, "rate": True}, 400, "invalid_request", "rate"),
+        ({"fingerprint": NEWER, "speed": 1}, 400, "invalid_request", "speed"),
+        ({}, 400, "invalid_request", "fingerprint"),
+    ],
+)
+def test_a_campaign_that_makes_no_sense_is_refused_and_changes_nothing(
+    registry: Registry, said: dict, status: int, code: str, message: str
+):
+    """Each refusal says what was wrong, with the value."""
+    answer = registry.client.post(CAMPAIGNS, json=said)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
+    assert message in answer.json()["error"]["message"]
+    assert registry.client.get(CAMPAIGNS).json()["data"] == []
+
+
+def test_a_campaign_for_a_candidate_without_a_worker_is_refused(registry: Registry):
+    """It would do nothing, and nobody might notice."""
+    registry.parts.announcements.leave("w2", {PROFILE: NEWER})
+    answer = registry.client.post(CAMPAIGNS, json={"fingerprint": NEWER})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (409, "encoder_unserved")
+    assert promote(registry, NEWER, when="complete", force=True) == (409, "encoder_unserved")
+    assert registry.client.get(CAMPAIGNS).json()["data"] == []
+
+
+def test_a_profile_has_one_campaign_at_a_time(registry: Registry):
+    """Two would compete for the same workers, and nobody could tell which one promotes."""
+    campaign = start_one(registry)
+    second = registry.client.post(CAMPAIGNS, json={"fingerprint": NEWER})
+    assert (second.status_code, second.json()["error"]["code"]) == (409, "campaign_open")
+    assert campaign["id"] in second.json()["error"]["message"]
+    registry.parts.announcements.announce(PROFILE, UNKNOWN, {}, untrained=False)
+    registry.parts.announcements.beat("w3", {PROFILE: UNKNOWN})
+    assert promote(registry, UNKNOWN, when="complete") == (409, "campaign_open")
+    assert len(registry.client.get(CAMPAIGNS).json()["data"]) == 1
+
+
+def test_an_unknown_campaign_is_not_found(registry: Registry):
+    """The answer names the campaign and says where the others are listed."""
+    for method, path in (("GET", ""), ("POST", "/pause"), ("POST", "/resume"), ("POST", "/cancel")):
+        answer = registry.client.request(method, f"{CAMPAIGNS}/nothing{path}")
+        assert (answer.status_code, answer.json()["error"]["code"]) == (404, "campaign_not_found")
+        assert "'nothing'" in answer.json()["error"]["message"]
+    assert registry.client.get("/v1/profiles/nothing/campaigns").status_code == 404
+
+
+def test_campaigns_are_read_again_from_the_bucket(registry: Registry):
+    """A damaged record costs the change that it describes, and no other campaign."""
+    campaign = start_one(registry)
+    registry.client.post(f"{CAMPAIGNS}/{campaign['id']}/pause")
+    folder = registry.folder / "_profiles" / PROFILE
+    [last] = folder.glob(f"campaign.{campaign['id']}.000002.*")
+    last.write_bytes(b"{")
+    for key in registry.redis.scan_iter("sr:campaigns:*"):
+        registry.redis.delete(key)
+    [found] = CampaignBook(registry.parts).of_profile(PROFILE)
+    assert (found.id, found.state) == (campaign["id"], "running")
+
+
+def test_equal_artifacts_have_no_distance(registry: Registry, candidate: StandIn):
+    """A candidate that computes the same shows it: every value is 1."""
+    old = {name: registry.file(name).content for name in ALL}
+    campaign = start_one(registry)
+    turn(registry)
+    for attempt in candidate.take_all():
+        tensors, _ = read_tensors(old[attempt.version.record.name])
+        candidate.publish(attempt, {name: np.array(value) for name, value in tensors.items()})
+    tensors = finish(registry, candidate, campaign)["sample"]["tensors"]
+    assert all(one["lowest"] == pytest.approx(1) for one in tensors.values())
+
+
+def test_the_sdk_starts_and_changes_campaigns(registry: Registry, candidate: StandIn):
+    """An operator's script can do what the routes can, and gets an error of its own for each refusal."""
+    with RegistryClient(registry.url, retries=0) as operator:
+        started = operator.start_campaign(PROFILE, NEWER, sample=1, rate=1000)
+        assert (started.state, started.rate, started.sample.wanted) == ("running", 1000, 1)
+        with pytest.raises(CampaignOpen):
+            operator.start_campaign(PROFILE, NEWER)
+        with pytest.raises(InvalidRequest, match="'sample' is 0"):
+            operator.start_campaign(PROFILE, NEWER, sample=0)
+        with pytest.raises(CampaignNotFound):
+            operator.campaign(PROFILE, "nothing")
+        assert operator.pause_campaign(PROFILE, started.id).state == "paused"
+        assert operator.resume_campaign(PROFILE, started.id).state == "running"
+        assert operator.cancel_campaign(PROFILE, started.id).over
+        with pytest.raises(CampaignEnded):
+            operator.resume_campaign(PROFILE, started.id)
+        operator.promote_encoder(PROFILE, NEWER, when="complete")
+        states = [one.state for one in operator.campaigns(PROFILE)]
+        assert states == ["running", "canceled"]
+        assert [one.promotes for one in operator.campaigns(PROFILE, limit=1)] == [True]
+
+
+def test_the_command_line_starts_shows_and_waits_for_a_campaign(
+    registry: Registry,
+    candidate: StandIn,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """An operator needs no other tool to prepare a promotion."""
+
+    def run(*words: str) -> tuple[int, str]:
+        status = main(["--url", registry.url, "campaigns", *words])
+        return status, "".join(capsys.readouterr())
+
+    def go_on(_: float) -> None:
+        turn(registry)
+        candidate.finish_all()
+
+    monkeypatch.setattr(campaigns.time, "sleep", go_on)
+    status, text = run("start", PROFILE, NEWER, "--sample", "1", "--wait")
+    assert (status, "complete" in text, "100.0 %" in text) == (0, True, True)
+    assert "share of equal codes" in text
+    assert run("start", PROFILE, NEWER, "--rate", "0.01")[0] == 0
+    second = registry.client.get(CAMPAIGNS).json()["first_id"]
+    assert run("pause", PROFILE, second)[0] == 0
+    status, text = run("wait", PROFILE, second, "--timeout", "0")
+    assert (status, "it goes on without this command" in text) == (8, True)
+    assert run("resume", PROFILE, second)[0] == 0
+    assert "canceled" in run("cancel", PROFILE, second)[1]
+    assert run("wait", PROFILE, second)[0] == 6
+    assert second in run("list", PROFILE)[1]
+    assert run("start", PROFILE, NEWER, "--sample", "0")[0] == 2
+    assert run("start", PROFILE, NEWER, "--rate", "0")[0] == 2
+    assert run("show", PROFILE, "nothing")[0] == 5
