@@ -37,6 +37,7 @@ from services.registry_api.routes import (
     keys,
     manifests,
     profiles,
+    registration,
     resolve,
     voices,
 )
@@ -221,7 +222,8 @@ def _store_slots(many: int) -> Slots:
 
 def _add_api(app: FastAPI) -> None:
     app.include_router(audio_voices.router, responses=examples.REFUSED_COMPATIBLE)
-    for module in (voices, clips, artifacts, blobs, resolve, manifests, events, jobs, profiles, keys):
+    ours = (voices, registration, clips, artifacts, blobs, resolve, manifests, events, jobs, profiles, keys)
+    for module in ours:
         app.include_router(module.router, responses=examples.REFUSED)
     app.include_router(health.router)
 

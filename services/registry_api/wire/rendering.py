@@ -8,6 +8,7 @@ from urllib.parse import quote
 from services.registry_api.keys.api_keys import ApiKey, Token
 from services.registry_api.keys.keyring import Keyring
 from services.registry_api.operations.artifacts import ANY, FoundVersion, Wanted
+from services.registry_api.operations.registration import Registered
 from services.shared.index.announcements import Announcement, Announcements, FailedProof
 from services.shared.index.jobs import JobRecord
 from services.shared.index.reading import IndexedSpeaker
@@ -56,6 +57,7 @@ def version(statuses: Statuses, indexed: IndexedSpeaker, one: SpeakerVersion) ->
     artifacts = _statuses(statuses, statuses.of_version(indexed, one))
     return schemas.VoiceVersion(
         id=one.vuid,
+        voice_id=voice_id(indexed),
         voice=record.name,
         version=one.number,
         created_at=record.created_at,
@@ -67,7 +69,7 @@ def version(statuses: Statuses, indexed: IndexedSpeaker, one: SpeakerVersion) ->
             seconds=clip.seconds,
             sample_rate=clip.sample_rate,
             channels=clip.channels,
-            url=f"{_version_path(one)}/audio",
+            url=f"{version_path(one)}/audio",
         )
         if clip
         else None,
@@ -80,6 +82,15 @@ def version(statuses: Statuses, indexed: IndexedSpeaker, one: SpeakerVersion) ->
         held_back=held_back(statuses, indexed, one),
         untrained=any(artifact.untrained for artifact in artifacts),
     )
+
+
+def registered_version(statuses: Statuses, registered: Registered) -> schemas.RegisteredVersion:
+    shown = version(statuses, registered.indexed, registered.version)
+    return schemas.RegisteredVersion(**dict(shown), created=registered.created, jobs=dict(registered.jobs))
+
+
+def version_path(one: SpeakerVersion) -> str:
+    return f"/v1/voices/{_segment(one.record.name)}/versions/{one.number}"
 
 
 def _statuses(statuses: Statuses, found: Iterable[ProfileStatus]) -> list[schemas.ArtifactStatus]:
@@ -170,7 +181,7 @@ def _fault(error: SpeakerRegistryError) -> schemas.Fault:
 def _artifact_fields(
     one: SpeakerVersion, status: ProfileStatus, record: ArtifactRecord, wanted: Wanted
 ) -> dict[str, Any]:
-    base = f"{_version_path(one)}/artifacts/{status.profile.name}/file"
+    base = f"{version_path(one)}/artifacts/{status.profile.name}/file"
     return {
         "mode": _mode(one, record),
         "digest": record.digest,
@@ -190,10 +201,6 @@ def _mode(one: SpeakerVersion, record: ArtifactRecord) -> schemas.Mode | None:
     if "speaker_embedding" not in record.tensors:
         return None
     return "icl" if one.record.ref_text and "ref_code" in record.tensors else "xvec"
-
-
-def _version_path(one: SpeakerVersion) -> str:
-    return f"/v1/voices/{_segment(one.record.name)}/versions/{one.number}"
 
 
 def _segment(name: str) -> str:

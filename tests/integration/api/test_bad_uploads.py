@@ -360,7 +360,7 @@ def test_an_embedding_of_the_wrong_width_is_refused(registry: Registry, width: i
     the profiles of this registry.
     """
     response = post(registry, whole_form(audio_sample=None, speaker_embedding=str([0.5] * width)))
-    says = f"'speaker_embedding' has {width} elements; the required profiles take [1024]."
+    says = f"The embedding has {width} elements; the required profiles take [1024]."
     check(response, says, code="embedding_dim_mismatch", param="speaker_embedding")
 
 
