@@ -33,7 +33,8 @@ _CONSENT = {
     "minLength": 1,
     "maxLength": MAX_CONSENT,
     "pattern": "\\S",
-    "description": "Who consented to what, or the id of your record of that consent. Stored with the version.",
+    "description": "Who consented to what, or the id of your record of that consent. It is stored with the "
+    "version.",
 }
 _CLIP = {
     "type": "string",
