@@ -49,7 +49,7 @@ async def create_voice(
     transcript, consent and description equal those of the newest version returns that version with status
     200, unless `dedupe=false`. Unknown form fields are refused.
     """
-    options = {
+    options: dict[str, Any] = {
         "idempotency_key": idempotency_key,
         "dedupe": dedupe,
         "expects": "any" if if_exists == "add_version" else "new",
@@ -79,7 +79,7 @@ async def create_version(
     An upload whose source, transcript, consent and description equal those of the newest version returns that
     version with status 200, unless `dedupe=false`. Unknown form fields are refused.
     """
-    options = {
+    options: dict[str, Any] = {
         "voice": await run_in_threadpool(_existing, services, namespace, name),  # before the body is read
         "idempotency_key": idempotency_key,
         "dedupe": dedupe,

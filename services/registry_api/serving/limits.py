@@ -28,6 +28,8 @@ MAX_JSON_BYTES = 64 * 1024
 """Largest accepted body that is not an upload."""
 
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
+_TooLarge = Callable[[int, str], PayloadTooLarge]
+"""Returns the error for a body that is too large, from the accepted size and the size in words."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,7 +125,7 @@ class RequestLimits:
         upload = _is_upload(scope)
         largest = self._uploads.max_bytes + self._form_bytes if upload else MAX_JSON_BYTES
         clip_field = clip_field_of(scope)
-        too_large = partial(self._form_too_large, clip_field) if clip_field else _body_too_large
+        too_large: _TooLarge = partial(self._form_too_large, clip_field) if clip_field else _body_too_large
         refusal = (
             _fault_of_head(scope) or _fault_of_encoding(scope) or _fault_of_size(scope, largest, too_large)
         )
@@ -195,9 +197,7 @@ def _is_upload(scope: Scope) -> bool:
     return scope["method"] == "PUT" or clip_field_of(scope) is not None
 
 
-def _fault_of_size(
-    scope: Scope, largest: int, too_large: Callable[[int, str], PayloadTooLarge]
-) -> SpeakerRegistryError | None:
+def _fault_of_size(scope: Scope, largest: int, too_large: _TooLarge) -> SpeakerRegistryError | None:
     """Return an error if the body is too large by its Content-Length."""
     lengths = [int(value) for name, value in scope["headers"] if name == b"content-length"]
     return too_large(largest, str(lengths[0])) if lengths and lengths[0] > largest else None
@@ -255,7 +255,7 @@ class _CountedBody:
         self,
         receive: Receive,
         largest: int,
-        too_large: Callable[[int, str], PayloadTooLarge],
+        too_large: _TooLarge,
         reserve: Callable[[int], None] | None,
         timeouts: BodyTimeouts,
     ) -> None:
