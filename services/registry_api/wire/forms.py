@@ -28,7 +28,7 @@ FORM_BYTES = 256 * 1024
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FieldNames:
-    """What the fields of an upload form are called. `consent` and `ref_text` are called so in every form."""
+    """The names of the fields of an upload form. `consent` and `ref_text` have these names in every form."""
 
     clip: str
     embedding: str

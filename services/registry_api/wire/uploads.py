@@ -1,4 +1,4 @@
-"""What all routes that take clips share: their parameters, and the registration of a parsed form."""
+"""The parameters of all routes that take clips, and the registration of the forms that they get."""
 
 from typing import Annotated
 

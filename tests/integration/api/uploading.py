@@ -29,7 +29,7 @@ class UploadRoute:
 
     @property
     def adds(self) -> bool:
-        """Whether the route only takes further versions of voices."""
+        """True if the route only takes further versions of voices."""
         return self.names is NATIVE_VERSION
 
     def path(self, name: str) -> str:
