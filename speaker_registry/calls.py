@@ -16,7 +16,7 @@ from urllib.parse import quote
 
 import numpy as np
 from numpy.typing import ArrayLike
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import BaseModel, ValidationError
 
 from speaker_registry.artifact import canonical_json
 from speaker_registry.errors import InvalidEmbedding, InvalidReference, InvalidRequest, Unavailable
@@ -43,6 +43,7 @@ from speaker_registry.schemas import (
     Page,
     Profile,
     Quota,
+    RegisteredVersion,
     Resolution,
     ResolvedArtifact,
     Schema,
@@ -184,24 +185,6 @@ class Registration(Schema):
         on.
         """
         return f"{self.name}@{self.version}"
-
-
-class _UploadedVoice(Schema):
-    id: str
-    name: str
-    version: int
-    created_at: int
-    jobs: dict[str, str] = Field(default_factory=dict)
-    reason: str | None = None
-    held_back: str | None = None
-    untrained: bool = False
-
-
-class _Uploaded(Schema):
-    """The parts of the answer of `POST /v1/audio/voices` that the SDK needs."""
-
-    voice: _UploadedVoice
-    created: bool = True
 
 
 def target_of(speaker: str | Registration) -> Target:
@@ -379,26 +362,36 @@ class Calls:
         dedupe: bool,
     ) -> Plan[Registration]:
         if (clip is None) == (embedding is None):
-            raise InvalidRequest("give either audio or an embedding", param="audio_sample")
+            raise InvalidRequest("give either audio or an embedding", param="audio")
         fields = _given(
             name=parse_speaker_name(name).name,
             consent=consent,
             ref_text=ref_text,
-            speaker_description=description,
-            speaker_embedding=None if embedding is None else embedding_json(embedding),
+            description=description,
+            embedding=None if embedding is None else embedding_json(embedding),
         )
         # The key is made once per call, so that a retry after a lost answer does not make a second version.
         key = uuid.uuid4().hex if idempotency_key is None else _idempotency_key(idempotency_key)
         headers = {"idempotency-key": key}
-        params = {} if dedupe else {"dedupe": "false"}
-        path = "/v1/audio/voices"
+        params = {"if_exists": "add_version", **({} if dedupe else {"dedupe": "false"})}
+        path = "/v1/voices"
         return self._registered(
             Request(method="POST", path=path, params=params, headers=headers, fields=fields, clip=clip)
         )
 
     def _registered(self, request: Request) -> Plan[Registration]:
-        answer = yield from self._read(_Uploaded, request)
-        return Registration(**answer.voice.model_dump(), created=answer.created)
+        answer = yield from self._read(RegisteredVersion, request)
+        return Registration(
+            id=answer.voice_id,
+            name=answer.voice,
+            version=answer.version,
+            created_at=answer.created_at,
+            created=answer.created,
+            jobs=answer.jobs,
+            reason=next((one.reason for one in answer.artifacts if one.reason), None),
+            held_back=answer.held_back,
+            untrained=answer.untrained,
+        )
 
     def create_key(self, wanted: ApiKeyRequest) -> Plan[NewApiKey]:
         request = Request(

@@ -31,7 +31,7 @@ SpeakerRegistryError
 │   ├── AudioNotFound              the version was made from an embedding and has no clip
 │   └── ApiKeyNotFound
 ├── Conflict
-│   ├── VoiceExists                the registration policy is `immutable`
+│   ├── VoiceExists                only a new name was accepted
 │   ├── RegistrationInProgress     as above, while another request registers the voice; temporary
 │   ├── VoiceDeleted               the voice was deleted while the request was processed
 │   ├── ArtifactFailed
@@ -254,7 +254,7 @@ class Conflict(SpeakerRegistryError):
 
 
 class VoiceExists(Conflict):
-    """The voice exists, and the registration policy `immutable` allows no further version."""
+    """The voice exists, and the request or the registration policy `immutable` only accepts a new name."""
 
     code = "voice_exists"
 

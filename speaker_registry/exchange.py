@@ -52,7 +52,7 @@ class Request:
     fields: Mapping[str, str] = field(default_factory=dict)
     """Fields of a multipart form."""
     clip: bytes | None = field(default=None, repr=False)
-    """Content of the form field `audio_sample`."""
+    """Content of the form field `audio`."""
     content: bytes | None = field(default=None, repr=False)
     """Request body, if the body is not a form."""
     max_bytes: int = MAX_JSON_BYTES

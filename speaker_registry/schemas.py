@@ -92,6 +92,8 @@ class AudioProperties(Schema):
 class VoiceVersion(Schema):
     object: Literal["voice.version"] = "voice.version"
     id: str
+    voice_id: str
+    """Id of the voice that the version belongs to."""
     voice: str
     version: int
     created_at: int
@@ -110,6 +112,17 @@ class VoiceVersion(Schema):
     """Tells why the alias `default` will not move to this version, although it is newer."""
     untrained: Untrained = False
     """True if one of the artifacts was made with random weights, or will be. Absent otherwise."""
+
+
+class RegisteredVersion(VoiceVersion):
+    """Answer to the upload of a clip or an embedding: the version, and what the upload has done."""
+
+    created: bool
+    """False if no version was added, because the upload was repeated or equals the newest version. The answer
+    then describes the existing version.
+    """
+    jobs: dict[str, str]
+    """Maps each profile to the id of the job that extracts it."""
 
 
 class Voice(Schema):

@@ -101,7 +101,7 @@ class Session:
         parts: list[tuple[str, Any]] = [(name, (None, value)) for name, value in request.fields.items()]
         if request.clip is not None:
             # The file's own name is private, and the registry looks only at the bytes.
-            parts.append(("audio_sample", ("clip", request.clip, "application/octet-stream")))
+            parts.append(("audio", ("clip", request.clip, "application/octet-stream")))
         return {
             "method": request.method,
             "url": self.url + request.path,
@@ -171,10 +171,10 @@ def read_clip(audio: Audio, what: str = "clip") -> bytes:
     else:
         clip = audio.read(MAX_CLIP_BYTES + 1)
     if not isinstance(clip, bytes):
-        raise InvalidRequest(f"the {what} must be a file opened in binary mode", param="audio_sample")
+        raise InvalidRequest(f"the {what} must be a file opened in binary mode", param="audio")
     if len(clip) > MAX_CLIP_BYTES:
         raise PayloadTooLarge(
-            f"the {what} has more than {MAX_CLIP_BYTES} bytes, which is the maximum", param="audio_sample"
+            f"the {what} has more than {MAX_CLIP_BYTES} bytes, which is the maximum", param="audio"
         )
     return clip
 

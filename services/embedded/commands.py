@@ -81,8 +81,7 @@ Dashboard: {url}/dashboard
 Data: {data}  (bucket/ holds everything, redis/ can be rebuilt from it){remarks}
 
 Try it:
-  curl {with_key}-F name=alice -F consent=cons_1 -F audio_sample=@{clip} {url}/v1/audio/voices
-  curl {with_key}-X POST '{url}/v1/audio/voices/alice/cache?wait=300'
+  curl {with_key}-F name=alice -F consent=cons_1 -F audio=@{clip} {url}/v1/voices
   curl {with_key}{fetch}
 
 Ctrl-C stops it.

@@ -45,6 +45,10 @@ machine.
 STOP_SECONDS = 8.0
 """Time for running jobs to finish during a stop. Jobs that do not finish continue after the next start."""
 VALKEY_STOP_SECONDS = 5.0
+_LOOK_SECONDS = 0.1
+"""Interval at which a start looks whether a process has ended."""
+_LONGEST_PAUSE_SECONDS = 1.0
+"""Longest pause between two questions whether the registry is up. The pauses grow to this length."""
 _REPORT_INTERVAL_SECONDS = 30.0
 """Interval at which a slow start is reported, with the last line of each process."""
 _WRITE_TEST_BYTES = 1024**2
@@ -228,17 +232,20 @@ class EmbeddedRegistry:
                 print(text, file=sys.stderr, flush=True)
 
     def _wait_until_up(self) -> None:
-        told = started = time.monotonic()
+        told = asked = started = time.monotonic()
+        pause = 0.0
         with RegistryClient(self.url, api_key=self.api_key, retries=0, timeout=2) as client:
             while (now := time.monotonic()) < started + START_SECONDS:
                 self._raise_if_ended()
-                if self._is_up(client):
-                    return
+                if now >= asked + pause:
+                    if self._is_up(client):
+                        return
+                    asked, pause = time.monotonic(), min(1.5 * pause + _LOOK_SECONDS, _LONGEST_PAUSE_SECONDS)
                 if now - told > _REPORT_INTERVAL_SECONDS:
                     last_lines = {name: child.last_line for name, child in self.children.items()}
                     log.warning("start.takes_long", **last_lines)
                     told = now
-                time.sleep(0.1)
+                time.sleep(_LOOK_SECONDS)
         raise StartFailed(f"The registry was not up after {START_SECONDS:.0f} s.")
 
     def _is_up(self, client: RegistryClient) -> bool:

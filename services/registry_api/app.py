@@ -38,6 +38,7 @@ from services.registry_api.routes import (
     keys,
     manifests,
     profiles,
+    registration,
     resolve,
     voices,
 )
@@ -224,6 +225,7 @@ def _add_api(app: FastAPI) -> None:
     app.include_router(audio_voices.router, responses=examples.REFUSED_COMPATIBLE)
     for module in (
         voices,
+        registration,
         clips,
         artifacts,
         blobs,

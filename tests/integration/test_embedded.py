@@ -169,16 +169,15 @@ def held(url: str) -> dict[str, list[tuple[int, str]]]:
 
 @pytest.mark.slow
 def test_what_it_prints_can_be_pasted(fresh: Run, tmp_path: Path):
-    """Three printed lines can be pasted and lead to a file, because they are a newcomer's first minute."""
+    """Two printed lines can be pasted and lead to a file, because they are a newcomer's first minute."""
     fresh.start(PROFILES=DEFAULT_PROFILE)
     fresh.up()
     assert f"Data: {fresh.data}" in fresh.text
     assert "UNTRAINED" in fresh.text
     lines = [line.strip() for line in fresh.text.splitlines() if line.startswith("  curl ")]
     (tmp_path / "examples").symlink_to(ROOT / "examples")
-    registered, cached, _ = (curl(line, tmp_path) for line in lines)
-    assert json.loads(registered)["success"] is True
-    assert json.loads(cached)["cache_status"] == "ready"
+    registered, _ = (curl(line, tmp_path) for line in lines)
+    assert json.loads(registered)["created"] is True
     tensors = load((tmp_path / "alice.safetensors").read_bytes())
     assert set(tensors) == {"speaker_embedding", "ref_code"}
 

@@ -8,7 +8,8 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Literal
+from urllib.parse import quote
 
 import numpy as np
 import structlog
@@ -55,6 +56,7 @@ from speaker_registry.errors import (
     Unavailable,
     VoiceDeleted,
     VoiceExists,
+    VoiceNotFound,
 )
 from speaker_registry.names import SpeakerName
 
@@ -62,6 +64,10 @@ log = structlog.get_logger()
 
 _TRIES = 3
 """The number of attempts around a census, because Redis may be lost again meanwhile."""
+
+
+Expects = Literal["any", "new", "existing"]
+"""Whether a voice must not exist yet, or must exist. An upload that adds no version is not refused."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +79,7 @@ class Upload:
     ref_text: str | None = None
     description: str | None = None
     idempotency_key: str | None = None
+    expects: Expects = "any"
     dedupe: bool = True
     """If true, an upload with the same source and texts as the newest version returns that version."""
 
@@ -106,8 +113,8 @@ class Registrations:
             clip: the same clip, decoded and accepted.
 
         Raises:
-            QuotaExceeded, VoiceExists, VoiceDeleted, IdempotencyKeyReused, Unavailable: what is served has
-            not changed.
+            QuotaExceeded, VoiceExists, VoiceNotFound, VoiceDeleted, IdempotencyKeyReused, Unavailable: what
+            is served has not changed.
         """
         rendition = clip.audio.to_bytes()
         facts = ClipRecord(
@@ -133,7 +140,8 @@ class Registrations:
 
         Raises:
             EmbeddingWidthMismatch: no required profile takes that width, or profiles of several models do.
-            QuotaExceeded, VoiceExists, VoiceDeleted, IdempotencyKeyReused, Unavailable: as `register_clip`.
+            QuotaExceeded, VoiceExists, VoiceNotFound, VoiceDeleted, IdempotencyKeyReused, Unavailable: as
+                `register_clip`.
         """
         profiles = _profiles_taking(self._parts.catalogue, embedding)
         source = hashlib.sha256(embedding.tobytes()).hexdigest()
@@ -158,18 +166,34 @@ def _profiles_taking(catalogue: ProfileCatalogue, embedding: np.ndarray) -> list
     if not profiles:
         widths = sorted({one.embedding_width for one in catalogue.required_profiles if one.embedding_width})
         raise EmbeddingWidthMismatch(
-            f"'speaker_embedding' has {len(embedding)} elements; the required profiles take {widths}.",
-            param="speaker_embedding",
+            f"The embedding has {len(embedding)} elements; the required profiles take {widths}."
         )
     if len({profile.model_type for profile in profiles}) > 1:
         names = ", ".join(profile.name for profile in profiles)
         raise EmbeddingWidthMismatch(
-            f"'speaker_embedding' has {len(embedding)} elements, and several required profiles take that "
+            f"The embedding has {len(embedding)} elements, and several required profiles take that "
             f"many, of different encoders: {names}. Register a clip, and upload the embedding for its "
-            "profile by PUT /v1/voices/{name}/versions/{version}/artifacts/{profile}.",
-            param="speaker_embedding",
+            "profile by PUT /v1/voices/{name}/versions/{version}/artifacts/{profile}."
         )
     return profiles
+
+
+def _voice_exists(name: SpeakerName, *, immutable: bool) -> VoiceExists:
+    if immutable:
+        return VoiceExists(
+            f"Voice '{name.name}' already exists and VLLM_OMNI_SPEAKER_REGISTRATION_POLICY is 'immutable'; "
+            f"delete it first via DELETE /v1/audio/voices/{name.key}."
+        )
+    return VoiceExists(
+        f"Voice '{name.name}' already exists. Add a version with POST "
+        f"/v1/voices/{quote(name.key, safe='')}/versions, or take another name.",
+        param="name",
+    )
+
+
+def voice_to_register(name: str) -> VoiceNotFound:
+    """Return the error for a further version of a voice that does not exist."""
+    return VoiceNotFound(f"Voice '{name}' not found. Register it with POST /v1/voices.", param="name")
 
 
 class _Registration:
@@ -257,7 +281,8 @@ class _Registration:
                 return self._index.reserve_version(
                     self._id,
                     max_speakers=settings.max_uploaded,
-                    immutable=settings.registration_policy == "immutable",
+                    immutable=settings.registration_policy == "immutable" or self._upload.expects == "new",
+                    present=self._upload.expects == "existing",
                     bytes_to_store=bytes_to_store,
                     max_stored_bytes=settings.max_stored_bytes,
                     text_bytes=text_bytes,
@@ -309,11 +334,9 @@ class _Registration:
                 "registering a new one, or raise the cap via SPEAKER_MAX_UPLOADED."
             ) from None
         except VoiceExists:
-            key = self._upload.name.key
-            raise VoiceExists(
-                f"Voice '{self._upload.name.name}' already exists and VLLM_OMNI_SPEAKER_REGISTRATION_POLICY "
-                f"is 'immutable'; delete it first via DELETE /v1/audio/voices/{key}."
-            ) from None
+            raise _voice_exists(upload.name, immutable=settings.registration_policy == "immutable") from None
+        except VoiceNotFound:
+            raise voice_to_register(upload.name.name) from None
         if place is not None:
             self._place, self._vuid = place, place.vuid
 

@@ -11,15 +11,14 @@ from services.registry_api.dependencies import (
     SEARCHING,
     After,
     NamespaceDep,
-    Services,
     ServicesDep,
     UploadSlotsDep,
 )
-from services.registry_api.operations.registration import Registered
 from services.registry_api.pages.forms import address, checked_form, lead_to, page_router, show
 from services.registry_api.wire import rendering
-from services.registry_api.wire.forms import MAX_CONSENT, MAX_TEXT, UploadForm, parse_upload
+from services.registry_api.wire.forms import COMPATIBLE, MAX_CONSENT, MAX_TEXT
 from services.registry_api.wire.paging import find_voices
+from services.registry_api.wire.uploads import register
 from services.shared.index.reading import IndexedSpeaker
 from services.shared.registry.status import Statuses
 from speaker_registry.errors import InvalidRequest
@@ -101,16 +100,7 @@ async def page_register(
     async with checked_form(request) as fields, slots.hold():
         if fields.file("audio_sample") is None:
             raise InvalidRequest("No audio file was chosen.", param="audio_sample")
-        form = parse_upload(
-            fields, max_clip_bytes=services.limits.max_bytes, idempotency_key=None, dedupe=True
-        )
-        registered = await run_in_threadpool(_register, services, namespace, form)
+        registered = await run_in_threadpool(register, services, namespace, fields, COMPATIBLE)
     voice_id = rendering.voice_id(registered.indexed)
     again = None if registered.created else "yes"
     return lead_to(f"/voices/{voice_id}", version=registered.version.number, known=again)
-
-
-def _register(services: Services, namespace: str, form: UploadForm) -> Registered:
-    assert form.clip is not None, "the form has a file"
-    decoded = services.decoder.decode(form.clip)
-    return services.operations.registrations.register_clip(namespace, form.upload, form.clip, decoded)

@@ -4,6 +4,7 @@ and query parameters that a route does not take are refused.
 Knows no routes except those that middleware must tell from others.
 """
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,12 +18,22 @@ from services.registry_api.protocol.parameters import OnlyKnownParameters
 
 PAGES = "/dashboard"
 """The path of the pages for people, and the prefix of all their paths."""
-UPLOADS = frozenset({("POST", "/v1/audio/voices"), ("POST", f"{PAGES}/voices")})
-"""Methods and paths of the routes that take clips."""
+_UPLOADS = re.compile(
+    rf"(?P<native>/v1/voices(?:/[^/]+/versions)?)|/v1/audio/voices|{PAGES}/voices", re.DOTALL
+)
+"""Matches the paths of the routes that take clips, all of them by POST."""
 SIGN_IN = ("POST", f"{PAGES}/login")
 """Method and path of the route that takes a key in its body, so that it is called without one."""
 MONITORING_PATHS = frozenset({"/healthz", "/readyz", "/metrics"})
 """Paths that monitoring requests every few seconds."""
+
+
+def clip_field_of(scope: Scope) -> str | None:
+    """Return the name of the form field that holds the clip, or None if the route takes no clip."""
+    matched = _UPLOADS.fullmatch(scope["path"]) if scope["method"] == "POST" else None
+    if matched is None:
+        return None
+    return "audio" if matched["native"] else "audio_sample"
 
 
 class Router(APIRouter):

@@ -13,7 +13,7 @@ import structlog
 from prometheus_client import Counter, Histogram
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from services.registry_api.protocol.routing import MONITORING_PATHS, UPLOADS
+from services.registry_api.protocol.routing import MONITORING_PATHS, clip_field_of
 from services.shared.telemetry import metrics, tracing
 from services.shared.telemetry.tracing import Span
 
@@ -80,7 +80,7 @@ def _record(scope: Scope, answer: _Answer, seconds: float, span: Span) -> None:
     counter, histogram = metrics_of(route, method, answer.status)
     counter.inc()
     histogram.observe(seconds)
-    if (method, scope["path"]) in UPLOADS:
+    if clip_field_of(scope) is not None:
         _count_upload(answer, error)
     write_line = log.debug if route in MONITORING_PATHS else log.info
     fields = {"error": error} if error else {}

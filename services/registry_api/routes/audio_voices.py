@@ -6,7 +6,7 @@ Answers have all fields of vLLM-Omni's answers, and further ones of ours.
 from collections.abc import Iterator, Sequence
 from typing import Annotated, Any
 
-from fastapi import Header, Query, Request
+from fastapi import Query, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
@@ -38,15 +38,15 @@ from services.registry_api.protocol.routing import Router
 from services.registry_api.wire import rendering
 from services.registry_api.wire.answers import answer
 from services.registry_api.wire.examples import audio_voices as examples
+from services.registry_api.wire.examples.uploads import COMPATIBLE_BODY
 from services.registry_api.wire.fields import Fields, read_fields
-from services.registry_api.wire.forms import OPENAPI, ignored, parse_upload
+from services.registry_api.wire.forms import COMPATIBLE, ignored
 from services.registry_api.wire.paging import PAGE_SIZE, VoicePage, find_voices, key_of
+from services.registry_api.wire.uploads import Dedupe, IdempotencyKey, register, replayed
 from services.registry_api.wire.whole_list import DEFAULT_VOICE, WholeList
-from services.shared.audio import DecodedClip
 from services.shared.index.reading import IndexedSpeaker
 from services.shared.registry.status import Statuses, worst
-from services.shared.telemetry import tracing
-from speaker_registry.errors import InvalidAudio, Unavailable
+from speaker_registry.errors import Unavailable
 from speaker_registry.names import DEFAULT, parse_reference, parse_speaker_name
 from speaker_registry.schemas import CacheStatus, Deleted
 
@@ -149,22 +149,9 @@ def _listing(statuses: Statuses, page: VoicePage) -> dict[str, Any]:
     }
 
 
-IdempotencyKey = Annotated[
-    str | None,
-    Header(
-        alias="Idempotency-Key",
-        description="Makes the request safe to repeat. A request with the same key returns the version that "
-        "the first attempt made, until the voice is deleted. If the first attempt returned an existing "
-        "version with the same clip and texts, the key is remembered for half an hour, unless Redis is lost. "
-        "A different request with the same key is refused (422). Keys of different voices are independent.",
-        json_schema_extra={"minLength": 1, "maxLength": 255},
-    ),
-]
-
-
 @router.post(
     "",
-    openapi_extra=OPENAPI,
+    openapi_extra=COMPATIBLE_BODY,
     responses=examples.UPLOAD,
     dependencies=[VOICES_WRITE, COUNTED_UPLOAD],
 )
@@ -174,10 +161,7 @@ async def create_audio_voice(
     namespace: NamespaceDep,
     slots: UploadSlotsDep,
     idempotency_key: IdempotencyKey = None,
-    dedupe: Annotated[
-        bool,
-        Query(description="Whether an upload that equals the newest version returns that version."),
-    ] = True,
+    dedupe: Dedupe = True,
 ) -> Response:
     """Register a voice from a reference clip or a speaker embedding. Extraction starts at once.
 
@@ -192,39 +176,11 @@ async def create_audio_voice(
 
 
 def _register(
-    request: Request,
-    services: Services,
-    namespace: str,
-    fields: Fields,
-    *,
-    idempotency_key: str | None,
-    dedupe: bool,
+    request: Request, services: Services, namespace: str, fields: Fields, **options: Any
 ) -> Response:
-    operations = services.operations
-    form = parse_upload(
-        fields,
-        max_clip_bytes=services.limits.max_bytes,
-        idempotency_key=idempotency_key,
-        dedupe=dedupe,
-    )
-    if form.embedding is not None:
-        registered = operations.registrations.register_embedding(namespace, form.upload, form.embedding)
-    else:
-        assert form.clip is not None
-        registered = operations.registrations.register_clip(
-            namespace, form.upload, form.clip, _decode(services, form.clip)
-        )
-    headers = {} if registered.created else {"Idempotent-Replayed": "true"}
-    return answer(request, _registered(operations.statuses, registered, ignored(fields)), headers=headers)
-
-
-def _decode(services: Services, clip: bytes) -> DecodedClip:
-    try:
-        with tracing.span("decode"):
-            return services.decoder.decode(clip)
-    except InvalidAudio as error:
-        error.param = "audio_sample"
-        raise
+    registered = register(services, namespace, fields, COMPATIBLE, **options)
+    body = _registered(services.operations.statuses, registered, ignored(fields, COMPATIBLE))
+    return answer(request, body, headers=replayed(registered))
 
 
 def _registered(statuses: Statuses, registered: Registered, warnings: Sequence[str]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import secrets
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from urllib.parse import unquote_to_bytes
 
 import structlog
@@ -16,7 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.registry_api.protocol.callers import Caller
 from services.registry_api.protocol.error_answers import render
-from services.registry_api.protocol.routing import UPLOADS
+from services.registry_api.protocol.routing import clip_field_of
 from services.registry_api.serving.concurrency_limits import ConcurrencyLimits
 from services.shared.configuration.settings import UploadLimits
 from speaker_registry.errors import InvalidRequest, PayloadTooLarge, SpeakerRegistryError, Unavailable
@@ -27,6 +28,8 @@ MAX_JSON_BYTES = 64 * 1024
 """Largest accepted body that is not an upload."""
 
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
+_TooLarge = Callable[[int, str], PayloadTooLarge]
+"""Returns the error for a body that is too large, from the accepted size and the size in words."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,7 +124,8 @@ class RequestLimits:
             return await self._app(scope, receive, send)
         upload = _is_upload(scope)
         largest = self._uploads.max_bytes + self._form_bytes if upload else MAX_JSON_BYTES
-        too_large = self._form_too_large if _is_form(scope) else _body_too_large
+        clip_field = clip_field_of(scope)
+        too_large: _TooLarge = partial(self._form_too_large, clip_field) if clip_field else _body_too_large
         refusal = (
             _fault_of_head(scope) or _fault_of_encoding(scope) or _fault_of_size(scope, largest, too_large)
         )
@@ -134,12 +138,12 @@ class RequestLimits:
             body = _CountedBody(receive, largest, too_large, reserve, self._timeouts)
             return await self._app(scope, body, send)
 
-    def _form_too_large(self, _: int, got: str) -> PayloadTooLarge:
+    def _form_too_large(self, clip_field: str, _: int, got: str) -> PayloadTooLarge:
         max_clip_bytes = self._uploads.max_bytes
         return PayloadTooLarge(
             f"{_in_vllm_omnis_words(max_clip_bytes, got)} This counts the whole form. Accepted: a clip of up "
             f"to {_exactly(max_clip_bytes)}, and {self._form_bytes} bytes for all else in the form.",
-            param="audio_sample",
+            param=clip_field,
         )
 
 
@@ -190,16 +194,10 @@ class _UploadBudget:
 
 
 def _is_upload(scope: Scope) -> bool:
-    return scope["method"] == "PUT" or _is_form(scope)
+    return scope["method"] == "PUT" or clip_field_of(scope) is not None
 
 
-def _is_form(scope: Scope) -> bool:
-    return (scope["method"], scope["path"]) in UPLOADS
-
-
-def _fault_of_size(
-    scope: Scope, largest: int, too_large: Callable[[int, str], PayloadTooLarge]
-) -> SpeakerRegistryError | None:
+def _fault_of_size(scope: Scope, largest: int, too_large: _TooLarge) -> SpeakerRegistryError | None:
     """Return an error if the body is too large by its Content-Length."""
     lengths = [int(value) for name, value in scope["headers"] if name == b"content-length"]
     return too_large(largest, str(lengths[0])) if lengths and lengths[0] > largest else None
@@ -257,7 +255,7 @@ class _CountedBody:
         self,
         receive: Receive,
         largest: int,
-        too_large: Callable[[int, str], PayloadTooLarge],
+        too_large: _TooLarge,
         reserve: Callable[[int], None] | None,
         timeouts: BodyTimeouts,
     ) -> None:
@@ -296,12 +294,12 @@ class _CountedBody:
             raise InvalidRequest(f"The body arrives too slowly. Accepted: {accepted}.") from None
 
 
-def clip_too_large(max_clip_bytes: int, size: int) -> PayloadTooLarge:
+def clip_too_large(max_clip_bytes: int, size: int, *, field: str) -> PayloadTooLarge:
     """Return the error for a clip that is too large by itself, without the form's other fields."""
     return PayloadTooLarge(
         f"{_in_vllm_omnis_words(max_clip_bytes, str(size))} Accepted: clips of up to "
         f"{_exactly(max_clip_bytes)}; the form's other fields do not count.",
-        param="audio_sample",
+        param=field,
     )
 
 

@@ -1,19 +1,19 @@
-"""Parses the upload form of `POST /v1/audio/voices` into values. Knows nothing about existing voices."""
+"""Parses the upload forms of all routes that take clips into values. Knows nothing about existing voices."""
 
 import json
 import math
 import unicodedata
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from services.registry_api.operations.registration import Upload
+from services.registry_api.operations.registration import Expects, Upload
 from services.registry_api.protocol.parameters import unknown
 from services.registry_api.serving.limits import clip_too_large
 from services.registry_api.wire.fields import Fields
 from speaker_registry.errors import InvalidEmbedding, InvalidRequest
-from speaker_registry.names import parse_speaker_name
+from speaker_registry.names import SpeakerName, parse_speaker_name
 
 MAX_EMBEDDING = 4096
 MAX_TEXT = 8_000
@@ -24,69 +24,28 @@ and that header is limited to 64 KiB.
 """
 FORM_BYTES = 256 * 1024
 """Size limit in bytes for everything in a form besides the clip: names, texts and a speaker embedding."""
-_FIELDS = ("name", "consent", "audio_sample", "speaker_embedding", "ref_text", "speaker_description")
 
-OPENAPI: dict[str, Any] = {
-    "requestBody": {
-        "required": True,
-        "content": {
-            "multipart/form-data": {
-                "schema": {
-                    "type": "object",
-                    "required": ["name", "consent"],
-                    "oneOf": [{"required": ["audio_sample"]}, {"required": ["speaker_embedding"]}],
-                    "properties": {
-                        "name": {
-                            "type": "string",
-                            "format": "voice-name",
-                            "minLength": 1,
-                            "maxLength": 128,
-                            "description": "The voice's name, without '/', '\\', '@' and control characters. "
-                            "Case does not matter. A further upload of the same name adds a version.",
-                        },
-                        "consent": {
-                            "type": "string",
-                            "minLength": 1,
-                            "maxLength": MAX_CONSENT,
-                            "pattern": "\\S",
-                            "description": "Who consented to what, or the id of your record of that consent. "
-                            "Stored with the version.",
-                        },
-                        "audio_sample": {
-                            "type": "string",
-                            "format": "binary",
-                            "description": "The reference clip: WAV, FLAC, MP3, OGG, AAC, M4A or WebM, 1 to "
-                            "30 seconds long and up to 10 MiB (10485760 bytes); the other fields do not "
-                            "count.",
-                        },
-                        "speaker_embedding": {
-                            "type": "string",
-                            "format": "speaker-embedding",
-                            "description": "A speaker embedding instead of a clip: a JSON array of 1 to 4096 "
-                            "finite numbers.",
-                        },
-                        "ref_text": {
-                            "type": "string",
-                            "maxLength": MAX_TEXT,
-                            "description": "The transcript of the clip. Some profiles require it.",
-                        },
-                        "speaker_description": {
-                            "type": "string",
-                            "maxLength": MAX_TEXT,
-                            "description": "A free-text description of the voice.",
-                        },
-                    },
-                },
-                "example": {
-                    "name": "Alice",
-                    "consent": "cons_1",
-                    "audio_sample": "@alice.flac",
-                    "ref_text": "The quick brown fox jumps over the lazy dog.",
-                },
-            }
-        },
-    }
-}
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FieldNames:
+    """The names of the fields of an upload form. `consent` and `ref_text` have these names in every form."""
+
+    clip: str
+    embedding: str
+    description: str
+    name: str | None = "name"
+    """None if the path names the voice."""
+
+    def __iter__(self) -> Iterator[str]:
+        named = ("name",) if self.name else ()
+        return iter((*named, "consent", self.clip, self.embedding, "ref_text", self.description))
+
+
+COMPATIBLE = FieldNames(clip="audio_sample", embedding="speaker_embedding", description="speaker_description")
+"""The names in vLLM-Omni's form."""
+NATIVE = FieldNames(clip="audio", embedding="embedding", description="description")
+NATIVE_VERSION = replace(NATIVE, name=None)
+"""The names in the form of a further version."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,42 +60,56 @@ class UploadForm:
 
 
 def parse_upload(
-    fields: Fields, *, max_clip_bytes: int, idempotency_key: str | None, dedupe: bool
+    fields: Fields,
+    names: FieldNames,
+    *,
+    max_clip_bytes: int,
+    voice: SpeakerName | None,
+    idempotency_key: str | None,
+    dedupe: bool,
+    expects: Expects,
 ) -> UploadForm:
     """Parse the fields of an upload form.
+
+    Args:
+        voice: the name of the voice, if the form does not have it.
 
     Raises:
         InvalidRequest, InvalidVoiceName, InvalidEmbedding, PayloadTooLarge.
     """
+    form = _Form(fields, names)
     upload = Upload(
-        name=parse_speaker_name(_required(fields, "name", max_length=FORM_BYTES)),
-        consent=_required(fields, "consent", max_length=MAX_CONSENT).strip(),
-        ref_text=_text(fields, "ref_text"),
-        description=_text(fields, "speaker_description"),
+        name=voice or parse_speaker_name(form.required("name", max_length=FORM_BYTES)),
+        consent=form.required("consent", max_length=MAX_CONSENT).strip(),
+        ref_text=form.text("ref_text"),
+        description=form.text(names.description),
         idempotency_key=_checked_key(idempotency_key),
         dedupe=dedupe,
+        expects=expects,
     )
-    clip = _clip(fields, max_clip_bytes)
-    embedding = _embedding(fields)
-    if clip is not None and embedding is not None:
-        raise InvalidRequest(
-            "'audio_sample' and 'speaker_embedding' are mutually exclusive", param="audio_sample"
-        )
-    if clip is None and embedding is None:
-        raise InvalidRequest(
-            "Either 'audio_sample' or 'speaker_embedding' must be provided", param="audio_sample"
-        )
+    clip = form.clip(max_clip_bytes)
+    embedding = form.embedding()
+    if (clip is None) == (embedding is None):
+        either = f"'{names.clip}' and '{names.embedding}' are mutually exclusive"
+        neither = f"Either '{names.clip}' or '{names.embedding}' must be provided"
+        raise InvalidRequest(neither if clip is None else either, param=names.clip)
     return UploadForm(upload, clip, embedding)
 
 
-def ignored(fields: Fields) -> list[str]:
+def refuse_unknown(fields: Fields, names: FieldNames) -> None:
+    """Raises `InvalidRequest` for a field that the form does not have, and names the one probably meant."""
+    for name in sorted(fields.names - {*names}):
+        raise unknown("Field", name, tuple(names))
+
+
+def ignored(fields: Fields, names: FieldNames) -> list[str]:
     """Return a warning for each unknown field, which names the field that was probably meant.
 
     Unknown fields are no error, because clients of vLLM-Omni may send some. But without a warning, a mistyped
     optional field would stay unnoticed until the voice sounds wrong.
     """
-    names = sorted(fields.names - {*_FIELDS})
-    return [f"{unknown('Field', name, _FIELDS).message} The field was ignored." for name in names]
+    strange = sorted(fields.names - {*names})
+    return [f"{unknown('Field', name, tuple(names)).message} The field was ignored." for name in strange]
 
 
 def _checked_key(key: str | None) -> str | None:
@@ -147,32 +120,57 @@ def _checked_key(key: str | None) -> str | None:
     return key
 
 
-def _required(fields: Fields, field: str, *, max_length: int) -> str:
-    """Return a required text unchanged. A name of blanks passes: `parse_speaker_name` refuses it."""
-    text = fields.text(field, max_length=max_length)
-    if not text or (field != "name" and not text.strip()):
-        raise InvalidRequest(f"Field '{field}' is missing or empty; {_received(fields)}.", param=field)
-    if field != "name":
+class _Form:
+    """Reads the fields of a form by their names on a route, which its errors show."""
+
+    def __init__(self, fields: Fields, names: FieldNames) -> None:
+        self._fields = fields
+        self._names = names
+
+    def required(self, field: str, *, max_length: int) -> str:
+        """Return a required text unchanged. A name of blanks passes: `parse_speaker_name` refuses it."""
+        text = self._fields.text(field, max_length=max_length)
+        if not text or (field != "name" and not text.strip()):
+            raise InvalidRequest(f"Field '{field}' is missing or empty; {self._received()}.", param=field)
+        if field != "name":
+            _check_characters(field, text)
+        return text
+
+    def _received(self) -> str:
+        """Describe which fields were received. A mistyped one may be why a required field is missing."""
+        received, accepted = self._fields.names, tuple(self._names)
+        known = ", ".join(sorted(received & {*accepted})) or "none of the known ones"
+        unknown = [ascii(name)[:40] for name in sorted(received - {*accepted})]
+        if not unknown:
+            return f"received: {known}"
+        return f"received: {known}; unknown: {', '.join(unknown)}; accepted: {', '.join(accepted)}"
+
+    def text(self, field: str) -> str | None:
+        """Return an optional text without surrounding blanks, or None if it is blank or absent."""
+        text = self._fields.text(field, max_length=MAX_TEXT)
+        if text is None or not text.strip():
+            return None
         _check_characters(field, text)
-    return text
+        return text.strip()
 
+    def clip(self, max_bytes: int) -> bytes | None:
+        file = self._fields.file(self._names.clip)
+        if file is None:
+            return None
+        if file.size is not None and file.size > max_bytes:
+            raise clip_too_large(max_bytes, file.size, field=self._names.clip)
+        return file.file.read()
 
-def _received(fields: Fields) -> str:
-    """Describe which fields were received. A mistyped one may be why a required field is missing."""
-    known = ", ".join(sorted(fields.names & {*_FIELDS})) or "none of the known ones"
-    unknown = [ascii(name)[:40] for name in sorted(fields.names - {*_FIELDS})]
-    if not unknown:
-        return f"received: {known}"
-    return f"received: {known}; unknown: {', '.join(unknown)}; accepted: {', '.join(_FIELDS)}"
-
-
-def _text(fields: Fields, field: str) -> str | None:
-    """Return an optional text without surrounding blanks, or None if it is blank or absent."""
-    text = fields.text(field, max_length=MAX_TEXT)
-    if text is None or not text.strip():
-        return None
-    _check_characters(field, text)
-    return text.strip()
+    def embedding(self) -> np.ndarray | None:
+        """Parse a JSON array of numbers as float32 [D]. Rules and messages are vLLM-Omni's."""
+        field = self._names.embedding
+        text = self._fields.text(field, max_length=FORM_BYTES)
+        if text is None or not text.strip():
+            return None
+        try:
+            return _parse_embedding(text)
+        except ValueError as error:
+            raise InvalidEmbedding(f"'{field}' {error}", param=field) from None
 
 
 def _check_characters(field: str, text: str) -> None:
@@ -183,40 +181,24 @@ def _check_characters(field: str, text: str) -> None:
             )
 
 
-def _clip(fields: Fields, max_bytes: int) -> bytes | None:
-    file = fields.file("audio_sample")
-    if file is None:
-        return None
-    if file.size is not None and file.size > max_bytes:
-        raise clip_too_large(max_bytes, file.size)
-    return file.file.read()
-
-
-def _embedding(fields: Fields) -> np.ndarray | None:
-    """Parse a JSON array of numbers as float32 [D]. Rules and messages are vLLM-Omni's."""
-    text = fields.text("speaker_embedding", max_length=FORM_BYTES)
-    if text is None or not text.strip():
-        return None
+def _parse_embedding(text: str) -> np.ndarray:
+    """Return float32 [D]. Raises ValueError, whose message goes on after the field's name."""
     try:
         values = json.loads(text)
     except (ValueError, RecursionError):
-        raise _bad_embedding(f"must be valid JSON: it is {ascii(text)[:40]}") from None
+        raise ValueError(f"must be valid JSON: it is {ascii(text)[:40]}") from None
     if not isinstance(values, list) or not values:
-        raise _bad_embedding(f"must be a non-empty list of numbers: it is {ascii(values)[:40]}")
+        raise ValueError(f"must be a non-empty list of numbers: it is {ascii(values)[:40]}")
     if len(values) > MAX_EMBEDDING:
-        raise _bad_embedding(f"exceeds maximum length ({MAX_EMBEDDING} elements): it has {len(values)}")
+        raise ValueError(f"exceeds maximum length ({MAX_EMBEDDING} elements): it has {len(values)}")
     for position, value in enumerate(values):
         if isinstance(value, bool) or not isinstance(value, int | float):
-            raise _bad_embedding(
-                f"must contain only numeric values: element {position} is {ascii(value)[:40]}"
-            )
+            raise ValueError(f"must contain only numeric values: element {position} is {ascii(value)[:40]}")
     with np.errstate(over="ignore"):
         embedding = np.array([_float(value) for value in values], dtype=np.float32)
     if not np.isfinite(embedding).all():
         position = int(np.flatnonzero(~np.isfinite(embedding))[0])
-        raise _bad_embedding(
-            f"values must be finite (no NaN or Inf): element {position} is not, as 32-bit float"
-        )
+        raise ValueError(f"values must be finite (no NaN or Inf): element {position} is not, as 32-bit float")
     return embedding
 
 
@@ -225,7 +207,3 @@ def _float(value: float) -> float:
         return float(value)
     except OverflowError:
         return math.inf
-
-
-def _bad_embedding(what: str) -> InvalidEmbedding:
-    return InvalidEmbedding(f"'speaker_embedding' {what}", param="speaker_embedding")

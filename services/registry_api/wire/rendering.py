@@ -9,6 +9,7 @@ from services.registry_api.campaigns.control import Campaigns, ShownCampaign
 from services.registry_api.keys.api_keys import ApiKey, Token
 from services.registry_api.keys.keyring import Keyring
 from services.registry_api.operations.artifacts import ANY, FoundVersion, Wanted
+from services.registry_api.operations.registration import Registered
 from services.shared.index.announcements import Announcement, Announcements, FailedProof
 from services.shared.index.jobs import JobRecord
 from services.shared.index.reading import IndexedSpeaker
@@ -57,6 +58,7 @@ def version(statuses: Statuses, indexed: IndexedSpeaker, one: SpeakerVersion) ->
     artifacts = _statuses(statuses, statuses.of_version(indexed, one))
     return schemas.VoiceVersion(
         id=one.vuid,
+        voice_id=voice_id(indexed),
         voice=record.name,
         version=one.number,
         created_at=record.created_at,
@@ -68,7 +70,7 @@ def version(statuses: Statuses, indexed: IndexedSpeaker, one: SpeakerVersion) ->
             seconds=clip.seconds,
             sample_rate=clip.sample_rate,
             channels=clip.channels,
-            url=f"{_version_path(one)}/audio",
+            url=f"{version_path(one)}/audio",
         )
         if clip
         else None,
@@ -81,6 +83,15 @@ def version(statuses: Statuses, indexed: IndexedSpeaker, one: SpeakerVersion) ->
         held_back=held_back(statuses, indexed, one),
         untrained=any(artifact.untrained for artifact in artifacts),
     )
+
+
+def registered_version(statuses: Statuses, registered: Registered) -> schemas.RegisteredVersion:
+    shown = version(statuses, registered.indexed, registered.version)
+    return schemas.RegisteredVersion(**dict(shown), created=registered.created, jobs=dict(registered.jobs))
+
+
+def version_path(one: SpeakerVersion) -> str:
+    return f"/v1/voices/{_segment(one.record.name)}/versions/{one.number}"
 
 
 def _statuses(statuses: Statuses, found: Iterable[ProfileStatus]) -> list[schemas.ArtifactStatus]:
@@ -171,7 +182,7 @@ def _fault(error: SpeakerRegistryError) -> schemas.Fault:
 def _artifact_fields(
     one: SpeakerVersion, status: ProfileStatus, record: ArtifactRecord, wanted: Wanted
 ) -> dict[str, Any]:
-    base = f"{_version_path(one)}/artifacts/{status.profile.name}/file"
+    base = f"{version_path(one)}/artifacts/{status.profile.name}/file"
     return {
         "mode": _mode(one, record),
         "digest": record.digest,
@@ -191,10 +202,6 @@ def _mode(one: SpeakerVersion, record: ArtifactRecord) -> schemas.Mode | None:
     if "speaker_embedding" not in record.tensors:
         return None
     return "icl" if one.record.ref_text and "ref_code" in record.tensors else "xvec"
-
-
-def _version_path(one: SpeakerVersion) -> str:
-    return f"/v1/voices/{_segment(one.record.name)}/versions/{one.number}"
 
 
 def _segment(name: str) -> str:

@@ -124,8 +124,8 @@ def error_of(error: redis.ResponseError, speaker_id: SpeakerId) -> Exception:
         "TEXTS": TextsFull("The texts of this namespace take as much as they may."),
         "EXISTS": VoiceExists(f"Voice '{speaker_id.slug}' already exists."),
         "RESERVED": RegistrationInProgress(
-            f"Voice '{speaker_id.slug}' is being registered by another request, and the registration policy "
-            "is 'immutable'. Try again: it may have failed.",
+            f"Voice '{speaker_id.slug}' is being registered by another request, which may be the only one "
+            "to do so. Try again: it may have failed.",
             retry_after_seconds=10,
         ),
         "NOTFOUND": VoiceNotFound(f"Voice '{speaker_id.slug}' not found"),

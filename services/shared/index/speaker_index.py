@@ -313,6 +313,7 @@ class SpeakerIndex(Gate):
         *,
         max_speakers: int,
         immutable: bool,
+        present: bool = False,
         bytes_to_store: int = 0,
         max_stored_bytes: int | None = None,
         text_bytes: int = 0,
@@ -331,6 +332,8 @@ class SpeakerIndex(Gate):
                 moment may exceed these two and `max_versions`.
             max_versions: the limit of the speaker.
             text_bytes: how many of `bytes_to_store` are texts.
+            immutable: refuse a live speaker.
+            present: refuse a speaker that is not live.
             vuid: the id of the new version.
             request, idempotency: hashes. A call with the same pair within `REPEAT_SECONDS` is given the same
                 place and vuid, so that both calls make the same version.
@@ -338,7 +341,8 @@ class SpeakerIndex(Gate):
         Raises:
             QuotaExceeded, NamespaceFull, TextsFull, TooManyVersions, IdempotencyKeyReused, CensusDue,
             FactsDue, AlreadyMade.
-            VoiceExists: a live speaker may not be overwritten.
+            VoiceExists: the speaker is live, and `immutable`.
+            VoiceNotFound: the speaker is not live, and `present`.
             RegistrationInProgress: another request has reserved a place for the speaker, which may not be
                 overwritten, and may still register it.
             VoiceDamaged: a record is damaged, or has the last place that there is.
@@ -355,6 +359,7 @@ class SpeakerIndex(Gate):
             max_texts=max_text_bytes,
             max_versions=max_versions,
             immutable=immutable,
+            present=present,
             vuid=vuid,
             request=request,
             idempotency=idempotency,

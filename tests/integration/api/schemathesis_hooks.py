@@ -32,8 +32,9 @@ def before_call(_: schemathesis.HookContext, case: schemathesis.Case, **__: Any)
     body, query = case.body, case.query
     if isinstance(body, dict) and isinstance(body.get("expires_at"), int) and body["expires_at"] >= 0:
         body["expires_at"] = 4_000_000_000
-    if isinstance(body, dict) and str(body.get("audio_sample", "")).startswith("@"):
-        body["audio_sample"] = CLIP
+    for clip in ("audio", "audio_sample"):
+        if isinstance(body, dict) and str(body.get(clip, "")).startswith("@"):
+            body[clip] = CLIP
     with suppress(TypeError, ValueError, KeyError):
         if _LONGEST_WAIT_SECONDS < float(query["wait"]) <= 300:
             query["wait"] = str(_LONGEST_WAIT_SECONDS)

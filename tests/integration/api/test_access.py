@@ -87,9 +87,11 @@ EXPECTED = {
     "GET /v1/audio/voices/{name}/cache": {"voices:read", "engine"},
     "POST /v1/audio/voices/{name}/cache": {"jobs:write", "engine"},
     "GET /v1/voices": {"voices:read", "engine"},
+    "POST /v1/voices": {"voices:write"},
     "GET /v1/voices/{name}": {"voices:read", "engine"},
     "DELETE /v1/voices/{name}": {"voices:delete"},
     "GET /v1/voices/{name}/versions": {"voices:read", "engine"},
+    "POST /v1/voices/{name}/versions": {"voices:write"},
     "GET /v1/voices/{name}/versions/{ref}": {"voices:read", "engine"},
     "GET /v1/voices/{name}/versions/{ref}/audio": {"audio:read"},
     "GET /v1/voices/{name}/versions/{ref}/audio/samples": {"audio:read"},
@@ -199,6 +201,10 @@ def ask(registry: Registry, operation: str, values: dict[str, str], token: str |
         options["json"] = {}
     if operation == "POST /v1/audio/voices":
         options |= {"data": {"name": "new", "consent": "c"}, "files": {"audio_sample": CLIP}}
+    if operation == "POST /v1/voices":
+        options |= {"data": {"name": "new", "consent": "c"}, "files": {"audio": CLIP}}
+    if operation == "POST /v1/voices/{name}/versions":
+        options |= {"data": {"consent": "c"}, "files": {"audio": CLIP}}
     if template.endswith("/promote") or operation == f"POST {CAMPAIGNS}":
         options["json"] = {"fingerprint": FINGERPRINT}  # the current one
     if method == "PUT":
@@ -321,6 +327,8 @@ def test_what_is_of_all_namespaces_is_for_keys_for_any(closed: Registry):
     [
         ("POST", "/v1/keys"),
         ("POST", "/v1/audio/voices"),
+        ("POST", "/v1/voices"),
+        ("POST", "/v1/voices/alice/versions"),
         ("PUT", f"/v1/voices/alice/versions/1/artifacts/{PROFILE}"),
         ("POST", "/v1/nowhere"),
     ],

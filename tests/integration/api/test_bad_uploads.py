@@ -360,7 +360,7 @@ def test_an_embedding_of_the_wrong_width_is_refused(registry: Registry, width: i
     the profiles of this registry.
     """
     response = post(registry, whole_form(audio_sample=None, speaker_embedding=str([0.5] * width)))
-    says = f"'speaker_embedding' has {width} elements; the required profiles take [1024]."
+    says = f"The embedding has {width} elements; the required profiles take [1024]."
     check(response, says, code="embedding_dim_mismatch", param="speaker_embedding")
 
 
@@ -887,7 +887,8 @@ def test_what_does_not_exist_is_said_to_be_missing(
         ("GET", f"{VOICES}/good", "DELETE"),
         ("DELETE", f"{VOICES}/good/cache", "GET, HEAD, POST"),
         ("TRACE", VOICES, "GET, HEAD, POST"),
-        ("PURGE", "/v1/voices", "GET, HEAD"),
+        ("PURGE", "/v1/voices", "GET, HEAD, POST"),
+        ("DELETE", "/v1/voices/good/versions", "GET, HEAD, POST"),
         ("POST", "/v1/voices/good", "DELETE, GET, HEAD"),
         ("HEAD", f"{VOICES}/good", "DELETE"),
         ("DELETE", "/v1/voices/good/versions/1/artifacts/qwen3-tts-0.6b/file", "GET, HEAD"),

@@ -54,6 +54,40 @@ def test_it_is_not_up_before_it_is_ready(tmp_path: Path):
     assert api.looks == [503, 503, 200]
 
 
+class FakeTime:
+    """A clock that sleeps without waiting."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+def test_a_start_asks_few_questions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A start of a quarter of a minute asked whether it is up hundreds of times, each time about all
+    profiles. Few questions are enough, and the answer is not noticed much later.
+    """
+    clock, asked = FakeTime(), []
+    monkeypatch.setattr(supervisor, "time", clock)
+
+    def api(request: BaseHTTPRequestHandler, _: bytes) -> tuple[int, bytes]:
+        if request.path.startswith("/v1/profiles"):
+            asked.append(clock.now)
+            data = [shown()] if clock.now >= 113 else []
+            return 200, json.dumps({"object": "list", "data": data, "has_more": False}).encode()
+        return 200, b"{}"
+
+    registry = EmbeddedRegistry(EmbeddedSettings(data=tmp_path, profiles=PROFILE))
+    with http_server(api) as registry.url:
+        registry._wait_until_up()
+    assert len(asked) <= 20
+    assert clock.now < 114.5
+
+
 def test_where_data_cannot_be_written_redis_has_a_folder_elsewhere(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

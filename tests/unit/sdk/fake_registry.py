@@ -159,7 +159,7 @@ class FakeRegistry:
             return fault if isinstance(fault, httpx.Response) else fault(request)
         segments = [unquote(part) for part in request.url.raw_path.decode().partition("?")[0].split("/")[2:]]
         match request.method, segments:
-            case "POST", ["audio", "voices"]:
+            case "POST", ["voices"]:
                 return self._upload(request)
             case "GET", ["voices"]:
                 return self._page(request, [self._voice(key) for key in sorted(self.voices)])
@@ -221,22 +221,14 @@ class FakeRegistry:
             facts = {
                 "consent": form["consent"].decode(),
                 "ref_text": form["ref_text"].decode() if "ref_text" in form else None,
-                "source": "audio" if "audio_sample" in form else "embedding",
+                "source": "audio" if "audio" in form else "embedding",
                 "untrained": self.untrained,
             }
             version = self.add_version(name, "pending", **facts)
             jobs = {profile: job_id(name.lower(), version, profile) for profile in self.profiles}
-            voice = {
-                "name": name,
-                "id": f"voice_{name}",
-                "version": version.number,
-                "created_at": 7,
-                "jobs": jobs,
-                **version.untrained,
-            }
-            body = {"success": True, "voice": voice, "object": "audio.voice", "name": name, "created": True}
-            self.remembered[key] = httpx.Response(200, content=json.dumps(body))
-        return httpx.Response(200, content=self.remembered[key].content)
+            body = {**self._version(name.lower(), version), "jobs": jobs, "created": True}
+            self.remembered[key] = httpx.Response(201, content=json.dumps(body))
+        return httpx.Response(201, content=self.remembered[key].content)
 
     def _page(self, request: httpx.Request, items: list[dict[str, Any]]) -> httpx.Response:
         after, limit = request.url.params.get("after"), int(request.url.params.get("limit", 20))
@@ -281,6 +273,7 @@ class FakeRegistry:
     def _version(self, key: str, version: FakeVersion) -> dict[str, Any]:
         return {
             "id": f"ver_{key}_{version.number}",
+            "voice_id": f"voice_{key}",
             "voice": self.names[key],
             "version": version.number,
             "created_at": 1_775_133_893,

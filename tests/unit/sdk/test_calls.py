@@ -132,8 +132,8 @@ def test_an_upload_carries_everything_it_was_given(connect: Connect, registry: F
         "name": "Álice".encode(),
         "consent": b"I agree",
         "ref_text": "Grüß Gott".encode(),
-        "speaker_description": b"warm",
-        "audio_sample": b"RIFF\0\xff",
+        "description": b"warm",
+        "audio": b"RIFF\0\xff",
     }
     assert b'filename="clip"' in request.content
 
@@ -147,7 +147,7 @@ def test_a_clip_may_be_a_path_its_bytes_or_an_open_file(
     client = connect()
     for audio in (path, str(path), b"RIFF1", io.BytesIO(b"RIFF1")):
         client.register("alice", audio, consent="yes")
-    assert [form_of(request)["audio_sample"] for request in registry.requests] == [b"RIFF1"] * 4
+    assert [form_of(request)["audio"] for request in registry.requests] == [b"RIFF1"] * 4
     assert not any(b"secret-person" in request.content for request in registry.requests)
 
 
@@ -177,8 +177,8 @@ def test_an_embedding_is_sent_number_by_number(connect: Connect, registry: FakeR
     """float32 goes over as JSON and must come back to the last bit."""
     connect().register("alice", embedding=embedding, consent="yes")
     form = form_of(registry.requests[0])
-    assert "audio_sample" not in form
-    sent = json.loads(form["speaker_embedding"])
+    assert "audio" not in form
+    sent = json.loads(form["embedding"])
     assert np.array_equal(np.array(sent, np.float32), np.array([0.1, -2.5], np.float32))
 
 
@@ -242,17 +242,33 @@ def test_two_uploads_are_two_versions(connect: Connect, registry: FakeRegistry):
 
 def test_a_registration_says_whether_it_is_new(connect: Connect, registry: FakeRegistry):
     """The same clip again is the version that is there."""
-    voice = {
-        "name": "alice",
-        "id": "voice_1",
+    version = {
+        "id": "019a",
+        "voice_id": "voice_1",
+        "voice": "alice",
         "version": 3,
         "created_at": 7,
-        "cache_status": "ready",
-        "job_id": None,
+        "source": "audio",
+        "consent": "yes",
+        "artifacts": [{"profile": ECAPA, "state": "pending", "reason": "no worker", "untrained": True}],
+        "state": "pending",
+        "held_back": "it lacks an artifact",
+        "untrained": True,
     }
-    registry.faults.append(httpx.Response(200, json={"success": True, "voice": voice, "created": False}))
+    registry.faults.append(httpx.Response(200, json={**version, "created": False, "jobs": {}}))
     registered = connect().register("alice", b"RIFF", consent="yes")
-    assert (registered.reference, registered.created, registered.jobs) == ("alice@3", False, {})
+    assert registered.model_dump() == {
+        "id": "voice_1",
+        "name": "alice",
+        "version": 3,
+        "created_at": 7,
+        "created": False,
+        "jobs": {},
+        "reason": "no worker",
+        "held_back": "it lacks an artifact",
+        "untrained": True,
+    }
+    assert registered.reference == "alice@3"
 
 
 def test_lists_are_read_page_by_page_to_their_end(connect: Connect, registry: FakeRegistry):

@@ -80,7 +80,7 @@ def test_a_clip_is_registered(run: Run, registry: FakeRegistry, clip: str):
     assert (outcome.status, outcome.err) == (0, "")
     assert "alice@1" in outcome.out
     form = form_of(registry.requests[0])
-    assert (form["audio_sample"], form["ref_text"], form["speaker_description"]) == (b"RIFF", b"hi", b"warm")
+    assert (form["audio"], form["ref_text"], form["description"]) == (b"RIFF", b"hi", b"warm")
 
 
 def test_a_transcript_may_come_from_a_file(run: Run, registry: FakeRegistry, clip: str, tmp_path: Path):
@@ -99,7 +99,7 @@ def test_a_clip_may_come_from_standard_input(
     """`ffmpeg … - | speaker-registry register alice -`."""
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"RIFF\xff")))
     assert run("register", "alice", "-", "--consent", "yes").status == 0
-    assert form_of(registry.requests[0])["audio_sample"] == b"RIFF\xff"
+    assert form_of(registry.requests[0])["audio"] == b"RIFF\xff"
 
 
 def test_an_embedding_is_registered_from_a_file(run: Run, registry: FakeRegistry, tmp_path: Path):
@@ -107,7 +107,7 @@ def test_an_embedding_is_registered_from_a_file(run: Run, registry: FakeRegistry
     path = tmp_path / "embedding.json"
     path.write_text("[0.5, 1]")
     assert run("register", "alice", "--embedding", str(path), "--consent", "yes").status == 0
-    assert form_of(registry.requests[0])["speaker_embedding"] == b"[0.5,1.0]"
+    assert form_of(registry.requests[0])["embedding"] == b"[0.5,1.0]"
     for text, status in (("no json", 2), ('{"a": 1}', 1)):
         path.write_text(text)
         assert run("register", "alice", "--embedding", str(path), "--consent", "yes").status == status
@@ -120,7 +120,7 @@ def test_an_embedding_may_come_from_standard_input(
     for text, status in ((b"[0.5, 1]", 0), (b"no json", 2), (b"[" + b"1," * 600_000, 2)):
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text)))
         assert run("register", "alice", "--embedding", "-", "--consent", "yes").status == status
-    assert [form_of(one)["speaker_embedding"] for one in registry.requests] == [b"[0.5,1.0]"]
+    assert [form_of(one)["embedding"] for one in registry.requests] == [b"[0.5,1.0]"]
 
 
 def test_registering_can_wait_until_the_voice_is_usable(run: Run, registry: FakeRegistry, clip: str):

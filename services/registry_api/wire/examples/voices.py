@@ -37,9 +37,10 @@ _VOICE = {
     "artifacts": [_STATUS],
 }
 
-_VERSION = {
+VERSION_EXAMPLE = {
     "object": "voice.version",
     "id": VUID,
+    "voice_id": f"voice_{VUID}_alice",
     "voice": "Alice",
     "version": 2,
     "created_at": 1775133885,
@@ -89,14 +90,16 @@ DELETE: Responses = {
 }
 
 VERSIONS: Responses = {
-    200: json_answer("A page of versions.", page_of(_VERSION, "2"), schemas.Page[schemas.VoiceVersion]),
+    200: json_answer(
+        "A page of versions.", page_of(VERSION_EXAMPLE, "2"), schemas.Page[schemas.VoiceVersion]
+    ),
     **READ,
     400: BAD_NAME,
     404: NO_VOICE,
 }
 
 VERSION: Responses = {
-    200: json_answer("The version.", _VERSION, schemas.VoiceVersion),
+    200: json_answer("The version.", VERSION_EXAMPLE, schemas.VoiceVersion),
     **READ,
     400: BAD_NAME,
     404: NO_VOICE,

@@ -1,8 +1,8 @@
 -- Takes the next place in a speaker's order. ARGV: kind 'ver'|'als'|'del', now, last {seq, number, created_at} (the highest
 -- values that there are)
 -- for 'ver': max_speakers, max_versions; bytes, max_bytes (of this upload; of all in the namespace); texts, max_texts (the same
---   for texts alone); immutable, vuid, request, idempotency; repeats (seconds for which the same request is given the same
---   place again), landing (seconds for which the writes of an attempt may still land)
+--   for texts alone); immutable (refuse a live speaker), present (refuse one that is not live), vuid, request, idempotency;
+--   repeats (seconds for which the same request is given the same place again), landing (seconds for which the writes of an attempt may still land)
 -- for 'als': alias, expected, pending (seconds that a move may take); for a promotion: automatic, vuid (its target), serves (the
 --   profiles for which the target has an artifact)
 -- for 'del': unchanged (the last seq that the caller has seen)
@@ -61,6 +61,7 @@ if a.kind == 'del' then is_live = is_live or damaged elseif damaged then return 
 if a.kind == 'ver' then
   if known and census_due() then return redis.error_reply('CENSUS') end
   if is_live and a.immutable then return redis.error_reply('EXISTS') end
+  if a.present and not is_live then return redis.error_reply('NOTFOUND') end
   local taken = cjson.decode(only and redis.call('GET', only) or '{"seq":0}')
   if taken.seq > math.max(mark('tomb'), epoch) and a.now - taken.at < a.landing then
     local ours = taken.request == a.request and taken.idempotency == a.idempotency and a.now - taken.first < a.repeats
