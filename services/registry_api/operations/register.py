@@ -42,7 +42,7 @@ class NewVersion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """What a namespace and a voice may use. Settings hold the values."""
+    """The limits of a namespace and of a voice. Settings hold the values."""
 
     voices: int
     bytes: int
@@ -101,7 +101,7 @@ class Registered:
     created: bool
     """False if the same request had been served before."""
     jobs: Mapping[str, str]
-    """For each profile that is being extracted, the id of the job."""
+    """The ids of the jobs by profile."""
 
 
 def register(

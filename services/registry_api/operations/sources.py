@@ -1,4 +1,4 @@
-"""What a version is made from: a clip, or a speaker embedding that somebody has computed already."""
+"""A version is made from a clip, or from a speaker embedding that somebody has computed already."""
 
 import hashlib
 from collections.abc import Callable, Sequence

@@ -10,7 +10,7 @@ from speaker_registry.engine import Profile
 
 
 class Announced(Protocol):
-    """What the workers of profiles announced."""
+    """Knows what the workers of profiles announced."""
 
     def fingerprint(self, profile: str) -> str:
         """Return the current fingerprint of a profile; empty while no worker has announced one."""

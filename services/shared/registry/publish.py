@@ -1,4 +1,4 @@
-"""What a worker does with a job: begin an attempt, and publish the artifact that it has made.
+"""A worker begins an attempt at a job, and publishes the artifact that it has made.
 
 Two workers that make the same artifact meet in the document: the first is named there, and the bytes of the
 other are collected as garbage. Knows no encoder.

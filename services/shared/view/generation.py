@@ -11,7 +11,7 @@ not know what a view holds.
 """
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -199,7 +199,9 @@ class Generation:
                 self._distrust(stamp)
         raise ViewAway
 
-    def call(self, script: str, generation: str, keys: list[str], arguments: list[str | int | float]) -> Any:
+    def call(
+        self, script: str, generation: str, keys: list[str], arguments: Sequence[str | int | float]
+    ) -> Any:
         """Run one of `lua/` on a generation. Raises `ViewAway` if it is not the one in use any more."""
         stamp = self._trusted
         if not stamp or Stamp.parse(stamp).generation != generation:

@@ -41,7 +41,14 @@ class OpenJobs:
             jobs_key(generation, speaker_id.namespace),
             events_key(generation),
         ]
-        arguments = [_field(job), job.job_id, _HELD, KEPT_SECONDS * 1000, str(speaker_id), *_flat(fields)]
+        arguments: list[str | int | float] = [
+            _field(job),
+            job.job_id,
+            _HELD,
+            KEPT_SECONDS * 1000,
+            str(speaker_id),
+            *_flat(fields),
+        ]
         found = str(self._generation.call("claim", generation, keys, arguments))
         return job if found == job.job_id else replace(job, job_id=found, processing=False)
 
