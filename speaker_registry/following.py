@@ -50,6 +50,11 @@ class Following:
         """The model type of the profile, or None before the first look."""
         return self._manifest.model_type if self._manifest else None
 
+    @property
+    def namespace(self) -> str | None:
+        """The namespace of the voices, or None before the first look."""
+        return self._manifest.namespace if self._manifest else None
+
     def look(self) -> Changes:
         """Ask the registry what has changed.
 

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NoReturn
 
 import speaker_registry
-from speaker_registry.cli import artifacts, completion, jobs, keys, moving, profiles, syncing, voices
+from speaker_registry.cli import artifacts, completion, jobs, keys, moving, profiles, pushing, syncing, voices
 from speaker_registry.cli.command import (
     HINTS,
     INTERRUPTED,
@@ -41,6 +41,7 @@ _COMMANDS = (
     *artifacts.COMMANDS,
     *moving.COMMANDS,
     *syncing.COMMANDS,
+    *pushing.COMMANDS,
     *jobs.COMMANDS,
     *profiles.COMMANDS,
     *keys.COMMANDS,
