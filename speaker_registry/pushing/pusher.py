@@ -189,17 +189,18 @@ class Pusher:
         """Upload a version. Returns why that could not be done, or None if it was."""
         try:
             source = self._source(entry)
-            self._make_room(state)
-            consent = self._mark().on(entry.reference)
+        except SpeakerRegistryError as error:
+            if not concerns_one_voice(error):
+                raise
+            return error.message
+        self._make_room(state)
+        consent = self._mark().on(entry.reference)
+        try:
             self._server.upload({"name": (None, name), "consent": (None, consent), **source})
         except UploadRefused as error:
             reason = f"the server refuses it: {error}"
             self._refused[name] = reason, state.now + REFUSED_SECONDS
             return reason
-        except SpeakerRegistryError as error:
-            if not concerns_one_voice(error):
-                raise
-            return error.message
         return None
 
     def _delete(self, name: str, state: _State) -> None:
