@@ -1,4 +1,4 @@
-"""How pushed voices are called in a server, and by which mark they are known again."""
+"""Decides how pushed voices are called in a server, and by which mark they are known again."""
 
 import hashlib
 import re
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from speaker_registry.manifests import ManifestEntry
 
 _SEPARATORS = {"vllm-omni": "@", "sglang-omni": ".v"}
-"""What stands between name and version. SGLang-Omni accepts no `@`."""
+"""Stands between name and version. SGLang-Omni accepts no `@`, so its names have another separator."""
 _PLAIN = re.compile(r"(?=.*[A-Za-z0-9])[A-Za-z0-9_.-]+")
 """The names that SGLang-Omni accepts."""
 
@@ -30,7 +30,7 @@ def fault_of(name: str, kind: str) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """What a pushed voice carries as its consent. Other voices of a server are left alone.
+    """A pushed voice carries this as its consent. Voices of a server without it are left alone.
 
     The mark tells registry, namespace and profile apart, so that two pushers of one server do not delete each
     other's voices.

@@ -48,7 +48,7 @@ class _Pushed:
 
 @dataclass(slots=True)
 class _State:
-    """What the server offers, as far as it is known during one run."""
+    """Holds what the server offers, as far as it is known during one run."""
 
     names: set[str]
     """All names that the server offers, including those of others."""
