@@ -54,7 +54,7 @@ class Deadlines(httpcore.NetworkBackend):
             return timeout
         left = deadline - self._clock()
         if left <= 0:
-            raise Unavailable("the registry did not finish its answer in time")
+            raise Unavailable("the server did not finish its answer in time")
         return left if timeout is None else min(timeout, left)
 
     def connect_tcp(self, *arguments: Any, **options: Any) -> httpcore.NetworkStream:

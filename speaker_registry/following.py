@@ -48,7 +48,12 @@ class Following:
     @property
     def model_type(self) -> str | None:
         """The model type of the profile, or None before the first look."""
-        return self._manifest.model_type if self._manifest else None
+        return None if self._manifest is None else self._manifest.model_type
+
+    @property
+    def namespace(self) -> str | None:
+        """The namespace of the voices, or None before the first look."""
+        return None if self._manifest is None else self._manifest.namespace
 
     def look(self) -> Changes:
         """Ask the registry what has changed.

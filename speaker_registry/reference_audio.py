@@ -1,6 +1,7 @@
 """The samples of a clip after decoding, and the format in which they are stored and sent."""
 
 import json
+import struct
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -14,6 +15,8 @@ from speaker_registry.errors import InvalidAudio
 SCHEMA = 1
 _MAX_HEADER_BYTES = 512
 """Limit for the header of a stored clip, which takes about 130 bytes."""
+_WAV_FLOAT = 3
+"""The number of IEEE floats among the formats of WAV files."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)  # arrays do not compare to a truth value
@@ -41,6 +44,16 @@ class ReferenceAudio:
         )
         # There is only one header key, because safetensors writes several keys in varying order.
         return bytes(safetensors.numpy.save({"audio": self.samples}, metadata={"manifest": manifest}))
+
+    def to_wav(self) -> bytes:
+        """Encode the clip as a WAV file with float32 samples, from which every sample is read as it is."""
+        data = self.samples.astype("<f4", copy=False).tobytes()
+        # Files that do not hold integers need a length in their format, and a count of their samples.
+        layout = struct.pack(
+            "<4sIHHIIHHH", b"fmt ", 18, _WAV_FLOAT, 1, self.sample_rate, self.sample_rate * 4, 4, 32, 0
+        )
+        chunks = layout + struct.pack("<4sII4sI", b"fact", 4, len(self.samples), b"data", len(data)) + data
+        return struct.pack("<4sI4s", b"RIFF", 4 + len(chunks), b"WAVE") + chunks
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:

@@ -21,6 +21,7 @@ from speaker_registry.cli import (
     keys,
     moving,
     profiles,
+    pushing,
     syncing,
     voices,
 )
@@ -51,6 +52,7 @@ _COMMANDS = (
     *artifacts.COMMANDS,
     *moving.COMMANDS,
     *syncing.COMMANDS,
+    *pushing.COMMANDS,
     *jobs.COMMANDS,
     *profiles.COMMANDS,
     *campaigns.COMMANDS,

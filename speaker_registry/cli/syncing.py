@@ -5,6 +5,7 @@ import json
 import signal
 import sys
 import time
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
@@ -16,7 +17,7 @@ from speaker_registry.terminal import printable, table
 
 if TYPE_CHECKING:
     from speaker_registry import RegistryClient
-    from speaker_registry.syncing.synchronization import Report, Synchronization
+    from speaker_registry.syncing.synchronization import Report
 
 _INTERVAL_SECONDS = 30.0
 
@@ -25,35 +26,46 @@ def sync(client: "RegistryClient", arguments: argparse.Namespace) -> Output:
     # This package loads the HTTP client, which --help and completion do without.
     from speaker_registry.syncing.synchronization import Synchronization  # noqa: PLC0415
 
-    if arguments.interval is not None and not arguments.watch:
-        raise CommandError("--interval is how often --watch looks; give both or neither")
+    interval = interval_of(arguments)
     path = Path(arguments.folder)
     synchronization = Synchronization(client, path, profile=arguments.profile, form=arguments.format)
     if arguments.watch:
-        _watch(synchronization, arguments)
+
+        def show(report: "Report") -> None:
+            document = _document(report, arguments)
+            print(json.dumps(document) if arguments.json else _text(report, arguments), flush=True)
+
+        watch(synchronization.run, interval, show)
     report = synchronization.run()
     return Output(_document(report, arguments), _text(report, arguments))
 
 
-def _watch(synchronization: "Synchronization", arguments: argparse.Namespace) -> NoReturn:
-    """Sync until the process is told to end, which SIGTERM does with exit code 0."""
+def interval_of(arguments: argparse.Namespace) -> float:
+    """Return how often `--watch` looks. Raises `CommandError` if only the interval is given."""
+    if arguments.interval is not None and not arguments.watch:
+        raise CommandError("--interval is how often --watch looks; give both or neither")
+    given: float | None = arguments.interval
+    return _INTERVAL_SECONDS if given is None else given
+
+
+def watch(run: Callable[[], "Report"], interval: float, show: Callable[["Report"], object]) -> NoReturn:
+    """Sync until the process is told to end, which SIGTERM does with exit code 0.
+
+    Args:
+        run: Syncs once.
+        interval: Seconds between the end of one sync and the next.
+        show: Prints a report.
+    """
     from speaker_registry.syncing.watching import Watch  # noqa: PLC0415  see `sync`
 
-    interval = _INTERVAL_SECONDS if arguments.interval is None else arguments.interval
     # The first process of a container ends by SIGTERM only if it handles it.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())
-
-    def show(report: "Report") -> None:
-        document = _document(report, arguments)
-        print(json.dumps(document) if arguments.json else _text(report, arguments), flush=True)
 
     def complain(error: SpeakerRegistryError) -> None:
         message = f"{error}; trying again every {interval:g} s"
         print(f"{PROGRAM}: {printable(message)}", file=sys.stderr, flush=True)
 
-    Watch(
-        run=synchronization.run, wait=partial(time.sleep, interval), on_report=show, on_error=complain
-    ).forever()
+    Watch(run=run, wait=partial(time.sleep, interval), on_report=show, on_error=complain).forever()
 
 
 def _document(report: "Report", arguments: argparse.Namespace) -> dict[str, object]:
@@ -61,6 +73,13 @@ def _document(report: "Report", arguments: argparse.Namespace) -> dict[str, obje
         "path": arguments.folder,
         "format": arguments.format,
         "profile": arguments.profile,
+        **document_of(report),
+    }
+
+
+def document_of(report: "Report") -> dict[str, object]:
+    """Return a report as it is printed with `--json`."""
+    return {
         **{state: report.count(state) for state in ("written", "unchanged", "kept", "missing")},
         "removed": report.removed,
         "voices": [
@@ -90,9 +109,14 @@ def _add_sync(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument("--format", choices=FORMATS, required=True, help="what the server reads")
     command.add_argument("--profile", metavar="P", required=True, help="profile of the server's model")
-    command.add_argument(
-        "--watch", action="store_true", help="keep the folder current until the process is ended"
-    )
+    add_watch(command, "keep the folder current until the process is ended")
+
+
+def add_watch(command: argparse.ArgumentParser, purpose: str) -> None:
+    """Add `--once`, `--watch` with this help, and `--interval`."""
+    often = command.add_mutually_exclusive_group()
+    often.add_argument("--once", action="store_true", help="look once and end, which is the default")
+    often.add_argument("--watch", action="store_true", help=purpose)
     command.add_argument(
         "--interval",
         metavar="SECONDS",

@@ -65,15 +65,15 @@ class SpeakerSamples:
         if version.source == "audio":
             audio = self._client.samples(reference)
             return _file("audio", audio.samples, version, {"sample_rate": str(audio.sample_rate), **facts})
-        embedding = self._embedding(reference)
+        embedding = self.embedding(reference)
         dimension = {"embedding_dim": str(embedding.size)}
         return _file("speaker_embedding", embedding, version, {**dimension, **facts})
 
     def index(self, _: Sequence[FileName], __: Callable[[FileName], bytes]) -> None:
         """Return None, because vLLM-Omni reads all files of this folder."""
 
-    def _embedding(self, reference: str) -> np.ndarray:
-        """Return the speaker embedding of the profile, float32 [D]."""
+    def embedding(self, reference: str) -> np.ndarray:
+        """Return the speaker embedding of a version for the profile, float32 [D]. Raises as `sample`."""
         if self._model_type not in _TAKE_EMBEDDINGS:
             raise CacheUnsupported(
                 "the version has a speaker embedding and no clip, and vLLM-Omni takes embeddings only for "

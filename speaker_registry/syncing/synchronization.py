@@ -40,13 +40,13 @@ class Outcome:
 
     name: str
     version: int
-    """Number of the version that belongs in the folder."""
+    """Number of the version that belongs in the folder or server."""
     state: State
-    """`written` and `unchanged`: the folder has this version. `kept`: the folder still has what it had before
-    of this voice. `missing`: the folder has nothing of this voice.
+    """`written` and `unchanged`: the folder or server has this version. `kept`: it still has what it had
+    before of this voice. `missing`: it has nothing of this voice.
     """
     reason: str | None = None
-    """Tells why the folder does not have this version."""
+    """Tells why the folder or server does not have this version."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,14 +55,14 @@ class Report:
 
     outcomes: tuple[Outcome, ...]
     removed: int
-    """Number of files that were removed."""
+    """Number of files, or of voices of a server, that were removed."""
 
     def count(self, state: State) -> int:
         return sum(outcome.state == state for outcome in self.outcomes)
 
     @property
     def is_changed(self) -> bool:
-        """True if a file was written or removed."""
+        """True if something was written or removed."""
         return self.removed > 0 or self.count("written") > 0
 
 

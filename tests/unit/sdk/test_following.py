@@ -117,3 +117,11 @@ def test_the_manifest_of_another_profile_is_refused(pages: Pages, client: Regist
     with pytest.raises(Unavailable, match=r"'voxcpm2'.*was asked for"):
         following.look()
     assert not following.voices
+
+
+def test_a_profile_without_voices_is_known_too(pages: Pages, client: RegistryClient):
+    """An engine of an empty registry has to know what it follows when the first voice comes."""
+    following = Following(client, QWEN)
+    assert (following.namespace, following.model_type) == (None, None)
+    following.look()
+    assert (following.namespace, following.model_type) == ("default", "qwen3_tts")

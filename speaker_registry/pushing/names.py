@@ -1,0 +1,52 @@
+"""Decides how pushed voices are called in a server, and by which mark they are known again."""
+
+import hashlib
+import re
+from dataclasses import dataclass
+
+from speaker_registry.manifests import ManifestEntry
+
+_SEPARATORS = {"vllm-omni": "@", "sglang-omni": ".v"}
+"""Stands between name and version. SGLang-Omni accepts no `@`, so its names have another separator."""
+_PLAIN = re.compile(r"(?=.*[A-Za-z0-9])[A-Za-z0-9_.-]+")
+"""The names that SGLang-Omni accepts."""
+
+
+def pushed_name(entry: ManifestEntry, kind: str) -> str:
+    """Return the name of exactly this version, such as `wren@3`, in lower case as servers look it up.
+
+    Args:
+        kind: One of `SERVERS`.
+    """
+    return f"{entry.voice.strip().lower()}{_SEPARATORS[kind]}{entry.version}"
+
+
+def fault_of(name: str, kind: str) -> str | None:
+    """Return why a server of this kind cannot have a voice of this name, or None if it can."""
+    if kind == "sglang-omni" and not _PLAIN.fullmatch(name):
+        return f"SGLang-Omni accepts no name such as {name[:80]!a}; accepted: A-Z, a-z, 0-9, '_', '.', '-'"
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A pushed voice carries this as its consent. Voices of a server without it are left alone.
+
+    The mark tells registry, namespace and profile apart, so that two pushers of one server do not delete each
+    other's voices.
+    """
+
+    prefix: str
+
+    @classmethod
+    def of(cls, url: str, namespace: str, profile: str) -> "Mark":
+        digest = hashlib.sha256("\0".join((url, namespace, profile)).encode()).hexdigest()
+        return cls(f"speaker-registry:{digest[:16]}:")
+
+    def on(self, reference: str) -> str:
+        """Return the consent of the version with this reference."""
+        return self.prefix + reference
+
+    def reference_in(self, consent: str) -> str | None:
+        """Return the reference in a consent, or None if the voice was not pushed under this mark."""
+        return consent.removeprefix(self.prefix) if consent.startswith(self.prefix) else None

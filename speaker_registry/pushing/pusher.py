@@ -1,0 +1,222 @@
+"""Keeps the uploaded voices of one TTS server equal to the registry.
+
+A server replaces a voice in place, and vLLM-Omni loses the former one if the new clip is refused. So each
+version is uploaded as a voice of its own that never changes, such as `wren@3`, and no name that the server
+offers is ever uploaded again. A voice that was pushed is recognised by its mark (see `names.Mark`), also by a
+later process.
+"""
+
+import json
+from dataclasses import dataclass
+from functools import partial
+
+from speaker_registry.client import RegistryClient
+from speaker_registry.errors import PayloadTooLarge, SpeakerRegistryError
+from speaker_registry.following import Following
+from speaker_registry.manifests import ManifestEntry
+from speaker_registry.moving.faults import concerns_one_voice, patiently
+from speaker_registry.pushing.names import Mark, fault_of, pushed_name
+from speaker_registry.pushing.speech_server import (
+    MAX_CLIP_BYTES,
+    Part,
+    SpeechServer,
+    UploadRefused,
+)
+from speaker_registry.syncing.samples import SpeakerSamples
+from speaker_registry.syncing.synchronization import Outcome, Report
+
+GRACE_SECONDS = 600.0
+"""A replaced version stays so long, for requests and clients that still name it."""
+REFUSED_SECONDS = 600.0
+"""A voice that the server has refused is not sent again for so long."""
+DEFAULT_SLOTS = 1000
+"""The number of uploads that vLLM-Omni and SGLang-Omni accept, unless they are told another one."""
+
+
+@dataclass(slots=True)
+class _Pushed:
+    """A voice in the server that was pushed from here."""
+
+    reference: str
+    since: float
+    """Time of its upload, by the clock of the server."""
+
+    @property
+    def voice_id(self) -> str:
+        return self.reference.rpartition("@")[0]
+
+
+@dataclass(slots=True)
+class _State:
+    """Holds what the server offers, as far as it is known during one run."""
+
+    names: set[str]
+    """All names that the server offers, including those of others."""
+    ours: dict[str, _Pushed]
+    """The voices that were pushed from here, by their names."""
+    now: float
+    """The time, by the clock of the server."""
+    removed: int = 0
+
+
+class Pusher:
+    """Pushes the default versions of all voices of a profile to one server.
+
+    Args:
+        kind: One of `SERVERS`.
+        slots: The most voices that the server is given. Others are left out, and reported.
+    """
+
+    def __init__(
+        self,
+        client: RegistryClient,
+        server: SpeechServer,
+        *,
+        profile: str,
+        kind: str = "vllm-omni",
+        slots: int = DEFAULT_SLOTS,
+    ) -> None:
+        self._client, self._server, self._profile = client, server, profile
+        self._kind, self._slots = kind, slots
+        self._following = Following(client, profile)
+        self._replaced: dict[str, float] = {}
+        """Names of replaced versions, and when they were first seen to be replaced."""
+        self._refused: dict[str, tuple[str, float]] = {}
+        """Names that the server has refused: the reason, and until when they are not sent again."""
+
+    def run(self) -> Report:
+        """Make the server offer what the registry holds now.
+
+        A deleted voice is deleted first. A voice that the server or the registry refuses is reported.
+
+        Raises:
+            SpeakerRegistryError: The registry or the server cannot be reached, or refuses everything. Besides
+                deleted voices, the server still offers everything that it had.
+        """
+        patiently(self._following.look)
+        entries, state = self._following.voices, self._look_at_server()
+        for name in [name for name, one in state.ours.items() if one.voice_id not in entries]:
+            self._delete(name, state)
+        self._notice_replaced(state)
+        for name in [name for name in self._replaced if self._has_successor(name, state)]:
+            self._delete(name, state)
+        outcomes = tuple(self._settle(entry, state) for entry in self._by_need(state))
+        self._refused = {name: one for name, one in self._refused.items() if state.now < one[1]}
+        return Report(outcomes=outcomes, removed=state.removed)
+
+    def _mark(self) -> Mark:
+        assert self._following.namespace is not None, "the registry was looked at"
+        return Mark.of(self._client.url, self._following.namespace, self._profile)
+
+    def _look_at_server(self) -> _State:
+        found, mark = self._server.voices(), self._mark()
+        references = ((name, mark.reference_in(one.consent), one) for name, one in found.uploaded.items())
+        ours = {name: _Pushed(text, one.created_at) for name, text, one in references if text is not None}
+        return _State(set(found.names), ours, found.now)
+
+    def _current(self, one: _Pushed) -> str:
+        """Return the name of the version that the server should have of a voice."""
+        return pushed_name(self._following.voices[one.voice_id], self._kind)
+
+    def _notice_replaced(self, state: _State) -> None:
+        replaced = [name for name, one in state.ours.items() if name != self._current(one)]
+        self._replaced = {name: self._replaced.get(name, state.now) for name in replaced}
+
+    def _has_successor(self, name: str, state: _State) -> bool:
+        """Return whether another version has been there in place of a replaced one for the grace period.
+
+        The time of its upload tells that also if no process has been watching. After a roll-back, the former
+        version may have been there before, so only what was seen counts.
+        """
+        one = state.ours[name]
+        successor = state.ours.get(self._current(one))
+        if successor is None:
+            return False
+        since = successor.since if successor.since > one.since else self._replaced[name]
+        return since + GRACE_SECONDS <= state.now
+
+    def _by_need(self, state: _State) -> list[ManifestEntry]:
+        """Return the voices in the order in which they get slots: those that the server knows come first."""
+        known = {one.voice_id for one in state.ours.values()}
+        return sorted(self._following.voices.values(), key=lambda one: one.voice_id not in known)
+
+    def _settle(self, entry: ManifestEntry, state: _State) -> Outcome:
+        """Have the server offer a version."""
+        name = pushed_name(entry, self._kind)
+        if name in state.ours:
+            return Outcome(name=entry.voice, version=entry.version, state="unchanged")
+        fault = self._fault_of(name, state) or self._upload(name, entry, state)
+        if fault is None:
+            state.ours[name] = _Pushed(entry.reference, state.now)
+            state.names.add(name)
+            return Outcome(name=entry.voice, version=entry.version, state="written")
+        has_former = any(one.voice_id == entry.voice_id for one in state.ours.values())
+        return Outcome(
+            name=entry.voice, version=entry.version, state="kept" if has_former else "missing", reason=fault
+        )
+
+    def _fault_of(self, name: str, state: _State) -> str | None:
+        """Return why a voice of this name cannot be uploaded now, or None if it can."""
+        reason, until = self._refused.get(name, (None, 0.0))
+        if reason is not None and state.now < until:
+            return reason
+        if name in state.names:
+            return f"the server has a voice {name[:80]!a} that was not pushed from here"
+        if self._is_full(state) and self._can_leave(state) is None:
+            return f"all {self._slots} slots are taken; a replaced version leaves after {GRACE_SECONDS:g} s"
+        return fault_of(name, self._kind)
+
+    def _is_full(self, state: _State) -> bool:
+        return len(state.ours) >= self._slots
+
+    def _make_room(self, state: _State) -> None:
+        leaving = self._can_leave(state)
+        if self._is_full(state) and leaving is not None:
+            self._delete(leaving, state)
+
+    def _can_leave(self, state: _State) -> str | None:
+        """Return a replaced version whose grace period is over although its successor is not there yet, which
+        finds no slot otherwise.
+        """
+        over = (
+            name
+            for name, since in self._replaced.items()
+            if name in state.ours and since + GRACE_SECONDS <= state.now
+        )
+        return next(over, None)
+
+    def _upload(self, name: str, entry: ManifestEntry, state: _State) -> str | None:
+        """Upload a version. Returns why that could not be done, or None if it was."""
+        try:
+            source = self._source(entry)
+        except SpeakerRegistryError as error:
+            if not concerns_one_voice(error):
+                raise
+            return error.message
+        self._make_room(state)
+        consent = self._mark().on(entry.reference)
+        try:
+            self._server.upload({"name": (None, name), "consent": (None, consent), **source})
+        except UploadRefused as error:
+            reason = f"the server refuses it: {error}"
+            self._refused[name] = reason, state.now + REFUSED_SECONDS
+            return reason
+        return None
+
+    def _delete(self, name: str, state: _State) -> None:
+        self._server.delete(name)
+        del state.ours[name]
+        state.names.discard(name)
+        state.removed += 1
+
+    def _source(self, entry: ManifestEntry) -> dict[str, Part]:
+        """Return what the server clones from: the clip with its transcript, or a speaker embedding."""
+        if entry.source != "audio":
+            samples = SpeakerSamples(self._client, self._profile, self._following.model_type or "")
+            embedding = patiently(partial(samples.embedding, entry.reference))
+            return {"speaker_embedding": (None, json.dumps(embedding.tolist()))}
+        clip = patiently(partial(self._client.samples, entry.reference)).to_wav()
+        if len(clip) > MAX_CLIP_BYTES:
+            raise PayloadTooLarge(f"the clip has {len(clip)} bytes as WAV; accepted: up to {MAX_CLIP_BYTES}")
+        text: dict[str, Part] = {"ref_text": (None, entry.ref_text)} if entry.ref_text else {}
+        return {"audio_sample": ("clip.wav", clip, "audio/wav"), **text}

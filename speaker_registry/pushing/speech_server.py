@@ -1,0 +1,181 @@
+"""The routes of a TTS server for uploaded voices. It knows no registry."""
+
+import contextlib
+import email.utils
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+from urllib.parse import quote
+
+import httpx
+
+from speaker_registry.deadlines import Deadlines
+from speaker_registry.errors import InvalidRequest, PermissionDenied, Unavailable
+from speaker_registry.session import TRANSPORT_ERRORS, no_cookies, parse_api_key, parse_url
+
+MAX_CLIP_BYTES = 10 * 1024**2
+"""The largest clip that vLLM-Omni and SGLang-Omni accept."""
+_MAX_ANSWER_BYTES = 16 * 1024**2
+"""A list of a thousand voices with long transcripts is smaller than this."""
+_PATH = "/v1/audio/voices"
+_CALL_SECONDS = 60.0
+_MAX_REASON = 300
+_REFUSE_ONE_VOICE = frozenset({400, 413, 415, 422, 500})
+"""vLLM-Omni answers 500 if it cannot store one clip."""
+Part = tuple[str | None, str | bytes] | tuple[str, bytes, str]
+"""A part of a form as httpx takes it: a text without a file name, or a file with its type."""
+
+
+class UploadRefused(Exception):
+    """The server does not accept one voice. The message is what the server says."""
+
+
+@dataclass(frozen=True, slots=True)
+class Uploaded:
+    """A voice that was uploaded to a server."""
+
+    consent: str
+    created_at: float
+    """Time of the upload in Unix seconds, by the clock of the server."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServerVoices:
+    """The voices that a server offers."""
+
+    names: frozenset[str]
+    """All names in lower case, including those that are built in."""
+    uploaded: Mapping[str, Uploaded]
+    """The uploaded voices by their names in lower case."""
+    now: float
+    """Time of the answer in Unix seconds, by the clock of the server."""
+
+
+class SpeechServer:
+    """A TTS server that takes uploads.
+
+    All methods raise `Unavailable` if the server does not answer in time, and `PermissionDenied` or
+    `InvalidRequest` if it refuses every upload.
+
+    Args:
+        transport: httpx transport to use instead of the network.
+
+    Raises:
+        ValueError: The address or the API key is malformed.
+    """
+
+    def __init__(self, url: str, api_key: str = "", transport: httpx.BaseTransport | None = None) -> None:
+        self.url = parse_url(url)
+        headers = {"accept-encoding": "identity"}  # an answer that unfolds would have no bound
+        if key := parse_api_key(api_key):
+            headers["authorization"] = f"Bearer {key}"
+        self._http = httpx.Client(
+            headers=headers, timeout=_CALL_SECONDS, transport=transport, cookies=no_cookies()
+        )
+        self._deadlines = Deadlines(time.monotonic)
+        self._deadlines.apply_to(self._http)
+
+    def voices(self) -> ServerVoices:
+        """Return the voices that the server offers now."""
+        answer = self._checked(*self._send("GET", _PATH))
+        try:
+            document = json.loads(answer.content)
+            uploaded = {str(one["name"]).lower(): _uploaded(one) for one in document["uploaded_voices"]}
+            names = frozenset(str(one).lower() for one in document["voices"])
+        except (ValueError, KeyError, TypeError, RecursionError):
+            raise InvalidRequest(
+                f"{self.url}{_PATH} is not a list of uploaded voices: {_shown(answer.content)}; "
+                "accepted: the answer of vLLM-Omni or SGLang-Omni"
+            ) from None
+        return ServerVoices(names | uploaded.keys(), uploaded, answer.moment)
+
+    def upload(self, parts: Mapping[str, Part]) -> None:
+        """Upload a voice. Raises `UploadRefused` if the server does not accept this one."""
+        status, answer = self._send("POST", _PATH, files=dict(parts))
+        if status in _REFUSE_ONE_VOICE:
+            raise UploadRefused(_reason(answer.content))
+        self._checked(status, answer)
+
+    def delete(self, name: str) -> None:
+        """Delete a voice. Nothing happens if there is none of this name."""
+        status, answer = self._send("DELETE", f"{_PATH}/{quote(name, safe='')}")
+        if status != 404:
+            self._checked(status, answer)
+
+    def close(self) -> None:
+        self._http.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _send(self, method: str, path: str, **content: Any) -> tuple[int, "_Answer"]:
+        """Return the status and the rest of an answer."""
+        deadline = time.monotonic() + _CALL_SECONDS
+        try:
+            with (
+                self._deadlines.until(deadline),
+                self._http.stream(method, self.url + path, **content) as response,
+            ):
+                return response.status_code, _Answer(self._read(response), _moment(response))
+        except TRANSPORT_ERRORS as error:
+            raise Unavailable(f"no answer from {self.url}: {str(error) or type(error).__name__}") from None
+
+    def _read(self, response: httpx.Response) -> bytes:
+        if response.headers.get("content-encoding", "identity") != "identity":
+            raise InvalidRequest(f"{self.url} answers with a compressed body, which was not asked for")
+        content = bytearray()
+        for piece in response.iter_bytes():
+            content += piece
+            if len(content) > _MAX_ANSWER_BYTES:
+                raise Unavailable(f"{self.url} answers with more than {_MAX_ANSWER_BYTES} bytes")
+        return bytes(content)
+
+    def _checked(self, status: int, answer: "_Answer") -> "_Answer":
+        if status == 200:
+            return answer
+        message = f"{self.url} answers {status}: {_reason(answer.content)}"
+        if status in {401, 403}:
+            raise PermissionDenied(message)
+        if status == 429 or status >= 500:
+            raise Unavailable(message)
+        raise InvalidRequest(message)
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    content: bytes
+    moment: float
+    """Time of the answer in Unix seconds."""
+
+
+def _uploaded(document: Mapping[str, Any]) -> Uploaded:
+    return Uploaded(str(document["consent"]), float(document["created_at"]))
+
+
+def _moment(response: httpx.Response) -> float:
+    """Return the time in the head of an answer. A server without a clock is believed to have ours."""
+    with contextlib.suppress(KeyError, ValueError, TypeError, OverflowError):
+        return email.utils.parsedate_to_datetime(response.headers["date"]).timestamp()
+    return time.time()
+
+
+def _reason(answer: bytes) -> str:
+    """Return what the answer of an error says, in the envelope of OpenAI or of FastAPI."""
+    try:
+        document = json.loads(answer)
+        found = document["error"]["message"] if "error" in document else document["detail"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return _shown(answer)
+    return str(found)[:_MAX_REASON]
+
+
+def _shown(answer: bytes) -> str:
+    return repr(answer[:_MAX_REASON].decode(errors="replace"))

@@ -1,0 +1,374 @@
+"""Tests of the pusher, with vLLM-Omni's own storage of uploaded voices as the server."""
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import httpx
+import numpy as np
+import pytest
+
+from speaker_registry import errors
+from speaker_registry.errors import SpeakerRegistryError
+from speaker_registry.manifests import Manifest, ManifestEntry, ManifestPage, ReceivedPage
+from speaker_registry.pushing import pusher as pusher_module
+from speaker_registry.pushing.pusher import GRACE_SECONDS, Pusher
+from speaker_registry.pushing.speech_server import SpeechServer
+from speaker_registry.reference_audio import ReferenceAudio
+from tests.unit.sdk.fake_registry import QWEN
+from tests.unit.sdk.test_following import entry
+from tests.vllm_omni_server import VoiceServer
+
+LATER = GRACE_SECONDS + 1
+
+
+class Client:
+    """A registry with a manifest, and a clip for each version."""
+
+    def __init__(self, url: str = "http://registry.test") -> None:
+        self.url = url
+        self.voices: list[ManifestEntry] = []
+        self.away = False
+        self.seconds = 1.5
+        self.faults: dict[str, SpeakerRegistryError] = {}
+        """Errors by reference."""
+
+    def manifest(self, profile: str, known: Manifest | None = None) -> Manifest:
+        if self.away:
+            raise errors.Unavailable("away")
+        page = ManifestPage(
+            namespace="default", profile=profile, model_type="qwen3_tts", data=self.voices, has_more=False
+        )
+        return Manifest("default", profile, "qwen3_tts", {"": ReceivedPage(None, page)})
+
+    def samples(self, reference: str) -> ReferenceAudio:
+        if reference in self.faults:
+            raise self.faults[reference]
+        version = int(reference.rpartition("@")[2])
+        count = int(16_000 * self.seconds)
+        return ReferenceAudio(np.linspace(-0.9, 0.9, count, dtype=np.float32) / version, 16_000)
+
+    def version(self, reference: str) -> SimpleNamespace:
+        return SimpleNamespace(source="embedding")
+
+    def download(self, reference: str, profile: str) -> SimpleNamespace:
+        tensors = {"speaker_embedding": np.full(1024, 0.25, np.float32)}
+        return SimpleNamespace(artifact=SimpleNamespace(tensors=tensors))
+
+
+@pytest.fixture
+def client() -> Client:
+    return Client()
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> VoiceServer:
+    return VoiceServer(tmp_path / "speakers", monkeypatch)
+
+
+Make = Callable[..., Pusher]
+
+
+@pytest.fixture
+def make(client: Client, server: VoiceServer) -> Make:
+    """Return a function that makes a pusher, as a process does when it starts."""
+
+    def pusher(of: Client = client, **options: Any) -> Pusher:
+        speech = SpeechServer("http://tts.test", transport=server.transport())
+        return Pusher(of, speech, profile=QWEN, **options)  # type: ignore[arg-type]
+
+    return pusher
+
+
+def states(pusher: Pusher) -> dict[str, str]:
+    return {f"{one.name}@{one.version}": one.state for one in pusher.run().outcomes}
+
+
+def reason(pusher: Pusher) -> str:
+    """Return the only reason of a run."""
+    [found] = [one.reason for one in pusher.run().outcomes if one.reason]
+    return found
+
+
+def test_a_voice_arrives_as_it_is(client: Client, server: VoiceServer, make: Make):
+    """The server clones from the very samples that the registry has, and from their transcript."""
+    client.voices = [entry("Alice", 3, ref_text="Hi.")]
+    assert states(make()) == {"Alice@3": "written"}
+    info = server.speech.uploaded_speakers["alice@3"]
+    assert (info["ref_text"], info["sample_rate"], info["mime_type"]) == ("Hi.", 16_000, "audio/wav")
+    samples, rate = server.speech._load_uploaded_audio("alice@3")
+    assert rate == 16_000
+    assert np.array_equal(samples, client.samples("voice_Alice@3").samples)
+
+
+def test_an_embedding_arrives_without_a_clip(client: Client, server: VoiceServer, make: Make):
+    client.voices = [entry("eve", source="embedding")]
+    assert states(make()) == {"eve@1": "written"}
+    assert server.speech._get_uploaded_speaker_embedding("eve@1") == [0.25] * 1024
+
+
+def test_nothing_is_sent_twice(client: Client, server: VoiceServer, make: Make):
+    """A poll without news costs the server one list."""
+    client.voices = [entry("alice"), entry("bob")]
+    pusher = make()
+    pusher.run()
+    assert states(pusher) == {"alice@1": "unchanged", "bob@1": "unchanged"}
+    assert (server.count("POST"), server.count("DELETE")) == (2, 0)
+
+
+def test_a_replaced_version_stays_until_its_grace_is_over(client: Client, server: VoiceServer, make: Make):
+    """Requests and clients that still name the former version are served meanwhile."""
+    client.voices = [entry("alice")]
+    pusher = make()
+    pusher.run()
+    client.voices = [entry("alice", 2)]
+    assert states(pusher) == {"alice@2": "written"}
+    server.later = GRACE_SECONDS - 60
+    pusher.run()
+    assert server.names == {"alice@1", "alice@2"}
+    server.later = LATER
+    assert pusher.run().removed == 1
+    assert server.names == {"alice@2"}
+
+
+def test_the_grace_of_a_version_ends_also_if_each_push_is_a_process_of_its_own(
+    client: Client, server: VoiceServer, make: Make
+):
+    """A job that runs once an hour cleans up as well as one that watches."""
+    client.voices = [entry("alice")]
+    make().run()
+    client.voices = [entry("alice", 2)]
+    make().run()
+    make().run()
+    assert server.names == {"alice@1", "alice@2"}
+    server.later = LATER
+    make().run()
+    assert server.names == {"alice@2"}
+
+
+def test_a_version_that_was_rolled_back_keeps_its_grace(client: Client, server: VoiceServer, make: Make):
+    """The version that takes over again has been there for long, but clients have not named it meanwhile."""
+    pusher = make()
+    for version in (1, 2):
+        client.voices = [entry("alice", version)]
+        pusher.run()
+    server.later = GRACE_SECONDS - 60
+    pusher.run()
+    client.voices = [entry("alice", 1)]
+    pusher.run()
+    server.later += 120
+    assert states(pusher) == {"alice@1": "unchanged"}
+    assert server.names == {"alice@1", "alice@2"}
+    server.later += GRACE_SECONDS
+    pusher.run()
+    assert server.names == {"alice@1"}
+
+
+def test_a_deleted_voice_leaves_at_once(client: Client, server: VoiceServer, make: Make, tmp_path: Path):
+    """Nothing of a person stays in the server, neither a clip on disk nor a former version."""
+    pusher = make()
+    for version in (1, 2):
+        client.voices = [entry("alice", version), entry("bob")]
+        pusher.run()
+    client.voices = [entry("bob")]
+    assert pusher.run().removed == 2
+    assert server.names == {"bob@1"}
+    assert len(list((tmp_path / "speakers").iterdir())) == 1
+
+
+def test_voices_of_others_are_left_alone(client: Client, server: VoiceServer, make: Make):
+    """A foreign voice is neither overwritten nor deleted, and the report says that its name is taken."""
+    with httpx.Client(transport=server.transport(), base_url="http://tts.test") as other:
+        clip = client.samples("voice@1").to_wav()
+        for name in ("alice@1", "carol"):
+            parts = {"name": (None, name), "consent": (None, "theirs"), "audio_sample": ("a.wav", clip)}
+            assert other.post("/v1/audio/voices", files=parts).status_code == 200
+    before = dict(server.speech.uploaded_speakers)
+    client.voices = [entry("alice")]
+    pusher = make()
+    assert "'alice@1' that was not pushed from here" in reason(pusher)
+    client.voices = []
+    pusher.run()
+    assert server.speech.uploaded_speakers == before
+
+
+def test_two_registries_push_to_one_server(server: VoiceServer, make: Make):
+    """Neither takes the voices of the other one for its own that were deleted."""
+    one, other = Client("http://one.test"), Client("http://other.test")
+    one.voices, other.voices = [entry("alice")], [entry("bob")]
+    pushers = [make(one), make(other)]
+    for pusher in pushers * 2:
+        pusher.run()
+    assert server.names == {"alice@1", "bob@1"}
+    one.voices = []
+    pushers[0].run()
+    assert server.names == {"bob@1"}
+
+
+def test_it_goes_on_after_a_restart_of_either_side(client: Client, server: VoiceServer, make: Make):
+    """A pusher finds what a former one has pushed. A server that forgot its uploads gets them again."""
+    client.voices = [entry("alice"), entry("bob")]
+    pusher = make()
+    pusher.run()
+    server.start()
+    assert states(pusher) == states(make()) == {"alice@1": "unchanged", "bob@1": "unchanged"}
+    for file in server.speech.uploaded_speakers_dir.iterdir():
+        file.unlink()
+    server.start()
+    assert states(pusher) == {"alice@1": "written", "bob@1": "written"}
+
+
+def test_a_voice_that_was_taken_out_of_the_server_comes_back(client: Client, server: VoiceServer, make: Make):
+    client.voices = [entry("alice")]
+    pusher = make()
+    pusher.run()
+    with httpx.Client(transport=server.transport(), base_url="http://tts.test") as other:
+        assert other.delete("/v1/audio/voices/alice@1").status_code == 200
+    assert states(pusher) == {"alice@1": "written"}
+
+
+def test_the_slots_are_never_exceeded(client: Client, server: VoiceServer, make: Make):
+    """A voice that the server knows goes on, and one that finds no slot is reported."""
+    client.voices = [entry("bob"), entry("carol")]
+    pusher = make(slots=2)
+    pusher.run()
+    client.voices = [entry("alice"), entry("bob"), entry("carol")]
+    assert states(pusher) == {"bob@1": "unchanged", "carol@1": "unchanged", "alice@1": "missing"}
+    client.voices = [entry("alice"), entry("carol")]
+    assert states(pusher) == {"carol@1": "unchanged", "alice@1": "written"}
+    assert server.names == {"alice@1", "carol@1"}
+
+
+def test_a_new_version_finds_a_slot_when_the_grace_of_the_former_one_is_over(
+    client: Client, server: VoiceServer, make: Make
+):
+    """The former version is served until then, because the new one would have to take its slot."""
+    client.voices = [entry("alice")]
+    pusher = make(slots=1)
+    pusher.run()
+    client.voices = [entry("alice", 2)]
+    assert states(pusher) == {"alice@2": "kept"}
+    assert "all 1 slots are taken" in reason(pusher)
+    assert server.names == {"alice@1"}
+    server.later = LATER
+    assert states(pusher) == {"alice@2": "written"}
+    assert server.names == {"alice@2"}
+
+
+def test_a_former_version_is_kept_if_the_new_clip_cannot_be_had(
+    client: Client, server: VoiceServer, make: Make
+):
+    client.voices = [entry("alice")]
+    pusher = make(slots=1)
+    pusher.run()
+    client.voices = [entry("alice", 2)]
+    client.faults["voice_alice@2"] = errors.DigestMismatch("damaged")
+    pusher.run()
+    server.later = LATER
+    assert states(pusher) == {"alice@2": "kept"}
+    assert server.names == {"alice@1"}
+
+
+def test_a_clip_that_the_server_refuses_is_not_sent_again_at_once(
+    client: Client, server: VoiceServer, make: Make
+):
+    """A clip has megabytes, and a poll comes every few seconds. The others are uploaded all the same."""
+    client.voices = [entry("alice"), entry("bob", source="embedding")]
+    client.seconds = 0.5
+    pusher = make()
+    assert states(pusher) == {"alice@1": "missing", "bob@1": "written"}
+    assert "the server refuses it: Reference audio too short (0.5s)" in reason(pusher)
+    assert server.count("POST") == 2
+    server.later = pusher_module.REFUSED_SECONDS + 1
+    client.seconds = 1.5
+    assert states(pusher) == {"alice@1": "written", "bob@1": "unchanged"}
+
+
+def test_the_limit_of_the_server_is_told(client: Client, server: VoiceServer, make: Make):
+    """vLLM-Omni counts voices of others, too, so its limit may come before the slots are taken."""
+    server.start(max_uploaded=1)
+    client.voices = [entry("alice"), entry("bob")]
+    pusher = make()
+    assert states(pusher) == {"alice@1": "written", "bob@1": "missing"}
+    assert "Uploaded voice limit reached (1)" in reason(pusher)
+
+
+def test_a_clip_that_is_too_large_is_not_sent(client: Client, server: VoiceServer, make: Make):
+    client.voices = [entry("alice")]
+    client.seconds = 170.0
+    assert "accepted: up to 10485760" in reason(make())
+    assert server.count("POST") == 0
+
+
+def test_a_clip_that_cannot_be_fetched_keeps_no_other_one_out(
+    client: Client, server: VoiceServer, make: Make
+):
+    client.voices = [entry("alice"), entry("bob")]
+    client.faults["voice_alice@1"] = errors.VoiceDamaged("its bytes are lost")
+    assert states(make()) == {"alice@1": "missing", "bob@1": "written"}
+
+
+@pytest.mark.parametrize("error", [errors.Unavailable("away"), errors.PermissionDenied("no audio:read")])
+def test_a_registry_that_refuses_all_clips_ends_the_run(
+    client: Client, server: VoiceServer, make: Make, error: SpeakerRegistryError
+):
+    """What the server has stays, and the next run goes on."""
+    client.voices = [entry("alice")]
+    pusher = make()
+    pusher.run()
+    client.voices = [entry("alice", 2)]
+    client.faults["voice_alice@2"] = error
+    with pytest.raises(type(error)):
+        pusher.run()
+    assert server.names == {"alice@1"}
+    client.faults.clear()
+    assert states(pusher) == {"alice@2": "written"}
+
+
+def test_while_the_registry_is_away_nothing_is_deleted(client: Client, server: VoiceServer, make: Make):
+    client.voices = [entry("alice")]
+    pusher = make()
+    pusher.run()
+    client.away = True
+    with pytest.raises(errors.Unavailable):
+        pusher.run()
+    assert server.names == {"alice@1"}
+
+
+def test_several_api_processes_are_an_error_that_ends_the_push(
+    client: Client, server: VoiceServer, make: Make
+):
+    """vLLM-Omni takes uploads only with one API process, and no waiting mends that."""
+    server.processes = 2
+    client.voices = [entry("alice")]
+    with pytest.raises(errors.InvalidRequest, match="answers 409: Runtime voice upload is not supported"):
+        make().run()
+
+
+@pytest.mark.parametrize(
+    ("status", "error"),
+    [
+        (401, errors.PermissionDenied),
+        (404, errors.InvalidRequest),
+        (302, errors.InvalidRequest),
+        (429, errors.Unavailable),
+        (503, errors.Unavailable),
+    ],
+)
+def test_what_a_server_answers_says_whether_it_helps_to_wait(
+    client: Client, server: VoiceServer, make: Make, status: int, error: type[SpeakerRegistryError]
+):
+    """A watching pusher goes on after `Unavailable`, and ends after the others."""
+    server.fault = status
+    with pytest.raises(error, match=rf"http://tts\.test answers {status}: no"):
+        make().run()
+
+
+def test_sglang_omni_gets_names_that_it_accepts(client: Client, server: VoiceServer, make: Make):
+    """SGLang-Omni takes letters, digits, dots, lines and underscores only."""
+    client.voices = [entry("Alice", 2), entry("Über uns")]
+    pusher = make(kind="sglang-omni")
+    assert states(pusher) == {"Alice@2": "written", "Über uns@1": "missing"}
+    assert server.names == {"alice.v2"}
+    assert "accepts no name such as '\\xfcber uns.v1'" in reason(pusher)

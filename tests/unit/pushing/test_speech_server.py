@@ -1,0 +1,106 @@
+"""Tests of the routes of a TTS server: strange answers, and servers that answer slowly."""
+
+import email.utils
+import time
+
+import httpx
+import pytest
+
+from speaker_registry.errors import InvalidRequest, Unavailable
+from speaker_registry.pushing import speech_server
+from speaker_registry.pushing.speech_server import SpeechServer, UploadRefused
+
+VOICE = {"name": "Alice", "consent": "c", "created_at": 7}
+ANSWER = {"voices": ["default"], "uploaded_voices": [VOICE]}
+
+
+def server(answer: httpx.Response | Exception, key: str = "") -> SpeechServer:
+    def handle(request: httpx.Request) -> httpx.Response:
+        if isinstance(answer, Exception):
+            raise answer
+        answer.headers.setdefault("x-key", request.headers.get("authorization", "none"))
+        return answer
+
+    return SpeechServer("http://tts.test/", key, transport=httpx.MockTransport(handle))
+
+
+def test_a_list_is_read_with_the_clock_of_the_server():
+    """The grace period of a version must not depend on two clocks that agree."""
+    date = email.utils.formatdate(1_000_000, usegmt=True)
+    found = server(httpx.Response(200, json=ANSWER, headers={"date": date})).voices()
+    assert (found.names, found.now) == ({"default", "alice"}, 1_000_000)
+    assert (found.uploaded["alice"].consent, found.uploaded["alice"].created_at) == ("c", 7)
+
+
+@pytest.mark.parametrize("headers", [{}, {"date": "yesterday"}])
+def test_a_server_without_a_clock_is_believed_to_have_ours(headers: dict[str, str]):
+    before = time.time()
+    assert before <= server(httpx.Response(200, json=ANSWER, headers=headers)).voices().now <= time.time()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"<html>",
+        b"[]",
+        b'{"voices": []}',
+        b'{"voices": [], "uploaded_voices": [{"name": "a"}]}',
+        b"[" * 100_000,
+    ],
+)
+def test_what_is_no_list_of_voices_is_refused(body: bytes):
+    """The address may be that of another service."""
+    with pytest.raises(InvalidRequest, match="is not a list of uploaded voices"):
+        server(httpx.Response(200, content=body)).voices()
+
+
+def test_an_answer_without_end_is_not_read(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(speech_server, "_MAX_ANSWER_BYTES", 1000)
+    with pytest.raises(Unavailable, match="more than 1000 bytes"):
+        server(httpx.Response(200, content=b"x" * 2000)).voices()
+
+
+def test_a_compressed_answer_is_not_unfolded():
+    """A few kilobytes could unfold to gigabytes."""
+    answer = httpx.Response(200, headers={"content-encoding": "gzip"}, stream=httpx.ByteStream(b"\x1f\x8b"))
+    with pytest.raises(InvalidRequest, match="compressed"):
+        server(answer).voices()
+
+
+def test_nobody_there_is_unavailable():
+    with pytest.raises(Unavailable, match=r"no answer from http://tts\.test: refused"):
+        server(httpx.ConnectError("refused")).voices()
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ({"error": {"message": "too short"}}, "too short"),
+        ({"detail": "no such field"}, "no such field"),
+        (["odd"], "'[\"odd\"]'"),
+    ],
+)
+def test_the_reason_of_a_refusal_is_told(body: object, says: str):
+    """vLLM-Omni answers in the envelope of OpenAI, and FastAPI in its own."""
+    with pytest.raises(UploadRefused) as caught:
+        server(httpx.Response(400, json=body)).upload({"name": (None, "a")})
+    assert str(caught.value) == says
+
+
+def test_a_voice_that_is_gone_already_is_deleted():
+    server(httpx.Response(404, json={"error": {"message": "not found"}})).delete("a/b@1")
+
+
+@pytest.mark.parametrize("url", ["", "tts", "http://user:secret@tts", "http://tts?x=1"])
+def test_what_is_no_address_is_refused(url: str):
+    with pytest.raises(ValueError, match="address") as caught:
+        SpeechServer(url)
+    assert "secret" not in str(caught.value)
+
+
+def test_an_api_key_is_sent():
+    answer = httpx.Response(200, json=ANSWER)
+    server(answer, "k3y").voices()
+    assert answer.headers["x-key"] == "Bearer k3y"
+    with pytest.raises(ValueError, match="API key"):
+        server(answer, "two words")
