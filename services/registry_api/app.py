@@ -36,6 +36,7 @@ from services.registry_api.routes import (
     jobs,
     keys,
     manifests,
+    pictures,
     profiles,
     resolve,
     voices,
@@ -221,7 +222,19 @@ def _store_slots(many: int) -> Slots:
 
 def _add_api(app: FastAPI) -> None:
     app.include_router(audio_voices.router, responses=examples.REFUSED_COMPATIBLE)
-    for module in (voices, clips, artifacts, blobs, resolve, manifests, events, jobs, profiles, keys):
+    for module in (
+        voices,
+        clips,
+        pictures,
+        artifacts,
+        blobs,
+        resolve,
+        manifests,
+        events,
+        jobs,
+        profiles,
+        keys,
+    ):
         app.include_router(module.router, responses=examples.REFUSED)
     app.include_router(health.router)
 

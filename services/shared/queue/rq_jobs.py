@@ -52,6 +52,9 @@ QUARANTINE_LENGTH = 1000
 QUEUE_NAME = re.compile(r"extract\.[a-z0-9][a-z0-9._-]{0,90}")
 """No comma (RQ joins the names of a worker's queues with it) and no colon (part of its keys)."""
 
+PICTURES_QUEUE = "draw.pictures"
+"""The queue of the pictures of clips. Every worker takes jobs of it, whichever profiles it serves."""
+
 FUNCTION_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.]{0,99}")
 
 STORED_FIELDS = frozenset(

@@ -29,6 +29,8 @@ PUBLIC = {
     "AsyncRegistryClient",
     "CacheStats",
     "Clip",
+    "ClipPicture",
+    "PicturesFailed",
     "ReferenceAudio",
     "Conflict",
     "DigestMismatch",
