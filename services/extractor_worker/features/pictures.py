@@ -114,7 +114,8 @@ def mel_pixels(samples: NDArray[np.float32], sample_rate: int) -> NDArray[np.uin
     bands = _fewer_frames(bands)
     brightness = np.clip(1 + (bands - bands.max()) / _RANGE, 0, 1).T[::-1]  # [bands, T]
     levels = (_BRIGHTEST * brightness).round().astype(np.uint8)
-    return levels.repeat(_PIXELS_OF_BAND, axis=0)
+    pixels: NDArray[np.uint8] = levels.repeat(_PIXELS_OF_BAND, axis=0)
+    return pixels
 
 
 def _fewer_frames(bands: NDArray[np.float32]) -> NDArray[np.float32]:
@@ -131,7 +132,7 @@ def png(levels: NDArray[np.uint8]) -> bytes:
     encoder.height, encoder.width = levels.shape
     encoder.pix_fmt, encoder.time_base = "pal8", Fraction(1)
     encoder.options = {"compression_level": "9"}
-    frame = av.VideoFrame.from_ndarray((levels, _palette()), format="pal8")
+    frame = av.VideoFrame.from_ndarray((levels, _palette()), format="pal8")  # type: ignore[arg-type]
     return b"".join(bytes(packet) for packet in [*encoder.encode(frame), *encoder.encode(None)])
 
 

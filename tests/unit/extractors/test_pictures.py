@@ -78,11 +78,11 @@ def test_a_waveform_has_a_title_and_no_script():
 
 @pytest.mark.parametrize(("hertz", "row"), [(100.0, 156), (1000.0, 112), (8000.0, 16)])
 def test_a_tone_is_a_bright_line_at_its_height(hertz: float, row: int):
-    """Low frequencies are at the bottom. 1 kHz is 15.0 of the 51.1 mel below 12 kHz, so 23.8 of 81 steps up."""
+    """Low frequencies are at the bottom. 1 kHz is 15.0 of the 51.1 mel up to 12 kHz: 23.8 of 81 steps."""
     levels = mel_pixels(tone(hertz), 24_000)
     middle = levels[:, levels.shape[1] // 2]
     assert abs(int(middle.argmax()) - row) <= 3
-    assert middle.max() >= 90
+    assert middle.max() >= 80, "the click at the end of the tone may be louder"
     assert np.median(middle) < 40
 
 
