@@ -29,10 +29,11 @@ if TYPE_CHECKING:
         InvalidRequest,
         NotFound,
         PermissionDenied,
+        PicturesFailed,
         SpeakerRegistryError,
         Unavailable,
     )
-    from speaker_registry.fetching import Clip, File
+    from speaker_registry.fetching import Clip, ClipPicture, File
     from speaker_registry.reference_audio import ReferenceAudio
     from speaker_registry.schemas import (
         ApiKey,
@@ -63,6 +64,7 @@ __all__ = [
     "CacheStats",
     "Campaign",
     "Clip",
+    "ClipPicture",
     "Conflict",
     "DigestMismatch",
     "File",
@@ -73,6 +75,7 @@ __all__ = [
     "NewApiKey",
     "NotFound",
     "PermissionDenied",
+    "PicturesFailed",
     "Profile",
     "Quota",
     "Rate",
@@ -103,10 +106,11 @@ _HOMES = {
         "InvalidRequest",
         "NotFound",
         "PermissionDenied",
+        "PicturesFailed",
         "SpeakerRegistryError",
         "Unavailable",
     ),
-    "fetching": ("Clip", "File"),
+    "fetching": ("Clip", "ClipPicture", "File"),
     "reference_audio": ("ReferenceAudio",),
     "schemas": (
         "ApiKey",

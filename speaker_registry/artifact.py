@@ -6,7 +6,6 @@ bytes.
 """
 
 import hashlib
-import html
 import importlib
 import json
 import mmap
@@ -23,6 +22,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from safetensors import SafetensorError
 
 from speaker_registry.errors import InvalidArtifact
+from speaker_registry.notebooks import html_table
 from speaker_registry.terminal import printable
 
 MAX_HEADER_BYTES = 64 * 1024
@@ -223,10 +223,7 @@ class Artifact:
 
     def _repr_html_(self) -> str:
         """Return the HTML table that notebooks show instead of the `repr`."""
-        head = "".join(f"<th>{name}</th>" for name in ("tensor", "dtype", "shape"))
-        rows = ["".join(f"<td>{html.escape(cell)}</td>" for cell in row) for row in self._rows()]
-        lines = "".join(f"<tr>{line}</tr>" for line in (head, *rows))
-        return f"<table><caption>{html.escape(f'{self._title}; {self._summary}')}</caption>{lines}</table>"
+        return html_table(f"{self._title}; {self._summary}", ("tensor", "dtype", "shape"), self._rows())
 
     @property
     def _title(self) -> str:

@@ -38,7 +38,14 @@ from speaker_registry.exchange import (
     Step,
     Work,
 )
-from speaker_registry.fetching import PARALLEL_FETCHES, Clip, File, pairs_of
+from speaker_registry.fetching import (
+    PARALLEL_FETCHES,
+    Clip,
+    ClipPicture,
+    File,
+    PictureKind,
+    pairs_of,
+)
 from speaker_registry.manifest_reading import read_manifest
 from speaker_registry.manifests import Manifest
 from speaker_registry.reference_audio import ReferenceAudio
@@ -202,6 +209,20 @@ class AsyncRegistryClient(Session):
         See `RegistryClient.samples`.
         """
         return await self._run(self._fetching.samples(parse_target(speaker, version)))
+
+    async def picture(
+        self,
+        speaker: str,
+        kind: PictureKind = "waveform",
+        *,
+        version: int | str | None = None,
+        wait: float = 30.0,
+    ) -> ClipPicture:
+        """Fetch a picture of a version's clip: `waveform` or `mel`.
+
+        See `RegistryClient.picture`.
+        """
+        return await self._run(self._fetching.picture(parse_target(speaker, version), kind, wait))
 
     def list(
         self,

@@ -39,7 +39,14 @@ from speaker_registry.exchange import (
     Step,
     Work,
 )
-from speaker_registry.fetching import PARALLEL_FETCHES, Clip, File, pairs_of
+from speaker_registry.fetching import (
+    PARALLEL_FETCHES,
+    Clip,
+    ClipPicture,
+    File,
+    PictureKind,
+    pairs_of,
+)
 from speaker_registry.manifest_reading import read_manifest
 from speaker_registry.manifests import Manifest
 from speaker_registry.reference_audio import ReferenceAudio
@@ -279,6 +286,30 @@ class RegistryClient(Session):
             InvalidAudio: The received file does not hold the samples of a clip.
         """
         return self._run(self._fetching.samples(parse_target(speaker, version)))
+
+    def picture(
+        self,
+        speaker: str,
+        kind: PictureKind = "waveform",
+        *,
+        version: int | str | None = None,
+        wait: float = 30.0,
+    ) -> ClipPicture:
+        """Fetch a picture of a version's clip. Notebooks show it. The API key needs the scope `audio:read`.
+
+        A worker draws the pictures of a clip when one is requested for the first time.
+
+        Args:
+            kind: `waveform`, which is an SVG file, or `mel` for the mel spectrogram, which is a PNG file.
+            wait: Seconds to wait for a picture that is not drawn yet.
+
+        Raises:
+            NotFound: There is no such voice, version or alias, or the version was made from an embedding.
+            ArtifactNotReady: The picture was not drawn within `wait` seconds.
+            PicturesFailed: A worker could not draw it.
+            DigestMismatch: The received bytes are damaged.
+        """
+        return self._run(self._fetching.picture(parse_target(speaker, version), kind, wait))
 
     def list(
         self,

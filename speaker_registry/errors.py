@@ -37,6 +37,7 @@ SpeakerRegistryError
 │   ├── ArtifactFailed
 │   ├── ArtifactNotReady
 │   ├── ArtifactStale
+│   ├── PicturesFailed             a worker could not draw the pictures of the clip
 │   ├── FingerprintMismatch        an uploaded artifact has another fingerprint than the current one
 │   ├── EncoderCurrent             the encoder to be promoted is the current one already
 │   ├── EncoderUnserved            no live worker has the encoder to be promoted
@@ -276,6 +277,12 @@ class ArtifactFailed(Conflict):
     """The extraction of the artifact failed or was canceled."""
 
     code = "artifact_failed"
+
+
+class PicturesFailed(Conflict):
+    """A worker could not draw the pictures of the clip."""
+
+    code = "pictures_failed"
 
 
 class ArtifactNotReady(Conflict):

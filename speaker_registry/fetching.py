@@ -8,9 +8,10 @@ the request. Neither a broken disk nor a misconfigured proxy can give an engine 
 import base64
 import binascii
 import functools
+import html
 import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from speaker_registry.artifact import Artifact, sha256_digest
 from speaker_registry.cache import ArtifactCache, Key
@@ -43,7 +44,7 @@ from speaker_registry.exchange import (
 from speaker_registry.flights import Flights
 from speaker_registry.names import DEFAULT, key_of_name, stands_for
 from speaker_registry.reference_audio import ReferenceAudio
-from speaker_registry.schemas import ArtifactDescriptor
+from speaker_registry.schemas import ArtifactDescriptor, PendingPicture
 from speaker_registry.terminal import printable
 from speaker_registry.validation import is_from_zero, shortened
 
@@ -55,6 +56,13 @@ _ETAG = re.compile(r'(?:W/)?"(sha256:[0-9a-f]{64})"')
 """Matches strong and weak tags, because a proxy may weaken a tag. The bytes are verified in either case."""
 _CONTENT_DIGEST = re.compile(r"(?:^|[,\s])sha-256=:([A-Za-z0-9+/=]*):")
 """Matches the SHA-256 digest of a `Content-Digest` header (RFC 9530), which may list several algorithms."""
+
+
+PictureKind = Literal["waveform", "mel"]
+_PICTURES: Mapping[PictureKind, str] = {"waveform": "waveform.svg", "mel": "mel.png"}
+MAX_PICTURE_BYTES = 1024**2
+_FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.1, 1.0
+"""The pause between two requests for a picture that is not drawn yet grows from the first to the longest."""
 
 
 class File(NamedTuple):
@@ -77,6 +85,21 @@ class Clip(NamedTuple):
 
     def __repr__(self) -> str:
         return f"<Clip {printable(self.mime_type)}, {len(self.data)} bytes>"
+
+
+class ClipPicture(NamedTuple):
+    """A picture of a clip. Notebooks show it. Its `repr` does not contain the bytes."""
+
+    data: bytes
+    mime_type: str
+
+    def __repr__(self) -> str:
+        return f"<ClipPicture {printable(self.mime_type)}, {len(self.data)} bytes>"
+
+    def _repr_html_(self) -> str:
+        """Show the picture in a notebook. No script in it runs, because it is an image."""
+        source = f"data:{self.mime_type};base64,{base64.b64encode(self.data).decode()}"
+        return f'<img src="{html.escape(source)}" alt="A picture of a clip" style="max-width:100%">'
 
 
 class Fetching:
@@ -195,6 +218,25 @@ class Fetching:
         reply = yield from exchange(self._policy, Request(path=path, max_bytes=MAX_FILE_BYTES))
         check_digest(reply, "decoded clip")
         return ReferenceAudio.from_bytes(reply.body)
+
+    def picture(self, target: Target, kind: PictureKind, wait: float) -> Plan[ClipPicture]:
+        """Fetch a picture of a clip. Pictures are never cached either."""
+        _check_seconds(wait=wait)
+        if kind not in _PICTURES:
+            raise InvalidRequest(f"kind is {shortened(kind)}; accepted: waveform, mel", param="kind")
+        request = Request(path=f"{target.version_path}/{_PICTURES[kind]}", max_bytes=MAX_PICTURE_BYTES)
+        deadline = self._policy.clock() + wait
+        pause = _FIRST_PAUSE_SECONDS
+        while True:
+            reply = yield from exchange(self._policy, request)
+            if reply.status == 200:
+                check_digest(reply, "picture")
+                return ClipPicture(reply.body, reply.headers.get("content-type", "application/octet-stream"))
+            left = deadline - self._policy.clock()
+            if left <= 0:
+                raise _not_drawn(reply)
+            yield Sleep(min(pause, left))
+            pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 
     def _transfer(
         self,
@@ -321,6 +363,16 @@ def _not_ready(reply: Reply) -> ArtifactNotReady:
     reason = f" ({descriptor.reason})" if descriptor.reason else ""
     return ArtifactNotReady(
         f"{descriptor.voice}@{descriptor.version} for {descriptor.profile} is {descriptor.state}{reason}",
+        retry_after_seconds=retry_after_seconds(reply.headers),
+    )
+
+
+def _not_drawn(reply: Reply) -> ArtifactNotReady:
+    if reply.status != 202:
+        raise Unavailable(f"the registry answered with status {reply.status} where a picture was asked for")
+    pending = parsed(PendingPicture, reply)
+    return ArtifactNotReady(
+        f"{pending.picture} of {pending.voice}@{pending.version} is not drawn yet. {pending.reason}",
         retry_after_seconds=retry_after_seconds(reply.headers),
     )
 

@@ -2,12 +2,14 @@
 *voice* here is a *speaker* in all other code.
 """
 
+from collections.abc import Iterable
 from typing import Annotated, Any, Generic, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from speaker_registry.artifact import TensorInfo, TensorSpec
 from speaker_registry.names import NAMESPACE_PATTERN
+from speaker_registry.notebooks import html_table
 from speaker_registry.scopes import Scope
 
 ArtifactState = Literal["pending", "processing", "ready", "failed"]
@@ -74,6 +76,11 @@ class ArtifactStatus(Schema):
     """Tells why a pending extraction does not start: no worker serves the profile at the moment."""
 
 
+def _artifact_table(caption: str, artifacts: Iterable[ArtifactStatus]) -> str:
+    rows = [(one.profile, one.state, one.error or one.reason or "") for one in artifacts]
+    return html_table(caption, ("profile", "state", "reason"), rows)
+
+
 class AudioProperties(Schema):
     """Properties of a clip as it was uploaded."""
 
@@ -87,6 +94,19 @@ class AudioProperties(Schema):
     channels: int
     url: str | None = None
     """URL of the clip's bytes. Fetching them requires the scope `audio:read`."""
+
+
+class PendingPicture(Schema):
+    """Tells that a picture of a clip is not drawn yet."""
+
+    object: Literal["voice.picture"] = "voice.picture"
+    voice: str
+    version: int
+    picture: str
+    """Name of the picture: `waveform.svg` or `mel.png`."""
+    state: Literal["pending"] = "pending"
+    reason: str
+    """Tells why there is no picture yet, and what to do."""
 
 
 class VoiceVersion(Schema):
@@ -112,6 +132,11 @@ class VoiceVersion(Schema):
     """Tells why the alias `default` will not move to this version, although it is newer."""
     untrained: Untrained = False
     """True if one of the artifacts was made with random weights, or will be. Absent otherwise."""
+
+    def _repr_html_(self) -> str:
+        """Return the HTML table that notebooks show instead of the `repr`."""
+        weights = ", untrained" if self.untrained else ""
+        return _artifact_table(f"{self.voice}@{self.version}: {self.state}{weights}", self.artifacts)
 
 
 class RegisteredVersion(VoiceVersion):
@@ -151,6 +176,12 @@ class Voice(Schema):
     """Tells why the alias `default` will not move to the newest version."""
     untrained: Untrained = False
     """True if one of the artifacts was made with random weights, or will be. Absent otherwise."""
+
+    def _repr_html_(self) -> str:
+        """Return the HTML table that notebooks show instead of the `repr`."""
+        weights = ", untrained" if self.untrained else ""
+        title = f"{self.name}: {self.state}{weights}, version {self.version} of {self.versions}"
+        return _artifact_table(title, self.artifacts)
 
 
 class ArtifactDescriptor(Schema):

@@ -18,9 +18,10 @@ import numpy as np
 import structlog
 from pydantic import ValidationError
 
-from services.extractor_worker.jobs.batch_worker import BatchWorker
+from services.extractor_worker.jobs.batch_worker import BatchWorker, Handler
 from services.extractor_worker.jobs.beat_file import write_beat
 from services.extractor_worker.jobs.heartbeat import EXIT_UNFINISHED
+from services.extractor_worker.pipeline.drawing import Draw, Drawing
 from services.extractor_worker.pipeline.extraction import Extraction, LoadedProfile
 from services.extractor_worker.pipeline.extractor import DeviceLost, Extractor
 from services.shared.audio import AudioDecoder, ReferenceAudio
@@ -36,8 +37,14 @@ from services.shared.configuration.settings import (
     WorkerSettings,
 )
 from services.shared.index.announcements import Announcements, FailedProof
-from services.shared.queue.dispatch import EXTRACT
-from services.shared.queue.rq_jobs import is_preparation, preparation_queue, profile_of, queue_name
+from services.shared.queue.dispatch import DRAW, EXTRACT
+from services.shared.queue.rq_jobs import (
+    PICTURES_QUEUE,
+    is_preparation,
+    preparation_queue,
+    profile_of,
+    queue_name,
+)
 from services.shared.registry.opening import open_parts, open_queue_connection
 from services.shared.registry.publication import Provenance, Publisher
 from services.shared.telemetry import trace_export
@@ -66,6 +73,7 @@ class WorkerProcess:
     Args:
         load: returns the extractor of a profile.
         prove: checks that an extractor computes correctly on its device. Raises EncoderUnproven.
+        draw: returns the pictures of a clip.
 
     Raises:
         ValidationError: a setting is invalid.
@@ -77,9 +85,11 @@ class WorkerProcess:
         self,
         load: Callable[[Profile, ExtractorSettings], Extractor],
         prove: Callable[[Extractor, Profile, ExtractorSettings], None],
+        draw: Draw,
     ) -> None:
         self._load_extractor = load
         self._prove = prove
+        self._draw = draw
         self._settings = ExtractorSettings()
         self._worker_settings = WorkerSettings()
         self._registry = RegistrySettings()
@@ -118,7 +128,9 @@ class WorkerProcess:
         decoder = AudioDecoder(_limits_of_accepted_clips(), spare_processes=0)
         publisher = Publisher.over(self._parts, decoder.decode)
         extraction = Extraction(publisher, loaded_profiles, threads=self._settings.threads)
-        worker = self._worker(extraction, serving)
+        drawing = Drawing(self._parts.store, self._parts.index, decoder.decode, self._draw)
+        worker = self._worker({EXTRACT: extraction, DRAW: drawing}, serving)
+        drawing.on_progress = worker.progress
         extraction.on_progress, extraction.stopping = worker.progress, lambda: worker.stopping
         log.info(
             "worker.ready",
@@ -228,12 +240,14 @@ class WorkerProcess:
                     _warn_of_candidate(provenance)
                 return
 
-    def _worker(self, extraction: Extraction, encoders: Mapping[str, str]) -> BatchWorker:
-        """Return a worker that takes the jobs of each profile whose current encoder it has.
+    def _worker(self, handlers: Mapping[str, Handler], encoders: Mapping[str, str]) -> BatchWorker:
+        """Return a worker that draws pictures, and takes the jobs of each profile whose current encoder it
+        has.
 
         Behind them it takes the jobs of campaigns that prepare the promotion of one of its encoders.
 
         Args:
+            handlers: as in `BatchWorker`.
             encoders: the fingerprints by profile name.
         """
 
@@ -243,14 +257,18 @@ class WorkerProcess:
             WORKER_BEAT.set_to_current_time()
 
         turns = Turns(self._parts.announcements, encoders)
+
+        def serves(queue: str) -> bool:
+            return queue == PICTURES_QUEUE or is_preparation(queue) or turns.has(profile_of(queue))
+
         return BatchWorker(
-            [*map(queue_name, encoders), *starmap(preparation_queue, encoders.items())],
-            {EXTRACT: extraction},
+            [*map(queue_name, encoders), PICTURES_QUEUE, *starmap(preparation_queue, encoders.items())],
+            handlers,
             connection=open_queue_connection(self._registry),
             settings=self._worker_settings,
             name=self._name,
             on_beat=on_beat,
-            serves=lambda queue: is_preparation(queue) or turns.has(profile_of(queue)),
+            serves=serves,
             comes_last=is_preparation,
         )
 

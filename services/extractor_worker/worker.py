@@ -11,6 +11,7 @@ from services.extractor_worker.device.device_memory import show_device_memory
 from services.extractor_worker.device.host_memory import keep_freed_memory
 from services.extractor_worker.device.machine import machine_description
 from services.extractor_worker.engines.catalogue import load_extractor
+from services.extractor_worker.features.pictures import draw
 from services.extractor_worker.pipeline.extractor import Extractor
 from services.extractor_worker.pipeline.proof import KeptProofs, prove_once
 from services.extractor_worker.pipeline.torch_extractor import Loading, SharedModels
@@ -41,7 +42,7 @@ def work() -> int:
         if device == "cpu":
             keep_freed_memory()
         show_device_memory(torch.device(device))
-        return WorkerProcess(partial(_load, SharedModels()), _prove).run()
+        return WorkerProcess(partial(_load, SharedModels()), _prove, draw).run()
     except ValidationError as error:
         log.error("worker.cannot_start", reason=explain(error))
     except (SpeakerRegistryError, StoreUnfit, CannotListen, TracesUnavailable) as error:

@@ -2,8 +2,10 @@
 
 import argparse
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from speaker_registry.atomic_files import write_atomically
 from speaker_registry.cli.command import (
     Command,
     CommandError,
@@ -34,6 +36,10 @@ from speaker_registry.terminal import printable, table
 
 if TYPE_CHECKING:
     from speaker_registry import RegistryClient
+    from speaker_registry.fetching import PictureKind
+
+_KINDS: dict[str, "PictureKind"] = {".svg": "waveform", ".png": "mel"}
+"""The picture that is written to a file, by the end of the file's name."""
 
 
 def register(client: "RegistryClient", arguments: argparse.Namespace) -> Output:
@@ -81,6 +87,17 @@ def list_voices(client: "RegistryClient", arguments: argparse.Namespace) -> Outp
 
 
 def show(client: "RegistryClient", arguments: argparse.Namespace) -> Output:
+    shown = _shown(client, arguments)
+    if arguments.picture is None:
+        return shown
+    kind, path = _KINDS[Path(arguments.picture).suffix.lower()], Path(arguments.picture)
+    picture = client.picture(arguments.speaker, kind)
+    write_atomically(path, picture.data)
+    size = f"{len(picture.data)} bytes of {picture.mime_type}"
+    return shown._replace(text=f"{shown.text}\n\n{printable(f'{kind}: {size} in {path}')}")
+
+
+def _shown(client: "RegistryClient", arguments: argparse.Namespace) -> Output:
     if "@" in arguments.speaker:
         version = client.version(arguments.speaker)
         return Output(
@@ -138,6 +155,25 @@ def _add_list(command: argparse.ArgumentParser) -> None:
     add_limit(command)
 
 
+def _add_show(command: argparse.ArgumentParser) -> None:
+    add_speaker(command)
+    command.add_argument(
+        "--picture",
+        metavar="FILE",
+        type=_picture_file,
+        help="also write a picture of the clip: its waveform to a .svg file, or its mel spectrogram to a "
+        ".png file",
+    )
+
+
+def _picture_file(text: str) -> str:
+    if Path(text).suffix.lower() not in _KINDS:
+        raise argparse.ArgumentTypeError(
+            f"{text[:80]!a}; accepted: a file that ends with .svg (waveform) or .png (mel spectrogram)"
+        )
+    return text
+
+
 def _add_clip(command: argparse.ArgumentParser) -> None:
     add_speaker(command)
     add_output(command)
@@ -151,7 +187,7 @@ def _add_delete(command: argparse.ArgumentParser) -> None:
 COMMANDS = (
     Command("register", register, "Upload a clip as a new version of a voice.", _add_register),
     Command("list", list_voices, "List the voices.", _add_list),
-    Command("show", show, "Show a voice, or one version of it.", add_speaker),
+    Command("show", show, "Show a voice, or one version of it.", _add_show),
     Command("clip", clip, "Write the clip of a version to a file.", _add_clip),
     Command("delete", delete, "Delete a voice with all its versions.", _add_delete),
 )

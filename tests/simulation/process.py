@@ -227,6 +227,9 @@ class Process:
     def remove(self, job_id: str, queue: str) -> None:
         self._call_queue(f"remove {job_id}", lambda: self.world.queue.remove(job_id))
 
+    def draw(self, speaker: str, vuid: str) -> bool:
+        raise NotImplementedError(f"nobody looks at {vuid} of {speaker}")
+
     def finish(self, job: ModelledJob, holder: object, *, again: bool) -> None:
         """The worker is through with a job it took."""
         self._call_queue(

@@ -15,6 +15,7 @@ from services.shared.bucket.keys import (
     Keyed,
     NewerRecordKey,
     ParsedKey,
+    PictureKey,
     VersionKey,
     parse_key,
     version_folder_of,
@@ -29,7 +30,7 @@ from services.shared.model.domain import (
     fold,
 )
 
-_DATA = BlobKey | ArtifactKey | FailureKey | VoidFact
+_DATA = BlobKey | PictureKey | ArtifactKey | FailureKey | VoidFact
 """Keys of the objects in the folder of a version."""
 _RECORDS = VersionKey | CensusKey | AliasFact | TombstoneFact | NewerRecordKey
 """Keys of the objects in the folder of a speaker's records."""
@@ -185,6 +186,8 @@ def kind_of(key: str) -> str:
     match parse_key(key):
         case BlobKey():
             return "blob"
+        case PictureKey():
+            return "picture"
         case ArtifactKey() | FailureKey() | VoidFact():
             return "artifact"
         case None:

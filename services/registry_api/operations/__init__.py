@@ -8,6 +8,7 @@ from services.registry_api.operations.artifacts import Artifacts
 from services.registry_api.operations.deletion import Deletions
 from services.registry_api.operations.extractions import Extractions
 from services.registry_api.operations.followed_jobs import FollowedJobs
+from services.registry_api.operations.pictures import Pictures
 from services.registry_api.operations.registration import Registrations
 from services.registry_api.operations.speaker_pages import SpeakerPages
 from services.registry_api.operations.speakers import Speakers
@@ -24,6 +25,7 @@ class Operations:
     speakers: Speakers
     artifacts: Artifacts
     pages: SpeakerPages
+    pictures: Pictures
     promoter: Promoter
     extractions: Extractions
     registrations: Registrations
@@ -43,6 +45,7 @@ class Operations:
             speakers=speakers,
             artifacts=Artifacts(speakers, index, statuses, parts.catalogue),
             pages=SpeakerPages(speakers, store, index, parts.run_all),
+            pictures=Pictures(store, parts.dispatcher),
             promoter=promoter,
             extractions=extractions,
             registrations=Registrations(parts, extractions, promoter),

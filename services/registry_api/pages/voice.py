@@ -1,6 +1,7 @@
 """The page of one voice: what it sounds like, its versions and artifacts, and what can be done with it."""
 
 from typing import Annotated
+from urllib.parse import quote
 
 from fastapi import Path, Query, Request
 from starlette.concurrency import run_in_threadpool
@@ -16,11 +17,14 @@ from services.registry_api.access.rules import (
 )
 from services.registry_api.dependencies import AT_STORE, NamespaceDep, ProfileName, ServicesDep
 from services.registry_api.pages.forms import MAX_FIELD, address, checked_form, lead_to, page_router, show
+from services.registry_api.protocol.routing import PAGES
 from services.registry_api.wire import rendering
 from services.registry_api.wire.answers import answer_with_bytes, answer_without_bytes, file_headers
+from services.registry_api.wire.pictures import answer_with_picture
 from services.shared.bucket.blobs import clip_of, read_clip
 from services.shared.bucket.keys import SpeakerId
-from speaker_registry.errors import NotFound, Unavailable
+from services.shared.model.pictures import Picture
+from speaker_registry.errors import NotFound, PicturesFailed, Unavailable
 from speaker_registry.names import slug_of
 
 router = page_router("/voices/{voice_id}")
@@ -75,6 +79,41 @@ def page_clip(
         return short
     data = read_clip(services.parts.store, SpeakerId.of_record(namespace, version.record), version)
     return answer_with_bytes(request, data, headers, clip.mime_type)
+
+
+@router.get("/versions/{number}/pictures", dependencies=[AUDIO_READ, AT_STORE])
+def page_pictures(
+    request: Request, services: ServicesDep, namespace: NamespaceDep, voice_id: VoiceId, number: Number
+) -> Response:
+    """Show the pictures of a version's clip, as a part of the voice's page. Ask workers for missing ones."""
+    _, version = services.operations.speakers.find_version(namespace, voice_id, number)
+    speaker_id, pictures = SpeakerId.of_record(namespace, version.record), services.operations.pictures
+    drawn = all(pictures.find(speaker_id, version, picture) for picture in Picture)
+    problem = None
+    if not drawn:
+        try:
+            pictures.ask(speaker_id, version)
+        except PicturesFailed as error:
+            problem = error.message
+    path = f"{PAGES}/voices/{quote(voice_id, safe='')}/versions/{number}/pictures"
+    return show(request, "pictures.html", drawn=drawn, problem=problem, path=path, number=number)
+
+
+@router.get("/versions/{number}/pictures/{picture}", dependencies=[AUDIO_READ, AT_STORE])
+def page_picture(
+    request: Request,
+    services: ServicesDep,
+    namespace: NamespaceDep,
+    voice_id: VoiceId,
+    number: Number,
+    picture: Picture,
+) -> Response:
+    """Get a picture of a version's clip."""
+    _, version = services.operations.speakers.find_version(namespace, voice_id, number)
+    found = answer_with_picture(request, services, version, namespace, picture)
+    if found is None:
+        raise NotFound("The picture is not drawn yet. Load the page again in a moment.")
+    return found
 
 
 @router.get("/versions/{number}/artifacts/{profile}", dependencies=[ARTIFACTS_READ, AT_STORE])

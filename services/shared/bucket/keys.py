@@ -5,6 +5,7 @@
                            {seq:012d}.del.{number}.{created_at}.{uid}   every version up to seq is dead
                            {seq:012d}.cen.{sha256 of its JSON}          the versions up to seq that count
                          d/{vuid}/blob/{sha256}                         bytes as uploaded, and decoded
+                                  pic/{drawing}.{sha256}.{name}         a picture of the clip, see `pictures`
                                   art/{akey}/{attempt}.{sha256}.safetensors   artifact bytes
                                              {attempt}.{sha256}.json    the artifact is published
                                              {attempt}.failed           its extraction was given up
@@ -63,6 +64,7 @@ _TOMBSTONE = re.compile(rf"({_NUMBER})\.({_CREATED_AT})\.{_ID}")
 _ARTIFACT = re.compile(rf"({_WINNER})\.(safetensors|json)")
 _FAILURE = re.compile(rf"({_UID})\.failed")
 _VOID = re.compile(rf"{_UID}\.void")
+_PICTURE = re.compile(rf"([1-9][0-9]{{0,3}})\.({_SHA256})\.([a-z]{{1,20}}\.(?:svg|png))")
 _ANNOUNCEMENT = re.compile(rf"({_SEQ})\.({_ID})\.json")
 _CANDIDATE = re.compile(rf"candidate\.({_SHA256})\.json")
 _CAMPAIGN = re.compile(rf"campaign\.({_ID})\.([0-9]{{6}})\.({_ID})\.json")
@@ -72,7 +74,7 @@ _KEY_ID = re.compile(r"[0-9a-z]{8}")
 _MARKER = re.compile(_ID)
 _PLACE = re.compile(rf"([0-9]{{6}})\.({_ID})")
 _EPOCH = re.compile(r"[0-9]{12}")
-_DATA = re.compile(r"[^/]*/v/[^/]*/d/[^/]*/(?:blob/|art/[^/]*/[^/]*\.safetensors\Z)")
+_DATA = re.compile(r"[^/]*/v/[^/]*/d/[^/]*/(?:blob/|pic/|art/[^/]*/[^/]*\.safetensors\Z)")
 
 
 REGISTRY_FOLDER, PLACE_FOLDER, EPOCHS_FOLDER, API_KEYS_FOLDER = "_registry/", "_place/", "_epochs/", "_keys/"
@@ -152,6 +154,12 @@ class SpeakerId:
     def blob_key(self, vuid: str, sha256: str) -> str:
         return f"{self.data_prefix(vuid)}blob/{sha256}"
 
+    def pictures_prefix(self, vuid: str) -> str:
+        return f"{self.data_prefix(vuid)}pic/"
+
+    def picture_key(self, key: "PictureKey") -> str:
+        return f"{self.pictures_prefix(key.vuid)}{key.drawing}.{key.sha256}.{key.name}"
+
     def artifact_prefix(self, vuid: str, akey: str) -> str:
         return f"{self.data_prefix(vuid)}art/{akey}/"
 
@@ -192,6 +200,18 @@ class BlobKey:
     """The key of an uploaded clip or of its decoded rendition."""
 
     vuid: str
+
+
+@dataclass(frozen=True, slots=True)
+class PictureKey:
+    """The key of a picture of a version's clip."""
+
+    vuid: str
+    drawing: int
+    """The number of the way in which it was drawn."""
+    sha256: str
+    """The SHA-256 of the picture."""
+    name: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,6 +340,7 @@ SpeakerKey = (
     | TombstoneFact
     | NewerRecordKey
     | BlobKey
+    | PictureKey
     | ArtifactKey
     | FailureKey
     | VoidFact
@@ -397,16 +418,21 @@ def _parse_of_speaker(parts: list[str]) -> SpeakerKey | None:
     match parts:
         case ["r", name] if match := _RECORD.fullmatch(name):
             return _parse_record(int(match[1]), match[2], match[3])
+        case ["d", vuid, "art", akey, name] if re.fullmatch(_ID, vuid) and _AKEY.fullmatch(akey):
+            return _parse_of_artifact(vuid, akey, name)
         case ["d", vuid, "blob", sha256] if re.fullmatch(_ID, vuid) and re.fullmatch(_SHA256, sha256):
             return BlobKey(vuid)
-        case ["d", vuid, "art", akey, name] if re.fullmatch(_ID, vuid) and _AKEY.fullmatch(akey):
-            if match := _ARTIFACT.fullmatch(name):
-                return ArtifactKey(vuid, akey, match[1], match[2] == "json")
-            if match := _FAILURE.fullmatch(name):
-                return FailureKey(vuid, akey, match[1])
-            if _VOID.fullmatch(name):
-                return VoidFact(vuid, akey)
+        case ["d", vuid, "pic", name] if re.fullmatch(_ID, vuid) and (match := _PICTURE.fullmatch(name)):
+            return PictureKey(vuid, int(match[1]), match[2], match[3])
     return None
+
+
+def _parse_of_artifact(vuid: str, akey: str, name: str) -> ArtifactKey | FailureKey | VoidFact | None:
+    if match := _ARTIFACT.fullmatch(name):
+        return ArtifactKey(vuid, akey, match[1], match[2] == "json")
+    if match := _FAILURE.fullmatch(name):
+        return FailureKey(vuid, akey, match[1])
+    return VoidFact(vuid, akey) if _VOID.fullmatch(name) else None
 
 
 def _parse_of_api_key(key_id: str, name: str) -> KeyMadeKey | KeyEndKey | None:

@@ -1,4 +1,4 @@
-"""Hands extraction jobs to workers through RQ. Only this module knows both our job ids and RQ's states."""
+"""Hands jobs to workers through RQ. Only this module knows both our job ids and RQ's states."""
 
 from collections.abc import Mapping
 
@@ -6,11 +6,21 @@ from redis import Redis
 from rq.job import JobStatus
 
 from services.shared.index.redis_access import unavailable_without_redis
-from services.shared.queue.rq_jobs import JobQueue, enqueue, profile_of, queue_name, status_of
+from services.shared.model.pictures import DRAWING
+from services.shared.queue.rq_jobs import (
+    PICTURES_QUEUE,
+    JobQueue,
+    enqueue,
+    job_key,
+    profile_of,
+    queue_name,
+    status_of,
+)
 from services.shared.telemetry import tracing
 
 EXTRACT = "extract"
-"""The name under which a worker's handler is registered."""
+DRAW = "draw"
+"""The names under which a worker's handlers are registered."""
 
 _ALIVE = {
     JobStatus.QUEUED.value,
@@ -52,6 +62,19 @@ class RqDispatcher:
         """Take a job out of the queue. If a worker has taken it already, that worker finds out by itself."""
         with unavailable_without_redis():
             self._queue(queue).remove_waiting(job_id)
+
+    def draw(self, speaker: str, vuid: str) -> bool:
+        """Ask workers for the pictures of a version's clip, unless they were asked already.
+
+        Returns False if they could not draw them. Workers are not asked again for a day then.
+        """
+        job_id, about = f"draw-{DRAWING}-{vuid}", {"speaker": speaker, "vuid": vuid}
+        with unavailable_without_redis():
+            queue = JobQueue(PICTURES_QUEUE, connection=self._connection)
+            if status_of(queue, job_id) == JobStatus.FINISHED.value:
+                self._connection.delete(job_key(job_id.encode()))  # the pictures were lost since
+            enqueue(queue, job_id, DRAW, about, timeout_seconds=self._job_seconds)
+            return status_of(queue, job_id) != JobStatus.FAILED.value
 
     def _queue(self, name: str) -> JobQueue:
         return JobQueue(name, connection=self._connection)

@@ -56,6 +56,9 @@ _PREPARE = "prepare."
 _FINGERPRINT_DIGITS = 16
 """So many digits of a fingerprint tell the encoders of one profile apart. Jobs carry all of them."""
 
+PICTURES_QUEUE = "draw.pictures"
+"""The queue of the pictures of clips. Every worker takes jobs of it, whichever profiles it serves."""
+
 FUNCTION_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.]{0,99}")
 
 STORED_FIELDS = frozenset(

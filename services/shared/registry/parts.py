@@ -27,6 +27,9 @@ class Dispatcher(Protocol):
     def remove(self, job_id: str, queue: str) -> None:
         """Remove a job that is no longer wanted from its queue, unless a worker has taken it already."""
 
+    def draw(self, speaker: str, vuid: str) -> bool:
+        """Ask for the pictures of a version's clip. Returns False if they could not be drawn."""
+
 
 def one_by_one(steps: Iterable[Callable[[], object]]) -> None:
     """Run independent steps one after the other. Processes run them concurrently: see `ConcurrentRunner`."""

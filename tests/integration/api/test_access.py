@@ -95,6 +95,8 @@ EXPECTED = {
     "GET /v1/voices/{name}/versions/{ref}": {"voices:read", "engine"},
     "GET /v1/voices/{name}/versions/{ref}/audio": {"audio:read"},
     "GET /v1/voices/{name}/versions/{ref}/audio/samples": {"audio:read"},
+    "GET /v1/voices/{name}/versions/{ref}/waveform.svg": {"audio:read"},
+    "GET /v1/voices/{name}/versions/{ref}/mel.png": {"audio:read"},
     "GET /v1/voices/{name}/versions/{ref}/artifacts": {"artifacts:read", "engine"},
     "GET /v1/voices/{name}/versions/{ref}/artifacts/{profile}": {"artifacts:read", "engine"},
     "GET /v1/voices/{name}/versions/{ref}/artifacts/{profile}/file": {"artifacts:read", "engine"},

@@ -34,6 +34,8 @@ RULES: dict[str, set[str] | None] = {
     "POST /dashboard/voices": {"voices:write"},
     "GET /dashboard/voices/{voice_id}": {"voices:read", "engine"},
     "GET /dashboard/voices/{voice_id}/versions/{number}/audio": {"audio:read"},
+    "GET /dashboard/voices/{voice_id}/versions/{number}/pictures": {"audio:read"},
+    "GET /dashboard/voices/{voice_id}/versions/{number}/pictures/{picture}": {"audio:read"},
     "GET /dashboard/voices/{voice_id}/versions/{number}/artifacts/{profile}": {"artifacts:read", "engine"},
     "POST /dashboard/voices/{voice_id}/versions/{number}/extractions": {"jobs:write", "engine"},
     "POST /dashboard/voices/{voice_id}/delete": {"voices:delete"},
@@ -48,7 +50,14 @@ RULES: dict[str, set[str] | None] = {
 is opened by mistake.
 """
 FORMS = sorted(what.removeprefix("POST ") for what in RULES if what.startswith("POST"))
-ADDRESS = {"voice_id": "nobody", "number": "1", "profile": PROFILE, "job_id": "job_x", "key_id": "nokeyid0"}
+ADDRESS = {
+    "voice_id": "nobody",
+    "number": "1",
+    "picture": "mel.png",
+    "profile": PROFILE,
+    "job_id": "job_x",
+    "key_id": "nokeyid0",
+}
 
 
 @pytest.fixture(scope="module")

@@ -189,6 +189,8 @@ class FakeRegistry:
             return error_answer(404, "version_not_found")
         if len(rest) == 2:
             return httpx.Response(200, json=self._version(key, found[0]))
+        if len(rest) == 3 and rest[2] in {"waveform.svg", "mel.png"}:
+            return file_answer(f"{rest[2]} of {key}".encode(), found[0].number)
         return self._artifact(request, key, found[0], rest[3], whole=rest[4:] == ["file"])
 
     def _artifact(

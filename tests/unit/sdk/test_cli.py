@@ -250,6 +250,23 @@ def test_a_device_is_written_to_not_replaced(tmp_path: Path):
     assert stat.S_ISFIFO(path.stat().st_mode)
 
 
+@pytest.mark.parametrize(("end", "path"), [(".svg", "waveform.svg"), (".PNG", "mel.png")])
+def test_a_picture_is_written_to_a_file(
+    run: Run, registry: FakeRegistry, tmp_path: Path, end: str, path: str
+):
+    """The end of the file's name says which picture it is. Another end is refused at once."""
+    registry.add_version("alice")
+    file = tmp_path / f"alice{end}"
+    outcome = run("show", "alice@1", "--picture", str(tmp_path / "alice.gif"))
+    assert outcome.status == 2
+    assert ".svg (waveform) or .png (mel spectrogram)" in outcome.err
+    assert not registry.requests
+    outcome = run("show", "alice@1", "--picture", str(file))
+    assert (outcome.status, file.read_bytes()) == (0, f"{path} of alice".encode())
+    assert f"bytes of application/vnd.safetensors in {file}" in outcome.out
+    assert registry.paths() == ["GET /v1/voices/alice/versions/1", f"GET /v1/voices/alice/versions/1/{path}"]
+
+
 def test_a_clip_is_written_to_a_file(run: Run, registry: FakeRegistry, tmp_path: Path):
     """The answer says what kind of file it is."""
     path = tmp_path / "alice.wav"

@@ -8,7 +8,7 @@ import httpx
 import numpy as np
 import pytest
 
-from speaker_registry import ArtifactCache, Clip, ReferenceAudio, errors
+from speaker_registry import ArtifactCache, Clip, ClipPicture, ReferenceAudio, errors
 from tests.unit.sdk.conftest import Connect
 from tests.unit.sdk.fake_registry import (
     ECAPA,
@@ -384,6 +384,31 @@ def test_a_clip_comes_with_what_it_is(connect: Connect, registry: FakeRegistry):
     client = connect()
     assert client.clip("alice") == client.clip("alice", 3) == Clip(b"RIFF", "audio/wav")
     assert registry.paths() == [f"GET /v1/voices/alice/versions/{ref}/audio" for ref in ("default", 3)]
+
+
+def test_a_picture_is_awaited_until_it_is_drawn(connect: Connect, registry: FakeRegistry, time: FakeTime):
+    """A worker draws it when it is requested for the first time, so the first answers say that it comes."""
+    pending = {"voice": "alice", "version": 3, "picture": "mel.png", "reason": "A worker was asked."}
+    registry.faults.extend(httpx.Response(202, json=pending) for _ in range(2))
+    registry.faults.append(
+        httpx.Response(200, content=b"PNG", headers={**file_headers(b"PNG"), "content-type": "image/png"})
+    )
+    assert connect().picture("alice@3", "mel") == ClipPicture(b"PNG", "image/png")
+    assert registry.paths() == 3 * ["GET /v1/voices/alice/versions/3/mel.png"]
+    assert time.slept == [0.1, 0.2]
+    registry.faults.append(httpx.Response(202, json=pending))
+    with pytest.raises(errors.ArtifactNotReady, match=r"mel.png of alice@3 is not drawn yet. A worker was"):
+        connect().picture("alice", wait=0)
+    assert registry.paths()[-1] == "GET /v1/voices/alice/versions/default/waveform.svg"
+
+
+def test_a_picture_that_is_not_what_was_sent_is_refused(connect: Connect, registry: FakeRegistry):
+    """A damaged picture would show another clip."""
+    registry.faults.append(httpx.Response(200, content=b"PNG", headers=file_headers(b"other")))
+    with pytest.raises(errors.DigestMismatch, match="the picture's bytes are"):
+        connect().picture("alice")
+    with pytest.raises(errors.InvalidRequest, match="kind is 'spectrum'; accepted: waveform, mel"):
+        connect().picture("alice", "spectrum")  # type: ignore[arg-type]
 
 
 def test_decoded_samples_are_verified(connect: Connect, registry: FakeRegistry):

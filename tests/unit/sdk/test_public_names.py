@@ -30,6 +30,8 @@ PUBLIC = {
     "CacheStats",
     "Campaign",
     "Clip",
+    "ClipPicture",
+    "PicturesFailed",
     "ReferenceAudio",
     "Conflict",
     "DigestMismatch",

@@ -8,7 +8,17 @@ import re
 import numpy as np
 import pytest
 
-from speaker_registry import Artifact, Clip, File, Manifest, ReferenceAudio
+from speaker_registry import (
+    Artifact,
+    ArtifactStatus,
+    Clip,
+    ClipPicture,
+    File,
+    Manifest,
+    ReferenceAudio,
+    Voice,
+    VoiceVersion,
+)
 from speaker_registry.artifact import encode
 from speaker_registry.exchange import Reply
 
@@ -88,6 +98,29 @@ def test_a_notebook_shows_a_table_and_runs_nothing(text: str):
     for cell in ("ref_code", "int32", "[42, 16]", "speaker_embedding", "float32", "[1024]"):
         assert f"<td>{cell}</td>" in shown
     assert SECRET not in shown
+
+
+@pytest.mark.parametrize("text", ["<script>alert(1)</script>", '"><img src=x onerror=alert(1)>', "a\u202eb"])
+def test_a_voice_in_a_notebook_is_a_table_that_runs_nothing(text: str):
+    """Names, and reasons of failures, come from whoever uploaded."""
+    status = ArtifactStatus(profile="qwen3-tts-0.6b", state="failed", error=text)
+    about = {"id": "1", "version": 3, "created_at": 1, "artifacts": [status], "state": "failed"}
+    voice = Voice(name=text, key=text, latest=3, versions=3, aliases={}, **about)
+    version = VoiceVersion(voice=text, source="audio", consent=SECRET, ref_text=SECRET, **about)
+    for shown in (voice._repr_html_(), version._repr_html_()):
+        assert text not in shown
+        assert "<td>qwen3-tts-0.6b</td><td>failed</td>" in shown
+        assert set(re.findall(r"<(\w+)", shown)) == {"table", "caption", "tr", "th", "td"}
+        assert SECRET not in shown
+
+
+def test_a_picture_in_a_notebook_is_an_image():
+    """A browser runs no script of an SVG file that it shows as an image. The type comes from a server."""
+    picture = ClipPicture(b"<svg/>", 'image/svg+xml"><script>')
+    assert repr(picture) == '<ClipPicture image/svg+xml"><script>, 6 bytes>'
+    shown = picture._repr_html_()
+    assert set(re.findall(r"<(\w+)", shown)) == {"img"}
+    assert "base64,PHN2Zy8+" in shown
 
 
 def test_an_answer_on_its_way_does_not_show_its_body():

@@ -136,3 +136,44 @@ SAMPLES: Responses = {
     400: BAD_NAME,
     404: _NO_CLIP,
 }
+
+_NOT_DRAWN = error(
+    "A worker could not draw the pictures of the clip. `x-should-retry: false`.",
+    "The pictures of version 2 of voice 'Alice' could not be drawn. The worker's log says why. Workers try "
+    "again when they are asked a day later.",
+    "pictures_failed",
+    "conflict_error",
+)
+
+
+def _picture(description: str, name: str, media_type: str) -> Responses:
+    pending = {
+        "object": "voice.picture",
+        "voice": "Alice",
+        "version": 2,
+        "picture": name,
+        "state": "pending",
+        "reason": "A worker was asked to draw it. Ask again in a moment. Nothing is drawn while no worker "
+        "runs.",
+    }
+    return {
+        200: {
+            "description": description,
+            "content": {media_type: BINARY},
+            "headers": response_headers(OF_BYTES),
+        },
+        202: json_answer(
+            "The picture is not drawn yet. Retry after the time in `Retry-After`.",
+            pending,
+            schemas.PendingPicture,
+        ),
+        206: part_of_bytes(media_type),
+        **READ,
+        400: BAD_NAME,
+        404: _NO_CLIP,
+        409: _NOT_DRAWN,
+    }
+
+
+WAVEFORM = _picture("The picture of the waveform.", "waveform.svg", "image/svg+xml")
+MEL = _picture("The picture of the mel spectrogram.", "mel.png", "image/png")

@@ -1,0 +1,70 @@
+"""The handler of jobs that ask for the pictures of a clip. Knows no encoder, and does not draw itself."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+import structlog
+from structlog.contextvars import bound_contextvars
+
+from services.shared.audio import ReferenceAudio
+from services.shared.bucket.keys import SpeakerId
+from services.shared.bucket.pictures import store_pictures
+from services.shared.bucket.store import Store
+from services.shared.index.speaker_index import SpeakerIndex, VersionSelection
+from services.shared.model.domain import SpeakerVersion
+from services.shared.model.pictures import Picture
+from services.shared.queue.rq_jobs import QueuedJob
+from services.shared.registry.repair import Decode, sound_rendition
+from speaker_registry.errors import ExtractorFailed, SpeakerRegistryError, Unavailable
+
+log = structlog.get_logger()
+
+Draw = Callable[[ReferenceAudio], Mapping[Picture, bytes]]
+"""Returns the pictures of a clip."""
+
+
+class Drawing:
+    """Draws the pictures of clips. A call with jobs returns an outcome or an exception for each of them.
+
+    A picture can be drawn again at any time, so an outage ends a job without a failure. The next request for
+    the picture makes another job.
+    """
+
+    def __init__(self, store: Store, index: SpeakerIndex, decode: Decode, draw: Draw) -> None:
+        self._store = store
+        self._index = index
+        self._decode = decode
+        self._draw = draw
+        self.on_progress: Callable[[], None] = lambda: None
+        """Called after each job, which shows that the worker does not hang."""
+
+    def __call__(self, jobs: Sequence[QueuedJob]) -> list[object]:
+        return [self._outcome(job) for job in jobs]
+
+    def _outcome(self, job: QueuedJob) -> object:
+        with bound_contextvars(job_id=job.id):
+            try:
+                speaker_id = SpeakerId.parse(str(job.kwargs["speaker"]))
+                return self._draw_version(speaker_id, str(job.kwargs["vuid"]))
+            except Unavailable as error:
+                log.warning("drawing.put_off", reason=error.message)
+                return "put off"
+            except SpeakerRegistryError as error:
+                return error
+            except Exception as error:
+                log.exception("drawing.crashed")  # the text may quote the clip, so it is not in the job
+                return ExtractorFailed(f"The drawing failed with {type(error).__name__}.")
+            finally:
+                self.on_progress()
+
+    def _draw_version(self, speaker_id: SpeakerId, vuid: str) -> str:
+        version = self._version(speaker_id, vuid)
+        if version is None or version.record.clip is None:
+            return "superseded"
+        drawn = self._draw(sound_rendition(self._store, speaker_id, version, self._decode))
+        if self._version(speaker_id, vuid) is None:
+            return "superseded"  # deleted meanwhile, so nothing may be stored for it
+        store_pictures(self._store, speaker_id, vuid, drawn)
+        return "drawn"
+
+    def _version(self, speaker_id: SpeakerId, vuid: str) -> SpeakerVersion | None:
+        return self._index.look(speaker_id, VersionSelection(vuid=vuid)).speaker.by_vuid(vuid)

@@ -1,0 +1,37 @@
+"""Answers with the pictures of clips, which are drawn by workers."""
+
+from fastapi import Request
+from starlette.responses import Response
+
+from services.registry_api.dependencies import Services
+from services.registry_api.wire.answers import answer_with_bytes, answer_without_bytes, file_headers
+from services.shared.bucket.keys import SpeakerId
+from services.shared.model.domain import SpeakerVersion
+from services.shared.model.pictures import Picture
+
+ASKED = "A worker was asked to draw it. Ask again in a moment. Nothing is drawn while no worker runs."
+_SANDBOX = {"Content-Security-Policy": "default-src 'none'; sandbox"}
+"""An SVG file can hold scripts. Ours does not, but whoever can write to the bucket could put one there."""
+
+
+def answer_with_picture(
+    request: Request, services: Services, version: SpeakerVersion, namespace: str, picture: Picture
+) -> Response | None:
+    """Return the answer to a request for a picture. If it is not drawn yet, ask workers for it and return
+    None.
+
+    Raises:
+        AudioNotFound, PicturesFailed.
+    """
+    pictures, speaker_id = services.operations.pictures, SpeakerId.of_record(namespace, version.record)
+    found = pictures.find(speaker_id, version, picture)
+    for stored in found:
+        headers = file_headers(f"sha256:{stored.sha256}", version) | _SANDBOX
+        short = answer_without_bytes(request, headers, stored.size, picture.media_type)
+        if short is not None:
+            return short
+    for stored, data in pictures.read(found):
+        headers = file_headers(f"sha256:{stored.sha256}", version) | _SANDBOX
+        return answer_with_bytes(request, data, headers, picture.media_type)
+    pictures.ask(speaker_id, version)
+    return None
