@@ -140,6 +140,11 @@ def duration(seconds: float) -> str:
     return f"{int(seconds)} s" if seconds >= 10 else f"{seconds:.1f} s"
 
 
+def clock(moment: float) -> str:
+    """Return the time of day of a point in time, in UTC."""
+    return datetime.fromtimestamp(moment, UTC).strftime("%H:%M")
+
+
 def size(count: int) -> str:
     """Return a number of bytes in the unit that suits it."""
     if count < 1024:
@@ -158,7 +163,7 @@ def _environment() -> Environment:
         auto_reload=False,
     )
     environment.filters.update(
-        given=given, visible=visible, marked=marked, ago=ago, size=size, duration=duration
+        given=given, visible=visible, marked=marked, ago=ago, clock=clock, size=size, duration=duration
     )
     shared: Mapping[str, Any] = {"asset": asset_url, "root": PAGES, "version": __version__}
     environment.globals.update(shared)

@@ -1,34 +1,28 @@
-"""Tests of the pages with a real browser: Chromium as the distribution packages it, driven by Playwright.
+"""Tests of the pages with a real browser.
 Each test also fails if the browser reports an error, such as code that the policy of the pages forbids.
 """
 
 import re
-import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Page, expect
 
 from speaker_registry.errors import WorkerError
 from tests.integration.api.access import BOOTSTRAP, CLOSED, bearer
+from tests.integration.api.browser import CHROMIUM, NO_CHROMIUM, PATIENCE_MS, PHONE, Open, chromium, opener
 from tests.integration.api.conftest import empty
 from tests.integration.api.registry import CLIP, OTHER_CLIP, PROFILE, Registry
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed: apt-get install chromium")
-PHONE = {"width": 375, "height": 720}
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason=NO_CHROMIUM)
 PATHS = ("", "/voices", "/voices/new", "/jobs", "/profiles", "/keys")
-Open = Callable[..., Page]
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    with sync_playwright() as playwright:
-        # In a container for tests there is no user for Chromium's sandbox. Only our own pages are loaded.
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+    with chromium() as browser:
         yield browser
-        browser.close()
 
 
 @pytest.fixture(scope="module")
@@ -40,33 +34,14 @@ def closed(tmp_path_factory: pytest.TempPathFactory, valkey: Any, decoder: Any) 
 
 @pytest.fixture
 def visit(browser: Browser, closed: Registry) -> Iterator[Open]:
-    """Return a function that opens a page in a browser of its own, signed in unless `key` is None."""
-    contexts, faults = [], list[str]()
-
-    def open_page(path: str = "", *, key: str | None = str(BOOTSTRAP), **options: Any) -> Page:
-        context = browser.new_context(base_url=closed.url, **options)
-        context.set_default_timeout(20_000)
-        contexts.append(context)
-        page = context.new_page()
-        page.on("pageerror", lambda error: faults.append(str(error)))
-        page.on("console", lambda said: faults.append(said.text) if "Security Policy" in said.text else None)
-        page.goto(f"/dashboard{path}")
-        if key is not None:
-            page.get_by_label("API key").fill(key)
-            page.get_by_role("button", name="Sign in").click()
-            page.wait_for_load_state()
-        return page
-
-    yield open_page
-    for context in contexts:
-        context.close()
-    assert not faults
+    with opener(browser, closed) as visit:
+        yield visit
 
 
 @pytest.fixture(autouse=True)
 def patient() -> None:
     """However busy the machine is, an expectation has time to come true."""
-    expect.set_options(timeout=20_000)
+    expect.set_options(timeout=PATIENCE_MS)
 
 
 def drop(page: Page, content: bytes, name: str = "clip.wav") -> None:
