@@ -47,7 +47,9 @@ def opener(browser: Browser, registry: Registry) -> Iterator[Open]:
             context.set_default_timeout(PATIENCE_MS)
             page = context.new_page()
             page.on("pageerror", lambda error: faults.append(str(error)))
-            page.on("console", lambda said: faults.append(said.text) if "Security Policy" in said.text else None)
+            page.on(
+                "console", lambda said: faults.append(said.text) if "Security Policy" in said.text else None
+            )
             page.goto(f"/dashboard{path}")
             if key is not None:
                 sign_in(page, key)
@@ -63,11 +65,12 @@ def sign_in(page: Page, key: str) -> None:
     page.wait_for_load_state()
 
 
-def grave_faults(page: Page) -> list[str]:
-    """Return the serious and critical faults that axe-core finds on a page."""
+def grave_faults(page: Page, rules: list[str] | None = None) -> list[str]:
+    """Return the serious and critical faults that axe-core finds on a page, by these rules or by all."""
     if not page.evaluate("'axe' in window"):
         page.evaluate(_AXE)
-    found = page.evaluate("axe.run(document, {resultTypes: ['violations']})")
+    options = {"resultTypes": ["violations"], **({"runOnly": rules} if rules else {})}
+    found = page.evaluate("options => axe.run(document, options)", options)
     return [
         f"{fault['id']}: {node['html'][:200]} {node['failureSummary']}"
         for fault in found["violations"]

@@ -9,7 +9,17 @@ from tests.integration.api.access import BOOTSTRAP, bearer, key
 from tests.integration.api.registry import EMBEDDING, OTHER_CLIP, Registry
 
 SERVED, MANY, FAILED, BUSY = "Nora Lindqvist", "narrator-de", "call-center-07", "Émile, warm"
-_READY = ("Aiyana", "Björn Karlsson", "Chidi", "Dr. Watanabe", "Elena", "Farah", "game-npc-014", "Hiroshi", "Ines")
+_READY = (
+    "Aiyana",
+    "Björn Karlsson",
+    "Chidi",
+    "Dr. Watanabe",
+    "Elena",
+    "Farah",
+    "game-npc-014",
+    "Hiroshi",
+    "Ines",
+)
 _ME = bearer(BOOTSTRAP)
 
 
@@ -25,7 +35,9 @@ def furnish(registry: Registry) -> None:
     registry.upload(FAILED, headers=_ME, ref_text="Thank you for calling.")
     registry.worker.fail_all(FAILED, InvalidAudio("the encoder found no speech in 4.2 s of audio"))
     registry.upload("call-center-08", headers=_ME)
-    registry.worker.fail_all("call-center-08", WorkerError("the device ran out of memory (24 GiB) at 61 frames"))
+    registry.worker.fail_all(
+        "call-center-08", WorkerError("the device ran out of memory (24 GiB) at 61 frames")
+    )
     registry.upload("cancelled-take", headers=_ME)
     [waiting] = registry.jobs.page("default", state="queued", limit=1).found
     registry.client.post(f"/v1/jobs/{waiting.id}/cancel", headers=_ME)
@@ -49,7 +61,13 @@ def _served(registry: Registry) -> None:
 
 def _make_keys(registry: Registry) -> None:
     key(registry, "engine", name="tts-fleet eu-west", namespace="default")
-    key(registry, "voices:read", "voices:write", name="studio upload", expires_at=int(time.time()) + 90 * 86_400)
+    key(
+        registry,
+        "voices:read",
+        "voices:write",
+        name="studio upload",
+        expires_at=int(time.time()) + 90 * 86_400,
+    )
     key(registry, "admin", name="ops", namespace="*")
 
 
@@ -62,7 +80,13 @@ def _spread(registry: Registry) -> None:
     sample = next(job for job in found if job.state == "succeeded")
     for number in range(420):
         at = now - 90 - (number * 197) % 86_000 if number % 3 else now - (number * 37) % 3_500
-        _date(registry, sample, at, copy=f"job_{number:032x}", state="failed" if number % 29 == 0 else "succeeded")
+        _date(
+            registry,
+            sample,
+            at,
+            copy=f"job_{number:032x}",
+            state="failed" if number % 29 == 0 else "succeeded",
+        )
 
 
 def _date(registry: Registry, job: JobRecord, at: float, copy: str = "", state: str = "") -> None:
@@ -73,9 +97,9 @@ def _date(registry: Registry, job: JobRecord, at: float, copy: str = "", state: 
     fields |= {"id": job_id, "state": state, "created_at": str(at), "started_at": str(at + 0.2)}
     fields["finished_at"] = str(at + seconds)
     if state == "failed" and copy:
-        fields["error"] = json.dumps({"code": "audio_rejected", "message": "the clip is silent", "retryable": False, "attempt": 1})
+        fields["error"] = json.dumps(
+            {"code": "audio_rejected", "message": "the clip is silent", "retryable": False, "attempt": 1}
+        )
     registry.redis.hset(f"sr:job:{job_id}", mapping=fields)
     for place in (f"sr:jobs:default:{state}", "sr:jobs:default"):
         registry.redis.zadd(place, {job_id: at})
-
-
