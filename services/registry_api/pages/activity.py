@@ -67,7 +67,7 @@ class Chart:
     def top(self) -> int:
         """The number at the upper end of the scale: 1, 2 or 5 times a power of ten."""
         most = max(1, *(bar.total for bar in self.bars))
-        power = 10 ** int(math.log10(most))
+        power: int = 10 ** int(math.log10(most))
         return next(step * power for step in (*_STEPS, 10) if step * power >= most)
 
     @property

@@ -76,12 +76,25 @@ def page(request: Request, template: str, *, token: str, status: int = 200, **va
         "signed_in": access.required and caller is not None,
         "may": rights_of(caller, keys_required=access.required) if caller else {},
         "here": request.url.path,
-        "address": request.url.path + (f"?{request.url.query}" if request.url.query else ""),
+        "address": own_address(request),
         "token": token,
         "now": time.time(),
     }
     content = _environment().get_template(template).render({**shared, **values})
     return HTMLResponse(content, status_code=status, headers={"Cache-Control": "no-store"})
+
+
+def own_address(request: Request) -> str:
+    """Return the path and query of a request."""
+    return request.url.path + (f"?{request.url.query}" if request.url.query else "")
+
+
+def leading_page(request: Request, address: str) -> Response:
+    """Return a page that has the browser open another of these pages at once.
+
+    A redirect would not do: to browsers, it is still the other site that asks for the page it leads to.
+    """
+    return page(request, "leading.html", token="", following=address)
 
 
 def failure_page(request: Request, status: int, message: str, *, token: str, partial: bool) -> Response:
