@@ -19,7 +19,6 @@ from services.registry_api.access.rules import check_rules, tenant_of, without_s
 from services.registry_api.dependencies import Services
 from services.registry_api.express.lane import ExpressLane
 from services.registry_api.express.prepared import PreparedAnswers
-from services.registry_api.keys.seal import Seal
 from services.registry_api.pages.routes import add_pages
 from services.registry_api.pages.sessions import PageSessions
 from services.registry_api.protocol import error_answers
@@ -163,7 +162,7 @@ def _add_middleware(
     if not services.access.required:
         app.add_middleware(LocalOnly, origins=cors_origins)
     # Outside everything that looks for a key, which it puts where programs send theirs.
-    app.add_middleware(PageSessions, seal=Seal(services.parts.index))
+    app.add_middleware(PageSessions, seal=app.state.seal, ended=app.state.ended_sessions)
     _allow_web_pages(app, cors_origins)
     # Outside all middleware that may refuse a request, so that refusals carry the same headers.
     for layer in (AnswerHeaders, RequestSignals, RequestIds):

@@ -13,6 +13,7 @@ import structlog
 from cachetools import TTLCache
 from starlette.concurrency import run_in_threadpool
 
+from services.registry_api.access.provider_sign_in import ProviderSignIn, SignIn
 from services.registry_api.access.rate_limits import MINUTE, RateLimits
 from services.registry_api.access.tokens import JwtVerifier
 from services.registry_api.keys.api_keys import (
@@ -42,6 +43,8 @@ may just have made the key.
 _MAX_KEY_READS = 4
 """This many threads may read the key list, or wait for the one that reads it."""
 _KEY_READ_WAIT_SECONDS = 10.0
+_MAX_SIGN_INS = 4
+"""This many threads may wait for the OpenID provider, however many people sign in."""
 _MAX_ADDRESSES = 50_000
 """Failures are counted for this many addresses, minute by minute."""
 _MAX_JWTS = 10_000
@@ -71,6 +74,7 @@ class Access:
         rates: counts requests and uploads.
         bootstrap: an API key with all rights that is not in the bucket.
         jwts: verifies JWTs. None: no JWTs are accepted.
+        provider: signs people in at the OpenID provider. None: they need an API key.
         failures_per_minute: how many requests without a valid key one address may send before it is refused.
         waiting_requests: how many requests of one key may wait at once; None: any number.
         arriving_uploads: how many uploads of one key may be arriving at once; None: any number.
@@ -85,6 +89,7 @@ class Access:
         rates: RateLimits | None = None,
         bootstrap: Token | None = None,
         jwts: JwtVerifier | None = None,
+        provider: ProviderSignIn | None = None,
         failures_per_minute: int = 60,
         waiting_requests: int | None = None,
         arriving_uploads: int | None = None,
@@ -102,6 +107,7 @@ class Access:
         self._keyring = keyring
         self._bootstrap = bootstrap
         self._jwts = jwts
+        self.provider = provider
         self._failures_per_minute = failures_per_minute
         self._failures: TTLCache[tuple[str, int], int] = TTLCache(_MAX_ADDRESSES, ttl=2 * MINUTE)
         """The number of failures by address and minute."""
@@ -112,6 +118,11 @@ class Access:
             _MAX_KEY_READS,
             wait_seconds=_KEY_READ_WAIT_SECONDS,
             refusal="API keys cannot be read just now. Try again in a moment.",
+        )
+        self._sign_ins = Slots(
+            _MAX_SIGN_INS,
+            wait_seconds=_KEY_READ_WAIT_SECONDS,
+            refusal="Too many people sign in at once. Try again in a moment.",
         )
 
     async def authenticate(self, sent: str | None, address: str) -> Caller:
@@ -126,6 +137,23 @@ class Access:
             return ANONYMOUS
         try:
             return await self._known_caller(self._keyring, sent, address)
+        except InvalidApiKey:
+            self._count_failure(address)
+            raise
+
+    async def finish_sign_in(self, sign_in: SignIn, code: str, redirect_uri: str, address: str) -> str:
+        """Return the token of a person who signed in at the provider.
+
+        Raises:
+            InvalidApiKey: the provider does not accept the code.
+            RateLimited: the address has sent too many codes or keys that are not valid.
+            Unavailable: the provider cannot be asked.
+        """
+        assert self.provider is not None
+        self._check_failure_limit(address)
+        try:
+            async with self._sign_ins.hold():
+                return await run_in_threadpool(self.provider.finish, sign_in, code, redirect_uri)
         except InvalidApiKey:
             self._count_failure(address)
             raise
@@ -279,11 +307,13 @@ def open_access(
             "with `python -m services.registry_api new-key --out FILE`, and set "
             "SPEAKER_AUTH_BOOTSTRAP_KEY_FILE to that file."
         )
+    jwts = JwtVerifier(access) if access.oidc_issuer else None
     return Access(
         keyring,
         rates=RateLimits(index.ungated, rates),
         bootstrap=bootstrap,
-        jwts=JwtVerifier(access) if access.oidc_issuer else None,
+        jwts=jwts,
+        provider=ProviderSignIn(access, jwts) if jwts and access.oidc_client_id else None,
         failures_per_minute=rates.failures_per_minute,
         waiting_requests=rates.waiting_requests,
         arriving_uploads=rates.arriving_uploads,

@@ -41,7 +41,7 @@ def tenant_of(access: Access, scope: Scope) -> str:
     headers = Headers(scope=scope)
     caller = access.cached_caller(_sent_key(headers))
     if caller is None:
-        return f"address {_client_address(scope)}"
+        return f"address {client_address(scope)}"
     if caller.for_any_namespace:
         asked = headers.get(NAMESPACE_HEADER, OWN_NAMESPACE)
         return f"namespace {asked if is_namespace(asked) else OWN_NAMESPACE}"
@@ -56,7 +56,7 @@ async def authenticate(access: Access, scope: Scope) -> Caller:
     """
     if "caller" not in scope:
         headers = Headers(scope=scope)
-        caller = await access.authenticate(_sent_key(headers), _client_address(scope))
+        caller = await access.authenticate(_sent_key(headers), client_address(scope))
         structlog.contextvars.bind_contextvars(key_id=caller.id)
         scope["namespace"] = _requested_namespace(caller, headers.get(NAMESPACE_HEADER))
         scope["caller"] = caller
@@ -69,7 +69,7 @@ async def may_still_ask(access: Access, scope: Scope) -> bool:
     """Return whether the caller of a request that is being answered still has a valid key for as much."""
     before = scope["caller"]
     try:
-        caller = await access.authenticate(_sent_key(Headers(scope=scope)), _client_address(scope))
+        caller = await access.authenticate(_sent_key(Headers(scope=scope)), client_address(scope))
     except SpeakerRegistryError:
         return False
     return bool(caller == before)
@@ -80,7 +80,7 @@ def _sent_key(headers: Headers) -> str | None:
     return sent.strip() if scheme.lower() == "bearer" and sent.strip() else None
 
 
-def _client_address(scope: Scope) -> str:
+def client_address(scope: Scope) -> str:
     return address_of(scope["client"][0] if scope.get("client") else "")
 
 

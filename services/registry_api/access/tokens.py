@@ -10,19 +10,19 @@ waiting.
 """
 
 import hashlib
-import json
+import hmac
 import math
 import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import urlsplit
 
 import httpx
 import jwt
 import structlog
 
+from services.registry_api.access.provider import fetch_json, provider_client, require_https
 from services.registry_api.keys.api_keys import ALL_SCOPES, ANY_NAMESPACE
 from services.registry_api.protocol.callers import OWN_NAMESPACE, Caller
 from services.shared.configuration.settings import AccessSettings
@@ -48,12 +48,6 @@ _MAX_STALE_SECONDS = 3600.0
 """The provider's keys are accepted for this long after the last fetch while the provider is away."""
 _MIN_INTERVAL_SECONDS = 10.0
 """The keys are never fetched more often than this, whatever the reason and the outcome."""
-_READ_TIMEOUT_SECONDS = 5.0
-"""Time limit of each step of the provider's answer."""
-_ANSWER_SECONDS = 10.0
-"""Time limit of the whole answer of the provider."""
-_MAX_ANSWER_BYTES = 256 * 1024
-"""Largest accepted answer of the provider."""
 
 
 _Keys = Mapping[str | None, Mapping[str, jwt.PyJWK]]
@@ -62,9 +56,10 @@ _Keys = Mapping[str | None, Mapping[str, jwt.PyJWK]]
 
 @dataclass(frozen=True, slots=True)
 class _ProviderKeys:
-    """The keys that the provider published at the last fetch."""
+    """What the provider published at the last fetch."""
 
     keys: _Keys = field(default_factory=dict)
+    metadata: Mapping[str, Any] = field(default_factory=dict)
     fetched_at: float = float("-inf")
 
 
@@ -96,23 +91,49 @@ class JwtVerifier:
             InvalidApiKey: the token is not valid; the message says why.
             Unavailable: the token may be valid, but its key cannot be fetched from the provider.
         """
+        return self._caller(self._claims(text, self._audience))
+
+    def check_identity(self, text: str, *, client_id: str, nonce: str) -> None:
+        """Check the ID token that the provider gave for a sign-in.
+
+        Raises:
+            InvalidApiKey: the token is not valid, or not for this client and this sign-in.
+            Unavailable: the token may be valid, but its key cannot be fetched from the provider.
+        """
+        claims = self._claims(text, client_id)
+        if not hmac.compare_digest(str(claims.get("nonce")).encode(), nonce.encode()):
+            raise InvalidApiKey("The provider's ID token belongs to another sign-in.")
+
+    def endpoint(self, name: str) -> str:
+        """Return an address of the provider by its name in OpenID Connect Discovery. Raises `Unavailable`."""
+        if self._age_seconds() > _REFRESH_SECONDS:
+            self._fetch_if_due()
+        if self._age_seconds() > _MAX_STALE_SECONDS:
+            raise self._provider_unavailable()
+        try:
+            return require_https(str(self._provider.metadata.get(name)), self._issuer)
+        except ValueError:
+            raise Unavailable(f"The OpenID provider publishes no {name} over https.") from None
+
+    def _claims(self, text: str, audience: str | None) -> dict[str, Any]:
+        """Return the claims of a token for this audience. Raises `InvalidApiKey` and `Unavailable`."""
         try:
             key = self._key(jwt.get_unverified_header(text))
-            claims = jwt.decode(
+            claims: dict[str, Any] = jwt.decode(
                 text,
                 key,
                 algorithms=[key.algorithm_name],
-                audience=self._audience,
+                audience=audience,
                 issuer=self._issuer,
                 leeway=_LEEWAY_SECONDS,
                 options={"require": ["exp", "iss", "aud", "sub"]},
             )
+            return claims
         except jwt.PyJWTError as error:
             raise InvalidApiKey(f"This token is not accepted: {error}.") from None
         except (TypeError, ValueError, OverflowError, RecursionError):
             # PyJWT checks neither the types of times nor how deep a list goes.
             raise InvalidApiKey("This token is not accepted: its claims cannot be read.") from None
-        return self._caller(claims)
 
     def _caller(self, claims: dict[str, Any]) -> Caller:
         namespace = claims.get(self._namespace_claim, OWN_NAMESPACE)
@@ -174,7 +195,7 @@ class JwtVerifier:
         began = self._tried_at = self._monotonic()
         self._failed = True  # until the fetch succeeds
         try:
-            self._provider, self._failed = _ProviderKeys(self._fetch_keys(), began), False
+            self._provider, self._failed = _ProviderKeys(*self._fetch_keys(), began), False
         except (httpx.HTTPError, httpx.InvalidURL, ValueError, RecursionError) as error:
             log.warning("issuer.cannot_be_asked", issuer=self._issuer, error=str(error)[:300])
         finally:
@@ -187,15 +208,15 @@ class JwtVerifier:
             retry_after_seconds=1 if self._fetching.locked() else max(1, math.ceil(left)),
         )
 
-    def _fetch_keys(self) -> _Keys:
-        with httpx.Client(timeout=_READ_TIMEOUT_SECONDS) as http:
-            metadata = _get_json(http, f"{self._issuer}/.well-known/openid-configuration")
+    def _fetch_keys(self) -> tuple[_Keys, Mapping[str, Any]]:
+        with provider_client() as http:
+            metadata = fetch_json(http, f"{self._issuer}/.well-known/openid-configuration")
             if metadata.get("issuer") != self._issuer:
                 raise ValueError(f"it calls itself {ascii(metadata.get('issuer'))[:200]}")
-            jwks = _get_json(http, _require_https(str(metadata.get("jwks_uri")), self._issuer))
+            jwks = fetch_json(http, require_https(str(metadata.get("jwks_uri")), self._issuer))
         keys = _parse_keys(jwks)
         log.info("issuer.keys", issuer=self._issuer, keys=len(keys))
-        return keys
+        return keys, metadata
 
 
 def _parse_keys(jwks: dict[str, Any]) -> _Keys:
@@ -229,27 +250,3 @@ def _by_algorithm(jwk: dict[str, Any]) -> dict[str, jwt.PyJWK]:
         }
     except (jwt.PyJWTError, TypeError, ValueError):
         return {}  # damaged
-
-
-def _get_json(http: httpx.Client, url: str) -> dict[str, Any]:
-    deadline = time.monotonic() + _ANSWER_SECONDS
-    with http.stream("GET", url) as response:
-        response.raise_for_status()
-        body = b""
-        for chunk in response.iter_bytes():
-            body += chunk
-            if len(body) > _MAX_ANSWER_BYTES:
-                raise ValueError(f"{url} has more than {_MAX_ANSWER_BYTES} bytes")
-            if time.monotonic() > deadline:
-                raise ValueError(f"{url} takes longer than {_ANSWER_SECONDS:.0f} s")
-    document = json.loads(body)
-    if not isinstance(document, dict):
-        raise ValueError(f"{url} holds no JSON object")
-    return document
-
-
-def _require_https(url: str, issuer: str) -> str:
-    """Return the URL of keys. Raises ValueError if it is plain http although the issuer's URL is not."""
-    if urlsplit(url).scheme not in {"https", urlsplit(issuer).scheme}:
-        raise ValueError(f"its keys lie at {ascii(url)[:200]}, which is not https")
-    return url

@@ -5,6 +5,7 @@ from starlette.responses import Response
 
 from services.registry_api.access.rules import ANY_KEY
 from services.registry_api.dependencies import CallerDep, NamespaceDep, ServicesDep
+from services.registry_api.pages.activity import Activity
 from services.registry_api.pages.forms import page_router, show
 from services.registry_api.pages.rendering import rights_of
 from services.registry_api.pages.situation import (
@@ -31,6 +32,7 @@ def page_overview(
     waiting, running = situation.queue(namespace) if may["see_jobs"] else (_NOTHING, _NOTHING)
     failures = situation.failures(namespace) if may["see_jobs"] else _NOTHING
     profiles = profiles_of(services)
+    activity: Activity = request.app.state.activity
     return show(
         request,
         "overview.html",
@@ -41,5 +43,6 @@ def page_overview(
         waiting=waiting,
         running=running,
         failures=failures,
+        charts=activity.charts(namespace) if may["see_jobs"] else [],
         profiles=[one for one in profiles if one.required or one.workers or one.failed_proofs],
     )

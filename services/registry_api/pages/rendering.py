@@ -76,12 +76,25 @@ def page(request: Request, template: str, *, token: str, status: int = 200, **va
         "signed_in": access.required and caller is not None,
         "may": rights_of(caller, keys_required=access.required) if caller else {},
         "here": request.url.path,
-        "address": request.url.path + (f"?{request.url.query}" if request.url.query else ""),
+        "address": own_address(request),
         "token": token,
         "now": time.time(),
     }
     content = _environment().get_template(template).render({**shared, **values})
     return HTMLResponse(content, status_code=status, headers={"Cache-Control": "no-store"})
+
+
+def own_address(request: Request) -> str:
+    """Return the path and query of a request."""
+    return request.url.path + (f"?{request.url.query}" if request.url.query else "")
+
+
+def leading_page(request: Request, address: str) -> Response:
+    """Return a page that has the browser open another of these pages at once.
+
+    A redirect would not do: to browsers, it is still the other site that asks for the page it leads to.
+    """
+    return page(request, "leading.html", token="", following=address)
 
 
 def failure_page(request: Request, status: int, message: str, *, token: str, partial: bool) -> Response:
@@ -140,6 +153,11 @@ def duration(seconds: float) -> str:
     return f"{int(seconds)} s" if seconds >= 10 else f"{seconds:.1f} s"
 
 
+def clock(moment: float) -> str:
+    """Return the time of day of a point in time, in UTC."""
+    return datetime.fromtimestamp(moment, UTC).strftime("%H:%M")
+
+
 def size(count: int) -> str:
     """Return a number of bytes in the unit that suits it."""
     if count < 1024:
@@ -158,7 +176,7 @@ def _environment() -> Environment:
         auto_reload=False,
     )
     environment.filters.update(
-        given=given, visible=visible, marked=marked, ago=ago, size=size, duration=duration
+        given=given, visible=visible, marked=marked, ago=ago, clock=clock, size=size, duration=duration
     )
     shared: Mapping[str, Any] = {"asset": asset_url, "root": PAGES, "version": __version__}
     environment.globals.update(shared)

@@ -3,12 +3,18 @@
 from fastapi import FastAPI
 
 from services.registry_api.dependencies import Services
-from services.registry_api.pages import jobs, keys, overview, signing_in, voice, voices
+from services.registry_api.keys.ended_sessions import EndedSessions
+from services.registry_api.keys.seal import Seal
+from services.registry_api.pages import jobs, keys, overview, provider, signing_in, voice, voices
+from services.registry_api.pages.activity import Activity
 from services.registry_api.pages.situation import Situation
 
 
 def add_pages(app: FastAPI, services: Services) -> None:
     """Add the routes of all pages, and what they share."""
     app.state.situation = Situation(services)
-    for module in (overview, signing_in, voices, voice, jobs, keys):
+    app.state.seal = Seal(services.parts.index)
+    app.state.ended_sessions = EndedSessions(services.parts.index)
+    app.state.activity = Activity(services.operations.jobs)
+    for module in (overview, signing_in, provider, voices, voice, jobs, keys):
         app.include_router(module.router)

@@ -3,6 +3,9 @@
 The cookie holds the API key that a person signed in with, encrypted and signed (`keys.seal`). So each request
 is authenticated by that key, as any other request is, and when the key ends, so does the session. Every page
 has a session, also the one to sign in at, because the token against forged forms is derived from it.
+
+Browsers send the cookie only with requests that these pages make. Somebody who follows a link from elsewhere
+is therefore led on by a page in between.
 """
 
 import hashlib
@@ -22,13 +25,18 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.registry_api.access.rules import NAMESPACE_HEADER
+from services.registry_api.keys.ended_sessions import EndedSessions
 from services.registry_api.keys.seal import SEALED_SECONDS, Seal
-from services.registry_api.pages.rendering import failure_page
+from services.registry_api.pages.rendering import failure_page, leading_page, own_address
 from services.registry_api.protocol.error_answers import render
 from services.registry_api.protocol.routing import PAGES
-from speaker_registry.errors import PermissionDenied, SpeakerRegistryError
+from speaker_registry.errors import InvalidApiKey, PermissionDenied, SpeakerRegistryError
 
 COOKIE = "speaker_registry_session"
+CALLBACK = f"{PAGES}/login/callback"
+"""Where the OpenID provider leads people back to, from its own site."""
+_MAX_KEY = 2700
+"""Browsers drop cookies of more than 4,096 bytes without a word, and sealing makes a third more of a key."""
 _SAFE_METHODS = frozenset({"GET", "HEAD"})
 _SCOPE_KEY = "page_session"
 _UNTRUSTED = (b"authorization", NAMESPACE_HEADER.lower().encode())
@@ -39,10 +47,12 @@ class Session:
     """What the cookie holds."""
 
     key: str | None = None
-    """The API key, or None if nobody has signed in."""
+    """The API key or token, or None if nobody has signed in."""
     namespace: str | None = None
     """The namespace that the pages show, or None for that of the key."""
     nonce: str = ""
+    id: str = ""
+    """Names the session where it is told that it ended. It stays while a person is signed in."""
 
     @property
     def token(self) -> str:
@@ -56,9 +66,34 @@ def session_of(request: Request) -> Session:
     return session
 
 
-def keep_session(request: Request, *, key: str | None, namespace: str | None) -> None:
-    """Have the answer to a request start a new session, so that nobody can know the new one in advance."""
+async def begin_session(request: Request, *, key: str, namespace: str | None) -> None:
+    """Have the answer to a request start a session that nobody can know in advance. End the one before.
+
+    Raises:
+        InvalidApiKey: the key is a token that fits in no cookie.
+    """
+    if len(key) > _MAX_KEY:
+        raise InvalidApiKey(
+            f"This token has {len(key)} characters; accepted: up to {_MAX_KEY}, because a browser must keep "
+            "it in a cookie. Have the OpenID provider put fewer claims into it, or sign in with an API key."
+        )
+    await end_session(request)
     request.scope[_SCOPE_KEY] = _new_session(key, namespace)
+
+
+def show_namespace(request: Request, namespace: str) -> None:
+    """Have the pages of a session show another namespace. Forms of pages that showed the former one end."""
+    session = session_of(request)
+    request.scope[_SCOPE_KEY] = replace(_new_session(session.key, namespace), id=session.id)
+
+
+async def end_session(request: Request) -> None:
+    """End a session, so that its cookie opens nothing any more, wherever there is a copy of it."""
+    session = session_of(request)
+    if session.key is not None:
+        ended: EndedSessions = request.app.state.ended_sessions
+        await run_in_threadpool(ended.add, session.id)
+    request.scope[_SCOPE_KEY] = _new_session(None, None)
 
 
 def check_token(request: Request, sent: str | None) -> None:
@@ -81,14 +116,17 @@ class PageSessions:
     refuses forms of other web pages, and shows errors as pages.
     """
 
-    def __init__(self, app: ASGIApp, *, seal: Seal) -> None:
+    def __init__(self, app: ASGIApp, *, seal: Seal, ended: EndedSessions) -> None:
         self._app = app
         self._seal = seal
+        self._ended = ended
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or not is_page(scope["path"]):
             return await self._app(scope, receive, send)
         request = Request(scope)
+        if _comes_from_elsewhere(request):
+            return await _led_on(request)(scope, receive, send)
         try:
             found = await self._read(request)
             session = scope[_SCOPE_KEY] = found or _new_session(None, None)
@@ -104,9 +142,14 @@ class PageSessions:
         await response(request.scope, receive, _PageAnswer(request, send, lambda: None).send)
 
     async def _read(self, request: Request) -> Session | None:
-        sent = _cookies(request.headers).get(COOKIE)
-        opened = await run_in_threadpool(self._seal.open, sent) if sent else None
-        return Session(**json.loads(opened)) if opened is not None else None
+        sent = cookies_of(request).get(COOKIE)
+        return await run_in_threadpool(self._open, sent) if sent else None
+
+    def _open(self, sent: str) -> Session | None:
+        session = _parsed(self._seal.open(sent))
+        if session is None or session.key is None:
+            return session
+        return session if session.id and not self._ended.has(session.id) else None
 
     def _cookie(self, request: Request, before: Session | None) -> str | None:
         """Return the header that makes a browser keep the session, or None if it keeps it already."""
@@ -114,8 +157,7 @@ class PageSessions:
         if session == before:
             return None
         sealed = self._seal.seal(json.dumps(asdict(session)).encode())
-        secure = "; Secure" if request.url.scheme == "https" else ""
-        return f"{COOKIE}={sealed}; Path={PAGES}; Max-Age={SEALED_SECONDS}; HttpOnly; SameSite=Strict{secure}"
+        return cookie_header(request, COOKIE, sealed, path=PAGES, seconds=SEALED_SECONDS, same_site="Strict")
 
 
 class _PageAnswer:
@@ -151,7 +193,7 @@ class _PageAnswer:
     async def _send_refusal(self, refused: Message) -> None:
         request, status = self._request, refused["status"]
         if status == 401:
-            keep_session(request, key=None, namespace=None)
+            request.scope[_SCOPE_KEY] = _new_session(None, None)
         response = _sign_in_first(request) if status == 401 else _as_page(request, status, self._body)
         headers = MutableHeaders(raw=[*response.raw_headers, *_kept(refused)])
         status = response.status_code
@@ -191,8 +233,7 @@ def _sign_in_first(request: Request) -> Response:
     """Lead a browser to the page to sign in at, and from there back to the page that it asked for."""
     target = f"{PAGES}/login"
     if request.method in _SAFE_METHODS and not is_partial(request) and request.url.path != PAGES:
-        here = request.url.path + (f"?{request.url.query}" if request.url.query else "")
-        target += f"?next={quote(here, safe='')}"
+        target += f"?next={quote(own_address(request), safe='')}"
     headers = {"Location": target, "Cache-Control": "no-store"}
     if is_partial(request):
         return Response(status_code=401, headers={"HX-Redirect": target, "Cache-Control": "no-store"})
@@ -224,11 +265,42 @@ def _credentials(session: Session) -> list[tuple[bytes, bytes]]:
 
 
 def _new_session(key: str | None, namespace: str | None) -> Session:
-    return replace(Session(key, namespace), nonce=secrets.token_hex(16))
+    return Session(key, namespace, nonce=secrets.token_hex(16), id=secrets.token_hex(16))
 
 
-def _cookies(headers: Headers) -> Mapping[str, str]:
+def _parsed(opened: bytes | None) -> Session | None:
+    """Return the session that was in a cookie; None if something else was, which we sealed too."""
     try:
-        return {name: one.value for name, one in SimpleCookie(headers.get("cookie", "")).items()}
+        return Session(**json.loads(opened)) if opened is not None else None
+    except TypeError:
+        return None
+
+
+def cookies_of(request: Request) -> Mapping[str, str]:
+    try:
+        return {name: one.value for name, one in SimpleCookie(request.headers.get("cookie", "")).items()}
     except CookieError:
         return {}
+
+
+def cookie_header(request: Request, name: str, value: str, *, path: str, seconds: int, same_site: str) -> str:
+    """Return the header that makes a browser keep a cookie which no script can read."""
+    secure = "; Secure" if request.url.scheme == "https" else ""
+    return f"{name}={value}; Path={path}; Max-Age={seconds}; HttpOnly; SameSite={same_site}{secure}"
+
+
+def _comes_from_elsewhere(request: Request) -> bool:
+    """Return whether a browser opens a page from a link of another site, so that it leaves the cookie out."""
+    return (
+        request.method == "GET"
+        and request.headers.get("sec-fetch-mode") == "navigate"
+        and request.headers.get("sec-fetch-site") in {"cross-site", "same-site"}
+        and COOKIE not in cookies_of(request)
+        and request.url.path != CALLBACK
+    )
+
+
+def _led_on(request: Request) -> Response:
+    """Have the browser open the same page again, now from one of ours. It keeps the session that it has."""
+    request.scope[_SCOPE_KEY] = _new_session(None, None)
+    return leading_page(request, own_address(request))

@@ -10,9 +10,16 @@ from services.registry_api.access.rules import ANY_KEY, PUBLIC, access_of, authe
 from services.registry_api.dependencies import CallerDep
 from services.registry_api.pages.forms import MAX_FIELD, checked_form, lead_to, page_router, show
 from services.registry_api.pages.rendering import ASSETS
-from services.registry_api.pages.sessions import keep_session, session_of, use_key
+from services.registry_api.pages.sessions import begin_session, end_session, show_namespace, use_key
 from services.registry_api.protocol.routing import PAGES
-from speaker_registry.errors import InvalidApiKey, InvalidRequest, NotFound, RateLimited
+from speaker_registry.errors import (
+    InvalidApiKey,
+    InvalidRequest,
+    NotFound,
+    RateLimited,
+    SpeakerRegistryError,
+    Unavailable,
+)
 from speaker_registry.names import ACCEPTED_NAMESPACES, is_namespace
 
 router = page_router()
@@ -38,7 +45,7 @@ async def page_login(
     """Show the form that asks for a key."""
     if not access_of(request).required:
         return lead_to("")
-    return show(request, "login.html", following=_own_page(following), problem=None)
+    return ask_to_sign_in(request, following)
 
 
 @router.post("/login", dependencies=[PUBLIC])
@@ -46,25 +53,41 @@ async def page_sign_in(request: Request) -> Response:
     """Begin a session with a key."""
     async with checked_form(request) as fields:
         key = (fields.text("key", max_length=16_384) or "").strip()
-        following = _own_page(fields.text("next", max_length=2048) or "")
+        following = own_page(fields.text("next", max_length=2048) or "")
     try:
         if not key.isascii() or not key.isprintable():
             raise InvalidApiKey("This is not an API key: it holds characters that no key has.")
-        use_key(request, key)
-        caller = await authenticate(access_of(request), request.scope)
+        await sign_in_with(request, key)
     except (InvalidApiKey, RateLimited) as error:
-        status = 403 if isinstance(error, InvalidApiKey) else 429
-        return show(request, "login.html", following=following, problem=error.message, status=status)
-    namespace = "default" if caller.for_any_namespace else None
-    keep_session(request, key=key, namespace=namespace)
+        return ask_to_sign_in(request, following, error)
     return RedirectResponse(following, status_code=303, headers={"Cache-Control": "no-store"})
+
+
+async def sign_in_with(request: Request, key: str) -> None:
+    """Begin a session with an API key or a token. Raises `InvalidApiKey`, `RateLimited` and `Unavailable`."""
+    use_key(request, key)
+    caller = await authenticate(access_of(request), request.scope)
+    await begin_session(request, key=key, namespace="default" if caller.for_any_namespace else None)
+
+
+def ask_to_sign_in(request: Request, following: str, problem: SpeakerRegistryError | None = None) -> Response:
+    """Show the page to sign in at, with what was wrong with the last try."""
+    statuses = {InvalidApiKey: 403, RateLimited: 429, Unavailable: 503}
+    return show(
+        request,
+        "login.html",
+        following=own_page(following),
+        problem=problem.message if problem else None,
+        provider=access_of(request).provider is not None,
+        status=statuses[type(problem)] if problem else 200,
+    )
 
 
 @router.post("/logout", dependencies=[ANY_KEY])
 async def page_sign_out(request: Request) -> Response:
     """End the session."""
     async with checked_form(request):
-        keep_session(request, key=None, namespace=None)
+        await end_session(request)
     return lead_to("/login")
 
 
@@ -78,10 +101,10 @@ async def page_choose_namespace(request: Request, caller: CallerDep) -> Response
             f"The namespace is {ascii(namespace)[:80]}; accepted: {ACCEPTED_NAMESPACES}, with a key for any.",
             param="namespace",
         )
-    keep_session(request, key=session_of(request).key, namespace=namespace)
+    show_namespace(request, namespace)
     return lead_to("")
 
 
-def _own_page(following: str) -> str:
+def own_page(following: str) -> str:
     """Return the address of one of these pages, never of another site."""
     return following if _OWN_PAGE.fullmatch(following) else PAGES

@@ -42,27 +42,38 @@ def page_voice(
     voice_id: VoiceId,
     version: Annotated[int, Query(ge=0, le=10**9)] = 0,
     before: Annotated[int, Query(ge=0, le=10**9)] = 0,
+    beside: Annotated[int, Query(ge=0, le=10**9)] = 0,
     known: Annotated[str, Query(max_length=8)] = "",
 ) -> Response:
-    """Show a voice and one of its versions: the default one, or the one with this number."""
+    """Show a voice and one of its versions: the default one, or the one with this number.
+
+    The clip of the version `beside` is shown next to that version's.
+    """
     operations = services.operations
     indexed, page, more = operations.pages.versions(
         namespace, voice_id, before=before or None, limit=_VERSIONS
     )
     shown, one = operations.speakers.find_version(namespace, voice_id, version or "default")
-    statuses = operations.statuses.of_version(shown, one)
-    selected = rendering.version(operations.statuses, shown, one)
-    voice = rendering.voice(operations.statuses, indexed)
+    statuses = operations.statuses
+    made = statuses.of_version(shown, one)
+    selected = rendering.version(statuses, shown, one)
+    compared = [selected]
+    if beside and beside != one.number:
+        compared.append(
+            rendering.version(statuses, *operations.speakers.find_version(namespace, voice_id, beside))
+        )
+    voice = rendering.voice(statuses, indexed)
     path = f"/voices/{voice.id}"
     return show(
         request,
         "voice.html",
         voice=voice,
         selected=selected,
-        artifacts=[rendering.descriptor(shown, one, status) for status in statuses],
-        versions=[rendering.version(operations.statuses, indexed, each) for each in page],
+        compared=compared,
+        artifacts=[rendering.descriptor(shown, one, status) for status in made],
+        versions=[rendering.version(statuses, indexed, each) for each in page],
         earlier=address(path, version=version, before=page[-1].number) if more and page else None,
-        busy=any(status.state in {"pending", "processing"} for status in statuses),
+        busy=any(status.state in {"pending", "processing"} for status in made),
         known=bool(known),
     )
 

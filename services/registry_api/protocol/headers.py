@@ -25,10 +25,12 @@ _DOCS_PAGE = (
 )
 """Policy for the page of documentation, which starts by an inline script."""
 _PAGES = (
-    b"default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; media-src 'self'; "
+    b"default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; media-src 'self' blob:; "
     b"connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
 )
-"""Policy for the pages for people, which have no inline script and no inline style."""
+"""Policy for the pages for people, which have no inline script and no inline style. A clip that was chosen or
+recorded, and not sent yet, is played from memory: `blob:`.
+"""
 
 
 _RATE_LINES = (

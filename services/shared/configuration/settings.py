@@ -432,6 +432,16 @@ class AccessSettings(BaseSettings):
     """Claim of a JWT that names the namespace. A token without it belongs to `default`."""
     oidc_scopes_claim: str = Field("scope", min_length=1)
     """Claim of a JWT that holds the scopes, as a list or separated by spaces. Unknown scopes are ignored."""
+    oidc_client_id: str | None = Field(default=None, min_length=1, max_length=512)
+    """Id of this registry's dashboard as a client of the OpenID provider. With it, people sign in to the
+    dashboard at the provider.
+    """
+    oidc_client_secret: SecretStr | None = None
+    """Secret of that client, if the provider gave it one. A file is safer."""
+    oidc_client_secret_file: ReadableFile | None = None
+    """File that holds the secret of that client, such as a mounted container secret."""
+    oidc_sign_in_scopes: str = Field("openid", pattern=r"(^|.* )openid( .*|$)")
+    """Scopes that the dashboard asks the provider for, separated by spaces. `openid` must be among them."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -442,6 +452,13 @@ class AccessSettings(BaseSettings):
         if bool(self.oidc_issuer) != bool(self.oidc_audience):
             raise ValueError(
                 "SPEAKER_AUTH_OIDC_ISSUER and SPEAKER_AUTH_OIDC_AUDIENCE go together: one of them is missing"
+            )
+        if self.oidc_client_id and not self.oidc_issuer:
+            raise ValueError("SPEAKER_AUTH_OIDC_CLIENT_ID needs SPEAKER_AUTH_OIDC_ISSUER, which is missing")
+        if self.oidc_client_secret and self.oidc_client_secret_file:
+            raise ValueError(
+                "SPEAKER_AUTH_OIDC_CLIENT_SECRET and SPEAKER_AUTH_OIDC_CLIENT_SECRET_FILE are set: give one "
+                "of them"
             )
         if self.oidc_issuer and not _private(self.oidc_issuer):
             raise ValueError(
@@ -454,6 +471,11 @@ class AccessSettings(BaseSettings):
     def bootstrap(self) -> str | None:
         """Return the key with all rights, whether it was given directly or in a file."""
         return _secret_of(self.bootstrap_key, self.bootstrap_key_file)
+
+    @property
+    def client_secret(self) -> str | None:
+        """Return the secret of the dashboard as a client, whether it was given directly or in a file."""
+        return _secret_of(self.oidc_client_secret, self.oidc_client_secret_file)
 
     def required_at(self, api: ApiSettings) -> bool:
         """Return whether requests need a key. Raises ValueError if a setting would let strangers in."""

@@ -7,8 +7,9 @@ import json
 import math
 import threading
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any, cast
 
 from services.shared.index.redis_access import unavailable_without_redis
@@ -192,6 +193,25 @@ class Jobs:
                 found.append(record)
             last = record.id
         return JobPage(found, last, False)
+
+    def counts(self, namespace: str, states: Sequence[JobState], edges: Sequence[float]) -> list[list[int]]:
+        """Count jobs by the time at which they were created.
+
+        Args:
+            edges: moments in Unix seconds, in ascending order.
+
+        Returns:
+            For each of `states`, how many of the jobs that are in it now were created from each of `edges`
+            (inclusive) until the next one (exclusive). This is one number less than there are edges.
+        """
+        with unavailable_without_redis():
+            pipeline = self._redis.pipeline(transaction=False)
+            for state in states:
+                for start, end in pairwise(edges):
+                    pipeline.zcount(f"sr:jobs:{namespace}:{state}", start, f"({end}")
+            found = pipeline.execute()
+        bars = len(edges) - 1
+        return [found[first * bars : (first + 1) * bars] for first in range(len(states))]
 
     def _newest_first(self, namespace: str, state: JobState | None, after: str | None) -> Iterator[JobRecord]:
         key = f"sr:jobs:{namespace}" + (f":{state}" if state else "")

@@ -4,6 +4,7 @@ and text from strangers. `test_pages_in_a_browser.py` looks at them with a real 
 
 import html
 import re
+import time
 from collections.abc import Iterator
 from html.parser import HTMLParser
 from typing import Any
@@ -15,6 +16,7 @@ from services.registry_api.access.rules import accepted_scopes, our_routes
 from services.registry_api.keys.api_keys import ALL_SCOPES
 from services.registry_api.keys.seal import Seal
 from services.registry_api.pages import voices
+from services.registry_api.pages.activity import Activity
 from services.registry_api.pages.sessions import COOKIE, is_page
 from speaker_registry.errors import WorkerError
 from tests.integration.api.access import BOOTSTRAP, CLOSED, bearer, id_of, key
@@ -27,6 +29,8 @@ RULES: dict[str, set[str] | None] = {
     "GET /dashboard/assets/{name}": None,
     "GET /dashboard/login": None,
     "POST /dashboard/login": None,
+    "GET /dashboard/login/provider": None,
+    "GET /dashboard/login/callback": None,
     "POST /dashboard/logout": set(ALL_SCOPES),
     "POST /dashboard/namespace": set(ALL_SCOPES),
     "GET /dashboard/voices": {"voices:read", "engine"},
@@ -176,6 +180,45 @@ def test_signing_out_ends_the_session(operator: Visitor):
     """After signing out, going back shows nothing."""
     assert operator.post("/logout").url.path == "/dashboard/login"
     assert operator.get("/voices").url.path == "/dashboard/login"
+
+
+def test_a_copy_of_the_cookie_ends_with_the_session(operator: Visitor, closed: Registry):
+    """Whoever copied a cookie before is out as well, also if another namespace was chosen since."""
+    copies = [operator.http.cookies[COOKIE]]
+    operator.post("/namespace", {"namespace": "theirs"})
+    copies.append(operator.http.cookies[COOKIE])
+    for copied in copies:
+        with httpx.Client(base_url=closed.url, cookies={COOKIE: copied}) as other:
+            assert other.get("/dashboard").status_code == 200
+    operator.post("/logout")
+    for copied in copies:
+        with httpx.Client(base_url=closed.url, cookies={COOKIE: copied}) as other:
+            assert other.get("/dashboard").status_code == 303
+
+
+def test_signing_in_again_ends_the_session_before(operator: Visitor, closed: Registry):
+    """A person who changes to another key leaves nothing behind."""
+    before = operator.http.cookies[COOKIE]
+    operator.sign_in(key(closed, "voices:read"))
+    with httpx.Client(base_url=closed.url, cookies={COOKIE: before}) as other:
+        assert other.get("/dashboard").status_code == 303
+
+
+def test_a_session_of_another_person_goes_on(operator: Visitor, closed: Registry):
+    """Signing out ends one session, and no other one of the same key."""
+    with Visitor(closed, str(BOOTSTRAP)) as other:
+        operator.post("/logout")
+        assert other.get("/keys").url.path == "/dashboard/keys"
+
+
+def test_a_link_from_elsewhere_keeps_the_session(closed: Registry):
+    """A browser that follows a link from a chat leaves the cookie out. It is led on, and stays signed in."""
+    headers = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate"}
+    with httpx.Client(base_url=closed.url) as http:
+        answer = http.get("/dashboard/voices", params={"q": 'a"&b'}, headers=headers)
+    assert answer.status_code == 200
+    assert 'content="0;url=/dashboard/voices?q=a%22%26b"' in answer.text
+    assert "set-cookie" not in answer.headers
 
 
 @pytest.mark.parametrize(
@@ -338,6 +381,29 @@ def test_the_overview_says_what_needs_a_person(start: Start):
         registry.parts.announcements.beat("worker-1", {PROFILE: registry.worker.fingerprint})
         registry.worker.finish_all()
         assert registry.client.get("/v1/voices/alice").json()["state"] == "ready"
+
+
+def test_the_overview_draws_the_jobs_of_the_last_hour(start: Start):
+    """The charts show the jobs of one namespace, each in the bar of its time, and none that is older."""
+    registry = start()
+    for name in ("one", "two", "three"):
+        registry.ready(name)
+    registry.upload("bad")
+    registry.worker.fail_all("bad", WorkerError("no speech"))
+    now = time.time()
+    jobs = registry.jobs.page("default", limit=10).found
+    for job, age in zip(jobs, (0, 1800, 7200, 100_000), strict=True):
+        registry.redis.zadd(f"sr:jobs:default:{job.state}", {job.id: now - age})
+    hour, day = Activity(registry.jobs, now=lambda: now).charts("default")
+    assert hour.totals == {"succeeded": 1, "unfinished": 0, "failed": 1}
+    assert day.totals == {"succeeded": 2, "unfinished": 0, "failed": 1}
+    assert [bar.total for bar in hour.bars][-1] == 1
+    assert sum(bar.start <= now - 1800 < bar.end and bar.total == 1 for bar in hour.bars) == 1
+    assert not list(Activity(registry.jobs).charts("other")[1].drawn)
+    with Visitor(registry) as visitor:
+        page = visitor.get().text
+    assert "Last hour" in page
+    assert page.count("<rect") == 5
 
 
 def test_a_key_is_shown_once_and_revoked(operator: Visitor, closed: Registry):

@@ -1,34 +1,30 @@
-"""Tests of the pages with a real browser: Chromium as the distribution packages it, driven by Playwright.
+"""Tests of the pages with a real browser.
 Each test also fails if the browser reports an error, such as code that the policy of the pages forbids.
 """
 
+import io
 import re
-import shutil
-from collections.abc import Callable, Iterator
+import wave
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, expect, sync_playwright
+from playwright.sync_api import Browser, Page, expect
 
 from speaker_registry.errors import WorkerError
 from tests.integration.api.access import BOOTSTRAP, CLOSED, bearer
+from tests.integration.api.browser import CHROMIUM, NO_CHROMIUM, PATIENCE_MS, PHONE, Open, chromium, opener
 from tests.integration.api.conftest import empty
 from tests.integration.api.registry import CLIP, OTHER_CLIP, PROFILE, Registry
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed: apt-get install chromium")
-PHONE = {"width": 375, "height": 720}
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason=NO_CHROMIUM)
 PATHS = ("", "/voices", "/voices/new", "/jobs", "/profiles", "/keys")
-Open = Callable[..., Page]
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    with sync_playwright() as playwright:
-        # In a container for tests there is no user for Chromium's sandbox. Only our own pages are loaded.
-        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+    with chromium("--use-fake-device-for-media-stream") as browser:
         yield browser
-        browser.close()
 
 
 @pytest.fixture(scope="module")
@@ -40,44 +36,26 @@ def closed(tmp_path_factory: pytest.TempPathFactory, valkey: Any, decoder: Any) 
 
 @pytest.fixture
 def visit(browser: Browser, closed: Registry) -> Iterator[Open]:
-    """Return a function that opens a page in a browser of its own, signed in unless `key` is None."""
-    contexts, faults = [], list[str]()
-
-    def open_page(path: str = "", *, key: str | None = str(BOOTSTRAP), **options: Any) -> Page:
-        context = browser.new_context(base_url=closed.url, **options)
-        context.set_default_timeout(20_000)
-        contexts.append(context)
-        page = context.new_page()
-        page.on("pageerror", lambda error: faults.append(str(error)))
-        page.on("console", lambda said: faults.append(said.text) if "Security Policy" in said.text else None)
-        page.goto(f"/dashboard{path}")
-        if key is not None:
-            page.get_by_label("API key").fill(key)
-            page.get_by_role("button", name="Sign in").click()
-            page.wait_for_load_state()
-        return page
-
-    yield open_page
-    for context in contexts:
-        context.close()
-    assert not faults
+    with opener(browser, closed) as visit:
+        yield visit
 
 
 @pytest.fixture(autouse=True)
 def patient() -> None:
     """However busy the machine is, an expectation has time to come true."""
-    expect.set_options(timeout=20_000)
+    expect.set_options(timeout=PATIENCE_MS)
 
 
-def drop(page: Page, content: bytes, name: str = "clip.wav") -> None:
-    """Drop a file where clips are dropped."""
+def drop(page: Page, content: bytes, name: str = "clip.wav", times: int = 1) -> None:
+    """Drop a file where clips are dropped. It has the content as often as this."""
     transfer = page.evaluate_handle(
-        """([bytes, name]) => {
+        """([bytes, name, times]) => {
             const transfer = new DataTransfer();
-            transfer.items.add(new File([new Uint8Array(bytes)], name, {type: "audio/wav"}));
+            const parts = Array(times).fill(new Uint8Array(bytes));
+            transfer.items.add(new File(parts, name, {type: "audio/wav"}));
             return transfer;
         }""",
-        [list(content), name],
+        [list(content), name, times],
     )
     page.dispatch_event("#drop", "drop", {"dataTransfer": transfer})
 
@@ -114,9 +92,88 @@ def test_a_file_that_is_no_clip_loses_nothing(visit: Open, name: str):
     page.get_by_role("button", name="Register").click()
     expect(page.locator("#problem")).to_contain_text("Unsupported audio")
     expect(page.locator("[name=name]")).to_have_value(name)
-    page.locator("#clip").evaluate("clip => { clip.dataset.maxBytes = '100'; }")
-    page.locator("#clip").set_input_files({"name": "a.wav", "mimeType": "audio/wav", "buffer": bytes(2048)})
-    expect(page.locator("#chosen")).to_contain_text("a.wav has 2 KiB; accepted: up to 1 KiB")
+
+
+def test_a_file_that_is_too_large_or_too_long_is_not_sent(visit: Open, name: str):
+    """Nobody waits for an upload that would be refused, and everybody reads what is accepted."""
+    page = visit("/voices/new")
+    page.locator("[name=name]").fill(name)
+    page.get_by_label("Consent").fill("cons_1")
+    drop(page, bytes(1024), "all-day.wav", times=200 * 1024)
+    expect(page.locator("#chosen")).to_have_text("all-day.wav has 200.0 MiB; accepted: up to 10.0 MiB.")
+    wav = {"name": "minute.wav", "mimeType": "audio/wav", "buffer": silence(seconds=61)}
+    page.locator("#clip").set_input_files(wav)
+    expect(page.locator("#chosen")).to_have_text(
+        "minute.wav lasts 61.0 s, which is too long; accepted: 1 to 30 seconds."
+    )
+    page.get_by_role("button", name="Register", exact=True).click()
+    assert page.locator("#clip").evaluate("clip => clip.validationMessage") != ""
+    expect(page).to_have_url(re.compile("/dashboard/voices/new$"))
+    drop(page, CLIP)
+    expect(page.locator("#chosen")).to_have_text(re.compile(r"clip.wav, 1.2 s, "))
+
+
+def silence(seconds: int, rate: int = 8000) -> bytes:
+    with io.BytesIO() as file:
+        with wave.open(file, "wb") as clip:
+            clip.setparams((1, 1, rate, 0, "NONE", ""))
+            clip.writeframes(bytes([128]) * (seconds * rate))
+        return file.getvalue()
+
+
+def test_a_recording_becomes_a_voice(visit: Open, name: str):
+    """Whoever has a microphone needs no other program. The browser of this test has one that beeps."""
+    page = visit("/voices/new", permissions=["microphone"])
+    page.locator("[name=name]").fill(name)
+    page.get_by_label("Consent").fill("cons_1")
+    page.get_by_role("button", name="Record with the microphone").click()
+    expect(page.locator("#recording")).to_have_text(re.compile("Recording, 2 of at most 30 seconds"))
+    page.get_by_role("button", name="Stop recording").click()
+    expect(page.locator("#chosen")).to_have_text(re.compile(r"recording.webm"))
+    expect(page.get_by_role("button", name="Record again")).to_be_visible()
+    page.get_by_role("button", name="Register", exact=True).click()
+    expect(page).to_have_url(re.compile("/dashboard/voices/voice_"))
+    expect(page.get_by_text("audio/webm")).to_be_visible()
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ("", "The browser may not use the microphone. Allow it for this page"),
+        (
+            "navigator.mediaDevices.getUserMedia = async () => "
+            "{ throw new DOMException('', 'NotFoundError'); }",
+            "No microphone was found. Connect one, or choose a file.",
+        ),
+        (
+            "Object.defineProperty(navigator, 'mediaDevices', {value: undefined})",
+            "Browsers lend the microphone only to pages over HTTPS.",
+        ),
+    ],
+    ids=["refused", "none", "without https"],
+)
+def test_a_microphone_that_cannot_be_used_is_told_in_words(visit: Open, change: str, said: str):
+    """A person learns what to do about it, and can still choose a file."""
+    page = visit("/voices/new")
+    page.evaluate(f"() => {{ {change} }}")
+    page.get_by_role("button", name="Record with the microphone").click()
+    expect(page.get_by_role("alert")).to_contain_text(said)
+    expect(page.get_by_role("button", name="Record with the microphone")).to_be_enabled()
+
+
+def test_two_versions_are_heard_in_turn(visit: Open, closed: Registry, name: str):
+    """To compare two takes, a person hears the same place of both."""
+    closed.upload(name, ref_text="The first take.", headers=bearer(BOOTSTRAP))
+    closed.upload(name, clip=OTHER_CLIP, ref_text="The second take.", headers=bearer(BOOTSTRAP))
+    page = visit(f"/voices/{name}")
+    page.get_by_role("link", name="Compare version 2 with version 1").click()
+    expect(page.get_by_role("heading", name="Two versions compared")).to_be_visible()
+    first, second = page.get_by_label("The clip of version 1"), page.get_by_label("The clip of version 2")
+    first.evaluate("one => { one.loop = true; one.playbackRate = 0.1; return one.play(); }")
+    second.evaluate("one => { one.playbackRate = 0.1; return one.play(); }")
+    assert first.evaluate("one => one.paused")
+    page.get_by_role("link", name="End the comparison").click()
+    expect(second).to_have_count(0)
 
 
 def test_jobs_are_live_and_can_be_cancelled(visit: Open, closed: Registry, name: str):

@@ -5,89 +5,36 @@ loopback, with real signatures.
 import functools
 import json
 import math
-import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from http.server import BaseHTTPRequestHandler
 from typing import Any
 
 import jwt
 import pytest
 from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from cryptography.hazmat.primitives.asymmetric import ec
 from hypothesis import HealthCheck, example, given
 from hypothesis import settings as settings_of_hypothesis
 from hypothesis import strategies as st
-from jwt.algorithms import ECAlgorithm, RSAAlgorithm
 
-from services.registry_api.access import tokens as tokens_module
+from services.registry_api.access import provider as provider_module
 from services.registry_api.access.tokens import JwtVerifier
 from services.shared.configuration.settings import AccessSettings
 from speaker_registry.errors import InvalidApiKey, Unavailable
 from tests.http_server import http_server
 from tests.integration.api.conftest import Start
+from tests.integration.api.openid import AUDIENCE, OTHER_KEY, RSA_KEY, Provider, public_key
 
-RSA_KEY = rsa.generate_private_key(public_exponent=65537, key_size=2048)
-OTHER_KEY = rsa.generate_private_key(public_exponent=65537, key_size=2048)
 EC_KEY = ec.generate_private_key(ec.SECP256R1())
-AUDIENCE = "speaker-registry"
 CHARACTERS = st.characters()
 """Characters that include surrogates: JSON can express them, UTF-8 cannot."""
-
-
-class Provider:
-    """An OpenID provider that serves its identity and its signing keys. Tests may change both."""
-
-    def __init__(self) -> None:
-        self.asked: list[str] = []
-        self.keys = {"one": RSA_KEY}
-        self.away = False
-        self.answers = threading.Event()
-        """The provider is silent until this is set."""
-        self.answers.set()
-        self.about: dict[str, Any] = {}
-        self.more_keys: list[Any] = []
-
-        self.issuer = ""
-
-    def __call__(self, request: BaseHTTPRequestHandler, _: bytes) -> tuple[int, bytes]:
-        self.asked.append(request.path)
-        self.answers.wait(60)
-        return 503 if self.away else 200, json.dumps(self.answer(request.path)).encode()
-
-    def answer(self, path: str) -> dict[str, Any]:
-        if path.endswith("/.well-known/openid-configuration"):
-            return {"issuer": self.issuer, "jwks_uri": f"{self.issuer}/keys", **self.about}
-        if "keys" in self.about:
-            return self.about
-        return {"keys": [*self.more_keys, *(_public(kid, key) for kid, key in self.keys.items())]}
-
-    @property
-    def times_asked(self) -> int:
-        return sum(path.endswith("/keys") for path in self.asked)
-
-    def token(self, *, key: Any = RSA_KEY, kid: str = "one", algorithm: str = "RS256", **claims: Any) -> str:
-        said = {
-            "iss": self.issuer,
-            "aud": AUDIENCE,
-            "sub": "robin@example.org",
-            "exp": int(time.time()) + 600,
-            **claims,
-        }
-        kept = {name: value for name, value in said.items() if value is not None}
-        return jwt.encode(kept, key, algorithm=algorithm, headers={"kid": kid})
 
 
 def signed(key: Any, claims: Any) -> str:
     """Return a token with any claims: `jwt.encode` refuses to write some that `jwt.decode` has to read."""
     return jwt.PyJWS().encode(json.dumps(claims).encode(), key, "RS256", headers={"kid": "one"})
-
-
-def _public(kid: str, key: Any) -> dict[str, Any]:
-    kind = RSAAlgorithm if isinstance(key, rsa.RSAPrivateKey) else ECAlgorithm
-    return {**kind.to_jwk(key.public_key(), as_dict=True), "kid": kid, "use": "sig"}
 
 
 @pytest.fixture
@@ -157,7 +104,7 @@ def test_a_key_goes_with_every_algorithm_of_its_kind(provider: Provider, tokens:
 
 def test_a_key_that_names_its_algorithm_goes_with_no_other(provider: Provider, tokens: JwtVerifier):
     provider.keys = {}
-    provider.more_keys = [{**_public("one", RSA_KEY), "alg": "PS256"}]
+    provider.more_keys = [{**public_key("one", RSA_KEY), "alg": "PS256"}]
     assert tokens.verify(provider.token(algorithm="PS256"))
     with pytest.raises(InvalidApiKey, match="its algorithm is 'RS256', but its key is for PS256"):
         tokens.verify(provider.token(algorithm="RS256"))
@@ -170,7 +117,7 @@ def test_what_is_no_public_key_for_signatures_is_passed_over(provider: Provider,
     secret = "s" * 64
     provider.more_keys = [
         {"kty": "oct", "kid": "shared", "k": jwt.utils.base64url_encode(secret.encode()).decode()},
-        {**_public("for-encryption", OTHER_KEY), "use": "enc"},
+        {**public_key("for-encryption", OTHER_KEY), "use": "enc"},
         {"kty": "RSA", "kid": "damaged", "n": "!", "e": 3},
         {"kty": ["RSA"], "kid": "odd"},
         "none",
@@ -372,8 +319,8 @@ def test_while_the_provider_is_silent_one_thread_waits_for_it(
     provider: Provider, tokens: JwtVerifier, clock: OwnClock, monkeypatch: pytest.MonkeyPatch
 ):
     """One thread alone waits for a silent provider, because any client can send a token of an unknown key."""
-    monkeypatch.setattr(tokens_module, "_READ_TIMEOUT_SECONDS", 60.0)
-    monkeypatch.setattr(tokens_module, "_ANSWER_SECONDS", 60.0)
+    monkeypatch.setattr(provider_module, "_READ_TIMEOUT_SECONDS", 60.0)
+    monkeypatch.setattr(provider_module, "_ANSWER_SECONDS", 60.0)
     sent = {kid: provider.token(kid=kid) for kid in ("one", "unknown")}
     tokens.verify(sent["one"])
     asked = len(provider.asked)
@@ -407,7 +354,7 @@ def test_a_provider_that_stays_silent_is_given_up(
     provider: Provider, tokens: JwtVerifier, clock: OwnClock, monkeypatch: pytest.MonkeyPatch
 ):
     """A provider that stays silent is given up, and the next token does not ask it again."""
-    monkeypatch.setattr(tokens_module, "_READ_TIMEOUT_SECONDS", 0.2)
+    monkeypatch.setattr(provider_module, "_READ_TIMEOUT_SECONDS", 0.2)
     provider.answers.clear()
     for _ in range(3):
         with pytest.raises(Unavailable):
@@ -425,7 +372,7 @@ def test_a_provider_that_never_comes_to_an_end_is_given_up(
     """A provider whose answer never ends is given up. Each piece of the answer arrives in
     time, the whole does not.
     """
-    monkeypatch.setattr(tokens_module, "_ANSWER_SECONDS", -1.0)
+    monkeypatch.setattr(provider_module, "_ANSWER_SECONDS", -1.0)
     with pytest.raises(Unavailable):
         tokens.verify(provider.token())
 

@@ -1,11 +1,7 @@
-// What pages do beyond htmx: a dropped clip, the progress of an upload, and copying a key. All of it is an
+// What pages do beyond htmx: the progress of an upload, problems, menus, and copying a key. All of it is an
 // addition: without this script, every form and link still works.
 (function () {
   "use strict";
-
-  function megabytes(bytes) {
-    return bytes < 1048576 ? Math.ceil(bytes / 1024) + " KiB" : (bytes / 1048576).toFixed(1) + " MiB";
-  }
 
   function tellProblem(text) {
     const problem = document.getElementById("problem");
@@ -14,37 +10,6 @@
     alert.textContent = text;
     problem.replaceChildren(alert);
     problem.scrollIntoView({ block: "nearest" });
-  }
-
-  function showChosen(input) {
-    const file = input.files[0];
-    const limit = Number(input.dataset.maxBytes);
-    const tooLarge = Boolean(file) && file.size > limit;
-    const refusal = tooLarge
-      ? file.name + " has " + megabytes(file.size) + "; accepted: up to " + megabytes(limit) + "."
-      : "";
-    input.setCustomValidity(refusal);
-    document.getElementById("chosen").textContent = file ? refusal || file.name + ", " + megabytes(file.size) : "";
-  }
-
-  function prepareDrop(drop) {
-    const input = drop.querySelector("input[type=file]");
-    input.addEventListener("change", function () { showChosen(input); });
-    ["dragenter", "dragover"].forEach(function (kind) {
-      drop.addEventListener(kind, function (event) { event.preventDefault(); drop.classList.add("over"); });
-    });
-    ["dragleave", "drop"].forEach(function (kind) {
-      drop.addEventListener(kind, function () { drop.classList.remove("over"); });
-    });
-    drop.addEventListener("drop", function (event) {
-      event.preventDefault();
-      if (event.dataTransfer.files.length !== 1) {
-        tellProblem("Drop one audio file; " + event.dataTransfer.files.length + " were dropped.");
-        return;
-      }
-      input.files = event.dataTransfer.files;
-      showChosen(input);
-    });
   }
 
   function prepareCopy(button) {
@@ -58,13 +23,10 @@
   }
 
   function prepare(root) {
-    root.querySelectorAll("#drop:not([data-prepared])").forEach(function (drop) {
-      drop.dataset.prepared = "";
-      prepareDrop(drop);
-    });
     root.querySelectorAll("[data-copy]").forEach(prepareCopy);
   }
 
+  document.addEventListener("registry:problem", function (event) { tellProblem(event.detail); });
   document.addEventListener("DOMContentLoaded", function () { prepare(document); });
   document.addEventListener("htmx:afterSettle", function () { prepare(document); });
 

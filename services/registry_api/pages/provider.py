@@ -1,0 +1,105 @@
+"""Signs people in at the OpenID provider, and takes them back from there.
+
+What belongs to one sign-in is in a cookie of its own, sealed, which only the browser has that began it. It is
+`SameSite=Lax`, because people come back from the provider's site, and only for the paths of signing in.
+"""
+
+import json
+import time
+from dataclasses import asdict
+from typing import Annotated
+
+from fastapi import Query, Request
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import RedirectResponse, Response
+
+from services.registry_api.access.provider_sign_in import SIGN_IN_SECONDS, ProviderSignIn, SignIn
+from services.registry_api.access.rules import PUBLIC, access_of, client_address
+from services.registry_api.keys.seal import Seal
+from services.registry_api.pages.rendering import leading_page
+from services.registry_api.pages.sessions import CALLBACK, cookie_header, cookies_of
+from services.registry_api.pages.signing_in import ask_to_sign_in, own_page, sign_in_with
+from services.registry_api.protocol.routing import PAGES, Router
+from speaker_registry.errors import InvalidApiKey, NotFound, RateLimited, Unavailable
+
+router = Router(
+    prefix=f"{PAGES}/login", include_in_schema=False, default_response_class=Response, any_query=True
+)
+"""Providers add parameters of their own to the address that they lead back to."""
+COOKIE = "speaker_registry_sign_in"
+_Parameter = Annotated[str, Query(max_length=8192)]
+
+
+@router.get("/provider", dependencies=[PUBLIC])
+async def page_to_provider(
+    request: Request, following: Annotated[str, Query(alias="next", max_length=1024)] = ""
+) -> Response:
+    """Lead a person to the provider."""
+    provider, sign_in = _provider(request), SignIn.new(own_page(following), time.time())
+    try:
+        address = await run_in_threadpool(provider.address, sign_in, _callback(request))
+    except Unavailable as error:
+        return ask_to_sign_in(request, following, error)
+    sealed = await run_in_threadpool(_seal(request).seal, json.dumps(asdict(sign_in)).encode())
+    headers = {"Cache-Control": "no-store", "Set-Cookie": _cookie(request, sealed, SIGN_IN_SECONDS)}
+    return RedirectResponse(address, status_code=303, headers=headers)
+
+
+@router.get("/callback", dependencies=[PUBLIC])
+async def page_from_provider(
+    request: Request,
+    code: _Parameter = "",
+    state: _Parameter = "",
+    error: _Parameter = "",
+    iss: _Parameter = "",
+) -> Response:
+    """Begin a session with what the provider says of a person."""
+    provider, sign_in = _provider(request), await run_in_threadpool(_begun, request)
+    following = sign_in.following if sign_in else ""
+    try:
+        if sign_in is None or not sign_in.belongs_to(state, time.time()) or iss not in {"", provider.issuer}:
+            raise InvalidApiKey(
+                "This sign-in did not begin in this browser, or more than ten minutes ago. Begin again."
+            )
+        if error or not code:
+            raise InvalidApiKey(f"The provider did not sign you in: {ascii(error)[:80]}.")
+        address = client_address(request.scope)
+        token = await access_of(request).finish_sign_in(sign_in, code, _callback(request), address)
+        await sign_in_with(request, token)
+        response = leading_page(request, following)
+    except (InvalidApiKey, RateLimited, Unavailable) as problem:
+        response = ask_to_sign_in(request, following, problem)
+    response.headers.append("Set-Cookie", _cookie(request, "", 0))
+    return response
+
+
+def _provider(request: Request) -> ProviderSignIn:
+    provider = access_of(request).provider
+    if provider is None:
+        raise NotFound("This registry has no OpenID provider to sign in at. Use an API key.")
+    return provider
+
+
+def _begun(request: Request) -> SignIn | None:
+    """Return the sign-in that this browser began, or None if it began none."""
+    sent = cookies_of(request).get(COOKIE)
+    opened = _seal(request).open(sent) if sent else None
+    try:
+        return SignIn(**json.loads(opened)) if opened else None
+    except TypeError:  # something else that was sealed here
+        return None
+
+
+def _callback(request: Request) -> str:
+    """Return the address that the provider must know as one of this client's."""
+    return f"{request.url.scheme}://{request.url.netloc}{CALLBACK}"
+
+
+def _cookie(request: Request, value: str, seconds: int) -> str:
+    return cookie_header(request, COOKIE, value, path=f"{PAGES}/login", seconds=seconds, same_site="Lax")
+
+
+def _seal(request: Request) -> Seal:
+    seal = request.app.state.seal
+    assert isinstance(seal, Seal)
+    return seal

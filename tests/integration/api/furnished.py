@@ -1,0 +1,105 @@
+"""Fills a registry with what it has after some days of use, for pages that are looked at."""
+
+import json
+import time
+
+from services.shared.index.jobs import JobRecord
+from speaker_registry.errors import InvalidAudio, WorkerError
+from tests.integration.api.access import BOOTSTRAP, bearer, key
+from tests.integration.api.registry import EMBEDDING, OTHER_CLIP, Registry
+
+SERVED, MANY, FAILED, BUSY = "Nora Lindqvist", "narrator-de", "call-center-07", "Émile, warm"
+_READY = (
+    "Aiyana",
+    "Björn Karlsson",
+    "Chidi",
+    "Dr. Watanabe",
+    "Elena",
+    "Farah",
+    "game-npc-014",
+    "Hiroshi",
+    "Ines",
+)
+_ME = bearer(BOOTSTRAP)
+
+
+def furnish(registry: Registry) -> None:
+    """Register voices in every state, with jobs and keys."""
+    for number, name in enumerate(_READY):
+        registry.ready(name, headers=_ME, ref_text=f"Take {number}: the harbour lights came on one by one.")
+    registry.upload("library-preset-2", clip=None, speaker_embedding=EMBEDDING, headers=_ME)
+    _served(registry)
+    for number in range(4):
+        text = f"Es war einmal, Fassung {number + 1}, ein Müller, der hatte drei Söhne."
+        registry.ready(MANY, headers=_ME, ref_text=text)
+    registry.upload(FAILED, headers=_ME, ref_text="Thank you for calling.")
+    registry.worker.fail_all(FAILED, InvalidAudio("the encoder found no speech in 4.2 s of audio"))
+    registry.upload("call-center-08", headers=_ME)
+    registry.worker.fail_all(
+        "call-center-08", WorkerError("the device ran out of memory (24 GiB) at 61 frames")
+    )
+    registry.upload("cancelled-take", headers=_ME)
+    [waiting] = registry.jobs.page("default", state="queued", limit=1).found
+    registry.client.post(f"/v1/jobs/{waiting.id}/cancel", headers=_ME)
+    _spread(registry)
+    registry.upload(BUSY, headers=_ME)
+    registry.worker.take_all(BUSY)
+    registry.upload("waits-for-a-worker", headers=_ME)
+    _make_keys(registry)
+
+
+def _served(registry: Registry) -> None:
+    registry.ready(
+        SERVED,
+        headers=_ME,
+        ref_text="The quick brown fox jumps over the lazy dog, and the band plays on.",
+        consent="Signed release 2026-041, all products, until revoked",
+        speaker_description="Calm alto, Swedish accent, recorded in studio B",
+    )
+    registry.ready(SERVED, clip=OTHER_CLIP, headers=_ME, ref_text="A second take, closer to the microphone.")
+
+
+def _make_keys(registry: Registry) -> None:
+    key(registry, "engine", name="tts-fleet eu-west", namespace="default")
+    key(
+        registry,
+        "voices:read",
+        "voices:write",
+        name="studio upload",
+        expires_at=int(time.time()) + 90 * 86_400,
+    )
+    key(registry, "admin", name="ops", namespace="*")
+
+
+def _spread(registry: Registry) -> None:
+    """Give the jobs so far the times of a day, and add finished ones: more by day than by night."""
+    found = registry.jobs.page("default", limit=1000).found
+    now = time.time()
+    for number, job in enumerate(found):
+        _date(registry, job, now - 240 - 211 * number)
+    sample = next(job for job in found if job.state == "succeeded")
+    for number in range(420):
+        at = now - 90 - (number * 197) % 86_000 if number % 3 else now - (number * 37) % 3_500
+        _date(
+            registry,
+            sample,
+            at,
+            copy=f"job_{number:032x}",
+            state="failed" if number % 29 == 0 else "succeeded",
+        )
+
+
+def _date(registry: Registry, job: JobRecord, at: float, copy: str = "", state: str = "") -> None:
+    """Move a job, or a copy of it, to another time of creation."""
+    job_id, state = copy or job.id, state or job.state
+    fields = {k.decode(): v.decode() for k, v in registry.redis.hgetall(f"sr:job:{job.id}").items()}
+    seconds = 2.4 + len(job_id) % 5
+    fields |= {"id": job_id, "state": state, "created_at": str(at), "started_at": str(at + 0.2)}
+    fields["finished_at"] = str(at + seconds)
+    if state == "failed" and copy:
+        fields["error"] = json.dumps(
+            {"code": "audio_rejected", "message": "the clip is silent", "retryable": False, "attempt": 1}
+        )
+    registry.redis.hset(f"sr:job:{job_id}", mapping=fields)
+    for place in (f"sr:jobs:default:{state}", "sr:jobs:default"):
+        registry.redis.zadd(place, {job_id: at})

@@ -1,0 +1,87 @@
+"""Looks at every page with a real browser, wide and on a phone, light and dark: axe-core finds no grave fault
+of accessibility, and a picture of each page is left in `build/screenshots` for people to look at.
+"""
+
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+from playwright.sync_api import Browser, Page
+
+from tests.integration.api.access import CLOSED
+from tests.integration.api.browser import CHROMIUM, NO_CHROMIUM, PHONE, WIDE, chromium, grave_faults, opener
+from tests.integration.api.conftest import empty
+from tests.integration.api.furnished import BUSY, FAILED, MANY, SERVED, furnish
+from tests.integration.api.registry import Registry
+
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason=NO_CHROMIUM)
+PICTURES = Path(__file__).parents[3] / "build" / "screenshots"
+SIZES = {"wide": WIDE, "phone": PHONE}
+SCHEMES: tuple[Literal["light", "dark"], ...] = ("light", "dark")
+PAGES = {
+    "overview": "",
+    "voices": "/voices",
+    "voices-none": "/voices?q=nobody",
+    "new-voice": "/voices/new",
+    "voice": f"/voices/{SERVED}",
+    "voice-many-versions": f"/voices/{MANY}",
+    "voice-compared": f"/voices/{SERVED}?beside=1",
+    "voice-failed": f"/voices/{FAILED}",
+    "voice-busy": f"/voices/{BUSY}",
+    "jobs": "/jobs",
+    "profiles": "/profiles",
+    "keys": "/keys",
+    "not-found": "/nowhere",
+}
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium() as browser:
+        yield browser
+
+
+@pytest.fixture(scope="module")
+def furnished(tmp_path_factory: pytest.TempPathFactory, valkey: Any, decoder: Any) -> Iterator[Registry]:
+    """A registry that requires keys, as it looks after some days of use."""
+    with Registry(tmp_path_factory.mktemp("eye"), empty(valkey, 14), decoder, access=CLOSED) as registry:
+        furnish(registry)
+        yield registry
+
+
+@pytest.fixture(scope="module")
+def tab(browser: Browser, furnished: Registry) -> Iterator[Page]:
+    """One tab for all pages, signed in."""
+    with opener(browser, furnished) as visit:
+        yield visit()
+
+
+def look_at(page: Page, name: str) -> None:
+    """Fail if the page has a grave fault or does not fit, in any size and either colour scheme."""
+    for size, viewport in SIZES.items():
+        page.set_viewport_size(viewport)
+        for scheme in SCHEMES:
+            page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
+            PICTURES.mkdir(parents=True, exist_ok=True)
+            page.screenshot(path=PICTURES / f"{name}-{size}-{scheme}.png", full_page=True)
+            # In the dark only the colours are others.
+            rules = ["color-contrast"] if scheme == "dark" else None
+            assert not grave_faults(page, rules), f"{size}, {scheme}"
+            assert page.evaluate("document.documentElement.scrollWidth") <= viewport["width"]
+            background = page.evaluate("getComputedStyle(document.body).backgroundColor")
+            assert (float(re.findall(r"[\d.]+", background)[0]) > 0.5) == (scheme == "light")
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_has_no_grave_fault(tab: Page, name: str):
+    """Everybody can read and use each page: with little sight, by keyboard, with a screen reader."""
+    tab.goto(f"/dashboard{PAGES[name]}")
+    look_at(tab, name)
+
+
+def test_the_page_to_sign_in_at_has_no_grave_fault(browser: Browser, furnished: Registry):
+    """Whoever cannot sign in can use nothing else."""
+    with opener(browser, furnished) as visit:
+        look_at(visit(key=None), "sign-in")

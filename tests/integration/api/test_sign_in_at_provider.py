@@ -1,0 +1,221 @@
+"""Tests of signing in to the pages at an OpenID provider. The provider is a server of the tests."""
+
+import base64
+import time
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import parse_qsl, urlsplit
+
+import httpx
+import pytest
+from pydantic import SecretStr
+
+from services.registry_api.access import provider_sign_in
+from services.registry_api.pages.provider import COOKIE
+from services.registry_api.pages.sessions import COOKIE as SESSION
+from services.shared.configuration.settings import AccessSettings
+from tests.http_server import http_server
+from tests.integration.api.access import BOOTSTRAP
+from tests.integration.api.conftest import empty
+from tests.integration.api.openid import AUDIENCE, CLIENT, OTHER_KEY, Provider
+from tests.integration.api.pages import Visitor
+from tests.integration.api.registry import Registry
+
+OPERATOR = {"scope": "openid admin voices:read jobs:read", "speaker_namespace": "*"}
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[Provider]:
+    provider = Provider()
+    with http_server(provider) as url:
+        provider.issuer = f"{url}/realms/voices"
+        yield provider
+
+
+@pytest.fixture
+def provider(served: Provider) -> Provider:
+    """The provider, for somebody who may see voices."""
+    served.claims, served.identity, served.away = {"scope": "openid voices:read"}, {}, False
+    served.authorizations.clear()
+    return served
+
+
+@pytest.fixture(scope="module")
+def registry(
+    tmp_path_factory: pytest.TempPathFactory, valkey: Any, decoder: Any, served: Provider
+) -> Iterator[Registry]:
+    """A registry whose pages know the provider, as a client with a secret."""
+    access = AccessSettings(
+        bootstrap_key=SecretStr(str(BOOTSTRAP)),
+        oidc_issuer=served.issuer,
+        oidc_audience=AUDIENCE,
+        oidc_client_id=CLIENT,
+        oidc_client_secret=SecretStr("s3cret"),
+    )
+    with Registry(tmp_path_factory.mktemp("provider"), empty(valkey, 12), decoder, access=access) as registry:
+        yield registry
+
+
+@pytest.fixture
+def visitor(registry: Registry) -> Iterator[Visitor]:
+    with Visitor(registry) as visitor:
+        visitor.http.follow_redirects = False
+        yield visitor
+
+
+def begin(visitor: Visitor, **query: str) -> str:
+    """Begin a sign-in and return the address of the provider's page."""
+    answer = visitor.get("/login/provider", params=query)
+    assert answer.status_code == 303, answer.text
+    return answer.headers["location"]
+
+
+def test_the_provider_signs_a_person_in(visitor: Visitor, provider: Provider):
+    """A person without an API key comes to the page that they asked for, and is offered what they may do."""
+    assert "Sign in with your organisation" in visitor.get("/login").text
+    address = begin(visitor, next="/dashboard/voices?state=ready")
+    asked = dict(parse_qsl(urlsplit(address).query))
+    assert asked["code_challenge_method"] == "S256"
+    assert asked["scope"] == "openid"
+    back = visitor.http.get(provider.sign_in(address))
+    assert back.status_code == 200
+    assert 'content="0;url=/dashboard/voices?state=ready"' in back.text
+    assert provider.authorizations == ["Basic " + base64.b64encode(f"{CLIENT}:s3cret".encode()).decode()]
+    assert visitor.get("/voices").status_code == 200
+    assert visitor.get("/jobs").status_code == 403
+    assert COOKIE not in visitor.http.cookies
+
+
+def test_an_operator_of_the_provider_manages_keys(visitor: Visitor, provider: Provider):
+    """Scopes and namespace of the provider's token count, as they do for the API."""
+    provider.claims = OPERATOR
+    visitor.http.get(provider.sign_in(begin(visitor)))
+    assert visitor.get("/keys").status_code == 200
+
+
+def test_the_cookie_of_a_sign_in_is_for_this_browser_and_these_paths(visitor: Visitor):
+    """It comes back from the provider's site, and no script and no other page of ours gets it."""
+    cookies = visitor.get("/login/provider").headers.get_list("set-cookie")
+    [cookie] = [one.split("; ") for one in cookies if one.startswith(f"{COOKIE}=")]
+    assert {"Path=/dashboard/login", "HttpOnly", "SameSite=Lax", "Max-Age=600"} <= set(cookie)
+
+
+def test_another_browser_cannot_be_signed_in(registry: Registry, visitor: Visitor, provider: Provider):
+    """Otherwise an attacker could lead a person to the attacker's own answer, and get what the person then
+    uploads.
+    """
+    answer = provider.sign_in(begin(visitor))
+    with Visitor(registry) as victim:
+        back = victim.http.get(answer)
+        assert back.status_code == 403
+        assert "did not begin in this browser" in back.text
+        begin_own = victim.http.get("/dashboard/login/provider", follow_redirects=False)
+        assert begin_own.status_code == 303
+        assert victim.http.get(answer).status_code == 403  # it has begun one, but not this one
+        assert victim.get("/voices").url.path == "/dashboard/login"
+
+
+def test_an_answer_counts_once(visitor: Visitor, provider: Provider):
+    """Whoever finds an answer in a log cannot use it again."""
+    answer = provider.sign_in(begin(visitor))
+    assert visitor.http.get(answer).status_code == 200
+    visitor.http.cookies.clear()
+    assert visitor.http.get(answer).status_code == 403
+
+
+def test_a_sign_in_that_takes_too_long_is_begun_again(
+    visitor: Visitor, provider: Provider, monkeypatch: pytest.MonkeyPatch
+):
+    """A browser that was left alone at the provider's page signs nobody in an hour later."""
+    answer = provider.sign_in(begin(visitor))
+    monkeypatch.setattr(provider_sign_in, "SIGN_IN_SECONDS", -1)
+    assert visitor.http.get(answer).status_code == 403
+
+
+@pytest.mark.parametrize(
+    ("identity", "said"),
+    [
+        ({"nonce": "another"}, "belongs to another sign-in"),
+        ({"nonce": None}, "belongs to another sign-in"),
+        ({"aud": "another-client"}, "not accepted"),
+        ({"iss": "https://evil.example"}, "not accepted"),
+        ({"exp": int(time.time()) - 100}, "not accepted"),
+        ({"key": OTHER_KEY}, "not accepted"),
+    ],
+)
+def test_a_wrong_id_token_signs_nobody_in(
+    visitor: Visitor, provider: Provider, identity: dict[str, Any], said: str
+):
+    """An ID token must be the provider's, for this client, and for the sign-in that this browser began."""
+    provider.identity = identity
+    back = visitor.http.get(provider.sign_in(begin(visitor)))
+    assert back.status_code == 403
+    assert said in back.text
+    assert visitor.get("/voices").status_code == 303
+
+
+def test_a_token_for_another_service_opens_nothing(visitor: Visitor, provider: Provider):
+    """The access token must be one that the API accepts."""
+    provider.claims = {"aud": "another-service"}
+    assert visitor.http.get(provider.sign_in(begin(visitor))).status_code == 403
+
+
+def test_signing_in_starts_a_new_session(registry: Registry, visitor: Visitor, provider: Provider):
+    """A session that someone else planted before must not become the one that is signed in."""
+    address = begin(visitor)
+    planted = visitor.http.cookies[SESSION]
+    visitor.http.get(provider.sign_in(address))
+    assert visitor.http.cookies[SESSION] != planted
+    with httpx.Client(base_url=registry.url, cookies={SESSION: planted}) as other:
+        assert other.get("/dashboard").status_code == 303
+
+
+def test_a_cookie_of_one_kind_is_none_of_the_other(registry: Registry, visitor: Visitor, provider: Provider):
+    """Both are sealed with the same secret."""
+    address = begin(visitor)
+    swapped = {SESSION: visitor.http.cookies[COOKIE], COOKIE: visitor.http.cookies[SESSION]}
+    with httpx.Client(base_url=registry.url, cookies=swapped) as other:
+        assert other.get("/dashboard").status_code == 303
+        assert other.get(provider.sign_in(address)).status_code == 403
+
+
+@pytest.mark.parametrize(
+    "query", ["error=access_denied", "code=nothing", "code=", "state=", "iss=https://evil"]
+)
+def test_a_refusal_of_the_provider_is_told(visitor: Visitor, provider: Provider, query: str):
+    """Whatever is answered in the name of the provider, a person reads a sentence and can begin again."""
+    answer = httpx.URL(provider.sign_in(begin(visitor))).copy_merge_params(dict(parse_qsl(query, True)))
+    back = visitor.http.get(answer)
+    assert back.status_code == 403
+    assert 'role="alert"' in back.text
+    assert "Sign in with your organisation" in back.text
+
+
+def test_a_provider_that_is_away_is_told(visitor: Visitor, provider: Provider):
+    """The registry does not fail with its provider: whoever has a key signs in with it."""
+    answer = provider.sign_in(begin(visitor))
+    provider.away = True
+    back = visitor.http.get(answer)
+    assert back.status_code == 503
+    assert "cannot be asked now" in back.text
+    visitor.http.follow_redirects = True
+    assert visitor.sign_in(str(BOOTSTRAP)).url.path == "/dashboard"
+
+
+def test_a_token_that_fits_in_no_cookie_is_refused_in_words(visitor: Visitor, provider: Provider):
+    """Browsers drop such a cookie without a word, and the person would be asked to sign in for ever."""
+    provider.claims = {"scope": "voices:read", "groups": ["group-of-people"] * 300}
+    back = visitor.http.get(provider.sign_in(begin(visitor)))
+    assert back.status_code == 403
+    assert "accepted: up to 2700" in back.text
+
+
+def test_without_a_provider_there_is_no_way_to_one(tmp_path: Any, valkey: Any, decoder: Any):
+    """A registry without a provider offers none."""
+    access = AccessSettings(bootstrap_key=SecretStr(str(BOOTSTRAP)))
+    with (
+        Registry(tmp_path, empty(valkey, 11), decoder, access=access) as registry,
+        Visitor(registry) as visitor,
+    ):
+        assert visitor.get("/login/provider").status_code == 404
+        assert "organisation" not in visitor.get("/login").text
