@@ -478,7 +478,9 @@ def test_a_look_that_was_asked_for_during_another_one_stays(world: World, valkey
     [due] = agenda.due(9)
     agenda.look_within(WREN, 30)
     agenda.looked_at(due, again_in=None)
-    [again] = agenda.due(9)
+    while not (dues := agenda.due(9)):
+        pass  # it is due a millisecond after the one that was under way
+    [again] = dues
     agenda.looked_at(again, again_in=60)
     assert agenda.due(9) == []
     agenda.look_within(WREN, -1)
