@@ -44,6 +44,7 @@ from services.shared.view.generation import (
 from services.shared.view.keys import events_key, open_jobs_key
 from services.shared.view.open_jobs import OpenJobs
 from speaker_registry.errors import JobNotFound, Unavailable
+from tests.queue_workers import wait_until
 
 WREN = SpeakerId("default", "wren")
 NOTHING = SpeakerDocument()
@@ -478,9 +479,8 @@ def test_a_look_that_was_asked_for_during_another_one_stays(world: World, valkey
     [due] = agenda.due(9)
     agenda.look_within(WREN, 30)
     agenda.looked_at(due, again_in=None)
-    while not (dues := agenda.due(9)):
-        pass  # it is due a millisecond after the one that was under way
-    [again] = dues
+    wait_until(lambda: agenda.due(9))  # it is due a millisecond after the one that was under way
+    [again] = agenda.due(9)
     agenda.looked_at(again, again_in=60)
     assert agenda.due(9) == []
     agenda.look_within(WREN, -1)

@@ -98,8 +98,8 @@ def parse_upload(
 
 def refuse_unknown(fields: Fields, names: FieldNames) -> None:
     """Raises `InvalidRequest` for a field that the form does not have, and names the one probably meant."""
-    for name in sorted(fields.names - {*names}):
-        raise unknown("Field", name, tuple(names))
+    for error in _unknown_fields(fields, names):
+        raise error
 
 
 def ignored(fields: Fields, names: FieldNames) -> list[str]:
@@ -108,8 +108,11 @@ def ignored(fields: Fields, names: FieldNames) -> list[str]:
     Unknown fields are no error, because clients of vLLM-Omni may send some. But without a warning, a mistyped
     optional field would stay unnoticed until the voice sounds wrong.
     """
-    strange = sorted(fields.names - {*names})
-    return [f"{unknown('Field', name, tuple(names)).message} The field was ignored." for name in strange]
+    return [f"{error.message} The field was ignored." for error in _unknown_fields(fields, names)]
+
+
+def _unknown_fields(fields: Fields, names: FieldNames) -> list[InvalidRequest]:
+    return [unknown("Field", name, tuple(names)) for name in sorted(fields.names - {*names})]
 
 
 def _checked_key(key: str | None) -> str | None:

@@ -790,6 +790,7 @@ def test_every_get_has_a_head_that_says_the_same_without_the_body(
     templates.remove("/metrics")  # which counts the GET, and then says more
     templates.remove("/v1/events")  # which has no end
     there = {"name": name, "ref": 1, "profile": PROFILE, "job_id": job_id, "key_id": "nokeyid0"}
+    there["campaign_id"] = "no-campaign"
     there["digest"] = registry.file(name, 1).headers["ETag"].strip('"')
     not_there = {**there, "ref": 2, "job_id": "no-job", "digest": "sha256:" + "0" * 64}
     paths = [one.format(**values) for values in (there, not_there) for one in templates]
