@@ -183,7 +183,7 @@ def test_the_page_of_a_voice_shows_its_pictures(registry: Registry, name: str):
     registry.upload(name)
     with Visitor(registry) as visitor:
         page = visitor.get(f"/voices/{name}").text
-        part = page.partition('<div id="pictures" hx-get="/dashboard')[2].partition('"')[0]
+        part = page.partition('<div id="pictures-1" hx-get="/dashboard')[2].partition('"')[0]
         waiting = visitor.get(part)
         assert "A worker draws the pictures" in waiting.text
         assert f'hx-get="/dashboard{part}"' in waiting.text
