@@ -106,7 +106,8 @@ def test_a_voice_in_a_notebook_is_a_table_that_runs_nothing(text: str):
     status = ArtifactStatus(profile="qwen3-tts-0.6b", state="failed", error=text)
     about = {"id": "1", "version": 3, "created_at": 1, "artifacts": [status], "state": "failed"}
     voice = Voice(name=text, key=text, latest=3, versions=3, aliases={}, **about)
-    version = VoiceVersion(voice=text, voice_id="voice_1", source="audio", consent=SECRET, ref_text=SECRET, **about)
+    texts = {"consent": SECRET, "ref_text": SECRET}
+    version = VoiceVersion(voice=text, voice_id="voice_1", source="audio", **texts, **about)
     for shown in (voice._repr_html_(), version._repr_html_()):
         assert text not in shown
         assert "<td>qwen3-tts-0.6b</td><td>failed</td>" in shown
