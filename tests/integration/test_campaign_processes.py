@@ -1,17 +1,23 @@
 """Tests of campaigns with real processes: a worker of the current encoder, one of a candidate with another
-dtype, the API and Valkey, beside a client that fetches all the time.
+dtype, two API processes and Valkey, beside a client that fetches all the time.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import hashlib
+import itertools
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
+from typing import Self
 
+import httpx
 import pytest
 
 from services.embedded.managed_process import ManagedProcess
 from speaker_registry import Campaign, RegistryClient
-from tests.integration.test_worker_process import Fetching, is_candidate, profile_of, with_valkey
+from speaker_registry.artifact import read_tensors
+from tests.integration.test_worker_process import is_candidate, is_ready, profile_of, with_valkey
 from tests.process_load import noise_clip
 from tests.processes import PROFILE, RegistryProcesses
 from tests.queue_workers import START_SECONDS, wait_until
@@ -20,80 +26,155 @@ TRAINED = {"SPEAKER_EXTRACTOR_WEIGHTS": "hub", "SPEAKER_PROFILES": PROFILE}
 OTHER_DTYPE = {"SPEAKER_EXTRACTOR_DTYPE": "bfloat16"}
 
 
+class Fleet:
+    """A registry of two API processes whose voices are ready, and a live worker of a candidate."""
+
+    def __init__(
+        self, registry: RegistryProcesses, client: RegistryClient, second: ManagedProcess, names: list[str]
+    ) -> None:
+        self.registry = registry
+        self.client = client
+        self.second = second
+        self.names = names
+        [candidate] = profile_of(client).candidates
+        self.old, self.new = str(profile_of(client).fingerprint), candidate.fingerprint
+
+    def ready_of(self, campaign: Campaign, voices: int) -> None:
+        """Wait until a campaign has prepared so many voices."""
+        wait_until(lambda: self._seen(campaign).progress.ready >= voices)
+
+    def until(self, campaign: Campaign, state: str) -> Campaign:
+        """Wait until a campaign is in a state, and return it."""
+        wait_until(lambda: self._seen(campaign).state == state, START_SECONDS)
+        return self._seen(campaign)
+
+    def _seen(self, campaign: Campaign) -> Campaign:
+        return self.client.campaign(PROFILE, campaign.id)
+
+    def served(self) -> set[str]:
+        """Return the fingerprints of the artifacts that are served."""
+        found = (self.client.download(f"{name}@1", PROFILE).artifact.manifest for name in self.names)
+        return {manifest.fingerprint for manifest in found}
+
+    def made(self) -> int:
+        """Return how many artifacts were ever made."""
+        return len(list(self.registry.bucket.glob("*/v/*/d/*/art/*/*.json")))
+
+    def restart(self, process: ManagedProcess) -> None:
+        """Kill a process, and start it again. An API is awaited, a worker is not."""
+        process.kill()
+        process.start()
+        if process in self.registry.apis:
+            url = self.registry.urls[self.registry.apis.index(process)]
+            wait_until(lambda: is_ready(url), START_SECONDS)
+
+
 @contextmanager
-def prepared_fleet(
-    folder: Path, voices: int
-) -> Iterator[tuple[RegistryProcesses, RegistryClient, ManagedProcess, list[str]]]:
-    """A registry whose voices are ready, and a live worker of a candidate."""
-    with with_valkey(folder, TRAINED, apis=1) as registry, RegistryClient(registry.urls[0]) as client:
+def prepared_fleet(folder: Path, voices: int) -> Iterator[Fleet]:
+    with with_valkey(folder, TRAINED, apis=2) as registry, RegistryClient(registry.urls[1]) as client:
         registry.workers[0].start()
+        second = registry.another_worker(OTHER_DTYPE)
         names = [f"voice-{number}" for number in range(voices)]
         for number, name in enumerate(names):
             client.register(name, noise_clip(number)[0], consent="yes")
         for name in names:
             client.wait_ready(f"{name}@1", timeout=START_SECONDS)
-        second = registry.another_worker(OTHER_DTYPE)
         second.start()
         wait_until(partial(is_candidate, client, "dtype"), START_SECONDS)
-        yield registry, client, second, names
+        yield Fleet(registry, client, second, names)
 
 
-def candidate_of(client: RegistryClient) -> str:
-    [candidate] = profile_of(client).candidates
-    return candidate.fingerprint
+class Reading:
+    """Fetches the files of voices all the time, each from the first API that answers, as behind a proxy.
 
+    `strange` lists answers that are not 200, are no whole artifact, or differ from an earlier one with the
+    same fingerprint. `turns` holds the fingerprints of each voice in the order in which they were served.
+    """
 
-def until(client: RegistryClient, campaign: Campaign, state: str) -> Campaign:
-    """Wait until a campaign is in a state, and return it."""
-    wait_until(lambda: client.campaign(PROFILE, campaign.id).state == state, START_SECONDS)
-    return client.campaign(PROFILE, campaign.id)
+    def __init__(self, urls: Sequence[str], names: Sequence[str]) -> None:
+        self._urls = urls
+        self._etags: dict[tuple[str, str], str] = {}
+        self._rounds = 0
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+        self.strange: list[str] = []
+        self.turns: dict[str, list[str]] = {name: [] for name in names}
 
+    def __enter__(self) -> Self:
+        self._thread.start()
+        self.go_round()
+        return self
 
-def fetched(client: RegistryClient, names: list[str]) -> dict[str, str]:
-    """Return the fingerprint of the artifact that is served of each voice."""
-    found = {name: client.download(f"{name}@1", PROFILE).artifact.manifest for name in names}
-    return {name: manifest.fingerprint for name, manifest in found.items()}
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def go_round(self) -> None:
+        """Wait until every voice was fetched once more."""
+        last = self._rounds + 2  # the round under way may have begun before
+        wait_until(lambda: self._rounds >= last or not self._thread.is_alive(), START_SECONDS)
+        assert self._thread.is_alive()
+
+    def _run(self) -> None:
+        with httpx.Client(timeout=START_SECONDS) as client:
+            while not self._stop.is_set():
+                for name in self.turns:
+                    self._look(name, self._fetch(client, name))
+                self._rounds += 1
+
+    def _fetch(self, client: httpx.Client, name: str) -> httpx.Response:
+        path = f"/v1/voices/{name}/versions/1/artifacts/{PROFILE}/file"
+        for url in itertools.islice(itertools.cycle(self._urls), 100):
+            with suppress(httpx.TransportError):
+                return client.get(url + path)
+        raise AssertionError("no API answers")
+
+    def _look(self, name: str, answer: httpx.Response) -> None:
+        etag = f'"sha256:{hashlib.sha256(answer.content).hexdigest()}"'
+        if (answer.status_code, answer.headers.get("ETag")) != (200, etag):
+            self.strange.append(f"{name}: {answer.status_code} {dict(answer.headers)}")
+            return
+        fingerprint = read_tensors(answer.content)[1].fingerprint
+        known = self._etags.setdefault((name, fingerprint), etag)
+        if (known, answer.headers["X-Artifact-Fingerprint"]) != (etag, fingerprint):
+            self.strange.append(f"{name}: {fingerprint} as {etag}, {dict(answer.headers)}")
+        if self.turns[name][-1:] != [fingerprint]:
+            self.turns[name].append(fingerprint)
 
 
 def prepare_promote_and_go_back(folder: Path, voices: int) -> None:
-    """Kill everything that works on a campaign half-way, promote, and go back. Readers notice nothing."""
-    with prepared_fleet(folder, voices) as (registry, client, second, names):
-        old, new = profile_of(client).fingerprint, candidate_of(client)
-        assert old is not None
-        with Fetching(registry.urls[0], names) as fetching:
+    """Kill every process while a campaign goes on, promote, and go back."""
+    with prepared_fleet(folder, voices) as fleet:
+        registry, client, old, new = fleet.registry, fleet.client, fleet.old, fleet.new
+        with Reading(registry.urls, fleet.names) as reading:
             registry.pace(0.05)
             campaign = client.start_campaign(PROFILE, new, sample=2)
-            wait_until(lambda: client.campaign(PROFILE, campaign.id).progress.ready >= voices // 4)
-            second.kill()
-            second.start()
-            wait_until(lambda: client.campaign(PROFILE, campaign.id).progress.ready >= voices // 2)
+            fleet.ready_of(campaign, voices // 8)
+            fleet.restart(fleet.second)
+            fleet.restart(registry.workers[0])
+            fleet.ready_of(campaign, voices // 4)
+            fleet.restart(registry.apis[0])
+            fleet.ready_of(campaign, voices // 2)
             registry.redis().client_kill_filter(skipme=True)
             registry.pace(0)
-            ended = until(client, campaign, "complete")
-            assert (ended.coverage, ended.progress.failed) == (1, 0)
-            assert ended.sample.compared == 2
-            fetching.go_round()
-        assert fetching.strange == []
-        assert set(fetched(client, names).values()) == {old}
-        made = artifacts_of(registry)
-        client.promote_encoder(PROFILE, new)
-        assert set(fetched(client, names).values()) == {new}
-        with Fetching(registry.urls[0], names) as fetching:
-            fetching.go_round()
-        assert fetching.strange == []
-        client.promote_encoder(PROFILE, old)
-        assert set(fetched(client, names).values()) == {old}
-        assert artifacts_of(registry) == made == 2 * voices
-
-
-def artifacts_of(registry: RegistryProcesses) -> int:
-    """Return how many artifacts were ever made."""
-    return len(list(registry.bucket.glob("*/v/*/d/*/art/*/*.json")))
+            ended = fleet.until(campaign, "complete")
+            assert (ended.coverage, ended.progress.failed, ended.sample.compared) == (1, 0, 2)
+            reading.go_round()
+            assert set(map(tuple, reading.turns.values())) == {(old,)}
+            client.promote_encoder(PROFILE, new)
+            assert fleet.served() == {new}
+            reading.go_round()
+            client.promote_encoder(PROFILE, old)
+            assert fleet.served() == {old}
+            reading.go_round()
+        assert reading.strange == []
+        assert set(map(tuple, reading.turns.values())) == {(old, new, old)}
+        assert fleet.made() == 2 * voices
 
 
 def test_a_campaign_beside_readers_changes_nothing_until_its_promotion(tmp_path: Path):
-    """The whole way: prepared while worker and connections are killed, promoted, and rolled back. Nothing is
-    extracted twice, and every answer is 200 with the bytes that are due.
+    """The whole way: prepared while every process and connection is killed, promoted, and rolled back.
+    Nothing is extracted twice, and every answer is 200 with the bytes that are due.
     """
     prepare_promote_and_go_back(tmp_path, 8)
 
@@ -105,17 +186,42 @@ def test_a_campaign_over_many_voices_beside_readers_changes_nothing_until_its_pr
 
 
 @pytest.mark.slow
-def test_an_api_that_is_killed_half_way_goes_on_and_promotes_by_itself(tmp_path: Path):
+def test_a_promotion_half_way_beside_readers_serves_either_encoder_and_never_a_mix(tmp_path: Path):
+    """Voices that were not reached keep their old bytes until their new ones are ready, whoever is killed."""
+    with prepared_fleet(tmp_path, 24) as fleet:
+        registry, client, old, new = fleet.registry, fleet.client, fleet.old, fleet.new
+        with Reading(registry.urls, fleet.names) as reading:
+            registry.pace(0.3)
+            campaign = client.start_campaign(PROFILE, new)
+            fleet.ready_of(campaign, 8)
+            client.promote_encoder(PROFILE, new)
+            assert fleet.served() == {old, new}
+            fleet.restart(registry.apis[0])
+            fleet.restart(fleet.second)
+            registry.pace(0)
+            assert fleet.until(campaign, "promoted").over
+            wait_until(lambda: fleet.served() == {new}, START_SECONDS)
+            reading.go_round()
+            client.promote_encoder(PROFILE, old)
+            assert fleet.served() == {old}
+            reading.go_round()
+        assert reading.strange == []
+        assert set(map(tuple, reading.turns.values())) == {(old, new, old)}
+        assert fleet.made() == 2 * len(fleet.names)
+
+
+@pytest.mark.slow
+def test_a_campaign_whose_api_is_killed_half_way_goes_on_and_promotes_by_itself(tmp_path: Path):
     """The campaign belongs to no process, and neither does the promise to promote."""
-    with prepared_fleet(tmp_path, 20) as (registry, client, _, names):
-        new = candidate_of(client)
-        registry.pace(0.1)
-        client.promote_encoder(PROFILE, new, when="complete")
-        [campaign] = client.campaigns(PROFILE)
-        wait_until(lambda: client.campaign(PROFILE, campaign.id).progress.ready >= 5)
-        [api] = registry.apis
-        api.kill()
-        registry.make_whole()
-        until(client, campaign, "promoted")
-        assert set(fetched(client, names).values()) == {new}
-        assert artifacts_of(registry) == 2 * len(names)
+    with prepared_fleet(tmp_path, 20) as fleet:
+        fleet.registry.pace(0.1)
+        fleet.client.promote_encoder(PROFILE, fleet.new, when="complete")
+        [campaign] = fleet.client.campaigns(PROFILE)
+        fleet.ready_of(campaign, 5)
+        for api in fleet.registry.apis:
+            api.kill()
+        for api in fleet.registry.apis:
+            fleet.restart(api)
+        fleet.until(campaign, "promoted")
+        assert fleet.served() == {fleet.new}
+        assert fleet.made() == 2 * len(fleet.names)

@@ -4,7 +4,7 @@ Redis alone. Knows no rules.
 The copy belongs to one index, so it is read again from the bucket after a loss of Redis.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 
 import structlog
@@ -42,13 +42,16 @@ class CampaignBook:
 
     def all(self) -> list[Campaign]:
         """Return all campaigns, the newest first."""
-        epoch, (copies,) = self._index.read_epoch(
-            lambda pipeline, epoch: pipeline.hgetall(_copies_key(epoch))
-        )
-        if _LOADED not in copies:
-            copies = self._load(epoch)
-        found = [Campaign.model_validate_json(text) for name, text in copies.items() if name != _LOADED]
-        return sorted(found, key=lambda one: one.id, reverse=True)
+        epoch, copies = self._copies()
+        return _newest_first(copies if _LOADED in copies else self._load(epoch))
+
+    def copied(self) -> list[Campaign]:
+        """Return the campaigns as Redis knows them, the newest first. The bucket is not read.
+
+        There are none until `all` has copied them.
+        """
+        _, copies = self._copies()
+        return _newest_first(copies) if _LOADED in copies else []
 
     def of_profile(self, profile: str) -> list[Campaign]:
         """Return the campaigns of a profile, the newest first. Raises `ProfileUnknown`."""
@@ -119,6 +122,12 @@ class CampaignBook:
             with suppress(LockError, Unavailable), unavailable_without_redis():
                 lock.release()
 
+    def _copies(self) -> tuple[int, dict[str, str]]:
+        epoch, (copies,) = self._index.read_epoch(
+            lambda pipeline, epoch: pipeline.hgetall(_copies_key(epoch))
+        )
+        return epoch, copies
+
     def _load(self, epoch: int) -> dict[str, str]:
         """Copy all campaigns from the bucket to Redis, and return the copies.
 
@@ -151,6 +160,11 @@ class CampaignBook:
                         break
                 except (ValidationError, ValueError, ObjectUnavailable) as error:
                     log.error("campaign.damaged", key=text, error=str(error))
+
+
+def _newest_first(copies: Mapping[str, str]) -> list[Campaign]:
+    found = [Campaign.model_validate_json(text) for name, text in copies.items() if name != _LOADED]
+    return sorted(found, key=lambda one: one.id, reverse=True)
 
 
 def _copies_key(epoch: int) -> str:

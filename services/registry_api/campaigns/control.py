@@ -3,10 +3,13 @@
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from prometheus_client.metrics_core import GaugeMetricFamily
+
 from services.registry_api.campaigns.book import CampaignBook
 from services.registry_api.campaigns.campaign import Campaign, Progress
 from services.registry_api.campaigns.preparation import Preparation
 from services.registry_api.campaigns.runner import CampaignRunner
+from services.registry_api.campaigns.signals import campaign_signals
 from services.registry_api.operations import Operations
 from services.registry_api.operations.encoder_promotion import another_encoder, has_worker
 from services.shared.registry.parts import RegistryParts
@@ -96,6 +99,10 @@ class Campaigns:
         """Return, by fingerprint, the share of voices that the last campaign of each encoder has covered."""
         oldest_first = reversed(self.of_profile(profile))
         return {one.campaign.fingerprint: one.progress.coverage for one in oldest_first}
+
+    def signals(self) -> list[GaugeMetricFamily]:
+        """Return the metrics of campaigns. Raises nothing while Redis answers."""
+        return campaign_signals(self._book)
 
     def _check(self, profile: str, fingerprint: str) -> None:
         another_encoder(self._parts, profile, fingerprint)

@@ -5,7 +5,9 @@ At most `WINDOW` voices are under way, so that little is to be taken back when a
 that no queue grows in Redis.
 """
 
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
+from functools import cached_property
 
 import structlog
 
@@ -88,14 +90,14 @@ class Preparation:
     def _next_walk(self, progress: Progress) -> Progress:
         voices = progress.voices
         if progress.walk == 0:
-            voices = sum(self._index.usage(namespace)[0] for namespace in self._namespaces())
+            voices = sum(self._index.usage(namespace)[0] for namespace in self._namespaces)
         first = {"namespace": "", "after": "", "walked": False, "begun": 0}
         return progress.model_copy(update={"walk": progress.walk + 1, "voices": voices, **first})
 
-    def _namespaces(self, after: str = "") -> list[str]:
-        """Return the sorted namespaces that follow `after`."""
-        found = map(str, self._parts.store.folders(""))
-        return sorted(name for name in found if is_namespace(name) and name > after)
+    @cached_property
+    def _namespaces(self) -> list[str]:
+        """The sorted namespaces, as they are when a turn first needs them. Later turns find newer ones."""
+        return sorted(filter(is_namespace, map(str, self._parts.store.folders(""))))
 
     def _settled(self, progress: Progress) -> Progress:
         """Count the voices whose extraction has ended, and start lost ones again."""
@@ -131,8 +133,9 @@ class Preparation:
         namespace = progress.namespace
         keys = self._index.names(namespace, after=progress.after, limit=most) if namespace else []
         if not keys:
-            following = self._namespaces(namespace)[:1]
-            update = {"namespace": following[0], "after": ""} if following else {"walked": True}
+            following = bisect_right(self._namespaces, namespace)
+            ended = following == len(self._namespaces)
+            update = {"walked": True} if ended else {"namespace": self._namespaces[following], "after": ""}
             return progress.model_copy(update=update), 1
         for speaker_id, indexed in self._look([SpeakerId(namespace, slug_of(key)) for key in keys]):
             progress = self._reached(progress, speaker_id, indexed)

@@ -78,8 +78,15 @@ def _serve() -> int:
     parts = open_parts(StoreSettings(), registry)
     operations = Operations.over(parts)
     keyring = Keyring.over(parts)
+    campaigns = Campaigns(parts, operations)
     metrics.REGISTRY.register(
-        RedisSignals(parts.index, parts.announcements, parts.catalogue, open_queue_connection(registry))
+        RedisSignals(
+            parts.index,
+            parts.announcements,
+            parts.catalogue,
+            open_queue_connection(registry),
+            campaigns.signals,
+        )
     )
     metrics.listen(MetricsSettings())
     trace_export.start(TracesSettings(), "api")
@@ -97,7 +104,7 @@ def _serve() -> int:
                 HousekeepingSettings(),
                 keyring.sweep,
             ),
-            campaigns=Campaigns(parts, operations),
+            campaigns=campaigns,
             limits=limits,
             access=open_access(settings, AccessSettings(), RateSettings(), keyring, parts.index),
         )

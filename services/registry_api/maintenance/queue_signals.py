@@ -4,7 +4,7 @@ A scrape must end even if Redis does not answer, so Redis is read on a thread fo
 Without an answer by then, the scrape reports that Redis is down, and omits these metrics.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as ResultTimeout
 from dataclasses import dataclass
@@ -59,6 +59,7 @@ class _Answer:
     quarantined: int
     append_log_ok: bool | None
     swept_at: float
+    further: Sequence[GaugeMetricFamily]
 
 
 class RedisSignals(Collector):
@@ -66,6 +67,7 @@ class RedisSignals(Collector):
 
     Args:
         connection: a connection to Redis that answers in bytes.
+        further: returns metrics that others read from Redis. It raises nothing while Redis answers.
     """
 
     def __init__(
@@ -74,11 +76,13 @@ class RedisSignals(Collector):
         announcements: Announcements,
         catalogue: ProfileCatalogue,
         connection: redis.Redis,
+        further: Callable[[], Sequence[GaugeMetricFamily]] = tuple,
     ) -> None:
         self._index = index
         self._announcements = announcements
         self._required = frozenset(catalogue.required)
         self._redis = connection
+        self._further = further
         self._queues = {name: JobQueue(queue_name(name), connection) for name in sorted(catalogue.names)}
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="redis-signals")
         self._asking: Future[_Answer] | None = None
@@ -91,6 +95,7 @@ class RedisSignals(Collector):
         yield self._requirements()
         if answer is not None:
             yield from _families(answer)
+            yield from answer.further
 
     def _requirements(self) -> GaugeMetricFamily:
         family = metrics.PROFILE_REQUIRED.family()
@@ -132,6 +137,7 @@ class RedisSignals(Collector):
             quarantined=quarantined,
             append_log_ok=_append_log_ok(persistence),
             swept_at=float(swept.partition(b":")[0]) if swept else 0,
+            further=self._further(),
         )
 
     def _lengths(self) -> tuple[dict[str, _Queue], int, Mapping[str, Any], bytes | None]:

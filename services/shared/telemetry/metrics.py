@@ -234,6 +234,26 @@ PROFILE_WEIGHTS = _scraped_gauge(
     "profile",
     "weights",
 )
+CAMPAIGN_STATE = _scraped_gauge(
+    "campaign_state",
+    "1: the newest campaign of a profile is in this state. state: running, waiting (it runs, and no live "
+    "worker has its encoder), paused, complete, promoted, canceled.",
+    "profile",
+    "state",
+)
+CAMPAIGN_VOICES = _scraped_gauge(
+    "campaign_voices",
+    "Voices of the newest campaign of a profile. state: ready, failed, skipped (no artifact is needed, or "
+    "there can be none), under_way, left (nothing was begun yet).",
+    "profile",
+    "state",
+)
+CAMPAIGN_RATE = _scraped_gauge(
+    "campaign_voices_per_second",
+    "Voices that the campaign of a profile ended with each second, over the last seconds; 0 if it is not "
+    "known, or the campaign is over.",
+    "profile",
+)
 QUARANTINED = _scraped_gauge(
     "quarantined_jobs",
     "Queue entries that were put away because they are no jobs of the registry, up to a thousand.",

@@ -328,6 +328,66 @@ def test_only_so_many_voices_are_under_way_at_once(
     assert finish(registry, candidate, campaign)["progress"]["ready"] == 3
 
 
+def test_a_turn_lists_the_namespaces_once(
+    registry: Registry, candidate: StandIn, monkeypatch: pytest.MonkeyPatch
+):
+    """A registry may have thousands of namespaces, and their list is a request to the bucket."""
+    for number in range(5):
+        (registry.folder / f"team-{number}").mkdir()
+    listed: list[str] = []
+    folders = registry.parts.store.folders
+    monkeypatch.setattr(
+        registry.parts.store, "folders", lambda prefix: listed.append(prefix) or folders(prefix)
+    )
+    campaign = start_one(registry)
+    turn(registry)
+    assert (listed, seen(registry, campaign)["progress"]["under_way"]) == ([""], 3)
+
+
+def signals(registry: Registry) -> dict[tuple[str, ...], float]:
+    """Return the samples of campaigns by name and values of the labels."""
+    return {
+        (sample.name.removeprefix("registry_campaign_"), *sample.labels.values()): sample.value
+        for family in registry.campaigns.signals()
+        for sample in family.samples
+    }
+
+
+def test_metrics_show_the_newest_campaign_of_a_profile(
+    registry: Registry, candidate: StandIn, monkeypatch: pytest.MonkeyPatch
+):
+    """An operator sees progress, failures and a campaign that waits or was paused without asking the API."""
+    assert signals(registry) == {}
+    campaign = begin_with_one(registry, candidate, monkeypatch)
+    turn(registry)
+    voices = {"ready": 1, "failed": 0, "skipped": 0, "under_way": 2, "left": 0}
+    rate = ("voices_per_second", PROFILE)
+    shown = {("voices", PROFILE, state): count for state, count in voices.items()} | {rate: 0}
+    assert signals(registry) == shown | {("state", PROFILE, "running"): 1}
+    registry.parts.announcements.leave("w2", {PROFILE: NEWER})
+    turn(registry)
+    assert signals(registry)["state", PROFILE, "waiting"] == 1
+    registry.parts.announcements.beat("w2", {PROFILE: NEWER})
+    registry.client.post(f"{CAMPAIGNS}/{campaign['id']}/pause")
+    assert signals(registry)["state", PROFILE, "paused"] == 1
+    registry.client.post(f"{CAMPAIGNS}/{campaign['id']}/resume")
+    ended = finish_failing(registry, candidate, campaign)
+    assert ended["progress"]["failed"] == 1
+    assert signals(registry)["voices", PROFILE, "failed"] == 1
+    assert signals(registry)["state", PROFILE, "complete"] == 1
+    start_one(registry)
+    assert signals(registry)["state", PROFILE, "running"] == 1
+    assert signals(registry)["voices", PROFILE, "failed"] == 0
+
+
+def test_metrics_of_campaigns_are_left_out_while_the_index_cannot_be_used(registry: Registry):
+    """The other metrics of the scrape must stay: they say what is wrong with the index."""
+    start_one(registry)
+    assert signals(registry)["state", PROFILE, "running"] == 1
+    registry.redis.set("sr:boot", "some run/another bucket/3/1")
+    assert signals(registry) == {}
+
+
 @pytest.mark.parametrize(
     ("said", "status", "code", "message"),
     [
