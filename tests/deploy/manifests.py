@@ -21,15 +21,18 @@ Manifest = dict[str, Any]
 
 @cache
 def rendered(overlay: str) -> list[Manifest]:
+    """Every object of an overlay."""
+    folder = ROOT / "tests" / "deploy" if overlay in CREDENTIALS else ROOT / "k8s"
+    return built(folder / "overlays" / overlay)
+
+
+def built(folder: Path) -> list[Manifest]:
     """Every object, by `kustomize` or by kubectl's own."""
     if shutil.which("kustomize"):
         command = ["kustomize", "build"]
     else:
         command = [program("kubectl", "kubectl, or kustomize"), "kustomize"]
-    folder = ROOT / "tests" / "deploy" if overlay in CREDENTIALS else ROOT / "k8s"
-    done = subprocess.run(
-        [*command, folder / "overlays" / overlay], capture_output=True, text=True, check=False
-    )
+    done = subprocess.run([*command, folder], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     return [manifest for manifest in yaml.safe_load_all(done.stdout) if manifest]
 

@@ -13,11 +13,9 @@ import kubernetes_validate
 import pytest
 import yaml
 from jsonschema import Draft202012Validator
-from redis import Redis
 
 from services.registry_api.commands.exit_statuses import WRONG_SETTINGS
 from services.registry_api.routes import health
-from services.shared.queue.rq_jobs import JobQueue, queue_name
 from tests.deploy.dockerfile import lineage, read
 from tests.deploy.environment import FOREIGN, check
 from tests.deploy.manifests import (
@@ -280,31 +278,6 @@ def test_a_backup_that_fails_or_does_not_come_is_told(overlay: str, tmp_path: Pa
 
 def _ports(spec: Manifest, direction: str) -> set[int]:
     return {port["port"] for rule in spec.get(direction, []) for port in rule.get("ports", [])}
-
-
-def test_workers_on_gpus_are_as_many_as_their_queues_ask_for(overlay: str):
-    """KEDA reads what RQ writes: a misspelt key would be an empty queue for ever."""
-    scaled = of_kind(overlay, "ScaledObject")
-    assert len(scaled) == (2 if overlay == "production" else 0)
-    deployments = {name_of(manifest): manifest for manifest in of_kind(overlay, "Deployment")}
-    for manifest in scaled:
-        spec = manifest["spec"]
-        deployment = deployments[spec["scaleTargetRef"]["name"]]
-        [container] = deployment["spec"]["template"]["spec"]["containers"]
-        served = environment(overlay, container)["SPEAKER_EXTRACTOR_PROFILES"].split(",")
-        queues = [JobQueue(queue_name(profile), connection=Redis()) for profile in served]
-        keys = {
-            key
-            for queue in queues
-            for key in (queue.key, queue.intermediate_queue_key, queue.started_job_registry.key)
-        }
-        assert {trigger["metadata"]["listName"] for trigger in spec["triggers"]} == keys
-        names = [trigger["name"] for trigger in spec["triggers"]]
-        assert spec["advanced"]["scalingModifiers"]["formula"] == " + ".join(names)
-        assert spec["minReplicaCount"] == 0
-        assert container["resources"]["limits"]["nvidia.com/gpu"] == "1"
-        assert "nvidia.com/gpu.product" in deployment["spec"]["template"]["spec"]["nodeSelector"]
-        assert "replicas" not in deployment["spec"], "each apply would undo what KEDA has set"
 
 
 def test_of_every_alert_the_docs_say_what_to_do(overlay: str):

@@ -170,7 +170,7 @@ def test_workers_of_another_encoder_change_nothing_that_is_served(tmp_path: Path
         assert (profile_of(client).workers, profile_of(client).former) == (1, [])
 
 
-VOICES = 20
+VOICES = 200
 OTHERS = {
     "dtype": {"SPEAKER_EXTRACTOR_DTYPE": "bfloat16"},
     "weights.untrained": {"SPEAKER_EXTRACTOR_WEIGHTS": "untrained"},
