@@ -41,10 +41,10 @@ def main() -> bool:
     before = _reference_jobs_per_second()
     with tempfile.TemporaryDirectory() as folder, RegistryProcesses(Path(folder), environment={}) as registry:
         clip = CLIP.read_bytes()
-        _upload(Caller(registry.urls[0]), MODEL.slug, clip)
-        names = list(_copies(registry.bucket, VOICES))
-        _seconds_to_rebuild(registry)
-        idle = _seconds_to_rebuild(registry)
+        upload(Caller(registry.urls[0]), MODEL.slug, clip)
+        names = list(copies(registry.bucket, VOICES))
+        seconds_to_rebuild(registry)
+        idle = seconds_to_rebuild(registry)
         waits = _uploads_after_a_loss(registry, Caller(registry.urls[0]), names, clip)
     reference = statistics.mean([before, _reference_jobs_per_second()])
     ratio, goal = VOICES / idle / reference, GOAL_VOICES / REFERENCE_JOBS
@@ -68,12 +68,12 @@ def _reference_jobs_per_second() -> float:
         return statistics.median(jobs_per_second(client, simple_worker) for _ in range(3))
 
 
-def _upload(caller: Caller, name: str, clip: bytes) -> None:
+def upload(caller: Caller, name: str, clip: bytes) -> None:
     caller.ask("POST", "/v1/audio/voices", form(name, clip), **FORM)
     caller.ask("POST", f"/v1/audio/voices/{name}/cache?wait=30")
 
 
-def _copies(bucket: Path, count: int) -> Iterator[str]:
+def copies(bucket: Path, count: int) -> Iterator[str]:
     """Write voices that differ from the model only by name and id, without syncing, and yield their names."""
     (version,) = (bucket / MODEL.prefix / "r").glob("*.ver.*")
     (artifact,) = bucket.glob(f"{MODEL.prefix}d/*/art/*/*.json")
@@ -99,7 +99,7 @@ def _write(file: Path, text: str) -> None:
     file.write_text(text)
 
 
-def _seconds_to_rebuild(registry: RegistryProcesses) -> float:
+def seconds_to_rebuild(registry: RegistryProcesses) -> float:
     began = _lose(registry)
     _wait_until_complete(registry)
     return time.perf_counter() - began

@@ -1,5 +1,7 @@
 """Tests of campaigns over HTTP, with a candidate's worker that the test itself advances."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 
@@ -434,6 +436,40 @@ def test_a_profile_has_one_campaign_at_a_time(registry: Registry):
     registry.parts.announcements.beat("w3", {PROFILE: UNKNOWN})
     assert promote(registry, UNKNOWN, when="complete") == (409, "campaign_open")
     assert len(registry.client.get(CAMPAIGNS).json()["data"]) == 1
+
+
+def test_of_campaigns_that_are_started_at_once_one_is_begun(registry: Registry):
+    """Two operators may have the same thought at the same time."""
+    with ThreadPoolExecutor(4) as pool:
+        answers = list(
+            pool.map(lambda _: registry.client.post(CAMPAIGNS, json={"fingerprint": NEWER}), range(4))
+        )
+    assert sorted(one.status_code for one in answers) == [201, 409, 409, 409]
+    refusals = {one.json()["error"]["code"] for one in answers if one.status_code == 409}
+    assert refusals == {"campaign_open"}
+    assert len(registry.client.get(CAMPAIGNS).json()["data"]) == 1
+
+
+@pytest.mark.parametrize(
+    ("said", "status", "code", "message"),
+    [
+        ({"fingerprint": FINGERPRINT}, 409, "encoder_current", "already the current fingerprint"),
+        ({"fingerprint": UNKNOWN}, 404, "encoder_unknown", f"No worker ever came with {UNKNOWN}"),
+        ({"fingerprint": OF_ANOTHER}, 404, "encoder_unknown", f"fingerprint of profile '{OTHER_PROFILE}'"),
+        ({"fingerprint": NEWER, "when": "later"}, 400, "invalid_request", "later"),
+        ({"fingerprint": NEWER, "force": "yes"}, 400, "invalid_request", "force"),
+    ],
+)
+def test_a_promotion_when_complete_that_makes_no_sense_starts_no_campaign(
+    registry: Registry, said: dict, status: int, code: str, message: str
+):
+    """A campaign costs hours of workers, so nothing may start one by mistake."""
+    before = shown(registry)
+    answer = registry.client.post(f"/v1/profiles/{PROFILE}/promote", json={"when": "complete", **said})
+    assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
+    assert message in answer.json()["error"]["message"]
+    assert registry.client.get(CAMPAIGNS).json()["data"] == []
+    assert shown(registry) == before
 
 
 def test_an_unknown_campaign_is_not_found(registry: Registry):
