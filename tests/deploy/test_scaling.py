@@ -61,7 +61,7 @@ def test_workers_on_gpus_are_as_many_as_their_queues_ask_for(overlay: str):
 
 
 def test_one_class_of_gpus_is_started_for_pictures():
-    """Without one, pictures would wait until a voice is registered. With two, one would be started for
+    """If no class were, pictures would wait until a voice is registered. A second class would be started for
     nothing.
     """
     found = [asked_for(manifest) & keys(PICTURES_QUEUE) for manifest in of_kind("production", "ScaledObject")]
