@@ -120,6 +120,17 @@ def list_jobs(
     return answer(request, Page[Job](data=shown, first_id=first, last_id=page.last, has_more=page.more))
 
 
+@router.get("/jobs/summary", responses=examples.SUMMARY, dependencies=[JOBS_READ])
+def summarize_jobs(request: Request, services: ServicesDep, namespace: NamespaceDep) -> Response:
+    """Count the jobs by state and profile: how many there are, since when the oldest waits, and how many
+    ended within the last minute, hour and day. No job is looked at, so the answer is as fast with millions.
+    """
+    parts = services.parts
+    return answer(
+        request, services.operations.jobs.summary(namespace, parts.catalogue.names, parts.clock.now())
+    )
+
+
 @router.get("/jobs/{job_id}", responses=examples.JOB, dependencies=[JOBS_READ])
 async def get_job(
     request: Request,
