@@ -209,7 +209,8 @@ class ArtifactDescriptor(Schema):
     audio_digest: str | None = None
     fingerprint: str | None = None
     extractor: dict[str, Any] = Field(default_factory=dict)
-    untrained: bool = False
+    untrained: Untrained = False
+    """True if the artifact was made with random weights, or will be."""
     custom_weights: bool = False
     """True if the weights differ from the published ones on purpose, such as fine-tuned weights."""
     url: str | None = None

@@ -69,7 +69,7 @@ def create_extractions(
     indexed, version = speakers.find_version(namespace, name, version.number)
     shown = [
         rendering.descriptor(
-            indexed, version, statuses.explained(statuses.of_profile(indexed, version, profile))
+            statuses, indexed, version, statuses.explained(statuses.of_profile(indexed, version, profile))
         )
         for profile in profiles
     ]
