@@ -111,7 +111,7 @@ def test_an_encoder_whose_record_cannot_be_read_is_not_called_unknown(
     assert (status, code) == (503, "unavailable")
     assert f"The record {key} of profile '{PROFILE}' is damaged or cannot be read now" in message
     assert FINGERPRINT in message
-    assert promote(registry, OF_ANOTHER, OTHER_PROFILE)[:2] == (409, "encoder_current")
+    assert promote(registry, OF_ANOTHER, OTHER_PROFILE)[:2] == (409, "encoder_unserved")
     monkeypatch.undo()
     assert promote(registry, FINGERPRINT, force=True)[0] == 200
 
