@@ -55,6 +55,7 @@ from speaker_registry.schemas import (
     ArtifactDescriptor,
     Campaign,
     Job,
+    JobSummary,
     NewApiKey,
     Profile,
     Quota,
@@ -305,6 +306,13 @@ class AsyncRegistryClient(Session):
         See `RegistryClient.jobs`.
         """
         return self._pages(self._calls.jobs(state, voice, profile, created_after, limit))
+
+    async def jobs_summary(self) -> JobSummary:
+        """Count the extraction jobs by state and profile.
+
+        See `RegistryClient.jobs_summary`.
+        """
+        return await self._run(self._calls.jobs_summary())
 
     async def job(self, job_id: str, *, wait: float = 0.0) -> Job:
         """Get a job.

@@ -39,6 +39,7 @@ from speaker_registry.schemas import (
     EncoderPromotion,
     ExtractionRequest,
     Job,
+    JobSummary,
     NewApiKey,
     Page,
     Profile,
@@ -311,6 +312,9 @@ class Calls:
         return _listing(
             "/v1/jobs", Page[Job], limit, state=state, voice=voice, profile=profile, created_after=since
         )
+
+    def jobs_summary(self) -> Plan[JobSummary]:
+        return self._read(JobSummary, Request(path="/v1/jobs/summary"))
 
     def profiles(self) -> Listing[Profile]:
         return _listing("/v1/profiles", Page[Profile], None)

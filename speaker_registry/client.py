@@ -56,6 +56,7 @@ from speaker_registry.schemas import (
     ArtifactDescriptor,
     Campaign,
     Job,
+    JobSummary,
     NewApiKey,
     Profile,
     Quota,
@@ -399,6 +400,12 @@ class RegistryClient(Session):
             limit: Maximum number of jobs.
         """
         return self._pages(self._calls.jobs(state, voice, profile, created_after, limit))
+
+    def jobs_summary(self) -> JobSummary:
+        """Count the extraction jobs by state and profile, with the oldest ones and the rates of the last
+        minute, hour and day. This takes one request, however many jobs there are.
+        """
+        return self._run(self._calls.jobs_summary())
 
     def job(self, job_id: str, *, wait: float = 0.0) -> Job:
         """Get a job.

@@ -209,7 +209,8 @@ class ArtifactDescriptor(Schema):
     audio_digest: str | None = None
     fingerprint: str | None = None
     extractor: dict[str, Any] = Field(default_factory=dict)
-    untrained: bool = False
+    untrained: Untrained = False
+    """True if the artifact was made with random weights, or will be."""
     custom_weights: bool = False
     """True if the weights differ from the published ones on purpose, such as fine-tuned weights."""
     url: str | None = None
@@ -359,6 +360,56 @@ class Job(Schema):
     """
     retry_after: float | None = None
     """Seconds to wait before asking again. None once the job has finished."""
+
+
+class JobCounts(Schema):
+    """The number of jobs in each state. Jobs are kept for 30 days."""
+
+    queued: int
+    processing: int
+    succeeded: int
+    failed: int
+    canceled: int
+    superseded: int
+
+
+class JobRate(Schema):
+    """The jobs that ended lately."""
+
+    seconds: int
+    """The length of the time until now in which these jobs ended."""
+    succeeded: int
+    failed: int
+    per_second: float
+    """The number of jobs that succeeded per second."""
+
+
+class ProfileJobs(Schema):
+    """The jobs of one profile."""
+
+    profile: str
+    counts: JobCounts
+    oldest_queued_at: float | None = None
+    """When the queued job that waits for the longest time was created, in Unix seconds."""
+    oldest_processing_at: float | None = None
+    """When the oldest of the jobs that are being processed was created, in Unix seconds."""
+    rates: list[JobRate]
+    """The jobs that ended within the last minute, hour and day."""
+
+
+class JobSummary(Schema):
+    """The jobs of a namespace, counted."""
+
+    object: Literal["job_summary"] = "job_summary"
+    counts: JobCounts
+    oldest_queued_at: float | None = None
+    """When the queued job that waits for the longest time was created, in Unix seconds."""
+    oldest_processing_at: float | None = None
+    """When the oldest of the jobs that are being processed was created, in Unix seconds."""
+    rates: list[JobRate]
+    """The jobs that ended within the last minute, hour and day."""
+    profiles: list[ProfileJobs]
+    """The same for each profile that has jobs, by name."""
 
 
 class FailedProof(Schema):

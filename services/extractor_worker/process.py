@@ -333,13 +333,16 @@ def warm_up(extractor: Extractor) -> None:
     """Run all three steps of an extractor once for everything that is slow the first time.
 
     That is the loading of kernels, of which a GPU uses different ones for several clips at once, and the
-    allocation of memory, which is repeated for each clip longer than all before.
+    allocation of a GPU's memory, which is repeated for each clip longer than all before. A CPU's memory costs
+    little, and encoding the longest clip would take it most of the start.
     """
     clip = extractor.example()
     prepared = [extractor.prepare(clip), extractor.prepare(clip)]
     together = prepared if 2 * clip.seconds <= extractor.batch_seconds else []
     for clips in filter(None, (prepared[:1], together)):
         _encode(extractor, clips)
+    if extractor.computed_on.device != "cuda":
+        return
     with suppress(InvalidAudio, ExtractorOutOfMemory):  # shorter clips are served nevertheless
         _encode(extractor, [extractor.prepare(_lengthened(clip, LONGEST_CLIP_SECONDS))])
 

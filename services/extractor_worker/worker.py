@@ -1,31 +1,33 @@
-"""A worker process with the extractors of the catalogue, put together from the environment's settings."""
+"""A worker process with the extractors of the catalogue, put together from the environment's settings.
 
-from dataclasses import replace
-from functools import partial
+torch is imported only when the first extractor is loaded. By then the settings were read and the bucket was
+opened, so what is wrong there is told at once.
+"""
+
+from collections.abc import Mapping
+from functools import cache
+from typing import TYPE_CHECKING
 
 import structlog
-import torch
 from pydantic import ValidationError
 
-from services.extractor_worker.device.device_memory import show_device_memory
 from services.extractor_worker.device.host_memory import keep_freed_memory
-from services.extractor_worker.device.machine import machine_description
-from services.extractor_worker.engines.catalogue import load_extractor
-from services.extractor_worker.features.pictures import draw
 from services.extractor_worker.pipeline.extractor import Extractor
-from services.extractor_worker.pipeline.proof import KeptProofs, prove_once
-from services.extractor_worker.pipeline.torch_extractor import Loading, SharedModels
 from services.extractor_worker.process import WorkerProcess
-from services.extractor_worker.weights.loading import parse_weights
+from services.shared.audio import ReferenceAudio
 from services.shared.bucket.connection import StoreUnfit
 from services.shared.configuration.explanation import explain
 from services.shared.configuration.mistyped import warn_of_unknown_variables
 from services.shared.configuration.settings import ExtractorSettings, LogSettings
+from services.shared.model.pictures import Picture
 from services.shared.telemetry.logs import configure_logs
 from services.shared.telemetry.metrics import CannotListen
 from services.shared.telemetry.trace_export import TracesUnavailable
 from speaker_registry.engine import Profile
 from speaker_registry.errors import SpeakerRegistryError
+
+if TYPE_CHECKING:
+    from services.extractor_worker.encoders import Encoders
 
 log = structlog.get_logger()
 
@@ -38,11 +40,9 @@ def work() -> int:
     try:
         configure_logs(LogSettings().level)
         warn_of_unknown_variables()
-        device = ExtractorSettings().device
-        if device == "cpu":
+        if ExtractorSettings().device == "cpu":
             keep_freed_memory()
-        show_device_memory(torch.device(device))
-        return WorkerProcess(partial(_load, SharedModels()), _prove, draw).run()
+        return WorkerProcess(_load, _prove, _draw).run()
     except ValidationError as error:
         log.error("worker.cannot_start", reason=explain(error))
     except (SpeakerRegistryError, StoreUnfit, CannotListen, TracesUnavailable) as error:
@@ -50,30 +50,23 @@ def work() -> int:
     return 1
 
 
-def _load(shared_models: SharedModels, profile: Profile, settings: ExtractorSettings) -> Extractor:
-    return load_extractor(_loading(shared_models, profile, settings))
+@cache
+def _encoders(device: str) -> "Encoders":
+    from services.extractor_worker.encoders import Encoders  # noqa: PLC0415  imports torch
+
+    return Encoders(device)
+
+
+def _load(profile: Profile, settings: ExtractorSettings) -> Extractor:
+    return _encoders(settings.device).load(profile, settings)
 
 
 def _prove(extractor: Extractor, profile: Profile, settings: ExtractorSettings) -> None:
     """Raises EncoderUnproven."""
-    trusted = replace(
-        _loading(SharedModels(), profile, settings), device="cpu", dtype="float32", trusted=True
-    )
-    prove_once(
-        extractor,
-        partial(load_extractor, trusted),
-        profile.tensors,
-        machine=machine_description(torch.device(settings.device)),
-        kept=KeptProofs(settings.cache.expanduser() / "proofs"),
-    )
+    _encoders(settings.device).prove(extractor, profile, settings)
 
 
-def _loading(shared_models: SharedModels, profile: Profile, settings: ExtractorSettings) -> Loading:
-    return Loading(
-        profile=profile,
-        source=parse_weights(settings.weights, custom=profile.name in settings.custom_weights),
-        device=settings.device,
-        dtype=settings.dtype,
-        cache=settings.cache,
-        shared_models=shared_models,
-    )
+def _draw(clip: ReferenceAudio) -> Mapping[Picture, bytes]:
+    from services.extractor_worker.features.pictures import draw  # noqa: PLC0415  few workers draw soon
+
+    return draw(clip)

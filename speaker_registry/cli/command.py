@@ -202,12 +202,14 @@ def add_common(target: argparse.ArgumentParser) -> None:
     )
 
 
-def add_limit(command: argparse.ArgumentParser) -> None:
+def add_limit(command: argparse.ArgumentParser) -> argparse._MutuallyExclusiveGroup:
+    """Add the options that say how many items to list. Returns their group, which takes one of them."""
     many = command.add_mutually_exclusive_group()
     many.add_argument(
         "--limit", metavar="N", type=count, default=50, help="maximum number of items to list (default: 50)"
     )
     many.add_argument("--all", action="store_true", help="list all items, however many there are")
+    return many
 
 
 def count(text: str, least: int = 1, most: int = 10**9) -> int:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from speaker_registry.cli.command import (
     Command,
+    CommandError,
     Output,
     about_weights,
     add_limit,
@@ -14,6 +15,7 @@ from speaker_registry.cli.command import (
     first_of,
     list_document,
     moment,
+    when,
 )
 from speaker_registry.cli.progress import wait_ready
 from speaker_registry.cli.text import extraction_text, readiness_text
@@ -22,6 +24,10 @@ from speaker_registry.terminal import printable, table
 
 if TYPE_CHECKING:
     from speaker_registry import RegistryClient
+    from speaker_registry.schemas import JobSummary, ProfileJobs
+
+STATES = ("queued", "processing", "succeeded", "failed", "canceled", "superseded")
+_FILTERS = ("state", "voice", "profile", "created-after")
 
 
 def extract(client: "RegistryClient", arguments: argparse.Namespace) -> Output:
@@ -42,6 +48,8 @@ def extract(client: "RegistryClient", arguments: argparse.Namespace) -> Output:
 
 
 def jobs(client: "RegistryClient", arguments: argparse.Namespace) -> Output:
+    if arguments.summary:
+        return _summary(client, arguments)
     wanted = partial(
         client.jobs,
         state=arguments.state,
@@ -65,6 +73,22 @@ def jobs(client: "RegistryClient", arguments: argparse.Namespace) -> Output:
     return Output(list_document(found, more=bool(more)), table(head, rows), warnings=more)
 
 
+def _summary(client: "RegistryClient", arguments: argparse.Namespace) -> Output:
+    given = [f"--{name}" for name in _FILTERS if getattr(arguments, name.replace("-", "_")) is not None]
+    if given:
+        raise CommandError(f"jobs --summary counts all jobs, and takes no {given[0]}")
+    counted = client.jobs_summary()
+    rows = [_counted("all profiles", counted), *(_counted(one.profile, one) for one in counted.profiles)]
+    head = ("PROFILE", *(state.upper() for state in STATES), "OLDEST QUEUED", "LAST MINUTE", "LAST HOUR")
+    return Output(counted.model_dump(mode="json"), table(head, rows))
+
+
+def _counted(what: str, jobs: "JobSummary | ProfileJobs") -> tuple[object, ...]:
+    oldest = "-" if jobs.oldest_queued_at is None else when(jobs.oldest_queued_at)
+    counts = jobs.counts.model_dump()
+    return (what, *(counts[state] for state in STATES), oldest, *(one.succeeded for one in jobs.rates[:2]))
+
+
 def cancel(client: "RegistryClient", arguments: argparse.Namespace) -> Output:
     job = client.cancel(arguments.job)
     text = f"canceled {printable(job.id)}: {printable(f'{job.voice}@{job.version}')} for {job.profile}"
@@ -84,8 +108,7 @@ def _add_extract(command: argparse.ArgumentParser) -> None:
 
 
 def _add_jobs(command: argparse.ArgumentParser) -> None:
-    states = ("queued", "processing", "succeeded", "failed", "canceled", "superseded")
-    command.add_argument("--state", choices=states)
+    command.add_argument("--state", choices=STATES)
     command.add_argument("--voice", metavar="NAME")
     command.add_argument("--profile", metavar="P")
     command.add_argument(
@@ -94,7 +117,11 @@ def _add_jobs(command: argparse.ArgumentParser) -> None:
         type=moment,
         help="only jobs created after this time: Unix seconds, or as 2026-03-31T15:00",
     )
-    add_limit(command)
+    add_limit(command).add_argument(
+        "--summary",
+        action="store_true",
+        help="count the jobs by state and profile, and those that succeeded lately, instead of listing them",
+    )
 
 
 def _add_cancel(command: argparse.ArgumentParser) -> None:

@@ -90,8 +90,8 @@ def garage(secrets: Path) -> Iterator[tuple[str, str]]:
     ("target", "module"),
     [
         ("api", "services.registry_api.app"),
-        ("worker", "services.extractor_worker.worker"),
-        pytest.param("worker-cuda", "services.extractor_worker.worker", marks=pytest.mark.full),
+        ("worker", "services.extractor_worker.encoders"),
+        pytest.param("worker-cuda", "services.extractor_worker.encoders", marks=pytest.mark.full),
     ],
 )
 def test_an_image_is_built_and_imports_what_it_runs(target: str, module: str):

@@ -12,11 +12,11 @@ from redis import Redis
 
 from services.embedded.valkey import ValkeyServer
 from services.registry_api.maintenance import rebuild
+from services.shared.bucket.encoder_records import Announcement
 from services.shared.bucket.facts import MAX_RECORD_BYTES
 from services.shared.bucket.keys import LAST_CREATED_AT, LAST_NUMBER, LAST_SEQ, parse_key
 from services.shared.bucket.store import Listing, ObjectUnavailable, Store
 from services.shared.index import script_arguments
-from services.shared.index.announcements import Announcement
 from services.shared.model.domain import Speaker, TombstoneFact
 from speaker_registry.errors import VoiceDamaged, VoiceNotFound, VoiceUnreadable
 from tests.integration.storage import (

@@ -479,12 +479,14 @@ def test_a_sweep_forgets_jobs_of_last_month(
 def finish_long_ago(registry: OpenRegistry, namespace: str, state: str, many: int) -> None:
     """Make records of jobs that ended two months ago."""
     at = registry.parts.clock.now() - 2 * KEPT_SECONDS
+    fields = {"ns": namespace, "state": state, "profile": "test"}
     with registry.parts.index.redis.pipeline(transaction=False) as pipeline:
         for number in range(many):
             job_id = f"job_{state}_{number}"
-            pipeline.hset(f"sr:job:{job_id}", mapping={"id": job_id, "ns": namespace, "state": state})
+            pipeline.hset(f"sr:job:{job_id}", mapping=fields | {"id": job_id})
             pipeline.zadd(f"sr:jobs:{namespace}", {job_id: at})
             pipeline.zadd(f"sr:jobs:{namespace}:{state}", {job_id: at})
+            pipeline.zadd(f"sr:jobs:{namespace}:{state}:test", {job_id: at})
         pipeline.execute()
 
 
@@ -500,6 +502,7 @@ def test_a_sweep_forgets_old_jobs_however_many_there_are(
     housekeeper.sweep()
     assert list(redis_client.scan_iter("sr:job:job_*_*")) == []
     assert redis_client.zcard("sr:jobs:default") == 1, "the one that is wanted now"
+    assert not redis_client.exists(*(f"sr:jobs:default:{one}:test" for one in ("succeeded", "failed")))
 
 
 def test_forgetting_old_jobs_ends_when_its_time_is_up(

@@ -197,10 +197,11 @@ def _check_jobs(world: World) -> None:
         losses = world.ledger.canceled.get(job["id"])
         if losses == world.counts["redis_is_replaced"] and job["state"] != "canceled":
             raise Violation(f"job was said to be canceled: {json.dumps(job)}")
-        listed = [
-            state
-            for state in sorted(FINISHED_STATES | {"queued", "processing"})
-            if raw.zscore(f"sr:jobs:{job['ns']}:{state}", job["id"]) is not None
-        ]
-        if listed != [job["state"]]:
-            raise Violation(f"job {job['id']} is {job['state']} and listed under {listed}")
+        for profile in ("", f":{job['profile']}"):
+            listed = [
+                state
+                for state in sorted(FINISHED_STATES | {"queued", "processing"})
+                if raw.zscore(f"sr:jobs:{job['ns']}:{state}{profile}", job["id"]) is not None
+            ]
+            if listed != [job["state"]]:
+                raise Violation(f"job {job['id']} is {job['state']} and listed{profile} under {listed}")

@@ -12,13 +12,21 @@ from services.extractor_worker.process import warm_up
 from services.extractor_worker.weights.loading import UntrainedWeights
 from services.shared.audio import ReferenceAudio
 from services.shared.model.profiles import BUILT_IN
+from speaker_registry.artifact import ComputedOn
 from speaker_registry.errors import AudioTooLong, ExtractorOutOfMemory
 
 
 class Extractor:
     """Notes what came at once, and what was finished."""
 
-    def __init__(self, batch_seconds: float, most_seconds: float = 30.0, room_seconds: float = 30.0) -> None:
+    def __init__(
+        self,
+        batch_seconds: float,
+        most_seconds: float = 30.0,
+        room_seconds: float = 30.0,
+        device: str = "cuda",
+    ) -> None:
+        self.computed_on = ComputedOn(device=device, torch="2.0")
         self.batch_seconds = batch_seconds
         self.most_seconds = most_seconds
         self.room_seconds = room_seconds
@@ -56,6 +64,13 @@ def test_what_is_encoded_together_later_is_warmed_up_together(
     warm_up(extractor)
     assert extractor.encoded == [*encoded, [30.0]]
     assert extractor.finished == sum(map(len, extractor.encoded))
+
+
+def test_a_cpu_is_not_warmed_up_with_the_longest_clip():
+    """It would take ten seconds of the processor's time, and no clip after it would be noticeably faster."""
+    extractor = Extractor(0.0, device="cpu")
+    warm_up(extractor)
+    assert extractor.encoded == [[3.0]]
 
 
 @pytest.mark.parametrize("limits", [{"most_seconds": 20.0}, {"room_seconds": 20.0}])

@@ -4,6 +4,7 @@ import hashlib
 import importlib
 import os
 from functools import cache
+from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -56,9 +57,17 @@ def machine_description(device: torch.device) -> dict[str, str]:
     if device.type == "cuda":
         card = torch.cuda.get_device_properties(device)
         description |= {"gpu_uuid": str(card.uuid), "gpu_architecture": f"{card.major}.{card.minor}"}
-    description |= {name: importlib.import_module(name).__version__ for name in _LIBRARIES if find_spec(name)}
+    description |= {name: _version(name) for name in _LIBRARIES if find_spec(name)}
     description |= {name: value for name, value in os.environ.items() if name.startswith(_SWITCHES)}
     return description
+
+
+def _version(library: str) -> str:
+    """Return a library's version without importing it if possible, because some imports take seconds."""
+    try:
+        return metadata.version(library)
+    except metadata.PackageNotFoundError:  # a package of another name brings it, such as onnxruntime-gpu
+        return str(importlib.import_module(library).__version__)
 
 
 @cache

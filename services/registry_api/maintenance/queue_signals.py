@@ -18,7 +18,8 @@ from prometheus_client.registry import Collector
 from rq.utils import utcparse
 
 from services.registry_api.maintenance.sweep import SWEPT
-from services.shared.index.announcements import Announcement, Announcements
+from services.shared.bucket.encoder_records import Announcement
+from services.shared.index.announcements import Announcements
 from services.shared.index.speaker_index import SpeakerIndex
 from services.shared.model.profiles import ProfileCatalogue
 from services.shared.queue.rq_jobs import QUARANTINE_KEY, JobQueue, job_key, queue_name

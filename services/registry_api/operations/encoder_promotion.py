@@ -4,10 +4,12 @@ Promoting the encoder that was current before is the way back. It costs no extra
 of both encoders stay.
 """
 
-from services.shared.index.announcements import Announcement
+from contextlib import suppress
+
+from services.shared.bucket.encoder_records import Announcement
 from services.shared.model.encoders import Encoder
 from services.shared.registry.parts import RegistryParts
-from speaker_registry.errors import EncoderCurrent, EncoderUnknown, EncoderUnserved
+from speaker_registry.errors import EncoderCurrent, EncoderUnknown, EncoderUnserved, Unavailable
 
 
 def promote(parts: RegistryParts, profile: str, fingerprint: str, *, force: bool = False) -> Announcement:
@@ -62,14 +64,10 @@ def has_worker(parts: RegistryParts, profile: str, fingerprint: str) -> bool:
 
 def _unknown(parts: RegistryParts, profile: str, fingerprint: str) -> EncoderUnknown:
     """Return the error for a fingerprint that is not one of the profile's. It says whose it is, if known."""
-    owner: Encoder | None = next(
-        (
-            found
-            for name in sorted(parts.catalogue.names - {profile})
-            if (found := parts.announcements.encoder(name, fingerprint)) is not None
-        ),
-        None,
-    )
+    owner: Encoder | None = None
+    with suppress(Unavailable):  # a record of another profile cannot be read
+        found = (parts.announcements.encoder(one, fingerprint) for one in parts.catalogue.names - {profile})
+        owner = next((one for one in found if one is not None), None)
     whose = f"; it is a fingerprint of profile '{owner.profile}'" if owner else ""
     return EncoderUnknown(
         f"No worker ever came with {fingerprint} for profile '{profile}'{whose}. GET /v1/profiles lists the "

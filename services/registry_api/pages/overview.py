@@ -10,7 +10,6 @@ from services.registry_api.pages.forms import page_router, show
 from services.registry_api.pages.rendering import rights_of
 from services.registry_api.pages.situation import (
     MAX_COUNTED,
-    Queue,
     Situation,
     VoiceCounts,
     concerns,
@@ -18,7 +17,6 @@ from services.registry_api.pages.situation import (
 )
 
 router = page_router()
-_NOTHING = Queue(0, False, None)
 
 
 @router.get("", dependencies=[ANY_KEY])
@@ -29,20 +27,17 @@ def page_overview(
     situation: Situation = request.app.state.situation
     may = rights_of(caller, keys_required=services.access.required)
     counts = situation.voices(namespace) if may["see_voices"] else VoiceCounts()
-    waiting, running = situation.queue(namespace) if may["see_jobs"] else (_NOTHING, _NOTHING)
-    failures = situation.failures(namespace) if may["see_jobs"] else _NOTHING
+    jobs = situation.jobs(namespace) if may["see_jobs"] else None
     profiles = profiles_of(services)
     activity: Activity = request.app.state.activity
     return show(
         request,
         "overview.html",
-        concerns=list(concerns(profiles, counts, failures)),
+        concerns=list(concerns(profiles, counts, jobs.rates[-1].failed if jobs else 0)),
         total=situation.total(namespace) if may["see_voices"] else None,
         counts=counts,
         max_counted=MAX_COUNTED,
-        waiting=waiting,
-        running=running,
-        failures=failures,
+        jobs=jobs,
         charts=activity.charts(namespace) if may["see_jobs"] else [],
         profiles=[one for one in profiles if one.required or one.workers or one.failed_proofs],
     )

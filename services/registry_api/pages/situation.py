@@ -1,7 +1,6 @@
 """Finds out how the registry is doing, for the overview. Bounded: counts stop at a limit, and say so."""
 
 import threading
-import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -11,9 +10,8 @@ from cachetools import TTLCache
 from services.registry_api.dependencies import Services
 from services.registry_api.wire import rendering
 from services.shared.index.gate import GateClosed
-from services.shared.index.jobs import JobPage
 from speaker_registry.errors import Unavailable
-from speaker_registry.schemas import Profile
+from speaker_registry.schemas import JobSummary, Profile
 
 MAX_COUNTED = 500
 """The states of this many voices are counted."""
@@ -21,7 +19,6 @@ _STEP = 100
 _KEPT_SECONDS = 3.0
 """Counts are as old as this at most, however many people look at them."""
 _MAX_NAMESPACES = 256
-_MAX_JOBS = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,16 +31,6 @@ class VoiceCounts:
     states: Counter[str] = field(default_factory=Counter)
     """State of the whole voice -> number of voices."""
     by_profile: dict[str, Counter[str]] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, slots=True)
-class Queue:
-    """The jobs in one state."""
-
-    count: int
-    more: bool
-    oldest_at: float | None
-    """When the longest waiting of them was created, or None if there are none or too many to tell."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,23 +85,10 @@ class Situation:
         except (GateClosed, Unavailable):
             return None
 
-    def queue(self, namespace: str) -> tuple[Queue, Queue]:
-        """Return the waiting and the running jobs of a namespace."""
-        jobs = self._services.operations.jobs
-        waiting = jobs.page(namespace, state="queued", limit=_MAX_JOBS)
-        return _queue(waiting), _queue(jobs.page(namespace, state="processing", limit=_MAX_JOBS))
-
-    def failures(self, namespace: str, since_seconds: float = 86_400) -> Queue:
-        """Return the jobs that failed lately."""
-        page = self._services.operations.jobs.page(namespace, state="failed", limit=_MAX_JOBS)
-        since = time.time() - since_seconds
-        lately = [job for job in page.found if (job.finished_at or job.created_at) >= since]
-        return Queue(len(lately), page.more and len(lately) == len(page.found), None)
-
-
-def _queue(page: JobPage) -> Queue:
-    oldest = page.found[-1].created_at if page.found and not page.more else None
-    return Queue(len(page.found), page.more, oldest)
+    def jobs(self, namespace: str) -> JobSummary:
+        """Return the counts of jobs, of which `rates` ends with those of the last day."""
+        parts, jobs = self._services.parts, self._services.operations.jobs
+        return jobs.summary(namespace, parts.catalogue.names, parts.clock.now())
 
 
 def profiles_of(services: Services) -> list[Profile]:
@@ -126,8 +100,12 @@ def profiles_of(services: Services) -> list[Profile]:
     return sorted(profiles, key=lambda one: (not one.required, one.id))
 
 
-def concerns(profiles: Sequence[Profile], counts: VoiceCounts, failures: Queue) -> Iterator[Concern]:
-    """Yield what needs a person, the most urgent first."""
+def concerns(profiles: Sequence[Profile], counts: VoiceCounts, failures: int) -> Iterator[Concern]:
+    """Yield what needs a person, the most urgent first.
+
+    Args:
+        failures: the number of jobs that failed within a day.
+    """
     for profile in profiles:
         waiting = counts.by_profile.get(profile.id, Counter())["pending"]
         if profile.required and not profile.workers:
@@ -144,9 +122,8 @@ def concerns(profiles: Sequence[Profile], counts: VoiceCounts, failures: Queue) 
         if failed:
             what = f"{_voices(failed)} failed for {profile.id}."
             yield Concern(what, "See why", f"/voices?state=failed&profile={profile.id}")
-    if failures.count:
-        count = f"{failures.count}{'+' if failures.more else ''}"
-        jobs = "1 job" if count == "1" else f"{count} jobs"
+    if failures:
+        jobs = "1 job" if failures == 1 else f"{failures:,} jobs"
         yield Concern(f"{jobs} failed within a day.", "See why", "/jobs?state=failed", serious=False)
     for profile in profiles:
         if profile.untrained and profile.required:

@@ -70,7 +70,7 @@ def page_voice(
         voice=voice,
         selected=selected,
         compared=compared,
-        artifacts=[rendering.descriptor(shown, one, status) for status in made],
+        artifacts=[rendering.descriptor(services.operations.statuses, shown, one, status) for status in made],
         versions=[rendering.version(statuses, indexed, each) for each in page],
         earlier=address(path, version=version, before=page[-1].number) if more and page else None,
         busy=any(status.state in {"pending", "processing"} for status in made),

@@ -101,8 +101,9 @@ def list_artifacts(
     """List the artifacts of a version: one descriptor for each profile, with its state."""
     operations = services.operations
     indexed, version = operations.speakers.find_version(namespace, name, parse_reference(ref))
-    statuses = operations.statuses.of_version(indexed, version)
-    shown = [rendering.descriptor(indexed, version, one) for one in statuses]
+    statuses = operations.statuses
+    found = statuses.of_version(indexed, version)
+    shown = [rendering.descriptor(statuses, indexed, version, one) for one in found]
     first, last = (shown[0].profile, shown[-1].profile) if shown else (None, None)
     return answer(request, Page[ArtifactDescriptor](data=shown, first_id=first, last_id=last))
 
@@ -121,9 +122,9 @@ async def get_artifact(
     """
     found = await _settled(request, target, wait)
     if found.artifact is None:
-        return _not_yet(request, found)
+        return _not_yet(request, target, found)
     _offer(request, target, found, is_file=False)
-    return answer(request, _descriptor(found))
+    return answer(request, _descriptor(target, found))
 
 
 @router.get(
@@ -158,7 +159,7 @@ async def _file_or_descriptor(
     while True:
         found = await _settled(request, target, max(0.0, deadline - time.monotonic()))
         if found.artifact is None:
-            return _not_yet(request, found)
+            return _not_yet(request, target, found)
         _offer(request, target, found, is_file=True)
         headers = file_headers(found.artifact.record.digest, found.version)
         headers["X-Artifact-Current"] = "true" if found.status.current else "false"
@@ -204,7 +205,7 @@ async def put_artifact(
     async with slots.hold():
         created = await run_in_threadpool(_give, target, body, fingerprint)
     found = await run_in_threadpool(target.find)
-    return answer(request, _descriptor(found), status=201 if created else 200)
+    return answer(request, _descriptor(target, found), status=201 if created else 200)
 
 
 def _give(target: _Target, body: bytes, fingerprint: str | None) -> bool:
@@ -232,9 +233,10 @@ async def _settled(request: Request, target: _Target, wait: float) -> FoundVersi
     return found
 
 
-def _descriptor(found: FoundVersion) -> ArtifactDescriptor:
-    return rendering.descriptor(found.indexed, found.version, found.status, found.wanted)
+def _descriptor(target: _Target, found: FoundVersion) -> ArtifactDescriptor:
+    statuses = target.services.operations.statuses
+    return rendering.descriptor(statuses, found.indexed, found.version, found.status, found.wanted)
 
 
-def _not_yet(request: Request, found: FoundVersion) -> Response:
-    return answer(request, _descriptor(found), status=202, headers={"Retry-After": "1"})
+def _not_yet(request: Request, target: _Target, found: FoundVersion) -> Response:
+    return answer(request, _descriptor(target, found), status=202, headers={"Retry-After": "1"})

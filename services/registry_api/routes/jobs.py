@@ -69,7 +69,7 @@ def create_extractions(
     indexed, version = speakers.find_version(namespace, name, version.number)
     shown = [
         rendering.descriptor(
-            indexed, version, statuses.explained(statuses.of_profile(indexed, version, profile))
+            statuses, indexed, version, statuses.explained(statuses.of_profile(indexed, version, profile))
         )
         for profile in profiles
     ]
@@ -118,6 +118,17 @@ def list_jobs(
     shown = [rendering.job(services.parts.announcements, record) for record in page.found]
     first = shown[0].id if shown else None
     return answer(request, Page[Job](data=shown, first_id=first, last_id=page.last, has_more=page.more))
+
+
+@router.get("/jobs/summary", responses=examples.SUMMARY, dependencies=[JOBS_READ])
+def summarize_jobs(request: Request, services: ServicesDep, namespace: NamespaceDep) -> Response:
+    """Count the jobs by state and profile: how many there are, since when the oldest waits, and how many
+    ended within the last minute, hour and day. No job is looked at, so the answer is as fast with millions.
+    """
+    parts = services.parts
+    return answer(
+        request, services.operations.jobs.summary(namespace, parts.catalogue.names, parts.clock.now())
+    )
 
 
 @router.get("/jobs/{job_id}", responses=examples.JOB, dependencies=[JOBS_READ])

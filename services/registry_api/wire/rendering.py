@@ -10,7 +10,8 @@ from services.registry_api.keys.api_keys import ApiKey, Token
 from services.registry_api.keys.keyring import Keyring
 from services.registry_api.operations.artifacts import ANY, FoundVersion, Wanted
 from services.registry_api.operations.registration import Registered
-from services.shared.index.announcements import Announcement, Announcements, FailedProof
+from services.shared.bucket.encoder_records import Announcement
+from services.shared.index.announcements import Announcements, FailedProof
 from services.shared.index.jobs import JobRecord
 from services.shared.index.reading import IndexedSpeaker
 from services.shared.model.domain import ArtifactRecord, SpeakerVersion
@@ -112,7 +113,11 @@ def _artifact_status(statuses: Statuses, status: ProfileStatus) -> schemas.Artif
 
 
 def descriptor(
-    indexed: IndexedSpeaker, one: SpeakerVersion, status: ProfileStatus, wanted: Wanted = ANY
+    statuses: Statuses,
+    indexed: IndexedSpeaker,
+    one: SpeakerVersion,
+    status: ProfileStatus,
+    wanted: Wanted = ANY,
 ) -> schemas.ArtifactDescriptor:
     record = None if wanted.current and not status.current else status.artifact
     return schemas.ArtifactDescriptor(
@@ -127,6 +132,7 @@ def descriptor(
         current=status.current if record is not None else None,
         ref_text=one.record.ref_text,
         audio_digest=f"sha256:{one.record.clip.sha256}" if one.record.clip else None,
+        untrained=statuses.will_be_untrained(status) if record is None else record.untrained,
         job_id=status.job_id,
         error=status.error,
         reason=status.reason,
@@ -191,7 +197,6 @@ def _artifact_fields(
         "tensors": record.tensors,
         "fingerprint": record.fingerprint,
         "extractor": record.extractor,
-        "untrained": record.untrained,
         "custom_weights": Fingerprint(record.extractor).custom_weights,
         "url": base + (f"?fingerprint={wanted.fingerprint}" if wanted.fingerprint else ""),
         "immutable_url": f"/v1/blobs/{record.digest}",

@@ -14,15 +14,16 @@ from typing import Any
 import redis
 import structlog
 
-from services.shared.bucket.facts import commit, list_several_times, read_record
-from services.shared.bucket.keys import (
-    LAST_SEQ,
-    AnnouncementKey,
-    CandidateKey,
-    announcements_folder,
-    parse_key,
+from services.shared.bucket.encoder_records import (
+    Announcement,
+    KnownEncoders,
+    candidate_key,
+    listed_announcements,
+    read_announcement,
 )
-from services.shared.bucket.store import ObjectUnavailable, Store, StoredObject
+from services.shared.bucket.facts import commit
+from services.shared.bucket.keys import LAST_SEQ, AnnouncementKey
+from services.shared.bucket.store import Store
 from services.shared.index.gate import GateClosed
 from services.shared.index.leases import TAKEN, event_of_all
 from services.shared.index.redis_access import unavailable_without_redis
@@ -30,7 +31,6 @@ from services.shared.index.speaker_index import EVENTS, SpeakerIndex
 from services.shared.model.clock import Clock
 from services.shared.model.domain import Record
 from services.shared.model.encoders import Encoder, former_after, takes_over
-from services.shared.telemetry.metrics import INTEGRITY_FAILURES
 from speaker_registry.errors import Unavailable
 
 log = structlog.get_logger()
@@ -57,22 +57,11 @@ _TOLD_SECONDS = 600
 """A failed proof is shown for this long after its worker last reported it. A worker that fails and ends is
 started again within five minutes, so its failed proof is shown all the time.
 """
-_MAX_ENCODERS = 256
-"""This many encoders are remembered, which never change."""
 _REMEMBERED_SECONDS = 1.0
 _UNREADABLE_SECONDS = 10.0
 """The bucket is not asked again for this long after the newest announcement could not be read. Redis is still
 asked, because a worker may have announced the profile again.
 """
-
-
-class Announcement(Encoder):
-    """An encoder became the current one of its profile. The JSON is the body of the fact."""
-
-    seq: int
-    uid: str
-    former: tuple[str, ...] = ()
-    """The fingerprints that were current before, the newest first."""
 
 
 class FailedProof(Record):
@@ -116,7 +105,7 @@ class Announcements:
         self._times_forgotten = 0
         self._served: dict[str, _Served] = {}  # likewise
         self._unreadable_until: dict[str, float] = {}  # likewise
-        self._encoders: dict[tuple[str, str], Encoder] = {}
+        self._known = KnownEncoders(store, monotonic)
         self._tell = index.ungated.register_script(_TELL)
 
     def announce(
@@ -137,7 +126,7 @@ class Announcements:
         if takes_over(current, encoder, first=last == 0):
             self._make_current(encoder, last, current)
             return True
-        commit(self._store, _candidate_key(encoder), encoder.to_json().encode())
+        commit(self._store, candidate_key(encoder), encoder.to_json().encode())
         return False
 
     def promote(self, encoder: Encoder) -> Announcement:
@@ -147,32 +136,21 @@ class Announcements:
     def encoder(self, profile: str, fingerprint: str) -> Encoder | None:
         """Return an encoder that was current once, or that a worker came with. Returns None for any other.
 
-        Raises `Unavailable` if the bucket cannot be read.
+        Raises:
+            Unavailable: the bucket, or a record that may be the encoder's, cannot be read.
         """
-        known = self._encoders.get((profile, fingerprint))
-        if known is None:
-            folder = announcements_folder(profile)
-            for stored in reversed(list_several_times(self._store, folder, 2).objects):
-                found = self._read_encoder(stored, fingerprint)
-                if found is not None and (found.profile, found.fingerprint) == (profile, fingerprint):
-                    known = found
-                    break
-        if known is not None:
-            if len(self._encoders) >= _MAX_ENCODERS:
-                self._encoders.clear()
-            self._encoders[profile, fingerprint] = known
-        return known
+        return self._known.find(profile, fingerprint)
 
     def _newest(self, profile: str) -> tuple[int, Announcement | None]:
         """Return the place of the newest announcement in the bucket, and the announcement if it is readable.
 
         If it cannot be read, the copy in Redis is returned, if there is one of that announcement.
         """
-        listed = self._listed(profile)
+        listed = listed_announcements(self._store, profile)
         if not listed:
             return 0, None
         key, stored = listed[-1]
-        found = self._read(key, stored)
+        found = read_announcement(self._store, key, stored)
         if found is None:
             copy = self.told([profile]).get(profile)
             found = copy if copy is not None and copy.seq == key.seq else None
@@ -239,6 +217,7 @@ class Announcements:
         self._times_forgotten += 1
         self._remembered.clear()
         self._unreadable_until.clear()
+        self._known.look_anew()
 
     def hear(self, event: Mapping[str, Any]) -> None:
         """Look up again what an event of the index says was announced."""
@@ -350,55 +329,11 @@ class Announcements:
         If it is damaged or unreadable, no older one is returned, because that would make everything stale
         that was made since. The next worker that starts announces the profile again.
         """
-        listed = self._listed(profile)
-        newest = self._read(*listed[-1]) if listed else None
+        listed = listed_announcements(self._store, profile)
+        newest = read_announcement(self._store, *listed[-1]) if listed else None
         if listed and newest is None:
             self._unreadable_until[profile] = self._monotonic() + _UNREADABLE_SECONDS
         return newest
-
-    def _listed(self, profile: str) -> list[tuple[AnnouncementKey, StoredObject]]:
-        """Return the announcements in the bucket, oldest first.
-
-        They come from two listings, because one may leave out the newest.
-        """
-        objects = list_several_times(self._store, announcements_folder(profile), 2).objects
-        ours = [
-            (key, stored) for stored in objects if isinstance(key := parse_key(stored.key), AnnouncementKey)
-        ]
-        return sorted(ours, key=lambda one: (one[0].seq, one[0].uid))
-
-    def _read(self, key: AnnouncementKey, stored: StoredObject) -> Announcement | None:
-        """Return the announcement, or None if it is damaged or cannot be read, which is logged."""
-        try:
-            body = read_record(self._store, stored)
-            announcement = Announcement.model_validate_json(body) if body is not None else None
-            if announcement and (announcement.profile, announcement.seq) != (key.profile, key.seq):
-                raise ValueError("the record is not the one that its key says")
-        except (ValueError, ObjectUnavailable) as error:
-            log.error("announcement.damaged", key=stored.key, error=str(error))
-            INTEGRITY_FAILURES.labels("record").inc()
-            return None
-        return announcement
-
-    def _read_encoder(self, stored: StoredObject, fingerprint: str) -> Encoder | None:
-        """Return the encoder that an object of a profile's folder tells of, or None if it tells of none.
-
-        The records of candidates with another fingerprint are not read, so one that is unreadable cannot
-        prevent the promotion of another encoder.
-        """
-        key = parse_key(stored.key)
-        if isinstance(key, AnnouncementKey):
-            return self._read(key, stored)
-        if not isinstance(key, CandidateKey) or key.sha256 != fingerprint.removeprefix("sha256:"):
-            return None
-        try:
-            body = read_record(self._store, stored)
-            encoder = Encoder.model_validate_json(body) if body is not None else None
-        except ValueError as error:
-            log.error("announcement.damaged", key=stored.key, error=str(error))
-            INTEGRITY_FAILURES.labels("record").inc()
-            return None
-        return encoder if encoder is not None and str(_candidate_key(encoder)) == stored.key else None
 
     def _publish(self, announcement: Announcement) -> bool:
         """Copy an announcement to Redis. Returns whether Redis held an older one before."""
@@ -414,10 +349,6 @@ def ask_for_sweep(client: redis.Redis) -> None:
     """Ask housekeeping to look at every speaker. Raises `Unavailable`."""
     with unavailable_without_redis():
         client.incr(SWEEPS_ASKED)
-
-
-def _candidate_key(encoder: Encoder) -> CandidateKey:
-    return CandidateKey(encoder.profile, encoder.fingerprint.removeprefix("sha256:"))
 
 
 def _workers_key(profile: str) -> str:

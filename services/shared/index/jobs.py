@@ -12,10 +12,11 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, cast
 
+from services.shared.index.job_summary import summarize
 from services.shared.index.redis_access import unavailable_without_redis
 from services.shared.index.speaker_index import SpeakerIndex
 from speaker_registry.errors import JobNotFound
-from speaker_registry.schemas import FINISHED_STATES, JobState
+from speaker_registry.schemas import FINISHED_STATES, JobState, JobSummary
 
 KEPT_SECONDS = 30 * 24 * 3600
 _PAGE = 200
@@ -213,6 +214,10 @@ class Jobs:
         bars = len(edges) - 1
         return [found[first * bars : (first + 1) * bars] for first in range(len(states))]
 
+    def summary(self, namespace: str, profiles: Iterable[str], now: float) -> JobSummary:
+        """Count the jobs of a namespace by state and profile. `now` is in Unix seconds."""
+        return summarize(self._redis, namespace, profiles, now)
+
     def _newest_first(self, namespace: str, state: JobState | None, after: str | None) -> Iterator[JobRecord]:
         key = f"sr:jobs:{namespace}" + (f":{state}" if state else "")
         place = (self.get(namespace, after).created_at, after) if after is not None else (math.inf, "")
@@ -244,18 +249,23 @@ class Jobs:
         """
         dropped = 0
         for state in sorted(FINISHED_STATES):
+            key = f"sr:jobs:{namespace}:{state}"
             with unavailable_without_redis():
-                ids = cast(
-                    list[str],
-                    self._redis.zrange(
-                        f"sr:jobs:{namespace}:{state}", "-inf", moment, byscore=True, offset=0, num=_PAGE
-                    ),
-                )
+                found = self._redis.zrange(key, "-inf", moment, byscore=True, offset=0, num=_PAGE)
+                ids = cast(list[str], found)
+                profiles = self._profiles_of(ids)
                 pipeline = self._redis.pipeline(transaction=True)
-                for job_id in ids:
+                for job_id, profile in zip(ids, profiles, strict=True):
                     pipeline.delete(f"sr:job:{job_id}")
-                    pipeline.zrem(f"sr:jobs:{namespace}:{state}", job_id)
+                    pipeline.zrem(f"{key}:{profile}", job_id)
+                    pipeline.zrem(key, job_id)
                     pipeline.zrem(f"sr:jobs:{namespace}", job_id)
                 pipeline.execute()
             dropped += len(ids)
         return dropped
+
+    def _profiles_of(self, job_ids: Iterable[str]) -> list[str | None]:
+        pipeline = self._redis.pipeline(transaction=False)
+        for job_id in job_ids:
+            pipeline.hget(f"sr:job:{job_id}", "profile")
+        return pipeline.execute()

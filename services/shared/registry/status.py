@@ -214,10 +214,12 @@ class Statuses:
     def untrained(self, status: ProfileStatus) -> bool:
         """Return whether the artifact was made with random weights, or will be if there is none yet."""
         made = status.artifact
-        if made is not None or status.unsupported:
-            return made is not None and made.untrained
+        return made.untrained if made is not None else self.will_be_untrained(status)
+
+    def will_be_untrained(self, status: ProfileStatus) -> bool:
+        """Return whether the artifact that the current encoder has yet to make will have random weights."""
         announced = self._announcements.current(status.profile.name)
-        return announced is not None and announced.untrained
+        return announced is not None and announced.untrained and not status.unsupported
 
     def missing(self, indexed: IndexedSpeaker, version: SpeakerVersion) -> list[ProfileStatus]:
         """Return the wanted profiles whose current encoder has made no artifact and has no job.

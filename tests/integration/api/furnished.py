@@ -103,3 +103,4 @@ def _date(registry: Registry, job: JobRecord, at: float, copy: str = "", state: 
     registry.redis.hset(f"sr:job:{job_id}", mapping=fields)
     for place in (f"sr:jobs:default:{state}", "sr:jobs:default"):
         registry.redis.zadd(place, {job_id: at})
+    registry.redis.zadd(f"sr:jobs:default:{state}:{job.profile}", {job_id: at + seconds})

@@ -106,6 +106,7 @@ EXPECTED = {
     "PUT /v1/voices/{name}/versions/{ref}/artifacts/{profile}": {"voices:write"},
     "GET /v1/events": {"voices:read", "engine"},
     "GET /v1/jobs": {"jobs:read", "engine"},
+    "GET /v1/jobs/summary": {"jobs:read", "engine"},
     "GET /v1/jobs/{job_id}": {"jobs:read", "engine"},
     "POST /v1/jobs/{job_id}/cancel": {"jobs:write"},
     "POST /v1/voices/{name}/versions/{ref}/extractions": {"jobs:write", "engine"},

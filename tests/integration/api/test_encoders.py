@@ -2,7 +2,9 @@
 
 import pytest
 
+from services.shared.bucket.keys import announcements_folder
 from services.shared.bucket.store import ObjectUnavailable
+from services.shared.model.encoders import Encoder
 from speaker_registry import RegistryClient
 from speaker_registry.errors import EncoderCurrent, EncoderUnknown, EncoderUnserved
 from tests.integration.api.conftest import Start
@@ -82,6 +84,64 @@ def test_an_unreadable_candidate_prevents_no_promotion_of_another_and_no_way_bac
     assert promote(registry, NEWER)[0] == 200
     assert promote(registry, FINGERPRINT)[0] == 200
     assert promote(registry, UNKNOWN, force=True)[0] == 503
+
+
+@pytest.mark.parametrize("damaged", [False, True])
+def test_an_encoder_whose_record_cannot_be_read_is_not_called_unknown(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch, *, damaged: bool
+):
+    """An operator who wants the former encoder back has to hear which record to restore, not that the encoder
+    never existed.
+    """
+    assert promote(registry, NEWER)[0] == 200
+    read, store = registry.parts.store.get, registry.parts.store
+    keys = [one.key for one in store.list(announcements_folder(PROFILE)).objects]
+    key = next(key for key in keys if Encoder.model_validate_json(read(key)).fingerprint == FINGERPRINT)
+
+    def get(wanted: str) -> bytes:
+        if wanted != key:
+            return read(wanted)
+        if damaged:
+            return b"{"
+        raise ObjectUnavailable("archived")
+
+    monkeypatch.setattr(store, "get", get)
+    registry.parts.announcements._known._known.clear()  # as another process that never read it
+    status, code, message = promote(registry, FINGERPRINT, force=True)
+    assert (status, code) == (503, "unavailable")
+    assert f"The record {key} of profile '{PROFILE}' is damaged or cannot be read now" in message
+    assert FINGERPRINT in message
+    assert promote(registry, OF_ANOTHER, OTHER_PROFILE)[:2] == (409, "encoder_unserved")
+    monkeypatch.undo()
+    assert promote(registry, FINGERPRINT, force=True)[0] == 200
+
+
+def test_a_worker_whose_encoder_is_in_no_record_costs_no_listings(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch
+):
+    """Everyone may read `/v1/profiles`, and a dashboard does so every few seconds. A listing of the bucket
+    costs money.
+    """
+    registry.parts.announcements.beat("w3", {PROFILE: UNKNOWN})
+    listed, list_objects = [], registry.parts.store.list
+
+    def counting(*arguments: object, **options: object) -> object:
+        listed.append(arguments)
+        return list_objects(*arguments, **options)
+
+    monkeypatch.setattr(registry.parts.store, "list", counting)
+    now = [registry.parts.announcements._monotonic()]
+    monkeypatch.setattr(registry.parts.announcements, "_monotonic", lambda: now[0])
+    monkeypatch.setattr(registry.parts.announcements._known, "_monotonic", lambda: now[0])
+    assert [one["fingerprint"] for one in shown(registry)["candidates"]] == [NEWER]
+    first = len(listed)
+    assert first
+    for _ in range(3):
+        shown(registry)
+    assert len(listed) == first
+    registry.parts.announcements.announce(PROFILE, UNKNOWN, {}, untrained=False)
+    now[0] += 60
+    assert {one["fingerprint"] for one in shown(registry)["candidates"]} == {NEWER, UNKNOWN}
 
 
 @pytest.mark.parametrize(

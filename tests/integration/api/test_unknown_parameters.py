@@ -107,6 +107,7 @@ def test_the_sdk_sends_nothing_that_is_not_taken(registry: Registry, name: str):
         assert list(client.list(profile=PROFILE, state="ready", q=name, limit=1))
         assert list(client.versions(name, limit=1))
         assert list(client.jobs(voice=name, profile=PROFILE, state="succeeded", created_after=1, limit=1))
+        assert client.jobs_summary().profiles
         assert client.job(job, wait=1).state == "succeeded"
         assert list(client.profiles())
         assert client.wait_ready(name).state == "ready"

@@ -10,7 +10,8 @@ from tests.integration.api.registry import CLIP, PROFILE, Registry
 
 NOISE = "sha256:" + "9" * 64
 VERSION = "/v1/voices/alice/versions/1"
-FILE = f"{VERSION}/artifacts/{PROFILE}/file"
+ARTIFACT = f"{VERSION}/artifacts/{PROFILE}"
+FILE = f"{ARTIFACT}/file"
 
 
 def documents(registry: Registry) -> dict[str, dict[str, Any]]:
@@ -25,9 +26,13 @@ def documents(registry: Registry) -> dict[str, dict[str, Any]]:
         "versions": get("/v1/voices/alice/versions").json()["data"][0],
         "version": version,
         "artifact of a version": version["artifacts"][0],
+        "descriptor": get(ARTIFACT).json(),
+        "descriptors": get(f"{VERSION}/artifacts").json()["data"][0],
+        "extraction": registry.client.post(f"{VERSION}/extractions", json={}).json()["data"][0],
+        "manifest": get(f"/v1/profiles/{PROFILE}/manifest").json()["data"][0],
         "audio voices": get("/v1/audio/voices").json()["uploaded_voices"][0],
         "cache": get("/v1/audio/voices/alice/cache").json(),
-        "filled cache": registry.client.post("/v1/audio/voices/alice/cache").json(),
+        "filled cache": registry.client.post("/v1/audio/voices/alice/cache", params={"wait": 0}).json(),
         "resolved": registry.client.post("/v1/resolve", json=wanted).json()["data"][0],
         "upload": registry.upload("alice"),
     }
@@ -77,3 +82,24 @@ def test_a_voice_that_will_be_untrained_says_so_while_it_is_pending(registry: Re
     assert response.json()["voice"]["untrained"] is True
     voice = registry.client.get("/v1/voices/alice").json()
     assert (voice["state"], voice["untrained"]) == ("pending", True)
+    pending = {name: one for name, one in documents(registry).items() if name not in {"resolved", "manifest"}}
+    assert {name for name, one in pending.items() if one.get("untrained") is not True} == set()
+    answers = [registry.client.get(path) for path in (ARTIFACT, FILE)]
+    assert [(one.status_code, one.json()["untrained"]) for one in answers] == [(202, True)] * 2
+
+
+def test_a_voice_that_will_be_trained_says_nothing_while_it_is_pending(registry: Registry):
+    """The field is absent, as it is when the artifact is there."""
+    registry.upload("alice")
+    assert {name for name, one in documents(registry).items() if "untrained" in one} == set()
+    assert "untrained" not in registry.client.get(FILE).json()
+
+
+def test_the_current_encoder_counts_if_only_its_artifact_is_wanted(registry: Registry):
+    """A trained artifact of a former encoder says nothing of the noise that is about to replace it."""
+    registry.ready("alice")
+    registry.worker.announce(NOISE, untrained=True)
+    assert "untrained" not in registry.client.get(ARTIFACT).json()
+    registry.client.post(f"{VERSION}/extractions", json={})
+    answer = registry.client.get(ARTIFACT, params={"current": "true"})
+    assert (answer.status_code, answer.json()["untrained"]) == (202, True)

@@ -9,16 +9,17 @@ import email
 import hashlib
 import itertools
 import json
-from collections import deque
-from collections.abc import Callable, Mapping
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, get_args
 from urllib.parse import unquote
 
 import httpx
 import numpy as np
 
 from speaker_registry.artifact import Manifest, encode, sha256_digest
+from speaker_registry.schemas import JobState
 
 URL = "http://registry.test"
 ECAPA = "ecapa-voxceleb"
@@ -81,6 +82,21 @@ class FakeVersion:
     errors: dict[str, str] = field(default_factory=dict)
     untrained: dict[str, bool] = field(default_factory=dict)
     """`{"untrained": True}` if it is made with untrained weights. Other documents leave the field out."""
+
+
+def _counted(jobs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    states = Counter(job["state"] for job in jobs)
+    oldest = [job["created_at"] for job in jobs if job["state"] == "queued"]
+    ended = {"succeeded": states["succeeded"], "failed": states["failed"]}
+    return {
+        "counts": {state: states[state] for state in get_args(JobState)},
+        "oldest_queued_at": min(oldest, default=None),
+        "rates": [
+            {"seconds": 60, "succeeded": 0, "failed": 0, "per_second": 0.0},
+            {"seconds": 3600, **ended, "per_second": states["succeeded"] / 3600},
+            {"seconds": 86_400, **ended, "per_second": states["succeeded"] / 86_400},
+        ],
+    }
 
 
 class FakeTime:
@@ -167,6 +183,8 @@ class FakeRegistry:
                 return self._page(request, [self._profile(profile) for profile in self.profiles])
             case "GET", ["jobs"]:
                 return self._page(request, self._jobs())
+            case "GET", ["jobs", "summary"]:
+                return httpx.Response(200, json=self._jobs_summary())
             case "GET", ["jobs", job_id]:
                 return self._job(request, job_id)
             case method, ["voices", name, *rest]:
@@ -248,6 +266,13 @@ class FakeRegistry:
             for v, p in itertools.product(versions, self.profiles)
         )
         return [job(key, version, profile) for key, version, profile in every]
+
+    def _jobs_summary(self) -> dict[str, Any]:
+        """Counts the jobs as if each was one of the last hour."""
+        profiles = {job["profile"] for job in self._jobs()}
+        counted = {one: _counted([job for job in self._jobs() if job["profile"] == one]) for one in profiles}
+        each = [{"profile": profile, **counted[profile]} for profile in sorted(profiles)]
+        return {"object": "job_summary", **_counted(self._jobs()), "profiles": each}
 
     def _job(self, request: httpx.Request, wanted: str) -> httpx.Response:
         if "wait" in request.url.params and self.news:

@@ -321,6 +321,31 @@ def test_jobs_are_listed_from_a_time_on(run: Run, registry: FakeRegistry, given:
     assert registry.requests[-1].url.params["created_after"] == sent
 
 
+def test_jobs_are_counted_in_one_request(run: Run, registry: FakeRegistry):
+    """An operator wants to know how long the queue is, not to count its lines."""
+    registry.add_version("alice", "pending")
+    for name in ("bob", "carol"):
+        registry.add_version(name)
+    outcome = run("jobs", "--summary")
+    assert [request.url.path for request in registry.requests] == ["/v1/jobs/summary"]
+    head, every, profile = (re.split(r" {2,}", line.strip()) for line in outcome.out.splitlines())
+    assert head[:4] == ["PROFILE", "QUEUED", "PROCESSING", "SUCCEEDED"]
+    assert every == ["all profiles", "1", "0", "2", "0", "0", "0", "1970-01-01 00:00:01Z", "0", "2"]
+    assert profile == [ECAPA, *every[1:]]
+    assert run("jobs", "--summary", "--json").document["profiles"][0]["counts"]["succeeded"] == 2
+
+
+@pytest.mark.parametrize(
+    "filters", [("--state", "failed"), ("--voice", "al"), ("--profile", "p"), ("--created-after", "0")]
+)
+def test_a_summary_of_jobs_takes_no_filter(run: Run, registry: FakeRegistry, filters: tuple[str, str]):
+    """A filter that was ignored would show numbers of something else."""
+    outcome = run("jobs", "--summary", *filters)
+    assert (outcome.status, registry.requests) == (2, [])
+    assert f"jobs --summary counts all jobs, and takes no {filters[0]}" in outcome.err
+    assert run("jobs", "--summary", "--all").status == run("jobs", "--summary", "--limit", "5").status == 2
+
+
 @pytest.mark.parametrize("command", ["list", "jobs"])
 def test_a_long_list_ends_after_fifty_items_and_says_so(run: Run, registry: FakeRegistry, command: str):
     """A registry has a million voices. Nobody reads them all, and reading them costs the registry minutes."""

@@ -38,6 +38,7 @@ PUBLIC = {
     "File",
     "InvalidRequest",
     "Job",
+    "JobSummary",
     "Manifest",
     "NotFound",
     "Profile",

@@ -39,6 +39,20 @@ _JOB = {
     "retry_after": 1.0,
 }
 
+_COUNTS = {
+    "queued": 12,
+    "processing": 2,
+    "succeeded": 4810,
+    "failed": 3,
+    "canceled": 0,
+    "superseded": 1,
+}
+_RATES = [
+    {"seconds": 60, "succeeded": 30, "failed": 0, "per_second": 0.5},
+    {"seconds": 3600, "succeeded": 1800, "failed": 0, "per_second": 0.5},
+    {"seconds": 86400, "succeeded": 4320, "failed": 3, "per_second": 0.05},
+]
+
 PROFILE = {
     "object": "profile",
     "id": "qwen3-tts-0.6b",
@@ -66,6 +80,25 @@ JOBS: Responses = {
     400: INVALID,
     404: _NO_JOB,
 }
+
+_SUMMARY = {
+    "object": "job_summary",
+    "counts": _COUNTS,
+    "oldest_queued_at": 1775133885.2,
+    "oldest_processing_at": 1775133880.4,
+    "rates": _RATES,
+    "profiles": [
+        {
+            "profile": "qwen3-tts-0.6b",
+            "counts": _COUNTS,
+            "oldest_queued_at": 1775133885.2,
+            "oldest_processing_at": 1775133880.4,
+            "rates": _RATES,
+        }
+    ],
+}
+
+SUMMARY: Responses = {200: json_answer("The counts.", _SUMMARY, schemas.JobSummary), **READ}
 
 JOB: Responses = {200: json_answer("The job.", _JOB, schemas.Job), **READ, 400: INVALID, 404: _NO_JOB}
 

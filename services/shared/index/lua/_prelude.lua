@@ -139,17 +139,21 @@ local function event(kind, fields, takes_away)
 end
 -- Makes housekeeping look at this speaker again within this many seconds.
 local function look_again(seconds) redis.call('ZADD', dirty, 'LT', a.now + seconds, a.speaker) end
+-- sr:jobs:{namespace} and sr:jobs:{namespace}:{state} hold the ids of jobs, scored by when they were created, and
+-- sr:jobs:{namespace}:{state}:{profile} by when they ended, if they have.
 local function job_key(id) return 'sr:job:' .. id end
 local function move_job(id, state, fields)
   local key = job_key(id)
-  local before = redis.call('HMGET', key, 'state', 'ns', 'created_at')
+  local before = redis.call('HMGET', key, 'state', 'ns', 'created_at', 'profile')
   if not before[1] then return end
   local jobs = 'sr:jobs:' .. before[2]
   redis.call('HSET', key, 'state', state)
   for name, value in pairs(fields) do redis.call('HSET', key, name, tostring(value)) end
   if before[1] ~= state then
     redis.call('ZREM', jobs .. ':' .. before[1], id)
+    redis.call('ZREM', jobs .. ':' .. before[1] .. ':' .. before[4], id)
     redis.call('ZADD', jobs .. ':' .. state, before[3], id)
+    redis.call('ZADD', jobs .. ':' .. state .. ':' .. before[4], fields.finished_at or before[3], id)
   end
   event('job.updated', {job = id, state = state})
 end

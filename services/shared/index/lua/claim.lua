@@ -31,6 +31,7 @@ a.job.state, a.job.build, a.job.created_at = 'queued', build + 1, string.format(
 for name, value in pairs(a.job) do redis.call('HSET', job_key(a.job.id), name, tostring(value)) end
 redis.call('ZADD', 'sr:jobs:' .. a.job.ns, a.now, a.job.id)
 redis.call('ZADD', 'sr:jobs:' .. a.job.ns .. ':queued', a.now, a.job.id)
+redis.call('ZADD', 'sr:jobs:' .. a.job.ns .. ':queued:' .. a.job.profile, a.now, a.job.id)
 event('job.updated', {job = a.job.id, state = 'queued', claimed = a.job}) -- with all fields for `SeenJobs`, because Redis may lose the record
 look_again(10)
 return {'claimed', a.job.id, build + 1}

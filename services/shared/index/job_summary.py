@@ -1,0 +1,73 @@
+"""Counts the jobs of a namespace by state and profile, for dashboards.
+
+The scripts in `lua/` keep the ids of jobs in sorted sets by state and profile, so no job is looked at. The
+cost grows with the number of profiles, and with the logarithm of the number of jobs.
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import Any, get_args
+
+from services.shared.index.redis_access import unavailable_without_redis
+from speaker_registry.schemas import JobCounts, JobRate, JobState, JobSummary, ProfileJobs
+
+_STATES: tuple[JobState, ...] = get_args(JobState)
+_UNFINISHED: tuple[JobState, ...] = ("queued", "processing")
+_RATED: tuple[JobState, ...] = ("succeeded", "failed")
+_WINDOWS = (60, 3600, 86_400)
+"""The seconds back from now for which the ended jobs are counted."""
+
+
+def summarize(redis: Any, namespace: str, profiles: Iterable[str], now: float) -> JobSummary:
+    """Return the counts of a namespace, and those of each of the profiles that has jobs.
+
+    It takes one round trip, and all numbers belong to one moment.
+    """
+    names = sorted(profiles)
+    with unavailable_without_redis():
+        pipeline = redis.pipeline(transaction=True)
+        _ask(pipeline, f"sr:jobs:{namespace}:{{}}", now)
+        for name in names:
+            _ask(pipeline, f"sr:jobs:{namespace}:{{}}:{name}", now)
+        answers = iter(pipeline.execute())
+    whole = _read("", answers)
+    read = [_read(name, answers) for name in names]
+    return JobSummary(
+        counts=whole.counts,
+        oldest_queued_at=whole.oldest_queued_at,
+        oldest_processing_at=whole.oldest_processing_at,
+        rates=[_sum(rates) for rates in zip(*(one.rates for one in read), strict=True)],
+        profiles=[one for one in read if any(dict(one.counts).values())],
+    )
+
+
+def _ask(pipeline: Any, keys: str, now: float) -> None:
+    for state in _STATES:
+        pipeline.zcard(keys.format(state))
+    for state in _UNFINISHED:
+        pipeline.zrange(keys.format(state), 0, 0, withscores=True)
+    for seconds in _WINDOWS:
+        for state in _RATED:
+            pipeline.zcount(keys.format(state), now - seconds, "+inf")
+
+
+def _read(profile: str, answers: Iterator[Any]) -> ProfileJobs:
+    """Read the answers to `_ask`. The sets without a profile are scored by the times of creation, so the
+    rates that come from them mean nothing.
+    """
+    counts = {state: next(answers) for state in _STATES}
+    oldest = [entries[0][1] if (entries := next(answers)) else None for _ in _UNFINISHED]
+    return ProfileJobs(
+        profile=profile,
+        counts=JobCounts(**counts),
+        oldest_queued_at=oldest[0],
+        oldest_processing_at=oldest[1],
+        rates=[_rate(seconds, next(answers), next(answers)) for seconds in _WINDOWS],
+    )
+
+
+def _rate(seconds: int, succeeded: int, failed: int) -> JobRate:
+    return JobRate(seconds=seconds, succeeded=succeeded, failed=failed, per_second=succeeded / seconds)
+
+
+def _sum(rates: tuple[JobRate, ...]) -> JobRate:
+    return _rate(rates[0].seconds, sum(one.succeeded for one in rates), sum(one.failed for one in rates))
