@@ -1,5 +1,5 @@
-"""Write into each page of `docs/engines/` what the code knows of that engine: tensors, weights, batches, how an
-engine gets its artifacts, how exactness is proven, and licences.
+"""Write into each page of `docs/engines/` what the code knows of that engine: tensors, weights, batches, ways
+to the engine, how exactness is proven, and licences.
 
 .venv/bin/python -m tools.engine_facts
 
@@ -77,6 +77,13 @@ PAGES: Mapping[str, Page] = {
     ),
 }
 """The name of each page -> what it is about."""
+_GUIDE = "../vllm-omni.md"
+_WAYS: Mapping[str, frozenset[str]] = {
+    f"[the plugin]({_GUIDE}#a-server-that-follows-the-registry) fills its cache": CACHING_MODEL_TYPES,
+    f"[a folder of ready artifacts]({_GUIDE}#a-folder-of-ready-artifacts)": CustomVoices.model_types,
+    f"[a folder of clips]({_GUIDE}#a-folder-of-clips), which it encodes": SpeakerSamples.model_types,
+}
+"""Ways of a voice into a server -> the model types for which vLLM-Omni 0.30 has them."""
 
 
 def facts_on(text: str) -> str:
@@ -96,14 +103,14 @@ def facts(page: Page) -> str:
 def _held(profiles: Sequence[Profile]) -> Iterator[str]:
     yield "## What an artifact holds\n"
     rows = [
-        (f"`{profile.name}`", f"`{name}`", spec.dtype, _shape(spec), _values(spec), _when(profile, spec))
+        (f"`{profile.name}`", f"`{name}`", spec.dtype, _shape(spec), _values(spec), _when(spec))
         for profile in profiles
         for name, spec in profile.tensors.items()
     ]
     yield from _table(("profile", "tensor", "type", "shape", "values", "present"), rows)
     for profile in profiles:
         if profile.frame_rate:
-            yield f"In `{profile.name}`, T counts frames, {profile.frame_rate:.5g} for a second of the clip.\n"
+            yield f"T of `{profile.name}` is the number of frames, {profile.frame_rate:.5g} a second.\n"
 
 
 def _shape(spec: TensorSpec) -> str:
@@ -118,7 +125,7 @@ def _values(spec: TensorSpec) -> str:
     return f"{text}; {sizes[-1] - 1} at most after the first book" if sizes else text
 
 
-def _when(profile: Profile, spec: TensorSpec) -> str:
+def _when(spec: TensorSpec) -> str:
     if spec.needs_ref_text:
         return "if the voice has a transcript"
     return "always" if spec.required else "if the voice has a clip"
@@ -126,22 +133,22 @@ def _when(profile: Profile, spec: TensorSpec) -> str:
 
 def _needed(profiles: Sequence[Profile]) -> Iterator[str]:
     yield "## What it needs\n"
+    if profiles[0].not_extractable:
+        yield f"No worker makes it: {profiles[0].not_extractable}.\n"
+        return
     rows = [
         (
             f"`{profile.name}`",
             profile.weights.repo,
-            ", ".join(f"`{name}`" for name in profile.weights.files) or "–",
             f"`{profile.weights.commit[:12]}`" if profile.weights.commit else "to be named",
+            ", ".join(f"`{name}`" for name in profile.weights.files),
             f"{profile.sample_rate:,} Hz",
             "needed" if profile.ref_text_required else "optional",
         )
         for profile in profiles
     ]
-    yield from _table(("profile", "repository", "files", "commit", "encoder takes", "transcript"), rows)
-    if profiles[0].not_extractable:
-        yield f"No worker makes it: {profiles[0].not_extractable}.\n"
-    else:
-        yield from _computed(_extractor(profiles[0].name))
+    yield from _table(("profile", "repository", "commit", "files", "encoder takes", "transcript"), rows)
+    yield from _computed(_extractor(profiles[0].name))
 
 
 def _computed(extractor: Any) -> Iterator[str]:
@@ -157,21 +164,7 @@ def _computed(extractor: Any) -> Iterator[str]:
 
 def _delivered(profile: Profile) -> Iterator[str]:
     yield "## Ways into vLLM-Omni\n"
-    ways = (
-        (
-            "[the plugin](../vllm-omni.md#a-server-that-follows-the-registry) fills its cache",
-            CACHING_MODEL_TYPES,
-        ),
-        (
-            "[a folder of ready artifacts](../vllm-omni.md#a-folder-of-ready-artifacts)",
-            CustomVoices.model_types,
-        ),
-        (
-            "[a folder of clips](../vllm-omni.md#a-folder-of-clips), which it encodes",
-            SpeakerSamples.model_types,
-        ),
-    )
-    rows = [(way, "yes" if profile.model_type in types else "no") for way, types in ways]
+    rows = [(way, "yes" if profile.model_type in types else "no") for way, types in _WAYS.items()]
     yield from _table(("way", f"`{profile.model_type}`"), rows)
 
 
@@ -184,8 +177,8 @@ def _proven(page: Page, profiles: Sequence[Profile]) -> Iterator[str]:
     dtypes: tuple[Dtype, ...] = ("float32",) if _extractor(profiles[0].name).always_float32 else tuple(LIMITS)
     kinds = {_kind(spec) for profile in profiles for spec in profile.tensors.values()}
     yield (
-        "Each worker repeats a proof on its own device before it serves: it compares a fixed clip with a second copy "
-        "in float32 on the CPU, and every weight bit by bit.\n"
+        "Each worker repeats a proof on its own device before it serves: it compares a fixed clip with a "
+        "second copy in float32 on the CPU, and every weight bit by bit.\n"
     )
     rows = [(dtype, "; ".join(_limits(LIMITS[dtype], kinds))) for dtype in dtypes]
     yield from _table(("computed in", "the proof holds if"), rows)

@@ -13,10 +13,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 PICTURES = ROOT / "build" / "screenshots"
 TAKEN_BY = "tests/integration/api/test_pages_to_the_eye.py"
-_SOURCES = (
-    ROOT / "services" / "registry_api" / "pages",
-    ROOT / "tests" / "integration" / "api" / "furnished.py",
-)
+_SOURCES = (ROOT / "services/registry_api/pages", ROOT / "tests/integration/api/furnished.py")
 """What the pictures show: the pages, and the data in them."""
 _PAGE = Path("docs") / "dashboard.md"
 _MARK = "<!-- pictures: put here by tools/documentation/screenshots.py -->\n"
