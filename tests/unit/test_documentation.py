@@ -11,6 +11,7 @@ from playwright.sync_api import Browser, expect, sync_playwright
 
 import speaker_registry
 from services.registry_api.app import api_document
+from tools.documentation import screenshots
 from tools.documentation import site as site_module
 from tools.documentation.api_reference import api_reference
 from tools.documentation.links import faults_of
@@ -42,7 +43,7 @@ def test_every_page_that_is_gathered_has_its_place_in_the_navigation():
 
 def test_every_page_of_the_documentation_is_gathered():
     """The README leads to all of them."""
-    assert {f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md")} <= set(gathered())
+    assert {str(page.relative_to(ROOT)) for page in (ROOT / "docs").rglob("*.md")} <= set(gathered())
 
 
 def test_every_route_and_every_schema_is_in_the_reference():
@@ -101,6 +102,24 @@ def test_links_that_arrive_are_no_faults(tmp_path: Path):
         '<a href="other.html#here"></a><a href="#"></a><a href="https://elsewhere.example/gone"></a>'
     )
     assert faults_of(tmp_path) == []
+
+
+def test_only_pictures_of_the_present_pages_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """A picture of former pages would show readers what they cannot find."""
+    monkeypatch.setattr(screenshots, "PICTURES", tmp_path / "taken")
+    current, former, unknown = list(screenshots.SHOWN)[:3]
+    (tmp_path / "taken").mkdir()
+    for name in (current, former, unknown):
+        (tmp_path / "taken" / f"{name}.png").write_bytes(name.encode())
+    screenshots.note_taken(tmp_path / "taken" / f"{current}.png")
+    (tmp_path / "taken" / f"{former}.shows").write_text("0" * 64)
+    page = tmp_path / "pages" / "docs" / "dashboard.md"
+    page.parent.mkdir(parents=True)
+    shutil.copyfile(ROOT / "docs" / "dashboard.md", page)
+    screenshots.add_pictures(tmp_path / "pages")
+    assert page.read_text().count("](pictures/") == 1
+    assert (page.parent / "pictures" / f"{current}.png").read_bytes() == current.encode()
+    assert screenshots.missing() == [name for name in screenshots.SHOWN if name != current]
 
 
 @pytest.mark.processes

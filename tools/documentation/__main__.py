@@ -6,6 +6,7 @@
 import sys
 from pathlib import Path
 
+from tools.documentation.screenshots import TAKEN_BY, missing
 from tools.documentation.site import SiteFailed, build
 
 if __name__ == "__main__":
@@ -13,3 +14,5 @@ if __name__ == "__main__":
         print(f"The documentation begins at {build(Path(sys.argv[1]).resolve()) / 'index.html'}")
     except SiteFailed as error:
         sys.exit(f"The documentation cannot be built:\n{error}")
+    if left_out := missing():
+        print(f"It lacks {len(left_out)} pictures of the present dashboard. {TAKEN_BY} takes them.")

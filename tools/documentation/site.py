@@ -12,6 +12,7 @@ from pathlib import Path
 
 from tools.documentation.api_reference import api_reference
 from tools.documentation.links import faults_of
+from tools.documentation.screenshots import add_pictures
 from tools.documentation.sdk_reference import sdk_reference
 
 ROOT = Path(__file__).parents[2]
@@ -39,6 +40,7 @@ def build(folder: Path) -> Path:
     (pages / "reference").mkdir()
     (pages / "reference" / "api.md").write_text(api_reference())
     (pages / "reference" / "sdk.md").write_text(sdk_reference())
+    add_pictures(pages)
     shutil.copytree(_ASSETS, pages / _ASSETS.name)
     shutil.copyfile(_SETTINGS, folder / _SETTINGS.name)
     _generate(folder)

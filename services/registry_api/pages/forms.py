@@ -8,6 +8,7 @@ from urllib.parse import urlencode
 from fastapi import Request
 from starlette.responses import RedirectResponse, Response
 
+from services.registry_api.pages.live import TOKEN, is_region
 from services.registry_api.pages.rendering import page
 from services.registry_api.pages.sessions import check_token, session_of
 from services.registry_api.protocol.routing import PAGES, Router
@@ -22,8 +23,10 @@ def page_router(prefix: str = "") -> Router:
 
 
 def show(request: Request, template: str, **values: Any) -> Response:
-    """Render a page with the token of the request's session."""
-    return page(request, template, token=session_of(request).token, **values)
+    """Render a page with the token of the request's session, or its live region for all sessions."""
+    region = is_region(request)
+    token = TOKEN if region else session_of(request).token
+    return page(request, template, token=token, region=region, **values)
 
 
 @asynccontextmanager

@@ -10,6 +10,7 @@ from services.registry_api.access.rules import ANY_KEY, JOBS_CANCEL, JOBS_READ
 from services.registry_api.dependencies import AT_STORE, After, NamespaceDep, ServicesDep
 from services.registry_api.operations.cancellation import cancel
 from services.registry_api.pages.forms import address, checked_form, lead_to, page_router, show
+from services.registry_api.pages.live import live
 from services.registry_api.pages.situation import profiles_of
 from services.registry_api.wire import rendering
 from speaker_registry.schemas import JobState
@@ -21,6 +22,7 @@ State = Annotated[str, Query(pattern=f"^(|{'|'.join(STATES)})$")]
 
 
 @router.get("/jobs", dependencies=[JOBS_READ])
+@live
 def page_jobs(
     request: Request,
     services: ServicesDep,
@@ -66,6 +68,7 @@ async def page_cancel(
 
 
 @router.get("/profiles", dependencies=[ANY_KEY])
+@live
 def page_profiles(request: Request, services: ServicesDep) -> Response:
     """List the profiles: what they need, what made their artifacts, and who makes them now."""
     return show(request, "profiles.html", profiles=profiles_of(services))

@@ -7,6 +7,7 @@ from services.registry_api.access.rules import ANY_KEY
 from services.registry_api.dependencies import CallerDep, NamespaceDep, ServicesDep
 from services.registry_api.pages.activity import Activity
 from services.registry_api.pages.forms import page_router, show
+from services.registry_api.pages.live import live
 from services.registry_api.pages.rendering import rights_of
 from services.registry_api.pages.situation import (
     MAX_COUNTED,
@@ -20,6 +21,7 @@ router = page_router()
 
 
 @router.get("", dependencies=[ANY_KEY])
+@live
 def page_overview(
     request: Request, services: ServicesDep, namespace: NamespaceDep, caller: CallerDep
 ) -> Response:

@@ -17,7 +17,7 @@ from services.registry_api.access.provider_sign_in import SIGN_IN_SECONDS, Provi
 from services.registry_api.access.rules import PUBLIC, access_of, client_address
 from services.registry_api.keys.seal import Seal
 from services.registry_api.pages.rendering import leading_page
-from services.registry_api.pages.sessions import CALLBACK, cookie_header, cookies_of
+from services.registry_api.pages.sessions import CALLBACK, cookie_header, sent_cookie
 from services.registry_api.pages.signing_in import ask_to_sign_in, own_page, sign_in_with
 from services.registry_api.protocol.routing import PAGES, Router
 from speaker_registry.errors import InvalidApiKey, NotFound, RateLimited, Unavailable
@@ -82,7 +82,7 @@ def _provider(request: Request) -> ProviderSignIn:
 
 def _begun(request: Request) -> SignIn | None:
     """Return the sign-in that this browser began, or None if it began none."""
-    sent = cookies_of(request).get(COOKIE)
+    sent = sent_cookie(request, COOKIE)
     opened = _seal(request).open(sent) if sent else None
     try:
         return SignIn(**json.loads(opened)) if opened else None

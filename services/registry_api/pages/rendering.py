@@ -55,6 +55,10 @@ _KEPT_CONTROLS = frozenset("\n\t\r\u200c\u200d")
 """Line breaks, and the joiners that emoji and several scripts need."""
 
 
+LIVE = "live"
+"""The id of the part of a page that is fetched again and again, and the block of its template."""
+
+
 def rights_of(caller: Caller, *, keys_required: bool) -> dict[str, bool]:
     """Return what pages may offer to a caller."""
     rights = {name: not caller.scopes.isdisjoint(rule.scopes) for name, rule in _RIGHTS.items()}
@@ -62,11 +66,14 @@ def rights_of(caller: Caller, *, keys_required: bool) -> dict[str, bool]:
     return rights
 
 
-def page(request: Request, template: str, *, token: str, status: int = 200, **values: Any) -> Response:
+def page(
+    request: Request, template: str, *, token: str, status: int = 200, region: bool = False, **values: Any
+) -> Response:
     """Render a page for the caller of a request.
 
     Args:
         token: the session's token against forged forms.
+        region: render the live region of the page alone.
         values: the variables of the template.
     """
     access, caller = access_of(request), request.scope.get("caller")
@@ -80,7 +87,11 @@ def page(request: Request, template: str, *, token: str, status: int = 200, **va
         "token": token,
         "now": time.time(),
     }
-    content = _environment().get_template(template).render({**shared, **values})
+    source, variables = _environment().get_template(template), {**shared, **values}
+    if region:
+        content = "".join(source.blocks[LIVE](source.new_context(variables)))
+    else:
+        content = source.render(variables)
     return HTMLResponse(content, status_code=status, headers={"Cache-Control": "no-store"})
 
 

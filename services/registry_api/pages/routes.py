@@ -7,6 +7,7 @@ from services.registry_api.keys.ended_sessions import EndedSessions
 from services.registry_api.keys.seal import Seal
 from services.registry_api.pages import jobs, keys, overview, provider, signing_in, voice, voices
 from services.registry_api.pages.activity import Activity
+from services.registry_api.pages.live import LiveRegions
 from services.registry_api.pages.situation import Situation
 
 
@@ -15,6 +16,7 @@ def add_pages(app: FastAPI, services: Services) -> None:
     app.state.situation = Situation(services)
     app.state.seal = Seal(services.parts.index)
     app.state.ended_sessions = EndedSessions(services.parts.index)
+    app.state.live_regions = LiveRegions()
     app.state.activity = Activity(services.operations.jobs)
     for module in (overview, signing_in, provider, voices, voice, jobs, keys):
         app.include_router(module.router)

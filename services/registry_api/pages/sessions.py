@@ -142,7 +142,7 @@ class PageSessions:
         await response(request.scope, receive, _PageAnswer(request, send, lambda: None).send)
 
     async def _read(self, request: Request) -> Session | None:
-        sent = cookies_of(request).get(COOKIE)
+        sent = sent_cookie(request, COOKIE)
         return await run_in_threadpool(self._open, sent) if sent else None
 
     def _open(self, sent: str) -> Session | None:
@@ -276,17 +276,27 @@ def _parsed(opened: bytes | None) -> Session | None:
         return None
 
 
-def cookies_of(request: Request) -> Mapping[str, str]:
+def sent_cookie(request: Request, name: str) -> str | None:
+    """Return the value of a cookie of ours, or None if the browser sent none."""
     try:
-        return {name: one.value for name, one in SimpleCookie(request.headers.get("cookie", "")).items()}
+        found = SimpleCookie(request.headers.get("cookie", "")).get(_full_name(request, name))
     except CookieError:
-        return {}
+        return None
+    return found.value if found else None
 
 
 def cookie_header(request: Request, name: str, value: str, *, path: str, seconds: int, same_site: str) -> str:
     """Return the header that makes a browser keep a cookie which no script can read."""
     secure = "; Secure" if request.url.scheme == "https" else ""
-    return f"{name}={value}; Path={path}; Max-Age={seconds}; HttpOnly; SameSite={same_site}{secure}"
+    cookie = f"{_full_name(request, name)}={value}"
+    return f"{cookie}; Path={path}; Max-Age={seconds}; HttpOnly; SameSite={same_site}{secure}"
+
+
+def _full_name(request: Request, name: str) -> str:
+    """Return a cookie's name. Browsers accept one that begins with `__Secure-` over HTTPS alone, so that
+    nobody who answers for the registry's name over HTTP can plant a session of their own.
+    """
+    return f"__Secure-{name}" if request.url.scheme == "https" else name
 
 
 def _comes_from_elsewhere(request: Request) -> bool:
@@ -295,7 +305,7 @@ def _comes_from_elsewhere(request: Request) -> bool:
         request.method == "GET"
         and request.headers.get("sec-fetch-mode") == "navigate"
         and request.headers.get("sec-fetch-site") in {"cross-site", "same-site"}
-        and COOKIE not in cookies_of(request)
+        and sent_cookie(request, COOKIE) is None
         and request.url.path != CALLBACK
     )
 

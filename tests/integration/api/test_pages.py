@@ -127,9 +127,10 @@ def test_a_form_without_its_token_is_refused(operator: Visitor, path: str):
         {"Origin": "https://[evil"},
     ],
 )
-def test_a_form_of_another_site_is_refused(operator: Visitor, headers: dict[str, str]):
+@pytest.mark.parametrize("path", FORMS)
+def test_a_form_of_another_site_is_refused(operator: Visitor, path: str, headers: dict[str, str]):
     """A form that another site sent is refused even if it has the right token."""
-    answer = operator.post("/logout", headers=headers)
+    answer = operator.post(path.removeprefix("/dashboard").format(**ADDRESS), headers=headers)
     assert answer.status_code == 403
     assert "another web page" in answer.text
     assert operator.get("/keys").url.path == "/dashboard/keys"

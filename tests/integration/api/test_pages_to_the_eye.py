@@ -4,7 +4,6 @@ of accessibility, and a picture of each page is left in `build/screenshots` for 
 
 import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any, Literal
 
 import pytest
@@ -15,9 +14,9 @@ from tests.integration.api.browser import CHROMIUM, NO_CHROMIUM, PHONE, WIDE, ch
 from tests.integration.api.conftest import empty
 from tests.integration.api.furnished import BUSY, FAILED, MANY, SERVED, furnish
 from tests.integration.api.registry import Registry
+from tools.documentation.screenshots import PICTURES, note_taken
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason=NO_CHROMIUM)
-PICTURES = Path(__file__).parents[3] / "build" / "screenshots"
 SIZES = {"wide": WIDE, "phone": PHONE}
 SCHEMES: tuple[Literal["light", "dark"], ...] = ("light", "dark")
 PAGES = {
@@ -65,7 +64,9 @@ def look_at(page: Page, name: str) -> None:
         for scheme in SCHEMES:
             page.emulate_media(color_scheme=scheme, reduced_motion="reduce")
             PICTURES.mkdir(parents=True, exist_ok=True)
-            page.screenshot(path=PICTURES / f"{name}-{size}-{scheme}.png", full_page=True)
+            picture = PICTURES / f"{name}-{size}-{scheme}.png"
+            page.screenshot(path=picture, full_page=True)
+            note_taken(picture)
             # In the dark only the colours are others.
             rules = ["color-contrast"] if scheme == "dark" else None
             assert not grave_faults(page, rules), f"{size}, {scheme}"

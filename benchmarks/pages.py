@@ -1,0 +1,245 @@
+"""Measures the pages for people: each with 100 and with 100,000 voices, and what fifty open dashboards cost.
+
+Both numbers of voices are in one registry, in namespaces of their own, and each page is asked for in turn in
+one and the other, so that what else the machine does slows both alike. Every voice has a version, an artifact
+and the record of its job. All but one of each namespace are copies that are written into Redis only, because
+pages read nothing else. An open dashboard asks for its live region as often as its page says. Environment:
+`PAGES_VOICES`, `PAGES_DASHBOARDS`.
+"""
+
+import os
+import re
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from statistics import median
+
+import httpx
+from redis import Redis
+
+from benchmarks.upload_to_ready import FORM, form
+from services.registry_api.keys.api_keys import new_token
+from services.registry_api.pages.sessions import COOKIE
+from services.registry_api.protocol.routing import PAGES
+from tests.processes import PROFILE, RegistryProcesses
+from tests.unit.audio import clips
+
+FEW, MANY = 100, int(os.environ.get("PAGES_VOICES", "100000"))
+DASHBOARDS = int(os.environ.get("PAGES_DASHBOARDS", "50"))
+TIMES = 30
+COUNTED_ANEW_TIMES = 5
+GOAL_RATIO = 1.5
+GOAL_CORE = 0.05
+CLIP = clips.wav(1.2)
+_ADDRESSES = {
+    "overview": "",
+    "voices": "/voices",
+    "voices, the last page": "/voices?after=voice-000040",
+    "voices, a search": "/voices?q=voice-00003",
+    "voices, a filter without results": "/voices?state=failed",
+    "one voice": "/voices/voice-000007",
+    "form for a voice": "/voices/new",
+    "jobs": "/jobs",
+    "jobs, a filter without results": "/jobs?state=failed",
+    "profiles": "/profiles",
+    "keys": "/keys",
+}
+_LIVE = {"overview": "", "jobs": "/jobs", "profiles": "/profiles"}
+_KEPT_SECONDS = 10.1
+"""After this, the overview counts everything anew."""
+_COPY = """
+-- KEYS: namespace, model's slug, id of its job. ARGV: first number, last number
+local ns, slug, job = KEYS[1], KEYS[2], KEYS[3]
+local voice = redis.call('HGETALL', 'sr:in:' .. ns .. ':v:' .. slug)
+local record = redis.call('HGETALL', 'sr:job:' .. job)
+local vuid = redis.call('HGET', 'sr:job:' .. job, 'vuid')
+local made = tonumber(redis.call('HGET', 'sr:job:' .. job, 'created_at'))
+local names = 'sr:in:' .. ns .. ':names:' .. redis.call('HGET', 'sr:in:' .. ns .. ':v:' .. slug, 'epoch')
+for number = tonumber(ARGV[1]), tonumber(ARGV[2]) do
+  local name, own = string.format('voice-%06d', number), string.format('%032d', number)
+  local function copied(values)
+    local found = {}
+    for i, value in ipairs(values) do
+      found[i] = (value:gsub(vuid, own):gsub('"name":"' .. slug .. '"', '"name":"' .. name .. '"'))
+      if value == slug then found[i] = name elseif value == job then found[i] = job .. number end
+    end
+    return found
+  end
+  redis.call('HSET', 'sr:in:' .. ns .. ':v:' .. name, unpack(copied(voice)))
+  redis.call('ZADD', names, 0, name)
+  redis.call('HSET', 'sr:job:' .. job .. number, unpack(copied(record)))
+  redis.call('ZADD', 'sr:jobs:' .. ns, made - number, job .. number)
+  redis.call('ZADD', 'sr:jobs:' .. ns .. ':succeeded', made - number, job .. number)
+end
+"""
+_STEP = 200
+"""Voices that are copied at once. While a script runs, Valkey answers nobody."""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """The median times of a page, in seconds: few voices, many voices. Wall time, and processor time of API
+    and Valkey.
+    """
+
+    wall: tuple[float, float]
+    busy: tuple[float, float]
+
+    @property
+    def ratio(self) -> float:
+        """Return many by few, by the clock."""
+        return self.wall[1] / self.wall[0]
+
+
+def main() -> bool:
+    """Print the tables. Returns whether the goals were met."""
+    with furnished() as (registry, few, many):
+        seen = {name: _seen(registry, few, many, path, TIMES) for name, path in _ADDRESSES.items()}
+        anew = _seen(registry, few, many, "", COUNTED_ANEW_TIMES, pause=_KEPT_SECONDS)
+        seen["overview, counted anew"] = anew
+        print(
+            f"| page | {FEW} voices, ms | {MANY:,}, ms | ratio | processor ms | | ratio |\n"
+            + 7 * "|---"
+            + "|"
+        )
+        for name, one in seen.items():
+            print(_row(name, one))
+        cores = {name: _cores(registry, many, path) for name, path in _LIVE.items()}
+        print(f"\n| {DASHBOARDS} open dashboards on | of a core, API |\n|---|---|")
+        for name, share in cores.items():
+            print(f"| {name} | {share:.1%} |")
+    reached = all(one.ratio <= GOAL_RATIO for one in seen.values())
+    return reached and all(share <= GOAL_CORE for share in cores.values())
+
+
+def _row(name: str, one: Seen) -> str:
+    walls, busy = ([f"{1e3 * value:.1f}" for value in pair] for pair in (one.wall, one.busy))
+    ratios = f"{one.ratio:.2f}", f"{one.busy[1] / one.busy[0]:.2f}"
+    return f"| {name} | {' | '.join([*walls, ratios[0], *busy, ratios[1]])} |"
+
+
+@contextmanager
+def furnished() -> Iterator[tuple[RegistryProcesses, httpx.Client, httpx.Client]]:
+    """Provide a registry with the two namespaces, and a browser that is signed in at each."""
+    operator = str(new_token())
+    environment = {
+        "SPEAKER_MAX_UPLOADED": "1000000",
+        "SPEAKER_AUTH_BOOTSTRAP_KEY": operator,
+        "SPEAKER_LIMIT_REQUESTS_PER_MINUTE": "1000000",
+        "SPEAKER_LOG_LEVEL": "WARNING",
+    }
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        RegistryProcesses(Path(folder), environment=environment) as registry,
+        _browser(registry, operator, "few", FEW) as few,
+        _browser(registry, operator, "many", MANY) as many,
+    ):
+        registry.make_whole()
+        yield registry, few, many
+
+
+@contextmanager
+def _browser(
+    registry: RegistryProcesses, operator: str, namespace: str, voices: int
+) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=registry.urls[0], timeout=60) as http:
+        head = {"Authorization": f"Bearer {operator}", "X-Speaker-Namespace": namespace}
+        sent = form("model", CLIP)
+        http.post("/v1/audio/voices", content=sent, headers=head | FORM).raise_for_status()
+        file = f"/v1/voices/model/versions/default/artifacts/{PROFILE}/file?wait=60"
+        http.get(file, headers=head).raise_for_status()
+        wanted = {
+            "name": namespace,
+            "scopes": ["voices:read", "voices:write", "jobs:read", "jobs:write", "admin"],
+        }
+        made = http.post("/v1/keys", json=wanted, headers=head).raise_for_status()
+        _copy(registry, namespace, voices - 1)
+        _sign_in(http, made.json()["key"])
+        yield http
+
+
+def _copy(registry: RegistryProcesses, namespace: str, count: int) -> None:
+    """Write copies of the namespace's voice into Redis."""
+    with registry.redis() as redis:
+        [job] = redis.zrange(f"sr:jobs:{namespace}", 0, -1)
+        copy = redis.register_script(_COPY)
+        for first in range(0, count, _STEP):
+            copy(keys=[namespace, "model", job], args=[first, min(first + _STEP, count) - 1])
+        assert redis.zcard(f"sr:jobs:{namespace}") == count + 1
+
+
+def _sign_in(http: httpx.Client, key: str) -> None:
+    page = http.get(f"{PAGES}/login").text
+    [token] = re.findall(r'name="token" value="([0-9a-f]{64})"', page)
+    answer = http.post(f"{PAGES}/login", data={"token": token, "key": key, "next": ""})
+    assert answer.status_code == 303, answer.text
+    assert http.cookies[COOKIE]
+
+
+def _seen(
+    registry: RegistryProcesses,
+    few: httpx.Client,
+    many: httpx.Client,
+    path: str,
+    times: int,
+    pause: float = 0,
+) -> Seen:
+    walls: list[list[float]] = [[], []]
+    busy: list[list[float]] = [[], []]
+    for number in range(times + 1):
+        time.sleep(pause)
+        for which, http in enumerate((few, many)):
+            before, began = _busy(registry), time.perf_counter()
+            http.get(f"{PAGES}{path}").raise_for_status()
+            if number or pause:  # the first one fills caches
+                walls[which].append(time.perf_counter() - began)
+                busy[which].append(_busy(registry) - before)
+    return Seen((median(walls[0]), median(walls[1])), (median(busy[0]), median(busy[1])))
+
+
+def _busy(registry: RegistryProcesses) -> float:
+    """Return the processor time of the API process and of Valkey so far, in seconds."""
+    return _processor_seconds(registry.apis[0].pid) + _processor_seconds(_valkey_pid(registry.valkey.url))
+
+
+@cache
+def _valkey_pid(url: str) -> int:
+    with Redis.from_url(url) as redis:
+        return int(redis.info("server")["process_id"])  # type: ignore[index]
+
+
+def _processor_seconds(pid: int | None) -> float:
+    """Return the processor time of a process' threads, which the kernel counts in nanoseconds."""
+    tasks = Path(f"/proc/{pid}/task").glob("*/schedstat")
+    return sum(int(task.read_text().split()[0]) for task in tasks) / 1e9
+
+
+def _cores(registry: RegistryProcesses, http: httpx.Client, path: str) -> float:
+    """Return the share of a core that the API process takes while the dashboards are open."""
+    found = re.search(r'id="live"[^>]* hx-trigger="every (\d+)s"', http.get(f"{PAGES}{path}").text)
+    assert found, "the page has a live region"
+    every = int(found[1])
+    head = {"HX-Request": "true", "HX-Target": "live"}
+    _ask_as_often(http, path, head, every, seconds=2)
+    before = _processor_seconds(registry.apis[0].pid)
+    seconds = _ask_as_often(http, path, head, every, seconds=2 * _KEPT_SECONDS)
+    return (_processor_seconds(registry.apis[0].pid) - before) / seconds
+
+
+def _ask_as_often(http: httpx.Client, path: str, head: dict[str, str], every: int, seconds: float) -> float:
+    """Ask as all dashboards do, at even intervals, and return the seconds that it took."""
+    began, asked = time.perf_counter(), 0
+    while (now := time.perf_counter() - began) < seconds:
+        if asked * every / DASHBOARDS > now:
+            time.sleep(asked * every / DASHBOARDS - now)
+        http.get(f"{PAGES}{path}", headers=head).raise_for_status()
+        asked += 1
+    return time.perf_counter() - began
+
+
+if __name__ == "__main__":
+    main()
