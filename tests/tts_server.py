@@ -82,9 +82,12 @@ def number_of_url(data_url: str) -> int:
 
 
 def report(**facts: Any) -> None:
-    """Write one line, which no other process can tear apart."""
+    """Write one line, which no other process can tear apart. The process ends if nobody reads it any more."""
     line = json.dumps({"process": multiprocessing.current_process().name, **facts}) + "\n"
-    os.write(sys.stdout.fileno(), line.encode())
+    try:
+        os.write(sys.stdout.fileno(), line.encode())
+    except BrokenPipeError:
+        os._exit(1)
 
 
 def observe_looks() -> None:
@@ -212,9 +215,10 @@ def generate(cache: Any, params: Mapping[str, Any]) -> dict[str, Any]:
     url = params.get("ref_audio", [None])[0]
     if found is None and url is None:
         return {"fault": "requested without ref_audio, but no precomputed cache entry was loaded"}
-    if found is None:
-        cache.put(key, {**encode(number_of_url(url)), "ref_text": params["ref_text"][0]})
-    slot = found or cache.get(key)
+    slot = found
+    if slot is None:
+        slot = {**encode(number_of_url(url)), "ref_text": params["ref_text"][0]}
+        cache.put(key, slot)
     return {
         "hit": found is not None,
         "speaker": int(slot["ref_spk_embedding"][0]),
