@@ -90,6 +90,8 @@ soak: $(STAMP) ## fault simulation over many seeds, queue and whole registry und
 		tests/integration/test_batch_worker.py -k nothing_is_lost
 	FAULT_SECONDS=$(or $(FAULT_SECONDS),300) $(BIN)/python -m pytest -q -m "not full" \
 		tests/integration/test_process_faults.py
+	TTS_SECONDS=120 $(BIN)/python -m pytest -q -m "not full" --timeout 600 \
+		tests/integration/api/test_tts_server.py
 	EXACT_SECONDS=120 $(BIN)/python -m pytest -q -m "not full" --timeout 600 tests/integration/test_exact_reads.py
 
 clean: ## remove what set-up and the tools left (not your data)

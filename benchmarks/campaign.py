@@ -20,7 +20,7 @@ from statistics import median
 from typing import Self
 
 from benchmarks.http_load import Answer, Ask, stream
-from benchmarks.rebuild import copies, seconds_to_rebuild, upload
+from benchmarks.rebuild import copies, seconds_to_rebuild, upload_model
 from benchmarks.upload_to_ready import CLIP, Caller, p99
 from services.embedded.managed_process import ManagedProcess
 from speaker_registry import Campaign, RegistryClient
@@ -124,7 +124,7 @@ def measure(folder: Path) -> Measured:
         RegistryClient(registry.urls[0], cache=None) as client,
     ):
         [url] = registry.urls
-        upload(Caller(url), MODEL, CLIP.read_bytes())
+        upload_model(Caller(url), MODEL, CLIP.read_bytes())
         names = list(copies(registry.bucket, VOICES))
         seconds_to_rebuild(registry)
         second = registry.another_worker(OTHER_DTYPE)

@@ -41,7 +41,7 @@ def main() -> bool:
     before = _reference_jobs_per_second()
     with tempfile.TemporaryDirectory() as folder, RegistryProcesses(Path(folder), environment={}) as registry:
         clip = CLIP.read_bytes()
-        upload(Caller(registry.urls[0]), MODEL.slug, clip)
+        upload_model(Caller(registry.urls[0]), MODEL.slug, clip)
         names = list(copies(registry.bucket, VOICES))
         seconds_to_rebuild(registry)
         idle = seconds_to_rebuild(registry)
@@ -68,7 +68,7 @@ def _reference_jobs_per_second() -> float:
         return statistics.median(jobs_per_second(client, simple_worker) for _ in range(3))
 
 
-def upload(caller: Caller, name: str, clip: bytes) -> None:
+def upload_model(caller: Caller, name: str, clip: bytes) -> None:
     caller.ask("POST", "/v1/audio/voices", form(name, clip), **FORM)
     caller.ask("POST", f"/v1/audio/voices/{name}/cache?wait=30")
 
@@ -100,12 +100,12 @@ def _write(file: Path, text: str) -> None:
 
 
 def seconds_to_rebuild(registry: RegistryProcesses) -> float:
-    began = _lose(registry)
-    _wait_until_complete(registry)
+    began = lose(registry)
+    wait_until_complete(registry)
     return time.perf_counter() - began
 
 
-def _lose(registry: RegistryProcesses) -> float:
+def lose(registry: RegistryProcesses) -> float:
     began = time.perf_counter()
     registry.redis().flushall()
     return began
@@ -116,7 +116,7 @@ def _is_complete(registry: RegistryProcesses) -> bool:
     return bool(boot and complete and boot.endswith(b"/" + complete))
 
 
-def _wait_until_complete(registry: RegistryProcesses) -> None:
+def wait_until_complete(registry: RegistryProcesses) -> None:
     deadline = time.monotonic() + 600
     while not _is_complete(registry):
         assert time.monotonic() < deadline, "the rebuild does not end"
@@ -129,12 +129,12 @@ def _uploads_after_a_loss(
     """Return the seconds of each upload, one after the other, while most voices have not been read yet."""
     chosen = random.Random(0).sample(names, UPLOADS)
     waits: list[float] = []
-    _lose(registry)
+    lose(registry)
     for name in chosen:
         began = time.perf_counter()
         caller.ask("POST", "/v1/audio/voices", form(name, clip), **FORM)
         waits.append(time.perf_counter() - began)
         if _is_complete(registry):
             break
-    _wait_until_complete(registry)
+    wait_until_complete(registry)
     return waits

@@ -1,4 +1,4 @@
-"""A relay of TCP connections for tests, which makes a server unreachable, and reachable again."""
+"""A relay of TCP connections for tests, which makes a server unreachable or silent, and reachable again."""
 
 import socket
 import threading
@@ -20,10 +20,11 @@ class Relay:
     def url(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
-    def open(self) -> None:
+    def open(self, *, silent: bool = False) -> None:
+        """Forward connections from now on, or accept them and forward nothing."""
         listener = socket.create_server(("127.0.0.1", self.port))
         self._sockets.append(listener)
-        threading.Thread(target=self._accept, args=(listener,), daemon=True).start()
+        threading.Thread(target=self._accept, args=(listener, silent), daemon=True).start()
 
     def close(self) -> None:
         """End all connections, and refuse further ones."""
@@ -38,10 +39,13 @@ class Relay:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _accept(self, listener: socket.socket) -> None:
+    def _accept(self, listener: socket.socket, silent: bool) -> None:
         with suppress(OSError):
             while True:
                 near, _ = listener.accept()
+                if silent:
+                    self._sockets.append(near)
+                    continue
                 far = socket.create_connection(self._target)
                 self._sockets += [near, far]
                 for source, sink in ((near, far), (far, near)):

@@ -26,11 +26,19 @@ _REAL = frozenset(
         "vllm_omni.utils.speaker_cache",
         "vllm_omni.entrypoints.openai.serving_speech",
         "vllm_omni.entrypoints.openai.tts_adapters.capabilities",
+        "vllm_omni.entrypoints.openai.tts_adapters.qwen3_tts",
         "vllm_omni.model_executor.models.qwen3_tts.qwen3_tts_talker",
         "vllm_omni.model_executor.models.voxcpm2.voxcpm2_talker",
         "vllm_omni.model_executor.models.higgs_audio_v3.higgs_audio_v3_tokenizer",
     }
 )
+_NEEDED = frozenset(
+    {
+        "vllm_omni.entrypoints.openai.tts_adapters",
+        "vllm_omni.entrypoints.openai.tts_adapters.base",
+    }
+)
+"""Further modules that are loaded as they are, because the readers call them."""
 
 
 class Readers(NamedTuple):
@@ -40,6 +48,8 @@ class Readers(NamedTuple):
     """The module `vllm_omni.utils.speaker_cache`."""
     capabilities: Any
     """The module `vllm_omni.entrypoints.openai.tts_adapters.capabilities`."""
+    qwen3_tts: Any
+    """The module `vllm_omni.entrypoints.openai.tts_adapters.qwen3_tts`."""
     serving_speech: Any
     """The module `vllm_omni.entrypoints.openai.serving_speech`."""
     qwen3_tts_talker: Any
@@ -53,9 +63,14 @@ class Readers(NamedTuple):
 @cache
 def readers() -> Readers:
     """Load the readers. Modules of other names stay as they are."""
+    return Readers(*load(*sorted(_REAL, key=_order)))
+
+
+def load(*names: str) -> list[Any]:
+    """Load some of the readers by their modules' names. All of them take seconds."""
     assert WHEEL.is_dir(), f"{WHEEL} is missing: `make setup-all` installs it"
     with _stubbed():
-        return Readers(*(importlib.import_module(name) for name in sorted(_REAL, key=_order)))
+        return [importlib.import_module(name) for name in names]
 
 
 def _order(name: str) -> int:
@@ -86,10 +101,10 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        if name in _REAL:
-            file = (WHEEL / name.replace(".", "/")).with_suffix(".py")
+        if name in _REAL | _NEEDED:
+            file = WHEEL / name.replace(".", "/") / "__init__.py"
             if not file.exists():
-                file = file.with_suffix("") / "__init__.py"
+                file = file.parent.with_suffix(".py")
             return importlib.util.spec_from_file_location(name, file)
         return importlib.machinery.ModuleSpec(name, self, is_package=True) if _is_theirs(name) else None
 

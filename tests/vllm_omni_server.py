@@ -54,7 +54,7 @@ class VoiceServer:
 
     def transport(self) -> httpx.BaseTransport:
         """Return a transport that leads to this server without a network."""
-        return _InProcess(self.app)
+        return InProcess(self.app)
 
     def count(self, method: str) -> int:
         """Return how many requests there were with this method."""
@@ -67,7 +67,9 @@ class VoiceServer:
             )
 
 
-class _InProcess(httpx.BaseTransport):
+class InProcess(httpx.BaseTransport):
+    """A transport that leads to an application in this process, without a network."""
+
     def __init__(self, app: FastAPI) -> None:
         self._asgi = httpx.ASGITransport(app)
 

@@ -21,9 +21,13 @@ def pushed_name(entry: ManifestEntry, kind: str) -> str:
     return f"{entry.voice.strip().lower()}{_SEPARATORS[kind]}{entry.version}"
 
 
-def fault_of(name: str, kind: str) -> str | None:
-    """Return why a server of this kind cannot have a voice of this name, or None if it can."""
-    if kind == "sglang-omni" and not _PLAIN.fullmatch(name):
+def fault_of(entry: ManifestEntry, kind: str) -> str | None:
+    """Return why a server of this kind cannot have a voice, or None if it can."""
+    if kind != "sglang-omni":
+        return None
+    if entry.source != "audio":
+        return "the voice has a speaker embedding and no clip, and SGLang-Omni takes only clips"
+    if not _PLAIN.fullmatch(name := pushed_name(entry, kind)):
         return f"SGLang-Omni accepts no name such as {name[:80]!a}; accepted: A-Z, a-z, 0-9, '_', '.', '-'"
     return None
 

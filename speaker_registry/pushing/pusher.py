@@ -145,7 +145,7 @@ class Pusher:
         name = pushed_name(entry, self._kind)
         if name in state.ours:
             return Outcome(name=entry.voice, version=entry.version, state="unchanged")
-        fault = self._fault_of(name, state) or self._upload(name, entry, state)
+        fault = self._fault_of(name, entry, state) or self._upload(name, entry, state)
         if fault is None:
             state.ours[name] = _Pushed(entry.reference, state.now)
             state.names.add(name)
@@ -155,8 +155,8 @@ class Pusher:
             name=entry.voice, version=entry.version, state="kept" if has_former else "missing", reason=fault
         )
 
-    def _fault_of(self, name: str, state: _State) -> str | None:
-        """Return why a voice of this name cannot be uploaded now, or None if it can."""
+    def _fault_of(self, name: str, entry: ManifestEntry, state: _State) -> str | None:
+        """Return why a voice cannot be uploaded under this name now, or None if it can."""
         reason, until = self._refused.get(name, (None, 0.0))
         if reason is not None and state.now < until:
             return reason
@@ -164,7 +164,7 @@ class Pusher:
             return f"the server has a voice {name[:80]!a} that was not pushed from here"
         if self._is_full(state) and self._can_leave(state) is None:
             return f"all {self._slots} slots are taken; a replaced version leaves after {GRACE_SECONDS:g} s"
-        return fault_of(name, self._kind)
+        return fault_of(entry, self._kind)
 
     def _is_full(self, state: _State) -> bool:
         return len(state.ours) >= self._slots

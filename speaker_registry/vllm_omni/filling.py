@@ -1,8 +1,9 @@
 """Keeps vLLM-Omni's speaker cache filled with the artifacts of a profile, in one process of the server."""
 
 import logging
-import time
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Mapping
+from threading import Lock
 from typing import Any, Protocol
 
 from speaker_registry.client import RegistryClient
@@ -14,18 +15,18 @@ from speaker_registry.vllm_omni.slots import Slot, slots_of
 
 log = logging.getLogger(__name__)
 
-GRACE_SECONDS = 600.0
-"""Requests that began before a version was replaced or a voice was deleted end within this time. They may put
-what they computed into the cache, so the name is cleared again until then.
-"""
 _NAMES = 2
 """A voice is in the cache under its bare and its versioned name. The cache counts its tensors for each."""
 _FILLED = 0.9
 """The part of the cache that may be filled. Beyond it, voices would displace each other again and again."""
+_VERSIONED = re.compile(r".+@\d+", re.DOTALL)
 
 
 class SpeakerCache(Protocol):
     """The part of vLLM-Omni's `SpeakerEmbeddingCache` that is needed here."""
+
+    _cache: Mapping[Any, Any]
+    _lock: Lock
 
     def make_cache_key(self, speaker_name: str, model_type: str, created_at: int = 0) -> Any: ...
     def put(self, key: Any, artifacts: Slot) -> None: ...
@@ -40,19 +41,11 @@ class CacheFiller:
         cache: vLLM-Omni's speaker cache of this process.
     """
 
-    def __init__(
-        self,
-        client: RegistryClient,
-        profile: str,
-        cache: SpeakerCache,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._client, self._profile, self._cache, self._clock = client, profile, cache, clock
+    def __init__(self, client: RegistryClient, profile: str, cache: SpeakerCache) -> None:
+        self._client, self._profile, self._cache = client, profile, cache
         self._held: dict[str, ManifestEntry] = {}
         """The entries that are in the cache, by the ids of their voices."""
         self._was_full = False
-        self._ended: dict[str, float] = {}
-        """Names that must not be in the cache any more, and the time until which they are cleared again."""
 
     def apply(self, voices: Mapping[str, ManifestEntry]) -> None:
         """Make the cache hold these voices. An artifact that cannot be fetched is tried again the next time.
@@ -60,32 +53,35 @@ class CacheFiller:
         Raises:
             SpeakerRegistryError: The registry cannot be reached. What the cache had is still there.
         """
-        self._clear_ended(voices)
+        self._clear_outdated(voices)
         for voice_id, entry in voices.items():
             if entry.digest is not None and self._held.get(voice_id) != entry:
                 self._fill(voice_id, entry)
 
-    def _clear_ended(self, voices: Mapping[str, ManifestEntry]) -> None:
-        now = self._clock()
+    def _clear_outdated(self, voices: Mapping[str, ManifestEntry]) -> None:
+        """Clear what is of voices that are gone and of versions that were replaced.
+
+        The server itself caches what it has encoded for a request, also of versions that came and went
+        between two looks of this process.
+        """
         for voice_id, entry in list(self._held.items()):
-            wanted = voices.get(voice_id)
-            if wanted is None:
+            if voice_id not in voices:
                 del self._held[voice_id]
-                self._ended[bare_name(entry)] = self._ended[versioned_name(entry)] = now + GRACE_SECONDS
-        if not self._ended:
-            return
-        held = {name for one in voices.values() for name in (bare_name(one), versioned_name(one))}
-        for name, until in list(self._ended.items()):
-            if name not in held:
-                self._cache.clear(name)
-            if name in held or until < now:
-                del self._ended[name]
+                self._cache.clear(bare_name(entry))
+        for name in self._versioned_names() - {versioned_name(one) for one in voices.values()}:
+            self._cache.clear(name)
+
+    def _versioned_names(self) -> set[str]:
+        with self._cache._lock:
+            names = {key[1] for key in self._cache._cache if isinstance(key, tuple)}
+        return {name for name in names if _VERSIONED.fullmatch(name)}
 
     def _fill(self, voice_id: str, entry: ManifestEntry) -> None:
         if self._is_full(entry.size or 0):
             return
         try:
             artifact = self._client.fetch(entry.reference, self._profile)
+            slots = slots_of(artifact.manifest.model_type, artifact.torch_tensors(), entry.ref_text)
         except SpeakerRegistryError as error:
             if not concerns_one_voice(error):
                 raise
@@ -93,9 +89,7 @@ class CacheFiller:
             return
         before = self._held.get(voice_id)
         if before is not None and before.version != entry.version:
-            self._ended[versioned_name(before)] = self._clock() + GRACE_SECONDS
             self._cache.clear(bare_name(before))
-        slots = slots_of(artifact.manifest.model_type, artifact.torch_tensors(), entry.ref_text)
         for model_type, slot in slots.items():
             for name in (versioned_name(entry), bare_name(entry)):
                 self._cache.put(self._cache.make_cache_key(name, model_type, entry.created_at), slot)

@@ -7,6 +7,8 @@ are pure. A test reads what they make with vLLM-Omni's own cache.
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from speaker_registry.errors import InvalidArtifact
+
 Tensors = Mapping[str, Any]
 """Tensors of an artifact by name, as `torch.Tensor`s."""
 Slot = dict[str, Any]
@@ -16,10 +18,19 @@ Slot = dict[str, Any]
 def slots_of(model_type: str, tensors: Tensors, ref_text: str | None) -> dict[str, Slot]:
     """Return what a server of this model type caches of a voice: model types of cache keys and their values.
 
-    It is empty for models that have no speaker cache, such as Higgs-Audio.
+    It is empty for models that have no speaker cache, such as Higgs-Audio. Tensors that the model does not
+    read are left out.
+
+    Raises:
+        InvalidArtifact: A tensor is missing that the model reads.
     """
     make = _SLOTS.get(model_type)
-    return make(tensors, ref_text) if make is not None else {}
+    try:
+        return make(tensors, ref_text) if make is not None else {}
+    except KeyError as error:
+        raise InvalidArtifact(
+            f"the artifact for model type {model_type!a} has no tensor {error}; it has {sorted(tensors)}"
+        ) from None
 
 
 def _qwen3_tts(tensors: Tensors, ref_text: str | None) -> dict[str, Slot]:
@@ -38,17 +49,22 @@ def _voxcpm2(tensors: Tensors, _: str | None) -> dict[str, Slot]:
     return {"voxcpm2": {"ref_audio_feat": tensors["ref_audio_feat"]}}
 
 
-def _all_tensors(cached_as: str) -> Callable[[Tensors, str | None], dict[str, Slot]]:
-    return lambda tensors, _: {cached_as: dict(tensors)}
+def _chosen(cached_as: str, names: tuple[str, ...]) -> Callable[[Tensors, str | None], dict[str, Slot]]:
+    return lambda tensors, _: {cached_as: {name: tensors[name] for name in names}}
 
 
+_READ_AS_THEY_ARE = {
+    "audio8_tts": ("ref_codes_fq",),
+    "cosyvoice3": ("speech_feat", "speech_token", "speech_token_len", "embedding"),
+    "fish_speech": ("ref_codes_fq",),
+    "ming_tts": ("speaker_embedding",),
+    "omnivoice": ("ref_audio_tokens",),
+}
+"""Model type -> the names of the tensors that it reads from its slot."""
 _SLOTS: Mapping[str, Callable[[Tensors, str | None], dict[str, Slot]]] = {
     "qwen3_tts": _qwen3_tts,
     "voxcpm2": _voxcpm2,
-    **{
-        name: _all_tensors(name)
-        for name in ("audio8_tts", "cosyvoice3", "fish_speech", "ming_tts", "omnivoice")
-    },
+    **{model_type: _chosen(model_type, names) for model_type, names in _READ_AS_THEY_ARE.items()},
 }
 CACHING_MODEL_TYPES = frozenset(_SLOTS)
 """The model types of profiles whose artifacts vLLM-Omni 0.30 keeps in its speaker cache."""

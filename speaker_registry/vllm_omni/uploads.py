@@ -90,7 +90,10 @@ class UploadedVoices:
     def _is_offered(self, entry: ManifestEntry) -> bool:
         bare, versioned = bare_name(entry), versioned_name(entry)
         offered = self._server.uploaded_speakers
-        return versioned in offered and bare in offered and self._pinned.get(bare, versioned) == versioned
+        if versioned not in offered or bare not in offered or self._pinned.get(bare, versioned) != versioned:
+            return False
+        # Another process of the server, which is behind, may have erased the file.
+        return Path(offered[versioned]["file_path"]).exists()
 
     def _adopt(self) -> None:
         """Offer what a former process registered, which vLLM-Omni has read from the folder."""
@@ -131,13 +134,15 @@ class UploadedVoices:
         return self._server._speaker_metadata_from_header(header, str(path))
 
     def _withdraw_others(self, voices: Mapping[str, ManifestEntry]) -> None:
-        """Withdraw the voices that are gone at once, and replaced versions when their time is over."""
-        now, wanted = self._clock(), {bare_name(one) for one in voices.values()}
+        """Withdraw the voices that are gone at once, also if another voice has the name now, and replaced
+        versions when their time is over.
+        """
+        now = self._clock()
         versions = {versioned_name(one) for one in voices.values()} | set(self._pinned.values())
         for name, info in list(self._server.uploaded_speakers.items()):
             bare = name.rpartition("@")[0] or name
             is_over = name != bare and name not in versions and self._leaving.get(name, now) <= now
-            if _MARK in info and (bare not in wanted or is_over):
+            if _MARK in info and (info[_MARK] not in voices or is_over):
                 self._in_loop(partial(self._withdraw, bare, name))
         self._leaving = {name: until for name, until in self._leaving.items() if until > now}
 

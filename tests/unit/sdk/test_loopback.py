@@ -160,6 +160,53 @@ def test_an_answer_that_trickles_before_its_body_is_given_up_in_time(
     assert time.monotonic() - began < 5  # the server goes on for 8 s
 
 
+def test_a_head_without_an_end_is_given_up(connect, listen):
+    """The memory of a client must not fill with what a server says before the answer begins."""
+    sent = 0
+
+    def endless(connection: socket.socket) -> None:
+        nonlocal sent
+        with suppress(OSError):  # the client has hung up
+            connection.sendall(b"HTTP/1.1 200 OK\r\n")
+            while sent < 256 * 1024**2:
+                sent += connection.send(b"x-more: " + b"x" * 65_536 + b"\r\n")
+
+    url = listen(endless)
+    with pytest.raises(errors.Unavailable):
+        connect(url, retries=0).get("alice")
+    assert sent < 64 * 1024**2  # including what the connection itself holds
+
+
+def test_a_body_without_an_end_is_given_up(connect, listen):
+    """A server need not announce how long its answer is."""
+
+    def endless(connection: socket.socket) -> None:
+        with suppress(OSError):  # the client has hung up
+            connection.sendall(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n")
+            while True:
+                connection.sendall(b"100000\r\n" + b" " * 2**20 + b"\r\n")
+
+    with pytest.raises(errors.PayloadTooLarge):
+        connect(listen(endless), retries=0).get("alice")
+
+
+def test_what_follows_the_announced_body_is_not_part_of_it(connect, listen):
+    """Otherwise a server could append tensors to a file."""
+    url = listen(answering(FILE + b"more", len(FILE), **file_headers(FILE)))
+    assert connect(url, retries=0).fetch("alice", ECAPA).size == len(FILE)
+
+
+@pytest.mark.parametrize("length", ["-1", "1, 2", "9" * 5000, "0x10"])
+def test_a_length_that_is_none_is_an_error_of_the_sdk(connect, listen, length: str):
+    url = listen(
+        lambda connection: connection.sendall(
+            f"HTTP/1.1 200 OK\r\ncontent-length: {length}\r\n\r\n".encode() + FILE
+        )
+    )
+    with pytest.raises(errors.SpeakerRegistryError):
+        connect(url, retries=0).fetch("alice", ECAPA)
+
+
 def test_a_server_that_reads_slowly_is_given_up_in_time(connect, listen):
     """A clip has megabytes, and each piece that is read gives httpx its whole time again."""
 

@@ -1,7 +1,6 @@
 """Tests of the plugin's part for workers, with vLLM-Omni's own speaker cache."""
 
 from collections.abc import Mapping
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -12,10 +11,9 @@ from services.shared.model.profiles import BUILT_IN
 from speaker_registry.artifact import Artifact, Manifest, encode
 from speaker_registry.errors import ArtifactNotReady, SpeakerRegistryError, Unavailable
 from speaker_registry.manifests import ManifestEntry
-from speaker_registry.vllm_omni import filling
 from speaker_registry.vllm_omni.filling import CacheFiller
 from speaker_registry.vllm_omni.slots import CACHING_MODEL_TYPES
-from tests.unit.sdk.fake_registry import FINGERPRINT, FakeTime
+from tests.unit.sdk.fake_registry import FINGERPRINT
 from tests.unit.sdk.test_following import entry
 from tests.vllm_omni_readers import WHEEL, readers
 
@@ -54,6 +52,7 @@ class Client:
 
     def __init__(self, profile: str) -> None:
         self.profile = profile
+        self.tensors = tensors_of(profile)
         self.fault: SpeakerRegistryError | None = None
         self.fetched: list[str] = []
 
@@ -73,9 +72,7 @@ class Client:
             created_at=100 + version,
             source="audio",
         )
-        return Artifact.parse(
-            encode({name: one * version for name, one in tensors_of(profile).items()}, manifest)
-        )
+        return Artifact.parse(encode({name: one * version for name, one in self.tensors.items()}, manifest))
 
 
 def ready(name: str, version: int = 1, **facts: Any) -> ManifestEntry:
@@ -87,17 +84,12 @@ def by_id(*entries: ManifestEntry) -> Mapping[str, ManifestEntry]:
 
 
 @pytest.fixture
-def time() -> FakeTime:
-    return FakeTime()
-
-
-@pytest.fixture
 def cache() -> Any:
     return readers().speaker_cache.SpeakerEmbeddingCache()
 
 
-def filler(cache: Any, client: Client, time: FakeTime | None = None) -> CacheFiller:
-    return CacheFiller(client, client.profile, cache, time or FakeTime())  # type: ignore[arg-type]
+def filler(cache: Any, client: Client) -> CacheFiller:
+    return CacheFiller(client, client.profile, cache)  # type: ignore[arg-type]
 
 
 def slot(cache: Any, name: str, model_type: str, created_at: int) -> dict[str, Any] | None:
@@ -143,10 +135,10 @@ def test_qwen3_tts_has_a_slot_for_the_speaker_embedding_alone(cache: Any):
     assert slot(cache, "bob", "qwen3_tts_icl", 101) is None
 
 
-def test_a_new_version_never_answers_for_the_former_one(cache: Any, time: FakeTime):
+def test_a_new_version_never_answers_for_the_former_one(cache: Any):
     """The number of the version is in the name and its time in the key: the two can never be mixed up."""
     client = Client("omnivoice")
-    this = filler(cache, client, time)
+    this = filler(cache, client)
     this.apply(by_id(ready("alice")))
     this.apply(by_id(ready("alice", 2)))
     value = slot(cache, "alice@2", "omnivoice", 102)
@@ -159,9 +151,9 @@ def test_a_new_version_never_answers_for_the_former_one(cache: Any, time: FakeTi
     assert client.fetched == ["voice_alice@1", "voice_alice@2"]
 
 
-def test_what_is_deleted_is_cleared_and_stays_so(cache: Any, time: FakeTime):
+def test_what_is_deleted_is_cleared_and_stays_so(cache: Any):
     """A request that began before the deletion may put what it computed into the cache after it."""
-    this = filler(cache, Client("omnivoice"), time)
+    this = filler(cache, Client("omnivoice"))
     this.apply(by_id(ready("alice"), ready("bob")))
     this.apply(by_id(ready("bob")))
     late = cache.make_cache_key("alice@1", "omnivoice", 101)
@@ -169,9 +161,23 @@ def test_what_is_deleted_is_cleared_and_stays_so(cache: Any, time: FakeTime):
     cache.put(late, {"ref_audio_tokens": torch.ones(1)})
     this.apply(by_id(ready("bob")))
     assert cache.get(late) is None
-    time.now += filling.GRACE_SECONDS + 1
-    this.apply(by_id(ready("bob")))
-    assert not this._ended
+
+
+def test_a_version_that_came_and_went_between_two_looks_is_cleared(cache: Any):
+    """Another process may have offered it meanwhile, and the server has encoded it for a request."""
+    this = filler(cache, Client("omnivoice"))
+    this.apply(by_id(ready("alice")))
+    cache.put(cache.make_cache_key("alice@2", "omnivoice", 102), {"ref_audio_tokens": torch.ones(1)})
+    this.apply(by_id(ready("alice", 3)))
+    assert {key[1:] for key in cache._cache} == {("alice", 103), ("alice@3", 103)}
+
+
+def test_a_name_that_means_another_voice_keeps_nothing_of_the_former_one(cache: Any):
+    """A voice may be deleted and registered again between two looks."""
+    this = filler(cache, Client("omnivoice"))
+    this.apply(by_id(ready("alice")))
+    this.apply(by_id(ready("alice", 2, voice_id="voice_other")))
+    assert {key[1:] for key in cache._cache} == {("alice", 102), ("alice@2", 102)}
 
 
 def test_an_unchanged_voice_is_not_fetched_again(cache: Any):
@@ -190,6 +196,19 @@ def test_one_voice_that_cannot_be_fetched_keeps_no_other_one_out(cache: Any):
     client.fault = None
     this.apply(by_id(ready("alice"), ready("bob")))
     assert client.fetched == ["voice_alice@1", "voice_bob@1"]
+
+
+def test_an_artifact_with_other_tensors_is_left_out_alone(cache: Any, caplog: pytest.LogCaptureFixture):
+    """A broken registry must not keep the other voices out, nor bring unknown tensors into a server."""
+    client = Client("omnivoice")
+    this = filler(cache, client)
+    client.tensors = {"weights": np.ones(3, np.float32)}
+    this.apply(by_id(ready("alice")))
+    client.tensors = tensors_of("omnivoice") | client.tensors
+    this.apply(by_id(ready("bob")))
+    assert "has no tensor 'ref_audio_tokens'; it has ['weights']" in caplog.text
+    assert [value.keys() for value in cache._cache.values()] == [{"ref_audio_tokens"}] * 2
+    assert {key[1] for key in cache._cache} == {"bob", "bob@1"}
 
 
 def test_while_the_registry_is_away_the_cache_keeps_what_it_has(cache: Any):
@@ -216,7 +235,7 @@ def test_voices_do_not_displace_each_other(caplog: pytest.LogCaptureFixture):
     ]
 
 
-def test_a_model_without_a_speaker_cache_needs_none():
+def test_a_model_without_a_speaker_cache_needs_none(cache: Any):
     """Higgs-Audio's servers encode each clip themselves."""
-    nothing = SimpleNamespace(put=None, clear=None, make_cache_key=None, stats=lambda: None)
-    filler(nothing, Client("higgs-audio-v2")).apply(by_id(entry("alice")))
+    filler(cache, Client("higgs-audio-v2")).apply(by_id(ready("alice")))
+    assert not cache._cache

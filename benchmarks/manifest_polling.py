@@ -1,0 +1,113 @@
+"""Measures what engines that follow a registry cost an API process: each asks for the whole manifest of its
+profile again and again, and gets 304 for every page that has not changed.
+
+The processor time is that of the API process, so a busy machine hardly changes it. Environment:
+`POLLED_VOICES`, `POLLING_ENGINES`, `POLLING_SECONDS`.
+"""
+
+import asyncio
+import os
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import psutil
+
+from benchmarks.rebuild import MODEL, copies, lose, upload_model, wait_until_complete
+from benchmarks.upload_to_ready import CLIP, FORM, Caller, form
+from tests.processes import PROFILE, RegistryProcesses
+
+VOICES = int(os.environ.get("POLLED_VOICES", "10000"))
+ENGINES = int(os.environ.get("POLLING_ENGINES", "50"))
+SECONDS = float(os.environ.get("POLLING_SECONDS", "30"))
+INTERVAL_SECONDS = 5.0
+GOAL_CORES = 0.05
+PATH = f"/v1/profiles/{PROFILE}/manifest"
+
+
+class Engine:
+    """One engine with a kept connection, without a client library, whose time would be measured as well."""
+
+    def __init__(self, url: str, counts: Counter[int]) -> None:
+        self._place, self._counts = urlsplit(url), counts
+        self._tags: dict[str, tuple[str, str]] = {}
+        """The tag of each page and the cursor of the next one, by the page's own cursor."""
+
+    async def poll(self, start: float, until: float) -> None:
+        await asyncio.sleep(start)
+        self._reader, self._writer = await asyncio.open_connection(self._place.hostname, self._place.port)
+        while time.monotonic() < until:
+            began, cursor = time.monotonic(), ""
+            while cursor is not None:
+                cursor = await self._page(cursor)
+            await asyncio.sleep(max(0.0, began + INTERVAL_SECONDS - time.monotonic()))
+        self._writer.close()
+
+    async def _page(self, cursor: str) -> str | None:
+        tag, following = self._tags.get(cursor, ("", ""))
+        query = f"?after={cursor}" if cursor else ""
+        known = f"If-None-Match: {tag}\r\n" if tag else ""
+        self._writer.write(f"GET {PATH}{query} HTTP/1.1\r\nHost: registry\r\n{known}\r\n".encode())
+        head = (await self._reader.readuntil(b"\r\n\r\n")).decode()
+        status, headers = int(head[9:12]), dict(line.split(": ", 1) for line in head.split("\r\n")[1:-2])
+        headers = {name.lower(): value for name, value in headers.items()}
+        self._counts[status] += 1
+        if status == 200:
+            body = (await self._reader.readexactly(int(headers["content-length"]))).decode()
+            last = body.rpartition('"last_id":"')[2].partition('"')[0]
+            following = last if '"has_more":true' in body else ""
+            self._tags[cursor] = headers["etag"], following
+        return following or None
+
+
+async def follow(url: str, counts: Counter[int], seconds: float) -> None:
+    until = time.monotonic() + seconds
+    engines = [Engine(url, counts) for _ in range(ENGINES)]
+    await asyncio.gather(
+        *(one.poll(number * INTERVAL_SECONDS / ENGINES, until) for number, one in enumerate(engines))
+    )
+
+
+async def measure(registry: RegistryProcesses, *, engines: bool, changes: bool) -> tuple[float, Counter[int]]:
+    """Return the cores that the API process has used, and how often it gave which status."""
+    process, counts = psutil.Process(registry.apis[0].pid), Counter[int]()
+    following = asyncio.create_task(follow(registry.urls[0], counts, 2 * SECONDS)) if engines else None
+    await asyncio.sleep(SECONDS)  # every engine has read every page
+    counts.clear()
+    before, began = sum(process.cpu_times()[:2]), time.monotonic()
+    changing = asyncio.create_task(asyncio.to_thread(change, registry)) if changes else None
+    await asyncio.sleep(SECONDS)
+    used = (sum(process.cpu_times()[:2]) - before) / (time.monotonic() - began)
+    for task in filter(None, (following, changing)):
+        await task
+    return used, counts
+
+
+def change(registry: RegistryProcesses) -> None:
+    """Give one voice another version every `INTERVAL_SECONDS`."""
+    caller, clip = Caller(registry.urls[0]), CLIP.read_bytes()
+    end, number = time.monotonic() + SECONDS, 0
+    while time.monotonic() < end:
+        number += 1
+        caller.ask("POST", "/v1/audio/voices", form(MODEL.slug, clip[:-number]), **FORM)
+        time.sleep(INTERVAL_SECONDS)
+
+
+def main() -> bool:
+    """Print the table. Returns whether the goal was reached."""
+    with tempfile.TemporaryDirectory() as folder, RegistryProcesses(Path(folder), environment={}) as registry:
+        upload_model(Caller(registry.urls[0]), MODEL.slug, CLIP.read_bytes())
+        assert sum(1 for _ in copies(registry.bucket, VOICES)) == VOICES
+        lose(registry)
+        wait_until_complete(registry)
+        print(f"{VOICES:,} voices, {ENGINES} engines that ask every {INTERVAL_SECONDS:g} s\n")
+        print("| what | % of a core | answers |\n|---|---|---|")
+        idle, _ = asyncio.run(measure(registry, engines=False, changes=False))
+        print(f"| nobody asks | {100 * idle:.1f} | |")
+        quiet, counts = asyncio.run(measure(registry, engines=True, changes=False))
+        print(f"| engines ask, nothing changes | {100 * quiet:.1f} | {dict(counts)} |")
+        busy, counts = asyncio.run(measure(registry, engines=True, changes=True))
+        print(f"| … a voice gets a version every 5 s | {100 * busy:.1f} | {dict(counts)} |")
+    return quiet - idle <= GOAL_CORES

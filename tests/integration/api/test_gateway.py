@@ -1,0 +1,234 @@
+"""Tests of the example of a gateway, between a client of OpenAI's speech API, a registry and a TTS server
+that remembers what it was sent.
+"""
+
+import base64
+import importlib.util
+import io
+import json
+import sys
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+import soundfile
+from starlette.testclient import TestClient
+
+from speaker_registry import RegistryClient
+from tests.http_server import http_server
+from tests.integration.api.conftest import Start
+from tests.integration.api.registry import EMBEDDING, OTHER_CLIP, PROFILE, Registry
+from tests.queue_workers import wait_until
+from tests.relay import Relay
+
+FILE = Path(__file__).parents[3] / "examples/gateway/gateway.py"
+SPEECH = "/v1/audio/speech"
+
+
+@pytest.fixture(scope="module")
+def gateway() -> Iterator[ModuleType]:
+    spec = importlib.util.spec_from_file_location("gateway", FILE)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["gateway"] = module
+    spec.loader.exec_module(module)
+    yield module
+    del sys.modules["gateway"]
+
+
+class Upstream:
+    """A TTS server that says which bytes it has spoken."""
+
+    def __init__(self) -> None:
+        self.documents: list[dict[str, Any]] = []
+        self.headers: list[dict[str, str]] = []
+        self.status = 200
+
+    def answer(self, request: BaseHTTPRequestHandler, body: bytes) -> tuple[int, bytes]:
+        assert request.path == SPEECH
+        self.documents.append(json.loads(body))
+        self.headers.append({name.lower(): value for name, value in request.headers.items()})
+        return self.status, b"sound"
+
+
+@pytest.fixture
+def upstream() -> Upstream:
+    return Upstream()
+
+
+Open = Callable[..., TestClient]
+
+
+@pytest.fixture
+def connect(gateway: ModuleType, upstream: Upstream) -> Iterator[Open]:
+    """Return a function that starts a gateway and returns a client of it, with `prompts` for the test."""
+    with http_server(upstream.answer) as server:
+        opened: list[tuple[TestClient, RegistryClient]] = []
+
+        def make(url: str, send: str = "clip", server: str = server) -> TestClient:
+            registry = RegistryClient(url, retries=0)
+            prompts = gateway.Prompts(registry, PROFILE, send)
+            client = TestClient(gateway.Gateway(prompts, server, poll_seconds=0.05).app)
+            client.__enter__()
+            opened.append((client, registry))
+            wait_until(lambda: prompts._following.namespace is not None)
+            return client
+
+        yield make
+        for client, registry in opened:
+            client.__exit__(None, None, None)
+            registry.close()
+
+
+def say(client: TestClient, voice: object = "Alice", **fields: Any) -> Any:
+    body = {"model": "tts-1", "input": "Hello.", "voice": voice, **fields}
+    return client.post(SPEECH, json=body, headers={"authorization": "Bearer of-the-server"})
+
+
+def samples_in(document: dict[str, Any]) -> np.ndarray:
+    kind, _, text = document["ref_audio"].partition(",")
+    assert kind == "data:audio/wav;base64"
+    samples: np.ndarray = soundfile.read(io.BytesIO(base64.b64decode(text)), dtype="float32")[0]
+    return samples
+
+
+def stored(registry: Registry, name: str) -> np.ndarray:
+    with RegistryClient(registry.url) as client:
+        return client.samples(name).samples
+
+
+def test_a_voice_of_the_registry_becomes_its_clip_and_transcript(
+    start: Start, connect: Open, upstream: Upstream
+):
+    """Any server that clones from a clip in the request can speak with it, on any number of replicas."""
+    registry = start()
+    registry.ready("Alice", ref_text="Hi.")
+    answer = say(connect(registry.url), speed=1.5)
+    assert (answer.status_code, answer.content) == (200, b"sound")
+    [document] = upstream.documents
+    assert (samples_in(document) == stored(registry, "alice")).all()
+    assert {key: one for key, one in document.items() if key != "ref_audio"} == {
+        "model": "tts-1",
+        "input": "Hello.",
+        "ref_text": "Hi.",
+        "speed": 1.5,
+    }
+    assert upstream.headers[0]["authorization"] == "Bearer of-the-server"
+
+
+def test_a_clip_without_a_transcript_is_sent_for_its_timbre_alone(
+    start: Start, connect: Open, upstream: Upstream
+):
+    """Qwen3-TTS refuses it otherwise."""
+    registry = start()
+    registry.ready("alice")
+    say(connect(registry.url))
+    assert upstream.documents[0]["x_vector_only_mode"] is True
+    assert "ref_text" not in upstream.documents[0]
+
+
+def test_a_speaker_embedding_can_be_sent_instead(start: Start, connect: Open, upstream: Upstream):
+    registry = start()
+    registry.ready("alice", ref_text="Hi.")
+    registry.upload("eve", clip=None, speaker_embedding=EMBEDDING)
+    say(connect(registry.url, "embedding"))
+    say(connect(registry.url), voice="eve")
+    first, second = upstream.documents
+    assert len(first["speaker_embedding"]) == 1024
+    assert second["speaker_embedding"] == [0.25] * 1024
+    assert not {"voice", "ref_audio", "ref_text"} & (first.keys() | second.keys())
+
+
+@pytest.mark.parametrize(
+    ("voice", "fields"),
+    [
+        ("nobody", {}),
+        ("alice", {"ref_audio": "data:audio/wav;base64,AAAA"}),
+        ("alice", {"speaker_embedding": [0.5]}),
+        ({"id": "alice"}, {}),
+        (None, {}),
+    ],
+    ids=["a voice of the server", "own clip", "own embedding", "no name", "none"],
+)
+def test_everything_else_passes_as_it_is(
+    start: Start, connect: Open, upstream: Upstream, voice: object, fields: dict[str, Any]
+):
+    """The server's own voices go on to work."""
+    registry = start()
+    registry.ready("alice")
+    say(connect(registry.url), voice, **fields)
+    assert upstream.documents == [{"model": "tts-1", "input": "Hello.", "voice": voice, **fields}]
+
+
+def test_a_new_version_and_a_deletion_are_noticed(start: Start, connect: Open, upstream: Upstream):
+    registry = start()
+    registry.ready("alice", ref_text="Hi.")
+    client = connect(registry.url)
+    say(client)
+    registry.ready("alice", clip=OTHER_CLIP, ref_text="Ho.")
+    wait_until(lambda: say(client) and upstream.documents[-1].get("ref_text") == "Ho.")
+    assert len(samples_in(upstream.documents[-1])) != len(samples_in(upstream.documents[0]))
+    registry.client.delete("/v1/voices/alice")
+    wait_until(lambda: say(client) and upstream.documents[-1].get("voice") == "Alice")
+
+
+def test_a_known_voice_needs_no_registry(start: Start, connect: Open, upstream: Upstream):
+    """Speech must not end when the registry is away, and one that is new fails with a reason."""
+    registry = start()
+    registry.ready("alice", ref_text="Hi.")
+    registry.ready("bob", ref_text="Ho.")
+    with Relay(registry.port) as relay:
+        relay.open()
+        client = connect(relay.url)
+        say(client)
+        relay.close()
+        assert say(client).status_code == 200
+        refused = say(client, "bob")
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "unavailable")
+    assert [one["ref_text"] for one in upstream.documents] == ["Hi.", "Hi."]
+
+
+def test_what_the_server_refuses_is_told(start: Start, connect: Open, upstream: Upstream):
+    """A client sees the server's own status, and that of a gateway if there is none."""
+    registry = start()
+    upstream.status = 422
+    assert say(connect(registry.url)).status_code == 422
+    gone = say(connect(registry.url, server="http://127.0.0.1:1"))
+    assert (gone.status_code, gone.json()["error"]["code"]) == (502, "bad_gateway")
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "message"),
+    [
+        (b"[1]", 400, "the body is b'[1]'; accepted: a JSON object with 'input' and 'voice'"),
+        (b"[" * 100_000, 400, "accepted: a JSON object"),
+        (b" " * 1024**2 + b"{}", 413, "the body has more than 1048576 bytes, which is the maximum"),
+    ],
+    ids=["list", "deep", "large"],
+)
+def test_a_body_that_cannot_be_meant_is_refused(
+    start: Start, connect: Open, upstream: Upstream, body: bytes, status: int, message: str
+):
+    answer = connect(start().url).post(SPEECH, content=body)
+    assert answer.status_code == status
+    assert message in answer.json()["error"]["message"]
+    assert upstream.documents == []
+
+
+def test_the_application_is_made_from_the_environment(gateway: ModuleType, monkeypatch: pytest.MonkeyPatch):
+    """The command on the page of the gateway uses this."""
+    for name, value in {
+        "SPEAKER_REGISTRY_URL": "http://127.0.0.1:1",
+        "GATEWAY_PROFILE": PROFILE,
+        "GATEWAY_SERVER": "http://127.0.0.1:1",
+    }.items():
+        monkeypatch.setenv(name, value)
+    assert [route.path for route in gateway.create_app().routes] == [SPEECH]
+    monkeypatch.setenv("GATEWAY_SEND", "both")
+    with pytest.raises(ValueError, match="'both'; accepted: clip, embedding"):
+        gateway.create_app()
