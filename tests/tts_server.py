@@ -21,7 +21,7 @@ import sys
 import threading
 import time
 import wave
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from types import ModuleType, SimpleNamespace, TracebackType
@@ -38,7 +38,7 @@ PROCESSES = (*API_PROCESSES, MODEL_PROCESS)
 HIGHEST = 300
 """The greatest number that a clip can tell."""
 _RATE, _FRAMES, _SAMPLES = 8_000, 13, 640
-_REQUESTS_AT_A_TIME, _PAUSE_SECONDS = 3, 0.01
+_REQUESTS_AT_A_TIME, _PAUSE_SECONDS = 2, 0.02
 
 
 # Numbers and what tells them.
@@ -311,37 +311,33 @@ class TtsServer:
         for line in self._process.stdout:
             self.reports.append(json.loads(line))
 
-    def of(self, process: str, fact: str) -> Iterator[dict[str, Any]]:
-        """Yield the reports of a process that tell a fact: `look`, `voice`, `held` or `offered`."""
-        return (one for one in self.reports[:] if one["process"] == process and fact in one)
+    def of(self, process: str, fact: str) -> list[dict[str, Any]]:
+        """Return the reports of a process that tell a fact: `look`, `voice`, `held` or `offered`."""
+        return [one for one in self.reports[:] if one["process"] == process and fact in one]
 
     def await_looks(self, *, fault: bool = False) -> None:
         """Wait until each process has begun a look from now on, and ended it well or with a fault."""
-        began = time.monotonic()
-        for process in PROCESSES:
-            wait_until(
-                lambda process=process: any(
-                    one["began"] >= began and bool(one["fault"]) == fault
-                    for one in self.of(process, "look")
-                    if "ended" in one
-                )
-            )
+        self._await(
+            1, PROCESSES, lambda one: "fault" in one and "look" in one and bool(one["fault"]) == fault
+        )
 
     def await_begun_look(self) -> None:
         """Wait until each process has begun a look from now on."""
-        began = time.monotonic()
-        for process in PROCESSES:
-            wait_until(lambda process=process: any(one["began"] >= began for one in self.of(process, "look")))
+        self._await(1, PROCESSES, lambda one: "look" in one)
 
     def await_requests(self, count: int) -> None:
         """Wait until each API process has answered so many requests that begin from now on."""
-        began = time.monotonic()
-        for process in API_PROCESSES:
-            wait_until(
-                lambda process=process: (
-                    sum(one["began"] >= began for one in self.of(process, "voice")) >= count
-                )
-            )
+        self._await(count, API_PROCESSES, lambda one: "voice" in one)
+
+    def _await(self, count: int, processes: Sequence[str], fits: Callable[[dict[str, Any]], bool]) -> None:
+        """Wait until each process has reported so much that fits and that began from now on."""
+        began, place = time.monotonic(), len(self.reports)
+
+        def is_there() -> bool:
+            new = [one for one in self.reports[place:] if one.get("began", 0.0) >= began and fits(one)]
+            return all(sum(one["process"] == process for one in new) >= count for process in processes)
+
+        wait_until(is_there, 120)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,8 @@
 replaced and deleted and the registry is cut off, silent, killed and started again.
 """
 
+import bisect
+import itertools
 import math
 import os
 import random
@@ -25,7 +27,7 @@ SECONDS = float(os.environ.get("TTS_SECONDS", "10"))
 """How long the slow test goes on."""
 POLL_SECONDS = 0.2
 VOICES = ("alice", "bob", "carol")
-REQUESTS = 20
+REQUESTS = 12
 """The number of requests of each API process that are waited for while the registry is away."""
 
 
@@ -183,23 +185,25 @@ def await_end(writer: Writer, server: TtsServer) -> None:
 def check(changes: Sequence[Change], server: TtsServer) -> None:
     for process in API_PROCESSES:
         looks = [one for one in server.of(process, "look") if one.get("fault") == ""]
-        for request in server.of(process, "voice"):
-            own = [one for one in changes if one.voice == request["voice"]]
-            wrong = fault_of(request, own, looks)
-            assert not wrong, (wrong, request, own, looks[-3:])
-        assert sum(one.get("hit", False) for one in server.of(process, "voice")) > REQUESTS
+        requests = server.of(process, "voice")
+        for voice in VOICES:
+            own = [one for one in changes if one.voice == voice]
+            known = Known(looks, own)
+            for request in (one for one in requests if one["voice"] == voice):
+                wrong = fault_of(request, own, known.at(request["began"]))
+                assert not wrong, (wrong, request, own, looks[-3:])
+        assert sum(one.get("hit", False) for one in requests) > REQUESTS
     check_what_is_held(changes, server)
 
 
-def fault_of(
-    request: Mapping[str, Any], changes: Sequence[Change], looks: Sequence[Mapping[str, Any]]
-) -> str:
-    """Return what is wrong with the answer to a request, or nothing."""
-    known = [known_after(look, changes) for look in looks if look["ended"] <= request["began"]]
-    first = max((one for one in known if one is not None), default=-1)
-    allowed = [
-        one.number for place, one in enumerate(changes) if place >= first and one.began <= request["ended"]
-    ]
+def fault_of(request: Mapping[str, Any], changes: Sequence[Change], first: int) -> str:
+    """Return what is wrong with the answer to a request, or nothing.
+
+    Args:
+        first: The place of the last change that the process had to know when the request began. It may know
+            later ones.
+    """
+    allowed = [one.number for one in changes[max(first, 0) :] if one.began <= request["ended"]]
     if first < 0:
         allowed.append(None)  # no look has told this process of the voice
     if "speaker" not in request:
@@ -209,6 +213,20 @@ def fault_of(
     if {request["text"], request["cached_text"]} != {text_of(request["speaker"])}:
         return "the text is of another version"
     return "" if request["speaker"] in allowed else "the version is none that may be served now"
+
+
+class Known:
+    """Tells what a process must know of a voice at which time, from its looks at the registry."""
+
+    def __init__(self, looks: Sequence[Mapping[str, Any]], changes: Sequence[Change]) -> None:
+        self._ends = [look["ended"] for look in looks]
+        places = (known_after(look, changes) for look in looks)
+        self._places = list(itertools.accumulate((-1 if one is None else one for one in places), max))
+
+    def at(self, moment: float) -> int:
+        """Return the place of the last change that was known, or -1."""
+        looked = bisect.bisect_right(self._ends, moment)
+        return self._places[looked - 1] if looked else -1
 
 
 def known_after(look: Mapping[str, Any], changes: Sequence[Change]) -> int | None:
