@@ -75,7 +75,7 @@ class Command(NamedTuple):
     run: Callable[..., "Output | None"] | None
     """Function that is called with a client and the arguments. A group of commands has none."""
     explanation: str
-    add_arguments: Callable[[argparse.ArgumentParser], None] | None
+    add_arguments: Callable[[argparse.ArgumentParser], object] | None
 
 
 class Output(NamedTuple):

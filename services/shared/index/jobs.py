@@ -268,4 +268,5 @@ class Jobs:
         pipeline = self._redis.pipeline(transaction=False)
         for job_id in job_ids:
             pipeline.hget(f"sr:job:{job_id}", "profile")
-        return pipeline.execute()
+        found: list[str | None] = pipeline.execute()
+        return found
