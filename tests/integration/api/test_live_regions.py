@@ -1,4 +1,4 @@
-"""Tests of what open pages ask for every few seconds: it is rendered once for many, for the right ones only."""
+"""Tests of what open pages ask for every few seconds: it is rendered once for many who may see the same."""
 
 from collections.abc import Iterator
 from typing import Any
