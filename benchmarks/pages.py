@@ -213,9 +213,9 @@ def _valkey_pid(url: str) -> int:
 
 
 def _processor_seconds(pid: int | None) -> float:
-    """Return the processor time of a process' threads, which the kernel counts in nanoseconds."""
-    tasks = Path(f"/proc/{pid}/task").glob("*/schedstat")
-    return sum(int(task.read_text().split()[0]) for task in tasks) / 1e9
+    """Return the processor time of a process so far, of threads that have ended as well."""
+    assert pid is not None
+    return time.clock_gettime((~pid << 3) | 2)  # as clock_getcpuclockid(3) of the C library makes it
 
 
 def _cores(registry: RegistryProcesses, http: httpx.Client, path: str) -> float:

@@ -40,6 +40,7 @@ _RIGHTS = {
 """What a page may offer, and the rule of the route that does it. No page offers what would be refused."""
 _TITLES = {
     400: "That cannot be read",
+    401: "Sign in again",
     403: "Not allowed",
     404: "Not found",
     409: "Not possible now",

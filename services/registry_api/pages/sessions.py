@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from http.cookies import CookieError, SimpleCookie
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import urlencode
 
 from starlette.concurrency import run_in_threadpool
 from starlette.datastructures import Headers, MutableHeaders
@@ -35,6 +35,10 @@ from speaker_registry.errors import InvalidApiKey, PermissionDenied, SpeakerRegi
 COOKIE = "speaker_registry_session"
 CALLBACK = f"{PAGES}/login/callback"
 """Where the OpenID provider leads people back to, from its own site."""
+_ENDED = (
+    "Your session has ended, for example because its key was revoked. Nothing was stored. Sign in in another "
+    "tab, and copy what you typed here into a new form."
+)
 _MAX_KEY = 2700
 """Browsers drop cookies of more than 4,096 bytes without a word, and sealing makes a third more of a key."""
 _SAFE_METHODS = frozenset({"GET", "HEAD"})
@@ -193,8 +197,11 @@ class _PageAnswer:
     async def _send_refusal(self, refused: Message) -> None:
         request, status = self._request, refused["status"]
         if status == 401:
+            ended = session_of(request).key is not None
             request.scope[_SCOPE_KEY] = _new_session(None, None)
-        response = _sign_in_first(request) if status == 401 else _as_page(request, status, self._body)
+            response = _sign_in_first(request, ended)
+        else:
+            response = _as_page(request, status, self._body)
         headers = MutableHeaders(raw=[*response.raw_headers, *_kept(refused)])
         status = response.status_code
         start: Message = {"type": "http.response.start", "status": status, "headers": headers.raw}
@@ -229,11 +236,21 @@ def _as_page(request: Request, status: int, body: bytes) -> Response:
     return failure_page(request, status, message, token=token, partial=is_partial(request))
 
 
-def _sign_in_first(request: Request) -> Response:
-    """Lead a browser to the page to sign in at, and from there back to the page that it asked for."""
-    target = f"{PAGES}/login"
-    if request.method in _SAFE_METHODS and not is_partial(request) and request.url.path != PAGES:
-        target += f"?next={quote(own_address(request), safe='')}"
+def _sign_in_first(request: Request, ended: bool) -> Response:
+    """Lead a browser to the page to sign in at, and from there back to the page that it asked for.
+
+    A form that a script sends stays on the screen, so that nothing that was typed into it is lost.
+
+    Args:
+        ended: a person was signed in, but their key is not valid any more.
+    """
+    safe = request.method in _SAFE_METHODS
+    if is_partial(request) and not safe:
+        return failure_page(request, 401, _ENDED, token=session_of(request).token, partial=True)
+    query = {"ended": "yes"} if ended else {}
+    if safe and not is_partial(request) and request.url.path != PAGES:
+        query["next"] = own_address(request)
+    target = f"{PAGES}/login" + (f"?{urlencode(query)}" if query else "")
     headers = {"Location": target, "Cache-Control": "no-store"}
     if is_partial(request):
         return Response(status_code=401, headers={"HX-Redirect": target, "Cache-Control": "no-store"})

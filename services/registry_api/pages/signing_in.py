@@ -40,12 +40,14 @@ async def page_asset(name: str, version: Annotated[str, Query(alias="v", max_len
 
 @router.get("/login", dependencies=[PUBLIC])
 async def page_login(
-    request: Request, following: Annotated[str, Query(alias="next", max_length=2048)] = ""
+    request: Request,
+    following: Annotated[str, Query(alias="next", max_length=2048)] = "",
+    ended: Annotated[str, Query(max_length=8)] = "",
 ) -> Response:
     """Show the form that asks for a key."""
     if not access_of(request).required:
         return lead_to("")
-    return ask_to_sign_in(request, following)
+    return ask_to_sign_in(request, following, ended=bool(ended))
 
 
 @router.post("/login", dependencies=[PUBLIC])
@@ -70,14 +72,17 @@ async def sign_in_with(request: Request, key: str) -> None:
     await begin_session(request, key=key, namespace="default" if caller.for_any_namespace else None)
 
 
-def ask_to_sign_in(request: Request, following: str, problem: SpeakerRegistryError | None = None) -> Response:
-    """Show the page to sign in at, with what was wrong with the last try."""
+def ask_to_sign_in(
+    request: Request, following: str, problem: SpeakerRegistryError | None = None, *, ended: bool = False
+) -> Response:
+    """Show the page to sign in at, with what was wrong with the last try, or that a session has ended."""
     statuses = {InvalidApiKey: 403, RateLimited: 429, Unavailable: 503}
     return show(
         request,
         "login.html",
         following=own_page(following),
         problem=problem.message if problem else None,
+        ended=ended,
         provider=access_of(request).provider is not None,
         status=statuses[type(problem)] if problem else 200,
     )

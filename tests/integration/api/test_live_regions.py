@@ -1,4 +1,4 @@
-"""Tests of the regions that open pages ask for every few seconds. One rendering serves many callers."""
+"""Tests of what open pages ask for every few seconds: it is rendered once for many who may see the same."""
 
 from collections.abc import Iterator
 from typing import Any

@@ -23,6 +23,7 @@ from tests.integration.api.access import BOOTSTRAP, CLOSED, bearer, id_of, key
 from tests.integration.api.conftest import Start, empty
 from tests.integration.api.pages import TOKEN, Visitor
 from tests.integration.api.registry import CLIP, EMBEDDING, PROFILE, Registry
+from tests.unit.audio import clips
 
 RULES: dict[str, set[str] | None] = {
     "GET /dashboard": set(ALL_SCOPES),
@@ -172,9 +173,41 @@ def test_a_session_ends_with_its_key(closed: Registry):
     with Visitor(closed, made) as visitor:
         assert visitor.get("/voices").url.path == "/dashboard/voices"
         closed.client.delete(f"/v1/keys/{id_of(made)}", headers=bearer(BOOTSTRAP))
-        assert visitor.get("/voices").url.path == "/dashboard/login"
         part = visitor.get("/jobs", headers={"HX-Request": "true"})
-        assert (part.status_code, part.headers["hx-redirect"]) == (401, "/dashboard/login")
+        assert (part.status_code, part.headers["hx-redirect"]) == (401, "/dashboard/login?ended=yes")
+        assert "was revoked or has expired" in visitor.http.get(part.headers["hx-redirect"]).text
+
+
+def test_a_page_says_that_its_session_has_ended_and_leads_back(closed: Registry):
+    """A person learns why they have to sign in again, and comes back to what they looked at. Whoever never
+    signed in is told nothing of the kind.
+    """
+    made = key(closed, "voices:read")
+    with Visitor(closed, made) as visitor, Visitor(closed) as stranger:
+        closed.client.delete(f"/v1/keys/{id_of(made)}", headers=bearer(BOOTSTRAP))
+        answer = visitor.get("/voices?q=wren")
+        assert answer.url.path == "/dashboard/login"
+        assert "was revoked or has expired" in answer.text
+        assert visitor.sign_in(str(BOOTSTRAP), "/dashboard/voices?q=wren").url.query == b"q=wren"
+        stranger.get("/login")
+        assert "was revoked or has expired" not in stranger.get("/voices").text
+
+
+def test_a_form_stays_when_its_session_has_ended(closed: Registry, name: str):
+    """What was typed into a form is not lost with the session: a sentence appears on the page instead."""
+    made = key(closed, "voices:read", "voices:write")
+    with Visitor(closed, made) as visitor:
+        sent = {"name": name, "consent": "c", "token": visitor.token()}
+        closed.client.delete(f"/v1/keys/{id_of(made)}", headers=bearer(BOOTSTRAP))
+        files = {"audio_sample": ("clip.wav", CLIP, "audio/wav")}
+        answer = visitor.http.post(
+            "/dashboard/voices", data=sent, files=files, headers={"HX-Request": "true"}
+        )
+    assert answer.status_code == 401
+    assert answer.headers["hx-retarget"] == "#problem"
+    assert "hx-redirect" not in answer.headers
+    assert "Your session has ended" in answer.text
+    assert closed.client.get(f"/v1/voices/{name}", headers=bearer(BOOTSTRAP)).status_code == 404
 
 
 def test_signing_out_ends_the_session(operator: Visitor):
@@ -333,6 +366,7 @@ def test_a_second_clip_is_a_version(registry: Registry, visitor: Visitor, name: 
         (b"not audio at all", "Unsupported audio: this is text"),
         (b"", "No audio file was chosen"),
         (b"\0" * 10_900_000, "Accepted: a clip of up to"),
+        (clips.wav(61, sample_rate=8000), "Reference audio too long (61.0s). Maximum 30s"),
     ],
 )
 def test_what_is_no_clip_is_refused_in_words(
@@ -343,7 +377,7 @@ def test_what_is_no_clip_is_refused_in_words(
     token = visitor.token()
     data = {"name": name, "consent": "c", "token": token}
     answer = visitor.http.post("/dashboard/voices", data=data, files=file, headers={"HX-Request": "true"})
-    assert answer.status_code in {400, 413, 415}
+    assert answer.status_code in {400, 413, 415, 422}
     assert answer.headers["hx-retarget"] == "#problem"
     assert said in answer.text
     assert registry.client.get(f"/v1/voices/{name}").status_code == 404
