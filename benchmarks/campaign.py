@@ -12,6 +12,7 @@ import random
 import tempfile
 import threading
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -143,6 +144,10 @@ def measure(folder: Path) -> Measured:
         return Measured(watch.campaign, watch.kills, made, seconds, alone, beside)
 
 
+def _counts(statuses: Counter[int]) -> str:
+    return ", ".join(f"{count} times {status}" for status, count in sorted(statuses.items())) or "0"
+
+
 def main() -> bool:
     """Print the tables. Returns whether every fetch was answered with 200, and every voice was prepared."""
     with tempfile.TemporaryDirectory() as folder:
@@ -156,9 +161,11 @@ def main() -> bool:
     )
     rows = {"campaign paused": seen.alone, "beside the campaign": seen.beside}
     times = {name: [1e3 * one.seconds for one in answers] for name, answers in rows.items()}
-    strange = {name: sum(one.status != 200 for one in answers) for name, answers in rows.items()}
+    strange = {
+        name: Counter(one.status for one in answers if one.status != 200) for name, answers in rows.items()
+    }
     for name, taken in times.items():
-        cells = f"{len(taken):,} | {median(taken):.1f} | {p99(taken):.1f} | {strange[name]}"
+        cells = f"{len(taken):,} | {median(taken):.1f} | {p99(taken):.1f} | {_counts(strange[name])}"
         print(f"| {name} | {cells} |")
     paused, beside = times.values()
     print(f"| ratio | | {median(beside) / median(paused):.1f} | {p99(beside) / p99(paused):.1f} | |")

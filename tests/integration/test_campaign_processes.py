@@ -194,11 +194,12 @@ def test_a_promotion_half_way_beside_readers_serves_either_encoder_and_never_a_m
             registry.pace(0.3)
             campaign = client.start_campaign(PROFILE, new)
             fleet.ready_of(campaign, 8)
+            registry.pace(600)  # the worker goes no further, until it is killed
             client.promote_encoder(PROFILE, new)
             assert fleet.served() == {old, new}
             fleet.restart(registry.apis[0])
-            fleet.restart(fleet.second)
             registry.pace(0)
+            fleet.restart(fleet.second)
             assert fleet.until(campaign, "promoted").over
             wait_until(lambda: fleet.served() == {new}, START_SECONDS)
             reading.go_round()
