@@ -54,11 +54,15 @@ class Engine:
         status, headers = int(head[9:12]), dict(line.split(": ", 1) for line in head.split("\r\n")[1:-2])
         headers = {name.lower(): value for name, value in headers.items()}
         self._counts[status] += 1
+        length = 0 if status == 304 else int(headers["content-length"])
+        body = (await self._reader.readexactly(length)).decode()
         if status == 200:
-            body = (await self._reader.readexactly(int(headers["content-length"]))).decode()
             last = body.rpartition('"last_id":"')[2].partition('"')[0]
             following = last if '"has_more":true' in body else ""
             self._tags[cursor] = headers["etag"], following
+        elif status != 304:
+            await asyncio.sleep(float(headers.get("retry-after", 1)))
+            return cursor
         return following or None
 
 

@@ -209,7 +209,8 @@ def run_model(cache: Any, apis: Sequence[Connection]) -> None:
 
 def generate(cache: Any, params: Mapping[str, Any]) -> dict[str, Any]:
     """Look a voice up as vLLM-Omni's prompt builder does. What is missing is encoded and kept."""
-    mode = "xvec" if params["x_vector_only_mode"][0] else "icl"
+    # The voice of a request may be withdrawn before its last step. Then these parameters are missing.
+    mode = "xvec" if params.get("x_vector_only_mode", [False])[0] else "icl"
     key = cache.make_cache_key(params["speaker"][0], f"{MODEL_TYPE}_{mode}", params["voice_created_at"][0])
     found = cache.get(key)
     url = params.get("ref_audio", [None])[0]

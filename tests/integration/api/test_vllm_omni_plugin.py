@@ -130,6 +130,33 @@ def test_a_deleted_voice_is_gone_from_the_server(start: Start, process: Make):
     assert len(list(one.server.uploaded_speakers_dir.iterdir())) == 1
 
 
+def test_a_name_that_was_registered_anew_keeps_nothing_of_the_former_voice(start: Start, process: Make):
+    """A voice may be deleted and registered again between two looks."""
+    registry = start()
+    one = process(registry.url)
+    registry.ready("alice")
+    one.look()
+    registry.client.delete("/v1/voices/alice")
+    registry.ready("alice", clip=OTHER_CLIP)
+    one.look()
+    assert one.server.uploaded_speakers.keys() == {"alice", "alice@2"}
+    assert {key[1] for key in one.cache._cache} == {"alice", "alice@2"}
+    assert len(list(one.server.uploaded_speakers_dir.iterdir())) == 1
+
+
+def test_a_file_that_another_process_has_erased_is_written_again(start: Start, process: Make):
+    """The API processes of a server share a folder, and one of them may be behind the others."""
+    registry = start()
+    one = process(registry.url)
+    registry.ready("alice")
+    one.look()
+    [file] = one.server.uploaded_speakers_dir.iterdir()
+    file.unlink()
+    one.look()
+    assert file.exists()
+    assert one.ask("alice").fault is None
+
+
 def test_a_voice_of_the_server_is_left_alone(start: Start, process: Make):
     """Whoever uploaded a voice to the server goes on to hear it."""
     registry = start()
