@@ -418,6 +418,19 @@ def test_the_overview_says_what_needs_a_person(start: Start):
         assert registry.client.get("/v1/voices/alice").json()["state"] == "ready"
 
 
+def test_every_page_about_an_untrained_voice_says_so(start: Start):
+    """Noise is never taken for a voice, neither while it is made nor when it is ready."""
+    registry = start(profiles=(PROFILE,))
+    with Visitor(registry) as visitor:
+        paths = ("", "/voices", "/profiles", f"/voices/{registry.ready('alice')['id']}")
+        assert [path for path in paths if "untrained weights" in visitor.get(path).text] == []
+        registry.worker.announce("sha256:" + "9" * 64, untrained=True)
+        paths = ("", "/voices?q=bob", "/profiles", f"/voices/{registry.upload('bob')['id']}")
+        assert [path for path in paths if "untrained weights" not in visitor.get(path).text] == []
+        registry.worker.finish_all("bob")
+        assert [path for path in paths if "untrained weights" not in visitor.get(path).text] == []
+
+
 def test_the_overview_draws_the_jobs_of_the_last_hour(start: Start):
     """The charts show the jobs of one namespace, each in the bar of its time, and none that is older."""
     registry = start()
