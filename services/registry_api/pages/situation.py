@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from cachetools import TTLCache
+from cachetools import TLRUCache
 
 from services.registry_api.dependencies import Services
 from services.registry_api.wire import rendering
@@ -18,8 +18,10 @@ from speaker_registry.schemas import Profile
 MAX_COUNTED = 500
 """The states of this many voices are counted."""
 _STEP = 100
-_KEPT_SECONDS = 3.0
-"""Counts are as old as this at most, however many people look at them."""
+KEPT_SECONDS, LONG_KEPT_SECONDS = 3.0, 20.0
+"""Counts are as old as this at most, however many people look at them: those of up to `_STEP` voices, and
+those of more, which cost more to count.
+"""
 _MAX_NAMESPACES = 256
 _MAX_JOBS = 100
 
@@ -64,7 +66,7 @@ class Situation:
     def __init__(self, services: Services) -> None:
         self._services = services
         self._lock = threading.Lock()
-        self._counts: TTLCache[str, VoiceCounts] = TTLCache(_MAX_NAMESPACES, ttl=_KEPT_SECONDS)
+        self._counts: TLRUCache[str, VoiceCounts] = TLRUCache(_MAX_NAMESPACES, kept_until, time.monotonic)
 
     def voices(self, namespace: str) -> VoiceCounts:
         """Count the states of the first `MAX_COUNTED` voices by name."""
@@ -110,6 +112,11 @@ class Situation:
         since = time.time() - since_seconds
         lately = [job for job in page.found if (job.finished_at or job.created_at) >= since]
         return Queue(len(lately), page.more and len(lately) == len(page.found), None)
+
+
+def kept_until(_: str, counts: VoiceCounts, now: float) -> float:
+    """Return until when counts that were made now are shown."""
+    return now + (KEPT_SECONDS if counts.examined <= _STEP else LONG_KEPT_SECONDS)
 
 
 def _queue(page: JobPage) -> Queue:
