@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from cachetools import TTLCache
+from cachetools import TLRUCache
 
 from services.registry_api.dependencies import Services
 from services.registry_api.wire import rendering
@@ -16,8 +16,10 @@ from speaker_registry.schemas import JobSummary, Profile
 MAX_COUNTED = 500
 """The states of this many voices are counted."""
 _STEP = 100
-_KEPT_SECONDS = 3.0
-"""Counts are as old as this at most, however many people look at them."""
+KEPT_SECONDS, LONG_KEPT_SECONDS = 3.0, 20.0
+"""Counts are as old as this at most, however many people look at them: those of up to `_STEP` voices, and
+those of more, which cost more to count.
+"""
 _MAX_NAMESPACES = 256
 
 
@@ -51,7 +53,7 @@ class Situation:
     def __init__(self, services: Services) -> None:
         self._services = services
         self._lock = threading.Lock()
-        self._counts: TTLCache[str, VoiceCounts] = TTLCache(_MAX_NAMESPACES, ttl=_KEPT_SECONDS)
+        self._counts: TLRUCache[str, VoiceCounts] = TLRUCache(_MAX_NAMESPACES, kept_until, time.monotonic)
 
     def voices(self, namespace: str) -> VoiceCounts:
         """Count the states of the first `MAX_COUNTED` voices by name."""
@@ -89,6 +91,11 @@ class Situation:
         """Return the counts of jobs, of which `rates` ends with those of the last day."""
         parts, jobs = self._services.parts, self._services.operations.jobs
         return jobs.summary(namespace, parts.catalogue.names, parts.clock.now())
+
+
+def kept_until(_: str, counts: VoiceCounts, now: float) -> float:
+    """Return until when counts that were made now are shown."""
+    return now + (KEPT_SECONDS if counts.examined <= _STEP else LONG_KEPT_SECONDS)
 
 
 def profiles_of(services: Services) -> list[Profile]:
