@@ -11,17 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.shared.model import changes
-from services.shared.model.document import (
-    KEPT_CHANGES,
-    DocumentDamaged,
-    DocumentNewer,
-    SpeakerDocument,
-)
+from services.shared.model.document import SpeakerDocument
 from services.shared.model.profiles import BUILT_IN
 from services.shared.model.promotion import held_back, promoted
 from services.shared.model.records import ArtifactRecord, ClipRecord, FailureRecord, Version, seal, unseal
 from services.shared.model.speaker import OpenJob, Speaker
 from services.shared.model.status import profile_status
+from services.shared.model.stored_document import KEPT_CHANGES, DocumentDamaged, DocumentNewer
 from speaker_registry.engine import Profile
 from speaker_registry.errors import (
     AliasNotFound,
