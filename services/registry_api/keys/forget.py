@@ -18,17 +18,24 @@ def forget(keys: HeldKeys) -> int:
     found when that one is revoked with all keys that came from it. Raises `Unavailable`.
     """
     documents, before = keys.documents(), keys.now() - KEPT_SECONDS
-    old = {key_id: found for key_id, found in documents.items() if is_forgotten(found, before=before)}
-    for key_id, found in old.items():
-        _hand_on(keys, documents, key_id, found)
+    old = [key_id for key_id, found in documents.items() if is_forgotten(found, before=before)]
+    for key_id in sorted(old, key=lambda one: _made_at(documents[one]), reverse=True):  # children come first
+        _hand_on(keys, documents, key_id)
     keys.forget(old)
     if old:
         log.info("keys.swept", keys=len(old))
     return len(old)
 
 
-def _hand_on(keys: HeldKeys, documents: dict[str, KeyDocument], key_id: str, found: KeyDocument) -> None:
+def _made_at(document: KeyDocument) -> int:
+    return document.record.created_at if document.record else 0
+
+
+def _hand_on(keys: HeldKeys, documents: dict[str, KeyDocument], key_id: str) -> None:
+    """Have the maker of a key name the keys which that one has made."""
+    found = documents[key_id]
     maker = found.record.created_by if found.record else ""
     if maker in documents:
         decide = partial(without_child, child=key_id, inherits=found.made)
-        keys.change(maker, decide, by="housekeeping", did="forget")
+        changed = keys.change(maker, decide, by="housekeeping", did="forget")
+        documents[maker] = changed.document

@@ -50,7 +50,7 @@ class KeyDocument(StoredDocument):
 
 
 def made_as(document: KeyDocument, record: ApiKeyRecord) -> KeyDocument:
-    """Make a key. Raises `InvalidApiKey` if the key that makes it was ended with all the keys that it made."""
+    """Make a key. Raises `InvalidApiKey` if its maker was ended meanwhile with all the keys that it made."""
     if document.revision:
         raise InvalidApiKey("The API key that makes this one was revoked meanwhile.")
     return document.having(record=record)

@@ -48,7 +48,7 @@ class ProfileRecords:
         Raises `Unavailable`.
         """
         known = self._remembered.get(profile)
-        if known is None or known.until < self._clock.since_boot():
+        if known is None or known.until <= self._clock.since_boot():
             times_forgotten = self._times_forgotten
             began = self._clock.since_boot()
             known = _Remembered(self._look_up(profile), began + REMEMBERED_SECONDS)
