@@ -119,7 +119,7 @@ def test_nothing_that_is_stored_or_logged_opens_anything(
 ) -> None:
     """Read access to the bucket, to Redis or to the logs gives no key."""
     token, _ = made(here)
-    follower, _ = rotate(here.keys, here.keys.look(token.id) or pytest.fail(), grace_seconds=9, by="test")
+    follower, _ = rotate(here.keys, here.keys.all("*")[0], grace_seconds=9, by="test")
     stored = b"".join(data for data, _ in world.store.objects.values())
     assert token.sha256.encode() in stored
     logged = "".join(capfd.readouterr())
@@ -151,7 +151,7 @@ def test_a_check_costs_nothing_while_what_is_held_is_fresh_and_then_one_round_tr
         assert state(process, token.id) == "active"
     assert calls == store.reads == []
     for _ in range(5):
-        world.pass_time(FRESH_SECONDS)
+        world.pass_time(FRESH_SECONDS + 0.01)
         assert process.keys.find(token.id) is None
         assert state(process, token.id) == "active"
     assert calls == ["get+zrangebyscore"] * 5
@@ -196,7 +196,7 @@ def test_within_a_second_a_revoked_key_is_refused_everywhere(world: World, here:
     assert state(there, token.id) == "active"
     here.keys.settle = lambda: None  # type: ignore[method-assign]
     revoke(here.keys, token.id, by="test")
-    world.pass_time(FRESH_SECONDS)
+    world.pass_time(FRESH_SECONDS + 0.01)
     assert FRESH_SECONDS < 1
     assert state(there, token.id) == "revoked"
 
@@ -204,14 +204,17 @@ def test_within_a_second_a_revoked_key_is_refused_everywhere(world: World, here:
 @pytest.mark.parametrize("away", [True, False])
 def test_a_revoked_key_stays_one_after_a_loss_of_redis(world: World, here: Process, away: bool) -> None:
     """Neither a process that held it, nor a new one, with or without Redis, accepts it."""
-    weather: list[Any] = [lambda _, call: call()]
-    there = Process(world, weather=lambda what, call: weather[0](what, call))
+    is_away = False
+
+    def weather(what: str, call: Callable[[], Any]) -> Any:
+        return refused(what, call) if is_away else call()
+
+    there = Process(world, weather=weather)
     good, bad = made(here)[0], made(here)[0]
     assert [state(there, one.id) for one in (good, bad)] == ["active", "active"]
     revoke(here.keys, bad.id, by="test")
     world.lose_redis()
-    if away:
-        weather[0] = refused
+    is_away = away
     for process in (here, there, Process(world), Process(world, weather=refused)):
         assert [state(process, one.id) for one in (good, bad)] == ["active", "revoked"]
 
@@ -254,7 +257,7 @@ def test_a_node_of_the_store_that_is_behind_makes_no_revoked_key_good_again(
     process = Process(world, weather=refused)
     assert state(process, token.id) == "revoked"
     world.store.put(api_key_key(token.id), before)
-    world.pass_time(FRESH_SECONDS)
+    world.pass_time(FRESH_SECONDS + 0.01)
     assert state(process, token.id) == "revoked"
 
 
@@ -265,7 +268,7 @@ def test_without_redis_and_bucket_no_key_is_trusted(world: World, here: Process)
     process = Process(world, store=store, weather=refused)
     assert state(process, token.id) == "active"
     store.refuses = lambda _: Unavailable("not now")
-    world.pass_time(FRESH_SECONDS)
+    world.pass_time(FRESH_SECONDS + 0.01)
     with pytest.raises(Unavailable):
         state(process, token.id)
     assert process.keys.find(token.id) is None
@@ -305,7 +308,7 @@ def test_a_key_that_cannot_be_read_keeps_nobody_waiting(world: World, here: Proc
     process = Process(world, store=store, weather=refused)
     for _ in range(5):
         assert (state(process, good.id), state(process, bad.id)) == ("active", None)
-        world.pass_time(FRESH_SECONDS)
+        world.pass_time(FRESH_SECONDS + 0.01)
     assert len([key for key in store.read_keys if bad.id in key]) == 1
     store.refuses = lambda _: None
     world.pass_time(30)
@@ -389,15 +392,22 @@ def test_a_key_whose_making_is_answered_by_silence_is_made_once(
     assert [key.record.id for key in here.keys.all("*")] == [token.id]
 
 
-def test_a_key_whose_making_fails_is_withdrawn(world: World, here: Process) -> None:
+def test_a_key_whose_making_fails_is_withdrawn(
+    world: World, here: Process, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its token was given to no caller, so nobody may find a key that is active."""
-    store = Store(world.store)
+    store, withdraw = Store(world.store), make_module.withdraw
 
-    def never_answers() -> None:
-        world.pass_time(40)
+    def fall_silent() -> None:
+        store.refuses = lambda key: Unavailable("not now") if "_keys" in key else None
         lose()
 
-    store.after.append(never_answers)
+    def speak_again(*arguments: Any, **options: Any) -> None:
+        store.refuses = lambda _: None
+        withdraw(*arguments, **options)
+
+    monkeypatch.setattr(make_module, "withdraw", speak_again)
+    store.after.append(fall_silent)
     with pytest.raises(Unavailable, match="not known whether the change was made"):
         made(Process(world, store=store))
     assert [here.keys.state(key) for key in here.keys.all("*")] == ["revoked"]
@@ -480,7 +490,9 @@ def test_a_rotation_whose_replies_are_lost_is_made_once(
 # -- keys that a key made
 
 
-def test_a_key_is_revoked_with_all_that_came_from_it(world: World, here: Process) -> None:
+def test_a_key_is_revoked_with_all_that_came_from_it(
+    world: World, here: Process, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Keys that were made with a stolen admin key belong to the thief, and so do those that they made."""
     there = Process(world)
     _, thief = made(here, scopes=["admin"])
@@ -489,8 +501,9 @@ def test_a_key_is_revoked_with_all_that_came_from_it(world: World, here: Process
     _, second = made(here, scopes=["admin"], created_by=thief.record.id)
     _, follower = rotate(here.keys, second, grace_seconds=60, by=second.record.id)
     _, others = made(here)
-    world.store.list = lambda _: pytest.fail("a listing may lack a key")  # type: ignore[method-assign]
-    revoke(here.keys, thief.record.id, by="test", with_descendants=True)
+    with monkeypatch.context() as patch:
+        patch.setattr(world.store, "list", lambda _: pytest.fail("a listing may lack a key"))
+        revoke(here.keys, thief.record.id, by="test", with_descendants=True)
     gone = [key.record.id for key in (thief, child, second, follower)]
     for process in (here, there):
         assert [state(process, key_id) for key_id in gone] == ["revoked"] * 4

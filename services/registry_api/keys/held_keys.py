@@ -27,6 +27,10 @@ log = structlog.get_logger(__name__)
 
 FRESH_SECONDS = 0.8
 """What is held of a key is good for this long after the look that confirmed it."""
+_SETTLED_SECONDS = FRESH_SECONDS + 0.1
+"""What takes a key away is acknowledged after this time. It is a little longer, because the clocks of two
+machines do not run at exactly the same speed.
+"""
 _MISSING_SECONDS = 5.0
 """A key that the bucket does not have, or whose document is damaged, is looked for again after this long."""
 _UNREADABLE_SECONDS = 30.0
@@ -222,7 +226,7 @@ class HeldKeys:
         Raises `Unavailable`.
         """
         self._shared.settle()
-        self.clock.sleep(FRESH_SECONDS)
+        self.clock.sleep(_SETTLED_SECONDS)
 
     def forget(self, key_ids: Iterable[str]) -> None:
         """Delete documents of keys that ended long ago. Raises `Unavailable`."""

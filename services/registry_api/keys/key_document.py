@@ -4,6 +4,7 @@ The functions are the changes of the document. Each returns its argument if ther
 refuses by raising. No secret is in the document, only the SHA-256 of one.
 """
 
+from collections.abc import Iterable, Set
 from typing import ClassVar, Self
 
 from services.registry_api.keys.api_keys import ApiKey, ApiKeyRecord, End
@@ -67,12 +68,11 @@ def with_child(document: KeyDocument, child: str, now: float) -> KeyDocument:
     return document.having(made=(*document.made, child))
 
 
-def without_child(document: KeyDocument, child: str, inherits: tuple[str, ...]) -> KeyDocument:
-    """Forget a key that this one has made, and name the keys which that one has made instead."""
-    if child not in document.made:
-        return document
-    kept = (one for one in (*document.made, *inherits) if one != child)
-    return document.having(made=tuple(dict.fromkeys(kept)))
+def without_children(document: KeyDocument, gone: Set[str], inherited: Iterable[str]) -> KeyDocument:
+    """Forget keys that this one has made, and name the keys which they have made instead."""
+    named = dict.fromkeys((*document.made, *inherited))
+    kept = tuple(one for one in named if one not in gone)
+    return document if kept == document.made else document.having(made=kept)
 
 
 def ended(document: KeyDocument, at: int, *, now: int, by: str) -> KeyDocument:

@@ -22,6 +22,10 @@ log = structlog.get_logger(__name__)
 
 REMEMBERED_SECONDS = 1.0
 """What was read of a profile is used for this long."""
+_SETTLED_SECONDS = REMEMBERED_SECONDS + 0.1
+"""A promotion is acknowledged after this time. It is a little longer, because the clocks of two machines do
+not run at exactly the same speed.
+"""
 _UNREADABLE_SECONDS = 10.0
 """The bucket is not asked again for this long after a document could not be read. Redis is still asked."""
 
@@ -106,7 +110,7 @@ class ProfileRecords:
         Raises `Unavailable`.
         """
         self._shared.settle()
-        self._clock.sleep(REMEMBERED_SECONDS)
+        self._clock.sleep(_SETTLED_SECONDS)
 
     def now(self) -> int:
         """Return the store's time in Unix seconds."""

@@ -126,11 +126,15 @@ class SharedDocuments:
 
     def expect_view(self) -> None:
         """Raise `Unavailable` if there is no view that other processes could learn of a change by."""
-        self._generation.for_reading()
+        self._generation.read(lambda _pipeline, _generation: None)
 
     def _usable_generation(self) -> str | None:
-        """Return the generation in use before the commit, so that every later one reads the commit."""
+        """Return the generation in use before the commit, so that every later one reads the commit.
+
+        Redis is asked, because it may have lost the view since the last call.
+        """
         try:
+            self._generation.read(lambda _pipeline, _generation: None)
             return self._generation.for_reading()
         except Unavailable:
             return None
