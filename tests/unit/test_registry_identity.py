@@ -97,7 +97,7 @@ def test_a_copy_is_refused_until_it_is_adopted_and_the_original_stays_what_it_is
 def test_a_damaged_document_is_refused_until_somebody_decides(world: World, body: bytes) -> None:
     """A copy must not pass for the original because what distinguishes them is damaged."""
     world.store.put(REGISTRY, body)
-    with pytest.raises(StoreUnfit, match="'_registry.json' of the bucket is damaged. Restore it"):
+    with pytest.raises(StoreUnfit, match=r"'_registry\.json' of the bucket is damaged. Restore it"):
         start(world)
     assert world.store.get(REGISTRY) == body
     adopted = start(world, do=adopt)
@@ -134,7 +134,7 @@ def test_a_bucket_of_an_earlier_release_is_refused_with_the_commands_that_move_i
     with pytest.raises(StoreUnfit) as caught:
         start(world, do=do)
     message = str(caught.value)
-    assert f"it holds '{key.split('/')[0]}/'" in message
+    assert f"it holds '{key.partition('/')[0]}/'" in message
     assert "`speaker-registry export FILE`" in message
     assert "`speaker-registry import FILE`" in message
     assert world.store.objects.get(REGISTRY) == before

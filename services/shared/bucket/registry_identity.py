@@ -158,9 +158,9 @@ def _refuse_facts(store: Folders) -> None:
     if found:
         raise StoreUnfit(
             "SPEAKER_STORE_URL: this bucket was written by an earlier release, whose layout this one does "
-            f"not read: it holds {', '.join(found)}. Accepted: an empty bucket or prefix. To move the voices, "
-            "start the earlier release on this bucket and run `speaker-registry export FILE`; then start this "
-            "release on an empty bucket and run `speaker-registry import FILE` (docs/moving.md)"
+            f"not read: it holds {', '.join(found)}. Accepted: an empty bucket or prefix. To move the "
+            "voices, start the earlier release on this bucket and run `speaker-registry export FILE`; then "
+            "start this release on an empty bucket and run `speaker-registry import FILE` (docs/moving.md)"
         )
 
 
