@@ -142,7 +142,7 @@ def test_encoders_are_announced_and_promoted_by_several_at_once(
 def test_a_loss_of_redis_loses_nothing_of_profiles_and_campaigns(
     process: Callable[[], Process], clock: MovableClock, redis_client: Redis
 ) -> None:
-    """What Redis holds of them is copied from the bucket again. Workers report again by themselves."""
+    """Redis gets its copies from the bucket again, and workers report again by themselves."""
     one = process()
     one.announce(A)
     one.announce(B)
@@ -166,7 +166,7 @@ def test_a_loss_of_redis_loses_nothing_of_profiles_and_campaigns(
 def test_keys_are_made_rotated_revoked_and_forgotten(
     process: Callable[[], Process], clock: MovableClock, redis_client: Redis
 ) -> None:
-    """From the answer on, no process accepts what was revoked, also not after a loss of Redis."""
+    """No process accepts a revoked key from the answer on, also not after a loss of Redis."""
     here, there = process(), process()
     given = {"name": "engines", "namespace": "default", "scopes": ["engine"]}
     token, key = make(here.keys, created_by="test", **given)
@@ -188,7 +188,7 @@ def test_keys_are_made_rotated_revoked_and_forgotten(
 def test_a_key_that_is_revoked_while_it_is_rotated_leaves_no_follower_or_ends_after_it(
     process: Callable[[], Process],
 ) -> None:
-    """Whichever comes first, the old key is refused. If the revocation comes first, nobody follows it."""
+    """The old key is refused in either case. If the revocation comes first, no key follows it."""
     here, there = process(), process()
     for _ in range(5):
         given = {"name": "engines", "namespace": "default", "scopes": ["engine"]}

@@ -39,7 +39,7 @@ class Store:
     def __init__(self, store: Any) -> None:
         self._store = store
         self.before: list[Callable[[], None]] = []
-        """What happens before the next swaps of keys, the last one first."""
+        """The functions that are called before the next swaps of keys, the last one first."""
         self.after: list[Callable[[], None]] = []
         self.reads: list[str] = []
         self.refuses: Callable[[str], Exception | None] = lambda _: None
@@ -250,7 +250,7 @@ def test_a_revocation_that_redis_was_not_told_of_stands(world: World, here: Proc
 def test_a_node_of_the_store_that_is_behind_makes_no_revoked_key_good_again(
     world: World, here: Process
 ) -> None:
-    """Without Redis the document is read again and again, and one answer may be of the time before."""
+    """A process without Redis reads the document again and again, and one answer may be outdated."""
     token, _ = made(here)
     before = world.store.get(api_key_key(token.id))
     revoke(here.keys, token.id, by="test")
@@ -458,7 +458,7 @@ def test_what_has_ended_is_not_rotated(world: World, here: Process) -> None:
 
 
 def test_a_key_that_is_revoked_while_it_is_rotated_has_no_follower(world: World, here: Process) -> None:
-    """Whoever revoked it wants nobody in. Another process accepted the key a moment before."""
+    """An operator who revokes a key wants nobody in. Another process accepted it a moment before."""
     _, old = made(here)
     store = Store(world.store)
     rotating = Process(world, store=store)

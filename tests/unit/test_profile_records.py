@@ -131,7 +131,7 @@ def test_a_promotion_makes_a_candidate_current_and_another_one_is_the_way_back(
 
 
 def test_an_encoder_without_a_worker_is_promoted_by_force_only(process: Process) -> None:
-    """Without a worker, no new voice would get an artifact."""
+    """A profile without a worker gives no new voice an artifact."""
     process.announce(A)
     process.announce(B)
     with pytest.raises(EncoderUnserved, match=r"No live worker has .*, or send force=true"):

@@ -26,7 +26,7 @@ from speaker_registry.errors import InvalidApiKey, Unavailable
 log = structlog.get_logger(__name__)
 
 FRESH_SECONDS = 0.8
-"""What is held of a key is good for this long after the look that confirmed it."""
+"""A key that is held is good for this long after the look that confirmed it."""
 _SETTLED_SECONDS = FRESH_SECONDS + 0.1
 """What takes a key away is acknowledged after this time. It is a little longer, because the clocks of two
 machines do not run at exactly the same speed.
@@ -59,16 +59,16 @@ class KeyFolder(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """What was read of one key."""
+    """The document of one key as it was read, with what says how long it is good."""
 
     document: KeyDocument
     etag: str | None
     read_at: float
     good_for: float = FRESH_SECONDS
-    """What was read is good for so many seconds by itself."""
+    """The document is good for so many seconds by itself."""
     generation: str = ""
     position: int = 0
-    """What was read is good as long as Redis tells of no later change in this generation."""
+    """The document is good as long as Redis tells of no later change in this generation."""
 
 
 @dataclass(frozen=True, slots=True)

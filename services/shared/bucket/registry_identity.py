@@ -1,4 +1,4 @@
-"""Which registry a bucket belongs to, and where it is: the document `_registry.json`.
+"""Records which registry a bucket belongs to, and where it is, in the document `_registry.json`.
 
 The identity tells the view of one bucket from that of another. A copy of a bucket carries it along, so two
 registries would take both for the same one. Therefore the document also says where the bucket was, and a
@@ -38,7 +38,7 @@ class Folders(Protocol):
 
 
 class RegistryDocument(StoredDocument):
-    """Which registry a bucket belongs to."""
+    """The document that says which registry a bucket belongs to."""
 
     identity: str = ""
     """32 hex digits. Another one is made when the bucket is adopted."""

@@ -1,4 +1,4 @@
-"""What every document in the bucket has in common: a revision, the ids of its last changes, and a digest.
+"""Documents in the bucket have a revision, the ids of their last changes, and a digest in common.
 
 Pure: no clock, no bucket, no Redis. Each kind of document adds what it is about, see `document` for speakers
 and `profile_document` for profiles.

@@ -1,4 +1,4 @@
-"""Which encoder each profile is made with now: the documents of profiles, as one process knows them.
+"""Tells with which encoder each profile is made now, from the documents of profiles.
 
 Reading costs at most one round trip a second for each profile, and goes on from the bucket while Redis is
 away. `model/profile_document` has the rules.
@@ -21,7 +21,7 @@ from speaker_registry.errors import Unavailable
 log = structlog.get_logger(__name__)
 
 REMEMBERED_SECONDS = 1.0
-"""What was read of a profile is used for this long."""
+"""A document that was read is used for this long."""
 _SETTLED_SECONDS = REMEMBERED_SECONDS + 0.1
 """A promotion is acknowledged after this time. It is a little longer, because the clocks of two machines do
 not run at exactly the same speed.

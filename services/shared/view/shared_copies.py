@@ -1,4 +1,4 @@
-"""What Redis knows of the documents of which every process keeps a copy: those of profiles and of API keys.
+"""Keeps in Redis what all processes have to know of the documents of profiles and API keys.
 
 Redis keeps the revision and the ETag of each, of some the JSON as well, and the order in which they changed.
 So a process learns in one round trip which of its copies are outdated. All of this may be lost at any time,
@@ -23,7 +23,7 @@ class Told:
     position: int = 0
     """The number of the last change that was told."""
     numbers: Mapping[str, int] = field(default_factory=dict)
-    """For each path that was told since the process began to listen, the number of its last change."""
+    """The number of the last change by path, for all paths that were told since the process began to listen."""
 
 
 class SharedCopies:
