@@ -37,7 +37,9 @@ from tests.memory_registry import PROFILES
 
 PROFILE = PROFILES[0].name
 A, B, C = ("sha256:" + letter * 64 for letter in "abc")
-BUCKET = StoreSettings(url="s3://voices", endpoint="http://store:9000")
+BUCKET = StoreSettings(
+    url="s3://voices", endpoint="http://store:9000", access_key_id="id", secret_access_key="secret"
+)
 
 
 class Process:

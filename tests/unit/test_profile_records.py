@@ -384,6 +384,20 @@ def test_the_oldest_campaign_that_is_over_is_forgotten() -> None:
     assert [one.id for one in document.campaigns] == [str(one) for one in range(1, MAX_CAMPAIGNS + 1)]
 
 
+def test_artifacts_stay_that_are_served_or_may_be_served_after_the_next_promotion() -> None:
+    """Housekeeping removes all others. A campaign's work must be there when its encoder is promoted."""
+    document = ProfileDocument()
+    assert document.kept_fingerprints == set()
+    for fingerprint in "abcd":
+        document = announced(document, encoder(fingerprint)).having(revision=1)
+    document = with_campaign(
+        promoted(promoted(document, "b"), "a"), CampaignRecord(id="1", fingerprint="c", sample=1)
+    )
+    ended = with_campaign_state(document, "1", "complete", now=1)
+    assert document.kept_fingerprints == ended.kept_fingerprints == {"a", "b", "c"}
+    assert promoted(ended, "c").kept_fingerprints == {"c", "a"}
+
+
 # -- campaigns
 
 

@@ -74,6 +74,14 @@ class ProfileDocument(StoredDocument):
     def former_fingerprints(self) -> tuple[str, ...]:
         return tuple(one.fingerprint for one in self.former)
 
+    @property
+    def kept_fingerprints(self) -> frozenset[str]:
+        """Return the fingerprints whose artifacts stay: the current one, the one before, and those of
+        candidates that campaigns have prepared.
+        """
+        prepared = {one.fingerprint for one in self.campaigns} & {one.fingerprint for one in self.candidates}
+        return frozenset({self.fingerprint, *self.former_fingerprints[:1], *prepared} - {""})
+
     def encoder(self, fingerprint: str) -> Encoder | None:
         """Return an encoder that was current once, or that a worker came with."""
         known = (*filter(None, [self.current]), *self.former, *self.candidates)

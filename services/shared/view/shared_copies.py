@@ -23,7 +23,7 @@ class Told:
     position: int = 0
     """The number of the last change that was told."""
     numbers: Mapping[str, int] = field(default_factory=dict)
-    """The number of the last change by path, for all paths that were told since the process began to listen."""
+    """The number of the last change by path, for the paths that were told since the process listens."""
 
 
 class SharedCopies:

@@ -1,6 +1,7 @@
 """Keeps in Redis which workers have which encoders, and whose encoder failed its proof.
 
-Times are those of Redis' own clock. Workers report again and again, so a loss of Redis is made good within seconds.
+Times are those of Redis' own clock. Workers report again and again, so a loss of Redis is made good within
+seconds.
 """
 
 from collections import Counter
