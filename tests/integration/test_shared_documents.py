@@ -38,7 +38,7 @@ from tests.memory_registry import PROFILES
 PROFILE = PROFILES[0].name
 A, B, C = ("sha256:" + letter * 64 for letter in "abc")
 BUCKET = StoreSettings(
-    url="s3://voices", endpoint="http://store:9000", access_key_id="id", secret_access_key="secret"
+    url="s3://voices", endpoint="http://127.0.0.1:9000", access_key_id="id", secret_access_key="secret"
 )
 
 

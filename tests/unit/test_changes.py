@@ -772,8 +772,8 @@ def test_an_artifact_that_was_made_ahead_is_served_for_its_own_encoder_alone():
 def test_the_last_good_artifact_is_that_of_the_encoder_that_was_current_last():
     """A voice keeps its sound until the new encoder has made it anew."""
     document = published(registered(NOTHING, "v1"), "v1", QWEN, fingerprint="f1")
-    document = published(document, "v1", QWEN, fingerprint="f2", object_id="o2")
-    version = document.newest
+    second = artifact("o2", fingerprint="f2")
+    version = changes.with_artifact(document, "v1", QWEN.name, second, REQUIRED, extractor={}).newest
     for former, expected in ((("f1", "f2"), "f1"), (("f2", "f1"), "f2"), (("f0", "f1"), "f1")):
         assert last_good(version, QWEN.name, former) == version.artifact(QWEN.name, expected)
     assert last_good(version, QWEN.name, ()) is not None, "one of any encoder is better than none"

@@ -18,7 +18,7 @@ from tests.memory_registry import World
 
 
 def settings(place: str = "s3://voices") -> StoreSettings:
-    return StoreSettings(url=place, endpoint="http://store:9000", access_key_id="id", secret_access_key="s")
+    return StoreSettings(url=place, endpoint="http://127.0.0.1:9000", access_key_id="id", secret_access_key="s")
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ def test_the_identity_is_made_once_and_stays(world: World) -> None:
     before = world.store.get(REGISTRY)
     assert start(world) == first
     assert world.store.get(REGISTRY) == before
-    assert (first.generation, first.layout, first.name) == (1, 2, "s3://voices at http://store:9000")
+    assert (first.generation, first.layout, first.name) == (1, 2, "s3://voices at http://127.0.0.1:9000")
     assert "secret" not in before.decode()
 
 
@@ -83,7 +83,7 @@ def test_a_copy_is_refused_until_it_is_adopted_and_the_original_stays_what_it_is
     copy.store.objects = dict(world.store.objects)
     with pytest.raises(BucketCopied, match=r"'s3://copy at .*' says that it is 's3://voices at") as caught:
         start(copy, "s3://copy")
-    assert "SPEAKER_STORE_KNOWN_AS='s3://voices at http://store:9000'" in str(caught.value)
+    assert "SPEAKER_STORE_KNOWN_AS='s3://voices at http://127.0.0.1:9000'" in str(caught.value)
     adopted = start(copy, "s3://copy", adopt)
     assert start(copy, "s3://copy") == adopted
     assert adopted.identity != original.identity
