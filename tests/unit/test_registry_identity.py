@@ -81,6 +81,7 @@ def test_a_copy_is_refused_until_it_is_adopted_and_the_original_stays_what_it_is
     original = start(world)
     copy = World()
     copy.store.objects = dict(world.store.objects)
+    copy.pass_time(1)
     with pytest.raises(BucketCopied, match=r"'s3://copy at .*' says that it is 's3://voices at") as caught:
         start(copy, "s3://copy")
     assert "SPEAKER_STORE_KNOWN_AS='s3://voices at http://127.0.0.1:9000'" in str(caught.value)
