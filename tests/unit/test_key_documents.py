@@ -12,6 +12,7 @@ from services.registry_api.keys.api_keys import ApiKey, Token, is_secret_of
 from services.registry_api.keys.forget import forget
 from services.registry_api.keys.held_keys import FRESH_SECONDS
 from services.registry_api.keys.key_document import KeyDocument
+from services.registry_api.keys.key_uses import WRITE_SECONDS, KeyUses
 from services.registry_api.keys.keyring import KEPT_SECONDS
 from services.registry_api.keys.make import make
 from services.registry_api.keys.revoke import revoke
@@ -553,3 +554,22 @@ def test_long_ended_keys_are_forgotten(world: World, here: Process) -> None:
     assert state(process, rotated.record.id) == "active", "it will end, and has not"
     revoke(here.keys, thief.id, by="test", with_descendants=True)
     assert state(process, last.id) == "revoked"
+
+
+def test_use_is_remembered_to_the_minute_and_forgotten_with_the_key(world: World, here: Process) -> None:
+    """Redis gets the times now and then, this process knows them at once, and none of them stays for ever."""
+    used, unused = made(here)[0], made(here)[0]
+    uses, others = (KeyUses(process.generation, world.clock) for process in (here, Process(world)))
+    uses.note(used.id)
+    uses.write_if_due()
+    assert uses.last() == {used.id: int(world.clock.now())}
+    assert others.last() == {}
+    world.pass_time(WRITE_SECONDS)
+    uses.write_if_due()
+    uses.note(unused.id)
+    assert others.last() == {used.id: int(world.clock.now() - WRITE_SECONDS)}
+    assert uses.last().keys() == {used.id, unused.id}
+    uses.forget_others([unused.id])
+    assert others.last() == {}
+    world.lose_redis()
+    assert others.last() == {}

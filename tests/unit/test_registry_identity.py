@@ -18,7 +18,9 @@ from tests.memory_registry import World
 
 
 def settings(place: str = "s3://voices") -> StoreSettings:
-    return StoreSettings(url=place, endpoint="http://127.0.0.1:9000", access_key_id="id", secret_access_key="s")
+    return StoreSettings(
+        url=place, endpoint="http://127.0.0.1:9000", access_key_id="id", secret_access_key="s"
+    )
 
 
 @pytest.fixture

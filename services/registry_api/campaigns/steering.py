@@ -4,6 +4,7 @@ Each change is decided on the newest document, so no lock is needed: of two oper
 once, the second is refused. The progress of a campaign is no part of its document before it is over.
 """
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -26,6 +27,9 @@ from speaker_registry.errors import CampaignNotFound, CampaignOpen
 from speaker_registry.schemas import DEFAULT_SAMPLE, CampaignState
 
 log = structlog.get_logger(__name__)
+
+Decide = Callable[[ProfileDocument], ProfileDocument]
+"""A pure change of a profile's document, which refuses by raising."""
 
 
 class Steering:
@@ -138,7 +142,7 @@ class Steering:
             raise _not_found(profile, campaign_id) from None
         return known_campaign(document, campaign_id)
 
-    def _change(self, profile: str, decide: Any, *, by: str, did: str) -> ProfileDocument:
+    def _change(self, profile: str, decide: Decide, *, by: str, did: str) -> ProfileDocument:
         self._catalogue.get(profile)
         try:
             document = self._profiles.change(profile, decide, by=by, did=did)

@@ -173,15 +173,17 @@ class HeldKeys:
 
         A listing may leave out a key. One that this process knows is there nevertheless.
         """
-        listed = (api_key_of(stored.key) for stored in self._folder.list(API_KEYS).objects)
-        known = (key_id for key_id, held in list(self._held.items()) if held.document.revision)
-        found: dict[str, KeyDocument] = {}
+        listed = filter(None, (api_key_of(stored.key) for stored in self._folder.list(API_KEYS).objects))
+        self._listen()
+        held = dict(self._held)
+        good = {one: found.document for one, found in held.items() if self._is_good(one, found)}
+        read: dict[str, KeyDocument] = {}
 
         def add(key_id: str) -> None:
-            found[key_id] = self.document(key_id)
+            read[key_id] = self.document(key_id)
 
-        self.run_all([partial(add, key_id) for key_id in {*filter(None, listed), *known}])
-        return {key_id: document for key_id, document in found.items() if document.revision}
+        self.run_all([partial(add, key_id) for key_id in {*listed, *held} - good.keys()])
+        return {key_id: document for key_id, document in {**good, **read}.items() if document.revision}
 
     def check_listing(self) -> None:
         """Have documents read again that differ from what is held. Raises `Unavailable`."""
