@@ -59,8 +59,9 @@ class MemoryServer:
     def hmget(self, key: str, fields: Sequence[str]) -> list[str | None]:
         return [self.hgetall(key).get(field) for field in fields]
 
-    def hdel(self, key: str, field: str) -> None:
-        self.data.get(key, {}).pop(field, None)
+    def hdel(self, key: str, *fields: str) -> None:
+        for field in fields:
+            self.data.get(key, {}).pop(field, None)
 
     def hincrby(self, key: str, field: str, more: int) -> int:
         self.hset(key, field, int(self.hget(key, field) or 0) + more)
@@ -76,6 +77,24 @@ class MemoryServer:
     def zrangebylex(self, key: str, low: str, high: str, start: int, count: int) -> list[str]:
         after = low.removeprefix("(") if low != "-" else ""
         return [one for one in sorted(self.data.get(key, {})) if one > after][start : start + count]
+
+    def zrangebyscore(self, key: str, low: str | float, high: str, withscores: bool = False) -> list[Any]:
+        assert high == "+inf"
+        text = str(low)
+        least = float(text.removeprefix("("))
+        found = [
+            (one, score)
+            for one, score in self.zrange(key, 0, 10**6)
+            if score > least or (score == least and not text.startswith("("))
+        ]
+        return found if withscores else [one for one, _ in found]
+
+    def zrem(self, key: str, *members: str) -> None:
+        self.hdel(key, *members)
+
+    def zremrangebyscore(self, key: str, low: str, high: float) -> None:
+        assert low == "-inf"
+        self.hdel(key, *[one for one, score in self.data.get(key, {}).items() if score <= high])
 
     def xadd(self, key: str, **fields: Any) -> None:
         self.data.setdefault(key, []).append({name: str(value) for name, value in fields.items()})
@@ -275,6 +294,18 @@ def _complete(server: MemoryServer, keys: list[str], args: list[str]) -> None:
     server.set(keys[1], 1)
 
 
+def _share(server: MemoryServer, keys: list[str], args: list[str]) -> int:
+    _, copies, told, events = keys
+    stored = server.hget(copies, args[1])
+    if stored and int(stored.split(" ")[0]) >= int(args[2]):
+        return 0
+    server.hset(copies, args[1], f"{args[2]} {args[3]}")
+    last = max(server.data.get(told, {}).values(), default=0.0)
+    server.zadd(told, {args[1]: last + 1})
+    server.xadd(events, speaker="", what=args[4], document=args[1], revision=args[2])
+    return 1
+
+
 SCRIPTS: dict[str, Callable[[MemoryServer, list[str], list[str]], Any]] = {
     "begin": _begin,
     "apply": _apply,
@@ -284,4 +315,5 @@ SCRIPTS: dict[str, Callable[[MemoryServer, list[str], list[str]], Any]] = {
     "claim": _claim,
     "job": _job,
     "complete": _complete,
+    "share": _share,
 }

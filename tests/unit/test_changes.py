@@ -11,17 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.shared.model import changes
-from services.shared.model.document import (
-    KEPT_CHANGES,
-    DocumentDamaged,
-    DocumentNewer,
-    SpeakerDocument,
-)
+from services.shared.model.document import SpeakerDocument
 from services.shared.model.profiles import BUILT_IN
 from services.shared.model.promotion import held_back, promoted
 from services.shared.model.records import ArtifactRecord, ClipRecord, FailureRecord, Version, seal, unseal
 from services.shared.model.speaker import OpenJob, Speaker
-from services.shared.model.status import profile_status
+from services.shared.model.status import last_good, profile_status
+from services.shared.model.stored_document import KEPT_CHANGES, DocumentDamaged, DocumentNewer
 from speaker_registry.engine import Profile
 from speaker_registry.errors import (
     AliasNotFound,
@@ -760,6 +756,27 @@ def test_an_artifact_of_an_older_encoder_is_stale():
     assert state_of(document, QWEN, None) == "ready"
     given_with_it = published(registered(NOTHING, "v1"), "v1", QWEN, fingerprint="given")
     assert state_of(given_with_it, QWEN, "f2") == "ready"
+
+
+def test_an_artifact_that_was_made_ahead_is_served_for_its_own_encoder_alone():
+    """The last good artifact is one of an encoder that was current, never one that nobody has promoted."""
+    document = registered(NOTHING, "v1")
+    ahead = published(document, "v1", QWEN, fingerprint="f2", ahead=True).newest
+    assert ahead.artifact(QWEN.name) is ahead.artifact(QWEN.name, "f1") is None
+    assert ahead.artifact(QWEN.name, "f2") is not None
+    assert ahead.served == set()
+    assert last_good(ahead, QWEN.name, ()) is last_good(ahead, QWEN.name, ("f1",)) is None
+    assert last_good(ahead, QWEN.name, ("f3", "f2")) == ahead.artifact(QWEN.name, "f2")
+
+
+def test_the_last_good_artifact_is_that_of_the_encoder_that_was_current_last():
+    """A voice keeps its sound until the new encoder has made it anew."""
+    document = published(registered(NOTHING, "v1"), "v1", QWEN, fingerprint="f1")
+    second = artifact("o2", fingerprint="f2")
+    version = changes.with_artifact(document, "v1", QWEN.name, second, REQUIRED, extractor={}).newest
+    for former, expected in ((("f1", "f2"), "f1"), (("f2", "f1"), "f2"), (("f0", "f1"), "f1")):
+        assert last_good(version, QWEN.name, former) == version.artifact(QWEN.name, expected)
+    assert last_good(version, QWEN.name, ()) is not None, "one of any encoder is better than none"
 
 
 def test_what_can_never_be_extracted_says_why():

@@ -443,6 +443,19 @@ def test_a_job_of_a_replaced_encoder_is_not_begun(registry: Registry) -> None:
     assert {"ecapa", "codec"} == {one["profile"] for one in registry.queue.waiting.values()}
 
 
+def test_an_artifact_of_a_candidate_is_published_ahead_and_changes_nothing_that_is_served(
+    registry: Registry,
+) -> None:
+    """A campaign prepares voices for an encoder that may never be promoted."""
+    attempt = begun(registry, registry.register("wren", 1).jobs["ecapa"])
+    of_candidate = replace(attempt.provenance, fingerprint="f2")
+    assert registry.publish(replace(attempt, provenance=of_candidate))
+    version = registry.document("wren").newest
+    assert [record.ahead for record in version.artifacts["ecapa"]] == [True]
+    assert version.artifact("ecapa", "f1") is None
+    assert "ecapa" not in version.served
+
+
 def test_a_failed_attempt_is_tried_again_and_given_up_at_last(registry: Registry) -> None:
     """A failure in the document keeps it from being tried for ever."""
     job = registry.register("wren", 1).jobs["ecapa"]

@@ -16,7 +16,7 @@ import zlib
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from services.shared.model.domain import Record
 from speaker_registry.scopes import SCOPES
@@ -79,6 +79,8 @@ def _checksum(text: str) -> str:
 
 class ApiKeyRecord(Record):
     """The stored part of a key: the JSON of its first fact. It is never edited."""
+
+    model_config = ConfigDict(extra="allow")  # an older release must not drop what a newer one says of it
 
     id: str
     secret_sha256: str = Field(repr=False)

@@ -20,9 +20,11 @@ from services.shared.bucket.keys import SpeakerId, is_slug
 from services.shared.bucket.store import check_key
 from speaker_registry.names import is_namespace
 
+API_KEYS = "_keys/"
 REGISTRY = "_registry.json"
 VIEW = "_view.json"
 
+_API_KEY = re.compile(r"_keys/([0-9a-z]{8})\.json")
 _DOCUMENT = re.compile(r"([^/]+)/s/([^/]+)\.json")
 _ID = r"[0-9a-f]{32}"
 _BYTES = re.compile(rf"([^/]+)/d/([^/]+)/({_ID})/(?:clip|rendition|({_ID})\.safetensors)")
@@ -80,7 +82,13 @@ def bytes_of(key: str) -> StoredBytes | None:
 
 
 def api_key_key(key_id: str) -> str:
-    return check_key(f"_keys/{key_id}.json")
+    return check_key(f"{API_KEYS}{key_id}.json")
+
+
+def api_key_of(key: str) -> str | None:
+    """Return the id of the API key whose document has this key, or None if it is not the key of one."""
+    match = _API_KEY.fullmatch(key)
+    return match[1] if match else None
 
 
 def profile_key(profile: str) -> str:

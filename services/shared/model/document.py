@@ -5,30 +5,14 @@ Pure: no clock, no bucket, no Redis. A document is parsed from the JSON in the b
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, Self
+from typing import Self
 
-from pydantic import Field, ValidationError
+from pydantic import Field
 
-from services.shared.model.records import Record, Version, seal, unseal
+from services.shared.model.records import Record, Version
+from services.shared.model.stored_document import FAR_ABOVE, StoredDocument
 from speaker_registry.errors import AliasNotFound, IdempotencyKeyReused, VersionNotFound
 from speaker_registry.names import DEFAULT, LATEST
-
-FORMAT = 1
-"""The highest format of a document that this release understands."""
-KNOWN_NEEDS: frozenset[str] = frozenset()
-"""The words in `needs` that this release understands."""
-KEPT_CHANGES = 32
-"""The number of change ids that a document keeps. A lost reply is settled by them within 30 seconds."""
-_FAR_ABOVE = 1_000
-"""The document after a damaged one goes on so far above what anybody may have seen of the damaged one."""
-
-
-class DocumentDamaged(Exception):
-    """The document does not verify or lacks a member. Nothing is guessed in its place."""
-
-
-class DocumentNewer(Exception):
-    """The document can only be understood by a newer release. It is neither served nor changed."""
 
 
 class Alias(Record):
@@ -70,20 +54,9 @@ class Counts:
     text_bytes: int
 
 
-class SpeakerDocument(Record):
+class SpeakerDocument(StoredDocument):
     """Everything that is true about one speaker. A change makes a new document with the next revision."""
 
-    format: Literal[1] = 1
-    revision: int = 0
-    """The number of changes so far. 0 is the document of a speaker that the bucket does not have."""
-    needs: tuple[str, ...] = ()
-    """Words that a reader must know. A reader that does not know one serves and changes nothing."""
-    changes: dict[str, int] = Field(default_factory=dict)
-    """Ids of the last changes that cannot be told by what they added, each with its revision."""
-    at: int = 0
-    """The store's time of the last change, in Unix seconds."""
-    by: str = ""
-    did: str = ""
     key: str | None = None
     """The key of the speaker's name. None before the first version and after an erasure."""
     marks: Marks = Marks()
@@ -96,39 +69,6 @@ class SpeakerDocument(Record):
     swept: dict[str, int] = Field(default_factory=dict)
     """Ids whose bytes were collected as garbage, each with the time. No change may name them any more."""
 
-    # Reading and writing
-
-    @classmethod
-    def parse(cls, body: bytes | None) -> Self:
-        """Parse a stored document; None is that of a speaker which the bucket does not have.
-
-        Raises `DocumentDamaged` or `DocumentNewer`.
-        """
-        if body is None:
-            return cls()
-        try:
-            members = unseal(body)
-            _refuse_newer(members)
-            return cls.model_validate(members)
-        except (ValueError, ValidationError) as error:
-            raise DocumentDamaged(str(error)) from None
-
-    def to_bytes(self) -> bytes:
-        """Return the document as it is stored."""
-        return seal(self.model_dump(mode="json"))
-
-    def following(self, before: Self, change_id: str | None, *, at: int, by: str, did: str) -> Self:
-        """Return this document as the revision after `before`.
-
-        Args:
-            change_id: the id by which a repeat of the change is recognised. None if the change added
-                something that has an id of its own.
-        """
-        revision = before.revision + 1
-        changes = {**before.changes, **({change_id: revision} if change_id else {})}
-        newest = dict(sorted(changes.items(), key=lambda change: change[1])[-KEPT_CHANGES:])
-        return self.having(revision=revision, changes=newest, at=at, by=by, did=did)
-
     @classmethod
     def after_damage(cls, known: Self | None, now: int) -> Self:
         """Return the empty document that a delete puts in place of a damaged one.
@@ -140,10 +80,10 @@ class SpeakerDocument(Record):
             now: the store's time.
         """
         known = known or cls()
-        number = max(now, known.marks.number + _FAR_ABOVE)
-        life = max(now, known.marks.life + _FAR_ABOVE)
+        number = max(now, known.marks.number + FAR_ABOVE)
+        life = max(now, known.marks.life + FAR_ABOVE)
         marks = Marks(number=number, created_at=max(now, known.marks.created_at), life=life)
-        return cls(marks=marks, revision=max(now, known.revision + _FAR_ABOVE), swept=known.swept)
+        return cls(marks=marks, revision=max(now, known.revision + FAR_ABOVE), swept=known.swept)
 
     # Questions
 
@@ -229,16 +169,3 @@ class SpeakerDocument(Record):
             bytes=sum(version.size for version in self.versions),
             text_bytes=sum(version.text_bytes for version in self.versions),
         )
-
-
-def _refuse_newer(members: dict[str, object]) -> None:
-    """Raise `DocumentNewer` if a document was written by a release that knows more than this one.
-
-    Looked at before the members are validated, because a newer format may have others.
-    """
-    form, needs = members.get("format"), members.get("needs", ())
-    if isinstance(form, int) and form > FORMAT:
-        raise DocumentNewer(f"the document has format {form}; this release reads format {FORMAT}")
-    unknown = {str(word) for word in needs} - KNOWN_NEEDS if isinstance(needs, list | tuple) else set()
-    if unknown:
-        raise DocumentNewer(f"the document needs {', '.join(sorted(unknown))}, which this release lacks")

@@ -8,7 +8,7 @@ changes nothing until an operator promotes it.
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from services.shared.model.domain import Record
 from services.shared.model.fingerprint import Fingerprint
@@ -23,6 +23,8 @@ ABSENT = None
 
 class Encoder(Record):
     """An encoder makes the artifacts of a profile. Its JSON is the body of the fact of a candidate."""
+
+    model_config = ConfigDict(extra="allow")  # an older release must not drop what a newer one says of it
 
     profile: str
     fingerprint: str

@@ -90,6 +90,10 @@ class ArtifactRecord(Record):
     tensors: dict[str, TensorInfo]
     brought: bool = False
     """True if somebody uploaded the artifact, so that no encoder of ours can make it again."""
+    ahead: bool = False
+    """True if the artifact was made ahead of the promotion of its encoder, which may never come. It is served
+    only while that encoder is the current one, or a former one.
+    """
     untrained: bool = False
     seconds_spent: float = 0.0
 
@@ -133,11 +137,13 @@ class Version(Record):
 
     def artifact(self, profile: str, fingerprint: str | None = None) -> ArtifactRecord | None:
         """Return the artifact to serve: the highest build that was made with `fingerprint`, or with any if
-        None.
+        None, except those that were made ahead.
         """
         made = self.artifacts.get(profile, ())
         current = {fingerprint, GIVEN_FINGERPRINT}
-        found = [one for one in made if fingerprint is None or one.fingerprint in current]
+        found = [
+            one for one in made if (one.fingerprint in current if fingerprint is not None else not one.ahead)
+        ]
         return max(found, key=lambda one: one.build, default=None)
 
     def highest_build(self, profile: str, fingerprint: str) -> int:
@@ -152,8 +158,11 @@ class Version(Record):
 
     @property
     def served(self) -> frozenset[str]:
-        """Return the profiles for which the version has an artifact of any fingerprint."""
-        return frozenset(profile for profile, made in self.artifacts.items() if made)
+        """Return the profiles for which the version has an artifact of any fingerprint.
+
+        One that was made ahead does not count: it is not served before its encoder is promoted.
+        """
+        return frozenset(profile for profile in self.artifacts if self.artifact(profile) is not None)
 
     @property
     def names_of_bytes(self) -> frozenset[str]:

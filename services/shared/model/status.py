@@ -2,6 +2,7 @@
 the profile is made with now. Pure.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from services.shared.model.records import ArtifactRecord, Version
@@ -51,6 +52,20 @@ def profile_status(
         error = f"{failure.code}: {failure.message}"
         return ProfileStatus(profile=profile, state="failed", stale=stale, error=error)
     return ProfileStatus(profile=profile, state="pending", stale=stale)
+
+
+def last_good(version: Version, profile: str, former: Sequence[str]) -> ArtifactRecord | None:
+    """Return the artifact to serve while the current encoder has made none.
+
+    It is the one of the encoder that was current last. If there is none of any former encoder, any other one
+    is served that was not made ahead of a promotion, for example one that was uploaded before the profile
+    had a worker.
+
+    Args:
+        former: the fingerprints that were current before, the newest first.
+    """
+    found = (version.artifact(profile, fingerprint) for fingerprint in former)
+    return next((one for one in found if one is not None), None) or version.artifact(profile)
 
 
 def unsupported_reason(version: Version, profile: Profile) -> str | None:

@@ -134,11 +134,12 @@ def publish(
             return True
 
         def add(document: SpeakerDocument) -> SpeakerDocument:
+            is_ahead = profiles.fingerprint(attempt.profile) not in {"", attempt.fingerprint}
             return with_artifact(
                 document,
                 vuid,
                 attempt.profile,
-                record,
+                record.having(ahead=is_ahead),
                 profiles.required,
                 extractor=attempt.provenance.extractor,
                 instead_of=lost.object if lost else None,

@@ -20,8 +20,9 @@ from services.shared.bucket.keys import SpeakerId
 from services.shared.bucket.layout import document_key
 from services.shared.model.changes import fitting
 from services.shared.model.clock import Clock
-from services.shared.model.document import Counts, DocumentDamaged, DocumentNewer, SpeakerDocument
+from services.shared.model.document import Counts, SpeakerDocument
 from services.shared.model.speaker import Speaker
+from services.shared.model.stored_document import DocumentDamaged, DocumentNewer
 from services.shared.registry.parsed import MissingSpeakers, ParsedDocuments
 from services.shared.view.agenda import Agenda
 from services.shared.view.copies import Copy, SpeakerView

@@ -10,6 +10,10 @@ due             speakers, by the time at which housekeeping looks at them
 events          the stream of events
 complete        there once every document that the bucket lists has been applied
 words           what each process left at its last look, see `generation`
+shared          copies of documents that every process keeps: path -> revision, ETag and, of some, the JSON
+told            the paths of such documents, by the order in which they were last said to have changed
+workers:{profile}, failed:{profile}   live workers, and failed proofs, by time
+keys_used       API keys: id -> Unix seconds of the last use
 """
 
 from services.shared.bucket.keys import SpeakerId
@@ -58,3 +62,23 @@ def complete_key(generation: str) -> str:
 
 def words_key(generation: str) -> str:
     return f"sr:{generation}:words"
+
+
+def shared_key(generation: str) -> str:
+    return f"sr:{generation}:shared"
+
+
+def told_key(generation: str) -> str:
+    return f"sr:{generation}:told"
+
+
+def workers_key(generation: str, profile: str) -> str:
+    return f"sr:{generation}:workers:{profile}"
+
+
+def failed_proofs_key(generation: str, profile: str) -> str:
+    return f"sr:{generation}:failed:{profile}"
+
+
+def keys_used_key(generation: str) -> str:
+    return f"sr:{generation}:keys_used"

@@ -1,0 +1,39 @@
+"""Deletes the documents of API keys that ended long ago."""
+
+from functools import partial
+
+import structlog
+
+from services.registry_api.keys.held_keys import HeldKeys
+from services.registry_api.keys.key_document import KeyDocument, is_forgotten, without_children
+from services.registry_api.keys.keyring import KEPT_SECONDS
+
+log = structlog.get_logger(__name__)
+
+
+def forget(keys: HeldKeys) -> int:
+    """Delete the keys that ended longer ago than they are shown. Returns their number.
+
+    The keys that a forgotten key has made count as made by its maker from then on, so that they are still
+    found when that one is revoked with all keys that came from it. Raises `Unavailable`.
+    """
+    documents, before = keys.documents(), keys.now() - KEPT_SECONDS
+    old = {key_id for key_id, found in documents.items() if is_forgotten(found, before=before)}
+    inherited: dict[str, list[str]] = {}
+    for key_id in sorted(old):
+        inherited.setdefault(_heir(documents, old, key_id), []).extend(documents[key_id].made)
+    for heir in inherited.keys() & documents.keys():
+        decide = partial(without_children, gone=old, inherited=inherited[heir])
+        keys.change(heir, decide, by="housekeeping", did="forget")
+    keys.forget(old)
+    if old:
+        log.info("keys.swept", keys=len(old))
+    return len(old)
+
+
+def _heir(documents: dict[str, KeyDocument], old: set[str], key_id: str) -> str:
+    """Return the nearest maker of a key that stays."""
+    while key_id in old:
+        record = documents[key_id].record
+        key_id = record.created_by if record else ""
+    return key_id

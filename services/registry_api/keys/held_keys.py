@@ -1,0 +1,335 @@
+"""The API keys as one process knows them: found by their ids, without a listing.
+
+A process holds what it has read of each key. Redis tells in which order keys changed, so what is held is good
+for `FRESH_SECONDS` after a look at Redis, which costs one round trip for all keys. Without Redis, and for
+keys that Redis was not told of, the document in the bucket is read again. What is held never comes from
+Redis, which could otherwise give a key any right. Knows no requests.
+"""
+
+import threading
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Literal, NamedTuple, NoReturn, Protocol
+
+import structlog
+
+from services.registry_api.keys.api_keys import ANY_NAMESPACE, ApiKey
+from services.registry_api.keys.key_document import KeyDocument
+from services.shared.bucket.layout import API_KEYS, api_key_key, api_key_of
+from services.shared.bucket.store import Listing, ObjectUnavailable
+from services.shared.model.clock import Clock
+from services.shared.registry.shared_documents import Changed, DocumentUnusable, Found, SharedDocuments
+from services.shared.view.shared_copies import Told
+from speaker_registry.errors import InvalidApiKey, Unavailable
+
+log = structlog.get_logger(__name__)
+
+FRESH_SECONDS = 0.8
+"""A key that is held is good for this long after the look that confirmed it."""
+_SETTLED_SECONDS = FRESH_SECONDS + 0.1
+"""What takes a key away is acknowledged after this time. It is a little longer, because the clocks of two
+machines do not run at exactly the same speed.
+"""
+_MISSING_SECONDS = 5.0
+"""A key that the bucket does not have, or whose document is damaged, is looked for again after this long."""
+_UNREADABLE_SECONDS = 30.0
+"""A document that the store does not return is asked for again after this long. It may take half a minute to
+fail, and no request waits for it again meanwhile.
+"""
+_LISTING_SECONDS = 30.0
+"""The documents are listed this often in the background: the process that changed one may have died before it
+told Redis.
+"""
+_MAX_HELD = 20_000
+"""The largest number of ids of which something is held. Ids that do not exist count, too."""
+_STRIPES = 16
+"""The number of keys that may be read from the bucket at once."""
+
+Do = Callable[[], object]
+
+
+class KeyFolder(Protocol):
+    """The part of a store that lists keys and removes those that are forgotten."""
+
+    def list(self, prefix: str) -> Listing: ...
+
+    def delete(self, keys: Iterable[str]) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """The document of one key as it was read, with what says how long it is good."""
+
+    document: KeyDocument
+    etag: str | None
+    read_at: float
+    good_for: float = FRESH_SECONDS
+    """The document is good for so many seconds by itself."""
+    generation: str = ""
+    position: int = 0
+    """The document is good as long as Redis tells of no later change in this generation."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Heard:
+    told: Told
+    at: float
+
+
+class _Failure(NamedTuple):
+    """The error of a read, for all threads that waited for it."""
+
+    at: float
+    error: Unavailable
+
+
+_NOTHING = KeyDocument()
+
+
+def _start_thread(do: Callable[[], None]) -> None:
+    threading.Thread(target=do, name="keys-listed", daemon=True).start()
+
+
+class HeldKeys:
+    """Finds and changes API keys. Safe to use from several threads.
+
+    Args:
+        run_all: runs the reads of several keys, some at a time.
+        run_in_background: runs a function without waiting for it.
+    """
+
+    def __init__(
+        self,
+        shared: SharedDocuments,
+        folder: KeyFolder,
+        clock: Clock,
+        run_all: Callable[[Iterable[Do]], None],
+        run_in_background: Callable[[Callable[[], None]], None] = _start_thread,
+    ) -> None:
+        self.clock = clock
+        self.run_all = run_all
+        self._shared = shared
+        self._folder = folder
+        self._run_in_background = run_in_background
+        self._held: dict[str, _Held] = {}  # bounded by `_MAX_HELD`
+        self._heard: _Heard | None = None
+        self._hearing = threading.Lock()
+        self._deaf_until = float("-inf")
+        """Redis did not answer, and is not asked again before this time."""
+        self._reading = [threading.Lock() for _ in range(_STRIPES)]
+        self._failed: dict[int, _Failure] = {}  # bounded: one for each stripe
+        self._listed: dict[str, str] = {}  # bounded: keys of the last listing
+        self._next_listing = float("-inf")
+        self._listing = threading.Lock()
+
+    # Reading
+
+    def look(self, key_id: str) -> ApiKey | None:
+        """Return a key in any state, as it was within the last `FRESH_SECONDS`; None if there is none.
+
+        Raises `Unavailable` if that cannot be found out: a key that may have ended is not trusted.
+        """
+        return self.document(key_id).key
+
+    def document(self, key_id: str) -> KeyDocument:
+        """Return the document of a key. Raises as `look` does."""
+        if not is_key_id(key_id):
+            return _NOTHING
+        asked_at = self.clock.since_boot()
+        self._listen()
+        stripe = hash(key_id) % _STRIPES
+        with self._reading[stripe]:
+            held = self._held.get(key_id)
+            if held is None or not self._is_good(key_id, held):
+                failed = self._failed.get(stripe)
+                if failed is not None and failed.at >= asked_at:
+                    _raise_again(failed.error)
+                held = self._read(key_id, stripe)
+        self._list_if_due()
+        return held.document
+
+    def find(self, key_id: str) -> ApiKey | None:
+        """Return what is held of a key, if that is good now. This does no I/O, and None proves nothing."""
+        held = self._held.get(key_id)
+        return held.document.key if held is not None and self._is_good(key_id, held) else None
+
+    def state(self, key: ApiKey) -> Literal["active", "expired", "revoked"]:
+        return key.state(self.clock.now())
+
+    def check_active(self, key: ApiKey) -> None:
+        """Raises `InvalidApiKey` if the key is revoked or has expired."""
+        if (state := self.state(key)) != "active":
+            raise InvalidApiKey(f"This API key is {state}.")
+
+    def all(self, namespace: str) -> list[ApiKey]:
+        """Return the keys of a namespace, or of all namespaces (`*`), oldest first. Raises as `look` does."""
+        keys = (one.key for one in self.documents().values())
+        found = [key for key in keys if key and namespace in {ANY_NAMESPACE, key.record.namespace}]
+        return sorted(found, key=lambda key: (key.record.created_at, key.record.id))
+
+    def documents(self) -> dict[str, KeyDocument]:
+        """Return the documents of all keys by their ids. Raises as `look` does.
+
+        A listing may leave out a key. One that this process knows is there nevertheless.
+        """
+        listed = filter(None, (api_key_of(stored.key) for stored in self._folder.list(API_KEYS).objects))
+        self._listen()
+        held = dict(self._held)
+        good = {one: found.document for one, found in held.items() if self._is_good(one, found)}
+        read: dict[str, KeyDocument] = {}
+
+        def add(key_id: str) -> None:
+            read[key_id] = self.document(key_id)
+
+        self.run_all([partial(add, key_id) for key_id in {*listed, *held} - good.keys()])
+        return {key_id: document for key_id, document in {**good, **read}.items() if document.revision}
+
+    def check_listing(self) -> None:
+        """Have documents read again that differ from what is held. Raises `Unavailable`."""
+        listed: dict[str, str] = {}
+        for stored in self._folder.list(API_KEYS).objects:
+            if key_id := api_key_of(stored.key):
+                listed[key_id] = stored.etag or f"{stored.size} {stored.last_modified.isoformat()}"
+                held = self._held.get(key_id)
+                known = held.etag if held and stored.etag else self._listed.get(key_id)
+                if held is not None and known != listed[key_id]:
+                    self._held[key_id] = replace(held, generation="")
+        self._listed = listed
+
+    # Changing
+
+    def change(
+        self, key_id: str, decide: Callable[[KeyDocument], KeyDocument], *, by: str, did: str
+    ) -> Changed[KeyDocument]:
+        """Commit what `decide` makes of the newest document of a key, and tell Redis.
+
+        It goes on without Redis, for which `Changed.told` is then false.
+
+        Raises:
+            Unavailable: the change was not made, or it is not known whether it was. What `decide` raises.
+        """
+        heard, began = self._heard, self.clock.since_boot()
+        changed = self._shared.change(
+            KeyDocument,
+            api_key_key(key_id),
+            decide,
+            by=by,
+            did=did,
+            with_body=False,
+            mend=lambda: KeyDocument.after_damage(self.now()),
+        )
+        self._hold(key_id, changed, heard, began)
+        return changed
+
+    def settle(self) -> None:
+        """Return when no process accepts a key any more that was ended before this call.
+
+        Raises `Unavailable`.
+        """
+        self._shared.settle()
+        self.clock.sleep(_SETTLED_SECONDS)
+
+    def forget(self, key_ids: Iterable[str]) -> None:
+        """Delete documents of keys that ended long ago. Raises `Unavailable`."""
+        paths = [api_key_key(key_id) for key_id in key_ids]
+        self._folder.delete(paths)
+        for path in paths:
+            self._held.pop(str(api_key_of(path)), None)
+        self._shared.copies.forget(paths)
+
+    def now(self) -> int:
+        """Return the store's time in Unix seconds, by which everything in a document is dated."""
+        return self._shared.now()
+
+    # Hearing of changes
+
+    def _listen(self) -> None:
+        """Ask Redis what has changed, unless that was done within `FRESH_SECONDS`. One thread does it."""
+        with self._hearing:
+            began = self.clock.since_boot()
+            if began < self._deaf_until or (self._heard and began - self._heard.at < FRESH_SECONDS):
+                return
+            try:
+                told = self._shared.copies.told(self._heard.told if self._heard else None)
+            except Unavailable:
+                self._heard = None
+                self._deaf_until = self.clock.since_boot() + FRESH_SECONDS
+                return
+            self._heard = _Heard(told, began)
+
+    def _is_good(self, key_id: str, held: _Held) -> bool:
+        now, heard = self.clock.since_boot(), self._heard
+        if now - held.read_at < held.good_for:
+            return True
+        if heard is None or now - heard.at >= FRESH_SECONDS:
+            return False
+        last_change = heard.told.numbers.get(api_key_key(key_id), 0)
+        return held.generation == heard.told.generation and last_change <= held.position
+
+    def _read(self, key_id: str, stripe: int) -> _Held:
+        """Read a document. One that cannot be understood or returned stands for no key, for a while."""
+        heard, began = self._heard, self.clock.since_boot()
+        try:
+            found = self._shared.read(KeyDocument, api_key_key(key_id))
+        except DocumentUnusable:  # this was logged
+            return self._hold_nothing(key_id, began, _MISSING_SECONDS)
+        except ObjectUnavailable as error:
+            log.error("key.unreadable", key_id=key_id, reason=error.message)
+            return self._hold_nothing(key_id, began, _UNREADABLE_SECONDS)
+        except Unavailable as error:
+            self._failed[stripe] = _Failure(self.clock.since_boot(), error)
+            raise
+        if found.etag is None:
+            return self._hold_nothing(key_id, began, _MISSING_SECONDS)
+        return self._hold(key_id, found, heard, began)
+
+    def _hold(self, key_id: str, found: Found[KeyDocument], heard: _Heard | None, began: float) -> _Held:
+        """Hold a document that was read after `heard` and `began`, unless a later revision is known."""
+        known = self._held.get(key_id)
+        if known is not None and known.document.revision > found.document.revision:
+            found = Found(known.document, known.etag)  # a node of the store is behind
+        held = _Held(
+            found.document,
+            found.etag,
+            began,
+            generation=heard.told.generation if heard else "",
+            position=heard.told.position if heard else 0,
+        )
+        return self._keep(key_id, held)
+
+    def _hold_nothing(self, key_id: str, began: float, seconds: float) -> _Held:
+        return self._keep(key_id, _Held(_NOTHING, None, began, good_for=seconds))
+
+    def _keep(self, key_id: str, held: _Held) -> _Held:
+        if len(self._held) >= _MAX_HELD:
+            self._held.clear()
+        self._held[key_id] = held
+        return held
+
+    def _list_if_due(self) -> None:
+        """Have the documents listed in the background now and then. No request waits for it."""
+        now = self.clock.since_boot()
+        if now >= self._next_listing:
+            self._next_listing = now + _LISTING_SECONDS
+            self._run_in_background(self._list)
+
+    def _list(self) -> None:
+        if not self._listing.acquire(blocking=False):
+            return  # the previous one still waits for the bucket
+        try:
+            self.check_listing()
+        except Exception as error:  # noqa: BLE001 - it is tried again, and Redis tells of changes meanwhile
+            log.warning("keys.not_listed", error=type(error).__name__)
+        finally:
+            self._listing.release()
+
+
+def is_key_id(text: str) -> bool:
+    """Return whether a text could be the id of a key, so that a path may be made of it."""
+    return api_key_of(f"{API_KEYS}{text}.json") is not None
+
+
+def _raise_again(error: Unavailable) -> NoReturn:
+    """Raise a copy of an error that was raised in another thread."""
+    raise Unavailable(error.message, retry_after_seconds=error.retry_after_seconds)

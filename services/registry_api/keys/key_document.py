@@ -1,0 +1,105 @@
+"""Everything that is true about one API key, as one document: `_keys/{id}.json`. Pure.
+
+The functions are the changes of the document. Each returns its argument if there is nothing to change, and
+refuses by raising. No secret is in the document, only the SHA-256 of one.
+"""
+
+from collections.abc import Iterable, Set
+from typing import ClassVar, Self
+
+from services.registry_api.keys.api_keys import ApiKey, ApiKeyRecord, End
+from services.shared.model.records import Record
+from services.shared.model.stored_document import FAR_ABOVE, StoredDocument
+from speaker_registry.errors import ApiKeyEnded, InvalidApiKey
+
+
+class KeyEnd(Record):
+    """The end of a key, which was set by a caller."""
+
+    at: int
+    """The time from which the key is not accepted, in Unix seconds, or `AT_ONCE` of `api_keys`."""
+    said_at: int
+    """The store's time at which the end was set."""
+    by: str
+    """The caller that set the end."""
+
+
+class KeyDocument(StoredDocument):
+    """Everything that is true about one API key. A change makes a new document with the next revision."""
+
+    UPDATED: ClassVar[str] = "keys.updated"
+
+    record: ApiKeyRecord | None = None
+    """None if the key was ended before it was made. Then it can not be made any more."""
+    end: KeyEnd | None = None
+    """The earliest end that was set."""
+    made: tuple[str, ...] = ()
+    """The ids of the keys that this key has made, so that all of them can be ended with it."""
+
+    @property
+    def key(self) -> ApiKey | None:
+        """Return the key, or None if there is none."""
+        if self.record is None:
+            return None
+        ends = () if self.end is None else (End(self.end.at, self.end.said_at),)
+        return ApiKey(self.record, ends)
+
+    @classmethod
+    def after_damage(cls, now: int) -> Self:
+        """Return the document that the end of a damaged key starts from. Such a key opens nothing."""
+        return cls(revision=now + FAR_ABOVE)
+
+
+def made_as(document: KeyDocument, record: ApiKeyRecord) -> KeyDocument:
+    """Make a key. Raises `InvalidApiKey` if its maker was ended meanwhile with all the keys that it made."""
+    if document.revision:
+        raise InvalidApiKey("The API key that makes this one was revoked meanwhile.")
+    return document.having(record=record)
+
+
+def with_child(document: KeyDocument, child: str, now: float) -> KeyDocument:
+    """Name a key that this one is about to make. Raises `InvalidApiKey` if this key has ended."""
+    if child in document.made:
+        return document
+    key = document.key
+    state = key.state(now) if key else "revoked"
+    if state != "active":
+        raise InvalidApiKey(f"This API key is {state}.")
+    return document.having(made=(*document.made, child))
+
+
+def without_children(document: KeyDocument, gone: Set[str], inherited: Iterable[str]) -> KeyDocument:
+    """Forget keys that this one has made, and name the keys which they have made instead."""
+    named = dict.fromkeys((*document.made, *inherited))
+    kept = tuple(one for one in named if one not in gone)
+    return document if kept == document.made else document.having(made=kept)
+
+
+def ended(document: KeyDocument, at: int, *, now: int, by: str) -> KeyDocument:
+    """End a key from a time on, or at once. An earlier end stays."""
+    if document.end is not None and document.end.at <= at:
+        return document
+    return document.having(end=KeyEnd(at=at, said_at=now, by=by))
+
+
+def replaced(document: KeyDocument, at: int, *, now: int, by: str) -> KeyDocument:
+    """End a key that another one follows. Raises `ApiKeyEnded` if it has ended already."""
+    if (key := document.key) is not None and (state := key.state(now)) != "active":
+        raise key_ended(key, state)
+    return ended(document, at, now=now, by=by)
+
+
+def key_ended(key: ApiKey, state: str) -> ApiKeyEnded:
+    """Return the error for a key that has ended, and so cannot be rotated."""
+    return ApiKeyEnded(
+        f"API key {key.record.id!r} is {state}; only one that is active can be rotated. Make a new one.",
+        param="key_id",
+    )
+
+
+def is_forgotten(document: KeyDocument, *, before: float) -> bool:
+    """Return whether a key ended before a time, so that nobody needs to see it any more."""
+    if document.record is None:
+        return document.end is not None and document.end.said_at < before
+    ends_at = document.key.ends_at if document.key else None
+    return ends_at is not None and ends_at < before

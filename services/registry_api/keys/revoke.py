@@ -1,0 +1,74 @@
+"""Ends an API key at once, and on request all keys that came from it."""
+
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import structlog
+
+from services.registry_api.keys.api_keys import AT_ONCE, ApiKey
+from services.registry_api.keys.held_keys import HeldKeys, is_key_id
+from services.registry_api.keys.key_document import KeyDocument, ended
+from services.registry_api.keys.keyring import key_not_found
+from services.shared.registry.shared_documents import Changed
+
+log = structlog.get_logger(__name__)
+
+
+def revoke(keys: HeldKeys, key_id: str, *, by: str, with_descendants: bool = False) -> ApiKey | None:
+    """End a key at once. From the return on, no process accepts it.
+
+    Args:
+        by: the caller that ends it, for the log.
+        with_descendants: also end the keys that it made, the keys that these made, and so on. If that fails
+            half-way, it can be repeated.
+
+    Returns None in place of a key whose document was damaged.
+
+    Raises:
+        ApiKeyNotFound: there is no such key.
+        Unavailable: a key may not be ended yet, or other processes may not have heard of it.
+    """
+    end = partial(ended, at=AT_ONCE, now=keys.now(), by=by)
+
+    def end_known(found: KeyDocument) -> KeyDocument:
+        if not found.revision:
+            raise key_not_found(key_id)
+        return end(found)
+
+    if not is_key_id(key_id):
+        raise key_not_found(key_id)
+    first = keys.change(key_id, end_known, by=by, did="revoke")
+    log.info("key.ended", key_id=key_id, at=AT_ONCE, by=by)
+    changed = [first, *(_descendants(keys, first.document, end, by) if with_descendants else ())]
+    for one in changed:
+        one.expect_told()
+    keys.settle()
+    return first.document.key
+
+
+def _descendants(
+    keys: HeldKeys, maker: KeyDocument, end: Callable[[KeyDocument], KeyDocument], by: str
+) -> Iterator[Changed[KeyDocument]]:
+    """End the keys that a key has made, the keys that these have made, and so on.
+
+    A key that is named and not made yet is ended, too: then it cannot be made any more.
+    """
+    seen, waiting = set[str](), [*maker.made]
+    while waiting:
+        level = [key_id for key_id in dict.fromkeys(waiting) if key_id not in seen]
+        seen.update(level)
+        changed: list[Changed[KeyDocument]] = []
+        keys.run_all([partial(_end_one, keys, key_id, end, by, changed) for key_id in level])
+        yield from changed
+        waiting = [key_id for one in changed for key_id in one.document.made]
+
+
+def _end_one(
+    keys: HeldKeys,
+    key_id: str,
+    end: Callable[[KeyDocument], KeyDocument],
+    by: str,
+    into: list[Changed[KeyDocument]],
+) -> None:
+    into.append(keys.change(key_id, end, by=by, did="revoke"))
+    log.info("key.ended", key_id=key_id, at=AT_ONCE, by=by)

@@ -1,0 +1,75 @@
+"""Makes a new API key with the permissions of an old one, which ends."""
+
+from functools import partial
+
+import structlog
+
+from services.registry_api.keys.api_keys import AT_ONCE, ApiKey, Token
+from services.registry_api.keys.held_keys import HeldKeys
+from services.registry_api.keys.key_document import key_ended, replaced
+from services.registry_api.keys.make import make, withdraw
+from speaker_registry.errors import ApiKeyEnded, PermissionDenied, Unavailable
+
+log = structlog.get_logger(__name__)
+
+
+def rotate(
+    keys: HeldKeys, old: ApiKey, *, grace_seconds: int, by: str, by_operator: bool = False
+) -> tuple[Token, ApiKey]:
+    """Make a new key with the permissions of an old one, which stays valid for `grace_seconds`.
+
+    If the old key expires, the new one has a lifetime of the same length, but does not outlive the API key
+    `by` that requests it, as with `make`. The two keys share their rate limits.
+
+    Callers should not repeat this call if they get no answer, because each call makes one more key. If the
+    end of the old key is not stored, the new key is ended as well, if possible.
+
+    Raises:
+        ApiKeyEnded: the old key is revoked or has expired, and must not become valid again.
+        PermissionDenied: the new key would end before the old one was to end.
+        InvalidApiKey, QuotaExceeded, Unavailable.
+    """
+    record, now = old.record, keys.now()
+    if (state := old.state(now)) != "active":
+        raise key_ended(old, state)
+    token, made = make(
+        keys,
+        name=record.name,
+        namespace=record.namespace,
+        scopes=record.scopes,
+        created_by=by,
+        expires_at=_end_after_rotation(keys, old, by, now),
+        requests_per_minute=record.requests_per_minute,
+        uploads_per_minute=record.uploads_per_minute,
+        by_operator=by_operator,
+        first=record.first or record.id,
+    )
+    at = now + grace_seconds if grace_seconds else AT_ONCE
+    try:
+        changed = keys.change(record.id, partial(replaced, at=at, now=now, by=by), by=by, did="rotate")
+    except (ApiKeyEnded, Unavailable):  # it was revoked meanwhile, and nobody may follow it
+        withdraw(keys, token.id, by=by)
+        raise
+    log.info("key.ended", key_id=record.id, at=at, by=by)
+    if not changed.told:  # the old key ends, so its holder must get the new one
+        log.warning("key.end_not_told", key_id=record.id)
+    elif at == AT_ONCE:
+        keys.settle()
+    return token, made
+
+
+def _end_after_rotation(keys: HeldKeys, old: ApiKey, by: str, now: int) -> int | None:
+    """Return the expiry of the key that replaces `old`. Raises `PermissionDenied`."""
+    record, maker = old.record, keys.look(by)
+    life = None if record.expires_at is None else record.expires_at - record.created_at
+    wanted = None if life is None else now + life
+    latest = None if maker is None else maker.ends_at
+    if latest is None or (wanted is not None and wanted <= latest):
+        return wanted
+    if old.ends_at is None or latest < old.ends_at:
+        raise PermissionDenied(
+            f"API key {by!r} ends at {latest}, and so would the key that follows {record.id!r}, which "
+            "would have lived longer. Rotate it with a key that does not end before it.",
+            param="key_id",
+        )
+    return latest

@@ -1,0 +1,98 @@
+"""Makes another encoder the current one of a profile, as an operator asks for it. Knows no HTTP.
+
+Promoting the encoder that was current before is the way back. It costs no extraction, because the artifacts
+of both encoders stay.
+"""
+
+from functools import partial
+
+import structlog
+
+from services.shared.model import profile_document
+from services.shared.model.encoders import Encoder
+from services.shared.model.profile_document import ProfileDocument
+from services.shared.model.profiles import ProfileCatalogue
+from services.shared.registry.profile_records import ProfileRecords
+from services.shared.view.workers import Workers
+from speaker_registry.errors import EncoderCurrent, EncoderUnknown, EncoderUnserved
+
+log = structlog.get_logger(__name__)
+
+
+def promote(
+    profiles: ProfileRecords,
+    workers: Workers,
+    catalogue: ProfileCatalogue,
+    profile: str,
+    fingerprint: str,
+    *,
+    by: str,
+    force: bool = False,
+) -> ProfileDocument:
+    """Make an encoder the current one of its profile at once.
+
+    Every voice keeps its last artifact until its new one is ready. Returns when no process answers any more
+    as it did before.
+
+    Args:
+        force: promote the encoder even if no live worker has it.
+
+    Raises:
+        ProfileUnknown, Unavailable.
+        EncoderUnknown: no worker ever came with this fingerprint for the profile.
+        EncoderCurrent: it is the current one already.
+        EncoderUnserved: no live worker has it, and `force` is false.
+    """
+    another_encoder(profiles, catalogue, profile, fingerprint)
+    if not force:
+        expect_worker(workers, profile, fingerprint, "or send force=true")
+    decide = partial(profile_document.promoted, fingerprint=fingerprint)
+    document = profiles.change(profile, decide, by=by, did="promote")
+    profiles.settle()
+    former = document.former_fingerprints
+    log.info("profile.updated", profile=profile, fingerprint=fingerprint, former=former, by=by)
+    return document
+
+
+def another_encoder(
+    profiles: ProfileRecords, catalogue: ProfileCatalogue, profile: str, fingerprint: str
+) -> Encoder:
+    """Return an encoder of a profile that is not its current one.
+
+    Raises:
+        ProfileUnknown, EncoderUnknown, EncoderCurrent, Unavailable.
+    """
+    catalogue.get(profile)
+    profiles.look_anew()
+    try:
+        return profile_document.another_encoder(profiles.read(profile), fingerprint)
+    except EncoderCurrent:
+        raise EncoderCurrent(
+            f"{fingerprint} is already the current fingerprint of profile '{profile}'.", param="fingerprint"
+        ) from None
+    except EncoderUnknown:
+        raise _unknown(profiles, catalogue, profile, fingerprint) from None
+
+
+def expect_worker(workers: Workers, profile: str, fingerprint: str, otherwise: str) -> None:
+    """Raise `EncoderUnserved` if no live worker has an encoder. `otherwise` says what else helps."""
+    if not workers.have(profile, fingerprint):
+        raise EncoderUnserved(
+            f"No live worker has {fingerprint}, so nothing would make artifacts for profile '{profile}'. "
+            f"Start a worker that has it, {otherwise}.",
+            param="fingerprint",
+        )
+
+
+def _unknown(
+    profiles: ProfileRecords, catalogue: ProfileCatalogue, profile: str, fingerprint: str
+) -> EncoderUnknown:
+    """Return the error for a fingerprint that is not one of the profile's. It says whose it is, if known."""
+    others = sorted(catalogue.names - {profile})
+    owner = next((name for name in others if profiles.read(name).encoder(fingerprint)), None)
+    whose = f"; it is a fingerprint of profile '{owner}'" if owner else ""
+    return EncoderUnknown(
+        f"No worker ever came with {fingerprint} for profile '{profile}'{whose}. GET /v1/profiles lists the "
+        "candidates and the former fingerprints of each profile.",
+        param="fingerprint",
+    )

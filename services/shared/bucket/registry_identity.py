@@ -1,0 +1,178 @@
+"""Records which registry a bucket belongs to, and where it is, in the document `_registry.json`.
+
+The identity tells the view of one bucket from that of another. A copy of a bucket carries it along, so two
+registries would take both for the same one. Therefore the document also says where the bucket was, and a
+bucket that says that it is elsewhere is refused until an operator decides. This module treats a local folder
+as a bucket. A bucket that an earlier release wrote, as facts, is refused.
+
+`python -m services.registry_api adopt-bucket` makes the bucket of the settings a registry of its own.
+"""
+
+import re
+from collections.abc import Callable
+from typing import Protocol
+
+import structlog
+
+from services.shared.bucket.connection import StoreUnfit
+from services.shared.bucket.documents import Base, Documents
+from services.shared.bucket.layout import REGISTRY
+from services.shared.bucket.place import BucketCopied, where
+from services.shared.configuration.settings import StoreSettings
+from services.shared.model.clock import Clock
+from services.shared.model.stored_document import DocumentDamaged, DocumentNewer, StoredDocument
+
+log = structlog.get_logger(__name__)
+
+LAYOUT = 2
+"""The layout of a bucket of documents, see `layout`. The layout of facts had no number."""
+_FACTS = ("_epochs", "_place", "_registry")
+"""Folders at the top of a bucket that every start of an earlier release has filled."""
+_ID = re.compile(r"[0-9a-f]{32}")
+
+
+class Folders(Protocol):
+    """The part of a store that names folders."""
+
+    def folders(self, prefix: str) -> list[str]: ...
+
+
+class RegistryDocument(StoredDocument):
+    """The document that says which registry a bucket belongs to."""
+
+    identity: str = ""
+    """32 hex digits. Another one is made when the bucket is adopted."""
+    generation: int = 0
+    """The number of times that the bucket was made a registry's own: 1 for an original."""
+    layout: int = LAYOUT
+    name: str = ""
+    """The place by which the registry knows its bucket, see `place.where`."""
+
+
+def open_identity(
+    store: Folders, documents: Documents, settings: StoreSettings, clock: Clock, *, now: Callable[[], int]
+) -> RegistryDocument:
+    """Return which registry the bucket belongs to. The first start on an empty bucket makes that up.
+
+    Of several processes that start at once, one makes it, and all return the same.
+
+    Args:
+        now: returns the store's time in Unix seconds.
+
+    Raises:
+        StoreUnfit: the bucket has the layout of an earlier or of a newer release, or its document is damaged.
+        BucketCopied: the bucket says that it is elsewhere.
+        Unavailable: the store does not answer.
+    """
+    _refuse_facts(store)
+    base = documents.read(REGISTRY)
+    document = _parse(base) if base.body is not None else _claim(documents, settings, clock, now)
+    _check_name(document, settings)
+    return document
+
+
+def adopt(
+    store: Folders, documents: Documents, settings: StoreSettings, clock: Clock, *, now: Callable[[], int]
+) -> RegistryDocument:
+    """Make the bucket a registry of its own, distinct from the one that it was copied from.
+
+    A damaged document is replaced as well, because an operator has decided. Raises `StoreUnfit` for a bucket
+    of another layout, and `Unavailable`.
+    """
+    _refuse_facts(store)
+    identity = clock.new_id()
+
+    def decide(base: Base) -> bytes:
+        before = RegistryDocument() if base.damaged else _parse_any(base)
+        return _made(before, identity, settings, now(), did="adopt").to_bytes()
+
+    changed = documents.change(REGISTRY, decide, done=lambda body: _holds(body, identity))
+    log.info("bucket.adopted", name=where(settings), identity=identity)
+    return _parse(changed)
+
+
+def _claim(
+    documents: Documents, settings: StoreSettings, clock: Clock, now: Callable[[], int]
+) -> RegistryDocument:
+    """Make up the identity of a new bucket, unless another process was first."""
+    identity = clock.new_id()
+
+    def decide(base: Base) -> bytes | None:
+        if base.body is not None:
+            return None
+        return _made(RegistryDocument(), identity, settings, now(), did="claim").to_bytes()
+
+    claimed = documents.change(REGISTRY, decide, done=lambda body: _holds(body, identity))
+    document = _parse(claimed)
+    log.info("bucket.claimed", name=document.name, identity=document.identity)
+    return document
+
+
+def _made(
+    before: RegistryDocument, identity: str, settings: StoreSettings, now: int, *, did: str
+) -> RegistryDocument:
+    after = before.having(
+        identity=identity, generation=before.generation + 1, layout=LAYOUT, name=where(settings)
+    )
+    return after.following(before, None, at=now, by="operator", did=did)
+
+
+def _parse(base: Base) -> RegistryDocument:
+    """Parse the document of a bucket that has one. Raises `StoreUnfit`."""
+    document = _parse_any(base) if not base.damaged else None
+    if document is None or not _ID.fullmatch(document.identity):
+        raise StoreUnfit(
+            f"SPEAKER_STORE_URL: the object '{REGISTRY}' of the bucket is damaged. Restore it from a backup. "
+            "Or run `python -m services.registry_api adopt-bucket`, if this bucket is no copy that could be "
+            "taken for its original"
+        )
+    return document
+
+
+def _parse_any(base: Base) -> RegistryDocument:
+    """Parse a document that verifies. Raises `StoreUnfit` if this release does not understand it."""
+    try:
+        document = RegistryDocument.parse(base.body)
+    except DocumentDamaged:
+        return RegistryDocument()
+    except DocumentNewer as error:
+        raise _newer(str(error)) from None
+    if document.layout != LAYOUT:
+        raise _newer(f"the bucket has layout {document.layout}; this release reads layout {LAYOUT}")
+    return document
+
+
+def _check_name(document: RegistryDocument, settings: StoreSettings) -> None:
+    if document.name != where(settings):
+        raise BucketCopied(
+            f"SPEAKER_STORE_URL: the bucket at '{where(settings)}' says that it is '{document.name}'. If it "
+            "is a copy, make it a registry of its own by `python -m services.registry_api adopt-bucket`. If "
+            "it is the same bucket by another name or address, set "
+            f"SPEAKER_STORE_KNOWN_AS='{document.name}'"
+        )
+
+
+def _refuse_facts(store: Folders) -> None:
+    """Raise `StoreUnfit` if an earlier release has written the bucket, also if it did so since."""
+    found = [f"'{name}/'" for name in _FACTS if name in store.folders("")]
+    if found:
+        raise StoreUnfit(
+            "SPEAKER_STORE_URL: this bucket was written by an earlier release, whose layout this one does "
+            f"not read: it holds {', '.join(found)}. Accepted: an empty bucket or prefix. To move the "
+            "voices, start the earlier release on this bucket and run `speaker-registry export FILE`; then "
+            "start this release on an empty bucket and run `speaker-registry import FILE` (docs/moving.md)"
+        )
+
+
+def _newer(reason: str) -> StoreUnfit:
+    return StoreUnfit(
+        f"SPEAKER_STORE_URL: a newer release has written the bucket: {reason}. Accepted: a release of the "
+        "registry that is at least as new"
+    )
+
+
+def _holds(body: bytes, identity: str) -> bool:
+    try:
+        return RegistryDocument.parse(body).identity == identity
+    except (DocumentDamaged, DocumentNewer):
+        return False

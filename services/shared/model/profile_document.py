@@ -1,0 +1,237 @@
+"""Everything that is true about one profile, as one document: its encoders and its campaigns. Pure.
+
+`_profiles/{profile}.json` holds the encoder that is current, those that were current before, the candidates
+that workers came with, and the campaigns that prepare a promotion. The functions here are its changes. Each
+returns its argument if there is nothing to change, and refuses by raising. `encoders` has the rules.
+"""
+
+from typing import Any, ClassVar, Self
+
+from services.shared.model.encoders import Encoder, former_after, takes_over
+from services.shared.model.records import Record
+from services.shared.model.stored_document import FAR_ABOVE, StoredDocument
+from speaker_registry.errors import (
+    CampaignEnded,
+    CampaignNotFound,
+    CampaignOpen,
+    EncoderCurrent,
+    EncoderUnknown,
+)
+from speaker_registry.schemas import CampaignState
+
+MAX_CANDIDATES = 32
+"""The number of candidates that are remembered. A worker that starts makes its encoder one again."""
+MAX_CAMPAIGNS = 50
+"""The number of campaigns that are remembered. The oldest that is over goes first."""
+
+
+class CampaignRecord(Record):
+    """A campaign as its last change left it."""
+
+    id: str
+    fingerprint: str
+    """The encoder whose workers prepare the voices."""
+    sample: int
+    """The number of voices of which the old and the new artifacts are compared."""
+    rate: float | None = None
+    """The highest number of voices for each second. None sets no limit."""
+    promotes: bool = False
+    """True if the encoder is promoted once it has an artifact of every voice."""
+    force: bool = False
+    """True if the encoder is promoted even if no live worker has it then."""
+    state: CampaignState = "running"
+    created_at: int = 0
+    changed_at: int = 0
+    result: dict[str, Any] | None = None
+    """The progress at the end of a campaign that is over."""
+
+    @property
+    def open(self) -> bool:
+        """True if the campaign is not over."""
+        return self.state in {"running", "paused"}
+
+
+class ProfileDocument(StoredDocument):
+    """Everything that is true about one profile. A change makes a new document with the next revision."""
+
+    UPDATED: ClassVar[str] = "profile.updated"
+
+    current: Encoder | None = None
+    """The encoder whose artifacts are made and served."""
+    former: tuple[Encoder, ...] = ()
+    """The encoders that were current before, the newest first."""
+    candidates: tuple[Encoder, ...] = ()
+    """The encoders that workers came with and that never were current, the newest last."""
+    campaigns: tuple[CampaignRecord, ...] = ()
+    """The campaigns, the newest last."""
+
+    @property
+    def fingerprint(self) -> str:
+        """Return the fingerprint of the current encoder. It is empty before the first worker."""
+        return self.current.fingerprint if self.current else ""
+
+    @property
+    def former_fingerprints(self) -> tuple[str, ...]:
+        return tuple(one.fingerprint for one in self.former)
+
+    @property
+    def kept_fingerprints(self) -> frozenset[str]:
+        """Return the fingerprints whose artifacts stay: the current one, the one before, and those of
+        candidates that campaigns have prepared.
+        """
+        prepared = {one.fingerprint for one in self.campaigns} & {one.fingerprint for one in self.candidates}
+        return frozenset({self.fingerprint, *self.former_fingerprints[:1], *prepared} - {""})
+
+    def encoder(self, fingerprint: str) -> Encoder | None:
+        """Return an encoder that was current once, or that a worker came with."""
+        known = (*filter(None, [self.current]), *self.former, *self.candidates)
+        return next((one for one in known if one.fingerprint == fingerprint), None)
+
+    def campaign(self, campaign_id: str) -> CampaignRecord | None:
+        return next((one for one in self.campaigns if one.id == campaign_id), None)
+
+    @property
+    def open_campaign(self) -> CampaignRecord | None:
+        """Return the campaign that is not over. One whose encoder is current has nothing left to do."""
+        found = (one for one in self.campaigns if one.open and one.fingerprint != self.fingerprint)
+        return next(found, None)
+
+    @classmethod
+    def after_damage(cls, known: Self | None, now: int) -> Self:
+        """Return the document that takes the place of a damaged one.
+
+        Args:
+            known: the last copy of the document that is known.
+            now: the store's time.
+        """
+        known = known or cls()
+        return known.having(revision=max(now, known.revision + FAR_ABOVE))
+
+
+# Encoders
+
+
+def announced(document: ProfileDocument, encoder: Encoder) -> ProfileDocument:
+    """Record that a worker came with an encoder, which becomes current if `takes_over` says so."""
+    if document.fingerprint == encoder.fingerprint:
+        return document
+    if takes_over(document.current, encoder, first=document.revision == 0):
+        return _with_current(document, encoder)
+    if document.encoder(encoder.fingerprint) is not None:
+        return document
+    return document.having(candidates=_trimmed(document, (*document.candidates, encoder)))
+
+
+def promoted(document: ProfileDocument, fingerprint: str) -> ProfileDocument:
+    """Make an encoder the current one, whichever is current now. A former one can be current again.
+
+    Raises:
+        EncoderCurrent: it is the current one already.
+        EncoderUnknown: no worker ever came with it.
+    """
+    return _with_current(document, another_encoder(document, fingerprint))
+
+
+def another_encoder(document: ProfileDocument, fingerprint: str) -> Encoder:
+    """Return an encoder that is not the current one. Raises as `promoted` does."""
+    if document.fingerprint == fingerprint:
+        raise EncoderCurrent(f"{fingerprint} is already the current fingerprint.", param="fingerprint")
+    encoder = document.encoder(fingerprint)
+    if encoder is None:
+        raise EncoderUnknown(f"No worker ever came with {fingerprint}.", param="fingerprint")
+    return encoder
+
+
+def _with_current(document: ProfileDocument, encoder: Encoder) -> ProfileDocument:
+    kept = former_after(document.current, document.former_fingerprints, encoder.fingerprint)
+    former = tuple(one for fingerprint in kept if (one := document.encoder(fingerprint)))
+    candidates = tuple(one for one in document.candidates if one.fingerprint != encoder.fingerprint)
+    return document.having(current=encoder, former=former, candidates=candidates)
+
+
+def _trimmed(document: ProfileDocument, candidates: tuple[Encoder, ...]) -> tuple[Encoder, ...]:
+    """Leave out the oldest candidate that no campaign prepares, if there are too many."""
+    if len(candidates) <= MAX_CANDIDATES:
+        return candidates
+    going = document.open_campaign
+    oldest = next(one for one in candidates if going is None or one.fingerprint != going.fingerprint)
+    return tuple(one for one in candidates if one is not oldest)
+
+
+# Campaigns
+
+
+def with_campaign(document: ProfileDocument, campaign: CampaignRecord) -> ProfileDocument:
+    """Start a campaign.
+
+    Raises:
+        EncoderUnknown, EncoderCurrent: as `promoted` does.
+        CampaignOpen: another campaign of the profile is not over.
+    """
+    another_encoder(document, campaign.fingerprint)
+    if (going := document.open_campaign) is not None:
+        raise CampaignOpen(
+            f"Campaign '{going.id}' for {going.fingerprint} is {going.state}. Wait until it is over, or "
+            "cancel it first.",
+            param="fingerprint",
+        )
+    return document.having(campaigns=_with_room((*document.campaigns, campaign)))
+
+
+def with_promotion_at_the_end(document: ProfileDocument, campaign: CampaignRecord) -> ProfileDocument:
+    """Have the open campaign of an encoder promote it at the end, or start `campaign`, which will.
+
+    Raises as `with_campaign` does, the last only if the other campaign is one of another encoder.
+    """
+    going = document.open_campaign
+    if going is None or going.fingerprint != campaign.fingerprint:
+        return with_campaign(document, campaign)
+    another_encoder(document, campaign.fingerprint)
+    changed = going.having(promotes=True, force=campaign.force)
+    return document if changed == going else _replaced(document, changed, campaign.created_at)
+
+
+def with_campaign_state(
+    document: ProfileDocument,
+    campaign_id: str,
+    state: CampaignState,
+    *,
+    now: int,
+    result: dict[str, Any] | None = None,
+) -> ProfileDocument:
+    """Change the state of a campaign that is not over. A state that it has already changes nothing.
+
+    Raises `CampaignNotFound` or `CampaignEnded`.
+    """
+    campaign = known_campaign(document, campaign_id)
+    if campaign.state == state:
+        return document
+    if not campaign.open:
+        raise CampaignEnded(
+            f"Campaign '{campaign_id}' is {campaign.state}; only one that is running or paused can be "
+            "changed.",
+            param="campaign_id",
+        )
+    return _replaced(document, campaign.having(state=state, result=result), now)
+
+
+def known_campaign(document: ProfileDocument, campaign_id: str) -> CampaignRecord:
+    """Return a campaign. Raises `CampaignNotFound`."""
+    campaign = document.campaign(campaign_id)
+    if campaign is None:
+        raise CampaignNotFound(f"There is no campaign {campaign_id[:80]!a}.", param="campaign_id")
+    return campaign
+
+
+def _replaced(document: ProfileDocument, campaign: CampaignRecord, now: int) -> ProfileDocument:
+    dated = campaign.having(changed_at=now)
+    return document.having(
+        campaigns=tuple(dated if one.id == campaign.id else one for one in document.campaigns)
+    )
+
+
+def _with_room(campaigns: tuple[CampaignRecord, ...]) -> tuple[CampaignRecord, ...]:
+    if len(campaigns) <= MAX_CAMPAIGNS:
+        return campaigns
+    oldest = next(one for one in campaigns if not one.open)
+    return tuple(one for one in campaigns if one is not oldest)

@@ -1,0 +1,91 @@
+"""Documents in the bucket have a revision, the ids of their last changes, and a digest in common.
+
+Pure: no clock, no bucket, no Redis. Each kind of document adds what it is about, see `document` for speakers
+and `profile_document` for profiles.
+"""
+
+from typing import ClassVar, Literal, Self
+
+from pydantic import Field, ValidationError
+
+from services.shared.model.records import Record, seal, unseal
+
+FORMAT = 1
+"""The highest format of a document that this release understands."""
+KNOWN_NEEDS: frozenset[str] = frozenset()
+"""The words in `needs` that this release understands."""
+KEPT_CHANGES = 32
+"""The number of change ids that a document keeps. A lost reply is settled by them within 30 seconds."""
+FAR_ABOVE = 1_000
+"""The document after a damaged one goes on so far above what anybody may have seen of the damaged one."""
+
+
+class DocumentDamaged(Exception):
+    """The document does not verify or lacks a member. Nothing is guessed in its place."""
+
+
+class DocumentNewer(Exception):
+    """The document can only be understood by a newer release. It is neither served nor changed."""
+
+
+class StoredDocument(Record):
+    """A document that is replaced as a whole. A change makes a new one with the next revision."""
+
+    UPDATED: ClassVar[str] = ""
+    """The type of the event that tells of a change, for documents of which every process keeps a copy."""
+
+    format: Literal[1] = 1
+    revision: int = 0
+    """The number of changes so far. 0 is a document that the bucket does not have."""
+    needs: tuple[str, ...] = ()
+    """Words that a reader must know. A reader that does not know one serves and changes nothing."""
+    changes: dict[str, int] = Field(default_factory=dict)
+    """Ids of the last changes that cannot be told by what they added, each with its revision."""
+    at: int = 0
+    """The store's time of the last change, in Unix seconds."""
+    by: str = ""
+    did: str = ""
+
+    @classmethod
+    def parse(cls, body: bytes | None) -> Self:
+        """Parse a stored document; None is one that the bucket does not have.
+
+        Raises `DocumentDamaged` or `DocumentNewer`.
+        """
+        if body is None:
+            return cls()
+        try:
+            members = unseal(body)
+            _refuse_newer(members)
+            return cls.model_validate(members)
+        except (ValueError, ValidationError) as error:
+            raise DocumentDamaged(str(error)) from None
+
+    def to_bytes(self) -> bytes:
+        """Return the document as it is stored."""
+        return seal(self.model_dump(mode="json"))
+
+    def following(self, before: Self, change_id: str | None, *, at: int, by: str, did: str) -> Self:
+        """Return this document as the revision after `before`.
+
+        Args:
+            change_id: the id by which a repeat of the change is recognised. None if the change added
+                something that has an id of its own.
+        """
+        revision = before.revision + 1
+        changes = {**before.changes, **({change_id: revision} if change_id else {})}
+        newest = dict(sorted(changes.items(), key=lambda change: change[1])[-KEPT_CHANGES:])
+        return self.having(revision=revision, changes=newest, at=at, by=by, did=did)
+
+
+def _refuse_newer(members: dict[str, object]) -> None:
+    """Raise `DocumentNewer` if a document was written by a release that knows more than this one.
+
+    Looked at before the members are validated, because a newer format may have others.
+    """
+    form, needs = members.get("format"), members.get("needs", ())
+    if isinstance(form, int) and form > FORMAT:
+        raise DocumentNewer(f"the document has format {form}; this release reads format {FORMAT}")
+    unknown = {str(word) for word in needs} - KNOWN_NEEDS if isinstance(needs, list | tuple) else set()
+    if unknown:
+        raise DocumentNewer(f"the document needs {', '.join(sorted(unknown))}, which this release lacks")

@@ -1,0 +1,198 @@
+"""The one gate through which the documents of profiles and API keys are changed. Every process has copies.
+
+    decide on the document -> swap, the commit -> tell Redis -> confirm
+
+Only the swap decides. Redis says which copies are outdated, and may be lost. This module does not know
+what they say.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import structlog
+
+from services.shared.bucket.documents import Base, Documents
+from services.shared.model.clock import Clock
+from services.shared.model.stored_document import DocumentDamaged, DocumentNewer, StoredDocument
+from services.shared.telemetry.metrics import INTEGRITY_FAILURES
+from services.shared.view.generation import Generation
+from services.shared.view.shared_copies import SharedCopies
+from speaker_registry.errors import Unavailable
+
+log = structlog.get_logger(__name__)
+
+D = TypeVar("D", bound=StoredDocument)
+
+
+class DocumentUnusable(Unavailable):
+    """A document in the bucket is damaged, or was written by a newer release."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found(Generic[D]):
+    """A document as the bucket has it."""
+
+    document: D
+    etag: str | None
+    """None if the bucket has no such document."""
+
+
+@dataclass(frozen=True, slots=True)
+class Changed(Found[D]):
+    """A document after a change."""
+
+    told: bool
+    """False if the change stands, but Redis may not know of it."""
+
+    def expect_told(self) -> "Changed[D]":
+        """Return this. Raises `Unavailable` if other processes may not hear of the change."""
+        if not self.told:
+            raise not_told()
+        return self
+
+
+class SharedDocuments:
+    """Reads and changes documents by the paths that they have in the bucket."""
+
+    def __init__(
+        self, *, documents: Documents, generation: Generation, clock: Clock, now: Callable[[], int]
+    ) -> None:
+        """`now` returns the store's time in Unix seconds, by which everything in a document is dated."""
+        self.copies = SharedCopies(generation)
+        self.now = now
+        self._documents = documents
+        self._generation = generation
+        self._clock = clock
+
+    def read(self, kind: type[D], path: str) -> Found[D]:
+        """Return the document in the bucket. Raises `DocumentUnusable`, or `Unavailable`."""
+        base = self._documents.read(path)
+        return Found(_parse(kind, path, base), base.etag)
+
+    def copy(self, kind: type[D], path: str) -> D | None:
+        """Return the copy in Redis; None if there is none. Raises `Unavailable`."""
+        base = self.copies.get(path)
+        return _parse(kind, path, base) if base else None
+
+    def share(self, path: str, found: Found[D], *, with_body: bool) -> None:
+        """Tell Redis of a document that was read from the bucket. Raises `Unavailable`."""
+        self._apply(path, found.document, found.etag, self._generation.for_reading(), with_body=with_body)
+
+    def change(
+        self,
+        kind: type[D],
+        path: str,
+        decide: Callable[[D], D],
+        *,
+        by: str,
+        did: str,
+        with_body: bool,
+        done: Callable[[D], bool] | None = None,
+        mend: Callable[[], D] | None = None,
+    ) -> Changed[D]:
+        """Commit what `decide` makes of the newest document, and tell Redis.
+
+        Args:
+            decide: returns the next document, or its argument if there is nothing to change. It refuses by
+                raising an error of the registry, and may be called several times.
+            with_body: Redis keeps a copy of the JSON.
+            done: says whether a document holds the change already. By default it keeps the change's own id.
+            mend: returns a document to decide on in place of a damaged one.
+
+        Raises:
+            DocumentUnusable: the document cannot be understood.
+            Unavailable: the change was not made, or it is not known whether it was. What `decide` raises.
+        """
+        generation, change_id = self._usable_generation(), self._clock.new_id()
+
+        def next_body(base: Base) -> bytes | None:
+            mends = mend is not None and base.damaged
+            before = mend() if mend and mends else _parse(kind, path, base)
+            after = decide(before)
+            if after is before and not mends:
+                return None
+            after = after.following(before, None if done else change_id, at=self.now(), by=by, did=did)
+            return after.to_bytes()
+
+        committed = self._documents.change(path, next_body, done=_done(kind, done, change_id))
+        document = _parse(kind, path, committed)
+        told = self._tell(path, document, committed.etag, generation, with_body=with_body)
+        return Changed(document, committed.etag, told)
+
+    def settle(self) -> None:
+        """Wait until no process uses an older generation of the view any more. Raises `Unavailable`."""
+        self._generation.settle()
+
+    def expect_view(self) -> None:
+        """Raise `Unavailable` if there is no view that other processes could learn of a change by."""
+        self._generation.read(lambda _pipeline, _generation: None)
+
+    def _usable_generation(self) -> str | None:
+        """Return the generation in use before the commit, so that every later one reads the commit.
+
+        Redis is asked, because it may have lost the view since the last call.
+        """
+        try:
+            self._generation.read(lambda _pipeline, _generation: None)
+            return self._generation.for_reading()
+        except Unavailable:
+            return None
+
+    def _tell(
+        self, path: str, document: D, etag: str | None, generation: str | None, *, with_body: bool
+    ) -> bool:
+        """Tell Redis of a commit. Returns whether every process will hear of it."""
+        if generation is None:
+            return False
+        try:
+            self._apply(path, document, etag, generation, with_body=with_body)
+            self._generation.confirm(generation)
+        except Unavailable as error:
+            log.warning("document.not_told", path=path, reason=error.message)
+            return False
+        return True
+
+    def _apply(self, path: str, document: D, etag: str | None, generation: str, *, with_body: bool) -> None:
+        if etag is not None:
+            body = document.to_bytes() if with_body else b""
+            self.copies.apply(
+                path, document.revision, etag, body, generation=generation, event=document.UPDATED
+            )
+
+
+def not_told() -> Unavailable:
+    """Return the error for a change that stands although other processes may not hear of it."""
+    return Unavailable(
+        "The change was made, but Redis could not be told, so other processes may learn of it late. "
+        "Send it again: a change is never made twice.",
+        retry_after_seconds=1,
+    )
+
+
+def _parse(kind: type[D], path: str, base: Base) -> D:
+    try:
+        return kind.parse(base.body)
+    except DocumentDamaged as error:
+        log.error("document.damaged", path=path, reason=str(error))
+        INTEGRITY_FAILURES.labels("record").inc()
+        raise DocumentUnusable(
+            f"The object '{path}' in the bucket is damaged. Restore it from a backup.", retry_after_seconds=60
+        ) from None
+    except DocumentNewer as error:
+        raise DocumentUnusable(
+            f"The object '{path}' in the bucket was written by a newer release: {error}. Accepted: a release "
+            "of the registry that is at least as new.",
+            retry_after_seconds=60,
+        ) from None
+
+
+def _done(kind: type[D], done: Callable[[D], bool] | None, change_id: str) -> Callable[[bytes], bool]:
+    def holds(body: bytes) -> bool:
+        try:
+            document = kind.parse(body)
+        except (DocumentDamaged, DocumentNewer):
+            return False
+        return change_id in document.changes if done is None else done(document)
+
+    return holds

@@ -1,0 +1,74 @@
+"""Keeps in Redis what all processes have to know of the documents of profiles and API keys.
+
+Redis keeps the revision and the ETag of each, of some the JSON as well, and the order in which they changed.
+So a process learns in one round trip which of its copies are outdated. All of this may be lost at any time,
+and belongs to one generation of the view.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from redis.client import Pipeline
+
+from services.shared.bucket.documents import Base
+from services.shared.view.generation import Generation
+from services.shared.view.keys import events_key, shared_key, told_key
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """The changes that a process has heard of in one generation."""
+
+    generation: str
+    position: int = 0
+    """The number of the last change that was told."""
+    numbers: Mapping[str, int] = field(default_factory=dict)
+    """The number of the last change by path, for the paths that were told since the process listens."""
+
+
+class SharedCopies:
+    """Copies and the order of changes. Every method raises `ViewAway` or `Unavailable`."""
+
+    def __init__(self, generation: Generation) -> None:
+        self._generation = generation
+
+    def get(self, path: str) -> Base | None:
+        """Return the copy of a document, or None if there is none. That proves nothing about the bucket."""
+        [stored] = self._generation.read(
+            lambda pipeline, generation: pipeline.hget(shared_key(generation), path)
+        )
+        revision, etag, body = (*str(stored or "").split(" ", 2), "", "", "")[:3]
+        return Base(body.encode(), etag, int(revision)) if body else None
+
+    def apply(self, path: str, revision: int, etag: str, body: bytes, *, generation: str, event: str) -> None:
+        """Bring a copy up to a document that the bucket holds, and tell that it changed.
+
+        A copy that is as new stays, and nothing is told. An empty `body` is not kept.
+        """
+        keys = [shared_key(generation), told_key(generation), events_key(generation)]
+        self._generation.call("share", generation, keys, [path, revision, f"{etag} {body.decode()}", event])
+
+    def told(self, after: Told | None) -> Told:
+        """Return everything that was told, given what this process has heard before."""
+        asked: list[tuple[str, Told]] = []
+
+        def ask(pipeline: Pipeline, generation: str) -> None:
+            known = after if after and after.generation == generation else Told(generation)
+            asked.append((generation, known))
+            pipeline.zrangebyscore(told_key(generation), f"({known.position}", "+inf", withscores=True)
+
+        [found] = self._generation.read(ask)
+        generation, known = asked[-1]
+        new = {path: int(number) for path, number in found}
+        return Told(generation, max([known.position, *new.values()]), {**known.numbers, **new})
+
+    def forget(self, paths: Iterable[str]) -> None:
+        """Forget documents that the bucket does not have any more."""
+        names = list(paths)
+        if names:
+            self._generation.read(
+                lambda pipeline, generation: (
+                    pipeline.hdel(shared_key(generation), *names),
+                    pipeline.zrem(told_key(generation), *names),
+                )
+            )

@@ -1,0 +1,116 @@
+"""Keeps in Redis which workers have which encoders, and whose encoder failed its proof.
+
+Times are those of Redis' own clock. Workers report again and again, so a loss of Redis is made good within
+seconds.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+
+from redis.client import Pipeline
+
+from services.shared.model.records import Record
+from services.shared.view.generation import Generation, milliseconds
+from services.shared.view.keys import failed_proofs_key, workers_key
+from speaker_registry.artifact import canonical_json
+
+KeyOf = Callable[[str, str], str]
+"""A function that returns the key of a profile in a generation."""
+ALIVE_SECONDS = 20
+"""A worker that has not reported for this long counts as gone."""
+_KEPT_SECONDS = 600
+"""A report is removed after this long."""
+FAILED_SECONDS = 600
+"""A failed proof is shown for this long after its worker last reported it. A worker that fails and ends is
+started again within five minutes, so its failed proof is shown all the time.
+"""
+
+
+class FailedProof(Record):
+    """A worker that does not serve a profile, because its encoder computes something else than it should."""
+
+    worker: str
+    device: str
+    """The device as torch names it, for example `cpu` or `cuda:0`."""
+    reason: str
+    """The reason says which tensor differs, and by how much."""
+
+    def to_json(self) -> str:
+        return canonical_json(self.model_dump(mode="json"))
+
+
+class Workers:
+    """The reports of all workers. Every method raises `ViewAway` or `Unavailable`."""
+
+    def __init__(self, generation: Generation) -> None:
+        self._generation = generation
+
+    def beat(self, worker: str, encoders: Mapping[str, str]) -> None:
+        """Report that a worker is alive and has these encoders (profile -> fingerprint)."""
+        members = {profile: f"{fingerprint} {worker}" for profile, fingerprint in encoders.items()}
+        self._report(members, workers_key)
+
+    def leave(self, worker: str, encoders: Mapping[str, str]) -> None:
+        """Report that a worker does not have these encoders any more (profile -> fingerprint)."""
+        self._generation.read(
+            lambda pipeline, generation: [
+                pipeline.zrem(workers_key(generation, profile), f"{fingerprint} {worker}")
+                for profile, fingerprint in encoders.items()
+            ]
+        )
+
+    def of(self, profiles: Iterable[str]) -> dict[str, Counter[str]]:
+        """Return for each profile how many live workers have each encoder, by fingerprint."""
+        found = self._since(profiles, workers_key, ALIVE_SECONDS)
+        return {
+            name: Counter(member.partition(" ")[0] for member in members) for name, members in found.items()
+        }
+
+    def have(self, profile: str, fingerprint: str) -> bool:
+        """Return whether a live worker has this encoder."""
+        return self.of([profile])[profile][fingerprint] > 0
+
+    def report_failed(self, failed: Mapping[str, FailedProof]) -> None:
+        """Report, by profile, which of a worker's encoders failed their proof. Call it with every beat."""
+        self._report({profile: proof.to_json() for profile, proof in failed.items()}, failed_proofs_key)
+
+    def withdraw_failed(self, failed: Mapping[str, FailedProof]) -> None:
+        """Remove the failed proofs of a worker that stops."""
+        self._generation.read(
+            lambda pipeline, generation: [
+                pipeline.zrem(failed_proofs_key(generation, profile), proof.to_json())
+                for profile, proof in failed.items()
+            ]
+        )
+
+    def failed(self, profiles: Iterable[str]) -> dict[str, list[FailedProof]]:
+        """Return, by profile, the failed proofs that were reported within the last ten minutes."""
+        found = self._since(profiles, failed_proofs_key, FAILED_SECONDS)
+        return {
+            name: [FailedProof.model_validate_json(member) for member in members]
+            for name, members in found.items()
+        }
+
+    def _report(self, members: Mapping[str, str], key_of: KeyOf) -> None:
+        now = self._now()
+
+        def put(pipeline: Pipeline, generation: str) -> None:
+            for profile, member in members.items():
+                pipeline.zadd(key_of(generation, profile), {member: now})
+                pipeline.zremrangebyscore(key_of(generation, profile), "-inf", now - _KEPT_SECONDS * 1000)
+
+        self._generation.read(put)
+
+    def _since(self, profiles: Iterable[str], key_of: KeyOf, seconds: int) -> dict[str, list[str]]:
+        names, since = list(profiles), self._now() - seconds * 1000
+        found = self._generation.read(
+            lambda pipeline, generation: [
+                pipeline.zrangebyscore(key_of(generation, name), since, "+inf") for name in names
+            ]
+        )
+        return dict(zip(names, found, strict=True))
+
+    def _now(self) -> int:
+        """Return the time of Redis, in ms."""
+        [time] = self._generation.read(lambda pipeline, _: pipeline.time())
+        return milliseconds(time)
