@@ -32,7 +32,7 @@ class Need:
 
     text: str
     action: str
-    """What helps: a command, or what to do."""
+    """The command that helps, or what a person can do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +43,12 @@ class Jobs:
     more: bool
     """True if there are more than were counted."""
     oldest_at: float | None
-    """When the oldest one was created, in Unix seconds. None if there is none, or if there are more."""
+    """Creation time of the oldest one. It is None if there are no jobs, or more than were counted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Voices:
-    """How many of the counted voices are in each state, for each profile."""
+    """Counts of the first voices by name, by profile and state."""
 
     counted: int
     more: bool
