@@ -36,6 +36,7 @@ RULES: dict[str, set[str] | None] = {
     "GET /dashboard/voices": {"voices:read", "engine"},
     "GET /dashboard/voices/new": {"voices:write"},
     "POST /dashboard/voices": {"voices:write"},
+    "POST /dashboard/voices/sample": {"voices:write"},
     "GET /dashboard/voices/{voice_id}": {"voices:read", "engine"},
     "GET /dashboard/voices/{voice_id}/versions/{number}/audio": {"audio:read"},
     "GET /dashboard/voices/{voice_id}/versions/{number}/pictures": {"audio:read"},
@@ -314,6 +315,21 @@ def test_a_voice_goes_in_and_its_artifact_comes_out(registry: Registry, visitor:
     gone = visitor.post(answer.url.path.removeprefix("/dashboard") + "/delete")
     assert gone.url.path == "/dashboard/voices"
     assert registry.client.get(f"/v1/voices/{name}").status_code == 404
+
+
+@pytest.mark.parametrize("page", ["", "/voices"])
+def test_an_empty_registry_offers_a_sample_voice(start: Start, page: str):
+    """The first voice is one click away, without a clip of one's own. A taken name is left alone."""
+    registry = start()
+    with Visitor(registry) as visitor:
+        assert 'action="/dashboard/voices/sample"' in visitor.get(page).text
+        for name in ("Sample", "Sample 2"):
+            answer = visitor.post("/voices/sample")
+            assert answer.status_code == 200
+            assert name in answer.text
+        assert 'action="/dashboard/voices/sample"' not in visitor.get(page).text
+    voices = {voice["name"]: voice for voice in registry.client.get("/v1/voices").json()["data"]}
+    assert {name: voice["versions"] for name, voice in voices.items()} == {"Sample": 1, "Sample 2": 1}
 
 
 def test_a_second_clip_is_a_version(registry: Registry, visitor: Visitor, name: str):

@@ -32,6 +32,8 @@ from tests.unit.sdk.fake_registry import (
     form_of,
 )
 
+EXAMPLES = Path(__file__).parents[3] / "examples" / "clips"
+
 
 @pytest.fixture
 def clip(tmp_path: Path) -> str:
@@ -96,6 +98,17 @@ def test_registering_can_wait_until_the_voice_is_usable(run: Run, registry: Fake
     assert outcome.status == 0
     assert outcome.document["reference"] == "alice@1"
     assert outcome.document["ready"]["state"] == "ready"
+
+
+def test_a_sample_voice_takes_a_free_name(run: Run, registry: FakeRegistry):
+    """It comes with the package, and adds no version to a voice of somebody else."""
+    registry.add_version("sample")
+    outcome = run("sample")
+    assert outcome.status == 0
+    assert "Sample 2@1" in outcome.out
+    form = form_of(registry.requests[-1])
+    assert form["audio"] == (EXAMPLES / "wren.flac").read_bytes()
+    assert form["ref_text"].decode() == (EXAMPLES / "wren.txt").read_text().strip()
 
 
 def test_voices_are_listed(run: Run, registry: FakeRegistry):
