@@ -68,7 +68,7 @@ def register(client: "RegistryClient", arguments: argparse.Namespace) -> Output:
     return Output(document, text, warnings=about)
 
 
-def sample(client: "RegistryClient", arguments: argparse.Namespace) -> Output:
+def sample(client: "RegistryClient", _: argparse.Namespace) -> Output:
     """Register the voice that comes with the package, under the first name that is free."""
     from speaker_registry import sample_voice  # noqa: PLC0415  only this command needs it
 
