@@ -319,7 +319,7 @@ def test_a_voice_goes_in_and_its_artifact_comes_out(registry: Registry, visitor:
 
 @pytest.mark.parametrize("page", ["", "/voices"])
 def test_an_empty_registry_offers_a_sample_voice(start: Start, page: str):
-    """The first voice is one click away, without a clip of one's own. A second click makes no second voice."""
+    """The first voice is one click away, without a clip of one's own. A second click makes no second one."""
     registry = start()
     with Visitor(registry) as visitor:
         assert 'action="/dashboard/voices/sample"' in visitor.get(page).text
