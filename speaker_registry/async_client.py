@@ -54,6 +54,7 @@ from speaker_registry.schemas import (
     ApiKey,
     ArtifactDescriptor,
     Campaign,
+    Health,
     Job,
     JobSummary,
     NewApiKey,
@@ -452,6 +453,10 @@ class AsyncRegistryClient(Session):
         See `RegistryClient.api_keys`.
         """
         return self._pages(self._calls.keys(limit))
+
+    async def health(self) -> Health:
+        """Ask once whether the registry can serve requests. See `RegistryClient.health`."""
+        return await self._run(self._calls.health())
 
     async def quota(self) -> Quota:
         """Get the limits of the namespace and this API key, and how much of them is used.

@@ -24,15 +24,17 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 
 @contextlib.contextmanager
-def replacing(path: Path) -> Iterator[BinaryIO]:
+def replacing(path: Path, *, mode: int = 0o666) -> Iterator[BinaryIO]:
     """Open a temporary file beside `path`, which takes its place, on disk, when the block ends.
+
+    The file has the permissions `mode` from the beginning, less those that the umask takes away.
 
     If the block raises, the temporary file is removed. If the process is killed, it stays: see
     `temporary_for`.
     """
     temporary = path.with_name(f".{path.name[:200]}.{secrets.token_hex(4)}.part")
     try:
-        with temporary.open("xb") as file:
+        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())

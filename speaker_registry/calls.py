@@ -20,7 +20,7 @@ from pydantic import BaseModel, ValidationError
 
 from speaker_registry.artifact import canonical_json
 from speaker_registry.errors import InvalidEmbedding, InvalidReference, InvalidRequest, Unavailable
-from speaker_registry.exchange import Plan, Reply, Request, RetryPolicy, exchange
+from speaker_registry.exchange import Plan, Reply, Request, RetryPolicy, SendRequest, error_of, exchange
 from speaker_registry.names import (
     DEFAULT,
     SpeakerName,
@@ -38,6 +38,7 @@ from speaker_registry.schemas import (
     CampaignRequest,
     EncoderPromotion,
     ExtractionRequest,
+    Health,
     Job,
     JobSummary,
     NewApiKey,
@@ -60,6 +61,7 @@ _PAGE_SIZE = 100
 """Maximum size of a page of the registry."""
 _SEGMENT = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
 _KEY_ID = re.compile(r"(?:sreg_)?([0-9a-z]{8})(?:_.*)?")
+_NO_REGISTRY = "is there a speaker registry at this address?"
 Item = TypeVar("Item", bound=BaseModel)
 Model = TypeVar("Model", bound=BaseModel)
 
@@ -418,6 +420,15 @@ class Calls:
     def keys(self, limit: int | None) -> Listing[ApiKey]:
         return _listing("/v1/keys", Page[ApiKey], limit)
 
+    def health(self) -> Plan[Health]:
+        """Ask once, because an answer that says that the registry cannot serve now is an answer."""
+        deadline = self._policy.clock() + self._policy.timeout_seconds
+        outcome = yield SendRequest(Request(path="/readyz"), deadline)
+        if isinstance(outcome, Reply) and outcome.status in {200, 503}:
+            return parsed(Health, outcome)
+        assert outcome is not None, "a SendRequest has an outcome"
+        raise error_of(outcome) or Unavailable(_NO_REGISTRY)
+
     def quota(self) -> Plan[Quota]:
         return self._read(Quota, Request(path="/v1/quota"))
 
@@ -454,10 +465,8 @@ def parsed(model: type[Model], reply: Reply) -> Model:
     try:
         return model.model_validate_json(reply.body)
     except ValidationError as error:
-        raise Unavailable(
-            f"the answer cannot be read as {model.__name__.lstrip('_')}: is there a speaker registry at "
-            "this address?"
-        ) from error
+        name = model.__name__.lstrip("_")
+        raise Unavailable(f"the answer cannot be read as {name}: {_NO_REGISTRY}") from error
 
 
 def embedding_json(embedding: ArrayLike) -> str:

@@ -55,6 +55,7 @@ from speaker_registry.schemas import (
     ApiKey,
     ArtifactDescriptor,
     Campaign,
+    Health,
     Job,
     JobSummary,
     NewApiKey,
@@ -647,6 +648,14 @@ class RegistryClient(Session):
         namespaces.
         """
         return self._pages(self._calls.keys(limit))
+
+    def health(self) -> Health:
+        """Ask once whether the registry can serve requests. No API key is needed.
+
+        Raises:
+            Unavailable: There is no registry at the address. One that cannot serve now is described instead.
+        """
+        return self._run(self._calls.health())
 
     def quota(self) -> Quota:
         """Get the limits of the namespace and this API key, and how much of them is used."""

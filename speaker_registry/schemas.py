@@ -749,11 +749,28 @@ class Rate(Schema):
     """Seconds until the next minute begins, and with it a new count."""
 
 
+class Health(Schema):
+    """Whether a registry can serve requests, and what keeps it from that."""
+
+    status: str
+    """`ok` or `unavailable`."""
+    parts: dict[str, str]
+    """Name of each part -> `ok`, or what is wrong with it."""
+    details: dict[str, str] = Field(default_factory=dict)
+    """Name of each required profile that no worker serves -> what that means."""
+    version: str | None = None
+    """Version of the registry."""
+
+
 class Quota(Schema):
     """Limits and current usage. Read this before bulk work to see what will not be refused."""
 
     object: Literal["quota"] = "quota"
     namespace: str
+    key_id: str | None = None
+    """Id of the API key of the request, or the subject of its token. `anonymous` if no key is needed."""
+    scopes: list[str] = Field(default_factory=list)
+    """What the key may do."""
     voices: Usage
     bytes: Usage
     """Size of all clips, embeddings, texts and uploaded artifacts, as they were sent. Artifacts that the

@@ -9,7 +9,7 @@ import math
 import os
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from pathlib import Path
-from typing import IO, Any, Final, Literal
+from typing import IO, Any, Final, Literal, Self
 
 import httpx
 
@@ -25,6 +25,9 @@ from speaker_registry.validation import is_from_zero, shortened
 URL_VARIABLE: Final = "SPEAKER_REGISTRY_URL"
 API_KEY_VARIABLE: Final = "SPEAKER_REGISTRY_API_KEY"
 NAMESPACE_VARIABLE: Final = "SPEAKER_REGISTRY_NAMESPACE"
+CONTEXT_VARIABLE: Final = "SPEAKER_REGISTRY_CONTEXT"
+CONFIG_VARIABLE: Final = "SPEAKER_REGISTRY_CONFIG"
+SDK_VARIABLES: Final = (URL_VARIABLE, API_KEY_VARIABLE, NAMESPACE_VARIABLE, CONTEXT_VARIABLE, CONFIG_VARIABLE)
 MAX_CLIP_BYTES = 64 * 1024**2
 """Maximum number of bytes that are read of a clip. The registry's own limit is lower."""
 Audio = str | os.PathLike[str] | bytes | IO[bytes]
@@ -59,7 +62,7 @@ class Session:
         if not is_from_zero(policy.retries):
             raise ValueError(f"retries is {shortened(policy.retries)}; accepted: a number from 0")
         self.url = parse_url(url or os.environ.get(URL_VARIABLE, ""))
-        key = parse_api_key(api_key or os.environ.get(API_KEY_VARIABLE, ""))
+        key = parse_api_key(os.environ.get(API_KEY_VARIABLE, "") if api_key is None else api_key)
         self._headers = {
             "accept": "application/json",
             "accept-encoding": "identity",  # see exchange.BodyReader
@@ -67,7 +70,7 @@ class Session:
         }
         if key:
             self._headers["authorization"] = f"Bearer {key}"
-        namespace = namespace or os.environ.get(NAMESPACE_VARIABLE) or ""
+        namespace = os.environ.get(NAMESPACE_VARIABLE, "") if namespace is None else namespace
         if namespace:
             self._headers["x-speaker-namespace"] = parse_namespace(namespace)
         if cache is Default.CACHE:
@@ -79,6 +82,22 @@ class Session:
         self._fetching = Fetching(
             policy, cache or ArtifactCache(max_entries=0), _scope(self.url, key, namespace)
         )
+
+    @classmethod
+    def from_context(cls, name: str | None = None, **options: Any) -> Self:
+        """Make a client for a registry that `speaker-registry login` has kept.
+
+        Args:
+            name: The context. Defaults to what the command line would use.
+            options: Further arguments of the client, such as `timeout`.
+
+        Raises:
+            ValueError: There is no such context, or the configuration file cannot be used.
+            OSError: The configuration file cannot be read.
+        """
+        from speaker_registry.contexts import connection  # noqa: PLC0415  only needed here, and needs this
+
+        return cls(**connection(context=name), **options)
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.url}>"

@@ -9,7 +9,7 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NoReturn
 
 import speaker_registry
@@ -17,11 +17,13 @@ from speaker_registry.cli import (
     artifacts,
     campaigns,
     completion,
+    contexts,
     jobs,
     keys,
     moving,
     profiles,
     pushing,
+    status,
     syncing,
     voices,
 )
@@ -57,6 +59,8 @@ _COMMANDS = (
     *profiles.COMMANDS,
     *campaigns.COMMANDS,
     *keys.COMMANDS,
+    *contexts.COMMANDS,
+    *status.COMMANDS,
     completion.COMMAND,
 )
 
@@ -88,12 +92,7 @@ def _run(words: list[str]) -> int:
     as_json = "--json" in words
     try:
         arguments = parser().parse_args(words)
-        output: Output | None
-        if arguments.command is completion.print_script:
-            output = completion.print_script(arguments)
-        else:
-            with _client(arguments.url) as client:
-                output = arguments.command(client, arguments)
+        output = _output(arguments)
     except BrokenPipeError:
         raise
     except (CommandError, SpeakerRegistryError, OSError) as error:
@@ -107,9 +106,20 @@ def _run(words: list[str]) -> int:
     return output.status
 
 
-def _client(url: str | None) -> "RegistryClient":
+def _output(arguments: argparse.Namespace) -> Output | None:
+    if arguments.local:
+        local: Callable[[argparse.Namespace], Output | None] = arguments.command
+        return local(arguments)
+    with _client(arguments) as client:
+        remote: Callable[[RegistryClient, argparse.Namespace], Output | None] = arguments.command
+        return remote(client, arguments)
+
+
+def _client(arguments: argparse.Namespace) -> "RegistryClient":
+    from speaker_registry.contexts import connection  # noqa: PLC0415  loads httpx, which --help does not need
+
     try:
-        return speaker_registry.RegistryClient(url)
+        return speaker_registry.RegistryClient(**connection(arguments.url, arguments.context))
     except ValueError as error:
         raise CommandError(str(error)) from None
 
@@ -151,11 +161,13 @@ def parser() -> argparse.ArgumentParser:
         prog=PROGRAM,
         description="Register voices and fetch their artifacts.",
         epilog="environment:\n"
-        "  SPEAKER_REGISTRY_URL, SPEAKER_REGISTRY_API_KEY, SPEAKER_REGISTRY_NAMESPACE\n\n"
+        "  SPEAKER_REGISTRY_URL, SPEAKER_REGISTRY_API_KEY, SPEAKER_REGISTRY_NAMESPACE\n"
+        "  SPEAKER_REGISTRY_CONTEXT: context to use\n"
+        "  SPEAKER_REGISTRY_CONFIG: configuration file (default: ~/.config/speaker-registry/config.toml)\n\n"
         f"{exit_codes()}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    root.set_defaults(json=False, url=None)
+    root.set_defaults(json=False, url=None, context=None)
     add_common(root)
     root.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
     add_commands(root, _COMMANDS)

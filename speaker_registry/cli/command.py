@@ -23,7 +23,7 @@ PROGRAM = "speaker-registry"
 UNTRAINED = "made with untrained weights (random numbers), so the voice is useless"
 _LONGEST_SECONDS = 365 * 86_400
 _LATEST_MOMENT = 10**12
-OK, REFUSED, USAGE, UNREACHABLE, DENIED, NOT_FOUND, FAILED, NOT_READY = 0, 1, 2, 3, 4, 5, 6, 8
+OK, REFUSED, USAGE, UNREACHABLE, DENIED, NOT_FOUND, FAILED, ATTENTION, NOT_READY = range(9)
 INTERRUPTED, PIPE_CLOSED = 130, 141
 EXIT_CODES = {
     OK: "done",
@@ -33,6 +33,7 @@ EXIT_CODES = {
     DENIED: "an API key is missing, or lacks a permission",
     NOT_FOUND: "there is no such voice, version, profile, job or key",
     FAILED: "an extraction failed or was canceled",
+    ATTENTION: "status found something that needs a person",
     NOT_READY: "an artifact was not ready within the given time",
     INTERRUPTED: "interrupted",
     PIPE_CLOSED: "the reader of the output has closed it",
@@ -53,7 +54,8 @@ HINTS = {
     "encoder_unknown": "`speaker-registry profiles show PROFILE` lists the fingerprints that can be promoted",
     "encoder_unserved": "`speaker-registry profiles promote PROFILE FINGERPRINT --force` promotes it "
     "although no worker has it",
-    "invalid_api_key": "set the environment variable SPEAKER_REGISTRY_API_KEY to an API key",
+    "invalid_api_key": "`speaker-registry login` checks an API key and keeps it; the environment variable "
+    "SPEAKER_REGISTRY_API_KEY gives one, too",
 }
 """Hints by error code. They name the command that does what the registry's message advises doing over HTTP.
 """
@@ -76,6 +78,8 @@ class Command(NamedTuple):
     """Function that is called with a client and the arguments. A group of commands has none."""
     explanation: str
     add_arguments: Callable[[argparse.ArgumentParser], object] | None
+    local: bool = False
+    """True if the function is called with the arguments alone, because it makes its own client or none."""
 
 
 class Output(NamedTuple):
@@ -181,7 +185,7 @@ def add_commands(parser: argparse.ArgumentParser, commands: Iterable[Command]) -
     for command in commands:
         added = subparsers.add_parser(command.name, help=command.explanation, description=command.explanation)
         if command.run:
-            added.set_defaults(command=command.run)
+            added.set_defaults(command=command.run, local=command.local)
             add_common(added)
         if command.add_arguments:
             command.add_arguments(added)
@@ -198,7 +202,15 @@ def add_common(target: argparse.ArgumentParser) -> None:
         help="print one JSON document on stdout, and errors as JSON on stderr",
     )
     target.add_argument(
-        "--url", default=argparse.SUPPRESS, help="address of the registry (default: SPEAKER_REGISTRY_URL)"
+        "--url",
+        default=argparse.SUPPRESS,
+        help="address of the registry (default: that of the context, or SPEAKER_REGISTRY_URL)",
+    )
+    target.add_argument(
+        "--context",
+        metavar="NAME",
+        default=argparse.SUPPRESS,
+        help="registry that login has kept (default: SPEAKER_REGISTRY_CONTEXT, or the current one)",
     )
 
 

@@ -44,4 +44,6 @@ def _add_shell(command: argparse.ArgumentParser) -> None:
     command.add_argument("shell", choices=SHELLS)
 
 
-COMMAND = Command("completion", print_script, "Print the completion script for a shell.", _add_shell)
+COMMAND = Command(
+    "completion", print_script, "Print the completion script for a shell.", _add_shell, local=True
+)

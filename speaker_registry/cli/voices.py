@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from speaker_registry.atomic_files import write_atomically
 from speaker_registry.cli.command import (
+    REFUSED,
     Command,
     CommandError,
     Output,
@@ -32,6 +33,7 @@ from speaker_registry.cli.text import (
     version_text,
     voice_text,
 )
+from speaker_registry.errors import NotFound
 from speaker_registry.terminal import printable, table
 
 if TYPE_CHECKING:
@@ -64,6 +66,34 @@ def register(client: "RegistryClient", arguments: argparse.Namespace) -> Output:
         document["ready"] = ready.model_dump(mode="json")
         text, about = f"{text}\n{readiness_text(ready)}", about_weights([registered, ready])
     return Output(document, text, warnings=about)
+
+
+def sample(client: "RegistryClient", _: argparse.Namespace) -> Output:
+    """Register the voice that comes with the package, under the first name that is free."""
+    from speaker_registry import sample_voice  # noqa: PLC0415  only this command needs it
+
+    name = next((one for one in sample_voice.names() if _is_free(client, one)), None)
+    if name is None:
+        raise CommandError(
+            "all names for sample voices are taken; `speaker-registry delete Sample` frees one",
+            status=REFUSED,
+        )
+    registered = client.register(
+        name, sample_voice.clip(), consent=sample_voice.CONSENT, ref_text=sample_voice.transcript()
+    )
+    return Output(
+        {**registered.model_dump(mode="json"), "reference": registered.reference},
+        f"{registered_text(registered)}\n`speaker-registry wait {registered.name!r}` waits until it is ready",
+        warnings=about_weights([registered]),
+    )
+
+
+def _is_free(client: "RegistryClient", name: str) -> bool:
+    try:
+        client.get(name)
+    except NotFound:
+        return True
+    return False
 
 
 def list_voices(client: "RegistryClient", arguments: argparse.Namespace) -> Output:
@@ -186,6 +216,7 @@ def _add_delete(command: argparse.ArgumentParser) -> None:
 
 COMMANDS = (
     Command("register", register, "Upload a clip as a new version of a voice.", _add_register),
+    Command("sample", sample, "Register the sample voice that comes with the package.", None),
     Command("list", list_voices, "List the voices.", _add_list),
     Command("show", show, "Show a voice, or one version of it.", _add_show),
     Command("clip", clip, "Write the clip of a version to a file.", _add_clip),

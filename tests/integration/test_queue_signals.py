@@ -10,7 +10,7 @@ import redis
 from services.embedded.valkey import ValkeyServer
 from services.registry_api.maintenance.queue_signals import RedisSignals, _append_log_ok
 from services.shared.index.announcements import FailedProof
-from services.shared.queue.rq_jobs import QUARANTINE_KEY, JobQueue, enqueue, queue_name
+from services.shared.queue.rq_jobs import PICTURES_QUEUE, QUARANTINE_KEY, JobQueue, enqueue, queue_name
 from tests.encoders import make_current
 from tests.integration.storage import PROFILE, Storage
 
@@ -126,6 +126,21 @@ def test_an_odd_job_at_the_head_of_a_queue_takes_only_its_age_away(
     shown = samples(signals)
     assert shown["registry_queue_depth", PROFILE, "queued"] == 1
     assert shown["registry_queue_oldest_job_age_seconds", PROFILE] == 0
+
+
+def test_clips_that_wait_for_their_pictures_are_counted_apart(
+    storage: Storage, signals: RedisSignals, valkey: ValkeyServer
+):
+    """They belong to no profile, so the alerts about profiles must not see them."""
+    assert samples(signals)["registry_pictures_queue_depth", "queued"] == 0
+    assert samples(signals)["registry_pictures_queue_oldest_job_age_seconds",] == 0
+    with redis.Redis.from_url(valkey.url) as connection:
+        enqueue(JobQueue(PICTURES_QUEUE, connection), "draw-1", "draw", {"speaker": "a/alice"})
+    storage.raw.hset("rq:job:draw-1", "enqueued_at", "2020-01-01T00:00:00.000000Z")
+    shown = samples(signals)
+    assert shown["registry_pictures_queue_depth", "queued"] == 1
+    assert shown["registry_pictures_queue_oldest_job_age_seconds",] > 1e6
+    assert not [key for key in shown if key[0] == "registry_queue_depth" and key[1] == PICTURES_QUEUE]
 
 
 def test_the_oldest_job_is_found_though_tenants_take_turns(

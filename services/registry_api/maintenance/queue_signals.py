@@ -22,7 +22,7 @@ from services.shared.bucket.encoder_records import Announcement
 from services.shared.index.announcements import Announcements
 from services.shared.index.speaker_index import SpeakerIndex
 from services.shared.model.profiles import ProfileCatalogue
-from services.shared.queue.rq_jobs import QUARANTINE_KEY, JobQueue, job_key, queue_name
+from services.shared.queue.rq_jobs import PICTURES_QUEUE, QUARANTINE_KEY, JobQueue, job_key, queue_name
 from services.shared.telemetry import metrics
 from speaker_registry.errors import Unavailable
 
@@ -49,8 +49,12 @@ class _Answer:
     index_complete: bool
     queues: Mapping[str, _Queue]
     """Profile -> its queue."""
+    pictures: _Queue
+    """The queue of the pictures of clips."""
     waiting_since: Mapping[str, datetime]
-    """Profile -> when its longest waiting job was enqueued. Profiles without waiting jobs are omitted."""
+    """Profile, or `PICTURES_QUEUE` -> when the longest waiting job was enqueued. Queues without waiting jobs
+    are omitted.
+    """
     workers: Mapping[str, int]
     """Profile -> how many workers have its current encoder."""
     failed_proofs: Mapping[str, int]
@@ -85,6 +89,7 @@ class RedisSignals(Collector):
         self._redis = connection
         self._further = further
         self._queues = {name: JobQueue(queue_name(name), connection) for name in sorted(catalogue.names)}
+        self._pictures = JobQueue(PICTURES_QUEUE, connection)
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="redis-signals")
         self._asking: Future[_Answer] | None = None
 
@@ -118,7 +123,7 @@ class RedisSignals(Collector):
             return None
 
     def _ask(self) -> _Answer:
-        queues, quarantined, persistence, swept = self._lengths()
+        queues, pictures, quarantined, persistence, swept = self._lengths()
         announced = self._announcements.told(queues)
         workers = self._announcements.workers_of(queues)
         serving = {
@@ -129,7 +134,8 @@ class RedisSignals(Collector):
             gate_open=self._index.gate_open(),
             index_complete=self._index.complete(),
             queues=queues,
-            waiting_since=self._waiting_since(queues),
+            pictures=pictures,
+            waiting_since=self._waiting_since({**queues, PICTURES_QUEUE: pictures}),
             workers=serving,
             failed_proofs={
                 name: len(failed) for name, failed in self._announcements.failed_proofs_of(queues).items()
@@ -141,10 +147,10 @@ class RedisSignals(Collector):
             further=self._further(),
         )
 
-    def _lengths(self) -> tuple[dict[str, _Queue], int, Mapping[str, Any], bytes | None]:
+    def _lengths(self) -> tuple[dict[str, _Queue], _Queue, int, Mapping[str, Any], bytes | None]:
         """Read the lengths of the queues directly, because RQ's own counts clean up first, and write."""
         with self._redis.pipeline(transaction=False) as pipeline:
-            for queue in self._queues.values():
+            for queue in (*self._queues.values(), self._pictures):
                 pipeline.llen(queue.key)
                 pipeline.llen(queue.intermediate_queue_key)
                 pipeline.zcard(queue.started_job_registry.key)
@@ -153,9 +159,8 @@ class RedisSignals(Collector):
             pipeline.info("persistence")
             pipeline.get(SWEPT)
             *answers, quarantined, persistence, swept = pipeline.execute()
-        fours = (answers[at : at + 4] for at in range(0, len(answers), 4))
-        queues = {name: _Queue(*four) for name, four in zip(self._queues, fours, strict=True)}
-        return queues, quarantined, persistence, swept
+        *found, pictures = (_Queue(*answers[at : at + 4]) for at in range(0, len(answers), 4))
+        return dict(zip(self._queues, found, strict=True)), pictures, quarantined, persistence, swept
 
     def _waiting_since(self, queues: Mapping[str, _Queue]) -> dict[str, datetime]:
         waiting = [(name, job_id) for name, queue in queues.items() for job_id in queue.next_jobs]
@@ -193,13 +198,7 @@ def _families(answer: _Answer) -> Iterator[GaugeMetricFamily]:
     yield _single(metrics.LAST_SWEEP, answer.swept_at)
     if answer.append_log_ok is not None:
         yield _single(metrics.APPEND_LOG_OK, answer.append_log_ok)
-    depth, oldest = metrics.QUEUE_DEPTH.family(), metrics.OLDEST_JOB.family()
-    for name, queue in answer.queues.items():
-        for state in ("queued", "moving", "running"):
-            depth.add_metric([name, state], getattr(queue, state))
-        oldest.add_metric([name], _age(answer.waiting_since.get(name)))
-    yield depth
-    yield oldest
+    yield from _queue_families(answer)
     workers = metrics.WORKERS.family()
     for name, count in answer.workers.items():
         workers.add_metric([name], count)
@@ -212,6 +211,19 @@ def _families(answer: _Answer) -> Iterator[GaugeMetricFamily]:
     for name, announced in answer.announced.items():
         weights.add_metric([name, _weights(announced)], 1)
     yield weights
+
+
+def _queue_families(answer: _Answer) -> Iterator[GaugeMetricFamily]:
+    depth, oldest = metrics.QUEUE_DEPTH.family(), metrics.OLDEST_JOB.family()
+    pictures = metrics.PICTURES_QUEUE_DEPTH.family()
+    for state in ("queued", "moving", "running"):
+        for name, queue in answer.queues.items():
+            depth.add_metric([name, state], getattr(queue, state))
+        pictures.add_metric([state], getattr(answer.pictures, state))
+    for name in answer.queues:
+        oldest.add_metric([name], _age(answer.waiting_since.get(name)))
+    yield from (depth, oldest, pictures)
+    yield _single(metrics.OLDEST_PICTURES_JOB, _age(answer.waiting_since.get(PICTURES_QUEUE)))
 
 
 def _weights(announced: Announcement) -> str:

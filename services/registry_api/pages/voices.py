@@ -1,5 +1,6 @@
 """Pages that list voices and register them."""
 
+from contextlib import suppress
 from typing import Annotated
 
 from fastapi import Query, Request
@@ -11,9 +12,11 @@ from services.registry_api.dependencies import (
     SEARCHING,
     After,
     NamespaceDep,
+    Services,
     ServicesDep,
     UploadSlotsDep,
 )
+from services.registry_api.operations.registration import Registered, Upload
 from services.registry_api.pages.forms import address, checked_form, lead_to, page_router, show
 from services.registry_api.wire import rendering
 from services.registry_api.wire.forms import COMPATIBLE, MAX_CONSENT, MAX_TEXT
@@ -21,8 +24,9 @@ from services.registry_api.wire.paging import find_voices
 from services.registry_api.wire.uploads import register
 from services.shared.index.reading import IndexedSpeaker
 from services.shared.registry.status import Statuses
-from speaker_registry.errors import InvalidRequest
-from speaker_registry.names import key_of_name
+from speaker_registry import sample_voice
+from speaker_registry.errors import InvalidRequest, VoiceExists
+from speaker_registry.names import key_of_name, parse_speaker_name
 from speaker_registry.schemas import ArtifactState
 
 router = page_router("/voices")
@@ -104,3 +108,28 @@ async def page_register(
     voice_id = rendering.voice_id(registered.indexed)
     again = None if registered.created else "yes"
     return lead_to(f"/voices/{voice_id}", version=registered.version.number, known=again)
+
+
+@router.post("/sample", dependencies=[VOICES_WRITE, COUNTED_UPLOAD])
+async def page_register_sample(
+    request: Request, services: ServicesDep, namespace: NamespaceDep, slots: UploadSlotsDep
+) -> Response:
+    """Register the voice that comes with the package, under a name that is free, and lead to its page."""
+    async with checked_form(request), slots.hold():
+        registered = await run_in_threadpool(_register_sample, services, namespace)
+    return lead_to(f"/voices/{rendering.voice_id(registered.indexed)}")
+
+
+def _register_sample(services: Services, namespace: str) -> Registered:
+    clip = sample_voice.clip()
+    decoded = services.decoder.decode(clip)
+    for name in sample_voice.names():
+        upload = Upload(
+            name=parse_speaker_name(name),
+            consent=sample_voice.CONSENT,
+            ref_text=sample_voice.transcript(),
+            expects="new",
+        )
+        with suppress(VoiceExists):
+            return services.operations.registrations.register_clip(namespace, upload, clip, decoded)
+    raise VoiceExists("All names for sample voices are taken. Delete a sample voice first.")

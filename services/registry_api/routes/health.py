@@ -15,6 +15,7 @@ from services.registry_api.protocol.routing import PAGES, Router
 from services.registry_api.wire.examples import health as examples
 from services.shared.registry.status import waiting_reason
 from services.shared.telemetry.metrics import exposition
+from speaker_registry import __version__
 from speaker_registry.errors import SpeakerRegistryError
 
 CACHE_SECONDS = 0.5
@@ -43,7 +44,8 @@ async def get_readiness(request: Request) -> Response:
     assert isinstance(readiness, Readiness)
     parts = await readiness.parts()
     good = all(found == "ok" for found in parts.values())
-    body: dict[str, object] = {"status": "ok" if good else "unavailable", "parts": parts}
+    status = "ok" if good else "unavailable"
+    body: dict[str, object] = {"status": status, "version": __version__, "parts": parts}
     if readiness.unserved:
         body["details"] = readiness.unserved
     return JSONResponse(body, status_code=200 if good else 503, headers={} if good else {"Retry-After": "1"})

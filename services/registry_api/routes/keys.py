@@ -209,7 +209,7 @@ def _find(keyring: Keyring, whose: str, key_id: str) -> ApiKey:
 async def get_quota(
     request: Request, services: ServicesDep, caller: CallerDep, namespace: NamespaceDep
 ) -> Response:
-    """Get all limits and what is left of them, for example before bulk work."""
+    """Get all limits and what is left of them, for example before bulk work, and what the API key may do."""
     usage = await run_in_threadpool(services.parts.index.usage, namespace)
     return answer(request, await _quota(services, caller, namespace, *usage))
 
@@ -222,6 +222,8 @@ async def _quota(
     own_uploads, all_uploads = await rates.usage(caller, namespace, UPLOADS)
     return Quota(
         namespace=namespace,
+        key_id=caller.id,
+        scopes=sorted(caller.scopes),
         voices=Usage(used=voices, limit=settings.max_uploaded),
         bytes=Usage(used=stored, limit=settings.max_stored_bytes),
         text_bytes=Usage(used=texts, limit=settings.max_text_bytes),

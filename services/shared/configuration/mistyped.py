@@ -8,7 +8,7 @@ import structlog
 from pydantic_settings import BaseSettings
 
 from services.shared.configuration.explanation import variable_of
-from speaker_registry.session import API_KEY_VARIABLE, NAMESPACE_VARIABLE, URL_VARIABLE
+from speaker_registry.session import SDK_VARIABLES
 
 log = structlog.get_logger()
 
@@ -47,7 +47,7 @@ def _known_variables() -> frozenset[str]:
     """Return the variables of all settings classes that are loaded, and those of the SDK."""
     classes = BaseSettings.__subclasses__()
     settings = {variable_of(cls, field) for cls in classes for field in cls.model_fields}
-    return frozenset({*settings, URL_VARIABLE, API_KEY_VARIABLE, NAMESPACE_VARIABLE})
+    return frozenset({*settings, *SDK_VARIABLES})
 
 
 def _unknown(environment: Mapping[str, str], known: frozenset[str]) -> Iterator[str]:

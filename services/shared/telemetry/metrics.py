@@ -218,6 +218,15 @@ OLDEST_JOB = _scraped_gauge(
     "Time for which the longest waiting job has been in the queue; 0 if no job waits.",
     "profile",
 )
+PICTURES_QUEUE_DEPTH = _scraped_gauge(
+    "pictures_queue_depth",
+    "Jobs that ask for pictures of clips. state: queued, moving (taken, not started yet), running.",
+    "state",
+)
+OLDEST_PICTURES_JOB = _scraped_gauge(
+    "pictures_queue_oldest_job_age_seconds",
+    "Time for which the longest waiting job for pictures has been in the queue; 0 if no job waits.",
+)
 WORKERS = _scraped_gauge("workers", "Live workers that serve a profile.", "profile")
 PROOF_FAILED_WORKERS = _scraped_gauge(
     "proof_failed_workers",

@@ -37,6 +37,7 @@ RULES: dict[str, set[str] | None] = {
     "GET /dashboard/voices": {"voices:read", "engine"},
     "GET /dashboard/voices/new": {"voices:write"},
     "POST /dashboard/voices": {"voices:write"},
+    "POST /dashboard/voices/sample": {"voices:write"},
     "GET /dashboard/voices/{voice_id}": {"voices:read", "engine"},
     "GET /dashboard/voices/{voice_id}/versions/{number}/audio": {"audio:read"},
     "GET /dashboard/voices/{voice_id}/versions/{number}/pictures": {"audio:read"},
@@ -348,6 +349,29 @@ def test_a_voice_goes_in_and_its_artifact_comes_out(registry: Registry, visitor:
     gone = visitor.post(answer.url.path.removeprefix("/dashboard") + "/delete")
     assert gone.url.path == "/dashboard/voices"
     assert registry.client.get(f"/v1/voices/{name}").status_code == 404
+
+
+@pytest.mark.parametrize("page", ["", "/voices"])
+def test_an_empty_registry_offers_a_sample_voice(start: Start, page: str):
+    """The first voice is one click away, without a clip of one's own. A second click makes no second one."""
+    registry = start()
+    with Visitor(registry) as visitor:
+        assert 'action="/dashboard/voices/sample"' in visitor.get(page).text
+        for _ in range(2):
+            assert "Synthesised speech" in visitor.post("/voices/sample").text
+        assert 'action="/dashboard/voices/sample"' not in visitor.get(page).text
+    [voice] = registry.client.get("/v1/voices").json()["data"]
+    assert (voice["name"], voice["versions"]) == ("Sample", 1)
+
+
+def test_a_sample_voice_leaves_a_voice_of_its_name_alone(start: Start):
+    """Somebody's own voice may have any name."""
+    registry = start()
+    with Visitor(registry) as visitor:
+        visitor.register("sample", CLIP)
+        visitor.post("/voices/sample")
+    voices = {voice["name"]: voice for voice in registry.client.get("/v1/voices").json()["data"]}
+    assert {name: voice["versions"] for name, voice in voices.items()} == {"sample": 1, "Sample 2": 1}
 
 
 def test_a_second_clip_is_a_version(registry: Registry, visitor: Visitor, name: str):

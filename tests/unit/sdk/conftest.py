@@ -2,20 +2,24 @@
 
 import asyncio
 import inspect
+import json
 import os
 from collections.abc import Callable, Iterator
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import httpx
 import pytest
 
+import speaker_registry
 from speaker_registry import AsyncRegistryClient, RegistryClient
+from speaker_registry.cli import main
 from tests.unit.sdk.fake_registry import URL, FakeRegistry, FakeTime
 
 
 @pytest.fixture(autouse=True)
-def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A developer's own registry, key or proxy must not decide a test."""
+def clean_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A developer's own registry, key, contexts or proxy must not decide a test, and stay as they are."""
     for name in list(os.environ):
         if (
             name.startswith("SPEAKER_REGISTRY_")
@@ -23,6 +27,7 @@ def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
             or name.startswith("SSL_CERT")
         ):
             monkeypatch.delenv(name)
+    monkeypatch.setenv("SPEAKER_REGISTRY_CONFIG", str(tmp_path / "kept" / "config.toml"))
 
 
 @pytest.fixture
@@ -85,3 +90,38 @@ def connect(request: pytest.FixtureRequest, registry: FakeRegistry, time: FakeTi
         yield make
         for client in clients:
             client.close()
+
+
+class Outcome(NamedTuple):
+    status: int
+    out: str
+    err: str
+
+    @property
+    def document(self) -> Any:
+        return json.loads(self.out)
+
+    @property
+    def error(self) -> Any:
+        return json.loads(self.err)["error"]
+
+
+Run = Callable[..., Outcome]
+
+
+@pytest.fixture
+def run(registry: FakeRegistry, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    """The command line against the fake registry."""
+
+    def connected(**options: Any) -> speaker_registry.RegistryClient:
+        transport = httpx.MockTransport(registry)
+        return client_class(transport=transport, retries=0, sleep=lambda _: None, **options)
+
+    client_class = speaker_registry.RegistryClient
+    monkeypatch.setattr(speaker_registry, "RegistryClient", connected)
+    monkeypatch.setenv("SPEAKER_REGISTRY_URL", URL)
+
+    def call(*words: str) -> Outcome:
+        return Outcome(main(words), *capsys.readouterr())
+
+    return call

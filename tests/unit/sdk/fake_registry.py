@@ -173,12 +173,16 @@ class FakeRegistry:
             if isinstance(fault, Exception):
                 raise fault
             return fault if isinstance(fault, httpx.Response) else fault(request)
+        if request.url.path == "/readyz":
+            return httpx.Response(200, json={"status": "ok", "version": "0.1.0", "parts": {"index": "ok"}})
         segments = [unquote(part) for part in request.url.raw_path.decode().partition("?")[0].split("/")[2:]]
         match request.method, segments:
             case "POST", ["voices"]:
                 return self._upload(request)
             case "GET", ["voices"]:
                 return self._page(request, [self._voice(key) for key in sorted(self.voices)])
+            case "GET", ["quota"]:
+                return httpx.Response(200, json=self._quota())
             case "GET", ["profiles"]:
                 return self._page(request, [self._profile(profile) for profile in self.profiles])
             case "GET", ["jobs"]:
@@ -334,6 +338,18 @@ class FakeRegistry:
             "version_id": f"ver_{key}_{version.number}",
             "created_at": 1_775_133_893,
             "model_type": "ecapa",
+        }
+
+    def _quota(self) -> dict[str, Any]:
+        rate = {"limit": None, "remaining": None, "reset_seconds": 0}
+        rates = ("requests_per_minute", "uploads_per_minute")
+        return {
+            "namespace": "default",
+            "key_id": "4dtqrws3",
+            "scopes": ["voices:read"],
+            **{name: {"used": len(self.voices)} for name in ("voices", "bytes", "text_bytes")},
+            **dict.fromkeys(("max_versions", "max_builds", "max_clip_bytes"), 1000),
+            **{f"{prefix}{name}": rate for name in rates for prefix in ("", "namespace_")},
         }
 
     def _profile(self, profile: str) -> dict[str, Any]:

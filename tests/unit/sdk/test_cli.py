@@ -8,9 +8,8 @@ import shutil
 import stat
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import httpx
 import pytest
@@ -21,6 +20,7 @@ from speaker_registry.artifact import ComputedOn
 from speaker_registry.atomic_files import write_atomically
 from speaker_registry.cli import main, parser
 from speaker_registry.cli.command import EXIT_CODES, HINTS, NOT_FOUND, REFUSED, UNTRAINED, USAGE
+from tests.unit.sdk.conftest import Outcome, Run
 from tests.unit.sdk.fake_registry import (
     ECAPA,
     QWEN,
@@ -32,39 +32,7 @@ from tests.unit.sdk.fake_registry import (
     form_of,
 )
 
-
-class Outcome(NamedTuple):
-    status: int
-    out: str
-    err: str
-
-    @property
-    def document(self) -> Any:
-        return json.loads(self.out)
-
-    @property
-    def error(self) -> Any:
-        return json.loads(self.err)["error"]
-
-
-Run = Callable[..., Outcome]
-
-
-@pytest.fixture
-def run(registry: FakeRegistry, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    """The command line against the fake registry."""
-
-    def connected(url: str | None) -> speaker_registry.RegistryClient:
-        return client_class(url, transport=httpx.MockTransport(registry), retries=0, sleep=lambda _: None)
-
-    client_class = speaker_registry.RegistryClient
-    monkeypatch.setattr(speaker_registry, "RegistryClient", connected)
-    monkeypatch.setenv("SPEAKER_REGISTRY_URL", URL)
-
-    def call(*words: str) -> Outcome:
-        return Outcome(main(words), *capsys.readouterr())
-
-    return call
+EXAMPLES = Path(__file__).parents[3] / "examples" / "clips"
 
 
 @pytest.fixture
@@ -130,6 +98,17 @@ def test_registering_can_wait_until_the_voice_is_usable(run: Run, registry: Fake
     assert outcome.status == 0
     assert outcome.document["reference"] == "alice@1"
     assert outcome.document["ready"]["state"] == "ready"
+
+
+def test_a_sample_voice_takes_a_free_name(run: Run, registry: FakeRegistry):
+    """It comes with the package, and adds no version to a voice of somebody else."""
+    registry.add_version("sample")
+    outcome = run("sample")
+    assert outcome.status == 0
+    assert "Sample 2@1" in outcome.out
+    form = form_of(registry.requests[-1])
+    assert form["audio"] == (EXAMPLES / "wren.flac").read_bytes()
+    assert form["ref_text"].decode() == (EXAMPLES / "wren.txt").read_text().strip()
 
 
 def test_voices_are_listed(run: Run, registry: FakeRegistry):
@@ -595,7 +574,7 @@ def test_the_advised_commands_are_ones_that_there_are():
     """The advised commands and their options exist, and the codes are those of errors."""
     assert HINTS.keys() <= errors.BY_CODE.keys()
     commands = [words for said in HINTS.values() for words in re.findall(r"`speaker-registry ([^`]*)`", said)]
-    assert len(commands) == len(HINTS) - 1
+    assert len(commands) == len(HINTS)
     for words in commands:
         parser().parse_args(words.replace("SECONDS", "60").split())
 
@@ -797,7 +776,7 @@ def test_the_help_names_every_exit_code(run: Run):
     """Nobody should have to read the source for them."""
     said = run("--help").out
     documented = {int(one) for one in re.findall(r"^ +(\d+)  \S", said, re.MULTILINE)}
-    assert documented == {0, 1, 2, 3, 4, 5, 6, 8, 130, 141}
+    assert documented == {0, 1, 2, 3, 4, 5, 6, 7, 8, 130, 141}
     assert documented == set(EXIT_CODES)
 
 
@@ -905,8 +884,8 @@ from tests.unit.sdk.fake_registry import FakeRegistry
 registry, client = FakeRegistry(), speaker_registry.RegistryClient
 for number in range(int(sys.argv.pop(1))):
     registry.add_version(f"voice{number}-声")
-speaker_registry.RegistryClient = lambda url: client("http://x", transport=httpx.MockTransport(registry))
-sys.exit(main())
+speaker_registry.RegistryClient = lambda url: client(url, transport=httpx.MockTransport(registry))
+sys.exit(main(["--url", "http://x", *sys.argv[1:]]))
 """
 
 
@@ -946,7 +925,7 @@ def test_two_profiles_are_both_waited_for(
     registry.add_version("alice")
     real = speaker_registry.RegistryClient
     monkeypatch.setattr(
-        speaker_registry, "RegistryClient", lambda url: real(URL, transport=httpx.MockTransport(registry))
+        speaker_registry, "RegistryClient", lambda url: real(url, transport=httpx.MockTransport(registry))
     )
-    assert main(["wait", "alice"]) == 0
+    assert main(["wait", "alice", "--url", URL]) == 0
     assert {ECAPA, QWEN} <= set(capsys.readouterr().out.split())

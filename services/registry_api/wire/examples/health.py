@@ -11,6 +11,7 @@ class Health(BaseModel):
 
 class Readiness(BaseModel):
     status: str
+    version: str
     parts: dict[str, str]
     """Name of each part -> `ok`, or what is wrong with it."""
     details: dict[str, str] = {}
@@ -37,12 +38,12 @@ METRICS: Responses = {
 READY: Responses = {
     200: json_answer(
         "This process can serve requests.",
-        {"status": "ok", "parts": {"store": "ok", "index": "ok"}},
+        {"status": "ok", "version": "0.1.0", "parts": {"store": "ok", "index": "ok"}},
         Readiness,
     ),
     503: json_answer(
         "This process cannot serve all requests: `parts` says why.",
-        {"status": "unavailable", "parts": {"store": "ok", "index": "being rebuilt"}},
+        {"status": "unavailable", "version": "0.1.0", "parts": {"store": "ok", "index": "being rebuilt"}},
         Readiness,
     ),
 }

@@ -119,6 +119,8 @@ QUOTA: Responses = {
         {
             "object": "quota",
             "namespace": "default",
+            "key_id": "4dtqrws3",
+            "scopes": ["engine", "voices:write"],
             "voices": {"used": 12, "limit": 1000},
             "bytes": {"used": 1_593_576, "limit": None},
             "text_bytes": {"used": 1_416, "limit": 67_108_864},
