@@ -119,7 +119,9 @@ def _deliver(delivery: Delivery) -> None:
     missing = [size for size, to_fetch in plans if to_fetch]
     print(f"{len(missing)} of {len(files)} files to fetch, {_megabytes(sum(size or 0 for size in missing))}")
     rows = []
-    for file, (_, to_fetch) in zip(files, plans, strict=True):
+    for file, (size, to_fetch) in zip(files, plans, strict=True):
+        if to_fetch and not sys.stderr.isatty():  # on a terminal, the hub's library shows a progress bar
+            print(f"fetching {file.name}, {_megabytes(size or 0)}", flush=True)
         path = file.fetched()
         checked = _checked(delivery, file, path, fetched=to_fetch)
         rows.append((file.name, _megabytes(path.stat().st_size), checked))

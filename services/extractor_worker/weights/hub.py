@@ -6,7 +6,7 @@ and shows a progress bar on a terminal. This module knows no model.
 """
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,11 +66,21 @@ class HubFile:
             )
         return found.file_size, found.will_download
 
-    def fetched(self, *, local_files_only: bool = False) -> Path:
-        """Return the file on this machine. Raises the errors of `planned`, and OSError, e.g. if the disk is
-        full.
+    def fetched(
+        self, *, local_files_only: bool = False, announce: Callable[[int | None], object] | None = None
+    ) -> Path:
+        """Return the file on this machine.
+
+        Args:
+            announce: called with the size, if it is known, before the file is fetched.
+
+        Raises:
+            What `planned` raises.
+            OSError: the file cannot be stored, for example because the disk is full.
         """
-        self.planned(local_files_only=local_files_only)
+        size, to_fetch = self.planned(local_files_only=local_files_only)
+        if to_fetch and announce is not None:
+            announce(size)
         return Path(str(self._download(dry_run=False, local_files_only=local_files_only)))
 
     def _download(self, *, dry_run: bool, local_files_only: bool):  # type: ignore[no-untyped-def]  # the library's

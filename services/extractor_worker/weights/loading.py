@@ -15,9 +15,11 @@ import shlex
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import structlog
 from safetensors import SafetensorError, safe_open
 
 from services.extractor_worker.weights.file_digest import sha256_of_file
@@ -28,6 +30,8 @@ from speaker_registry.errors import WeightsInvalid, WeightsMissing
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+log = structlog.get_logger(__name__)
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _CONVERTED = frozenset({".pth", ".pt", ".ckpt", ".onnx"})
@@ -292,7 +296,9 @@ def _from_hub(source: HubWeights, profile: str, weights: PublishedWeights, cache
     for name in weights.files:
         file = HubFile(repo=weights.repo, commit=commit, name=name, cache=source.cache)
         try:
-            path = file.fetched(local_files_only=source.local_files_only)
+            # Gigabytes take minutes, during which a worker would seem to hang.
+            announce = partial(_announce, weights.repo, name)
+            path = file.fetched(local_files_only=source.local_files_only, announce=announce)
         except WeightsMissing as error:
             raise type(error)(
                 f"{profile}: {error.message}. Where the hub can be reached, `{advice}` gets it"
@@ -303,6 +309,10 @@ def _from_hub(source: HubWeights, profile: str, weights: PublishedWeights, cache
             ) from error
         folder = path.parents[len(Path(name).parts) - 1]
     return Checkpoint(folder, weights.repo, commit, cache)
+
+
+def _announce(repo: str, name: str, size: int | None) -> None:
+    log.info("weights.fetching", repo=repo, file=name, bytes=size)
 
 
 def _from_folder(source: LocalWeights, profile: str, weights: PublishedWeights, cache: Path) -> Checkpoint:

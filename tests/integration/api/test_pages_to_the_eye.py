@@ -34,6 +34,15 @@ PAGES = {
     "keys": "/keys",
     "not-found": "/nowhere",
 }
+_LINES_OF_HEADER = """() => {
+    const tops = [...document.querySelectorAll(".brand, .account > *")].map(one => {
+        const box = one.getBoundingClientRect();
+        return box.height > 60 ? NaN : Math.round((box.top + box.bottom) / 2 / 20);
+    });
+    return new Set(tops).size;
+}"""
+"""Counts the lines on which the name of the product, the namespace and the way out stand."""
+_CUT_OFF = "(one => one.scrollWidth - one.clientWidth)(document.querySelector('.brand'))"
 
 
 @pytest.fixture(scope="module")
@@ -71,6 +80,8 @@ def look_at(page: Page, name: str) -> None:
             rules = ["color-contrast"] if scheme == "dark" else None
             assert not grave_faults(page, rules), f"{size}, {scheme}"
             assert page.evaluate("document.documentElement.scrollWidth") <= viewport["width"]
+            assert page.evaluate(_LINES_OF_HEADER) == 1, f"{size}: the header is wrapped"
+            assert page.evaluate(_CUT_OFF) <= 0, f"{size}: the name of the product is cut off"
             background = page.evaluate("getComputedStyle(document.body).backgroundColor")
             assert (float(re.findall(r"[\d.]+", background)[0]) > 0.5) == (scheme == "light")
 

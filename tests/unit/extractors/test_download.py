@@ -119,6 +119,7 @@ def test_into_a_folder_as_weights_takes_it(download: Download, hub: FakeHub, tmp
     done = download("--profiles", "pinned, unsummed,pinned", "--to", str(models))
     assert done.returncode == 0, done.stderr
     assert done.stdout.endswith(f"Use with WEIGHTS={models}\n")
+    assert "fetching codec/model.safetensors, 0.5 MB" in done.stdout, "without a terminal, lines say it"
     for profile, said in (("pinned", "as published"), ("unsummed", "not known here")):
         folder = locate(LocalWeights(models), profile=profile, weights=weights()).folder
         assert folder == models / profile

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import save_file
+from structlog.testing import capture_logs
 
 from services.extractor_worker.weights import hub
 from services.extractor_worker.weights import loading as weights
@@ -172,6 +173,23 @@ def test_a_cached_snapshot_is_used_without_a_network(cache: Path) -> None:
     checkpoint = find(HubWeights(COMMIT, local_files_only=True, cache=cache))
     assert (checkpoint.repo, checkpoint.revision) == (REPO, COMMIT)
     assert checkpoint.read_json("config.json")["model_type"] == "qwen3_tts"
+
+
+def test_a_file_that_has_to_be_fetched_is_logged_with_its_size(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Gigabytes take minutes, and a worker that says nothing meanwhile seems to hang."""
+    snapshot = cache / f"models--{REPO.replace('/', '--')}" / "snapshots" / COMMIT
+
+    def delivered(_: str, name: str, *, dry_run: bool, **__: Any) -> Any:
+        planned = SimpleNamespace(commit_hash=COMMIT, file_size=7, will_download=name == "config.json")
+        return planned if dry_run else str(snapshot / name)
+
+    monkeypatch.setattr(hub, "hf_hub_download", delivered)
+    with capture_logs() as logs:
+        find(HubWeights(COMMIT, cache=cache))
+    [line] = logs
+    assert (line["event"], line["file"], line["bytes"]) == ("weights.fetching", "config.json", 7)
 
 
 def test_the_settings_commit_wins_over_the_catalogues(cache: Path) -> None:
