@@ -74,6 +74,8 @@ class Process:
         self.stands_until = self.unreachable_until = float("-inf")
         self.server = len(world.servers) - 1
         self.looked_at = float("-inf")
+        self.lied_at: dict[str, float] = {}
+        """When a node that was behind last answered about an object. A process remembers that one is missing."""
         self.start()
 
     def start(self) -> None:

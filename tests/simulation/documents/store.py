@@ -69,7 +69,7 @@ class WeatheredStore:
         if state is None:
             raise FileNotFoundError(key)
         if self._world.happens("body_is_cut"):
-            _lie(key)
+            _lie(self._world, key)
             return state[0][: len(state[0]) // 2], etag_of(state[0])
         return state[0], etag_of(state[0])
 
@@ -94,7 +94,7 @@ class WeatheredStore:
         if key == VIEW and (request := current_request()):
             request.process.look_was_wrong = False
         if self._world.happens("request_is_lost"):
-            _lie(key, harmless=True)
+            _lie(self._world, key, harmless=True)
             raise Unavailable("The object store did not answer.")
 
     def _fall_behind(self, key: str) -> None:
@@ -110,7 +110,7 @@ class WeatheredStore:
             return self._truth.objects.get(key)
         self._behind[key] = (left - 1, state)
         if state != self._truth.objects.get(key):
-            _lie(key)
+            _lie(self._world, key)
         return state
 
     # Writing
@@ -163,12 +163,14 @@ class WeatheredStore:
         self._world.ledger.happened(key)
 
 
-def _lie(key: str, *, harmless: bool = False) -> None:
+def _lie(world: Any, key: str, *, harmless: bool = False) -> None:
     """Note that the request which is running did not hear the truth."""
     request = current_request()
     if request is None:
         return
-    request.was_lied_to |= not harmless
+    if not harmless:
+        request.was_lied_to = True
+        request.process.lied_at[key] = world.time
     if key == VIEW:
         request.process.look_was_wrong = True
 

@@ -6,6 +6,7 @@ Everything that happens is decided by the seed. The world knows what can go wron
 import heapq
 from collections import Counter
 from collections.abc import Callable, Collection
+from functools import partial
 from random import Random
 from typing import Any
 
@@ -333,8 +334,12 @@ class World:
             self.later(
                 longest * self.random.random(),
                 f"{process.name} moves to server {server}",
-                lambda process=process: setattr(process, "server", server),  # type: ignore[misc]
+                partial(self._move_one, process, server),
             )
+
+    def _move_one(self, process: Process, server: int) -> None:
+        if not self.is_calm:
+            process.server = server
 
     def _cut_redis_off(self) -> None:
         for process in self.processes:
