@@ -666,8 +666,20 @@ def test_a_missing_speaker_is_asked_for_again_after_a_while() -> None:
     """Names that do not exist must not cost the bucket a request each, nor stay missing."""
     missing = MissingSpeakers(seconds=5, most=2)
     for name in ("a", "b", "c"):
-        missing.put(id_of(name), 100.0)
-    assert [missing.holds(id_of(name), 104.0) for name in ("a", "b", "c")] == [False, True, True]
-    assert not missing.holds(id_of("b"), 106.0)
+        missing.put(id_of(name), "g", 100.0)
+    assert [missing.holds(id_of(name), "g", 104.0) for name in ("a", "b", "c")] == [False, True, True]
+    assert not missing.holds(id_of("b"), "g", 106.0)
     missing.drop(id_of("c"))
-    assert not missing.holds(id_of("c"), 104.0)
+    assert not missing.holds(id_of("c"), "g", 104.0)
+
+
+def test_a_voice_that_was_missing_is_found_at_once_after_a_loss_of_redis(
+    world: World, registry: Registry
+) -> None:
+    """A process that had just asked for the name must not deny what another has registered since."""
+    other = world.process()
+    with pytest.raises(VoiceNotFound):
+        other.find("wren")
+    registry.register("wren", 1)
+    world.lose_redis()
+    assert other.find("wren").document.live

@@ -106,15 +106,15 @@ class Speakers:
 
     def _from_bucket(self, speaker_id: SpeakerId) -> SpeakerDocument:
         """Return the document in the bucket. Only if that is missing, there is no such speaker."""
-        if self._missing.holds(speaker_id, self.clock.monotonic()):
-            return _NOTHING
         generation = None
         with suppress(Unavailable):
             generation = self.generation.for_reading()
+        if self._missing.holds(speaker_id, generation, self.clock.monotonic()):
+            return _NOTHING
         base = self.documents.read(document_key(speaker_id))
         document = self.parse(speaker_id, base)
         if base.etag is None:
-            self._missing.put(speaker_id, self.clock.monotonic())
+            self._missing.put(speaker_id, generation, self.clock.monotonic())
         elif generation:
             with suppress(Unavailable):
                 self.apply(speaker_id, document, base, generation, _NOTHING)

@@ -7,6 +7,7 @@ from typing import Any
 
 from services.shared.bucket.blobs import Unsound
 from services.shared.bucket.keys import SpeakerId
+from services.shared.view.generation import ASKED_SECONDS, SETTLED_SECONDS
 from speaker_registry.errors import AudioNotFound, Unavailable, VoiceNotFound
 from speaker_registry.names import DEFAULT, LATEST
 from tests.memory_registry import PROFILES, id_of
@@ -91,7 +92,16 @@ class History:
                 world.step(random.choice(awake))
             else:
                 longest = random.choice([1.0, 10.0, MINUTE, 20 * MINUTE, 3 * HOUR, DAY])
-                world.advance(longest * random.random() * self._hurry)
+                self._idle(longest * random.random() * self._hurry)
+            if world.ledger.damaged and random.random() < 0.02:
+                self._delete()  # an operator gives the damaged voice up
+
+    def _idle(self, seconds: float) -> None:
+        """Let time pass in which processes look several times, so that those left behind can ask and begin."""
+        for part in (SETTLED_SECONDS + 2, ASKED_SECONDS + 2):
+            if seconds > 2 * part:
+                self.world.advance(part)
+        self.world.advance(seconds)
 
     def _start(self, kind: str, work: Callable[[Process, Request, str], Any], name: str = "") -> Actor:
         world = self.world
