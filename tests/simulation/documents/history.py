@@ -1,4 +1,4 @@
-"""One history, told by its seed: a while of everything at once, under faults; then rest; then the reckoning."""
+"""One history, told by its seed: a while of everything under faults; then rest; then the reckoning."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -97,7 +97,7 @@ class History:
                 self._delete()  # an operator gives the damaged voice up
 
     def _idle(self, seconds: float) -> None:
-        """Let time pass in which processes look several times, so that those left behind can ask and begin."""
+        """Let time pass in which processes look several times, so that one left behind can ask and begin."""
         for part in (SETTLED_SECONDS + 2, ASKED_SECONDS + 2):
             if seconds > 2 * part:
                 self.world.advance(part)

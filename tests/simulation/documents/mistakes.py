@@ -25,13 +25,15 @@ class Mistake:
 
     found_as: str
     """A regular expression for the violations by which the mistake is known."""
-    seeds: tuple[int, ...]
-    """Seeds of histories that find it."""
+    soonest: int
+    """The seed of a history that finds it. It is tried first."""
     owner: Any
     """The module or class whose function is replaced."""
     function: str
     changes: Mapping[str, str] = field(default_factory=dict)
     """Maps lines of the function's source to what stands there instead."""
+    within: int = 100
+    """Histories until it is found, at most, where changes of the rooms have changed the histories."""
 
     def made(self) -> Any:
         """Return a context in which the mistake is made."""
@@ -56,28 +58,28 @@ class Mistake:
 MISTAKES: dict[str, Mistake] = {
     "a swap does not look at its condition": Mistake(
         "^8: revision",
-        (),
+        0,
         memory_store.MemoryStore,
         "swap",
         {"if there != etag:": "if False:"},
     ),
     "no change has an id": Mistake(
         "^8: one .* was made twice",
-        (),
+        0,
         documents.Documents,
         "change",
         {"and done(found.body)": "and False"},
     ),
     "nobody looks at `_view.json` after a commit": Mistake(
         "^(6|1):",
-        (),
+        0,
         generation.Generation,
         "confirm",
         {"if self._look_at_bucket().generation != generation:": "if False:"},
     ),
     "`_view.json` is written after Redis": Mistake(
         "^(6|1|5):",
-        (),
+        0,
         generation.Generation,
         "_begin_generation",
         {
@@ -89,7 +91,7 @@ MISTAKES: dict[str, Mistake] = {
     ),
     "garbage goes before its ids are fenced": Mistake(
         "^4:",
-        (),
+        0,
         memory_registry,
         "sweep",
         {
@@ -100,35 +102,35 @@ MISTAKES: dict[str, Mistake] = {
     ),
     "an id leaves `swept` at once": Mistake(
         "^4:",
-        (),
+        0,
         garbage_sweep,
         "with_swept",
         {"if one not in gone or now - since <= KEPT_SWEPT_SECONDS": "if one not in gone"},
     ),
     "what the view lacks is taken for missing": Mistake(
         "^6:",
-        (),
+        0,
         speakers.Speakers,
         "_document_of",
         {"return self._from_bucket(speaker_id)": "return _NOTHING"},
     ),
     "a delete does not raise `life`": Mistake(
         "^1: version .* is back after its delete",
-        (),
+        0,
         delete,
         "deleted",
         {"document.marks.life + 1": "document.marks.life"},
     ),
     "`apply` trusts its caller's base": Mistake(
         "^5: the events",
-        (),
+        0,
         memory_redis,
         "_apply",
         {"if revision != int(args[8]):": "if False:"},
     ),
     "a number of a build is used again": Mistake(
         "^(3|1):",
-        (),
+        0,
         records.Version,
         "highest_build",
         {
@@ -140,31 +142,33 @@ MISTAKES: dict[str, Mistake] = {
     ),
     "the view counts by differences alone": Mistake(
         "^5: at rest the view counts",
-        (),
+        0,
         memory_redis,
         "_apply",
         {
-            'if revision != int(args[8]):\n        return ["base", stored.get("doc", "")]\n': "",
-            "- int(stored.get(counted, 0))": "- (int(stored.get(counted, 0)) if revision == int(args[8]) else 0)",
+            "if revision != int(args[8]):": "if False:",
+            "int(args[5 + place]) - int(stored.get(counted, 0))": (
+                "int(args[5 + place]) - (int(stored.get(counted, 0)) if revision == int(args[8]) else 0)"
+            ),
         },
     ),
     "a delete that finds nothing fences nothing": Mistake(
         "^1: version .* is back after its delete",
-        (),
+        0,
         memory_registry,
         "delete",
         {"is_needed = document.live or may_come": "is_needed = document.live"},
     ),
     "a rollback under one run of Redis is not noticed": Mistake(
         "^(6|5):",
-        (),
+        0,
         generation.Generation,
         "_finds_its_word",
         {"return self._gone_back != stamp.generation": "return True"},
     ),
     "who stored bytes removes them when its change is refused": Mistake(
         "^4:",
-        (),
+        0,
         memory_registry,
         "publish",
         {
@@ -179,21 +183,21 @@ MISTAKES: dict[str, Mistake] = {
     ),
     "a change has time without end": Mistake(
         "^1: a delete .* took a later version",
-        (),
+        0,
         documents.Documents,
         "deadline",
         {"+ CHANGE_SECONDS": "+ 1e9"},
     ),
     "a commit is acknowledged before the view has it": Mistake(
         "^6:",
-        (),
+        0,
         speakers.Change,
         "_show",
         {"if committed.etag is None:": "if committed.etag is None or not takes_away:"},
     ),
     "bytes that are lost are replaced unread": Mistake(
         "^1: .* lost a good artifact",
-        (),
+        0,
         memory_registry,
         "publish",
         {"if lost is not None and blobs.has_artifact": "if False and blobs.has_artifact"},

@@ -1,4 +1,4 @@
-"""An object store in bad weather. What it swaps, it swaps truly; all else that a store may do wrong, it does."""
+"""An object store in bad weather. Its swaps are true; whatever else a store may do wrong, it does."""
 
 import builtins
 from collections.abc import Callable, Iterable
@@ -39,7 +39,7 @@ class Truth(MemoryStore):
 
 
 class WeatheredStore:
-    """The store as processes meet it: nodes that are behind, lost and late calls, lost replies, cut bodies."""
+    """The store as processes meet it: with nodes that are behind, and calls that are lost or late."""
 
     is_local = False
 

@@ -315,7 +315,7 @@ class World:
         )
 
     def _double_redis(self) -> None:
-        """A second primary takes over, with or without the data of the first. Processes move when they hear."""
+        """A second primary takes over, with or without the data of the first."""
         if len(self.servers) >= _MOST_SERVERS:
             return
         second = WatchedServer(self._name_server(), lambda: self.time, self.ledger)
