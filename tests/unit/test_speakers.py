@@ -673,6 +673,23 @@ def test_a_missing_speaker_is_asked_for_again_after_a_while() -> None:
     assert not missing.holds(id_of("c"), "g", 104.0)
 
 
+def test_a_voice_that_was_missing_is_found_at_once_without_redis(world: World, registry: Registry) -> None:
+    """One lost reply of Redis must not have a process deny what another has registered since."""
+    is_away = False
+
+    def weather(what: str, call: Callable[[], Any]) -> Any:
+        if is_away:
+            raise Unavailable("Redis is not available.")
+        return call()
+
+    other = world.process(weather=weather)
+    with pytest.raises(VoiceNotFound):
+        other.find("wren")
+    registry.register("wren", 1)
+    is_away = True
+    assert other.find("wren").document.live
+
+
 def test_a_voice_that_was_missing_is_found_at_once_after_a_loss_of_redis(
     world: World, registry: Registry
 ) -> None:
