@@ -350,6 +350,18 @@ def test_a_delete_that_finds_nothing_stops_an_upload_on_its_way(world: World, re
     assert registry.document("wren").marks.life == 2
 
 
+def test_a_delete_that_finds_nothing_in_a_view_out_of_use_is_not_acknowledged(world: World) -> None:
+    """Writes are announced elsewhere meanwhile, so an upload of that name may be on its way."""
+    old = world.server
+    left_behind = Registry(world.clock, world.store, lambda: old, world.queue, world.fingerprints)
+    left_behind.generation.for_reading()
+    world.pass_time(HOUR)
+    world.lose_redis()
+    world.process().generation.look()
+    with pytest.raises(Unavailable):
+        left_behind.delete("wren")
+
+
 def test_a_delete_that_finds_nothing_writes_nothing_later(world: World, registry: Registry) -> None:
     """Nobody can fill the bucket by deleting names that never were."""
     registry.generation.for_reading()

@@ -314,9 +314,8 @@ class Change:
 
     def _show(self, committed: Base, before: SpeakerDocument, *, takes_away: bool) -> None:
         """Apply a document to the view, and see that this view is still the one in use."""
-        if committed.etag is None:
-            return  # there is no such speaker, and the view knows none
-        self._speakers.apply(self._speaker_id, self.document, committed, self._generation, before)
+        if committed.etag is not None:
+            self._speakers.apply(self._speaker_id, self.document, committed, self._generation, before)
         if takes_away:
             self._speakers.generation.settle()
         self._speakers.generation.confirm(self._generation)

@@ -102,6 +102,8 @@ class History:
             if seconds > 2 * part:
                 self.world.advance(part)
         self.world.advance(seconds)
+        if seconds > SETTLED_SECONDS:
+            self._keep_house()
 
     def _start(self, kind: str, work: Callable[[Process, Request, str], Any], name: str = "") -> Actor:
         world = self.world
@@ -165,7 +167,8 @@ class History:
         profile = random.choice(PROFILES)
 
         def work(process: Process, request: Request, name: str) -> None:
-            reference = random.choice([DEFAULT, LATEST, self._number(name), self._number(name)])
+            references: list[int | str] = [DEFAULT, LATEST, self._number(name), self._number(name)]
+            reference = random.choice(references)
             read(self.world, process, request, name, reference, profile.name)
 
         self._start("read", work)

@@ -193,7 +193,7 @@ MISTAKES: dict[str, Mistake] = {
         0,
         speakers.Change,
         "_show",
-        {"if committed.etag is None:": "if committed.etag is None or not takes_away:"},
+        {"if committed.etag is not None:": "if committed.etag is not None and takes_away:"},
     ),
     "bytes that are lost are replaced unread": Mistake(
         "^1: .* lost a good artifact",

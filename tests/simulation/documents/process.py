@@ -97,15 +97,19 @@ class Process:
 
     def _call_redis(self, what: str, call: Callable[[], Any]) -> Any:
         scheduler.pause(f"redis {what}")
-        world = self.world
+        world, request = self.world, current_request()
         if world.time < self.unreachable_until or world.happens("redis_call_is_lost"):
+            if request:
+                request.met_no_redis = True
             raise redis.ConnectionError("nobody answers")
-        if (request := current_request()) and "hmget" in what:
+        if request and "hmget" in what:
             request.read_from = Stamp.parse(self.registry.generation._trusted).generation
         if world.happens("redis_call_is_repeated"):
             call()
         found = call()
         if world.happens("redis_reply_is_lost"):
+            if request:
+                request.met_no_redis = True
             raise redis.TimeoutError("the reply is lost")
         return found
 

@@ -4,6 +4,8 @@ reckoning compares what is left with what is owed.
 
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
+from operator import methodcaller
 from typing import Any
 
 from services.shared.bucket.keys import SpeakerId
@@ -69,17 +71,17 @@ def _pass(world: World, seconds: float) -> None:
 
 def _keep_house(world: World) -> None:
     for process in world.processes:
-        _do(world, "rebuild", process, "", lambda registry: registry.rebuild())
+        _do(world, "rebuild", process, "", methodcaller("rebuild"))
     process = world.random.choice(world.processes)
     for name in world.names:
         if id_of(name) in world.ledger.damaged:
-            _do(world, "delete", process, name, lambda registry, name=name: registry.delete(name))
-        _do(world, "erase", process, name, lambda registry, name=name: registry.erase(name, grace=_GRACE))
-        _do(world, "sweep", process, name, lambda registry, name=name: registry.sweep(name))
-        _do(world, "read", process, name, lambda registry, name=name: _make_lost_again(world, registry, name))
-        _do(world, "settle", process, name, lambda registry, name=name: _settle(world, registry, name))
+            _do(world, "delete", process, name, methodcaller("delete", name))
+        _do(world, "erase", process, name, methodcaller("erase", name, grace=_GRACE))
+        _do(world, "sweep", process, name, methodcaller("sweep", name))
+        _do(world, "read", process, name, partial(_make_lost_again, world, name))
+        _do(world, "settle", process, name, methodcaller("settle", name, kept=world.kept_fingerprints()))
     for _ in range(30):
-        _do(world, "settle", process, "", lambda registry: registry.keep_house())
+        _do(world, "settle", process, "", methodcaller("keep_house"))
         _work(world, process)
         if not world.queue.jobs and not _agenda(world):
             break
@@ -91,10 +93,6 @@ def _agenda(world: World) -> dict[str, float]:
     return dict(server.data.get(agenda_key(Stamp.parse(server.get(STAMP) or "").generation), {}))
 
 
-def _settle(world: World, registry: Any, name: str) -> None:
-    registry.settle(name, kept=world.kept_fingerprints())
-
-
 def _work(world: World, process: Process) -> None:
     while (job := world.queue.take(world.time)) is not None:
         _do(
@@ -102,12 +100,12 @@ def _work(world: World, process: Process) -> None:
             "work",
             process,
             "",
-            lambda registry, job=job: registry.work_at(job, fails=False, content=world.random.random()),
+            methodcaller("work_at", job, fails=False, content=world.random.random()),
         )
         world.queue.finish(job)
 
 
-def _make_lost_again(world: World, registry: Any, name: str) -> None:
+def _make_lost_again(world: World, name: str, registry: Any) -> None:
     """Read every artifact, and have those made again whose bytes are lost."""
     for version in registry.speakers.read(id_of(name)).document.versions:
         for profile in version.artifacts:
@@ -161,7 +159,8 @@ def _reckon_view(world: World, generation: str, speaker_id: SpeakerId, document:
         raise Violation(
             f"5: at rest the view of {speaker_id} is at {copy.revision}, the document at {document.revision}"
         )
-    told, at = [], 0
+    told: list[str] = []
+    at = 0
     for speaker, before, after in server.data.get(applied_key(generation), []):
         if speaker == str(speaker_id):
             if before != at:
