@@ -109,7 +109,7 @@ def test_a_voice_is_registered_extracted_promoted_and_read_back(world: World, re
 def test_a_redis_that_lost_everything_costs_nothing_but_time(
     world: World, registry: Registry, redis_client: Redis
 ) -> None:
-    """What was ready is ready at once, repeats are found, and lists and counts come back with a rebuild."""
+    """Ready artifacts are served at once, repeats are found, and lists come back with a rebuild."""
     made = registry.register("wren", 1)
     registry.work()
     registry.register("robin", 2)

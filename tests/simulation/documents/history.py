@@ -38,7 +38,7 @@ class Broken(AssertionError):
 
 @dataclass(frozen=True, slots=True)
 class Upload:
-    """What a client uploads, and may send again."""
+    """An upload of a client, which may be sent again."""
 
     name: str
     content: int

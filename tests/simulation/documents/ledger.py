@@ -1,4 +1,4 @@
-"""What was ever committed and acknowledged, exactly. Every write and every answer is judged against it.
+"""An exact account of what was committed and acknowledged. Every write and every answer is judged by it.
 
 The numbers in messages are those of the promises that are broken:
 
@@ -50,7 +50,7 @@ class Ledger:
     def __init__(self, world: Any) -> None:
         self._world = world
         self.line: dict[SpeakerId, dict[int, SpeakerDocument]] = defaultdict(dict)
-        """For each speaker its documents by revision."""
+        """The documents of each speaker, by revision."""
         self.newest: dict[SpeakerId, SpeakerDocument] = defaultdict(lambda: NOTHING)
         self.uploads: dict[str, Request] = {}
         """The uploads by the ids of their versions, also of those that never came to be."""
@@ -64,7 +64,7 @@ class Ledger:
         self._damages: dict[SpeakerId, int] = defaultdict(int)
         self._senders: dict[bytes, Request] = {}
         self._told: dict[SpeakerId, list[tuple[float, int]]] = defaultdict(list)
-        """For each speaker the highest revision that anybody had been told, and since when."""
+        """The highest revision of each speaker that anybody had been told, and since when."""
         self._numbers: dict[tuple[SpeakerId, int], str] = {}
         self._highest: dict[SpeakerId, tuple[int, int]] = defaultdict(lambda: (0, 0))
         self._contents: dict[tuple[str, str, str, int], str] = {}

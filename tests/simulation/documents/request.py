@@ -20,7 +20,7 @@ class Request:
     process: Any
     began: float
     started: float = float("inf")
-    """When its process took it up. Before that it lies in a buffer, and no rule can date it."""
+    """The time at which its process took it up. Before that no rule can date it."""
     answered: float | None = None
     is_dead: bool = False
     """True for an upload whose version a delete covers that was carried out."""

@@ -1,4 +1,4 @@
-"""What can go wrong in one history, and how often. Each seed draws its own weather around a theme."""
+"""The faults of one history, and how often they happen. Each seed draws its own around a theme."""
 
 from dataclasses import dataclass, fields, replace
 from random import Random

@@ -49,7 +49,7 @@ class World:
         self.fingerprints = Fingerprints()
         self.former: dict[str, str] = {}
         self.trouble_until = float("-inf")
-        """Until then Redis was rolled back under processes that had not looked yet."""
+        """The time until which Redis was rolled back under processes that had not looked yet."""
         self.litter: set[str] = set()
         self.actors: list[Actor] = []
         self._coming: list[tuple[float, int, str, Callable[[], None]]] = []
