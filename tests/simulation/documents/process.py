@@ -75,7 +75,7 @@ class Process:
         self.server = len(world.servers) - 1
         self.looked_at = float("-inf")
         self.lied_at: dict[str, float] = {}
-        """The time at which a node that was behind last answered about an object, whose absence is remembered."""
+        """The time at which a node that was behind last answered about an object."""
         self.start()
 
     def start(self) -> None:
