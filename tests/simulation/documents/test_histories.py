@@ -25,5 +25,5 @@ def test_no_history_breaks_a_promise(share: int) -> None:
     happened: Counter[str] = Counter()
     for seed in range(share, SEEDS, SHARES):
         happened.update(run(seed).counts)
-    assert happened["commits"] > 20
-    assert happened["register done"] > 5
+    assert happened["commits"]
+    assert happened["register done"]
