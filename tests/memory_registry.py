@@ -119,7 +119,7 @@ class Registry:
         clock: Clock,
         store: Any,
         server: Callable[[], MemoryServer],
-        queue: MemoryQueue,
+        queue: Any,
         fingerprints: Fingerprints,
         *,
         weather: Weather = lambda _, call: call(),

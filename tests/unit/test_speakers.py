@@ -350,6 +350,18 @@ def test_a_delete_that_finds_nothing_stops_an_upload_on_its_way(world: World, re
     assert registry.document("wren").marks.life == 2
 
 
+def test_a_delete_that_finds_nothing_in_a_view_out_of_use_is_not_acknowledged(world: World) -> None:
+    """Writes are announced elsewhere meanwhile, so an upload of that name may be on its way."""
+    old = world.server
+    left_behind = Registry(world.clock, world.store, lambda: old, world.queue, world.fingerprints)
+    left_behind.generation.for_reading()
+    world.pass_time(HOUR)
+    world.lose_redis()
+    world.process().generation.look()
+    with pytest.raises(Unavailable):
+        left_behind.delete("wren")
+
+
 def test_a_delete_that_finds_nothing_writes_nothing_later(world: World, registry: Registry) -> None:
     """Nobody can fill the bucket by deleting names that never were."""
     registry.generation.for_reading()
@@ -679,8 +691,37 @@ def test_a_missing_speaker_is_asked_for_again_after_a_while() -> None:
     """Names that do not exist must not cost the bucket a request each, nor stay missing."""
     missing = MissingSpeakers(seconds=5, most=2)
     for name in ("a", "b", "c"):
-        missing.put(id_of(name), 100.0)
-    assert [missing.holds(id_of(name), 104.0) for name in ("a", "b", "c")] == [False, True, True]
-    assert not missing.holds(id_of("b"), 106.0)
+        missing.put(id_of(name), "g", 100.0)
+    assert [missing.holds(id_of(name), "g", 104.0) for name in ("a", "b", "c")] == [False, True, True]
+    assert not missing.holds(id_of("b"), "g", 106.0)
     missing.drop(id_of("c"))
-    assert not missing.holds(id_of("c"), 104.0)
+    assert not missing.holds(id_of("c"), "g", 104.0)
+
+
+def test_a_voice_that_was_missing_is_found_at_once_without_redis(world: World, registry: Registry) -> None:
+    """One lost reply of Redis must not have a process deny what another has registered since."""
+    is_away = False
+
+    def weather(what: str, call: Callable[[], Any]) -> Any:
+        if is_away:
+            raise Unavailable("Redis is not available.")
+        return call()
+
+    other = world.process(weather=weather)
+    with pytest.raises(VoiceNotFound):
+        other.find("wren")
+    registry.register("wren", 1)
+    is_away = True
+    assert other.find("wren").document.live
+
+
+def test_a_voice_that_was_missing_is_found_at_once_after_a_loss_of_redis(
+    world: World, registry: Registry
+) -> None:
+    """A process that had just asked for the name must not deny what another has registered since."""
+    other = world.process()
+    with pytest.raises(VoiceNotFound):
+        other.find("wren")
+    registry.register("wren", 1)
+    world.lose_redis()
+    assert other.find("wren").document.live

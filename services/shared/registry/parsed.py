@@ -50,6 +50,9 @@ class ParsedDocuments:
 class MissingSpeakers:
     """Remembers for some seconds that the bucket has no such speaker. Thread-safe.
 
+    What was remembered in one generation of the view says nothing in the next: until then a speaker that was
+    registered elsewhere was found in the view, and now the view may lack it.
+
     Args:
         seconds: a speaker is asked for again after this long.
         most: no more speakers than this are remembered.
@@ -59,18 +62,20 @@ class MissingSpeakers:
         self._seconds = seconds
         self._most = most
         self._lock = Lock()
-        self._since: OrderedDict[SpeakerId, float] = OrderedDict()
+        self._since: OrderedDict[SpeakerId, tuple[str | None, float]] = OrderedDict()
 
-    def put(self, speaker_id: SpeakerId, now: float) -> None:
+    def put(self, speaker_id: SpeakerId, generation: str | None, now: float) -> None:
+        """Remember a speaker. `generation` is that of the view which lacks it; None if no view was read."""
         with self._lock:
-            self._since[speaker_id] = now
+            self._since[speaker_id] = (generation, now)
             self._since.move_to_end(speaker_id)
             if len(self._since) > self._most:
                 self._since.popitem(last=False)
 
-    def holds(self, speaker_id: SpeakerId, now: float) -> bool:
+    def holds(self, speaker_id: SpeakerId, generation: str | None, now: float) -> bool:
         with self._lock:
-            return now - self._since.get(speaker_id, float("-inf")) < self._seconds
+            known, since = self._since.get(speaker_id, (None, float("-inf")))
+            return known == generation and now - since < self._seconds
 
     def drop(self, speaker_id: SpeakerId) -> None:
         with self._lock:

@@ -90,7 +90,7 @@ class Speakers:
         try:
             copies = self.view.get(speaker_ids, known)
         except Unavailable:
-            copies = [Copy()] * len(speaker_ids)
+            return [FoundSpeaker(self._from_bucket(one), id=one) for one in speaker_ids]
         return [
             FoundSpeaker(self._document_of(one, copy), copy.open_jobs, id=one)
             for one, copy in zip(speaker_ids, copies, strict=True)
@@ -98,24 +98,28 @@ class Speakers:
 
     def _document_of(self, speaker_id: SpeakerId, copy: Copy) -> SpeakerDocument:
         if copy.etag is None:
-            return self._from_bucket(speaker_id)
+            return self._from_bucket(speaker_id, view_lacks_it=True)
         if copy.body is None and (kept := self._parsed.get(speaker_id, copy.etag)):
             return kept
         if copy.body is None:  # this process dropped it meanwhile
             [copy] = self.view.get([speaker_id], {})
         return self.parse(speaker_id, Base(copy.body, copy.etag))
 
-    def _from_bucket(self, speaker_id: SpeakerId) -> SpeakerDocument:
-        """Return the document in the bucket. Only if that is missing, there is no such speaker."""
-        if self._missing.holds(speaker_id, self.clock.monotonic()):
-            return _NOTHING
+    def _from_bucket(self, speaker_id: SpeakerId, *, view_lacks_it: bool = False) -> SpeakerDocument:
+        """Return the document in the bucket. Only if that is missing, there is no such speaker.
+
+        What this process remembers of its absence counts only if the view was read and lacks the speaker,
+        too: otherwise another process may have registered it since.
+        """
         generation = None
         with suppress(Unavailable):
             generation = self.generation.for_reading()
+        if view_lacks_it and self._missing.holds(speaker_id, generation, self.clock.monotonic()):
+            return _NOTHING
         base = self.documents.read(document_key(speaker_id))
         document = self.parse(speaker_id, base)
         if base.etag is None:
-            self._missing.put(speaker_id, self.clock.monotonic())
+            self._missing.put(speaker_id, generation, self.clock.monotonic())
         elif generation:
             with suppress(Unavailable):
                 self.apply(speaker_id, document, base, generation, _NOTHING)
@@ -311,9 +315,8 @@ class Change:
 
     def _show(self, committed: Base, before: SpeakerDocument, *, takes_away: bool) -> None:
         """Apply a document to the view, and see that this view is still the one in use."""
-        if committed.etag is None:
-            return  # there is no such speaker, and the view knows none
-        self._speakers.apply(self._speaker_id, self.document, committed, self._generation, before)
+        if committed.etag is not None:
+            self._speakers.apply(self._speaker_id, self.document, committed, self._generation, before)
         if takes_away:
             self._speakers.generation.settle()
         self._speakers.generation.confirm(self._generation)
