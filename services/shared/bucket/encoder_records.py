@@ -21,7 +21,7 @@ Kind = TypeVar("Kind", bound=Record)
 _MAX_REMEMBERED = 256
 """This many encoders are remembered. Their records never change."""
 _MISSING_SECONDS = 10
-"""For this long the bucket is not asked again for an encoder that was not found."""
+"""The bucket is not asked again for this long after an encoder was not found."""
 
 
 class Announcement(Encoder):
