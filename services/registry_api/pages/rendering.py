@@ -112,7 +112,11 @@ def leading_page(request: Request, address: str) -> Response:
 def failure_page(request: Request, status: int, message: str, *, token: str, partial: bool) -> Response:
     """Show an error: as a page, or for the place that a page on the screen has for it."""
     title = _TITLES.get(status, "Something went wrong")
-    values = {"title": title, "message": message, "request_id": request.scope.get("request_id")}
+    values: dict[str, Any] = {
+        "title": title,
+        "message": message,
+        "request_id": request.scope.get("request_id"),
+    }
     if not partial:
         return page(request, "failure.html", token=token, status=status, **values)
     response = page(request, "problem.html", token=token, status=status, **values)
