@@ -34,16 +34,18 @@ class Engine:
         self._place, self._counts = urlsplit(url), counts
         self._tags: dict[str, tuple[str, str]] = {}
         """The tag of each page and the cursor of the next one, by the page's own cursor."""
+        self.rounds = 0
+        """How often the whole manifest was read."""
 
-    async def poll(self, start: float, until: float) -> None:
+    async def poll(self, start: float) -> None:
         await asyncio.sleep(start)
         self._reader, self._writer = await asyncio.open_connection(self._place.hostname, self._place.port)
-        while time.monotonic() < until:
+        while True:
             began, cursor = time.monotonic(), ""
             while cursor is not None:
                 cursor = await self._page(cursor)
+            self.rounds += 1
             await asyncio.sleep(max(0.0, began + INTERVAL_SECONDS - time.monotonic()))
-        self._writer.close()
 
     async def _page(self, cursor: str) -> str | None:
         tag, following = self._tags.get(cursor, ("", ""))
@@ -66,26 +68,24 @@ class Engine:
         return following or None
 
 
-async def follow(url: str, counts: Counter[int], seconds: float) -> None:
-    until = time.monotonic() + seconds
-    engines = [Engine(url, counts) for _ in range(ENGINES)]
-    await asyncio.gather(
-        *(one.poll(number * INTERVAL_SECONDS / ENGINES, until) for number, one in enumerate(engines))
-    )
-
-
-async def measure(registry: RegistryProcesses, *, engines: bool, changes: bool) -> tuple[float, Counter[int]]:
+async def measure(registry: RegistryProcesses, *, engines: int, changes: bool) -> tuple[float, Counter[int]]:
     """Return the cores that the API process has used, and how often it gave which status."""
     process, counts = psutil.Process(registry.apis[0].pid), Counter[int]()
-    following = asyncio.create_task(follow(registry.urls[0], counts, 2 * SECONDS)) if engines else None
-    await asyncio.sleep(SECONDS)  # every engine has read every page
+    following = [Engine(registry.urls[0], counts) for _ in range(engines)]
+    starts = (number * INTERVAL_SECONDS / engines for number in range(engines))
+    polls = [asyncio.create_task(one.poll(start)) for one, start in zip(following, starts, strict=True)]
+    while not all(one.rounds for one in following):
+        await asyncio.sleep(0.1)
     counts.clear()
     before, began = sum(process.cpu_times()[:2]), time.monotonic()
-    changing = asyncio.create_task(asyncio.to_thread(change, registry)) if changes else None
-    await asyncio.sleep(SECONDS)
+    if changes:
+        await asyncio.to_thread(change, registry)
+    else:
+        await asyncio.sleep(SECONDS)
     used = (sum(process.cpu_times()[:2]) - before) / (time.monotonic() - began)
-    for task in filter(None, (following, changing)):
-        await task
+    for poll in polls:
+        poll.cancel()
+    await asyncio.gather(*polls, return_exceptions=True)
     return used, counts
 
 
@@ -108,10 +108,10 @@ def main() -> bool:
         wait_until_complete(registry)
         print(f"{VOICES:,} voices, {ENGINES} engines that ask every {INTERVAL_SECONDS:g} s\n")
         print("| what | % of a core | answers |\n|---|---|---|")
-        idle, _ = asyncio.run(measure(registry, engines=False, changes=False))
+        idle, _ = asyncio.run(measure(registry, engines=0, changes=False))
         print(f"| nobody asks | {100 * idle:.1f} | |")
-        quiet, counts = asyncio.run(measure(registry, engines=True, changes=False))
+        quiet, counts = asyncio.run(measure(registry, engines=ENGINES, changes=False))
         print(f"| engines ask, nothing changes | {100 * quiet:.1f} | {dict(counts)} |")
-        busy, counts = asyncio.run(measure(registry, engines=True, changes=True))
+        busy, counts = asyncio.run(measure(registry, engines=ENGINES, changes=True))
         print(f"| … a voice gets a version every 5 s | {100 * busy:.1f} | {dict(counts)} |")
     return quiet - idle <= GOAL_CORES
