@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from speaker_registry.atomic_files import replacing
-from speaker_registry.session import (
+from speaker_registry.environment import (
     API_KEY_VARIABLE,
     CONFIG_VARIABLE,
     CONTEXT_VARIABLE,
@@ -50,7 +50,7 @@ class Context:
     """Empty for the namespace of the key."""
 
     @property
-    def options(self) -> dict[str, str]:
+    def options(self) -> dict[str, Any]:
         """The arguments of a client. What is empty stays empty, whatever the environment says."""
         return {"url": self.url, "api_key": self.api_key, "namespace": self.namespace}
 
@@ -205,7 +205,7 @@ def _written(contexts: Contexts) -> str:
     return "\n".join([*lines, ""])
 
 
-def connection(url: str | None = None, context: str | None = None) -> dict[str, str]:
+def connection(url: str | None = None, context: str | None = None) -> dict[str, Any]:
     """Return the arguments for a client: address, API key and namespace.
 
     The first of these that is given wins: `url`, `context`, the environment variables

@@ -1,6 +1,7 @@
 """Finds out how the registry is doing, for the overview. Bounded: counts stop at a limit, and say so."""
 
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field

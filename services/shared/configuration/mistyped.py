@@ -8,7 +8,7 @@ import structlog
 from pydantic_settings import BaseSettings
 
 from services.shared.configuration.explanation import variable_of
-from speaker_registry.session import SDK_VARIABLES
+from speaker_registry.environment import SDK_VARIABLES
 
 log = structlog.get_logger()
 
