@@ -10,11 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any
 from unittest.mock import patch
 
-from services.registry_api.maintenance import garbage_sweep
-from services.registry_api.operations import delete
 from services.shared.bucket import documents
 from services.shared.model import records
-from services.shared.registry import speakers
 from services.shared.view import generation
 from tests import memory_redis, memory_registry, memory_store
 
@@ -120,90 +117,3 @@ MISTAKES: dict[str, Mistake] = {
         },
     ),
 }
-
-UNPROVEN: dict[str, Mistake] = {
-    "`_view.json` is written after Redis": Mistake(
-        "^(6|1|5):",
-        0,
-        generation.Generation,
-        "_begin_generation",
-        {
-            'if not self._swap(named, generation=generation, question=""):': "if False:",
-            'log.info("view.begun", generation=generation)': (
-                'self._swap(named, generation=generation, question="")'
-            ),
-        },
-    ),
-    "an id leaves `swept` at once": Mistake(
-        "^4:",
-        0,
-        garbage_sweep,
-        "with_swept",
-        {"if one not in gone or now - since <= KEPT_SWEPT_SECONDS": "if one not in gone"},
-    ),
-    "what the view lacks is taken for missing": Mistake(
-        "^6:",
-        0,
-        speakers.Speakers,
-        "_document_of",
-        {"return self._from_bucket(speaker_id)": "return _NOTHING"},
-    ),
-    "a delete does not raise `life`": Mistake(
-        "^1: version .* is back after its delete",
-        0,
-        delete,
-        "deleted",
-        {"document.marks.life + 1": "document.marks.life"},
-    ),
-    "a delete that finds nothing fences nothing": Mistake(
-        "^1: version .* is back after its delete",
-        0,
-        memory_registry,
-        "delete",
-        {"is_needed = document.live or may_come": "is_needed = document.live"},
-    ),
-    "a rollback under one run of Redis is not noticed": Mistake(
-        "^(6|5):",
-        0,
-        generation.Generation,
-        "_finds_its_word",
-        {"return self._gone_back != stamp.generation": "return True"},
-    ),
-    "who stored bytes removes them when its change is refused": Mistake(
-        "^4:",
-        0,
-        memory_registry,
-        "publish",
-        {
-            "except (AlreadyMade, VersionGone) as error:\n": (
-                "except Exception as error:\n"
-                "            from services.shared.bucket.layout import artifact_key\n"
-                "            blobs.remove([artifact_key(speaker_id, vuid, record.object)])\n"
-                "            if not isinstance(error, AlreadyMade | VersionGone):\n"
-                "                raise\n"
-            )
-        },
-    ),
-    "a change has time without end": Mistake(
-        "^1: a delete .* took a later version",
-        0,
-        documents.Documents,
-        "deadline",
-        {"+ CHANGE_SECONDS": "+ 1e9"},
-    ),
-    "a commit is acknowledged before the view has it": Mistake(
-        "^6:",
-        0,
-        speakers.Change,
-        "_show",
-        {"if committed.etag is not None:": "if committed.etag is not None and takes_away:"},
-    ),
-    "bytes that are lost are replaced unread": Mistake(
-        "^1: .* lost a good artifact",
-        0,
-        memory_registry,
-        "publish",
-        {"if lost is not None and blobs.has_artifact": "if False and blobs.has_artifact"},
-    ),
-}
-"""Mistakes for which no history is known yet that finds them. The tests do not run them."""
