@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from services.registry_api.keys import keyring as keyring_module
+from services.registry_api.keys import key_rules
 from services.registry_api.keys.api_keys import ApiKey, Token, is_secret_of
-from services.registry_api.keys.keyring import FRESH_SECONDS, KEPT_SECONDS, Keyring
+from services.registry_api.keys.key_rules import KEPT_SECONDS
+from services.registry_api.keys.keyring import FRESH_SECONDS, Keyring
 from services.shared.bucket.facts import MAX_RECORD_BYTES
 from services.shared.bucket.store import ObjectUnavailable
 from services.shared.registry.opening import ConcurrentRunner
@@ -407,7 +408,7 @@ def test_when_a_forgotten_key_was_used_is_forgotten_too(storage: Storage):
 
 def test_one_namespace_leaves_room_for_others(storage: Storage, monkeypatch: pytest.MonkeyPatch):
     """One namespace leaves room for others. Keys for all namespaces are counted separately, too."""
-    monkeypatch.setattr(keyring_module, "MAX_KEYS_OF_NAMESPACE", 1)
+    monkeypatch.setattr(key_rules, "MAX_KEYS_OF_NAMESPACE", 1)
     keys = process(storage)
     make(keys, namespace="tenant")
     with pytest.raises(QuotaExceeded):
@@ -420,8 +421,8 @@ def test_operators_have_room_when_tenants_have_none_left(storage: Storage, monke
     """Operators have room when tenants have none left, but no more keys than a process can hold. Tenants are
     not told how many there are.
     """
-    monkeypatch.setattr(keyring_module, "MAX_KEYS", 2)
-    monkeypatch.setattr(keyring_module, "MAX_KEYS_OF_OPERATORS", 3)
+    monkeypatch.setattr(key_rules, "MAX_KEYS", 2)
+    monkeypatch.setattr(key_rules, "MAX_KEYS_OF_OPERATORS", 3)
     keys = process(storage)
     for namespace in ("one", "two"):
         make(keys, namespace=namespace)

@@ -6,7 +6,7 @@ import structlog
 
 from services.registry_api.keys.held_keys import HeldKeys
 from services.registry_api.keys.key_document import KeyDocument, is_forgotten, without_children
-from services.registry_api.keys.keyring import KEPT_SECONDS
+from services.registry_api.keys.key_rules import KEPT_SECONDS
 
 log = structlog.get_logger(__name__)
 

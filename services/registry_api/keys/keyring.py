@@ -10,7 +10,6 @@ last used. Requests wait for the bucket only if the mark has changed or cannot b
 """
 
 import threading
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -22,12 +21,20 @@ import structlog
 from services.registry_api.keys.api_keys import (
     ANY_NAMESPACE,
     AT_ONCE,
-    ID_LETTERS,
     ApiKey,
     ApiKeyRecord,
     End,
     Token,
     new_token,
+)
+from services.registry_api.keys.key_rules import (
+    KEPT_SECONDS,
+    check_expiry,
+    check_namespace,
+    check_room,
+    end_after_rotation,
+    end_within_makers,
+    key_not_found,
 )
 from services.shared.bucket.facts import commit, read_record
 from services.shared.bucket.keys import API_KEYS_FOLDER, KeyEndKey, KeyMadeKey, key_end_key, parse_key
@@ -41,30 +48,14 @@ from services.shared.registry.parts import RegistryParts
 from speaker_registry.artifact import sha256_digest
 from speaker_registry.errors import (
     ApiKeyEnded,
-    ApiKeyNotFound,
     InvalidApiKey,
-    InvalidRequest,
-    PermissionDenied,
-    QuotaExceeded,
     Unavailable,
 )
-from speaker_registry.names import ACCEPTED_NAMESPACES, is_namespace
 
 log = structlog.get_logger()
 
 FRESH_SECONDS = 0.8
 """The key list is valid for this long after the change mark was read. Then the mark must be read again."""
-MAX_KEYS = 10_000
-"""Largest number of keys, including those that ended lately, because each process holds all of them."""
-MAX_KEYS_OF_NAMESPACE = 1_000
-"""Largest number of keys of one namespace, so that one tenant cannot use up the room of all tenants."""
-MAX_KEYS_OF_OPERATORS = MAX_KEYS + 1_000
-"""Largest number of keys for callers that may use any namespace. They can still make keys when tenants have
-made as many as they can.
-"""
-KEPT_SECONDS = 30 * 24 * 3600
-"""A key that has ended is shown for this long."""
-
 KEYS_UPDATED = "keys.updated"
 """Type of the event that a key was made or ended."""
 _CHANGED = "sr:keys_changed"
@@ -351,11 +342,11 @@ class Keyring:
                 key whose token no caller has.
         """
         now = self._clock.now()
-        _check_namespace(namespace)
-        _check_expiry(expires_at, now)
+        check_namespace(namespace)
+        check_expiry(expires_at, now)
         self.refresh()
-        expires_at = self._end_within_makers(expires_at, created_by)
-        self._check_room(namespace, by_operator)
+        expires_at = end_within_makers(expires_at, self.find(created_by))
+        check_room(self._list.keys.values(), namespace, by_operator=by_operator)
         token = new_token()
         record = ApiKeyRecord(
             id=token.id,
@@ -387,37 +378,6 @@ class Keyring:
         """
         if (maker := self.find(created_by)) is not None:
             self.check_active(maker)
-
-    def _end_within_makers(self, expires_at: int | None, created_by: str) -> int | None:
-        """Return the expiry of a new key, no later than the end of its maker. Raises `PermissionDenied`."""
-        maker = self.find(created_by)
-        if maker is None or maker.ends_at is None:
-            return expires_at
-        if expires_at is not None and expires_at > maker.ends_at:
-            raise PermissionDenied(
-                f"'expires_at' is {expires_at}; accepted: up to {maker.ends_at}, at which API key "
-                f"{created_by!r} itself ends.",
-                param="expires_at",
-            )
-        return maker.ends_at if expires_at is None else expires_at
-
-    def _check_room(self, namespace: str, by_operator: bool) -> None:
-        """Raise `QuotaExceeded` if there are too many keys. Its message tells a tenant nothing about the keys
-        of other tenants.
-        """
-        keys = self._list.keys.values()
-        later = f"Revoke some: they are deleted {KEPT_SECONDS // 86_400} days later."
-        if Counter(key.record.namespace for key in keys)[namespace] >= MAX_KEYS_OF_NAMESPACE:
-            raise QuotaExceeded(
-                f"There are {MAX_KEYS_OF_NAMESPACE} API keys in namespace {namespace!r}, which is the "
-                f"largest number for one namespace. {later}"
-            )
-        if by_operator and len(keys) >= MAX_KEYS_OF_OPERATORS:
-            raise QuotaExceeded(
-                f"There are {MAX_KEYS_OF_OPERATORS} API keys, which is the largest number. {later}"
-            )
-        if not by_operator and len(keys) >= MAX_KEYS:
-            raise QuotaExceeded("This registry takes no more API keys now; only its operators can make room.")
 
     def end(self, key_id: str, *, by: str, with_descendants: bool = False) -> ApiKey:
         """End a key at once. Every process that calls `refresh` after this has returned knows of the end.
@@ -486,7 +446,7 @@ class Keyring:
             namespace=record.namespace,
             scopes=record.scopes,
             created_by=by,
-            expires_at=self._end_after_rotation(old, by, now),
+            expires_at=end_after_rotation(old, self.find(by), now),
             requests_per_minute=record.requests_per_minute,
             uploads_per_minute=record.uploads_per_minute,
             by_operator=by_operator,
@@ -502,22 +462,6 @@ class Keyring:
         except Unavailable:  # the old key ends, so its holder must get the new one
             log.warning("key.end_not_told", key_id=record.id)
         return token, made
-
-    def _end_after_rotation(self, old: ApiKey, by: str, now: float) -> int | None:
-        """Return the expiry of the key that replaces `old`. Raises `PermissionDenied`."""
-        record, maker = old.record, self.find(by)
-        life = None if record.expires_at is None else record.expires_at - record.created_at
-        wanted = None if life is None else int(now) + life
-        latest = None if maker is None else maker.ends_at
-        if latest is None or (wanted is not None and wanted <= latest):
-            return wanted
-        if old.ends_at is None or latest < old.ends_at:
-            raise PermissionDenied(
-                f"API key {by!r} ends at {latest}, and so would the key that follows {record.id!r}, which "
-                "would have lived longer. Rotate it with a key that does not end before it.",
-                param="key_id",
-            )
-        return latest
 
     def _withdraw(self, key_id: str, *, by: str) -> None:
         """End a key whose token no caller was given."""
@@ -623,30 +567,6 @@ def _ends(key_id: str, known: _KeyList, facts: _Facts) -> tuple[End, ...]:
     return (*listed, *(end for end in before if end not in listed))
 
 
-def _check_namespace(namespace: str) -> None:
-    if namespace != ANY_NAMESPACE and not is_namespace(namespace):
-        raise InvalidRequest(
-            f"'namespace' is {namespace[:80]!a}; accepted: {ACCEPTED_NAMESPACES}, or '*' for all.",
-            param="namespace",
-        )
-
-
-def _check_expiry(expires_at: int | None, now: float) -> None:
-    if expires_at is not None and expires_at <= now:
-        raise InvalidRequest(
-            f"'expires_at' is {expires_at}, which has passed; accepted: Unix seconds after {now:.0f}.",
-            param="expires_at",
-        )
-
-
 def _raise_again(error: Unavailable) -> NoReturn:
     """Raise a copy of an error that was raised in another thread."""
     raise Unavailable(error.message, retry_after_seconds=error.retry_after_seconds)
-
-
-def key_not_found(key_id: str) -> ApiKeyNotFound:
-    """Return the error for a key that does not exist or is in another namespace. The message shows no more
-    characters than an id has, because the text may be a whole key.
-    """
-    shown = f"{key_id[:ID_LETTERS]!a}" + ("…" if len(key_id) > ID_LETTERS else "")
-    return ApiKeyNotFound(f"No API key {shown}.", param="key_id")

@@ -1,6 +1,5 @@
 """Makes an API key. The key that makes it names it first, so that whoever ends that one ends all it made."""
 
-from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
 from functools import partial
@@ -17,14 +16,13 @@ from services.registry_api.keys.api_keys import (
 )
 from services.registry_api.keys.held_keys import HeldKeys
 from services.registry_api.keys.key_document import ended, made_as, with_child
-from services.registry_api.keys.keyring import (
-    KEPT_SECONDS,
-    MAX_KEYS,
-    MAX_KEYS_OF_NAMESPACE,
-    MAX_KEYS_OF_OPERATORS,
+from services.registry_api.keys.key_rules import (
+    check_expiry,
+    check_namespace,
+    check_room,
+    end_within_makers,
 )
-from speaker_registry.errors import InvalidRequest, PermissionDenied, QuotaExceeded, Unavailable
-from speaker_registry.names import ACCEPTED_NAMESPACES, is_namespace
+from speaker_registry.errors import Unavailable
 
 log = structlog.get_logger(__name__)
 
@@ -61,10 +59,10 @@ def make(
         Unavailable: the bucket does not answer. A key whose token no caller has is ended, if possible.
     """
     now = keys.now()
-    _check_namespace(namespace)
-    _check_expiry(expires_at, now)
+    check_namespace(namespace)
+    check_expiry(expires_at, now)
     maker = keys.look(created_by)
-    _check_room(keys.all(ANY_NAMESPACE), namespace, by_operator=by_operator)
+    check_room(keys.all(ANY_NAMESPACE), namespace, by_operator=by_operator)
     token = new_token()
     record = ApiKeyRecord(
         id=token.id,
@@ -74,7 +72,7 @@ def make(
         scopes=tuple(sorted(set(scopes))),
         created_at=now,
         created_by=created_by,
-        expires_at=_end_within_makers(maker, expires_at),
+        expires_at=end_within_makers(expires_at, maker),
         requests_per_minute=requests_per_minute,
         uploads_per_minute=uploads_per_minute,
         first=first,
@@ -94,50 +92,3 @@ def withdraw(keys: HeldKeys, key_id: str, *, by: str) -> None:
     """End a key whose token no caller was given. If that fails, nobody can use the key all the same."""
     with suppress(Unavailable):
         keys.change(key_id, partial(ended, at=AT_ONCE, now=keys.now(), by=by), by=by, did="withdraw")
-
-
-def _end_within_makers(maker: ApiKey | None, expires_at: int | None) -> int | None:
-    """Return the expiry of a new key, no later than the end of its maker. Raises `PermissionDenied`."""
-    if maker is None or maker.ends_at is None:
-        return expires_at
-    if expires_at is not None and expires_at > maker.ends_at:
-        raise PermissionDenied(
-            f"'expires_at' is {expires_at}; accepted: up to {maker.ends_at}, at which API key "
-            f"{maker.record.id!r} itself ends.",
-            param="expires_at",
-        )
-    return maker.ends_at if expires_at is None else expires_at
-
-
-def _check_room(keys: list[ApiKey], namespace: str, *, by_operator: bool) -> None:
-    """Raise `QuotaExceeded` if there are too many keys. Its message tells a tenant nothing about the keys of
-    other tenants.
-    """
-    later = f"Revoke some: they are deleted {KEPT_SECONDS // 86_400} days later."
-    if Counter(key.record.namespace for key in keys)[namespace] >= MAX_KEYS_OF_NAMESPACE:
-        raise QuotaExceeded(
-            f"There are {MAX_KEYS_OF_NAMESPACE} API keys in namespace {namespace!r}, which is the "
-            f"largest number for one namespace. {later}"
-        )
-    if by_operator and len(keys) >= MAX_KEYS_OF_OPERATORS:
-        raise QuotaExceeded(
-            f"There are {MAX_KEYS_OF_OPERATORS} API keys, which is the largest number. {later}"
-        )
-    if not by_operator and len(keys) >= MAX_KEYS:
-        raise QuotaExceeded("This registry takes no more API keys now; only its operators can make room.")
-
-
-def _check_namespace(namespace: str) -> None:
-    if namespace != ANY_NAMESPACE and not is_namespace(namespace):
-        raise InvalidRequest(
-            f"'namespace' is {namespace[:80]!a}; accepted: {ACCEPTED_NAMESPACES}, or '*' for all.",
-            param="namespace",
-        )
-
-
-def _check_expiry(expires_at: int | None, now: int) -> None:
-    if expires_at is not None and expires_at <= now:
-        raise InvalidRequest(
-            f"'expires_at' is {expires_at}, which has passed; accepted: Unix seconds after {now}.",
-            param="expires_at",
-        )

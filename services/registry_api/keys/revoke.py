@@ -8,7 +8,7 @@ import structlog
 from services.registry_api.keys.api_keys import AT_ONCE, ApiKey
 from services.registry_api.keys.held_keys import HeldKeys, is_key_id
 from services.registry_api.keys.key_document import KeyDocument, ended
-from services.registry_api.keys.keyring import key_not_found
+from services.registry_api.keys.key_rules import key_not_found
 from services.shared.registry.shared_documents import Changed
 
 log = structlog.get_logger(__name__)

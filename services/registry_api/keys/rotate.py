@@ -7,8 +7,9 @@ import structlog
 from services.registry_api.keys.api_keys import AT_ONCE, ApiKey, Token
 from services.registry_api.keys.held_keys import HeldKeys
 from services.registry_api.keys.key_document import key_ended, replaced
+from services.registry_api.keys.key_rules import end_after_rotation
 from services.registry_api.keys.make import make, withdraw
-from speaker_registry.errors import ApiKeyEnded, PermissionDenied, Unavailable
+from speaker_registry.errors import ApiKeyEnded, Unavailable
 
 log = structlog.get_logger(__name__)
 
@@ -38,7 +39,7 @@ def rotate(
         namespace=record.namespace,
         scopes=record.scopes,
         created_by=by,
-        expires_at=_end_after_rotation(keys, old, by, now),
+        expires_at=end_after_rotation(old, keys.look(by), now),
         requests_per_minute=record.requests_per_minute,
         uploads_per_minute=record.uploads_per_minute,
         by_operator=by_operator,
@@ -56,20 +57,3 @@ def rotate(
     elif at == AT_ONCE:
         keys.settle()
     return token, made
-
-
-def _end_after_rotation(keys: HeldKeys, old: ApiKey, by: str, now: int) -> int | None:
-    """Return the expiry of the key that replaces `old`. Raises `PermissionDenied`."""
-    record, maker = old.record, keys.look(by)
-    life = None if record.expires_at is None else record.expires_at - record.created_at
-    wanted = None if life is None else now + life
-    latest = None if maker is None else maker.ends_at
-    if latest is None or (wanted is not None and wanted <= latest):
-        return wanted
-    if old.ends_at is None or latest < old.ends_at:
-        raise PermissionDenied(
-            f"API key {by!r} ends at {latest}, and so would the key that follows {record.id!r}, which "
-            "would have lived longer. Rotate it with a key that does not end before it.",
-            param="key_id",
-        )
-    return latest

@@ -10,7 +10,7 @@ from starlette.responses import Response
 from services.registry_api.access.rules import ADMIN
 from services.registry_api.dependencies import AT_STORE, CallerDep, Services, ServicesDep
 from services.registry_api.keys.api_keys import ApiKey, Token
-from services.registry_api.keys.keyring import key_not_found
+from services.registry_api.keys.key_rules import key_not_found
 from services.registry_api.pages.forms import MAX_FIELD, checked_form, lead_to, page_router, show
 from services.registry_api.protocol.callers import Caller
 from services.registry_api.wire import rendering

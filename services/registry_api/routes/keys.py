@@ -18,7 +18,8 @@ from services.registry_api.dependencies import (
     ServicesDep,
 )
 from services.registry_api.keys.api_keys import ANY_NAMESPACE, ApiKey
-from services.registry_api.keys.keyring import Keyring, key_not_found
+from services.registry_api.keys.key_rules import key_not_found
+from services.registry_api.keys.keyring import Keyring
 from services.registry_api.protocol.callers import Caller
 from services.registry_api.protocol.routing import Router
 from services.registry_api.wire import rendering

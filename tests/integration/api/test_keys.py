@@ -9,7 +9,7 @@ import pytest
 from pydantic import SecretStr
 
 from services.registry_api.access.authentication import AccessMisconfigured, open_access
-from services.registry_api.keys import keyring
+from services.registry_api.keys import key_rules
 from services.registry_api.keys.api_keys import new_token
 from services.shared.configuration.settings import AccessSettings, ApiSettings, RateSettings
 from speaker_registry import RegistryClient, cli
@@ -127,8 +127,8 @@ def test_a_tenants_keys_leave_room_for_others(closed: Registry, monkeypatch: pyt
     """A tenant's keys leave room for others. Whatever its admin does, other tenants and the operator can
     still make keys, and the refusal tells the tenant about its own keys alone.
     """
-    monkeypatch.setattr(keyring, "MAX_KEYS_OF_NAMESPACE", 3)
-    monkeypatch.setattr(keyring, "MAX_KEYS", 5)
+    monkeypatch.setattr(key_rules, "MAX_KEYS_OF_NAMESPACE", 3)
+    monkeypatch.setattr(key_rules, "MAX_KEYS", 5)
     admin = key(closed, "admin", namespace="tenant")
     for _ in range(2):
         made = ask_for_key(closed, admin).json()["id"]
