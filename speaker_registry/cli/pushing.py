@@ -1,15 +1,14 @@
 """The command `push`, which keeps the uploaded voices of a running TTS server equal to the registry."""
 
 import argparse
-import json
 import os
 from functools import partial
 from typing import TYPE_CHECKING
 
 from speaker_registry.cli.command import Command, CommandError, Output, count
-from speaker_registry.cli.syncing import add_watch, document_of, interval_of, watch
+from speaker_registry.cli.syncing import add_watch, carry_out, document_of, interval_of, not_there
 from speaker_registry.pushing import SERVERS
-from speaker_registry.terminal import printable, table
+from speaker_registry.terminal import printable
 
 if TYPE_CHECKING:
     from speaker_registry import RegistryClient
@@ -28,15 +27,7 @@ def push(client: "RegistryClient", arguments: argparse.Namespace) -> Output:
     interval = interval_of(arguments)
     with _server(arguments.server) as server:
         pusher = Pusher(client, server, profile=arguments.profile, kind=arguments.kind, slots=arguments.slots)
-        if arguments.watch:
-
-            def show(report: "Report") -> None:
-                document = _document(report, arguments)
-                print(json.dumps(document) if arguments.json else _text(report, arguments), flush=True)
-
-            watch(pusher.run, interval, show)
-        report = pusher.run()
-    return Output(_document(report, arguments), _text(report, arguments))
+        return carry_out(pusher.run, interval, arguments, partial(_output, arguments))
 
 
 def _server(url: str) -> "SpeechServer":
@@ -53,22 +44,14 @@ def _server(url: str) -> "SpeechServer":
         ) from None
 
 
-def _document(report: "Report", arguments: argparse.Namespace) -> dict[str, object]:
-    return {"server": arguments.server, "profile": arguments.profile, **document_of(report)}
-
-
-def _text(report: "Report", arguments: argparse.Namespace) -> str:
+def _output(arguments: argparse.Namespace, report: "Report") -> Output:
+    document = {"server": arguments.server, "profile": arguments.profile}
     there = report.count("written") + report.count("unchanged")
     head = (
         f"{there} voices for {printable(arguments.profile)} at {printable(arguments.server)}: "
         f"{report.count('written')} uploaded, {report.removed} removed"
     )
-    rows = [
-        (f"{one.name}@{one.version}", "an older version" if one.state == "kept" else "nothing", one.reason)
-        for one in report.outcomes
-        if one.reason
-    ]
-    return head + ("\n\n" + table(("NOT THERE", "INSTEAD", "REASON"), rows) if rows else "")
+    return Output({**document, **document_of(report)}, head + not_there(report, "an older version"))
 
 
 def _add_push(command: argparse.ArgumentParser) -> None:

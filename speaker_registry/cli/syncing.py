@@ -29,15 +29,30 @@ def sync(client: "RegistryClient", arguments: argparse.Namespace) -> Output:
     interval = interval_of(arguments)
     path = Path(arguments.folder)
     synchronization = Synchronization(client, path, profile=arguments.profile, form=arguments.format)
+    return carry_out(synchronization.run, interval, arguments, partial(_output, arguments))
+
+
+def carry_out(
+    run: Callable[[], "Report"],
+    interval: float,
+    arguments: argparse.Namespace,
+    output: Callable[["Report"], Output],
+) -> Output:
+    """Sync once, or with `--watch` until the process is told to end.
+
+    Args:
+        run: Syncs once.
+        interval: Seconds between the end of one sync and the next.
+        output: Says what a sync has done.
+    """
     if arguments.watch:
 
         def show(report: "Report") -> None:
-            document = _document(report, arguments)
-            print(json.dumps(document) if arguments.json else _text(report, arguments), flush=True)
+            document, text, *_ = output(report)
+            print(json.dumps(document) if arguments.json else text, flush=True)
 
-        watch(synchronization.run, interval, show)
-    report = synchronization.run()
-    return Output(_document(report, arguments), _text(report, arguments))
+        _watch(run, interval, show)
+    return output(run())
 
 
 def interval_of(arguments: argparse.Namespace) -> float:
@@ -48,14 +63,8 @@ def interval_of(arguments: argparse.Namespace) -> float:
     return _INTERVAL_SECONDS if given is None else given
 
 
-def watch(run: Callable[[], "Report"], interval: float, show: Callable[["Report"], object]) -> NoReturn:
-    """Sync until the process is told to end, which SIGTERM does with exit code 0.
-
-    Args:
-        run: Syncs once.
-        interval: Seconds between the end of one sync and the next.
-        show: Prints a report.
-    """
+def _watch(run: Callable[[], "Report"], interval: float, show: Callable[["Report"], object]) -> NoReturn:
+    """Sync until the process is told to end, which SIGTERM does with exit code 0."""
     from speaker_registry.syncing.watching import Watch  # noqa: PLC0415  see `sync`
 
     # The first process of a container ends by SIGTERM only if it handles it.
@@ -68,13 +77,14 @@ def watch(run: Callable[[], "Report"], interval: float, show: Callable[["Report"
     Watch(run=run, wait=partial(time.sleep, interval), on_report=show, on_error=complain).forever()
 
 
-def _document(report: "Report", arguments: argparse.Namespace) -> dict[str, object]:
-    return {
-        "path": arguments.folder,
-        "format": arguments.format,
-        "profile": arguments.profile,
-        **document_of(report),
-    }
+def _output(arguments: argparse.Namespace, report: "Report") -> Output:
+    document = {"path": arguments.folder, "format": arguments.format, "profile": arguments.profile}
+    there = sum(report.count(state) for state in ("written", "unchanged", "kept"))
+    head = (
+        f"{there} voices for {printable(arguments.profile)} in {printable(arguments.folder)}: "
+        f"{report.count('written')} files written, {report.removed} removed"
+    )
+    return Output({**document, **document_of(report)}, head + not_there(report, "an older file"))
 
 
 def document_of(report: "Report") -> dict[str, object]:
@@ -89,18 +99,14 @@ def document_of(report: "Report") -> dict[str, object]:
     }
 
 
-def _text(report: "Report", arguments: argparse.Namespace) -> str:
-    there = sum(report.count(state) for state in ("written", "unchanged", "kept"))
-    head = (
-        f"{there} voices for {printable(arguments.profile)} in {printable(arguments.folder)}: "
-        f"{report.count('written')} files written, {report.removed} removed"
-    )
+def not_there(report: "Report", older: str) -> str:
+    """Return a table of the voices that are not as they should be. `older` is what some have instead."""
     rows = [
-        (f"{one.name}@{one.version}", "an older file" if one.state == "kept" else "nothing", one.reason)
+        (f"{one.name}@{one.version}", older if one.state == "kept" else "nothing", one.reason)
         for one in report.outcomes
         if one.reason
     ]
-    return head + ("\n\n" + table(("NOT THERE", "INSTEAD", "REASON"), rows) if rows else "")
+    return "\n\n" + table(("NOT THERE", "INSTEAD", "REASON"), rows) if rows else ""
 
 
 def _add_sync(command: argparse.ArgumentParser) -> None:
