@@ -12,7 +12,7 @@ from services.shared.model.profiles import ProfileCatalogue
 from services.shared.registry.announce import announce
 from services.shared.registry.profile_records import ProfileRecords
 from services.shared.registry.shared_documents import SharedDocuments
-from services.shared.view.generation import Generation
+from services.shared.view.generation import SETTLED_SECONDS, Generation
 from services.shared.view.workers import Workers
 from tests.memory_redis import MemoryClient, Weather
 from tests.memory_registry import PROFILES, World
@@ -57,6 +57,14 @@ class Process:
         self.catalogue = ProfileCatalogue(PROFILES, [PROFILE])
         self.campaigns = Steering(self.profiles, self.workers, self.catalogue, world.clock)
         self.keys = HeldKeys(self.shared, store, world.clock, one_by_one, run_in_background)
+
+    @classmethod
+    def settled(cls, world: World) -> "Process":
+        """Return a process whose view is old enough that nothing has to wait for it."""
+        started = cls(world)
+        started.generation.for_reading()
+        world.pass_time(SETTLED_SECONDS)
+        return started
 
     def announce(self, fingerprint: str, profile: str = PROFILE, *, untrained: bool = False) -> bool:
         encoder = Encoder(

@@ -7,10 +7,12 @@ import io
 import random
 import threading
 import wave
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from typing import Self
 
 import httpx
 import numpy as np
@@ -20,6 +22,7 @@ from speaker_registry.artifact import Artifact
 from speaker_registry.errors import ArtifactNotReady, NotFound, SpeakerRegistryError, Unavailable
 from tests.light_worker import MARK, marks_of
 from tests.processes import PROFILE
+from tests.queue_workers import START_SECONDS, wait_until
 
 RATE = 8_000
 MAX_STEPS = 20_000
@@ -180,3 +183,47 @@ class Load:
         shown = artifact.tensors["speaker_embedding"][:MARK]
         if artifact.manifest.version != version or expected is None or not np.array_equal(shown, expected):
             self.violations.append(f"{seen} is of another clip")
+
+
+def ready_voices(client: RegistryClient, count: int) -> list[str]:
+    """Register so many voices, wait until each is ready, and return their names."""
+    names = [f"voice-{number}" for number in range(count)]
+    for number, name in enumerate(names):
+        client.register(name, noise_clip(number)[0], consent="yes")
+    for name in names:
+        client.wait_ready(f"{name}@1", timeout=START_SECONDS)
+    return names
+
+
+class Rounds(ABC):
+    """Fetches the same files again and again, on a thread, while a block runs."""
+
+    def __init__(self) -> None:
+        self._rounds = 0
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        self.go_round()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def go_round(self) -> None:
+        """Wait until every file was fetched once more."""
+        last = self._rounds + 2  # the round under way may have begun before
+        wait_until(lambda: self._rounds >= last or not self._thread.is_alive(), START_SECONDS)
+        assert self._thread.is_alive()
+
+    def _run(self) -> None:
+        with httpx.Client(timeout=START_SECONDS) as client:
+            while not self._stop.is_set():
+                self.fetch_all(client)
+                self._rounds += 1
+
+    @abstractmethod
+    def fetch_all(self, client: httpx.Client) -> None:
+        """Fetch every file once."""

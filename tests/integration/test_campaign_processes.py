@@ -4,12 +4,10 @@ dtype, two API processes and Valkey, beside a client that fetches all the time.
 
 import hashlib
 import itertools
-import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Self
 
 import httpx
 import pytest
@@ -18,7 +16,7 @@ from services.embedded.managed_process import ManagedProcess
 from speaker_registry import Campaign, RegistryClient
 from speaker_registry.artifact import read_tensors
 from tests.integration.test_worker_process import is_candidate, is_ready, profile_of, with_valkey
-from tests.process_load import noise_clip
+from tests.process_load import Rounds, ready_voices
 from tests.processes import PROFILE, RegistryProcesses
 from tests.queue_workers import START_SECONDS, wait_until
 
@@ -74,17 +72,13 @@ def prepared_fleet(folder: Path, voices: int) -> Iterator[Fleet]:
     with with_valkey(folder, TRAINED, apis=2) as registry, RegistryClient(registry.urls[1]) as client:
         registry.workers[0].start()
         second = registry.another_worker(OTHER_DTYPE)
-        names = [f"voice-{number}" for number in range(voices)]
-        for number, name in enumerate(names):
-            client.register(name, noise_clip(number)[0], consent="yes")
-        for name in names:
-            client.wait_ready(f"{name}@1", timeout=START_SECONDS)
+        names = ready_voices(client, voices)
         second.start()
         wait_until(partial(is_candidate, client, "dtype"), START_SECONDS)
         yield Fleet(registry, client, second, names)
 
 
-class Reading:
+class Reading(Rounds):
     """Fetches the files of voices all the time, each from the first API that answers, as behind a proxy.
 
     `strange` lists answers that are not 200, are no whole artifact, or differ from an earlier one with the
@@ -92,35 +86,15 @@ class Reading:
     """
 
     def __init__(self, urls: Sequence[str], names: Sequence[str]) -> None:
+        super().__init__()
         self._urls = urls
         self._etags: dict[tuple[str, str], str] = {}
-        self._rounds = 0
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run)
         self.strange: list[str] = []
         self.turns: dict[str, list[str]] = {name: [] for name in names}
 
-    def __enter__(self) -> Self:
-        self._thread.start()
-        self.go_round()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join()
-
-    def go_round(self) -> None:
-        """Wait until every voice was fetched once more."""
-        last = self._rounds + 2  # the round under way may have begun before
-        wait_until(lambda: self._rounds >= last or not self._thread.is_alive(), START_SECONDS)
-        assert self._thread.is_alive()
-
-    def _run(self) -> None:
-        with httpx.Client(timeout=START_SECONDS) as client:
-            while not self._stop.is_set():
-                for name in self.turns:
-                    self._look(name, self._fetch(client, name))
-                self._rounds += 1
+    def fetch_all(self, client: httpx.Client) -> None:
+        for name in self.turns:
+            self._look(name, self._fetch(client, name))
 
     def _fetch(self, client: httpx.Client, name: str) -> httpx.Response:
         path = f"/v1/voices/{name}/versions/1/artifacts/{PROFILE}/file"

@@ -7,13 +7,11 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Self
 
 import httpx
 import pytest
@@ -25,7 +23,7 @@ from speaker_registry import RegistryClient
 from speaker_registry.errors import ArtifactNotReady
 from speaker_registry.schemas import Profile
 from tests.encoders import make_current
-from tests.process_load import noise_clip
+from tests.process_load import Rounds, noise_clip, ready_voices
 from tests.processes import LEASE_SECONDS, OPTIONAL_PROFILE, PROFILE, PROFILES, QUICK, RegistryProcesses
 from tests.queue_workers import START_SECONDS, wait_until
 
@@ -152,11 +150,7 @@ def test_workers_of_another_encoder_change_nothing_that_is_served(tmp_path: Path
     trained = {"SPEAKER_EXTRACTOR_WEIGHTS": "hub", "SPEAKER_PROFILES": PROFILE}
     with with_valkey(tmp_path, trained, apis=1) as registry, RegistryClient(registry.urls[0]) as client:
         registry.workers[0].start()
-        names = [f"voice-{number}" for number in range(VOICES)]
-        for number, name in enumerate(names):
-            client.register(name, noise_clip(number)[0], consent="yes")
-        for name in names:
-            client.wait_ready(f"{name}@1", timeout=START_SECONDS)
+        names = ready_voices(client, VOICES)
         with Fetching(registry.urls[0], names) as fetching:
             for differing, other in OTHERS.items():
                 second = registry.another_worker(other)
@@ -178,41 +172,21 @@ OTHERS = {
 """The fingerprint input that differs -> the settings of a worker in which it does."""
 
 
-class Fetching:
-    """Fetches the files of voices, one after the other, on a thread. `strange` lists unexpected answers."""
+class Fetching(Rounds):
+    """Fetches the files of voices, one after the other. `strange` lists unexpected answers."""
 
     def __init__(self, url: str, names: Sequence[str]) -> None:
+        super().__init__()
         self._paths = [f"{url}/v1/voices/{name}/versions/1/artifacts/{PROFILE}/file" for name in names]
         self._digests: dict[str, str] = {}
-        self._rounds = 0
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run)
         self.strange: list[tuple[str, int]] = []
 
-    def __enter__(self) -> Self:
-        self._thread.start()
-        self.go_round()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join()
-
-    def go_round(self) -> None:
-        """Wait until every voice was fetched once more."""
-        last = self._rounds + 2  # the round under way may have begun before
-        wait_until(lambda: self._rounds >= last or not self._thread.is_alive(), START_SECONDS)
-        assert self._thread.is_alive()
-
-    def _run(self) -> None:
-        with httpx.Client() as client:
-            while not self._stop.is_set():
-                for path in self._paths:
-                    answer = client.get(path)
-                    digest = hashlib.sha256(answer.content).hexdigest()
-                    if (answer.status_code, digest) != (200, self._digests.setdefault(path, digest)):
-                        self.strange.append((path, answer.status_code))
-                self._rounds += 1
+    def fetch_all(self, client: httpx.Client) -> None:
+        for path in self._paths:
+            answer = client.get(path)
+            digest = hashlib.sha256(answer.content).hexdigest()
+            if (answer.status_code, digest) != (200, self._digests.setdefault(path, digest)):
+                self.strange.append((path, answer.status_code))
 
 
 def profile_of(client: RegistryClient) -> Profile:

@@ -7,20 +7,20 @@ from typing import Any
 
 import pytest
 
+from services.registry_api.keys import key_rules
 from services.registry_api.keys import make as make_module
 from services.registry_api.keys.api_keys import ApiKey, Token, is_secret_of
 from services.registry_api.keys.forget import forget
 from services.registry_api.keys.held_keys import FRESH_SECONDS
 from services.registry_api.keys.key_document import KeyDocument
+from services.registry_api.keys.key_rules import KEPT_SECONDS
 from services.registry_api.keys.key_uses import WRITE_SECONDS, KeyUses
-from services.registry_api.keys.keyring import KEPT_SECONDS
 from services.registry_api.keys.make import make
 from services.registry_api.keys.revoke import revoke
 from services.registry_api.keys.rotate import rotate
 from services.shared.bucket.layout import api_key_key
 from services.shared.bucket.store import Object, ObjectUnavailable
 from services.shared.model.records import seal, unseal
-from services.shared.view.generation import SETTLED_SECONDS
 from speaker_registry.errors import (
     ApiKeyEnded,
     ApiKeyNotFound,
@@ -75,11 +75,7 @@ def world() -> World:
 
 @pytest.fixture
 def here(world: World) -> Process:
-    """Return a process whose view is old enough that nothing has to wait for it."""
-    started = Process(world)
-    started.generation.for_reading()
-    world.pass_time(SETTLED_SECONDS)
-    return started
+    return Process.settled(world)
 
 
 def made(process: Process, **said: Any) -> tuple[Token, ApiKey]:
@@ -366,9 +362,9 @@ def test_one_namespace_leaves_room_for_others_and_operators_have_room_of_their_o
     here: Process, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One tenant cannot use up the room of all tenants, and is not told how many keys the others have."""
-    monkeypatch.setattr(make_module, "MAX_KEYS_OF_NAMESPACE", 1)
-    monkeypatch.setattr(make_module, "MAX_KEYS", 3)
-    monkeypatch.setattr(make_module, "MAX_KEYS_OF_OPERATORS", 4)
+    monkeypatch.setattr(key_rules, "MAX_KEYS_OF_NAMESPACE", 1)
+    monkeypatch.setattr(key_rules, "MAX_KEYS", 3)
+    monkeypatch.setattr(key_rules, "MAX_KEYS_OF_OPERATORS", 4)
     made(here, namespace="tenant")
     with pytest.raises(QuotaExceeded, match="There are 1 API keys in namespace 'tenant'"):
         made(here, namespace="tenant", by_operator=True)

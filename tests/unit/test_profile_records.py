@@ -24,7 +24,6 @@ from services.shared.model.profile_document import (
 )
 from services.shared.model.records import seal, unseal
 from services.shared.registry.profile_records import REMEMBERED_SECONDS
-from services.shared.view.generation import SETTLED_SECONDS
 from services.shared.view.workers import ALIVE_SECONDS, FAILED_SECONDS, FailedProof
 from speaker_registry.errors import (
     CampaignEnded,
@@ -49,11 +48,7 @@ def world() -> World:
 
 @pytest.fixture
 def process(world: World) -> Process:
-    """Return a process whose view is old enough that nothing has to wait for it."""
-    started = Process(world)
-    started.generation.for_reading()
-    world.pass_time(SETTLED_SECONDS)
-    return started
+    return Process.settled(world)
 
 
 class Interrupted:
