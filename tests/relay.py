@@ -3,6 +3,7 @@
 import socket
 import threading
 from contextlib import suppress
+from itertools import permutations
 from typing import Self
 
 from tests.ports import free_port
@@ -14,6 +15,7 @@ class Relay:
     def __init__(self, target_port: int) -> None:
         self.port = free_port()
         self._target = ("127.0.0.1", target_port)
+        self._lock = threading.Lock()
         self._sockets: list[socket.socket] = []
 
     @property
@@ -23,15 +25,17 @@ class Relay:
     def open(self, *, silent: bool = False) -> None:
         """Forward connections from now on, or accept them and forward nothing."""
         listener = socket.create_server(("127.0.0.1", self.port))
-        self._sockets.append(listener)
+        with self._lock:
+            self._sockets.append(listener)
         threading.Thread(target=self._accept, args=(listener, silent), daemon=True).start()
 
     def close(self) -> None:
         """End all connections, and refuse further ones."""
-        while self._sockets:
-            with suppress(OSError):
-                self._sockets[-1].shutdown(socket.SHUT_RDWR)
-            self._sockets.pop().close()
+        with self._lock:
+            while self._sockets:
+                with suppress(OSError):
+                    self._sockets[-1].shutdown(socket.SHUT_RDWR)
+                self._sockets.pop().close()
 
     def __enter__(self) -> Self:
         return self
@@ -43,13 +47,21 @@ class Relay:
         with suppress(OSError):
             while True:
                 near, _ = listener.accept()
-                if silent:
-                    self._sockets.append(near)
-                    continue
-                far = socket.create_connection(self._target)
-                self._sockets += [near, far]
-                for source, sink in ((near, far), (far, near)):
+                ends = [near] if silent else [near, socket.create_connection(self._target)]
+                if not self._keep(ends, listener):
+                    return
+                for source, sink in permutations(ends, 2):
                     threading.Thread(target=_pump, args=(source, sink), daemon=True).start()
+
+    def _keep(self, ends: list[socket.socket], listener: socket.socket) -> bool:
+        """Keep the ends of a connection, which `close` ends. If that has come meanwhile, end them."""
+        with self._lock:
+            if listener in self._sockets:
+                self._sockets += ends
+                return True
+        for end in ends:
+            end.close()
+        return False
 
 
 def _pump(source: socket.socket, sink: socket.socket) -> None:
