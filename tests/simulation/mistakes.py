@@ -245,7 +245,7 @@ MISTAKES = {
                 lambda self, speaker: self._answers.drop_speaker(speaker)
             )
         },
-        soonest=15,
+        soonest=77,
     ),
     "a worker trusts the clip that it reads": Mistake(
         r"was made from clip",
@@ -269,7 +269,7 @@ MISTAKES = {
         r"is said to be void whose bytes are there|the clip of \w+ is said to be lost|cannot be served",
         replaced={"services.shared.bucket.blobs._LOOKS": 1},
         odds={"store_hides": 0.05},
-        soonest=11,
+        soonest=40,
     ),
     "a job that Redis has lost is not found": Mistake(
         r"is not found by those who wait for it",
