@@ -209,7 +209,8 @@ def run_model(cache: Any, apis: Sequence[Connection]) -> None:
 
 def generate(cache: Any, params: Mapping[str, Any]) -> dict[str, Any]:
     """Look a voice up as vLLM-Omni's prompt builder does. What is missing is encoded and kept."""
-    # The voice of a request may be withdrawn before its last step. Then these parameters are missing.
+    # The voice of a request may be withdrawn before its last step. Then it brings no clip, text and mode, and
+    # gets what is in the cache, or a fault.
     mode = "xvec" if params.get("x_vector_only_mode", [False])[0] else "icl"
     key = cache.make_cache_key(params["speaker"][0], f"{MODEL_TYPE}_{mode}", params["voice_created_at"][0])
     found = cache.get(key)
@@ -220,12 +221,13 @@ def generate(cache: Any, params: Mapping[str, Any]) -> dict[str, Any]:
     if slot is None:
         slot = {**encode(number_of_url(url)), "ref_text": params["ref_text"][0]}
         cache.put(key, slot)
+    codes = number_of_codes(slot["ref_code"])
     return {
         "hit": found is not None,
         "speaker": int(slot["ref_spk_embedding"][0]),
-        "codes": number_of_codes(slot["ref_code"]),
-        "clip": number_of_url(url),
-        "text": params["ref_text"][0],
+        "codes": codes,
+        "clip": codes if url is None else number_of_url(url),
+        "text": params.get("ref_text", [slot["ref_text"]])[0],
         "cached_text": slot["ref_text"],
     }
 
