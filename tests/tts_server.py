@@ -22,6 +22,7 @@ import threading
 import time
 import wave
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from types import ModuleType, SimpleNamespace, TracebackType
@@ -293,7 +294,11 @@ class TtsServer:
 
     def __enter__(self) -> Self:
         self._process = subprocess.Popen(
-            self._command, env=self._environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE
+            self._command,
+            env=self._environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
         )
         self._reader = threading.Thread(target=self._read)
         self._reader.start()
@@ -305,9 +310,13 @@ class TtsServer:
         assert self._process.stdin is not None
         assert self._process.stdout is not None
         self._process.stdin.close()
-        self._process.wait(120)
-        self._reader.join(30)
-        self._process.stdout.close()
+        try:
+            self._process.wait(120)
+        finally:  # also those that wait for one that is gone
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._reader.join(30)
+            self._process.stdout.close()
 
     def _read(self) -> None:
         assert self._process.stdout is not None
