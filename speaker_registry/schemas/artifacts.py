@@ -77,7 +77,7 @@ class ResolveRequest(BaseModel):
 
 
 class ResolvedArtifact(Schema):
-    """What a reference to a voice stands for now, and the state of its artifact for a profile."""
+    """Says what a reference to a voice stands for now, and the state of its artifact for a profile."""
 
     voice: str
     """The reference as it was given."""
@@ -99,11 +99,11 @@ class ResolvedArtifact(Schema):
     untrained: Untrained = False
     """True if the artifact was made with random weights. Absent otherwise."""
     error: Fault | None = None
-    """Why there is no artifact and none is being made."""
+    """The reason why there is no artifact and none is being made."""
 
 
 class Resolution(Schema):
-    """What many references stand for, in the order in which they were given."""
+    """Says what many references stand for, in the order in which they were given."""
 
     object: Literal["list"] = "list"
     data: list[ResolvedArtifact]

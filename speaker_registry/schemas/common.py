@@ -1,11 +1,11 @@
-"""What the documents of the API have in common: their base, lists and errors."""
+"""The parts that the documents of the API have in common: their base, lists and errors."""
 
 from typing import Annotated, Generic, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field
 
 Untrained = Annotated[bool, Field(default=False, exclude_if=lambda untrained: not untrained)]
-"""Whether the weights are random, so that the voice is useless. Documents leave it out unless it is true."""
+"""True if the weights are random, so that the voice is useless. Documents leave it out unless it is true."""
 Item = TypeVar("Item")
 
 
@@ -42,7 +42,7 @@ class Page(Schema, Generic[Item]):
 
 
 class Fault(Schema):
-    """Why something is not there."""
+    """Says why something is not there."""
 
     code: str
     message: str

@@ -84,9 +84,9 @@ class ProfileJobs(Schema):
     profile: str
     counts: JobCounts
     oldest_queued_at: float | None = None
-    """When the queued job that waits for the longest time was created, in Unix seconds."""
+    """The time, in Unix seconds, at which the queued job was created that has waited longest."""
     oldest_processing_at: float | None = None
-    """When the oldest of the jobs that are being processed was created, in Unix seconds."""
+    """The time, in Unix seconds, at which the oldest of the jobs in hand was created."""
     rates: list[JobRate]
     """The jobs that ended within the last minute, hour and day."""
 
@@ -97,9 +97,9 @@ class JobSummary(Schema):
     object: Literal["job_summary"] = "job_summary"
     counts: JobCounts
     oldest_queued_at: float | None = None
-    """When the queued job that waits for the longest time was created, in Unix seconds."""
+    """The time, in Unix seconds, at which the queued job was created that has waited longest."""
     oldest_processing_at: float | None = None
-    """When the oldest of the jobs that are being processed was created, in Unix seconds."""
+    """The time, in Unix seconds, at which the oldest of the jobs in hand was created."""
     rates: list[JobRate]
     """The jobs that ended within the last minute, hour and day."""
     profiles: list[ProfileJobs]
