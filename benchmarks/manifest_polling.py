@@ -17,6 +17,7 @@ import psutil
 
 from benchmarks.rebuild import MODEL, copies, lose, upload_model, wait_until_complete
 from benchmarks.upload_to_ready import CLIP, FORM, Caller, form
+from tests.process_load import noise_clip
 from tests.processes import PROFILE, RegistryProcesses
 
 VOICES = int(os.environ.get("POLLED_VOICES", "10000"))
@@ -51,7 +52,9 @@ class Engine:
         tag, following = self._tags.get(cursor, ("", ""))
         query = f"?after={cursor}" if cursor else ""
         known = f"If-None-Match: {tag}\r\n" if tag else ""
-        self._writer.write(f"GET {PATH}{query} HTTP/1.1\r\nHost: registry\r\n{known}\r\n".encode())
+        self._writer.write(
+            f"GET {PATH}{query} HTTP/1.1\r\nHost: {self._place.netloc}\r\n{known}\r\n".encode()
+        )
         head = (await self._reader.readuntil(b"\r\n\r\n")).decode()
         status, headers = int(head[9:12]), dict(line.split(": ", 1) for line in head.split("\r\n")[1:-2])
         headers = {name.lower(): value for name, value in headers.items()}
@@ -62,9 +65,11 @@ class Engine:
             last = body.rpartition('"last_id":"')[2].partition('"')[0]
             following = last if '"has_more":true' in body else ""
             self._tags[cursor] = headers["etag"], following
-        elif status != 304:
-            await asyncio.sleep(float(headers.get("retry-after", 1)))
+        elif status == 503:
+            await asyncio.sleep(float(headers["retry-after"]))
             return cursor
+        elif status != 304:
+            raise RuntimeError(f"{status} {body}")
         return following or None
 
 
@@ -75,6 +80,9 @@ async def measure(registry: RegistryProcesses, *, engines: int, changes: bool) -
     starts = (number * INTERVAL_SECONDS / engines for number in range(engines))
     polls = [asyncio.create_task(one.poll(start)) for one, start in zip(following, starts, strict=True)]
     while not all(one.rounds for one in following):
+        for poll in polls:
+            if poll.done():
+                poll.result()
         await asyncio.sleep(0.1)
     counts.clear()
     before, began = sum(process.cpu_times()[:2]), time.monotonic()
@@ -91,11 +99,11 @@ async def measure(registry: RegistryProcesses, *, engines: int, changes: bool) -
 
 def change(registry: RegistryProcesses) -> None:
     """Give one voice another version every `INTERVAL_SECONDS`."""
-    caller, clip = Caller(registry.urls[0]), CLIP.read_bytes()
+    caller = Caller(registry.urls[0])
     end, number = time.monotonic() + SECONDS, 0
     while time.monotonic() < end:
         number += 1
-        caller.ask("POST", "/v1/audio/voices", form(MODEL.slug, clip[:-number]), **FORM)
+        caller.ask("POST", "/v1/audio/voices", form(MODEL.slug, noise_clip(number)[0]), **FORM)
         time.sleep(INTERVAL_SECONDS)
 
 

@@ -17,9 +17,10 @@ class Events:
     """An event stream on which the process has a lease, and whose events the test gives."""
 
     lease_ends = float("inf")
+    time = 0.0
 
     def now(self) -> float:
-        return 0.0
+        return self.time
 
     def subscribe(self, hear: Callable[[Any], object], miss: Callable[[], object]) -> None:
         self.hear, self.miss = hear, miss
@@ -36,9 +37,10 @@ class Asked:
         events: Any = self.events
         self.lane = ExpressLane(events, RateLimits.unlimited(), PreparedAnswers(1 << 20, 10), local=False)
 
-    def ask(self, target: bytes = TARGET) -> Offer | None:
+    def ask(self, target: bytes = TARGET, tag: bytes | None = None) -> Offer | None:
         """Ask for the manifest. Returns None if it came from memory."""
-        question = self.lane.question(b"GET", target, [])
+        headers = [] if tag is None else [(b"if-none-match", tag)]
+        question = self.lane.question(b"GET", target, headers)
         assert question is not None
         answer = self.lane.answer(question, [])
         assert answer is not None
@@ -127,3 +129,32 @@ def test_a_list_does_not_outlive_the_index_that_it_came_from(asked: Asked):
         one.respond(renewal)
     assert not asked.is_kept
     assert not overtaken.is_kept
+
+
+def checked_again(asked: Asked, tag: bytes | None = b'"one"') -> Offer:
+    """Return the offer to a request whose key has to be checked again."""
+    asked.events.time += 60
+    offer = asked.ask(tag=tag)
+    assert offer is not None
+    return offer
+
+
+def test_a_key_is_checked_again_without_making_the_answer_again(asked: Asked):
+    """A page of a manifest takes a fifth of a second to make, and each key is checked every second."""
+    assert checked_again(asked).unchanged(ANONYMOUS, "acme") == '"one"'
+    assert asked.is_kept, "the key has the lane again"
+
+
+@pytest.mark.parametrize("tag", [None, b'"two"'])
+def test_only_who_has_the_answer_is_told_that_it_is_unchanged(asked: Asked, tag: bytes | None):
+    assert checked_again(asked, tag).unchanged(ANONYMOUS, "acme") is None
+
+
+def test_what_may_have_changed_is_made_again(asked: Asked):
+    """The answer belongs to one namespace, ends with an event, and is certain only while the lease lasts."""
+    assert checked_again(asked).unchanged(ANONYMOUS, "other") is None
+    asked.events.lease_ends = asked.events.time
+    assert checked_again(asked).unchanged(ANONYMOUS, "acme") is None
+    asked.events.lease_ends = float("inf")
+    asked.events.tell("voice.deleted", "acme/alice")
+    assert checked_again(asked).unchanged(ANONYMOUS, "acme") is None

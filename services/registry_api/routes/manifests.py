@@ -3,10 +3,18 @@
 from typing import Annotated
 
 from fastapi import Query, Request
+from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from services.registry_api.access.rules import ARTIFACTS_READ
-from services.registry_api.dependencies import After, CallerDep, NamespaceDep, ProfileName, ServicesDep
+from services.registry_api.dependencies import (
+    After,
+    CallerDep,
+    NamespaceDep,
+    ProfileName,
+    Services,
+    ServicesDep,
+)
 from services.registry_api.express.lane import offer_of
 from services.registry_api.express.prepared import new_voices_of
 from services.registry_api.operations.speaker_pages import SpeakerPage
@@ -14,7 +22,7 @@ from services.registry_api.protocol.callers import Caller
 from services.registry_api.protocol.routing import Router
 from services.registry_api.protocol.signals import route_of
 from services.registry_api.wire import rendering
-from services.registry_api.wire.answers import answer
+from services.registry_api.wire.answers import answer, not_modified
 from services.registry_api.wire.examples import manifests as examples
 from services.shared.bucket.keys import SpeakerId
 from speaker_registry.manifests import MAX_PAGE, ManifestPage
@@ -26,7 +34,7 @@ ManifestLimit = Annotated[
 
 
 @router.get("/v1/profiles/{profile}/manifest", responses=examples.MANIFEST, dependencies=[ARTIFACTS_READ])
-def get_manifest(
+async def get_manifest(
     request: Request,
     services: ServicesDep,
     namespace: NamespaceDep,
@@ -42,6 +50,21 @@ def get_manifest(
     `has_more` is true. Every page has an ETag, and a request with `If-None-Match` gets 304 while nothing on
     the page has changed, so an engine may ask every few seconds.
     """
+    offer = offer_of(request.scope)
+    if offer is not None and (tag := offer.unchanged(caller, namespace)) is not None:
+        return not_modified(tag)
+    return await run_in_threadpool(_manifest, request, services, namespace, profile, caller, limit, after)
+
+
+def _manifest(
+    request: Request,
+    services: Services,
+    namespace: str,
+    profile: str,
+    caller: Caller,
+    limit: int,
+    after: str,
+) -> Response:
     model_type = services.parts.catalogue.get(profile).model_type
     page = services.operations.pages.page(namespace, after=after, limit=limit).within_page_bytes()
     found = services.operations.artifacts.of_defaults(namespace, page.speakers, profile)

@@ -1,17 +1,18 @@
 """The route that tells engines what many voices stand for, in one request."""
 
 from fastapi import Request
+from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from services.registry_api.access.rules import ARTIFACTS_READ
-from services.registry_api.dependencies import CallerDep, NamespaceDep, ServicesDep
+from services.registry_api.dependencies import CallerDep, NamespaceDep, Services, ServicesDep
 from services.registry_api.express.lane import RESOLVE, offer_of
 from services.registry_api.operations.artifacts import FoundVersion
 from services.registry_api.protocol.callers import Caller
 from services.registry_api.protocol.routing import Router
 from services.registry_api.protocol.signals import route_of
 from services.registry_api.wire import rendering
-from services.registry_api.wire.answers import answer_to_question
+from services.registry_api.wire.answers import answer_to_question, not_modified
 from services.registry_api.wire.examples import artifacts as examples
 from services.shared.bucket.keys import SpeakerId
 from speaker_registry.errors import InvalidRequest, SpeakerRegistryError
@@ -27,7 +28,7 @@ router = Router(tags=["artifacts"])
     openapi_extra=examples.RESOLVE_BODY,
     dependencies=[ARTIFACTS_READ],
 )
-def resolve_voices(
+async def resolve_voices(
     request: Request,
     services: ServicesDep,
     namespace: NamespaceDep,
@@ -46,6 +47,15 @@ def resolve_voices(
             f"{len(body.voices) * len(body.profiles)} pairs; accepted: {MAX_RESOLVED}.",
             param="voices",
         )
+    offer = offer_of(request.scope)
+    if offer is not None and (tag := offer.unchanged(caller, namespace)) is not None:
+        return not_modified(tag)
+    return await run_in_threadpool(_resolution, request, services, namespace, body, caller)
+
+
+def _resolution(
+    request: Request, services: Services, namespace: str, body: ResolveRequest, caller: Caller
+) -> Response:
     found = services.operations.artifacts.find_each(namespace, body.voices, body.profiles)
     _offer(request, caller, namespace, body, found)
     data = [

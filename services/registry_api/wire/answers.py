@@ -13,6 +13,9 @@ from services.shared.model.domain import SpeakerVersion
 from speaker_registry.artifact import canonical_json
 from speaker_registry.errors import PreconditionFailed
 
+_UNSHARED = {"Cache-Control": "private, no-cache"}
+"""Only the client itself may keep an answer, and it asks each time whether the answer has changed."""
+
 
 def etag_of(content: bytes) -> str:
     """Return the ETag of a JSON answer: a weak one, because `compression` may compress the answer."""
@@ -28,7 +31,7 @@ def answer(
 ) -> Response:
     """Return the body as JSON. GET and HEAD get an ETag, or 304 if `If-None-Match` names it."""
     content = json_bytes(body)
-    headers = {"Cache-Control": "private, no-cache", **(headers or {})}
+    headers = {**_UNSHARED, **(headers or {})}
     if request.method not in {"GET", "HEAD"}:
         return Response(content, status_code=status, headers=headers, media_type="application/json")
     headers["ETag"] = tag = etag_of(content)
@@ -40,10 +43,15 @@ def answer(
 def answer_to_question(request: Request, body: BaseModel) -> Response:
     """Return the answer to a POST that changes nothing as JSON, or 304 if `If-None-Match` names its ETag."""
     content = json_bytes(body)
-    headers = {"Cache-Control": "private, no-cache", "ETag": etag_of(content)}
-    if matches(request.headers.get("if-none-match"), headers["ETag"]):
-        return Response(status_code=304, headers=headers)
-    return Response(content, headers=headers, media_type="application/json")
+    tag = etag_of(content)
+    if matches(request.headers.get("if-none-match"), tag):
+        return not_modified(tag)
+    return Response(content, headers={**_UNSHARED, "ETag": tag}, media_type="application/json")
+
+
+def not_modified(tag: str) -> Response:
+    """Return 304 for a JSON answer with this ETag."""
+    return Response(status_code=304, headers={**_UNSHARED, "ETag": tag})
 
 
 def file_headers(digest: str, version: SpeakerVersion) -> dict[str, str]:

@@ -185,6 +185,26 @@ def test_a_page_from_memory_ends_with_a_new_artifact(closed_lane: tuple[Registry
     wait_until(lambda: listed(registry)["data"][0]["state"] == "ready")
 
 
+def test_a_key_that_is_checked_again_has_no_page_made_again(
+    closed_lane: tuple[Registry, Lane], monkeypatch: pytest.MonkeyPatch
+):
+    """A page takes a fifth of a second to make, and the key of each engine is checked every second."""
+    registry, lane = closed_lane
+    registry.ready("alice")
+    unchanged = {"If-None-Match": lane.get(PATH).headers["etag"]}
+
+    def fail(*_: object, **__: object) -> None:
+        raise AssertionError("it was made again")
+
+    monkeypatch.setattr(type(registry.app.state.services.operations.pages), "page", fail)
+    registry.app.state.lane._drop_grants()
+    answered = lane.answered
+    assert registry.client.get(PATH, headers=unchanged).status_code == 304
+    assert lane.answered == answered, "its key was checked"
+    assert registry.client.get(PATH, headers=unchanged).status_code == 304
+    assert lane.answered == answered + 1
+
+
 def test_no_tenant_is_told_anothers_voices(start: Start):
     registry = start(access=CLOSED)
     ours, theirs = (key(registry, namespace=one) for one in ("ours", "theirs"))
