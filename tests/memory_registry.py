@@ -18,6 +18,8 @@ from services.shared.bucket.keys import SpeakerId
 from services.shared.bucket.stored_bytes import StoredBytes
 from services.shared.model.clock import Clock
 from services.shared.model.document import SpeakerDocument
+from services.shared.model.encoders import Encoder
+from services.shared.model.profile_document import ProfileDocument
 from services.shared.model.profiles import ProfileCatalogue
 from services.shared.queue.jobs import Jobs
 from services.shared.registry.lookup import find, find_version
@@ -110,6 +112,17 @@ class Fingerprints:
     def fingerprint(self, profile: str) -> str:
         return self.current[profile]
 
+    def read(self, profile: str) -> ProfileDocument:
+        """Return the document of a profile whose encoder is the current one."""
+        return ProfileDocument(current=Encoder(profile=profile, fingerprint=self.current[profile]))
+
+
+class AllServed:
+    """Live workers that have every encoder."""
+
+    def holds(self, profile: str, fingerprint: str) -> bool:  # noqa: ARG002
+        return True
+
 
 class Registry:
     """One process: the rooms with what they need. Everything that it does is done by real code."""
@@ -144,7 +157,7 @@ class Registry:
         self.blobs = StoredBytes(store)
         self.jobs = Jobs(OpenJobs(self.generation), queue, clock)
         self.profiles = Profiles(
-            ProfileCatalogue(PROFILES, [profile.name for profile in PROFILES]), fingerprints
+            ProfileCatalogue(PROFILES, [profile.name for profile in PROFILES]), fingerprints, AllServed()
         )
 
     # Verbs of the API
