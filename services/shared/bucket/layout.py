@@ -4,13 +4,15 @@
     {namespace}/d/{slug}/{vuid}/clip                   the clip as it was uploaded
     {namespace}/d/{slug}/{vuid}/rendition              the clip as it was decoded
     {namespace}/d/{slug}/{vuid}/{object}.safetensors   an artifact
+    {namespace}/d/{slug}/{vuid}/pictures/{drawing}.{sha256}.{picture}   a picture of the clip
     _keys/{id}.json                                    an API key
     _profiles/{profile}.json                           what the workers of a profile announced
     _registry.json                                     which bucket this is, and where
     _view.json                                         the generation of the view in Redis
 
-Documents are replaced by compare-and-swap. Everything else is written once and named by a document. Other
-programs may put objects into the bucket too: what the functions here do not parse is ignored.
+Documents are replaced by compare-and-swap. Everything else is written once and named by a document, pictures
+by way of the version whose clip they show. Other programs may put objects into the bucket too: what the
+functions here do not parse is ignored.
 """
 
 import re
@@ -27,7 +29,10 @@ VIEW = "_view.json"
 _API_KEY = re.compile(r"_keys/([0-9a-z]{8})\.json")
 _DOCUMENT = re.compile(r"([^/]+)/s/([^/]+)\.json")
 _ID = r"[0-9a-f]{32}"
-_BYTES = re.compile(rf"([^/]+)/d/([^/]+)/({_ID})/(?:clip|rendition|({_ID})\.safetensors)")
+_PICTURE = r"([1-9][0-9]{0,3})\.([0-9a-f]{64})\.([a-z]{1,20}\.(?:svg|png))"
+_BYTES = re.compile(
+    rf"([^/]+)/d/([^/]+)/({_ID})/(?:clip|rendition|({_ID})\.safetensors|pictures/(?:{_PICTURE}))"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +75,27 @@ def rendition_key(speaker_id: SpeakerId, vuid: str) -> str:
 
 def artifact_key(speaker_id: SpeakerId, vuid: str, object_id: str) -> str:
     return f"{bytes_prefix(speaker_id)}{vuid}/{object_id}.safetensors"
+
+
+def pictures_prefix(speaker_id: SpeakerId, vuid: str) -> str:
+    """Return the prefix of all pictures of a version's clip."""
+    return f"{bytes_prefix(speaker_id)}{vuid}/pictures/"
+
+
+def picture_key(speaker_id: SpeakerId, vuid: str, drawing: int, sha256: str, picture: str) -> str:
+    """Return the key of a picture.
+
+    Args:
+        drawing: the number of the way in which it was drawn.
+        sha256: the SHA-256 of the picture's file.
+    """
+    return f"{pictures_prefix(speaker_id, vuid)}{drawing}.{sha256}.{picture}"
+
+
+def picture_of(key: str) -> tuple[int, str, str] | None:
+    """Return how a picture was drawn, its SHA-256 and its name, or None if the key is not one of a picture."""
+    match = _BYTES.fullmatch(key)
+    return (int(match[5]), match[6], match[7]) if match and match[5] else None
 
 
 def bytes_of(key: str) -> StoredBytes | None:
