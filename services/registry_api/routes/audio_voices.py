@@ -44,8 +44,9 @@ from services.registry_api.wire.forms import COMPATIBLE, ignored
 from services.registry_api.wire.paging import PAGE_SIZE, VoicePage, find_voices, key_of
 from services.registry_api.wire.uploads import Dedupe, IdempotencyKey, register, replayed
 from services.registry_api.wire.whole_list import DEFAULT_VOICE, WholeList
-from services.shared.index.reading import IndexedSpeaker
-from services.shared.registry.status import Statuses, worst
+from services.shared.model.status import worst
+from services.shared.registry.profiles import Profiles
+from services.shared.registry.speakers import FoundSpeaker
 from speaker_registry.errors import Unavailable
 from speaker_registry.names import DEFAULT, parse_reference, parse_speaker_name
 from speaker_registry.schemas import CacheStatus, Deleted
@@ -92,20 +93,27 @@ def list_audio_voices(
     `after` to continue the search. Without `limit`, a list of more than 100 voices is streamed and has no
     ETag.
     """
-    pages, statuses = services.operations.pages, services.operations.statuses
+    profiles = services.profiles
     if profile is not None:
-        services.parts.catalogue.get(profile)
+        profiles.get(profile)
 
-    def usable(indexed: IndexedSpeaker) -> bool:
-        return _usable(statuses, indexed, profile, ready=ready)
+    def usable(speaker: FoundSpeaker) -> bool:
+        return _usable(profiles, speaker, profile, ready=ready)
 
     def find(after: str) -> VoicePage:
-        return find_voices(pages, namespace, after=after, limit=limit or PAGE_SIZE, matches=usable)
+        return find_voices(
+            services.speakers,
+            services.store,
+            namespace,
+            after=after,
+            limit=limit or PAGE_SIZE,
+            matches=usable,
+        )
 
     page = find(after)
     if limit is not None or not page.more:
-        return answer(request, _listing(statuses, page))
-    if page.of_facts:
+        return answer(request, _listing(profiles, page))
+    if page.of_bucket:
         raise Unavailable(
             "The index is unavailable, and without it voices are listed only page by page. Try again later, "
             "or pass 'limit' from 1 to 100.",
@@ -114,30 +122,30 @@ def list_audio_voices(
     if request.method == "HEAD":
         return Response(headers={"Cache-Control": "private, no-cache"}, media_type="application/json")
     lists = request.app.state.whole_lists
-    return WholeList(page, find, lambda page: _entries(statuses, page), lists, namespace)
+    return WholeList(page, find, lambda page: _entries(profiles, page), lists, namespace)
 
 
-def _usable(statuses: Statuses, indexed: IndexedSpeaker, profile: str | None, *, ready: bool) -> bool:
-    version = indexed.speaker.default
+def _usable(profiles: Profiles, speaker: FoundSpeaker, profile: str | None, *, ready: bool) -> bool:
+    version = speaker.document.default
     if profile:
-        concerned = [statuses.of_profile(indexed, version, profile)]
+        concerned = [profiles.status(speaker, version, profiles.get(profile))]
     else:
-        concerned = statuses.of_wanted(indexed, version)
+        concerned = profiles.wanted_statuses(speaker, version)
     if ready:
         return worst(concerned) == "ready"
     return not any(status.unsupported for status in concerned)
 
 
-def _entries(statuses: Statuses, page: VoicePage) -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
+def _entries(profiles: Profiles, page: VoicePage) -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
     """Yield for each voice of a page: its key, its entry in `uploaded_voices`, and its entry in `data`."""
-    for indexed in page.found:
-        one = rendering.uploaded_voice(statuses, indexed)
+    for speaker in page.found:
+        one = rendering.uploaded_voice(profiles, speaker)
         short = {name: one[name] for name in ("id", "name", "created_at")}
-        yield key_of(indexed), one, {"object": "audio.voice", **short}
+        yield key_of(speaker), one, {"object": "audio.voice", **short}
 
 
-def _listing(statuses: Statuses, page: VoicePage) -> dict[str, Any]:
-    entries = list(_entries(statuses, page))
+def _listing(profiles: Profiles, page: VoicePage) -> dict[str, Any]:
+    entries = list(_entries(profiles, page))
     return {
         "voices": sorted({*(key for key, _, _ in entries), DEFAULT_VOICE}),
         "uploaded_voices": [uploaded for _, uploaded, _ in entries],
