@@ -1,5 +1,6 @@
 """Routes of voices: list, get and delete voices, and list and get their versions."""
 
+from dataclasses import replace
 from typing import Annotated
 
 from fastapi import Query, Request
@@ -24,7 +25,8 @@ from services.registry_api.wire import rendering
 from services.registry_api.wire.answers import answer, check_if_match
 from services.registry_api.wire.examples import voices as examples
 from services.registry_api.wire.paging import find_voices, newest_versions
-from services.shared.registry.lookup import find, find_version
+from services.shared.model.document import SpeakerDocument
+from services.shared.registry.lookup import find, find_version, locate
 from services.shared.registry.profiles import Profiles
 from services.shared.registry.speakers import FoundSpeaker
 from speaker_registry.names import key_of_name
@@ -94,8 +96,9 @@ def delete_voice(
 ) -> Response:
     """Delete a voice with all its versions. From now on its name is not found. Honours `If-Match`."""
 
-    def check(speaker: FoundSpeaker) -> None:
-        check_if_match(request, rendering.voice(services.profiles, speaker))
+    def check(document: SpeakerDocument) -> None:
+        seen = locate(services.speakers, namespace, name)
+        check_if_match(request, rendering.voice(services.profiles, replace(seen, document=document)))
 
     delete(
         services.speakers,
