@@ -9,7 +9,8 @@ from fastapi import Depends, Path, Query, Request
 
 from services.registry_api.access.authentication import Access
 from services.registry_api.campaigns.control import Campaigns
-from services.registry_api.keys.keyring import Keyring
+from services.registry_api.keys.held_keys import HeldKeys
+from services.registry_api.keys.key_uses import KeyUses
 from services.registry_api.protocol.callers import Caller
 from services.registry_api.serving.event_stream import EventStream
 from services.registry_api.serving.long_polls import LongPolls
@@ -54,7 +55,8 @@ class Services:
     profile_records: ProfileRecords
     workers: Workers
     dispatcher: RqDispatcher
-    keyring: Keyring
+    keys: HeldKeys
+    key_uses: KeyUses
     decoder: AudioDecoder
     events: EventStream
     long_polls: LongPolls
