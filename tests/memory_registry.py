@@ -22,6 +22,7 @@ from services.shared.model.encoders import Encoder
 from services.shared.model.profile_document import ProfileDocument
 from services.shared.model.profiles import ProfileCatalogue
 from services.shared.queue.jobs import Jobs
+from services.shared.queue.rq_jobs import profile_of
 from services.shared.registry.lookup import find, find_version
 from services.shared.registry.profiles import Profiles
 from services.shared.registry.publication import Provenance
@@ -90,17 +91,22 @@ class MemoryQueue:
         self.waiting: dict[str, Mapping[str, Any]] = {}
         self.failed: set[str] = set()
         self.taken: set[str] = set()
+        self.draws: list[tuple[str, str]] = []
 
-    def enqueue(self, job_id: str, profile: str, arguments: Mapping[str, Any]) -> None:
-        self.waiting[job_id] = {**arguments, "profile": profile}
+    def enqueue(self, job_id: str, queue: str, arguments: Mapping[str, Any]) -> None:
+        self.waiting[job_id] = {**arguments, "profile": profile_of(queue)}
 
     def state(self, job_id: str, profile: str) -> str:
         if job_id in self.failed:
             return "failed"
         return "alive" if job_id in self.waiting or job_id in self.taken else "gone"
 
-    def remove(self, job_id: str, profile: str) -> None:
+    def remove(self, job_id: str, queue: str) -> None:
         self.waiting.pop(job_id, None)
+
+    def draw(self, speaker: str, vuid: str) -> bool:
+        self.draws.append((speaker, vuid))
+        return True
 
 
 class Fingerprints:
@@ -120,7 +126,7 @@ class Fingerprints:
 class AllServed:
     """Live workers that have every encoder."""
 
-    def holds(self, profile: str, fingerprint: str) -> bool:  # noqa: ARG002
+    def holds(self, profile: str, fingerprint: str) -> bool:
         return True
 
 

@@ -40,6 +40,8 @@ class Wanted:
     """Only one of the current encoder."""
     fingerprint: str | None = None
     """Only one of this fingerprint."""
+    lost: frozenset[str] = frozenset()
+    """None of these objects, whose files the bucket has lost."""
 
 
 ANY = Wanted()
@@ -133,8 +135,16 @@ def find_artifact(
     """
     known = profiles.get(profile)
     speaker, version = find_version(speakers, profiles, namespace, name, reference)
+    if wanted.lost:
+        version = _without(version, profile, wanted.lost)
     status = profiles.explained(profiles.status(speaker, version, known, wanted.fingerprint))
     return FoundArtifact(speaker, version, status, wanted, profiles.is_required(profile))
+
+
+def _without(version: Version, profile: str, lost: frozenset[str]) -> Version:
+    kept = tuple(one for one in version.artifacts.get(profile, ()) if one.object not in lost)
+    others = {name: made for name, made in version.artifacts.items() if name != profile}
+    return version.having(artifacts={**others, profile: kept} if kept else others)
 
 
 def find_each(
@@ -192,7 +202,11 @@ def find_by_digest(speakers: Speakers, namespace: str, digest: str) -> StoredArt
                 for record in made:
                     if record.digest == digest:
                         return StoredArtifact(speaker, version, profile, record)
-    raise ArtifactNotFound(
+    raise not_with_digest(digest)
+
+
+def not_with_digest(digest: str) -> ArtifactNotFound:
+    return ArtifactNotFound(
         f"No voice has an artifact with the digest {digest}. It may have been deleted or replaced.",
         param="digest",
     )

@@ -163,7 +163,6 @@ def page_artifact(
     if artifact is None:
         raise found.fault or NotFound("The artifact is not ready yet.")
     data = artifact_bytes(
-        services.speakers,
         services.blobs,
         services.jobs,
         services.profiles,

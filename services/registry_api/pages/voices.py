@@ -11,17 +11,19 @@ from services.registry_api.access.rules import COUNTED_UPLOAD, VOICES_READ, VOIC
 from services.registry_api.dependencies import (
     SEARCHING,
     After,
+    CallerDep,
     NamespaceDep,
     Services,
     ServicesDep,
     UploadSlotsDep,
 )
-from services.registry_api.operations.registration import Registered, Upload
+from services.registry_api.operations.register import NewVersion, Registered
+from services.registry_api.operations.sources import ClipSource
 from services.registry_api.pages.forms import address, checked_form, lead_to, page_router, show
 from services.registry_api.wire import rendering
 from services.registry_api.wire.forms import COMPATIBLE, MAX_CONSENT, MAX_TEXT
 from services.registry_api.wire.paging import find_voices
-from services.registry_api.wire.uploads import register
+from services.registry_api.wire.uploads import register, register_source
 from services.shared.registry.profiles import Profiles
 from services.shared.registry.speakers import FoundSpeaker
 from speaker_registry import sample_voice
@@ -98,13 +100,19 @@ def page_new_voice(
 
 @router.post("", dependencies=[VOICES_WRITE, COUNTED_UPLOAD])
 async def page_register(
-    request: Request, services: ServicesDep, namespace: NamespaceDep, slots: UploadSlotsDep
+    request: Request,
+    services: ServicesDep,
+    namespace: NamespaceDep,
+    slots: UploadSlotsDep,
+    caller: CallerDep,
 ) -> Response:
     """Register a voice from a form, as the API does, and lead to its page."""
     async with checked_form(request) as fields, slots.hold():
         if fields.file("audio_sample") is None:
             raise InvalidRequest("No audio file was chosen.", param="audio_sample")
-        registered = await run_in_threadpool(register, services, namespace, fields, COMPATIBLE)
+        registered = await run_in_threadpool(
+            register, services, namespace, fields, COMPATIBLE, by=caller.id
+        )
     voice_id = rendering.voice_id(registered.speaker.document)
     again = None if registered.created else "yes"
     return lead_to(f"/voices/{voice_id}", version=registered.version.number, known=again)
@@ -112,24 +120,28 @@ async def page_register(
 
 @router.post("/sample", dependencies=[VOICES_WRITE, COUNTED_UPLOAD])
 async def page_register_sample(
-    request: Request, services: ServicesDep, namespace: NamespaceDep, slots: UploadSlotsDep
+    request: Request,
+    services: ServicesDep,
+    namespace: NamespaceDep,
+    slots: UploadSlotsDep,
+    caller: CallerDep,
 ) -> Response:
     """Register the voice that comes with the package, under a name that is free, and lead to its page."""
     async with checked_form(request), slots.hold():
-        registered = await run_in_threadpool(_register_sample, services, namespace)
+        registered = await run_in_threadpool(_register_sample, services, namespace, caller.id)
     return lead_to(f"/voices/{rendering.voice_id(registered.speaker.document)}")
 
 
-def _register_sample(services: Services, namespace: str) -> Registered:
+def _register_sample(services: Services, namespace: str, by: str) -> Registered:
     clip = sample_voice.clip()
-    decoded = services.decoder.decode(clip)
+    source = ClipSource(clip, services.decoder.decode(clip))
     for name in sample_voice.names():
-        upload = Upload(
+        upload = NewVersion(
             name=parse_speaker_name(name),
             consent=sample_voice.CONSENT,
             ref_text=sample_voice.transcript(),
             expects="new",
         )
         with suppress(VoiceExists):
-            return services.operations.registrations.register_clip(namespace, upload, clip, decoded)
+            return register_source(services, namespace, upload, source, by=by)
     raise VoiceExists("All names for sample voices are taken. Delete a sample voice first.")

@@ -70,7 +70,6 @@ async def _read_once(request: Request, slots: Slots, artifact: StoredArtifact) -
 
     def read() -> bytes | None:
         return artifact_bytes(
-            services.speakers,
             services.blobs,
             services.jobs,
             services.profiles,

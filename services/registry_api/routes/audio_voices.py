@@ -32,8 +32,9 @@ from services.registry_api.dependencies import (
     Usable,
     VoiceName,
 )
+from services.registry_api.operations.delete import delete
 from services.registry_api.operations.precomputation import Precomputation
-from services.registry_api.operations.registration import Registered
+from services.registry_api.operations.register import Registered
 from services.registry_api.protocol.routing import Router
 from services.registry_api.wire import rendering
 from services.registry_api.wire.answers import answer
@@ -48,7 +49,7 @@ from services.shared.model.status import worst
 from services.shared.registry.profiles import Profiles
 from services.shared.registry.speakers import FoundSpeaker
 from speaker_registry.errors import Unavailable
-from speaker_registry.names import DEFAULT, parse_reference, parse_speaker_name
+from speaker_registry.names import DEFAULT, SpeakerName, parse_reference
 from speaker_registry.schemas import CacheStatus, Deleted
 
 router = Router(prefix="/v1/audio/voices", tags=["vLLM-Omni compatible"], any_query=True)
@@ -168,6 +169,7 @@ async def create_audio_voice(
     services: ServicesDep,
     namespace: NamespaceDep,
     slots: UploadSlotsDep,
+    caller: CallerDep,
     idempotency_key: IdempotencyKey = None,
     dedupe: Dedupe = True,
 ) -> Response:
@@ -179,7 +181,14 @@ async def create_audio_voice(
     """
     async with read_fields(request) as fields, slots.hold():
         return await run_in_threadpool(
-            _register, request, services, namespace, fields, idempotency_key=idempotency_key, dedupe=dedupe
+            _register,
+            request,
+            services,
+            namespace,
+            fields,
+            by=caller.id,
+            idempotency_key=idempotency_key,
+            dedupe=dedupe,
         )
 
 
@@ -187,12 +196,12 @@ def _register(
     request: Request, services: Services, namespace: str, fields: Fields, **options: Any
 ) -> Response:
     registered = register(services, namespace, fields, COMPATIBLE, **options)
-    body = _registered(services.operations.statuses, registered, ignored(fields, COMPATIBLE))
+    body = _registered(services.profiles, registered, ignored(fields, COMPATIBLE))
     return answer(request, body, headers=replayed(registered))
 
 
-def _registered(statuses: Statuses, registered: Registered, warnings: Sequence[str]) -> dict[str, Any]:
-    entry = rendering.uploaded(statuses, registered.indexed, registered.version)
+def _registered(profiles: Profiles, registered: Registered, warnings: Sequence[str]) -> dict[str, Any]:
+    entry = rendering.uploaded(profiles, registered.speaker, registered.version)
     entry["job_id"] = next(iter(registered.jobs.values()), None)
     entry["jobs"] = dict(registered.jobs)
     return {
@@ -209,14 +218,14 @@ def _registered(statuses: Statuses, registered: Registered, warnings: Sequence[s
 
 @router.delete("/{name}", responses=examples.DELETE_COMPATIBLE, dependencies=[VOICES_DELETE, AT_STORE])
 def delete_audio_voice(
-    request: Request, services: ServicesDep, namespace: NamespaceDep, name: VoiceName
+    request: Request, services: ServicesDep, namespace: NamespaceDep, name: VoiceName, caller: CallerDep
 ) -> Response:
     """Delete a voice with all its versions. From now on its name is not found."""
-    before = services.operations.deletions.delete(namespace, name)
-    if before.speaker.versions:
-        key, voice_id = key_of(before), rendering.voice_id(before)
-    else:  # the voice's records could not be read
-        key, voice_id = parse_speaker_name(name).key, None
+    before = delete(services.speakers, services.jobs, namespace, name, by=caller.id)
+    if before.document.live:
+        key, voice_id = key_of(before), rendering.voice_id(before.document)
+    else:  # the voice's document could not be read
+        key, voice_id = name.key, None
     body = Deleted(message=f"Voice '{key}' deleted successfully", id=voice_id)
     return answer(request, body)
 
@@ -282,7 +291,7 @@ def _without_nulls(body: CacheStatus) -> dict[str, Any]:
 
 
 def _precomputation(
-    services: Services, namespace: str, name: str, version: str, profile: str | None
+    services: Services, namespace: str, name: SpeakerName, version: str, profile: str | None
 ) -> Precomputation:
     operations = services.operations
     return Precomputation(

@@ -28,6 +28,8 @@ from services.registry_api.protocol.routing import Router
 from services.registry_api.wire import rendering
 from services.registry_api.wire.answers import answer
 from services.registry_api.wire.examples import keys as examples
+from services.shared.model.document import Counts
+from services.shared.view.copies import ViewIncomplete
 from speaker_registry.errors import PermissionDenied
 from speaker_registry.schemas import ApiKey as ShownKey
 from speaker_registry.schemas import ApiKeyRequest, Page, Quota, Usage
@@ -211,23 +213,23 @@ async def get_quota(
     request: Request, services: ServicesDep, caller: CallerDep, namespace: NamespaceDep
 ) -> Response:
     """Get all limits and what is left of them, for example before bulk work, and what the API key may do."""
-    usage = await run_in_threadpool(services.parts.index.usage, namespace)
-    return answer(request, await _quota(services, caller, namespace, *usage))
+    used = await run_in_threadpool(services.speakers.usage, namespace)
+    if used is None:
+        raise ViewIncomplete
+    return answer(request, await _quota(services, caller, namespace, used))
 
 
-async def _quota(
-    services: Services, caller: Caller, namespace: str, voices: int, stored: int, texts: int
-) -> Quota:
-    settings, rates = services.parts.settings, services.access.rate_limits
+async def _quota(services: Services, caller: Caller, namespace: str, used: Counts) -> Quota:
+    settings, rates = services.settings, services.access.rate_limits
     own_requests, all_requests = await rates.usage(caller, namespace, REQUESTS)
     own_uploads, all_uploads = await rates.usage(caller, namespace, UPLOADS)
     return Quota(
         namespace=namespace,
         key_id=caller.id,
         scopes=sorted(caller.scopes),
-        voices=Usage(used=voices, limit=settings.max_uploaded),
-        bytes=Usage(used=stored, limit=settings.max_stored_bytes),
-        text_bytes=Usage(used=texts, limit=settings.max_text_bytes),
+        voices=Usage(used=used.voices, limit=settings.max_uploaded),
+        bytes=Usage(used=used.bytes, limit=settings.max_stored_bytes),
+        text_bytes=Usage(used=used.text_bytes, limit=settings.max_text_bytes),
         max_versions=settings.max_versions,
         max_builds=settings.max_builds,
         max_clip_bytes=services.limits.max_bytes,

@@ -1,5 +1,5 @@
-"""The pictures of clips in the bucket. No document names them, so they are found by a listing. A picture that
-is missing or damaged is drawn again. Knows no drawing.
+"""The pictures of clips in the bucket. No document names one by itself, so they are found by a listing. A picture
+that is missing or damaged is drawn again. Knows no drawing.
 """
 
 import hashlib
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import structlog
 
 from services.shared.bucket.keys import SpeakerId
-from services.shared.bucket.layout import picture_key, picture_of, pictures_prefix
+from services.shared.bucket.layout import PicturePath, picture_key, picture_of, version_prefix
 from services.shared.bucket.store import Store
 from services.shared.model.pictures import DRAWING, Picture
 from services.shared.telemetry.metrics import INTEGRITY_FAILURES
@@ -32,13 +32,12 @@ def find_picture(store: Store, speaker_id: SpeakerId, vuid: str, picture: Pictur
     That is none or one. It is more if machines with different rounding errors have drawn it, and then each of
     them will do.
     """
-    found = (
-        (stored, picture_of(stored.key)) for stored in store.list(pictures_prefix(speaker_id, vuid)).objects
-    )
+    listing = store.list(version_prefix(speaker_id, vuid))
+    found = [(stored, picture_of(stored.key)) for stored in listing.objects]
     return [
-        StoredPicture(stored.key, parsed[1], stored.size)
-        for stored, parsed in found
-        if parsed is not None and (parsed[0], parsed[2]) == (DRAWING, picture)
+        StoredPicture(stored.key, path.sha256, stored.size)
+        for stored, path in found
+        if path is not None and (path.drawing, path.picture) == (DRAWING, picture)
     ]
 
 
@@ -58,5 +57,5 @@ def read_picture(store: Store, stored: StoredPicture) -> bytes | None:
 def store_pictures(store: Store, speaker_id: SpeakerId, vuid: str, drawn: Mapping[Picture, bytes]) -> None:
     """Store the pictures of a version. Storing them again does no harm. Raises `Unavailable`."""
     for picture, data in drawn.items():
-        sha256 = hashlib.sha256(data).hexdigest()
-        store.put(picture_key(speaker_id, vuid, DRAWING, sha256, picture), data)
+        path = PicturePath(DRAWING, hashlib.sha256(data).hexdigest(), picture)
+        store.put(picture_key(speaker_id, vuid, path), data)

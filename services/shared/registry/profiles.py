@@ -103,7 +103,10 @@ class Profiles:
 
         The statuses are `explained`.
         """
-        present = {*version.artifacts, *(job.profile for job in speaker.open_jobs if job.vuid == version.vuid)}
+        present = {
+            *version.artifacts,
+            *(job.profile for job in speaker.open_jobs if job.vuid == version.vuid),
+        }
         names = dict.fromkeys((*self.wanted(version), *sorted(present & self.names)))
         return [self.explained(self.status(speaker, version, self.get(name))) for name in names]
 

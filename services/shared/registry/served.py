@@ -27,9 +27,7 @@ class ServedEncoders:
         """Return whether a live worker has this encoder. Returns True also if that cannot be found out."""
         known = self._known.get((profile, fingerprint))
         if known is None or known.until < self._clock.monotonic():
-            known = _Known(
-                self._look(profile, fingerprint), self._clock.monotonic() + _REMEMBERED_SECONDS
-            )
+            known = _Known(self._look(profile, fingerprint), self._clock.monotonic() + _REMEMBERED_SECONDS)
             self._known[profile, fingerprint] = known
         return known.served
 

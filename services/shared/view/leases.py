@@ -62,9 +62,7 @@ class Leases:
 
     def end(self, process: str) -> None:
         """Give up the lease of a process that answers nothing more. Raises `ViewAway` or `Unavailable`."""
-        self._generation.read(
-            lambda pipeline, generation: pipeline.hdel(leases_key(generation), process)
-        )
+        self._generation.read(lambda pipeline, generation: pipeline.hdel(leases_key(generation), process))
 
     def settle(self) -> None:
         """Wait until no process answers from memory what was right before the last change.
