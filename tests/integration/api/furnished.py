@@ -2,11 +2,12 @@
 
 import json
 import time
+from importlib.resources import files
 
 from services.shared.index.jobs import JobRecord
 from speaker_registry.errors import InvalidAudio, WorkerError
 from tests.integration.api.access import BOOTSTRAP, bearer, key
-from tests.integration.api.registry import EMBEDDING, OTHER_CLIP, Registry
+from tests.integration.api.registry import EMBEDDING, Registry
 
 SERVED, MANY, FAILED, BUSY = "Nora Lindqvist", "narrator-de", "call-center-07", "Émile, warm"
 _READY = (
@@ -56,7 +57,8 @@ def _served(registry: Registry) -> None:
         consent="Signed release 2026-041, all products, until revoked",
         speaker_description="Calm alto, Swedish accent, recorded in studio B",
     )
-    registry.ready(SERVED, clip=OTHER_CLIP, headers=_ME, ref_text="A second take, closer to the microphone.")
+    speech = files("speaker_registry.sample_voice").joinpath("wren.flac").read_bytes()
+    registry.ready(SERVED, clip=speech, headers=_ME, ref_text="A second take, closer to the microphone.")
 
 
 def _make_keys(registry: Registry) -> None:

@@ -12,6 +12,10 @@ from urllib.parse import parse_qsl, urlencode, urlsplit
 import jwt
 from cryptography.hazmat.primitives.asymmetric import rsa
 from jwt.algorithms import ECAlgorithm, RSAAlgorithm
+from pydantic import SecretStr
+
+from services.shared.configuration.settings import AccessSettings
+from tests.integration.api.access import BOOTSTRAP
 
 RSA_KEY = rsa.generate_private_key(public_exponent=65537, key_size=2048)
 OTHER_KEY = rsa.generate_private_key(public_exponent=65537, key_size=2048)
@@ -108,3 +112,14 @@ class Provider:
 def public_key(kid: str, key: Any) -> dict[str, Any]:
     kind = RSAAlgorithm if isinstance(key, rsa.RSAPrivateKey) else ECAlgorithm
     return {**kind.to_jwk(key.public_key(), as_dict=True), "kid": kid, "use": "sig"}
+
+
+def provided_by(provider: Provider) -> AccessSettings:
+    """Return the settings of a registry that requires keys, and whose pages know the provider."""
+    return AccessSettings(
+        bootstrap_key=SecretStr(str(BOOTSTRAP)),
+        oidc_issuer=provider.issuer,
+        oidc_audience=AUDIENCE,
+        oidc_client_id=CLIENT,
+        oidc_client_secret=SecretStr("s3cret"),
+    )

@@ -4,15 +4,19 @@ of accessibility, and a picture of each page is left in `build/screenshots` for 
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, Literal
 
 import pytest
-from playwright.sync_api import Browser, Page
+from playwright.sync_api import Browser, Page, expect
 
-from tests.integration.api.access import CLOSED
+from tests.http_server import http_server
+from tests.integration.api.access import BOOTSTRAP, CLOSED, bearer
 from tests.integration.api.browser import CHROMIUM, NO_CHROMIUM, PHONE, WIDE, chromium, grave_faults, opener
 from tests.integration.api.conftest import empty
+from tests.integration.api.drawing import draw_all
 from tests.integration.api.furnished import BUSY, FAILED, MANY, SERVED, furnish
+from tests.integration.api.openid import Provider, provided_by
 from tests.integration.api.registry import Registry
 from tools.documentation.screenshots import PICTURES, note_taken
 
@@ -24,7 +28,6 @@ PAGES = {
     "voices": "/voices",
     "voices-none": "/voices?q=nobody",
     "new-voice": "/voices/new",
-    "voice": f"/voices/{SERVED}",
     "voice-many-versions": f"/voices/{MANY}",
     "voice-compared": f"/voices/{SERVED}?beside=1",
     "voice-failed": f"/voices/{FAILED}",
@@ -56,6 +59,9 @@ def furnished(tmp_path_factory: pytest.TempPathFactory, valkey: Any, decoder: An
     """A registry that requires keys, as it looks after some days of use."""
     with Registry(tmp_path_factory.mktemp("eye"), empty(valkey, 14), decoder, access=CLOSED) as registry:
         furnish(registry)
+        for version in (1, 2):
+            registry.client.get(f"/v1/voices/{SERVED}/versions/{version}/mel.png", headers=bearer(BOOTSTRAP))
+        draw_all(registry)
         yield registry
 
 
@@ -93,7 +99,32 @@ def test_a_page_has_no_grave_fault(tab: Page, name: str):
     look_at(tab, name)
 
 
+def test_a_voice_with_its_pictures_has_no_grave_fault(tab: Page):
+    """Who sees the pictures sees them as soon as they are there, and who does not hears what they show."""
+    tab.goto(f"/dashboard/voices/{SERVED}")
+    pictures = tab.locator(".pictures img")
+    expect(pictures).to_have_count(2)
+    for picture in pictures.all():
+        expect(picture).to_have_js_property("complete", True)
+        assert picture.evaluate("one => one.naturalWidth") > 0
+    look_at(tab, "voice")
+
+
 def test_the_page_to_sign_in_at_has_no_grave_fault(browser: Browser, furnished: Registry):
     """Whoever cannot sign in can use nothing else."""
     with opener(browser, furnished) as visit:
         look_at(visit(key=None), "sign-in")
+
+
+def test_the_page_with_two_ways_to_sign_in_has_no_grave_fault(
+    browser: Browser, tmp_path: Path, valkey: Any, decoder: Any
+):
+    """An organisation's people come by their provider, and its programs' owners by a key."""
+    provider = Provider()
+    with http_server(provider) as provider.issuer:
+        access = provided_by(provider)
+        with (
+            Registry(tmp_path, empty(valkey, 11), decoder, access=access) as registry,
+            opener(browser, registry) as visit,
+        ):
+            look_at(visit(key=None), "sign-in-provider")

@@ -1,43 +1,25 @@
 """Tests of the pictures of clips over HTTP: who draws them, how they are kept, and when they are gone."""
 
-from collections.abc import Callable, Mapping
-from contextlib import closing
 from pathlib import Path
 
 import httpx
 import pytest
 
 from services.extractor_worker.features.pictures import draw
-from services.extractor_worker.jobs.batch_worker import BatchWorker
-from services.extractor_worker.pipeline.drawing import Drawing
 from services.registry_api.maintenance.garbage_collector import GarbageCollector
-from services.shared.audio import AudioDecoder, ReferenceAudio
+from services.shared.audio import ReferenceAudio
 from services.shared.bucket.keys import SpeakerId
-from services.shared.configuration.settings import HousekeepingSettings, WorkerSettings
-from services.shared.model.pictures import Picture
-from services.shared.queue.dispatch import DRAW
+from services.shared.configuration.settings import HousekeepingSettings
 from services.shared.queue.rq_jobs import PICTURES_QUEUE
-from services.shared.registry.opening import open_queue_connection
 from speaker_registry import RegistryClient
 from speaker_registry.errors import InvalidAudio
 from tests.integration.api.conftest import Start
+from tests.integration.api.drawing import Drawn, draw_all
 from tests.integration.api.pages import Visitor
 from tests.integration.api.registry import EMBEDDING, Registry
 from tests.unit.audio import clips
 
 WAVEFORM, MEL = "waveform.svg", "mel.png"
-Drawn = Mapping[Picture, bytes]
-
-
-def draw_all(registry: Registry, draw: Callable[[ReferenceAudio], Drawn] = draw) -> bool:
-    """Run a worker until nothing is left to draw. Returns whether there was anything."""
-    parts, decoder = registry.parts, registry.app.state.services.decoder
-    assert isinstance(decoder, AudioDecoder)
-    with closing(open_queue_connection(parts.settings)) as connection:
-        drawing = Drawing(parts.store, parts.index, decoder.decode, draw)
-        settings = WorkerSettings(poll_seconds=0.1)
-        worker = BatchWorker([PICTURES_QUEUE], {DRAW: drawing}, connection=connection, settings=settings)
-        return worker.work(burst=True)
 
 
 def ask(registry: Registry, name: str, picture: str = WAVEFORM, **options: str) -> httpx.Response:

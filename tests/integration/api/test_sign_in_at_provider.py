@@ -17,7 +17,7 @@ from services.shared.configuration.settings import AccessSettings
 from tests.http_server import http_server
 from tests.integration.api.access import BOOTSTRAP
 from tests.integration.api.conftest import empty
-from tests.integration.api.openid import AUDIENCE, CLIENT, OTHER_KEY, Provider
+from tests.integration.api.openid import CLIENT, OTHER_KEY, Provider, provided_by
 from tests.integration.api.pages import Visitor
 from tests.integration.api.registry import Registry
 
@@ -45,13 +45,7 @@ def registry(
     tmp_path_factory: pytest.TempPathFactory, valkey: Any, decoder: Any, served: Provider
 ) -> Iterator[Registry]:
     """A registry whose pages know the provider, as a client with a secret."""
-    access = AccessSettings(
-        bootstrap_key=SecretStr(str(BOOTSTRAP)),
-        oidc_issuer=served.issuer,
-        oidc_audience=AUDIENCE,
-        oidc_client_id=CLIENT,
-        oidc_client_secret=SecretStr("s3cret"),
-    )
+    access = provided_by(served)
     with Registry(tmp_path_factory.mktemp("provider"), empty(valkey, 12), decoder, access=access) as registry:
         yield registry
 
