@@ -316,7 +316,7 @@ def _share(server: MemoryServer, keys: list[str], args: list[str]) -> int:
     last = max(server.data.get(told, {}).values(), default=0.0)
     server.zadd(told, {args[1]: last + 1})
     event = server.xadd(
-        events, speaker="", what=args[4], at=server.now(), document=args[1], revision=args[2]
+        events, speaker="", what=args[4], at=server.now(), takes=1, document=args[1], revision=args[2]
     )
     server.set(taken, event)
     return 1

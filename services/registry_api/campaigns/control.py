@@ -5,12 +5,13 @@ from dataclasses import dataclass
 
 from prometheus_client.metrics_core import GaugeMetricFamily
 
+from typing import Any
 from services.registry_api.campaigns.book import CampaignBook
 from services.registry_api.campaigns.campaign import Campaign, Progress
 from services.registry_api.campaigns.preparation import Preparation
 from services.registry_api.campaigns.runner import CampaignRunner
 from services.registry_api.campaigns.signals import campaign_signals
-from services.registry_api.operations import Operations
+
 from services.registry_api.operations.encoder_promotion import another_encoder, has_worker
 from services.shared.registry.parts import RegistryParts
 from speaker_registry.errors import CampaignEnded, CampaignOpen, EncoderUnserved
@@ -30,6 +31,9 @@ class ShownCampaign:
         if self.campaign.state == "complete" and self.campaign.promotes:
             return f"{self.progress.failed} voices failed, so the encoder was not promoted by itself"
         return self.progress.waits if self.campaign.state == "running" else None
+
+
+Operations = Any
 
 
 class Campaigns:

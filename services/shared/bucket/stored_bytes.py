@@ -50,6 +50,12 @@ class StoredBytes:
         """Return an artifact's file. Raises `Unsound`."""
         return self._read(artifact_key(speaker_id, version.vuid, record.object), record.digest)
 
+    def address(
+        self, speaker_id: SpeakerId, version: Version, record: ArtifactRecord, seconds: int
+    ) -> str | None:
+        """Return an address that serves an artifact's file for so many seconds, as `Store.address` does."""
+        return self._store.address(artifact_key(speaker_id, version.vuid, record.object), seconds)
+
     def has_artifact(self, speaker_id: SpeakerId, version: Version, record: ArtifactRecord) -> bool:
         """Return whether an artifact's file is there and sound."""
         try:
