@@ -1,14 +1,17 @@
 """Makes encoders current without a worker."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
-from services.shared.index.announcements import Announcements
+from services.shared.model import profile_document
 from services.shared.model.encoders import Encoder
+from services.shared.registry.announce import announce
+from services.shared.registry.profile_records import ProfileRecords
 
 
 def make_current(
-    announcements: Announcements,
+    records: ProfileRecords,
     profile: str,
     fingerprint: str,
     extractor: Mapping[str, Any],
@@ -16,7 +19,9 @@ def make_current(
     untrained: bool = False,
 ) -> None:
     """Announce an encoder as its worker does, and promote it unless it is the current one by then."""
-    if not announcements.announce(profile, fingerprint, extractor, untrained=untrained):
-        announcements.promote(
-            Encoder(profile=profile, fingerprint=fingerprint, extractor=dict(extractor), untrained=untrained)
-        )
+    encoder = Encoder(
+        profile=profile, fingerprint=fingerprint, extractor=dict(extractor), untrained=untrained
+    )
+    if not announce(records, encoder, worker="stand-in"):
+        decide = partial(profile_document.promoted, fingerprint=fingerprint)
+        records.change(profile, decide, by="test", did="promote")
