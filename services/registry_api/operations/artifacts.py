@@ -136,12 +136,13 @@ def find_artifact(
     known = profiles.get(profile)
     speaker, version = find_version(speakers, profiles, namespace, name, reference)
     if wanted.lost:
-        version = _without(version, profile, wanted.lost)
+        version = without_files(version, profile, wanted.lost)
     status = profiles.explained(profiles.status(speaker, version, known, wanted.fingerprint))
     return FoundArtifact(speaker, version, status, wanted, profiles.is_required(profile))
 
 
-def _without(version: Version, profile: str, lost: frozenset[str]) -> Version:
+def without_files(version: Version, profile: str, lost: frozenset[str]) -> Version:
+    """Return the version as if it did not have these objects, whose files the bucket has lost."""
     kept = tuple(one for one in version.artifacts.get(profile, ()) if one.object not in lost)
     others = {name: made for name, made in version.artifacts.items() if name != profile}
     return version.having(artifacts={**others, profile: kept} if kept else others)
