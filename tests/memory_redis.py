@@ -208,6 +208,8 @@ def _milliseconds(server: MemoryServer) -> int:
 def _begin(server: MemoryServer, keys: list[str], args: list[str]) -> int:
     if (server.get(keys[0]) or "") != args[0]:
         return 0
+    if server.exists(keys[2]):
+        server.set(keys[1], args[2])
     server.set(keys[0], args[1])
     return 1
 
@@ -304,7 +306,12 @@ def _job(server: MemoryServer, keys: list[str], args: list[str]) -> int | None:
 
 
 def _complete(server: MemoryServer, keys: list[str], args: list[str]) -> None:
-    server.set(keys[1], 1)
+    server.data.setdefault(keys[1], {}).setdefault("first", str(int(server.now())))
+    server.hset(keys[1], "last", int(server.now()))
+
+
+def _forget(server: MemoryServer, keys: list[str], args: list[str]) -> int:
+    return sum(server.data.pop(key, None) is not None for key in keys[1:])
 
 
 def _share(server: MemoryServer, keys: list[str], args: list[str]) -> int:
@@ -315,9 +322,7 @@ def _share(server: MemoryServer, keys: list[str], args: list[str]) -> int:
     server.hset(copies, args[1], f"{args[2]} {args[3]}")
     last = max(server.data.get(told, {}).values(), default=0.0)
     server.zadd(told, {args[1]: last + 1})
-    event = server.xadd(
-        events, speaker="", what=args[4], at=server.now(), document=args[1], revision=args[2]
-    )
+    event = server.xadd(events, speaker="", what=args[4], at=server.now(), document=args[1], revision=args[2])
     server.set(taken, event)
     return 1
 
@@ -352,6 +357,7 @@ SCRIPTS: dict[str, Callable[[MemoryServer, list[str], list[str]], Any]] = {
     "claim": _claim,
     "job": _job,
     "complete": _complete,
+    "forget": _forget,
     "share": _share,
     "renew": _renew,
     "behind": _behind,

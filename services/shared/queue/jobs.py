@@ -132,6 +132,10 @@ class Jobs:
         if job.fingerprint:
             self._dispatcher.remove(job.job_id, preparation_queue(job.profile, job.fingerprint))
 
+    def forget_before(self, namespace: str, moment: float) -> int:
+        """Take jobs that were opened before `moment` off the list of a namespace. Returns how many."""
+        return self._claims.forget_before(namespace, moment)
+
     def record(self, namespace: str, job_id: str) -> JobRecord:
         """Return the record of a job. Raises `JobNotFound`."""
         return self._claims.record(namespace, job_id)

@@ -11,6 +11,7 @@ from dataclasses import replace
 from services.shared.bucket.keys import SpeakerId
 from services.shared.index.jobs import KEPT_SECONDS, JobRecord
 from services.shared.model.speaker import OpenJob
+from services.shared.view.agenda import Agenda
 from services.shared.view.generation import Generation
 from services.shared.view.keys import events_key, jobs_key, open_jobs_key, record_key
 from speaker_registry.errors import JobNotFound
@@ -18,6 +19,8 @@ from speaker_registry.schemas import FINISHED_STATES, JobState
 
 CLAIMED_SECONDS = 300.0
 """A claim that nobody renewed for so long may be taken over."""
+_LOOK_SECONDS = 60.0
+"""Housekeeping looks at a speaker within this time after a claim. It renews the claim while the job waits."""
 
 
 class OpenJobs:
@@ -25,6 +28,7 @@ class OpenJobs:
 
     def __init__(self, generation: Generation) -> None:
         self._generation = generation
+        self._agenda = Agenda(generation)
 
     def claim(self, speaker_id: SpeakerId, job: OpenJob, fields: Mapping[str, str]) -> OpenJob:
         """Claim an extraction. Returns the job that has it: this one, or an earlier one to join.
@@ -34,6 +38,8 @@ class OpenJobs:
         Args:
             fields: the fields of the job's record besides its state and its times.
         """
+        # First, so that housekeeping finds a claim whose process dies before it hands the job to the queue.
+        self._agenda.look_within(speaker_id, _LOOK_SECONDS)
         generation = self._generation.for_reading()
         keys = [
             open_jobs_key(generation, speaker_id),
@@ -73,6 +79,17 @@ class OpenJobs:
         """End a job, and its claim. Returns False if it had ended already, which changes nothing."""
         assert state in FINISHED_STATES
         return self._change(speaker_id, job, state, fields or {}) is not None
+
+    def forget_before(self, namespace: str, moment: float) -> int:
+        """Take jobs that were opened before `moment`, in Unix seconds, off the list of a namespace. Their
+        records have run out by themselves. Returns how many there were.
+        """
+        [found] = self._generation.read(
+            lambda pipeline, generation: pipeline.zremrangebyscore(
+                jobs_key(generation, namespace), "-inf", moment
+            )
+        )
+        return int(found or 0)
 
     def record(self, namespace: str, job_id: str) -> JobRecord:
         """Return the record of a job. Raises `JobNotFound`, also if another namespace has the job."""
