@@ -268,13 +268,15 @@ def _claim(server: MemoryServer, keys: list[str], args: list[str]) -> str:
     _, open_jobs, records, jobs, events = keys
     now, field, job = _milliseconds(server), args[1], args[2]
     if held := server.hget(open_jobs, field):
-        holder, _, deadline = held.split(":")
+        holder, _, deadline, *mends = held.split(":")
         if holder == job or int(deadline) > now:
+            if args[6] and not mends:
+                server.hset(open_jobs, field, held + args[6])
             return holder
         if server.exists(records + holder):
             server.hset(records + holder, "state", "superseded")
-    server.hset(open_jobs, field, f"{job}:queued:{now + int(args[3])}")
-    fields = {"state": "queued", "created_at": now / 1000, **dict(zip(args[6::2], args[7::2], strict=True))}
+    server.hset(open_jobs, field, f"{job}:queued:{now + int(args[3])}{args[6]}")
+    fields = {"state": "queued", "created_at": now / 1000, **dict(zip(args[7::2], args[8::2], strict=True))}
     for name, value in fields.items():
         server.hset(records + job, name, value)
     server.zadd(jobs, {job: now / 1000})
@@ -285,7 +287,8 @@ def _claim(server: MemoryServer, keys: list[str], args: list[str]) -> str:
 def _job(server: MemoryServer, keys: list[str], args: list[str]) -> int | None:
     _, open_jobs, record, events = keys
     now, field, job, state, held = _milliseconds(server), args[1], args[2], args[3], args[4]
-    holder = (server.hget(open_jobs, field) or "").partition(":")[0]
+    claim = server.hget(open_jobs, field) or ""
+    holder, mends = claim.partition(":")[0], ":mends" if claim.endswith(":mends") else ""
     if not held and holder == job:
         server.hdel(open_jobs, field)
     before = server.hget(record, "state")
@@ -297,7 +300,7 @@ def _job(server: MemoryServer, keys: list[str], args: list[str]) -> int | None:
     if not held:
         server.hset(record, "finished_at", now / 1000)
     elif holder in {"", job}:
-        server.hset(open_jobs, field, f"{job}:{state}:{now + int(held)}")
+        server.hset(open_jobs, field, f"{job}:{state}:{now + int(held)}{mends}")
     if before != state:
         server.xadd(events, speaker=args[6], what="job", at=now / 1000, job=job, state=state)
     return attempts

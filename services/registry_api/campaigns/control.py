@@ -2,16 +2,15 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from prometheus_client.metrics_core import GaugeMetricFamily
 
-from typing import Any
 from services.registry_api.campaigns.book import CampaignBook
 from services.registry_api.campaigns.campaign import Campaign, Progress
 from services.registry_api.campaigns.preparation import Preparation
 from services.registry_api.campaigns.runner import CampaignRunner
 from services.registry_api.campaigns.signals import campaign_signals
-
 from services.registry_api.operations.encoder_promotion import another_encoder, has_worker
 from services.shared.registry.parts import RegistryParts
 from speaker_registry.errors import CampaignEnded, CampaignOpen, EncoderUnserved

@@ -8,10 +8,10 @@ that no queue grows in Redis.
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from functools import cached_property
+from typing import Any
 
 import structlog
 
-from typing import Any
 from services.registry_api.campaigns.campaign import (
     Campaign,
     Distance,
@@ -23,7 +23,6 @@ from services.registry_api.campaigns.campaign import (
     paced,
 )
 from services.registry_api.maintenance.each_speaker import safely
-
 from services.registry_api.operations.encoder_promotion import has_worker
 from services.shared.bucket.blobs import Unsound, read_artifact
 from services.shared.bucket.keys import SpeakerId

@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal, NamedTuple, NoReturn, Protocol, Self
+from typing import Any, Literal, NamedTuple, NoReturn, Protocol
 
 import structlog
 

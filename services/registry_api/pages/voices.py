@@ -110,9 +110,7 @@ async def page_register(
     async with checked_form(request) as fields, slots.hold():
         if fields.file("audio_sample") is None:
             raise InvalidRequest("No audio file was chosen.", param="audio_sample")
-        registered = await run_in_threadpool(
-            register, services, namespace, fields, COMPATIBLE, by=caller.id
-        )
+        registered = await run_in_threadpool(register, services, namespace, fields, COMPATIBLE, by=caller.id)
     voice_id = rendering.voice_id(registered.speaker.document)
     again = None if registered.created else "yes"
     return lead_to(f"/voices/{voice_id}", version=registered.version.number, known=again)

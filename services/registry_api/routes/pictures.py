@@ -63,7 +63,5 @@ def _picture(
     found = answer_with_picture(request, services, speaker, version, picture)
     if found is not None:
         return found
-    pending = PendingPicture(
-        voice=version.name, version=version.number, picture=picture.value, reason=ASKED
-    )
+    pending = PendingPicture(voice=version.name, version=version.number, picture=picture.value, reason=ASKED)
     return answer(request, pending, status=202, headers={"Retry-After": "1"})

@@ -26,7 +26,7 @@ from speaker_registry import schemas
 from speaker_registry.engine import Profile
 from speaker_registry.errors import ArtifactNotFound, ArtifactStale, SpeakerRegistryError, Unavailable
 from speaker_registry.manifests import ManifestEntry
-from speaker_registry.names import DEFAULT, VoiceId, slug_of
+from speaker_registry.names import VoiceId, slug_of
 
 
 def voice_id(document: SpeakerDocument) -> str:

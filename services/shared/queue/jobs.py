@@ -58,16 +58,19 @@ class Jobs:
         *,
         forced: bool = False,
         ahead: bool = False,
+        mends: bool = False,
     ) -> OpenJob:
         """Open a job for an artifact of a version, or return the open one, which the caller joins.
 
         Args:
             fingerprint: the one that the profile is made with now; empty while no worker has announced it.
             forced: make the artifact although there is one.
+            mends: make the artifact because its bytes are lost.
             ahead: hand the job to workers that have this encoder, although it is not the current one.
         """
         queue = preparation_queue(profile, fingerprint) if ahead else queue_name(profile)
-        job = OpenJob(version.vuid, profile, fingerprint, f"job_{self._clock.new_id()}", processing=False)
+        job_id = f"job_{self._clock.new_id()}"
+        job = OpenJob(version.vuid, profile, fingerprint, job_id, processing=False, mends=mends)
         fields = {
             "id": job.job_id,
             "ns": speaker_id.namespace,

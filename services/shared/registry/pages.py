@@ -133,9 +133,7 @@ def _page_of_view(
     return SpeakerPage(entries, last=last, more=more)
 
 
-def _page_of_bucket(
-    speakers: Speakers, store: Listed, namespace: str, after: str, limit: int
-) -> SpeakerPage:
+def _page_of_bucket(speakers: Speakers, store: Listed, namespace: str, after: str, limit: int) -> SpeakerPage:
     with speakers.reading_bucket():
         slugs, more = _slugs(store, namespace, Cursor.parse(after), min(limit, MAX_PAGE_OF_BUCKET))
         found = speakers.read_many([SpeakerId(namespace, slug) for slug in slugs])

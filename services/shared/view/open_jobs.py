@@ -27,7 +27,8 @@ class OpenJobs:
         self._generation = generation
 
     def claim(self, speaker_id: SpeakerId, job: OpenJob, fields: Mapping[str, str]) -> OpenJob:
-        """Claim an extraction. Returns the job that has it: this one, or an earlier one to join.
+        """Claim an extraction. Returns the job that has it: this one, or an earlier one to join, which then
+        mends if this one does.
 
         Claiming again for the same job changes nothing.
 
@@ -47,6 +48,7 @@ class OpenJobs:
             _HELD,
             KEPT_SECONDS * 1000,
             str(speaker_id),
+            _MENDS if job.mends else "",
             *_flat(fields),
         ]
         found = str(self._generation.call("claim", generation, keys, arguments))
@@ -104,6 +106,7 @@ class OpenJobs:
         return None if found is None else int(found)
 
 
+_MENDS = ":mends"
 _HELD = round(CLAIMED_SECONDS * 1000)
 
 
@@ -120,7 +123,8 @@ def parse_open_jobs(fields: Mapping[str, str], now: int) -> tuple[OpenJob, ...]:
     found = []
     for field, value in fields.items():
         vuid, profile, fingerprint = field.split("|")
-        job_id, state, deadline = value.split(":")
+        job_id, state, deadline, *mends = value.split(":")
         if int(deadline) > now:
-            found.append(OpenJob(vuid, profile, fingerprint, job_id, processing=state == "processing"))
+            processing = state == "processing"
+            found.append(OpenJob(vuid, profile, fingerprint, job_id, processing, mends=bool(mends)))
     return tuple(found)

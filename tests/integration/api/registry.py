@@ -8,7 +8,6 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -22,6 +21,7 @@ from services.registry_api.commands.wiring import keys_of, services_of
 from services.registry_api.keys.key_uses import KeyUses
 from services.registry_api.maintenance.settle import settle
 from services.registry_api.maintenance.view_rebuild import rebuild
+from services.registry_api.operations.delete import delete
 from services.registry_api.serving.limits import BodyTimeouts
 from services.registry_api.serving.server import server_config
 from services.shared.audio import AudioDecoder
@@ -102,7 +102,7 @@ class Registry:
         store = store or StoreSettings(url=folder.as_uri(), create_bucket=True)
         self.opened = open_registry(store, registry)
         self.keys = keys_of(self.opened)
-        key_uses = KeyUses(self.opened.generation, self.opened.clock)
+        self.key_uses = KeyUses(self.opened.generation, self.opened.clock)
         self.worker = StandIn(self.opened)
         self._announced = announced
         self._settings = repr(
@@ -111,7 +111,7 @@ class Registry:
         services = services_of(
             self.opened,
             keys=self.keys,
-            key_uses=key_uses,
+            key_uses=self.key_uses,
             decoder=decoder,
             campaigns=_NoCampaigns(),  # type: ignore[arg-type]
             housekeeping=None,
@@ -121,7 +121,7 @@ class Registry:
                 access or AccessSettings(),
                 rates or RateSettings(),
                 self.keys,
-                key_uses,
+                self.key_uses,
                 self.opened.generation.plain,
             ),
         )
@@ -216,6 +216,19 @@ class Registry:
             self.opened.profiles,
             SpeakerId.of("default", parse_speaker_name(name)),
         )
+
+    def delete(self, name: str) -> None:
+        """Delete a voice as another client does."""
+        delete(self.opened.speakers, self.opened.jobs, self.namespace, parse_speaker_name(name), by="another")
+
+    @property
+    def plain_redis(self) -> redis.Redis:
+        """A client that works whatever state the view is in."""
+        return self.opened.generation.plain
+
+    def generation(self) -> str:
+        """Return the generation of the view in use."""
+        return self.opened.generation.for_reading()
 
     def stored(self) -> Stored:
         files = [path for path in self.folder.rglob("*") if path.is_file()]

@@ -85,9 +85,7 @@ class StandIn:
 
     def fail_all(self, name: str, error: SpeakerRegistryError) -> None:
         for attempt in self.take_all(name):
-            fail(
-                self._opened.speakers, self._opened.jobs, self._opened.profiles, attempt, error
-            )
+            fail(self._opened.speakers, self._opened.jobs, self._opened.profiles, attempt, error)
 
     @contextmanager
     def working(self) -> Iterator[None]:

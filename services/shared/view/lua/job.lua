@@ -5,7 +5,8 @@
 -- -> the number of the job's attempts; nothing if the job has ended or its record is gone.
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
-local holder = string.match(redis.call('HGET', KEYS[2], ARGV[2]) or '', '^[^:]*')
+local claim = redis.call('HGET', KEYS[2], ARGV[2]) or ''
+local holder, mends = string.match(claim, '^[^:]*'), string.match(claim, ':mends$') or ''
 if ARGV[5] == '' and holder == ARGV[3] then redis.call('HDEL', KEYS[2], ARGV[2]) end
 local state = redis.call('HGET', KEYS[3], 'state')
 if state ~= 'queued' and state ~= 'processing' then return false end
@@ -15,7 +16,7 @@ if ARGV[6] == '1' then redis.call('HSET', KEYS[3], 'started_at', string.format('
 if ARGV[5] == '' then
   redis.call('HSET', KEYS[3], 'finished_at', string.format('%.17g', now / 1000))
 elseif holder == '' or holder == ARGV[3] then
-  redis.call('HSET', KEYS[2], ARGV[2], ARGV[3] .. ':' .. ARGV[4] .. ':' .. string.format('%.0f', now + tonumber(ARGV[5])))
+  redis.call('HSET', KEYS[2], ARGV[2], ARGV[3] .. ':' .. ARGV[4] .. ':' .. string.format('%.0f', now + tonumber(ARGV[5])) .. mends)
   redis.call('PEXPIRE', KEYS[2], ARGV[5])
 end
 if state ~= ARGV[4] then
