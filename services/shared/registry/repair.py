@@ -37,8 +37,8 @@ def artifact_bytes(
 ) -> bytes | None:
     """Return an artifact's file. If the file is lost, have it made again and return None.
 
-    The document names the lost file until there is another one: the worker looks for the file once more, since
-    a node of the store may only be behind.
+    The document names the lost file until there is another one. The worker looks for the file once more,
+    since a node of the store may only be behind.
 
     Raises:
         Unsound: the file is lost, and only its owner can upload it again. Unavailable.

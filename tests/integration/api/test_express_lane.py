@@ -253,7 +253,7 @@ def test_nothing_is_answered_from_memory_without_a_lease(
 def test_an_answer_that_was_read_from_the_bucket_is_not_kept(
     registry: Registry, lane: Lane, name: str, monkeypatch: pytest.MonkeyPatch
 ):
-    """A listing of the bucket may show an older document than the newest, whose event this process has heard already."""
+    """The bucket may show an older document than the newest, whose event this process has heard already."""
     read_many = registry.opened.speakers.read_many
 
     def of_bucket(*arguments: Any) -> list[FoundSpeaker]:

@@ -1,9 +1,13 @@
 """Tests of lists of more voices than one page: sent in pieces, or searched a piece at a time."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import pytest
 
 from services.registry_api.routes import audio_voices
 from services.registry_api.wire import paging
+from services.shared.bucket.keys import SpeakerId
 from services.shared.registry import pages
 from services.shared.registry.speakers import Speakers
 from speaker_registry import RegistryClient
@@ -51,9 +55,12 @@ def test_a_search_looks_at_so_many_voices_however_few_it_finds(
     """
     looked_at = []
     read_many = Speakers.read_many
-    monkeypatch.setattr(
-        Speakers, "read_many", lambda self, ids: looked_at.extend(ids) or read_many(self, ids)
-    )
+
+    def look(self: Speakers, ids: Sequence[SpeakerId]) -> Any:
+        looked_at.extend(ids)
+        return read_many(self, ids)
+
+    monkeypatch.setattr(Speakers, "read_many", look)
     monkeypatch.setattr(paging, "PAGE_SIZE", 2)
     monkeypatch.setattr(paging, "MAX_EXAMINED", 3)
     monkeypatch.setattr(pages, "NAMES_SEARCHED", 2)

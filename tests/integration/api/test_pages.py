@@ -603,13 +603,13 @@ def test_lists_have_pages_and_filters(start: Start, monkeypatch: pytest.MonkeyPa
 def test_sessions_survive_another_process_and_not_a_lost_redis(registry: Registry):
     """All API processes read each other's sessions. After a loss of Redis people sign in again."""
     one, other = (
-        Seal(registry.opened.generation.plain),
-        Seal(registry.opened.generation.plain, monotonic=lambda: 10.0),
+        Seal(registry.plain_redis),
+        Seal(registry.plain_redis, monotonic=lambda: 10.0),
     )
     sealed = one.seal(b"something")
     assert other.open(sealed) == b"something"
     assert b"something" not in sealed.encode()
     registry.redis.delete("sr:seal_secret")
-    anew = Seal(registry.opened.generation.plain)
+    anew = Seal(registry.plain_redis)
     assert anew.open(sealed) is None
-    assert Seal(registry.opened.generation.plain).open(anew.seal(b"x")) == b"x"
+    assert Seal(registry.plain_redis).open(anew.seal(b"x")) == b"x"

@@ -4,6 +4,7 @@ use nothing else (`client.audio.voices.delete(voice.id)`).
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
