@@ -90,7 +90,7 @@ class ClipSource:
         return version
 
     def restore(self, blobs: StoredBytes, speaker_id: SpeakerId, version: Version) -> None:
-        restore_clip(blobs, speaker_id, version, self._uploaded, self._rendition)
+        restore_clip(blobs, speaker_id, version, self._uploaded)
 
 
 @dataclass(frozen=True, slots=True)

@@ -292,15 +292,15 @@ def test_an_answer_that_a_change_overtook_is_not_kept(
     registry.ready(name)
     path = PATH.format(name, 1) + "/file"
     read, goes_on = threading.Event(), threading.Event()
-    get = artifact_files.artifact_bytes
+    get = artifact_files.artifact_or_replacement
 
-    def slow(*arguments: Any) -> bytes | None:
-        data = get(*arguments)
+    def slow(*arguments: Any, **more: Any) -> bytes | None:
+        data = get(*arguments, **more)
         read.set()
         assert goes_on.wait(20)
         return data
 
-    monkeypatch.setattr(artifact_files, "artifact_bytes", slow)
+    monkeypatch.setattr(artifact_files, "artifact_or_replacement", slow)
     with ThreadPoolExecutor(1) as pool:
         overtaken = pool.submit(registry.client.get, path)
         assert read.wait(20)
@@ -317,14 +317,14 @@ def test_concurrent_requests_for_what_is_not_in_memory_read_the_bucket_once(
     """A fleet of engines that starts asks for the same voice at the same time."""
     registry.ready(name)
     path = PATH.format(name, 1) + "/file"
-    goes_on, reads, get = threading.Event(), [], artifact_files.artifact_bytes
+    goes_on, reads, get = threading.Event(), [], artifact_files.artifact_or_replacement
 
-    def slow(*arguments: Any) -> bytes | None:
+    def slow(*arguments: Any, **more: Any) -> bytes | None:
         reads.append(arguments)
         assert goes_on.wait(20)
-        return get(*arguments)
+        return get(*arguments, **more)
 
-    monkeypatch.setattr(artifact_files, "artifact_bytes", slow)
+    monkeypatch.setattr(artifact_files, "artifact_or_replacement", slow)
     with ThreadPoolExecutor(8) as pool:
         asked = [pool.submit(registry.client.get, path) for _ in range(8)]
         shared_reads = registry.app.state.shared_reads
