@@ -39,14 +39,14 @@ from services.shared.telemetry.metrics import ARTIFACT_REQUESTS, Batch
 _NEW_VOICES = frozenset({"version.created", ADMITTED})
 """What the events say that may put a voice on a list. Lists that it is not on yet end with them."""
 _GRANT_SECONDS = 1.0
-"""After this time a key is checked in the ordinary way again, which also notes that it was used."""
+"""A key that is older than this is checked in the ordinary way again, which also notes that it was used."""
 _MAX_GRANT_BYTES = 16 * 1024**2
 """The memory that all grants may take with the credentials they are for."""
 _GRANT_BYTES = 512
 """A grant takes about this much memory besides the credentials."""
 _MAX_HEADS = 4096
-"""What so many heads mean is remembered. Clients repeat theirs byte for byte, and parsing one takes longer
-than answering it.
+"""The meaning of this many heads is remembered. Clients repeat theirs byte for byte, and parsing one takes
+longer than answering it.
 """
 _MAX_CHANGED = 10_000
 """The last events of this many speakers are remembered."""
@@ -96,7 +96,7 @@ class _Grant:
     until: float
     """The end of the grant, by `EventStream.now`."""
     renewal: float
-    """From this time on one request takes the ordinary way, so that the grant is renewed before it ends."""
+    """One request takes the ordinary way from this time on, so that the grant is renewed before it ends."""
     taking: Taking
 
     def holds(self, now: float) -> bool:
@@ -109,7 +109,7 @@ class _Grant:
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """What a request asks for that may be answered from memory."""
+    """A request that may be answered from memory."""
 
     method: bytes
     credentials: Credentials
@@ -136,7 +136,7 @@ class Offer:
     lane: "ExpressLane"
     question: Question
     began: int
-    """How many events this process had heard of when the request came."""
+    """The number of events that this process had heard of when the request came."""
     _caller: Caller | None = None
     _namespace: str = ""
     _known: PreparedAnswer | None = None

@@ -34,7 +34,7 @@ class StoredArtifact:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Which of the artifacts of a version and a profile is asked for. By default it is the one to serve."""
+    """Tells which artifact of a version and a profile is asked for. By default it is the one to serve."""
 
     current: bool = False
     """Only one of the current encoder."""
@@ -53,9 +53,9 @@ class FoundArtifact:
     version: Version
     status: ProfileStatus
     wanted: Wanted
-    """Which artifact was asked for."""
+    """The artifact that was asked for."""
     required: bool
-    """Whether every version must have an artifact for the profile."""
+    """True if every version must have an artifact for the profile."""
 
     @property
     def speaker_id(self) -> SpeakerId:

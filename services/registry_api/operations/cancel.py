@@ -7,7 +7,7 @@ refused, and housekeeping does not start a required profile again.
 import structlog
 
 from services.shared.bucket.keys import SpeakerId
-from services.shared.index.jobs import JobRecord
+from services.shared.view.job_records import JobRecord
 from services.shared.model.changes import CANCELED, AlreadyMade, VersionGone, with_failure
 from services.shared.model.document import SpeakerDocument
 from services.shared.model.records import FailureRecord

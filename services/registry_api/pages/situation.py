@@ -26,7 +26,7 @@ _MAX_NAMESPACES = 256
 
 @dataclass(frozen=True, slots=True)
 class VoiceCounts:
-    """In which states the voices of a namespace are."""
+    """The states in which the voices of a namespace are."""
 
     examined: int = 0
     more: bool = False
@@ -42,7 +42,7 @@ class Concern:
 
     text: str
     action: str
-    """What the person can do."""
+    """Says what the person can do."""
     address: str | None = None
     """The path of the page that shows it, below the root of all pages."""
     serious: bool = True

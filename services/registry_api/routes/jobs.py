@@ -24,7 +24,7 @@ from services.registry_api.wire import rendering
 from services.registry_api.wire.answers import answer
 from services.registry_api.wire.examples import jobs as examples
 from services.shared.bucket.keys import SpeakerId
-from services.shared.index.jobs import JobRecord
+from services.shared.view.job_records import JobRecord
 from speaker_registry.names import parse_reference
 from speaker_registry.schemas import ArtifactDescriptor, ExtractionRequest, Job, JobState, Page, Profile
 

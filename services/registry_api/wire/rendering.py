@@ -10,7 +10,7 @@ from services.registry_api.keys.api_keys import ApiKey, Token
 from services.registry_api.keys.held_keys import HeldKeys
 from services.registry_api.operations.artifacts import ANY, FoundArtifact, Wanted
 from services.registry_api.operations.register import Registered
-from services.shared.index.jobs import JobRecord
+from services.shared.view.job_records import JobRecord
 from services.shared.model.document import SpeakerDocument
 from services.shared.model.encoders import Encoder, differences
 from services.shared.model.fingerprint import Fingerprint

@@ -8,12 +8,13 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from services.shared.bucket.keys import SpeakerId
-from services.shared.index.jobs import JobRecord
 from services.shared.model.clock import Clock
 from services.shared.model.records import Version
 from services.shared.model.speaker import OpenJob
 from services.shared.queue.rq_jobs import preparation_queue, queue_name
+from services.shared.queue.seen_jobs import SeenJobs
 from services.shared.telemetry import tracing
+from services.shared.view.job_records import JobRecord, JobRecords
 from services.shared.view.open_jobs import OpenJobs
 from speaker_registry.artifact import canonical_json
 from speaker_registry.errors import SpeakerRegistryError
@@ -42,8 +43,16 @@ class Jobs:
     """Opens, changes and ends jobs. Every method may raise `ViewAway` or `Unavailable`."""
 
     def __init__(
-        self, claims: OpenJobs, dispatcher: Dispatcher, clock: Clock, *, max_attempts: int = 3
+        self,
+        claims: OpenJobs,
+        records: JobRecords,
+        dispatcher: Dispatcher,
+        clock: Clock,
+        *,
+        max_attempts: int = 3,
     ) -> None:
+        self.records = records
+        self.seen = SeenJobs()
         self._claims = claims
         self._dispatcher = dispatcher
         self._clock = clock
@@ -87,6 +96,7 @@ class Jobs:
             **({"traceparent": parent} if (parent := tracing.traceparent()) else {}),
         }
         claimed = self._claims.claim(speaker_id, job, fields)
+        self.seen.put_claimed({**fields, "id": claimed.job_id}, at=self._clock.now())
         if claimed.job_id == job.job_id:
             self._dispatcher.enqueue(job.job_id, queue, {"job": job.job_id, "speaker": str(speaker_id)})
         return claimed
@@ -137,7 +147,7 @@ class Jobs:
 
     def record(self, namespace: str, job_id: str) -> JobRecord:
         """Return the record of a job. Raises `JobNotFound`."""
-        return self._claims.record(namespace, job_id)
+        return self.records.get(namespace, job_id)
 
 
 def error_json(error: SpeakerRegistryError, attempt: int) -> str:

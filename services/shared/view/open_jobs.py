@@ -1,4 +1,4 @@
-"""At most one open job for a (version, profile, fingerprint), and the record of every job.
+"""At most one open job for a (version, profile, fingerprint). Writes the record of every job.
 
 A claim only saves work: two workers that make the same artifact meet in the document. It runs out, by Redis'
 own clock, unless it is renewed: by the worker while it computes, and by housekeeping while the job waits in
@@ -9,11 +9,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from services.shared.bucket.keys import SpeakerId
-from services.shared.index.jobs import KEPT_SECONDS, JobRecord
 from services.shared.model.speaker import OpenJob
 from services.shared.view.generation import Generation
+from services.shared.view.job_records import KEPT_SECONDS
 from services.shared.view.keys import events_key, jobs_key, open_jobs_key, record_key
-from speaker_registry.errors import JobNotFound
 from speaker_registry.schemas import FINISHED_STATES, JobState
 
 CLAIMED_SECONDS = 300.0
@@ -46,7 +45,7 @@ class OpenJobs:
             _field(job),
             job.job_id,
             _HELD,
-            KEPT_SECONDS * 1000,
+            _RECORD_KEPT,
             str(speaker_id),
             _MENDS if job.mends else "",
             *_flat(fields),
@@ -76,15 +75,6 @@ class OpenJobs:
         assert state in FINISHED_STATES
         return self._change(speaker_id, job, state, fields or {}) is not None
 
-    def record(self, namespace: str, job_id: str) -> JobRecord:
-        """Return the record of a job. Raises `JobNotFound`, also if another namespace has the job."""
-        [fields] = self._generation.read(
-            lambda pipeline, generation: pipeline.hgetall(record_key(generation, job_id))
-        )
-        if fields.get("ns") != namespace:
-            raise JobNotFound(f"No job {job_id[:80]!a}. Jobs are kept for 30 days.", param="job_id")
-        return JobRecord.read(fields)
-
     def _change(
         self,
         speaker_id: SpeakerId,
@@ -98,6 +88,7 @@ class OpenJobs:
         keys = [
             open_jobs_key(generation, speaker_id),
             record_key(generation, job.job_id),
+            jobs_key(generation, speaker_id.namespace),
             events_key(generation),
         ]
         held = "" if state in FINISHED_STATES else _HELD
@@ -108,6 +99,8 @@ class OpenJobs:
 
 _MENDS = ":mends"
 _HELD = round(CLAIMED_SECONDS * 1000)
+_RECORD_KEPT = (KEPT_SECONDS + 24 * 3600) * 1000
+"""A record is there a day longer than it is listed, so that housekeeping still finds its profile."""
 
 
 def _flat(fields: Mapping[str, str]) -> list[str]:

@@ -12,13 +12,20 @@ if job and (job == ARGV[3] or tonumber(deadline) > now) then
   if ARGV[7] ~= '' and not string.find(claim, ':mends') then redis.call('HSET', KEYS[2], ARGV[2], claim .. ARGV[7]) end
   return job
 end
-if job and redis.call('EXISTS', KEYS[3] .. job) == 1 then
-  redis.call('HSET', KEYS[3] .. job, 'state', 'superseded', 'finished_at', seconds)
+if job then
+  local state = redis.call('HGET', KEYS[3] .. job, 'state')
+  if state == 'queued' or state == 'processing' then move_job(KEYS[4], KEYS[3] .. job, job, 'superseded', true, seconds) end
 end
 redis.call('HSET', KEYS[2], ARGV[2], ARGV[3] .. ':queued:' .. string.format('%.0f', now + tonumber(ARGV[4])) .. ARGV[7])
 redis.call('PEXPIRE', KEYS[2], ARGV[4])
-redis.call('HSET', KEYS[3] .. ARGV[3], 'state', 'queued', 'created_at', seconds, unpack(ARGV, 8))
-redis.call('PEXPIRE', KEYS[3] .. ARGV[3], ARGV[5])
+local record = KEYS[3] .. ARGV[3]
+redis.call('HSET', record, 'state', 'queued', 'created_at', seconds, unpack(ARGV, 8))
+redis.call('PEXPIRE', record, ARGV[5])
 redis.call('ZADD', KEYS[4], seconds, ARGV[3])
-redis.call('XADD', KEYS[5], 'MAXLEN', '~', 50000, '*', 'speaker', ARGV[6], 'what', 'job', 'at', seconds, 'job', ARGV[3], 'state', 'queued')
+move_job(KEYS[4], record, ARGV[3], 'queued', false, seconds)
+-- With all fields, because Redis may lose the record.
+local fields = {}
+for place = 8, #ARGV, 2 do fields[ARGV[place]] = ARGV[place + 1] end
+redis.call('XADD', KEYS[5], 'MAXLEN', '~', 50000, '*', 'speaker', ARGV[6], 'what', 'job', 'at', seconds, 'job', ARGV[3],
+  'state', 'queued', 'claimed', cjson.encode(fields))
 return ARGV[3]
