@@ -10,7 +10,6 @@ from services.registry_api.keys.api_keys import ApiKey, Token
 from services.registry_api.keys.held_keys import HeldKeys
 from services.registry_api.operations.artifacts import ANY, FoundArtifact, Wanted
 from services.registry_api.operations.register import Registered
-from services.shared.view.job_records import JobRecord
 from services.shared.model.document import SpeakerDocument
 from services.shared.model.encoders import Encoder, differences
 from services.shared.model.fingerprint import Fingerprint
@@ -21,6 +20,7 @@ from services.shared.model.status import ProfileStatus, given_profiles, waiting_
 from services.shared.registry.profile_records import ProfileRecords
 from services.shared.registry.profiles import Profiles
 from services.shared.registry.speakers import FoundSpeaker
+from services.shared.view.job_records import JobRecord
 from services.shared.view.workers import FailedProof, Workers
 from speaker_registry import schemas
 from speaker_registry.engine import Profile
