@@ -21,7 +21,6 @@ from speaker_registry.calls import (
     Registration,
     campaign_request,
     key_request,
-    parse_target,
     promotion_request,
     target_of,
 )
@@ -48,6 +47,7 @@ from speaker_registry.fetching import (
 )
 from speaker_registry.manifest_reading import read_manifest
 from speaker_registry.manifests import Manifest
+from speaker_registry.paths import parse_target
 from speaker_registry.reference_audio import ReferenceAudio
 from speaker_registry.schemas import (
     DEFAULT_SAMPLE,

@@ -1,32 +1,32 @@
 """Plans for the registry's routes: the request that each call makes, and how its answer is parsed.
 
-This module does no I/O. It knows paths, fields and pages. Retries are in `exchange`, artifacts in `fetching`,
-waiting in `waiting`, and the execution of plans in `client` and `async_client`.
+This module does no I/O. It knows fields and pages. Paths are in `paths`, retries in `exchange`, artifacts in
+`fetching`, waiting in `waiting`, and the execution of plans in `client` and `async_client`.
 """
 
 import dataclasses
 import math
-import re
 import uuid
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Generic, Self, TypeVar
-from urllib.parse import quote
 
 import numpy as np
 from numpy.typing import ArrayLike
 from pydantic import BaseModel, ValidationError
 
 from speaker_registry.artifact import canonical_json
-from speaker_registry.errors import InvalidEmbedding, InvalidReference, InvalidRequest, Unavailable
+from speaker_registry.errors import InvalidEmbedding, InvalidRequest, Unavailable
 from speaker_registry.exchange import Plan, Reply, Request, RetryPolicy, SendRequest, error_of, exchange
-from speaker_registry.names import (
-    DEFAULT,
-    SpeakerName,
-    parse_reference,
-    parse_speaker_name,
-    split_reference,
+from speaker_registry.names import parse_speaker_name
+from speaker_registry.paths import (
+    Target,
+    campaign_path,
+    campaigns_path,
+    key_id_of,
+    parse_target,
+    segment,
+    voice_path,
 )
 from speaker_registry.schemas import (
     MAX_PROFILES,
@@ -59,79 +59,9 @@ MAX_WAIT_SECONDS = 60.0
 """Longest time that the registry holds an answer back."""
 _PAGE_SIZE = 100
 """Maximum size of a page of the registry."""
-_SEGMENT = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
-_KEY_ID = re.compile(r"(?:sreg_)?([0-9a-z]{8})(?:_.*)?")
 _NO_REGISTRY = "is there a speaker registry at this address?"
 Item = TypeVar("Item", bound=BaseModel)
 Model = TypeVar("Model", bound=BaseModel)
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """A parsed reference to a voice or version, such as `alice`, `alice@3` or `alice@prod`."""
-
-    speaker: SpeakerName
-    reference: int | str | None
-    """Version number or alias. None if only the name was given."""
-
-    @property
-    def voice_path(self) -> str:
-        return f"/v1/voices/{quote(self.speaker.name, safe='')}"
-
-    @property
-    def version_path(self) -> str:
-        return f"{self.voice_path}/versions/{self.reference or DEFAULT}"
-
-    def artifact_path(self, profile: str) -> str:
-        return f"{self.version_path}/artifacts/{_segment(profile, 'profile')}"
-
-    def at(self, number: int) -> "Target":
-        return dataclasses.replace(self, reference=number)
-
-    def __str__(self) -> str:
-        return f"{self.speaker.name}@{self.reference or DEFAULT}"
-
-
-@lru_cache(maxsize=4096, typed=True)
-def parse_target(speaker: str, version: int | str | None = None) -> Target:
-    """Parse a name with or without `@reference`. The reference can be given as `version` instead.
-
-    Results are cached, because parsing a name takes longer than finding its artifact in the cache.
-
-    Raises:
-        InvalidVoiceName: The name is not accepted.
-        InvalidReference: The reference is not accepted, or two references were given.
-    """
-    name, reference = split_reference(speaker)
-    if reference is not None and version is not None:
-        raise InvalidReference("give the version either after '@' or as version=, not both", param="version")
-    given = version if reference is None else reference
-    return Target(parse_speaker_name(name), None if given is None else parse_reference(str(given)))
-
-
-def _voice_path(name: str) -> str:
-    return Target(parse_speaker_name(name), None).voice_path
-
-
-def manifest_path(profile: str) -> str:
-    return f"/v1/profiles/{_segment(profile, 'profile')}/manifest"
-
-
-def _campaigns_path(profile: str) -> str:
-    return f"/v1/profiles/{_segment(profile, 'profile')}/campaigns"
-
-
-def _campaign_path(profile: str, campaign_id: str) -> str:
-    return f"{_campaigns_path(profile)}/{_segment(campaign_id, 'id')}"
-
-
-def _segment(text: str, param: str) -> str:
-    """Check a segment of a path. Without the check, `..` would lead to another route, and an empty text to
-    none.
-    """
-    if not _SEGMENT.fullmatch(text):
-        raise InvalidRequest(f"Invalid {param} {text[:80]!a}. Accepted: A-Z a-z 0-9 . _ -", param=param)
-    return text
 
 
 def _idempotency_key(text: str) -> str:
@@ -142,24 +72,6 @@ def _idempotency_key(text: str) -> str:
             param="idempotency_key",
         )
     return text
-
-
-def key_id_of(text: str) -> str:
-    """Return the id of an API key, given the id or the whole key.
-
-    The secret of a whole key must not become part of an address, because proxies log addresses.
-
-    Raises:
-        InvalidRequest: The text is neither an id nor a key. The message shows at most 8 characters of it.
-    """
-    match = _KEY_ID.fullmatch(text.strip())
-    if match is None:
-        shown = f"{text[:8]!a}" + ("…" if len(text) > 8 else "")
-        raise InvalidRequest(
-            f"{shown} is not the id of an API key. Accepted: 8 characters of 0-9 and a-z, or the whole key.",
-            param="key_id",
-        )
-    return match[1]
 
 
 class Registration(Schema):
@@ -228,7 +140,7 @@ class Calls:
         self._policy = policy
 
     def voice(self, name: str) -> Plan[Voice]:
-        return self._read(Voice, Request(path=_voice_path(name)))
+        return self._read(Voice, Request(path=voice_path(name)))
 
     def version(self, target: Target) -> Plan[VoiceVersion]:
         return self._read(VoiceVersion, Request(path=target.version_path))
@@ -247,7 +159,7 @@ class Calls:
         return self._read(ArtifactDescriptor, request)
 
     def extract(self, target: Target, profile: str, *, force: bool) -> Plan[ArtifactDescriptor]:
-        wanted = ExtractionRequest(profiles=[_segment(profile, "profile")], force=force)
+        wanted = ExtractionRequest(profiles=[segment(profile, "profile")], force=force)
         request = Request(
             method="POST",
             path=f"{target.version_path}/extractions",
@@ -272,7 +184,7 @@ class Calls:
         return found
 
     def _resolve(self, voices: Sequence[str], profiles: Sequence[str]) -> Plan[list[ResolvedArtifact]]:
-        wanted = {"voices": list(voices), "profiles": [_segment(one, "profile") for one in profiles]}
+        wanted = {"voices": list(voices), "profiles": [segment(one, "profile") for one in profiles]}
         request = Request(
             method="POST",
             path="/v1/resolve",
@@ -289,10 +201,10 @@ class Calls:
         return page.data
 
     def cancel(self, job_id: str) -> Plan[Job]:
-        return self._read(Job, Request(method="POST", path=f"/v1/jobs/{_segment(job_id, 'id')}/cancel"))
+        return self._read(Job, Request(method="POST", path=f"/v1/jobs/{segment(job_id, 'id')}/cancel"))
 
     def job(self, job_id: str, wait: float = 0.0) -> Plan[Job]:
-        return self._read(Job, long_polled(Request(path=f"/v1/jobs/{_segment(job_id, 'id')}"), wait))
+        return self._read(Job, long_polled(Request(path=f"/v1/jobs/{segment(job_id, 'id')}"), wait))
 
     def voices(
         self, profile: str | None, state: str | None, q: str | None, limit: int | None
@@ -300,7 +212,7 @@ class Calls:
         return _listing("/v1/voices", Page[Voice], limit, profile=profile, state=state, q=q)
 
     def versions(self, name: str, limit: int | None) -> Listing[VoiceVersion]:
-        return _listing(f"{_voice_path(name)}/versions", Page[VoiceVersion], limit)
+        return _listing(f"{voice_path(name)}/versions", Page[VoiceVersion], limit)
 
     def jobs(
         self,
@@ -324,7 +236,7 @@ class Calls:
     def promote_encoder(self, profile: str, wanted: EncoderPromotion) -> Plan[Profile]:
         request = Request(
             method="POST",
-            path=f"/v1/profiles/{_segment(profile, 'profile')}/promote",
+            path=f"/v1/profiles/{segment(profile, 'profile')}/promote",
             headers={"content-type": "application/json"},
             content=wanted.model_dump_json().encode(),
             repeatable=False,  # a repetition would be refused because the encoder is current already
@@ -334,7 +246,7 @@ class Calls:
     def start_campaign(self, profile: str, wanted: CampaignRequest) -> Plan[Campaign]:
         request = Request(
             method="POST",
-            path=_campaigns_path(profile),
+            path=campaigns_path(profile),
             headers={"content-type": "application/json"},
             content=wanted.model_dump_json().encode(),
             repeatable=False,  # a repetition would be refused because the campaign goes on already
@@ -342,13 +254,13 @@ class Calls:
         return self._read(Campaign, request)
 
     def campaigns(self, profile: str, limit: int | None) -> Listing[Campaign]:
-        return _listing(_campaigns_path(profile), Page[Campaign], limit)
+        return _listing(campaigns_path(profile), Page[Campaign], limit)
 
     def campaign(self, profile: str, campaign_id: str) -> Plan[Campaign]:
-        return self._read(Campaign, Request(path=_campaign_path(profile, campaign_id)))
+        return self._read(Campaign, Request(path=campaign_path(profile, campaign_id)))
 
     def change_campaign(self, profile: str, campaign_id: str, change: str) -> Plan[Campaign]:
-        path = f"{_campaign_path(profile, campaign_id)}/{change}"
+        path = f"{campaign_path(profile, campaign_id)}/{change}"
         return self._read(Campaign, Request(method="POST", path=path))
 
     def page(self, listing: Listing[Item]) -> Plan[Page[Item]]:
@@ -433,7 +345,7 @@ class Calls:
         return self._read(Quota, Request(path="/v1/quota"))
 
     def delete(self, name: str) -> Plan[None]:
-        return self._done(Request(method="DELETE", path=_voice_path(name)))
+        return self._done(Request(method="DELETE", path=voice_path(name)))
 
     def _done(self, request: Request) -> Plan[None]:
         yield from exchange(self._policy, request)

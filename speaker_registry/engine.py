@@ -50,14 +50,16 @@ class PublishedWeights(BaseModel):
     licence: str
     """The SPDX identifier of the licence, if it has one."""
     notes: str | None = None
-    """What users must know before they use the weights commercially, or where the weights come from."""
+    """The terms for commercial use that users must know, or where the weights come from."""
     files: Mapping[_File, _Sha256 | None]
     """Maps each file in the repository to its SHA-256 (hex), or to None if that is not known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
-    """What the artifact of one engine holds, and what it is made with. The extractor has the same name."""
+    """Describes what the artifact of one engine holds, and what it is made with. The extractor has the same
+    name.
+    """
 
     name: str
     model_type: str
@@ -71,7 +73,7 @@ class Profile:
     ref_text_required: bool = False
     weights: PublishedWeights
     not_extractable: str | None = None
-    """Why no worker can make this artifact from a clip. None means that a worker can."""
+    """The reason why no worker can make this artifact from a clip. None means that a worker can."""
 
     @property
     def embedding_width(self) -> int | None:
@@ -134,7 +136,7 @@ class Checkpoint(Protocol):
 
 
 class Loading(Protocol):
-    """What the worker gives an engine: which weights to load, and where to compute."""
+    """The worker gives this to an engine: which weights to load, and where to compute."""
 
     @property
     def profile(self) -> Profile:
@@ -150,7 +152,7 @@ class Loading(Protocol):
 
     @property
     def trusted(self) -> bool:
-        """Whether this is the trusted copy that a proof compares with. It may be slow."""
+        """True for the trusted copy that a proof compares with. It may be slow."""
 
     @property
     def seed(self) -> int | None:
@@ -184,7 +186,7 @@ class Engine(ABC, Generic[Prepared, Encoded]):
     code_version: ClassVar[int]
     """Part of the fingerprint. Raise it with every change of the code that changes a result."""
     always_float32: ClassVar[bool] = False
-    """Whether the engine computes in float32 even if the worker is configured for bfloat16."""
+    """True if the engine computes in float32 even if the worker is configured for bfloat16."""
 
     @property
     @abstractmethod

@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple
 
 from speaker_registry.artifact import Artifact, sha256_digest
 from speaker_registry.cache import ArtifactCache, Key
-from speaker_registry.calls import MAX_WAIT_SECONDS, Target, long_polled, parse_target, parsed
+from speaker_registry.calls import MAX_WAIT_SECONDS, long_polled, parsed
 from speaker_registry.errors import (
     ArtifactNotReady,
     Conflict,
@@ -43,6 +43,7 @@ from speaker_registry.exchange import (
 )
 from speaker_registry.flights import Flights
 from speaker_registry.names import DEFAULT, key_of_name, stands_for
+from speaker_registry.paths import Target, parse_target
 from speaker_registry.reference_audio import ReferenceAudio
 from speaker_registry.schemas import ArtifactDescriptor, PendingPicture
 from speaker_registry.terminal import printable

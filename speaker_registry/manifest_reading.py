@@ -6,10 +6,11 @@ A manifest that was read before makes the next reading cheap: unchanged pages ar
 import dataclasses
 from collections.abc import Mapping
 
-from speaker_registry.calls import manifest_path, parsed
+from speaker_registry.calls import parsed
 from speaker_registry.errors import Unavailable
 from speaker_registry.exchange import Plan, Request, RetryPolicy, exchange
 from speaker_registry.manifests import Manifest, ManifestPage, ReceivedPage
+from speaker_registry.paths import manifest_path
 
 MAX_VOICES = 100_000
 """A manifest with more voices is refused, so that a broken registry cannot fill a client's memory."""

@@ -6,9 +6,10 @@ the artifact itself.
 
 from collections.abc import Callable
 
-from speaker_registry.calls import Calls, Target
+from speaker_registry.calls import Calls
 from speaker_registry.errors import ArtifactFailed, ArtifactNotReady, JobNotFound, Unavailable
 from speaker_registry.exchange import Plan, RetryPolicy, Sleep
+from speaker_registry.paths import Target
 from speaker_registry.schemas import (
     FINISHED_STATES,
     ArtifactDescriptor,

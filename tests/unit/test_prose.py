@@ -8,6 +8,7 @@ from tools.half_sentences import CHECKED, ROOT, Docstring, docstrings
 
 MOST = 0.05
 """A few whole sentences begin with one of the words as well."""
+MOST_OF_A_FILE = 0.1
 
 
 def test_few_docstrings_are_half_sentences():
@@ -15,6 +16,18 @@ def test_few_docstrings_are_half_sentences():
     found = list(docstrings([ROOT / name for name in CHECKED]))
     halves = [f"{one.path}:{one.line}" for one in found if one.is_half_a_sentence]
     assert len(halves) < MOST * len(found), f"{len(halves)} of {len(found)}: {', '.join(halves[:20])}, …"
+
+
+@pytest.mark.parametrize("folder", ["services", "speaker_registry"])
+def test_no_file_of_the_product_is_full_of_half_sentences(folder: str):
+    """One file that reads badly is not excused by all the others."""
+    by_file = {path: list(docstrings([path])) for path in sorted((ROOT / folder).rglob("*.py"))}
+    halves = {path: sum(one.is_half_a_sentence for one in found) for path, found in by_file.items()}
+    assert not [
+        f"{path.relative_to(ROOT)}: {halves[path]} of {len(found)}"
+        for path, found in by_file.items()
+        if halves[path] > max(1, MOST_OF_A_FILE * len(found))
+    ]
 
 
 @pytest.mark.parametrize(

@@ -33,9 +33,10 @@ def sdk_reference() -> str:
     """Return the page as Markdown."""
     homes = defaultdict(list)
     for name in speaker_registry.__all__:
-        homes[getattr(speaker_registry, name).__module__.rpartition(".")[2]].append(name)
+        path = f"{getattr(speaker_registry, name).__module__}.{name}"
+        homes[path.split(".")[1]].append(path)
     homes.pop("errors")
-    sections = [_section(_TITLES.pop(module, module), module, homes[module]) for module in _ordered(homes)]
+    sections = [_section(_TITLES.get(module, module), module, homes[module]) for module in _ordered(homes)]
     return "\n".join([_INTRODUCTION, *sections, _section("Errors", "errors", _errors())])
 
 
@@ -44,16 +45,16 @@ def _ordered(homes: dict[str, list[str]]) -> list[str]:
 
 
 def _errors() -> list[str]:
-    """Return the names of the classes of errors, which are all exported by their module."""
+    """Return the paths of the classes of errors, which are all exported by their module."""
     module = importlib.import_module(errors.__name__)
     return [
-        name
+        f"{errors.__name__}.{name}"
         for name, value in vars(module).items()
         if inspect.isclass(value) and issubclass(value, errors.SpeakerRegistryError)
     ]
 
 
-def _section(title: str, module: str, names: list[str]) -> str:
+def _section(title: str, module: str, paths: list[str]) -> str:
     inherited = _WITH_INHERITED if module in _CLIENTS else ""
-    blocks = [f"::: speaker_registry.{module}.{name}\n{inherited}" for name in names]
+    blocks = [f"::: {path}\n{inherited}" for path in paths]
     return "\n".join([f"## {title}\n", *blocks])

@@ -51,7 +51,7 @@ class SharedModels:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loading:
-    """How to load an extractor: its profile, the source of its weights, and its device."""
+    """Tells how to load an extractor: its profile, the source of its weights, and its device."""
 
     profile: Profile
     source: WeightsSource
@@ -64,7 +64,7 @@ class Loading:
     cache: Path = EXTRACTOR_CACHE
     """The folder for weights that have to be converted."""
     trusted: bool = False
-    """Whether this is the trusted copy with which a proof compares the served one. Libraries other than torch
+    """True for the trusted copy with which a proof compares the served one. Libraries other than torch
     then compute in their plainest way, whatever it costs."""
 
     @property
@@ -95,13 +95,13 @@ class TorchExtractor(ABC, Generic[Prepared, Encoded]):
     """Part of the fingerprint. Raise it with every change, here or in what is imported, that changes a
     result."""
     batch_seconds: float = 0.0
-    """How many seconds of padded audio may be encoded at once. It may exceed 0 only if the other clips of a
+    """The seconds of padded audio that may be encoded at once. They may exceed 0 only if the other clips of a
     batch change a result by no more than rounding errors."""
     gpu_batch_seconds: ClassVar[float] = 0.0
     """Replaces `batch_seconds` on a GPU, for encoders whose batches change results that little only there.
     A CPU gains nothing from batches, because it computes the padding."""
     always_float32: ClassVar[bool] = False
-    """Whether engines run this encoder in float32, whatever type the rest of the engine uses."""
+    """True if engines run this encoder in float32, whatever type the rest of the engine uses."""
     resampler: ClassVar[str | None] = None
     """The name of the resampling kernel, if the engine does not use the usual one."""
 
@@ -178,8 +178,8 @@ class TorchExtractor(ABC, Generic[Prepared, Encoded]):
         return None
 
     def example(self) -> ReferenceAudio:
-        """Return three seconds of quiet noise, at a sample rate that every encoder has to resample."""
-        noise = np.random.default_rng(0).uniform(-0.1, 0.1, 3 * 22_050)
+        """Return a second of quiet noise, at a sample rate that every encoder has to resample."""
+        noise = np.random.default_rng(0).uniform(-0.1, 0.1, 22_050)
         return ReferenceAudio(noise.astype(np.float32), 22_050)
 
     @abstractmethod

@@ -159,8 +159,9 @@ def _replace(jobs: Jobs, profiles: Profiles, speaker: FoundSpeaker, version: Ver
     if made or not ended:
         return
     log.warning("job.lost", job_id=job.job_id, speaker=str(speaker.id))
-    if forced:
-        jobs.open(speaker.id, version, job.profile, profiles.fingerprint(job.profile), forced=True)
+    if forced or job.mends:
+        fingerprint = profiles.fingerprint(job.profile)
+        jobs.open(speaker.id, version, job.profile, fingerprint, forced=forced, mends=job.mends)
 
 
 def _give_up(speakers: Speakers, jobs: Jobs, profiles: Profiles, speaker_id: SpeakerId, job: OpenJob) -> None:

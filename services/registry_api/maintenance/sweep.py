@@ -17,7 +17,6 @@ from services.shared.bucket.keys import SpeakerId, is_slug
 from services.shared.bucket.layout import bytes_folder, documents_prefix, speaker_of
 from services.shared.bucket.store import Store
 from services.shared.configuration.settings import HousekeepingSettings
-from services.shared.index.jobs import KEPT_SECONDS
 from services.shared.index.redis_access import unavailable_without_redis
 from services.shared.model.records import Record
 from services.shared.queue.jobs import Jobs
@@ -25,6 +24,7 @@ from services.shared.registry.profile_records import ProfileRecords
 from services.shared.registry.profiles import Profiles
 from services.shared.registry.speakers import Speakers
 from services.shared.telemetry.metrics import GARBAGE
+from services.shared.view.job_records import KEPT_SECONDS
 from speaker_registry.names import is_namespace
 
 log = structlog.get_logger()
@@ -37,6 +37,8 @@ SWEEPS_ASKED = "sr:sweeps_asked"
 """This key counts how often somebody asked for a sweep."""
 _SWEEPING = "sr:sweeping"
 """The state of the current or interrupted sweep, as JSON of `_Progress`."""
+_FORGET_SECONDS = 300.0
+"""The longest time that one sweep spends on dropping the old job records of a namespace."""
 
 
 class _Progress(Record):
@@ -102,8 +104,20 @@ class Sweeps:
             for speaker_id, _ in zip(ids, swept_in_order, strict=True):
                 self._note(progress.having(done=str(speaker_id)))
                 yield
-            self._jobs.forget_before(namespace, progress.began - KEPT_SECONDS)
+            yield from self._forget_jobs(namespace, progress.began - KEPT_SECONDS)
         self._end(progress)
+
+    def _forget_jobs(self, namespace: str, moment: float) -> Iterator[None]:
+        """Drop the records of jobs that were created before `moment`, for at most `_FORGET_SECONDS`.
+
+        The next sweep continues with the rest.
+        """
+        deadline = self._speakers.clock.monotonic() + _FORGET_SECONDS
+        while self._jobs.records.forget_before(namespace, moment):
+            yield
+            if self._speakers.clock.monotonic() > deadline:
+                log.warning("jobs.not_all_forgotten", seconds=_FORGET_SECONDS)
+                return
 
     def _speakers_of(self, namespace: str) -> list[SpeakerId]:
         """Return everybody who has a document, or bytes that an upload left which never got one, in order."""

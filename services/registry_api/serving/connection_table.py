@@ -1,4 +1,4 @@
-"""Which connections a process has, and which one gives way when there is no room for another.
+"""Knows which connections a process has, and which one gives way when there is no room for another.
 
 An idle connection of the address that has the most gives way, so a client that opens connections without end
 only takes its own places. If none is idle, a new connection is a surplus: its requests are refused, except
@@ -14,7 +14,7 @@ from services.shared.telemetry.logs import LogThrottle
 log = structlog.get_logger()
 
 MAX_SURPLUS = 64
-"""So many surplus connections are held; beyond that the oldest is closed."""
+"""The largest number of surplus connections; beyond that the oldest is closed."""
 _WARNING_SECONDS = 60.0
 _warnings = LogThrottle(_WARNING_SECONDS)
 

@@ -56,7 +56,7 @@ _MAX_HELD_BYTES = 65_536
 _LENGTH_DIGITS = 20
 """A longer Content-Length is refused. The parser accepts any number of zeros before the number."""
 _MAX_AT_ONCE = 64
-"""After this many answers of the lane to one client, other connections have their turn."""
+"""Other connections have their turn after this many answers of the lane to one client."""
 OFFER = "express"
 """Key in a request's scope that holds the lane's offer, or None."""
 _ANSWERED = object()
@@ -91,7 +91,7 @@ class Lane(Protocol):
 
 
 class _Reading(Enum):
-    """What the client is sending."""
+    """Says what the client is sending."""
 
     NOTHING = "nothing"
     HEAD = "head"
@@ -101,7 +101,7 @@ class _Reading(Enum):
 
 
 class _Awaited(Enum):
-    """What the server waits for."""
+    """Says what the server waits for."""
 
     HEAD = "head"
     REST = "rest of an answered request"
@@ -181,9 +181,9 @@ class HttpConnection(HttpToolsProtocol):
         self._body_left = 0
         """The bytes of a body of known length that have not come yet."""
         self._held: bytearray | None = None
-        """What has come of a body for which the lane waits. It waits until the end of the present read."""
+        """The part that has come of a body. The lane waits for it until the end of the present read."""
         self._unparsed = b""
-        """What arrived behind a request that is still waiting for the answer of the one before it."""
+        """The bytes behind a request that is still waiting for the answer of the one before it."""
         self._current: RequestResponseCycle | None = None
         """The request that is being answered, or was answered last."""
         self._refusal: tuple[HTTPStatus, str] | None = None
@@ -196,7 +196,7 @@ class HttpConnection(HttpToolsProtocol):
         self._by_lane = False
         """True if the lane has answered the request whose end is being parsed."""
         self._question: Any = None
-        """What the lane was asked last."""
+        """The question that the lane was asked last."""
         self._offer: Offer | None = None
         """The lane's offer for the request that is about to be parsed. The lane is not asked twice."""
         self._requests = 0

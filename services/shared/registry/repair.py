@@ -120,5 +120,5 @@ def artifact_or_replacement(
             raise
     log.error("artifact.lost", vuid=version.vuid, profile=profile, digest=record.digest)
     REPAIRS.labels("artifact_void").inc()
-    jobs.open(speaker.id, version, profile, profiles.fingerprint(profile))
+    jobs.open(speaker.id, version, profile, profiles.fingerprint(profile), mends=True)
     return None

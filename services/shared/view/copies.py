@@ -307,5 +307,6 @@ def _arguments(
 
 def _fields(event: SpeakerEvent, at: int) -> str:
     """Return the fields of an event in the stream, as JSON: names and values in turn."""
-    fields = {"what": event.what, "at": str(at), **event.fields}
+    takes = {"takes": "1"} if event.takes_away else {}
+    fields = {"what": event.what, "at": str(at), **takes, **event.fields}
     return canonical_json([part for field in fields.items() for part in field])

@@ -5,7 +5,9 @@ o:{speaker}     its open jobs: what is extracted -> job, state and the end of th
 a:{speaker}     announced writes: token -> time
 n:{namespace}   the names of live speakers, sorted
 c:{namespace}   the sums of what speakers count
-jobs:{namespace}, job:{id}   the jobs of a namespace by time, and the record of each
+job:{id}        the record of a job
+jobs:{namespace}, jobs:{namespace}:{state}   jobs, by the time at which they were created
+jobs:{namespace}:{state}:{profile}   jobs, by the time at which they ended or, before that, were created
 due             speakers, by the time at which housekeeping looks at them
 events          the stream of events
 taken           the id of the last event that took something away from readers
@@ -56,8 +58,9 @@ def counts_key(generation: str, namespace: str) -> str:
     return f"sr:{generation}:c:{namespace}"
 
 
-def jobs_key(generation: str, namespace: str) -> str:
-    return f"sr:{generation}:jobs:{namespace}"
+def jobs_key(generation: str, namespace: str, state: str = "", profile: str = "") -> str:
+    """Return the key of the jobs of a namespace: of all, of those in a state, or of a profile's in a state."""
+    return ":".join(part for part in (f"sr:{generation}:jobs:{namespace}", state, profile) if part)
 
 
 def record_key(generation: str, job_id: str) -> str:

@@ -1,0 +1,109 @@
+"""Artifacts, and what references to voices stand for."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from speaker_registry.artifact import TensorInfo
+from speaker_registry.schemas.common import Fault, Schema, Untrained
+from speaker_registry.schemas.voices import ArtifactState
+
+Mode = Literal["icl", "xvec"]
+MAX_RESOLVED = 500
+"""Pairs of a voice and a profile that one request may ask about."""
+MAX_PROFILES = 64
+"""Profiles that one request may name."""
+
+
+class ArtifactDescriptor(Schema):
+    """Everything an engine needs to decide whether to fetch an artifact, in one document."""
+
+    object: Literal["voice.artifact"] = "voice.artifact"
+    voice: str
+    voice_id: str
+    version: int
+    version_id: str
+    created_at: int
+    profile: str
+    model_type: str
+    mode: Mode | None = None
+    state: ArtifactState
+    current: bool | None = None
+    """True if the artifact was made by the profile's current encoder, and False if a former one made it. None
+    if there is no artifact.
+    """
+    digest: str | None = None
+    content_digest: str | None = None
+    size: int | None = None
+    tensors: dict[str, TensorInfo] = Field(default_factory=dict)
+    ref_text: str | None = None
+    audio_digest: str | None = None
+    fingerprint: str | None = None
+    extractor: dict[str, Any] = Field(default_factory=dict)
+    untrained: Untrained = False
+    """True if the artifact was made with random weights, or will be."""
+    custom_weights: bool = False
+    """True if the weights differ from the published ones on purpose, such as fine-tuned weights."""
+    url: str | None = None
+    """Path of the artifact's file, relative to the registry's root."""
+    immutable_url: str | None = None
+    """Path of the same bytes by their digest. Its answer may be kept for good."""
+    job_id: str | None = None
+    error: str | None = None
+    reason: str | None = None
+    """Tells why a pending extraction does not start: no worker serves the profile at the moment."""
+
+
+class ExtractionRequest(BaseModel):
+    """Request body that names the artifacts of a version to be made."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    profiles: list[str] | None = Field(default=None, min_length=1, max_length=MAX_PROFILES)
+    """Profiles to extract. Defaults to all profiles that the version must have."""
+    force: bool = Field(default=False, strict=True)
+    """Make the artifacts again, even if they exist, have failed or were canceled."""
+
+
+class ResolveRequest(BaseModel):
+    """Request body that names voices and profiles. Every voice is resolved for every profile."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    voices: list[Annotated[str, Field(max_length=512)]] = Field(min_length=1, max_length=MAX_RESOLVED)
+    """Each is a name or a voice's id, optionally with `@` and a version or an alias: `alice`, `alice@3`."""
+    profiles: list[Annotated[str, Field(max_length=128)]] = Field(min_length=1, max_length=MAX_PROFILES)
+    """Names of profiles."""
+
+
+class ResolvedArtifact(Schema):
+    """Says what a reference to a voice stands for now, and the state of its artifact for a profile."""
+
+    voice: str
+    """The reference as it was given."""
+    profile: str
+    version: int | None = None
+    """The number of the version, or None if there is none."""
+    version_id: str | None = None
+    created_at: int | None = None
+    state: ArtifactState | None = None
+    """The state of the artifact, or None if there is no version or nothing makes its artifact."""
+    digest: str | None = None
+    """Digest of the artifact's file, if it is ready."""
+    size: int | None = None
+    """Size of the file in bytes."""
+    current: bool | None = None
+    """True if the artifact was made by the profile's current encoder, and False if a former one made it. None
+    if there is no artifact.
+    """
+    untrained: Untrained = False
+    """True if the artifact was made with random weights. Absent otherwise."""
+    error: Fault | None = None
+    """The reason why there is no artifact and none is being made."""
+
+
+class Resolution(Schema):
+    """Says what many references stand for, in the order in which they were given."""
+
+    object: Literal["list"] = "list"
+    data: list[ResolvedArtifact]

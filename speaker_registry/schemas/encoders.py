@@ -1,0 +1,174 @@
+"""Profiles, their encoders, and the campaigns that prepare the promotion of one."""
+
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from speaker_registry.artifact import TensorSpec
+from speaker_registry.schemas.common import Schema
+
+CampaignState = Literal["running", "paused", "complete", "promoted", "canceled"]
+
+
+class FailedProof(Schema):
+    """A worker that does not serve a profile, because its encoder computes wrong results."""
+
+    worker: str
+    device: str
+    """The worker's device: `cpu`, `cuda` or `cuda:N`."""
+    reason: str
+    """Names the tensor that differs, and by how much."""
+
+
+class CandidateEncoder(Schema):
+    """An encoder that live workers have and that is not the current one of its profile. Its workers make
+    nothing until an operator promotes it.
+    """
+
+    fingerprint: str
+    untrained: bool = False
+    custom_weights: bool = False
+    """True if the weights differ from the published ones on purpose, such as fine-tuned weights."""
+    workers: int
+    """Number of live workers that have this encoder."""
+    differs: dict[str, tuple[Any, Any]] = Field(default_factory=dict)
+    """Each input of the fingerprint that differs -> its value for the current encoder and for this one. A
+    value is None if that encoder has no such input.
+    """
+    coverage: float | None = None
+    """The share of voices, from 0 to 1, that its last campaign has covered. None if it had no campaign."""
+
+
+class EncoderPromotion(BaseModel):
+    """Request body that names the encoder to make the current one of a profile."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    fingerprint: str = Field(pattern="^sha256:[0-9a-f]{64}$")
+    """The fingerprint of a candidate, or of a former encoder to go back to."""
+    when: Literal["now", "complete"] = "now"
+    """When the encoder becomes the current one: at once, or when its campaign has covered every voice. That
+    campaign is started if there is none.
+    """
+    force: bool = Field(default=False, strict=True)
+    """Promote the encoder even if no live worker has it. The profile is then without a worker."""
+
+
+DEFAULT_SAMPLE = 20
+
+
+class CampaignRequest(BaseModel):
+    """Request body that starts a campaign."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    fingerprint: str = Field(pattern="^sha256:[0-9a-f]{64}$")
+    """The fingerprint of a candidate, or of a former encoder."""
+    sample: int = Field(default=DEFAULT_SAMPLE, ge=1, le=200, strict=True)
+    """The number of voices whose old and new artifacts are compared, from the first that are ready."""
+    rate: float | None = Field(default=None, ge=0.01, le=1000, strict=True, allow_inf_nan=False)
+    """The highest number of voices for each second. None sets no limit."""
+
+
+class CampaignProgress(Schema):
+    """The voices of a campaign, counted by what became of them."""
+
+    voices: int
+    """Number of voices of all namespaces, as far as it is known."""
+    ready: int
+    """Number of voices of which the encoder has made all that is needed."""
+    failed: int
+    """Number of voices whose extraction failed. They keep their last artifact."""
+    skipped: int
+    """Number of voices that need no artifact of the profile, or can have none."""
+    under_way: int
+    """Number of voices that are being extracted."""
+
+
+class TensorDistance(Schema):
+    """How near the new values of a tensor are to the old ones. 1 means that they are equal."""
+
+    measure: Literal["cosine", "equal"]
+    """`cosine`: the cosine between the numbers. `equal`: the share of codes that are equal."""
+    mean: float
+    """Mean over the voices of the sample."""
+    lowest: float
+    """The value of the voice with the greatest distance."""
+
+
+class CampaignSample(Schema):
+    """The first voices of a campaign, whose old and new artifacts were compared."""
+
+    wanted: int
+    compared: int
+    tensors: dict[str, TensorDistance]
+
+
+class Campaign(Schema):
+    """A campaign: the workers of an encoder extract every voice ahead of its promotion."""
+
+    object: Literal["campaign"] = "campaign"
+    id: str
+    profile: str
+    fingerprint: str
+    state: CampaignState
+    """`complete`: every voice was reached. `promoted`: the encoder is the current one."""
+    rate: float | None = None
+    """The highest number of voices for each second. None sets no limit."""
+    promotes: bool
+    """True if the encoder is promoted once it has covered every voice."""
+    progress: CampaignProgress
+    coverage: float
+    """The share of voices that lack nothing, from 0 to 1."""
+    per_second: float | None = None
+    """Number of voices that were done in each of the last seconds. None if nothing is being done."""
+    eta_seconds: float | None = None
+    """The time that the rest takes at this rate. None if that is not known."""
+    sample: CampaignSample
+    reason: str | None = None
+    """Tells why nothing is begun now, or why the encoder was not promoted."""
+    created_at: float
+    changed_at: float
+    """Time of the last change of the state."""
+
+    @property
+    def over(self) -> bool:
+        """Return whether the campaign has ended."""
+        return self.state not in {"running", "paused"}
+
+
+class Profile(Schema):
+    """The artifact that one engine needs, and the workers that can make it now."""
+
+    object: Literal["profile"] = "profile"
+    id: str
+    model_type: str
+    description: str
+    required: bool
+    """True if this profile is extracted for every upload."""
+    tensors: dict[str, TensorSpec]
+    sample_rate: int
+    frame_rate: float | None = None
+    ref_text_required: bool = False
+    model: str
+    """Name of the repository that holds the weights."""
+    licence: str
+    """Licence of the weights, as SPDX identifier if there is one."""
+    licence_notes: str | None = None
+    not_extractable: str | None = None
+    """Tells why no worker can make this artifact. None if workers can make it."""
+    fingerprint: str | None = None
+    """Fingerprint of the profile's current encoder. None as long as no worker has announced one."""
+    extractor: dict[str, Any] = Field(default_factory=dict)
+    untrained: bool = False
+    custom_weights: bool = False
+    """True if the weights differ from the published ones on purpose, such as fine-tuned weights."""
+    workers: int = 0
+    """Number of live workers that have the current encoder loaded and warmed up."""
+    former: list[str] = Field(default_factory=list)
+    """Fingerprints that were current before, the newest first. Promote one to go back."""
+    candidates: list[CandidateEncoder] = Field(default_factory=list)
+    """Encoders that live workers have and that are not the current one."""
+    failed_proofs: list[FailedProof] = Field(default_factory=list)
+    """Workers that do not serve this profile, because their encoder failed its proof in the last ten minutes.
+    """

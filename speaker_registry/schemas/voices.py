@@ -1,0 +1,139 @@
+"""Voices, their versions and clips."""
+
+from collections.abc import Iterable
+from typing import Literal
+
+from speaker_registry.notebooks import html_table
+from speaker_registry.schemas.common import Schema, Untrained
+
+ArtifactState = Literal["pending", "processing", "ready", "failed"]
+Source = Literal["audio", "embedding"]
+
+
+class ArtifactStatus(Schema):
+    """The state of the artifact of one version for one profile."""
+
+    profile: str
+    state: ArtifactState
+    current: bool | None = None
+    """True if the artifact was made by the profile's current encoder, and False if a former one made it. None
+    if there is no artifact.
+    """
+    digest: str | None = None
+    untrained: Untrained = False
+    """True if the artifact was made with random weights, or will be if there is none yet. Absent otherwise.
+    """
+    job_id: str | None = None
+    """Id of the job that makes the artifact, while there is one."""
+    error: str | None = None
+    """Tells why the extraction failed, or why this artifact cannot be extracted."""
+    reason: str | None = None
+    """Tells why a pending extraction does not start: no worker serves the profile at the moment."""
+
+
+def _artifact_table(caption: str, artifacts: Iterable[ArtifactStatus]) -> str:
+    rows = [(one.profile, one.state, one.error or one.reason or "") for one in artifacts]
+    return html_table(caption, ("profile", "state", "reason"), rows)
+
+
+class AudioProperties(Schema):
+    """Properties of a clip as it was uploaded."""
+
+    digest: str
+    size: int
+    """Size of the uploaded file in bytes."""
+    mime_type: str
+    seconds: float
+    sample_rate: int
+    """Samples per second (Hz)."""
+    channels: int
+    url: str | None = None
+    """URL of the clip's bytes. Fetching them requires the scope `audio:read`."""
+
+
+class PendingPicture(Schema):
+    """Tells that a picture of a clip is not drawn yet."""
+
+    object: Literal["voice.picture"] = "voice.picture"
+    voice: str
+    version: int
+    picture: str
+    """Name of the picture: `waveform.svg` or `mel.png`."""
+    state: Literal["pending"] = "pending"
+    reason: str
+    """Tells why there is no picture yet, and what to do."""
+
+
+class VoiceVersion(Schema):
+    object: Literal["voice.version"] = "voice.version"
+    id: str
+    voice_id: str
+    """Id of the voice that the version belongs to."""
+    voice: str
+    version: int
+    created_at: int
+    source: Source
+    audio: AudioProperties | None = None
+    embedding_dim: int | None = None
+    ref_text: str | None = None
+    consent: str
+    description: str | None = None
+    artifacts: list[ArtifactStatus]
+    state: ArtifactState
+    """The worst state among the profiles that the version must have to be complete. From worst to best:
+    failed, processing, pending, ready.
+    """
+    held_back: str | None = None
+    """Tells why the alias `default` will not move to this version, although it is newer."""
+    untrained: Untrained = False
+    """True if one of the artifacts was made with random weights, or will be. Absent otherwise."""
+
+    def _repr_html_(self) -> str:
+        """Return the HTML table that notebooks show instead of the `repr`."""
+        weights = ", untrained" if self.untrained else ""
+        return _artifact_table(f"{self.voice}@{self.version}: {self.state}{weights}", self.artifacts)
+
+
+class RegisteredVersion(VoiceVersion):
+    """Answer to the upload of a clip or an embedding: the version, and what the upload has done."""
+
+    created: bool
+    """False if no version was added, because the upload was repeated or equals the newest version. The answer
+    then describes the existing version.
+    """
+    jobs: dict[str, str]
+    """Maps each profile to the id of the job that extracts it."""
+
+
+class Voice(Schema):
+    """A voice and its default version, which is the one that its bare name means at the moment."""
+
+    object: Literal["voice"] = "voice"
+    id: str
+    name: str
+    """The name as it was typed."""
+    key: str
+    """The identity of the name: trimmed, lower-cased, in Unicode normal form NFC."""
+    created_at: int
+    """Creation time of the default version."""
+    version: int
+    """Number of the default version."""
+    latest: int
+    """Number of the newest version, whether ready or not."""
+    versions: int
+    """Number of versions of this voice."""
+    aliases: dict[str, int]
+    state: ArtifactState
+    """State of the default version."""
+    artifacts: list[ArtifactStatus]
+    """Artifacts of the default version."""
+    held_back: str | None = None
+    """Tells why the alias `default` will not move to the newest version."""
+    untrained: Untrained = False
+    """True if one of the artifacts was made with random weights, or will be. Absent otherwise."""
+
+    def _repr_html_(self) -> str:
+        """Return the HTML table that notebooks show instead of the `repr`."""
+        weights = ", untrained" if self.untrained else ""
+        title = f"{self.name}: {self.state}{weights}, version {self.version} of {self.versions}"
+        return _artifact_table(title, self.artifacts)
