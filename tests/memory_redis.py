@@ -208,6 +208,8 @@ def _milliseconds(server: MemoryServer) -> int:
 def _begin(server: MemoryServer, keys: list[str], args: list[str]) -> int:
     if (server.get(keys[0]) or "") != args[0]:
         return 0
+    if server.exists(keys[2]):
+        server.set(keys[1], args[2])
     server.set(keys[0], args[1])
     return 1
 
@@ -321,7 +323,12 @@ def _job(server: MemoryServer, keys: list[str], args: list[str]) -> int | None:
 
 
 def _complete(server: MemoryServer, keys: list[str], args: list[str]) -> None:
-    server.set(keys[1], 1)
+    server.data.setdefault(keys[1], {}).setdefault("first", str(int(server.now())))
+    server.hset(keys[1], "last", int(server.now()))
+
+
+def _forget(server: MemoryServer, keys: list[str], args: list[str]) -> int:
+    return sum(server.data.pop(key, None) is not None for key in keys[1:])
 
 
 def _share(server: MemoryServer, keys: list[str], args: list[str]) -> int:
@@ -369,6 +376,7 @@ SCRIPTS: dict[str, Callable[[MemoryServer, list[str], list[str]], Any]] = {
     "claim": _claim,
     "job": _job,
     "complete": _complete,
+    "forget": _forget,
     "share": _share,
     "renew": _renew,
     "behind": _behind,

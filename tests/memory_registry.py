@@ -7,8 +7,8 @@ import numpy as np
 
 from services.registry_api.maintenance.erase import erase
 from services.registry_api.maintenance.garbage_sweep import sweep
+from services.registry_api.maintenance.rebuild import rebuild
 from services.registry_api.maintenance.settle import settle
-from services.registry_api.maintenance.view_rebuild import rebuild
 from services.registry_api.operations.cancel import cancel
 from services.registry_api.operations.delete import delete
 from services.registry_api.operations.register import Limits, NewVersion, Registered, register

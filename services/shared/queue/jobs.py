@@ -5,6 +5,7 @@ no artifact: housekeeping starts what documents lack.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Protocol
 
 from services.shared.bucket.keys import SpeakerId
@@ -116,7 +117,7 @@ class Jobs:
         self, speaker_id: SpeakerId, job: OpenJob, error: SpeakerRegistryError, attempt: int
     ) -> None:
         """Say that an attempt failed and that the queue will try the job again."""
-        waiting = OpenJob(job.vuid, job.profile, job.fingerprint, job.job_id, processing=False)
+        waiting = replace(job, processing=False)
         fields = {"error": error_json(error, attempt), "stage": "queued", "done": "0"}
         self._claims.renew(speaker_id, waiting, fields)
 

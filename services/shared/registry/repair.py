@@ -119,6 +119,6 @@ def artifact_or_replacement(
         if record.brought or unsupported_reason(version, profiles.get(profile)) is not None:
             raise
     log.error("artifact.lost", vuid=version.vuid, profile=profile, digest=record.digest)
-    REPAIRS.labels("artifact_lost").inc()
+    REPAIRS.labels("artifact_void").inc()
     jobs.open(speaker.id, version, profile, profiles.fingerprint(profile), mends=True)
     return None

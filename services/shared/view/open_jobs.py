@@ -10,6 +10,7 @@ from dataclasses import replace
 
 from services.shared.bucket.keys import SpeakerId
 from services.shared.model.speaker import OpenJob
+from services.shared.view.agenda import Agenda
 from services.shared.view.generation import Generation
 from services.shared.view.job_records import KEPT_SECONDS
 from services.shared.view.keys import events_key, jobs_key, open_jobs_key, record_key
@@ -17,6 +18,8 @@ from speaker_registry.schemas import FINISHED_STATES, JobState
 
 CLAIMED_SECONDS = 300.0
 """A claim that nobody renewed for so long may be taken over."""
+_LOOK_SECONDS = 60.0
+"""Housekeeping looks at a speaker within this time after a claim. It renews the claim while the job waits."""
 
 
 class OpenJobs:
@@ -24,6 +27,7 @@ class OpenJobs:
 
     def __init__(self, generation: Generation) -> None:
         self._generation = generation
+        self._agenda = Agenda(generation)
 
     def claim(self, speaker_id: SpeakerId, job: OpenJob, fields: Mapping[str, str]) -> OpenJob:
         """Claim an extraction. Returns the job that has it: this one, or an earlier one to join, which then
@@ -34,6 +38,8 @@ class OpenJobs:
         Args:
             fields: the fields of the job's record besides its state and its times.
         """
+        # First, so that housekeeping finds a claim whose process dies before it hands the job to the queue.
+        self._agenda.look_within(speaker_id, _LOOK_SECONDS)
         generation = self._generation.for_reading()
         keys = [
             open_jobs_key(generation, speaker_id),

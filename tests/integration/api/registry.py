@@ -19,8 +19,8 @@ from services.registry_api.access.authentication import open_access
 from services.registry_api.app import create_app
 from services.registry_api.commands.wiring import keys_of, services_of
 from services.registry_api.keys.key_uses import KeyUses
+from services.registry_api.maintenance.rebuild import rebuild
 from services.registry_api.maintenance.settle import settle
-from services.registry_api.maintenance.view_rebuild import rebuild
 from services.registry_api.operations.delete import delete
 from services.registry_api.serving.limits import BodyTimeouts
 from services.registry_api.serving.server import server_config
