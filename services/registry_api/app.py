@@ -204,6 +204,7 @@ async def _wake_listeners_at_the_end(app: FastAPI, services: Services) -> None:
 def _express_lane(services: Services, answers: PreparedAnswers) -> ExpressLane:
     """Have everything that keeps something in memory hear of events, and return the lane."""
     events, keys, records = services.events, services.keys, services.profile_records
+    events.subscribe(services.jobs.seen.hear)
     events.subscribe(services.long_polls.hear, services.long_polls.events_missed)
     events.subscribe(keys.hear, keys.events_missed)
     events.subscribe(records.hear, records.look_anew)
