@@ -37,7 +37,7 @@ class World:
         self._started: list[Registry] = []
 
     def process(self) -> Registry:
-        def generation(_: str, bucket: str, documents: Any, clock: Clock, **__: Any) -> Generation:
+        def generation(_: str, bucket: str, documents: Any, clock: Any, **__: Any) -> Generation:
             return Generation(self._url, bucket, documents, clock)
 
         started = Registry(
