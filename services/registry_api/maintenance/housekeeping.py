@@ -89,7 +89,7 @@ class Housekeeping:
 
     def run(self, stop: threading.Event) -> None:
         """Call `turn` until `stop` is set. Errors are logged, and the work is tried again."""
-        self._stop = stop
+        self.stop_when(stop)
         while not stop.is_set():
             try:
                 self.turn()
@@ -101,6 +101,10 @@ class Housekeeping:
             except Exception:
                 log.exception("housekeeping.failed")
             stop.wait(self._settings.turn_seconds)
+
+    def stop_when(self, stop: threading.Event) -> None:
+        """End long work by raising `Stopped` once `stop` is set."""
+        self._stop = stop
 
     def turn(self) -> None:
         """List the bucket if that is due, look at the speakers that are due, and sweep if that is due."""

@@ -28,7 +28,7 @@ log = structlog.get_logger(__name__)
 
 BY = "housekeeping"
 """The author of the changes that housekeeping makes."""
-AGAIN_SECONDS = 60.0
+AGAIN_SECONDS = 15.0
 """The time after which a speaker is looked at again while something of it is under way."""
 
 

@@ -77,7 +77,9 @@ class Opened:
         self.generation.close()
 
 
-def open_registry(store_settings: StoreSettings, settings: RegistrySettings) -> Opened:
+def open_registry(
+    store_settings: StoreSettings, settings: RegistrySettings, clock: Clock | None = None
+) -> Opened:
     """Open the bucket and Redis of the settings. Redis is not contacted before the first use.
 
     Raises:
@@ -85,7 +87,7 @@ def open_registry(store_settings: StoreSettings, settings: RegistrySettings) -> 
             the truth, or it was not reached within `start_seconds`.
         ProfileUnknown: a profile is not known.
     """
-    clock = Clock()
+    clock = clock or Clock()
     store, identity = _patiently(partial(_open_documents, store_settings, clock), store_settings, clock)
     return registry_over(store, identity, settings, clock)
 

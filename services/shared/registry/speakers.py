@@ -170,20 +170,19 @@ class Speakers:
         Raises `ViewAway` if there is no view to bring up, or as `read` does.
         """
         generation = self.generation.for_reading()  # first: a later one might need a newer document
-        base = self.documents.read(document_key(speaker_id))
-        document = self.parse(speaker_id, base)
-        if base.etag is not None:
-            self.apply(speaker_id, document, base, generation, _NOTHING)
-        return document
+        return self.show(speaker_id, self.documents.read(document_key(speaker_id)), generation)
 
-    def take_over(self, speaker_id: SpeakerId, base: Base) -> SpeakerDocument:
-        """Apply a copy that an earlier generation had, and that a listing says the bucket has. Returns it.
+    def show(self, speaker_id: SpeakerId, base: Base, generation: str) -> SpeakerDocument:
+        """Return what the bucket has of a speaker, after the view's copy was brought up to it.
+
+        Args:
+            base: the document, read after the generation began.
 
         Raises as `refresh` does.
         """
-        generation = self.generation.for_reading()
         document = self.parse(speaker_id, base)
-        self.apply(speaker_id, document, base, generation, _NOTHING)
+        if base.etag is not None:
+            self.apply(speaker_id, document, base, generation, _NOTHING)
         return document
 
     def usage(self, namespace: str) -> Counts | None:
