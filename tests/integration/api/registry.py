@@ -206,6 +206,7 @@ class Registry:
 
     def rebuild(self) -> int:
         """Bring the view up to all documents. Returns how many it lacked."""
+        self.opened.generation.look()  # Redis may have lost the view since the last look
         return rebuild(self.opened.store, self.opened.speakers)
 
     def repair(self, name: str) -> None:
