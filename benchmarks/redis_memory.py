@@ -9,20 +9,20 @@ from pathlib import Path
 
 import numpy as np
 from redis import Redis
+from services.registry_api.operations.registration import Upload
+from services.shared.registry.parts import RegistryParts
+from tests.simulation.store import PerfectStore
 
 from services.embedded.valkey import ValkeyServer
 from services.registry_api.maintenance.housekeeping import Housekeeper
 from services.registry_api.operations import Operations
-from services.registry_api.operations.registration import Upload
 from services.shared.audio import DecodedClip, ReferenceAudio
 from services.shared.configuration.settings import HousekeepingSettings, RegistrySettings
 from services.shared.model.clock import Clock
 from services.shared.registry.opening import parts_over
-from services.shared.registry.parts import RegistryParts
 from services.shared.telemetry.logs import configure_logs
 from speaker_registry.names import parse_speaker_name
 from tests.integration.api.worker import StandIn
-from tests.simulation.store import PerfectStore
 
 VOICES = int(os.environ.get("REDIS_MEMORY_VOICES", "10000"))
 BATCH = 200

@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING
 import boto3
 import pytest
 from botocore.config import Config
+from services.shared.bucket.identity import bucket_identity
 from structlog.testing import capture_logs
 
 from services.shared.bucket.connection import StoreUnfit, StoreUnreachable, prepare_bucket
-from services.shared.bucket.identity import bucket_identity
-from services.shared.bucket.keys import is_data
 from services.shared.bucket.opening import open_store
 from services.shared.bucket.probe import probe_consistency
 from services.shared.bucket.store import ObjectStore, Skips
 from services.shared.configuration.settings import StoreSettings
 from services.shared.model.clock import Clock
+from services.shared.model.speaker import is_data
 from tests import servers
 from tests.integration.conftest import bucket_settings
 from tests.servers import MOTO_PAGE, Request, Response, S3Proxy, S3Server

@@ -16,17 +16,17 @@ from typing import Any, Self, cast
 from uuid import uuid4
 
 import httpx
+from services.shared.registry.parts import RegistryParts
 
 from services.registry_api.access.rules import NAMESPACE_HEADER
 from services.registry_api.operations import Operations
 from services.registry_api.serving.long_polls import LongPolls
-from services.shared.bucket.keys import IDENTITY
 from services.shared.configuration.explanation import variable_of
 from services.shared.configuration.settings import RegistrySettings, StoreSettings
-from services.shared.index.jobs import JobRecord, Jobs
+from services.shared.model.speaker import IDENTITY
 from services.shared.registry.opening import open_parts
-from services.shared.registry.parts import RegistryParts
-from services.shared.registry.publication import Attempt
+from services.shared.registry.publish import Attempt
+from services.shared.view.job_records import JobRecord, Jobs
 from speaker_registry.names import parse_speaker_name, slug_of
 from speaker_registry.schemas import FINISHED_STATES
 from tests.deploy.composed import ComposedRegistry
