@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING
 import boto3
 import pytest
 from botocore.config import Config
-from services.shared.bucket.identity import bucket_identity
 from structlog.testing import capture_logs
 
 from services.shared.bucket.connection import StoreUnfit, StoreUnreachable, prepare_bucket
@@ -19,7 +18,6 @@ from services.shared.bucket.opening import open_store
 from services.shared.bucket.probe import probe_consistency
 from services.shared.bucket.store import ObjectStore, Skips
 from services.shared.configuration.settings import StoreSettings
-from services.shared.model.clock import Clock
 from services.shared.model.speaker import is_data
 from tests import servers
 from tests.integration.conftest import bucket_settings
@@ -261,17 +259,6 @@ def test_an_object_is_created_once_whoever_else_tries(
     assert created.count(True) == 1
     assert store.get("n/first") == b"%d" % created.index(True)
     assert keys(store, ".probe/") == []
-
-
-@pytest.mark.slow
-def test_processes_that_start_at_once_agree_which_bucket_it_is(
-    store: ObjectStore, threads: ThreadPoolExecutor
-) -> None:
-    """Processes that start at once agree which bucket it is. They would otherwise build the index of one
-    Redis against each other.
-    """
-    identities = set(threads.map(lambda _: bucket_identity(store, Clock()), range(8)))
-    assert identities == {bucket_identity(store, Clock())}
 
 
 def test_sixteen_writers_at_once_lose_nothing(store: ObjectStore, threads: ThreadPoolExecutor) -> None:
