@@ -5,8 +5,7 @@ thing in each phase, as fast as answers come. Before each such phase there is on
 nothing, so each phase is compared with what the machine could do just then. After it, the fourth does the
 same to a server that answers everything with 204: what is slower then is slower because callers and registry
 share the processors. The kernel reports the peak of the API process' resident memory in a phase (`VmHWM`).
-The many voices and versions of the fourth are written into the view only, because requests read nothing
-else.
+The many voices and versions of the fourth are documents without bytes, because its requests read no others.
 """
 
 import asyncio
