@@ -193,7 +193,7 @@ class Speakers:
         return None
 
     def usage_so_far(self, namespace: str) -> Counts:
-        """Return what the speakers of a namespace use that the view holds. Raises `ViewAway`, `Unavailable`."""
+        """Return what those speakers of a namespace use that the view holds. Raises `Unavailable`."""
         return self.view.usage(namespace)
 
     # Changing
