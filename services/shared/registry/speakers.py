@@ -26,6 +26,7 @@ from services.shared.model.events import events_between
 from services.shared.model.speaker import Speaker
 from services.shared.model.stored_document import DocumentDamaged, DocumentNewer
 from services.shared.registry.parsed import MissingSpeakers, ParsedDocuments
+from services.shared.telemetry.metrics import INTEGRITY_FAILURES
 from services.shared.view.agenda import Agenda
 from services.shared.view.answers import Answers
 from services.shared.view.copies import Copy, SpeakerView
@@ -249,6 +250,7 @@ class Speakers:
             document = SpeakerDocument.parse(base.body)
         except DocumentDamaged as error:
             log.error("document.damaged", speaker=str(speaker_id), reason=str(error))
+            INTEGRITY_FAILURES.labels("record").inc()
             raise _damaged(speaker_id) from None
         except DocumentNewer as error:
             raise _newer(error) from None
