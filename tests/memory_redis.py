@@ -4,6 +4,7 @@ The scripts are written again in Python here; that they do what those in `lua/` 
 A test gives each process a client of its own, and decides what becomes of every call.
 """
 
+import json
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from typing import Any
@@ -96,8 +97,10 @@ class MemoryServer:
         assert low == "-inf"
         self.hdel(key, *[one for one, score in self.data.get(key, {}).items() if score <= high])
 
-    def xadd(self, key: str, **fields: Any) -> None:
-        self.data.setdefault(key, []).append({name: str(value) for name, value in fields.items()})
+    def xadd(self, key: str, **fields: Any) -> str:
+        entries = self.data.setdefault(key, [])
+        entries.append({name: str(value) for name, value in fields.items()})
+        return f"{len(entries)}-0"
 
 
 class MemoryClient:
@@ -210,7 +213,7 @@ def _begin(server: MemoryServer, keys: list[str], args: list[str]) -> int:
 
 
 def _apply(server: MemoryServer, keys: list[str], args: list[str]) -> list[str]:
-    _, copy, names, counts, events = keys
+    _, copy, names, counts, events, taken, digests = keys
     stored = server.hgetall(copy)
     revision = int(stored.get("rev", 0))
     if revision >= int(args[1]):
@@ -226,8 +229,18 @@ def _apply(server: MemoryServer, keys: list[str], args: list[str]) -> list[str]:
         server.hdel(names, stored["key"])
     if args[4]:
         server.zadd(names, {args[4]: 0})
-    for what in args[11:]:
-        server.xadd(events, speaker=args[9], revision=args[1], life=args[10], what=what)
+    for digest in json.loads(args[12]):
+        if server.hget(digests, digest) == args[9]:
+            server.hdel(digests, digest)
+    for digest in json.loads(args[13]):
+        server.hset(digests, digest, args[9])
+    last = ""
+    for event in args[14:]:
+        parts = json.loads(event)
+        fields = dict(zip(parts[::2], parts[1::2], strict=True))
+        last = server.xadd(events, speaker=args[9], revision=args[1], life=args[10], **fields)
+    if args[11] == "1":
+        server.set(taken, last)
     return ["applied"]
 
 
@@ -265,7 +278,7 @@ def _claim(server: MemoryServer, keys: list[str], args: list[str]) -> str:
     for name, value in fields.items():
         server.hset(records + job, name, value)
     server.zadd(jobs, {job: now / 1000})
-    server.xadd(events, speaker=args[5], what="job", job=job, state="queued")
+    server.xadd(events, speaker=args[5], what="job", at=now / 1000, job=job, state="queued")
     return job
 
 
@@ -286,7 +299,7 @@ def _job(server: MemoryServer, keys: list[str], args: list[str]) -> int | None:
     elif holder in {"", job}:
         server.hset(open_jobs, field, f"{job}:{state}:{now + int(held)}")
     if before != state:
-        server.xadd(events, speaker=args[6], what="job", job=job, state=state)
+        server.xadd(events, speaker=args[6], what="job", at=now / 1000, job=job, state=state)
     return attempts
 
 
@@ -295,15 +308,39 @@ def _complete(server: MemoryServer, keys: list[str], args: list[str]) -> None:
 
 
 def _share(server: MemoryServer, keys: list[str], args: list[str]) -> int:
-    _, copies, told, events = keys
+    _, copies, told, events, taken = keys
     stored = server.hget(copies, args[1])
     if stored and int(stored.split(" ")[0]) >= int(args[2]):
         return 0
     server.hset(copies, args[1], f"{args[2]} {args[3]}")
     last = max(server.data.get(told, {}).values(), default=0.0)
     server.zadd(told, {args[1]: last + 1})
-    server.xadd(events, speaker="", what=args[4], document=args[1], revision=args[2])
+    event = server.xadd(
+        events, speaker="", what=args[4], at=server.now(), document=args[1], revision=args[2]
+    )
+    server.set(taken, event)
     return 1
+
+
+def _renew(server: MemoryServer, keys: list[str], args: list[str]) -> str:
+    _, leases, taken, _ = keys
+    if _place(server.get(taken) or "0-0") > _place(args[2]):
+        return "behind"
+    server.hset(leases, args[1], args[2])
+    return "granted"
+
+
+def _behind(server: MemoryServer, keys: list[str], args: list[str]) -> list[Any]:
+    _, leases, taken = keys
+    event = args[1] or server.get(taken) or "0-0"
+    late = [one for one, applied in server.hgetall(leases).items() if _place(event) > _place(applied)]
+    if args[2] == "1":
+        server.hdel(leases, *late)
+    return [event, len(late)]
+
+
+def _place(event: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in event.split("-"))
 
 
 SCRIPTS: dict[str, Callable[[MemoryServer, list[str], list[str]], Any]] = {
@@ -316,4 +353,6 @@ SCRIPTS: dict[str, Callable[[MemoryServer, list[str], list[str]], Any]] = {
     "job": _job,
     "complete": _complete,
     "share": _share,
+    "renew": _renew,
+    "behind": _behind,
 }

@@ -162,6 +162,13 @@ class SpeakerDocument(StoredDocument):
         return frozenset().union(*(version.names_of_bytes for version in (*self.versions, *dead)))
 
     @property
+    def digests(self) -> frozenset[str]:
+        """Return the digests of all artifacts of live versions (`sha256:…`)."""
+        return frozenset(
+            one.digest for version in self.versions for made in version.artifacts.values() for one in made
+        )
+
+    @property
     def counts(self) -> Counts:
         """Return what the speaker adds to what its namespace uses."""
         return Counts(

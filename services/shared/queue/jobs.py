@@ -12,7 +12,7 @@ from services.shared.index.jobs import JobRecord
 from services.shared.model.clock import Clock
 from services.shared.model.records import Version
 from services.shared.model.speaker import OpenJob
-from services.shared.queue.rq_jobs import queue_name
+from services.shared.queue.rq_jobs import preparation_queue, queue_name
 from services.shared.telemetry import tracing
 from services.shared.view.open_jobs import OpenJobs
 from speaker_registry.artifact import canonical_json
@@ -23,14 +23,19 @@ from speaker_registry.schemas import JobState
 class Dispatcher(Protocol):
     """Hands jobs to workers. A job carries ids only: no audio, no names and no transcripts."""
 
-    def enqueue(self, job_id: str, profile: str, arguments: Mapping[str, Any]) -> None:
-        """Put a job into the queue. Putting the same job there again does no harm."""
+    def enqueue(self, job_id: str, queue: str, arguments: Mapping[str, Any]) -> None:
+        """Put a job into a queue. Putting the same job there again does no harm."""
 
     def state(self, job_id: str, profile: str) -> str:
         """Return `alive` (queued or running), `failed` (given up) or `gone`."""
+        ...
 
-    def remove(self, job_id: str, profile: str) -> None:
-        """Remove a job that is no longer wanted from the queue, unless a worker has taken it already."""
+    def remove(self, job_id: str, queue: str) -> None:
+        """Remove a job that is no longer wanted from its queue, unless a worker has taken it already."""
+
+    def draw(self, speaker: str, vuid: str) -> bool:
+        """Ask for the pictures of a version's clip. Returns False if they could not be drawn."""
+        ...
 
 
 class Jobs:
@@ -52,13 +57,16 @@ class Jobs:
         fingerprint: str,
         *,
         forced: bool = False,
+        ahead: bool = False,
     ) -> OpenJob:
         """Open a job for an artifact of a version, or return the open one, which the caller joins.
 
         Args:
             fingerprint: the one that the profile is made with now; empty while no worker has announced it.
             forced: make the artifact although there is one.
+            ahead: hand the job to workers that have this encoder, although it is not the current one.
         """
+        queue = preparation_queue(profile, fingerprint) if ahead else queue_name(profile)
         job = OpenJob(version.vuid, profile, fingerprint, f"job_{self._clock.new_id()}", processing=False)
         fields = {
             "id": job.job_id,
@@ -72,12 +80,12 @@ class Jobs:
             "build": str(version.highest_build(profile, fingerprint) + 1),
             "forced": "true" if forced else "false",
             "max_attempts": str(self._max_attempts),
-            "queue": queue_name(profile),
+            "queue": queue,
             **({"traceparent": parent} if (parent := tracing.traceparent()) else {}),
         }
         claimed = self._claims.claim(speaker_id, job, fields)
         if claimed.job_id == job.job_id:
-            self._dispatcher.enqueue(job.job_id, profile, {"job": job.job_id, "speaker": str(speaker_id)})
+            self._dispatcher.enqueue(job.job_id, queue, {"job": job.job_id, "speaker": str(speaker_id)})
         return claimed
 
     def begin(
@@ -120,7 +128,9 @@ class Jobs:
 
     def remove(self, job: OpenJob) -> None:
         """Take a job out of its queue. A worker that has taken it finds out when it publishes."""
-        self._dispatcher.remove(job.job_id, job.profile)
+        self._dispatcher.remove(job.job_id, queue_name(job.profile))
+        if job.fingerprint:
+            self._dispatcher.remove(job.job_id, preparation_queue(job.profile, job.fingerprint))
 
     def record(self, namespace: str, job_id: str) -> JobRecord:
         """Return the record of a job. Raises `JobNotFound`."""

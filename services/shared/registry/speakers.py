@@ -8,9 +8,10 @@ Only the swap decides. If a step after it fails, the change stands and the calle
 repeat finds what it did. Nothing else in the code base swaps a speaker's document or writes a copy of it.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TypeVar
 
 import structlog
@@ -21,12 +22,14 @@ from services.shared.bucket.layout import document_key
 from services.shared.model.changes import fitting
 from services.shared.model.clock import Clock
 from services.shared.model.document import Counts, SpeakerDocument
+from services.shared.model.events import events_between
 from services.shared.model.speaker import Speaker
 from services.shared.model.stored_document import DocumentDamaged, DocumentNewer
 from services.shared.registry.parsed import MissingSpeakers, ParsedDocuments
 from services.shared.view.agenda import Agenda
 from services.shared.view.copies import Copy, SpeakerView
 from services.shared.view.generation import Generation, ViewAway
+from services.shared.view.leases import Leases
 from speaker_registry.errors import SpeakerRegistryError, Unavailable, VoiceDamaged, VoiceUnreadable
 
 log = structlog.get_logger(__name__)
@@ -43,11 +46,24 @@ Done = Callable[[SpeakerDocument], bool]
 """This says whether a document holds the change already."""
 
 
+RunAll = Callable[[Iterable[Callable[[], object]]], None]
+"""This runs steps that do not depend on each other, and returns when all have ended."""
+
+
 @dataclass(frozen=True, slots=True)
 class FoundSpeaker(Speaker):
     """A speaker as it was read, with its id."""
 
     id: SpeakerId = field(kw_only=True)
+    of_view: bool = field(default=True, kw_only=True)
+    """False if the document comes from the bucket, because the view did not have it. Then the event stream
+    need not tell of what changes it.
+    """
+
+
+def _one_by_one(steps: Iterable[Callable[[], object]]) -> None:
+    for step in steps:
+        step()
 
 
 class Speakers:
@@ -61,15 +77,27 @@ class Speakers:
         clock: Clock,
         now: Callable[[], int],
         max_document_bytes: int = MAX_DOCUMENT_BYTES,
+        run_all: RunAll = _one_by_one,
     ) -> None:
-        """`now` returns the store's time in Unix seconds, by which everything in a document is dated."""
+        """Take what reads and changes speakers.
+
+        Args:
+            now: returns the store's time in Unix seconds, by which everything in a document is dated.
+            run_all: reads several documents from the bucket at once.
+        """
         self.documents = documents
         self.generation = generation
         self.view = SpeakerView(generation)
         self.agenda = Agenda(generation)
+        self.leases = Leases(generation, clock)
         self.clock = clock
         self.now = now
         self.max_document_bytes = max_document_bytes
+        self.reading_bucket: Callable[[], AbstractContextManager[None]] = nullcontext
+        """Returns a context in which documents are read for requests that the view cannot answer. The API
+        limits how many of them are active at once.
+        """
+        self._run_all = run_all
         self._parsed = ParsedDocuments()
         self._missing = MissingSpeakers()
 
@@ -87,23 +115,31 @@ class Speakers:
     def read_many(self, speaker_ids: Sequence[SpeakerId]) -> list[FoundSpeaker]:
         """Return several speakers, with one round trip for those that the view has. Raises as `read` does."""
         known = {one: etag for one in speaker_ids if (etag := self._parsed.etag(one))}
+        copies: Sequence[Copy | None]
         try:
             copies = self.view.get(speaker_ids, known)
         except Unavailable:
-            return [FoundSpeaker(self._from_bucket(one), id=one) for one in speaker_ids]
-        return [
-            FoundSpeaker(self._document_of(one, copy), copy.open_jobs, id=one)
-            for one, copy in zip(speaker_ids, copies, strict=True)
-        ]
+            copies = [None] * len(speaker_ids)
+        found: dict[SpeakerId, FoundSpeaker] = {}
 
-    def _document_of(self, speaker_id: SpeakerId, copy: Copy) -> SpeakerDocument:
-        if copy.etag is None:
-            return self._from_bucket(speaker_id, view_lacks_it=True)
-        if copy.body is None and (kept := self._parsed.get(speaker_id, copy.etag)):
-            return kept
-        if copy.body is None:  # this process dropped it meanwhile
-            [copy] = self.view.get([speaker_id], {})
-        return self.parse(speaker_id, Base(copy.body, copy.etag))
+        def read(speaker_id: SpeakerId, copy: Copy | None) -> None:
+            found[speaker_id] = self._found(speaker_id, copy)
+
+        steps = [partial(read, one, copy) for one, copy in zip(speaker_ids, copies, strict=True)]
+        in_view = all(copy is not None and copy.etag is not None for copy in copies)
+        (_one_by_one if in_view else self._run_all)(steps)
+        return [found[one] for one in speaker_ids]
+
+    def _found(self, speaker_id: SpeakerId, copy: Copy | None) -> FoundSpeaker:
+        if copy is None or copy.etag is None:
+            document = self._from_bucket(speaker_id, view_lacks_it=copy is not None)
+            return FoundSpeaker(document, copy.open_jobs if copy else (), id=speaker_id, of_view=False)
+        document = self._parsed.get(speaker_id, copy.etag) if copy.body is None else None
+        if document is None:
+            if copy.body is None:  # this process dropped it meanwhile
+                [copy] = self.view.get([speaker_id], {})
+            document = self.parse(speaker_id, Base(copy.body, copy.etag))
+        return FoundSpeaker(document, copy.open_jobs, id=speaker_id)
 
     def _from_bucket(self, speaker_id: SpeakerId, *, view_lacks_it: bool = False) -> SpeakerDocument:
         """Return the document in the bucket. Only if that is missing, there is no such speaker.
@@ -116,7 +152,8 @@ class Speakers:
             generation = self.generation.for_reading()
         if view_lacks_it and self._missing.holds(speaker_id, generation, self.clock.monotonic()):
             return _NOTHING
-        base = self.documents.read(document_key(speaker_id))
+        with self.reading_bucket():
+            base = self.documents.read(document_key(speaker_id))
         document = self.parse(speaker_id, base)
         if base.etag is None:
             self._missing.put(speaker_id, generation, self.clock.monotonic())
@@ -314,12 +351,17 @@ class Change:
         return self.document
 
     def _show(self, committed: Base, before: SpeakerDocument, *, takes_away: bool) -> None:
-        """Apply a document to the view, and see that this view is still the one in use."""
+        """Apply a document to the view, see that this view is still the one in use, and wait until nobody
+        answers from memory what the change took away.
+        """
         if committed.etag is not None:
-            self._speakers.apply(self._speaker_id, self.document, committed, self._generation, before)
+            base = _NOTHING if self.mended else before
+            self._speakers.apply(self._speaker_id, self.document, committed, self._generation, base)
         if takes_away:
             self._speakers.generation.settle()
         self._speakers.generation.confirm(self._generation)
+        if takes_away or any(event.takes_away for event in events_between(before, self.document)):
+            self._speakers.leases.settle()
 
     def _start(self) -> Base:
         """Return the document that the change starts from, from the view or else from the bucket."""
@@ -327,7 +369,7 @@ class Change:
             [copy] = self._speakers.view.get([self._speaker_id], {})
             self._base = (
                 Base(copy.body, copy.etag, copy.revision or 0)
-                if copy.body
+                if copy.body and copy.etag
                 else self._speakers.documents.read(self._key)
             )
         return self._base

@@ -1,4 +1,4 @@
-"""The copy of each document in Redis, with the names and counts of each namespace, and the events.
+"""The copy of each document in Redis, with the names, counts and digests of each namespace, and the events.
 
 Copies may be lost, rolled back or behind at any time, and no write depends on them. Within a generation a
 copy never goes back. The documents in the bucket decide: nothing is decided here about a speaker.
@@ -11,18 +11,21 @@ from redis.client import Pipeline
 
 from services.shared.bucket.keys import SpeakerId
 from services.shared.model.document import Counts, SpeakerDocument
-from services.shared.model.events import events_between
+from services.shared.model.events import SpeakerEvent, events_between
 from services.shared.model.speaker import OpenJob
 from services.shared.view.generation import Generation, ViewAway, milliseconds
 from services.shared.view.keys import (
     complete_key,
     copy_key,
     counts_key,
+    digests_key,
     events_key,
     names_key,
     open_jobs_key,
+    taken_key,
 )
 from services.shared.view.open_jobs import parse_open_jobs
+from speaker_registry.artifact import canonical_json
 
 NO_DOCUMENT = SpeakerDocument()
 _TRIES = 20
@@ -85,12 +88,13 @@ class SpeakerView:
         generation: str,
         base: SpeakerDocument = NO_DOCUMENT,
     ) -> None:
-        """Bring the copy up to a document that the bucket holds, with names, counts and events.
+        """Bring the copy up to a document that the bucket holds, with names, counts, digests and events.
 
         A copy that is as new stays. Raises `ViewAway` if the generation has ended, or `Unavailable`.
 
         Args:
-            base: the document that the copy probably holds. Events start from what it does hold.
+            base: the document that the copy probably holds. Events start from what it does hold. A view that
+                lacks the speaker gets `base` first, so that listeners hear of what came after it.
         """
         for _ in range(_TRIES):
             answer, *stored = self._generation.call(
@@ -101,7 +105,10 @@ class SpeakerView:
             )
             if answer != "base":
                 return
-            base = SpeakerDocument.parse(stored[0].encode()) if stored[0] else NO_DOCUMENT
+            if stored[0]:
+                base = SpeakerDocument.parse(stored[0].encode())
+            else:
+                self.apply(speaker_id, base, "", generation=generation)
         raise AssertionError("each try meets a higher revision, and this document's is reached at last")
 
     def names(self, namespace: str, *, after: str = "", limit: int) -> list[str]:
@@ -123,6 +130,22 @@ class SpeakerView:
         )
         voices, size, text_bytes = (int(one or 0) for one in found)
         return Counts(voices=voices, bytes=size, text_bytes=text_bytes)
+
+    def speaker_with(self, namespace: str, digest: str) -> SpeakerId | None:
+        """Return the speaker of which a live version has an artifact with this digest (`sha256:…`).
+
+        Raises:
+            ViewIncomplete: the view does not know the artifact, and not every speaker. As `get` does.
+        """
+        found, complete = self._generation.read(
+            lambda pipeline, generation: (
+                pipeline.hget(digests_key(generation, namespace), digest),
+                pipeline.exists(complete_key(generation)),
+            )
+        )
+        if not found and not complete:
+            raise ViewIncomplete
+        return SpeakerId.parse(found) if found else None
 
     def is_complete(self) -> bool:
         """Return whether the view holds every speaker. Raises as `get` does."""
@@ -164,13 +187,16 @@ class SpeakerView:
             names_key(generation, namespace),
             counts_key(generation, namespace),
             events_key(generation),
+            taken_key(generation),
+            digests_key(generation, namespace),
         ]
 
 
 def _arguments(
     speaker_id: SpeakerId, base: SpeakerDocument, document: SpeakerDocument, etag: str
 ) -> list[str | int | float]:
-    counts = document.counts
+    counts, events = document.counts, events_between(base, document)
+    before, after = base.digests, document.digests
     return [
         document.revision,
         etag,
@@ -182,5 +208,14 @@ def _arguments(
         base.revision,
         str(speaker_id),
         document.marks.life,
-        *events_between(base, document),
+        int(any(event.takes_away for event in events)),
+        canonical_json(sorted(before - after)),
+        canonical_json(sorted(after - before)),
+        *(_fields(event, document.at) for event in events),
     ]
+
+
+def _fields(event: SpeakerEvent, at: int) -> str:
+    """Return the fields of an event in the stream, as JSON: names and values in turn."""
+    fields = {"what": event.what, "at": str(at), **event.fields}
+    return canonical_json([part for field in fields.items() for part in field])

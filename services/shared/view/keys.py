@@ -8,6 +8,9 @@ c:{namespace}   the sums of what speakers count
 jobs:{namespace}, job:{id}   the jobs of a namespace by time, and the record of each
 due             speakers, by the time at which housekeeping looks at them
 events          the stream of events
+taken           the id of the last event that took something away from readers
+leases          processes that may answer from memory: process -> the last event that it had applied
+b:{namespace}   the artifacts of live versions: digest of the file -> speaker
 complete        there once every document that the bucket lists has been applied
 words           what each process left at its last look, see `generation`
 shared          copies of documents that every process keeps: path -> revision, ETag and, of some, the JSON
@@ -54,6 +57,18 @@ def agenda_key(generation: str) -> str:
 
 def events_key(generation: str) -> str:
     return f"sr:{generation}:events"
+
+
+def taken_key(generation: str) -> str:
+    return f"sr:{generation}:taken"
+
+
+def leases_key(generation: str) -> str:
+    return f"sr:{generation}:leases"
+
+
+def digests_key(generation: str, namespace: str) -> str:
+    return f"sr:{generation}:b:{namespace}"
 
 
 def complete_key(generation: str) -> str:

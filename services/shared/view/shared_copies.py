@@ -12,7 +12,7 @@ from redis.client import Pipeline
 
 from services.shared.bucket.documents import Base
 from services.shared.view.generation import Generation
-from services.shared.view.keys import events_key, shared_key, told_key
+from services.shared.view.keys import events_key, shared_key, taken_key, told_key
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,12 @@ class SharedCopies:
 
         A copy that is as new stays, and nothing is told. An empty `body` is not kept.
         """
-        keys = [shared_key(generation), told_key(generation), events_key(generation)]
+        keys = [
+            shared_key(generation),
+            told_key(generation),
+            events_key(generation),
+            taken_key(generation),
+        ]
         self._generation.call("share", generation, keys, [path, revision, f"{etag} {body.decode()}", event])
 
     def told(self, after: Told | None) -> Told:

@@ -166,7 +166,7 @@ def _reckon_view(world: World, generation: str, speaker_id: SpeakerId, document:
             if before != at:
                 raise Violation(f"5: the view of {speaker_id} went from {at} to {after} by way of {before}")
             line = world.ledger.line[speaker_id]
-            told += events_between(line.get(before, NOTHING), line[after])
+            told += [event.what for event in events_between(line.get(before, NOTHING), line[after])]
             at = after
     events = server.data.get(events_key(generation), [])
     heard = [one["what"] for one in events if one["speaker"] == str(speaker_id) and one["what"] != "job"]
@@ -180,7 +180,7 @@ def _reckon_work(world: World, speaker_id: SpeakerId, document: SpeakerDocument)
             fingerprint = world.fingerprints.current[profile.name]
             status = profile_status(Speaker(document), version, profile, fingerprint)
             if (
-                status.state != "ready"
+                status.state_of_current != "ready"
                 and not unsupported_reason(version, profile)
                 and not version.failures.get(profile.name)
             ):

@@ -15,5 +15,5 @@ redis.call('PEXPIRE', KEYS[2], ARGV[4])
 redis.call('HSET', KEYS[3] .. ARGV[3], 'state', 'queued', 'created_at', seconds, unpack(ARGV, 7))
 redis.call('PEXPIRE', KEYS[3] .. ARGV[3], ARGV[5])
 redis.call('ZADD', KEYS[4], seconds, ARGV[3])
-redis.call('XADD', KEYS[5], 'MAXLEN', '~', 10000, '*', 'speaker', ARGV[6], 'what', 'job', 'job', ARGV[3], 'state', 'queued')
+redis.call('XADD', KEYS[5], 'MAXLEN', '~', 50000, '*', 'speaker', ARGV[6], 'what', 'job', 'at', seconds, 'job', ARGV[3], 'state', 'queued')
 return ARGV[3]

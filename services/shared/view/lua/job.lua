@@ -19,6 +19,7 @@ elseif holder == '' or holder == ARGV[3] then
   redis.call('PEXPIRE', KEYS[2], ARGV[5])
 end
 if state ~= ARGV[4] then
-  redis.call('XADD', KEYS[4], 'MAXLEN', '~', 10000, '*', 'speaker', ARGV[7], 'what', 'job', 'job', ARGV[3], 'state', ARGV[4])
+  redis.call('XADD', KEYS[4], 'MAXLEN', '~', 50000, '*', 'speaker', ARGV[7], 'what', 'job',
+    'at', string.format('%.17g', now / 1000), 'job', ARGV[3], 'state', ARGV[4])
 end
 return attempts
