@@ -208,6 +208,8 @@ def _milliseconds(server: MemoryServer) -> int:
 def _begin(server: MemoryServer, keys: list[str], args: list[str]) -> int:
     if (server.get(keys[0]) or "") != args[0]:
         return 0
+    if server.exists(keys[2]):
+        server.set(keys[1], args[2])
     server.set(keys[0], args[1])
     return 1
 
@@ -264,47 +266,69 @@ def _put_off(server: MemoryServer, keys: list[str], args: list[str]) -> None:
         server.zadd(keys[1], {args[1]: _milliseconds(server) + int(args[3])})
 
 
+def _move_job(server: MemoryServer, jobs: str, record: str, job: str, state: str, *, ended: bool) -> None:
+    before, created_at, profile = server.hmget(record, ["state", "created_at", "profile"])
+    server.hset(record, "state", state)
+    if ended:
+        server.hset(record, "finished_at", server.now())
+    server.zrem(f"{jobs}:{before}", job)
+    server.zrem(f"{jobs}:{before}:{profile}", job)
+    server.zadd(f"{jobs}:{state}", {job: float(created_at or 0)})
+    server.zadd(f"{jobs}:{state}:{profile}", {job: server.now() if ended else float(created_at or 0)})
+
+
 def _claim(server: MemoryServer, keys: list[str], args: list[str]) -> str:
     _, open_jobs, records, jobs, events = keys
     now, field, job = _milliseconds(server), args[1], args[2]
     if held := server.hget(open_jobs, field):
-        holder, _, deadline = held.split(":")
+        holder, _, deadline, *mends = held.split(":")
         if holder == job or int(deadline) > now:
+            if args[6] and not mends:
+                server.hset(open_jobs, field, held + args[6])
             return holder
-        if server.exists(records + holder):
-            server.hset(records + holder, "state", "superseded")
-    server.hset(open_jobs, field, f"{job}:queued:{now + int(args[3])}")
-    fields = {"state": "queued", "created_at": now / 1000, **dict(zip(args[6::2], args[7::2], strict=True))}
-    for name, value in fields.items():
+        if server.hget(records + holder, "state") in {"queued", "processing"}:
+            _move_job(server, jobs, records + holder, holder, "superseded", ended=True)
+    server.hset(open_jobs, field, f"{job}:queued:{now + int(args[3])}{args[6]}")
+    claimed = dict(zip(args[7::2], args[8::2], strict=True))
+    for name, value in {"state": "queued", "created_at": now / 1000, **claimed}.items():
         server.hset(records + job, name, value)
     server.zadd(jobs, {job: now / 1000})
-    server.xadd(events, speaker=args[5], what="job", at=now / 1000, job=job, state="queued")
+    _move_job(server, jobs, records + job, job, "queued", ended=False)
+    told = {"what": "job", "at": now / 1000, "job": job, "state": "queued", "claimed": json.dumps(claimed)}
+    server.xadd(events, speaker=args[5], **told)
     return job
 
 
 def _job(server: MemoryServer, keys: list[str], args: list[str]) -> int | None:
-    _, open_jobs, record, events = keys
+    _, open_jobs, record, jobs, events = keys
     now, field, job, state, held = _milliseconds(server), args[1], args[2], args[3], args[4]
-    holder = (server.hget(open_jobs, field) or "").partition(":")[0]
+    claim = server.hget(open_jobs, field) or ""
+    holder, mends = claim.partition(":")[0], ":mends" if claim.endswith(":mends") else ""
     if not held and holder == job:
         server.hdel(open_jobs, field)
     before = server.hget(record, "state")
     if before not in {"queued", "processing"}:
         return None
-    for name, value in {"state": state, **dict(zip(args[7::2], args[8::2], strict=True))}.items():
+    fields = dict(zip(args[7::2], args[8::2], strict=True))
+    for name, value in fields.items():
         server.hset(record, name, value)
     attempts = server.hincrby(record, "attempt", int(args[5]))
-    if not held:
-        server.hset(record, "finished_at", now / 1000)
-    elif holder in {"", job}:
-        server.hset(open_jobs, field, f"{job}:{state}:{now + int(held)}")
+    if held and holder in {"", job}:
+        server.hset(open_jobs, field, f"{job}:{state}:{now + int(held)}{mends}")
     if before != state:
+        _move_job(server, jobs, record, job, state, ended=not held)
+    if before != state or fields:
         server.xadd(events, speaker=args[6], what="job", at=now / 1000, job=job, state=state)
     return attempts
 
 
 def _complete(server: MemoryServer, keys: list[str], args: list[str]) -> None:
-    server.set(keys[1], 1)
+    server.data.setdefault(keys[1], {}).setdefault("first", str(int(server.now())))
+    server.hset(keys[1], "last", int(server.now()))
+
+
+def _forget(server: MemoryServer, keys: list[str], args: list[str]) -> int:
+    return sum(server.data.pop(key, None) is not None for key in keys[1:])
 
 
 def _share(server: MemoryServer, keys: list[str], args: list[str]) -> int:
@@ -316,7 +340,7 @@ def _share(server: MemoryServer, keys: list[str], args: list[str]) -> int:
     last = max(server.data.get(told, {}).values(), default=0.0)
     server.zadd(told, {args[1]: last + 1})
     event = server.xadd(
-        events, speaker="", what=args[4], at=server.now(), document=args[1], revision=args[2]
+        events, speaker="", what=args[4], at=server.now(), takes=1, document=args[1], revision=args[2]
     )
     server.set(taken, event)
     return 1
@@ -352,6 +376,7 @@ SCRIPTS: dict[str, Callable[[MemoryServer, list[str], list[str]], Any]] = {
     "claim": _claim,
     "job": _job,
     "complete": _complete,
+    "forget": _forget,
     "share": _share,
     "renew": _renew,
     "behind": _behind,

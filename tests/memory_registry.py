@@ -7,8 +7,8 @@ import numpy as np
 
 from services.registry_api.maintenance.erase import erase
 from services.registry_api.maintenance.garbage_sweep import sweep
+from services.registry_api.maintenance.rebuild import rebuild
 from services.registry_api.maintenance.settle import settle
-from services.registry_api.maintenance.view_rebuild import rebuild
 from services.registry_api.operations.cancel import cancel
 from services.registry_api.operations.delete import delete
 from services.registry_api.operations.register import Limits, NewVersion, Registered, register
@@ -29,6 +29,7 @@ from services.shared.registry.publication import Provenance
 from services.shared.registry.publish import Attempt, publish, start
 from services.shared.registry.speakers import Speakers
 from services.shared.view.generation import Generation
+from services.shared.view.job_records import JobRecords
 from services.shared.view.open_jobs import OpenJobs
 from speaker_registry.artifact import TensorSpec
 from speaker_registry.engine import Profile, PublishedWeights
@@ -161,7 +162,7 @@ class Registry:
             now=lambda: int(store.now().timestamp()),
         )
         self.blobs = StoredBytes(store)
-        self.jobs = Jobs(OpenJobs(self.generation), queue, clock)
+        self.jobs = Jobs(OpenJobs(self.generation), JobRecords(self.generation), queue, clock)
         self.profiles = Profiles(
             ProfileCatalogue(PROFILES, [profile.name for profile in PROFILES]), fingerprints, AllServed()
         )

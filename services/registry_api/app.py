@@ -106,7 +106,7 @@ def create_app(
     app.state.upload_slots, app.state.store_slots = uploads, store
     app.state.whole_lists = FairQueue(1)
     app.state.search_slots = Slots(1, wait_seconds=_SEARCH_WAIT_SECONDS, refusal=_TOO_MANY_SEARCHES)
-    services.operations.speakers.reading_facts = store.hold_in_thread
+    services.speakers.reading_bucket = store.hold_in_thread
     error_answers.add_handlers(app)
     _add_routes(app, services)
     _add_middleware(app, services, max_active, body_timeouts, cors_origins)
@@ -195,12 +195,10 @@ async def _wake_listeners_at_the_end(app: FastAPI, services: Services) -> None:
 
 def _express_lane(services: Services, answers: PreparedAnswers) -> ExpressLane:
     """Have everything that keeps something in memory hear of events, and return the lane."""
-    events, keyring, announcements = services.events, services.keyring, services.parts.announcements
-    events.subscribe(services.operations.extractions.seen_jobs.hear)
+    events, keys, records = services.events, services.keys, services.profile_records
     events.subscribe(services.long_polls.hear, services.long_polls.events_missed)
-    events.subscribe(keyring.hear, keyring.events_missed)
-    events.subscribe(announcements.hear, announcements.look_anew)
-    keyring.hears_changes = lambda: events.is_fresh
+    events.subscribe(keys.hear, keys.events_missed)
+    events.subscribe(records.hear, records.look_anew)
     # The lane comes last, so that it keeps nothing that the others have not forgotten yet.
     return ExpressLane(events, services.access.rate_limits, answers, local=not services.access.required)
 
@@ -266,9 +264,9 @@ def _allow_web_pages(app: FastAPI, origins: Sequence[str]) -> None:
 
 def _start_threads(services: Services, stop: threading.Event) -> list[threading.Thread]:
     """Start the threads of the view, of housekeeping and of campaigns. They end soon after `stop` is set."""
-    work = {WATCHING: services.parts.generation.run}
-    if services.housekeeper is not None:
-        work |= {"housekeeping": services.housekeeper.run, "campaigns": services.campaigns.runner.run}
+    work = {WATCHING: services.generation.run}
+    if services.housekeeping is not None:
+        work |= {"housekeeping": services.housekeeping.run, "campaigns": services.campaigns.runner.run}
     threads = [
         threading.Thread(target=run, args=(stop,), name=name, daemon=True) for name, run in work.items()
     ]

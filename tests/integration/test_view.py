@@ -41,6 +41,7 @@ from services.shared.view.generation import (
     Stamp,
     ViewAway,
 )
+from services.shared.view.job_records import JobRecords
 from services.shared.view.keys import events_key, open_jobs_key
 from services.shared.view.open_jobs import OpenJobs
 from speaker_registry.errors import JobNotFound, Unavailable
@@ -492,7 +493,7 @@ def test_a_look_that_was_asked_for_during_another_one_stays(world: World, valkey
 def test_a_job_is_joined_until_it_ends(world: World, valkey: ValkeyServer) -> None:
     """Nothing is extracted twice for nothing, and those who follow a job hear how it ended."""
     process = world.process(valkey)
-    jobs, view = OpenJobs(process), SpeakerView(process)
+    jobs, records, view = OpenJobs(process), JobRecords(process), SpeakerView(process)
     fields = {"id": "job_1", "ns": "default", "slug": "wren", "name": "Wren", "vuid": "v1", "number": "1"}
     fields |= {"profile": "ecapa", "fingerprint": "f1", "build": "1", "max_attempts": "3", "queue": "q"}
     assert jobs.claim(WREN, ALL_OF_IT, fields) == ALL_OF_IT
@@ -501,19 +502,19 @@ def test_a_job_is_joined_until_it_ends(world: World, valkey: ValkeyServer) -> No
     assert jobs.claim(WREN, rival, fields | {"id": "job_2"}).job_id == "job_1"
     assert [jobs.begin(WREN, ALL_OF_IT, {"worker": "w"}) for _ in range(2)] == [1, 2]
     assert view.get([WREN], {})[0].open_jobs == (replace(ALL_OF_IT, processing=True),)
-    record = jobs.record("default", "job_1")
+    record = records.get("default", "job_1")
     assert (record.state, record.attempt, record.worker, record.finished) == ("processing", 2, "w", False)
     assert jobs.end(WREN, ALL_OF_IT, "succeeded")
     assert not jobs.end(WREN, ALL_OF_IT, "failed")
     assert jobs.renew(WREN, ALL_OF_IT) is None
-    record = jobs.record("default", "job_1")
+    record = records.get("default", "job_1")
     assert record.state == "succeeded"
     assert record.created_at <= (record.started_at or 0) <= (record.finished_at or 0)
     assert view.get([WREN], {})[0].open_jobs == ()
     stream = process.redis.xrange(events_key(process.for_reading()))
-    assert [event["state"] for _, event in stream if event] == ["queued", "processing", "succeeded"]
+    assert [event["state"] for _, event in stream if event] == ["queued", *["processing"] * 2, "succeeded"]
     with pytest.raises(JobNotFound):
-        jobs.record("elsewhere", "job_1")
+        records.get("elsewhere", "job_1")
 
 
 def test_a_claim_that_ran_out_is_taken_over(
@@ -521,7 +522,7 @@ def test_a_claim_that_ran_out_is_taken_over(
 ) -> None:
     """A worker that died must not keep an artifact from being made. Its late end takes nothing away."""
     process = world.process(valkey)
-    jobs = OpenJobs(process)
+    jobs, records = OpenJobs(process), JobRecords(process)
     fields = {"id": "job_1", "ns": "default", "slug": "wren", "name": "Wren", "vuid": "v1", "number": "1"}
     fields |= {"profile": "ecapa", "fingerprint": "f1", "build": "1", "max_attempts": "3", "queue": "q"}
     monkeypatch.setattr(open_jobs, "_HELD", 60_000)
@@ -531,9 +532,50 @@ def test_a_claim_that_ran_out_is_taken_over(
     assert SpeakerView(process).get([WREN], {})[0].open_jobs == ()
     rival = replace(ALL_OF_IT, job_id="job_2")
     assert jobs.claim(WREN, rival, fields | {"id": "job_2"}) == rival
-    assert jobs.record("default", "job_1").state == "superseded"
+    assert records.get("default", "job_1").state == "superseded"
     assert not jobs.end(WREN, ALL_OF_IT, "succeeded")
     assert SpeakerView(process).get([WREN], {})[0].open_jobs == (rival,)
+
+
+def test_jobs_are_listed_counted_and_forgotten(world: World, valkey: ValkeyServer) -> None:
+    """Lists and sums come from sorted sets that every change of a job keeps in step."""
+    process = world.process(valkey)
+    jobs, records = OpenJobs(process), JobRecords(process)
+    common = {
+        "ns": "default",
+        "slug": "wren",
+        "name": "Wren",
+        "vuid": "v1",
+        "number": "1",
+        "fingerprint": "f1",
+    }
+    common |= {"build": "1", "max_attempts": "3", "queue": "q"}
+    made = [OpenJob("v1", profile, "f1", f"job_{profile}", processing=False) for profile in ("a", "b", "c")]
+    for one in made:
+        jobs.claim(WREN, one, {**common, "id": one.job_id, "profile": one.profile})
+    jobs.begin(WREN, made[0], {})
+    jobs.end(WREN, made[0], "succeeded")
+    jobs.begin(WREN, made[1], {})
+    assert [one.id for one in records.page("default", limit=2).found] == ["job_c", "job_b"]
+    rest = records.page("default", after="job_b", limit=2)
+    assert ([one.id for one in rest.found], rest.more) == (["job_a"], False)
+    assert [one.id for one in records.page("default", state="processing", limit=9).found] == ["job_b"]
+    assert records.page("default", slug="robin", limit=9).found == []
+    assert records.page("elsewhere", limit=9).found == []
+    now = records.get("default", "job_c").created_at + 1
+    summary = records.summary("default", ["a", "b", "c", "d"], now)
+    assert dict(summary.counts) == {
+        **dict.fromkeys(dict(summary.counts), 0),
+        "succeeded": 1,
+        "processing": 1,
+        "queued": 1,
+    }
+    assert [one.profile for one in summary.profiles] == ["a", "b", "c"]
+    assert summary.rates[0].succeeded == 1
+    assert records.counts("default", ["succeeded", "failed"], [now - 60, now]) == [[1], [0]]
+    assert (records.forget_before("default", now), records.forget_before("default", now)) == (1, 0)
+    assert [one.id for one in records.page("default", limit=9).found] == ["job_c", "job_b"]
+    assert records.summary("default", ["a"], now).profiles == []
 
 
 def test_a_view_is_complete_once_it_is_said(world: World, valkey: ValkeyServer) -> None:

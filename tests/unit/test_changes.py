@@ -747,12 +747,15 @@ def test_ready_wins_over_a_job_that_over_failed_and_that_over_pending():
     assert state_of(published(broken, "v1", QWEN), QWEN, "f1", replace(job, processing=True)) == "ready"
 
 
-def test_an_artifact_of_an_older_encoder_is_stale():
-    """Engines get it only if they ask for it. What was brought with the version never becomes stale."""
+def test_an_artifact_of_a_former_encoder_is_served_until_there_is_a_current_one():
+    """A voice must not fall silent when a profile gets another encoder. What was brought with the version is
+    current under every encoder.
+    """
     document = published(registered(NOTHING, "v1"), "v1", QWEN)
-    status = profile_status(Speaker(document), document.newest, QWEN, "f2")
-    assert (status.state, status.artifact) == ("pending", None)
-    assert status.stale is not None
+    status = profile_status(Speaker(document), document.newest, QWEN, "f2", ["f1"])
+    assert (status.state, status.state_of_current, status.of_former) == ("ready", "pending", True)
+    only_current = profile_status(Speaker(document), document.newest, QWEN, "f2")
+    assert (only_current.state, only_current.artifact) == ("pending", None)
     assert state_of(document, QWEN, None) == "ready"
     given_with_it = published(registered(NOTHING, "v1"), "v1", QWEN, fingerprint="given")
     assert state_of(given_with_it, QWEN, "f2") == "ready"

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import Any
 
 from prometheus_client.metrics_core import GaugeMetricFamily
 
@@ -10,7 +11,6 @@ from services.registry_api.campaigns.campaign import Campaign, Progress
 from services.registry_api.campaigns.preparation import Preparation
 from services.registry_api.campaigns.runner import CampaignRunner
 from services.registry_api.campaigns.signals import campaign_signals
-from services.registry_api.operations import Operations
 from services.registry_api.operations.encoder_promotion import another_encoder, has_worker
 from services.shared.registry.parts import RegistryParts
 from speaker_registry.errors import CampaignEnded, CampaignOpen, EncoderUnserved
@@ -30,6 +30,9 @@ class ShownCampaign:
         if self.campaign.state == "complete" and self.campaign.promotes:
             return f"{self.progress.failed} voices failed, so the encoder was not promoted by itself"
         return self.progress.waits if self.campaign.state == "running" else None
+
+
+Operations = Any
 
 
 class Campaigns:

@@ -8,6 +8,7 @@ that no queue grows in Redis.
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from functools import cached_property
+from typing import Any
 
 import structlog
 
@@ -22,7 +23,6 @@ from services.registry_api.campaigns.campaign import (
     paced,
 )
 from services.registry_api.maintenance.each_speaker import safely
-from services.registry_api.operations import Operations
 from services.registry_api.operations.encoder_promotion import has_worker
 from services.shared.bucket.blobs import Unsound, read_artifact
 from services.shared.bucket.keys import SpeakerId
@@ -34,6 +34,7 @@ from speaker_registry.artifact import read_tensors
 from speaker_registry.errors import SpeakerRegistryError, Unavailable
 from speaker_registry.names import is_namespace, slug_of
 
+Operations = Any
 log = structlog.get_logger()
 
 WINDOW = 64

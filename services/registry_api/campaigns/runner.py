@@ -5,6 +5,7 @@ of them work, and each goes on where the last one ended.
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from typing import Any
 
 import structlog
 from redis.exceptions import LockError
@@ -12,13 +13,13 @@ from redis.exceptions import LockError
 from services.registry_api.campaigns.book import CampaignBook
 from services.registry_api.campaigns.campaign import Campaign, Progress
 from services.registry_api.campaigns.preparation import NO_WORKER, Preparation
-from services.registry_api.operations import Operations
 from services.registry_api.operations.encoder_promotion import promote
 from services.shared.index.redis_access import unavailable_without_redis
 from services.shared.registry.parts import RegistryParts
 from services.shared.telemetry.logs import LogThrottle
 from speaker_registry.errors import EncoderUnserved, Unavailable
 
+Operations = Any
 log = structlog.get_logger()
 
 _throttle = LogThrottle(60.0)

@@ -7,7 +7,6 @@ refused, and housekeeping does not start a required profile again.
 import structlog
 
 from services.shared.bucket.keys import SpeakerId
-from services.shared.index.jobs import JobRecord
 from services.shared.model.changes import CANCELED, AlreadyMade, VersionGone, with_failure
 from services.shared.model.document import SpeakerDocument
 from services.shared.model.records import FailureRecord
@@ -15,6 +14,7 @@ from services.shared.model.speaker import OpenJob
 from services.shared.queue.jobs import Jobs
 from services.shared.registry.profiles import Profiles
 from services.shared.registry.speakers import Speakers
+from services.shared.view.job_records import JobRecord
 from speaker_registry.errors import JobFinished
 
 log = structlog.get_logger(__name__)

@@ -7,6 +7,8 @@ is served. Knows no HTTP and no encoder.
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
+from urllib.parse import quote
 
 import structlog
 
@@ -21,10 +23,20 @@ from services.shared.registry.extract import extract_missing
 from services.shared.registry.profiles import Profiles
 from services.shared.registry.speakers import FoundSpeaker, Speakers
 from speaker_registry.artifact import canonical_json
-from speaker_registry.errors import QuotaExceeded, Unavailable, VoiceDeleted, VoiceExists
+from speaker_registry.errors import (
+    QuotaExceeded,
+    Unavailable,
+    VoiceDeleted,
+    VoiceExists,
+    VoiceNotFound,
+)
 from speaker_registry.names import SpeakerName
 
 log = structlog.get_logger(__name__)
+
+
+Expects = Literal["any", "new", "existing"]
+"""Whether a voice must not exist yet, or must exist. An upload that adds no version is not refused."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +48,7 @@ class NewVersion:
     ref_text: str | None = None
     description: str | None = None
     idempotency_key: str | None = None
+    expects: Expects = "any"
     dedupe: bool = True
     """If true, an upload with the same source and texts as the newest version returns that version."""
 
@@ -129,15 +142,21 @@ def register(
         if _answer(change.document, new, upload) is not None:
             confirmed = change.commit(lambda document: document, did="repeat")
             if (answer := _answer(confirmed, new, upload)) is not None:
+                source.restore(blobs, speaker_id, answer)
                 return _registered(speakers, jobs, profiles, speaker_id, answer, created=False)
-        change.ask(lambda document: limits.check(document, new, source.size, used))
+
+        def check(document: SpeakerDocument) -> None:
+            _check_expected(document, upload)
+            limits.check(document, new, source.size, used)
+
+        change.ask(check)
         life = change.document.marks.life
         source.store(blobs, speaker_id, new.vuid)
 
         def add(document: SpeakerDocument) -> SpeakerDocument:
             if _answer(document, new, upload) is not None:
                 return document
-            limits.check(document, new, source.size, used)
+            check(document)
             now = speakers.now()
             marks = next_marks(document, now)
             numbered = new.having(number=marks.number, created_at=marks.created_at)
@@ -181,6 +200,22 @@ def _registered(
     if created:
         log.info("version.registered", speaker=str(speaker_id), vuid=version.vuid, number=version.number)
     return Registered(speaker, now or version, created, opened)
+
+
+def _check_expected(document: SpeakerDocument, upload: NewVersion) -> None:
+    if upload.expects == "new" and document.live:
+        raise VoiceExists(
+            f"Voice '{upload.name.name}' already exists. Add a version with POST "
+            f"/v1/voices/{quote(upload.name.key, safe='')}/versions, or take another name.",
+            param="name",
+        )
+    if upload.expects == "existing" and not document.live:
+        raise voice_to_register(upload.name)
+
+
+def voice_to_register(name: SpeakerName) -> VoiceNotFound:
+    """Return the error for a further version of a voice that does not exist."""
+    return VoiceNotFound(f"Voice '{name.name}' not found. Register it with POST /v1/voices.", param="name")
 
 
 def _new_version(upload: NewVersion, source: Source, *, vuid: str) -> Version:

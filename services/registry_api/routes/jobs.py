@@ -24,7 +24,7 @@ from services.registry_api.wire import rendering
 from services.registry_api.wire.answers import answer
 from services.registry_api.wire.examples import jobs as examples
 from services.shared.bucket.keys import SpeakerId
-from services.shared.index.jobs import JobRecord
+from services.shared.view.job_records import JobRecord
 from speaker_registry.names import parse_reference
 from speaker_registry.schemas import ArtifactDescriptor, ExtractionRequest, Job, JobState, Page, Profile
 
@@ -181,12 +181,13 @@ def list_profiles(request: Request, services: ServicesDep, limit: Limit = 100, a
     """List profiles by name: the tensors of their artifacts, how many workers extract them now, and the
     encoders that could be promoted.
     """
-    catalogue = services.parts.catalogue
     if after:
-        catalogue.get(after)
-    following = [facts for facts in catalogue if facts.name > after]
+        services.profiles.get(after)
+    following = [one for one in services.catalogue if one.name > after]
     page = following[:limit]
-    shown = rendering.profiles(services.parts, services.campaigns, page)
+    shown = rendering.profiles(
+        services.profiles, services.profile_records, services.workers, services.campaigns, page
+    )
     first, last = (shown[0].id, shown[-1].id) if shown else (None, None)
     has_more = len(following) > limit
     return answer(request, Page[Profile](data=shown, first_id=first, last_id=last, has_more=has_more))

@@ -6,7 +6,7 @@ from starlette.responses import Response
 from services.registry_api.access.rules import ARTIFACTS_READ
 from services.registry_api.dependencies import CallerDep, NamespaceDep, ServicesDep
 from services.registry_api.express.lane import RESOLVE, offer_of
-from services.registry_api.operations.artifacts import FoundVersion
+from services.registry_api.operations.artifacts import FoundArtifact, find_each
 from services.registry_api.protocol.callers import Caller
 from services.registry_api.protocol.routing import Router
 from services.registry_api.protocol.signals import route_of
@@ -46,7 +46,7 @@ def resolve_voices(
             f"{len(body.voices) * len(body.profiles)} pairs; accepted: {MAX_RESOLVED}.",
             param="voices",
         )
-    found = services.operations.artifacts.find_each(namespace, body.voices, body.profiles)
+    found = find_each(services.speakers, services.profiles, namespace, body.voices, body.profiles)
     _offer(request, caller, namespace, body, found)
     data = [
         rendering.resolved(voice, profile, one if isinstance(one, SpeakerRegistryError) else one[position])
@@ -61,9 +61,9 @@ def _offer(
     caller: Caller,
     namespace: str,
     body: ResolveRequest,
-    found: list[list[FoundVersion] | SpeakerRegistryError],
+    found: list[list[FoundArtifact] | SpeakerRegistryError],
 ) -> None:
-    """Have the answer kept for the same request, if the index said what it is and everything is ready.
+    """Have the answer kept for the same request, if the view said what it is and everything is ready.
 
     What becomes ready is not waited for by the processes that hear of it, so it must be asked for each time.
     """
@@ -71,7 +71,7 @@ def _offer(
     versions = [one for several in found if isinstance(several, list) for one in several]
     if offer is None or len(versions) < len(body.voices) * len(body.profiles):
         return
-    if any(one.status.artifact is None or one.indexed.from_facts for one in versions):
+    if any(one.status.artifact is None or not one.speaker.of_view for one in versions):
         return
     # A voice that is registered under what is another voice's id takes its place.
     names = (parse_speaker_name(split_reference(voice)[0]) for voice in body.voices)

@@ -5,24 +5,17 @@ import structlog
 from services.shared.bucket.facts import read_speaker
 from services.shared.bucket.keys import SpeakerId
 from services.shared.bucket.store import Store
+from services.shared.bucket.stored_bytes import Unsound
 from services.shared.model.domain import ArtifactRecord, ClipRecord, SpeakerVersion, given_key
 from services.shared.telemetry.metrics import INTEGRITY_FAILURES
 from speaker_registry.artifact import sha256_digest
-from speaker_registry.errors import AudioNotFound, SpeakerRegistryError, VoiceNotFound
+from speaker_registry.errors import AudioNotFound, VoiceNotFound
 
 log = structlog.get_logger()
 
 
 _LOOKS = 2
 """The number of times that bytes are read before they count as lost. A single answer may be wrong."""
-
-
-class Unsound(SpeakerRegistryError):
-    """Stored bytes are missing or damaged. The attribute `how` is `missing` or `damaged`."""
-
-    def __init__(self, how: str) -> None:
-        super().__init__(f"The bytes are {how}; the request id finds it in our logs.")
-        self.how = how
 
 
 def store_clip(store: Store, speaker_id: SpeakerId, vuid: str, sha256: str, data: bytes) -> None:

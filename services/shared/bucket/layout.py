@@ -28,6 +28,7 @@ REGISTRY = "_registry.json"
 VIEW = "_view.json"
 
 _API_KEY = re.compile(r"_keys/([0-9a-z]{8})\.json")
+_PROFILE = re.compile(r"_profiles/([^/]+)\.json")
 _DOCUMENT = re.compile(r"([^/]+)/s/([^/]+)\.json")
 _ID = r"[0-9a-f]{32}"
 _PICTURE = re.compile(rf"([0-9]{{1,3}})\.([0-9a-f]{{64}})\.({'|'.join(map(re.escape, Picture))})")
@@ -71,9 +72,14 @@ def speaker_of(key: str) -> SpeakerId | None:
     return _speaker(match[1], match[2]) if match else None
 
 
+def bytes_folder(namespace: str) -> str:
+    """Return the prefix of the bytes of all speakers of a namespace."""
+    return f"{namespace}/d/"
+
+
 def bytes_prefix(speaker_id: SpeakerId) -> str:
     """Return the prefix of everything that the documents of a speaker have ever named."""
-    return f"{speaker_id.namespace}/d/{speaker_id.slug}/"
+    return f"{bytes_folder(speaker_id.namespace)}{speaker_id.slug}/"
 
 
 def version_prefix(speaker_id: SpeakerId, vuid: str) -> str:
@@ -124,6 +130,12 @@ def api_key_of(key: str) -> str | None:
 
 def profile_key(profile: str) -> str:
     return check_key(f"_profiles/{profile}.json")
+
+
+def profile_of(key: str) -> str | None:
+    """Return the profile whose document has this key, or None if it is not the key of one."""
+    match = _PROFILE.fullmatch(key)
+    return match[1] if match else None
 
 
 def _speaker(namespace: str, slug: str) -> SpeakerId | None:

@@ -1,5 +1,5 @@
-"""The pictures of clips in the bucket. No document names one, so they are found by a listing. A picture that is
-missing or damaged is drawn again. Knows no drawing.
+"""The pictures of clips in the bucket. No document names one, so they are found by a listing. A picture that
+is missing or damaged is drawn again. Knows no drawing.
 """
 
 import hashlib

@@ -15,6 +15,8 @@ class OpenJob:
     """The fingerprint is empty while no worker has announced the profile."""
     job_id: str
     processing: bool
+    mends: bool = False
+    """True if the job makes an artifact again whose bytes are lost. Nothing is served in its place."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -41,6 +41,7 @@ from services.shared.registry.served import ServedEncoders
 from services.shared.registry.shared_documents import SharedDocuments
 from services.shared.registry.speakers import RunAll, Speakers
 from services.shared.view.generation import Generation
+from services.shared.view.job_records import JobRecords
 from services.shared.view.open_jobs import OpenJobs
 from services.shared.view.workers import Workers
 from speaker_registry.errors import Unavailable
@@ -106,7 +107,13 @@ def registry_over(store: ObjectStore, identity: str, settings: RegistrySettings,
         generation=generation,
         speakers=Speakers(documents=documents, generation=generation, clock=clock, now=now, run_all=run_all),
         blobs=StoredBytes(store),
-        jobs=Jobs(OpenJobs(generation), dispatcher, clock, max_attempts=settings.max_attempts),
+        jobs=Jobs(
+            OpenJobs(generation),
+            JobRecords(generation),
+            dispatcher,
+            clock,
+            max_attempts=settings.max_attempts,
+        ),
         profiles=Profiles(catalogue, records, ServedEncoders(workers, clock)),
         profile_records=records,
         workers=workers,

@@ -8,7 +8,7 @@ dead version and is swept. Knows no encoder and no HTTP.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 import structlog
@@ -38,10 +38,10 @@ from services.shared.model.packaging import package
 from services.shared.queue.rq_jobs import is_preparation
 from services.shared.registry.parts import RegistryParts
 from services.shared.registry.promotion import Promoter
+from services.shared.registry.publish import Provenance
 from services.shared.registry.repair import Decode, sound_rendition
 from services.shared.registry.status import Statuses
-from speaker_registry.artifact import ComputedOn, canonical_json
-from speaker_registry.engine import Profile
+from speaker_registry.artifact import canonical_json
 from speaker_registry.errors import ExtractorFailed, JobNotFound, SpeakerRegistryError, Unavailable
 
 log = structlog.get_logger()
@@ -50,19 +50,6 @@ _NEXT_SECOND = 1.1 + DATED_WITHIN.total_seconds()
 """After this many seconds, no write that the store dates to the current second can still land."""
 PUBLISH_SECONDS = 600.0
 """An attempt must commit its artifact this long after it took the job. Later, it no longer counts."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Provenance:
-    """What makes the artifacts of a profile. The manifest of each artifact records it."""
-
-    profile: Profile
-    fingerprint: str
-    extractor: Mapping[str, Any]
-    untrained: bool
-    worker: str
-    computed_on: ComputedOn | None = None
-    """The machine that computes the artifacts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,6 +6,7 @@ other are collected as garbage. Knows no encoder.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import structlog
@@ -19,11 +20,25 @@ from services.shared.model.records import ArtifactRecord, Version
 from services.shared.model.speaker import OpenJob
 from services.shared.queue.jobs import Jobs
 from services.shared.registry.profiles import Profiles
-from services.shared.registry.publication import Provenance
 from services.shared.registry.speakers import FoundSpeaker, Speakers
+from speaker_registry.artifact import ComputedOn
+from speaker_registry.engine import Profile
 from speaker_registry.errors import JobNotFound
 
 log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Provenance:
+    """What makes the artifacts of a profile. The manifest of each artifact records it."""
+
+    profile: Profile
+    fingerprint: str
+    extractor: Mapping[str, Any]
+    untrained: bool
+    worker: str
+    computed_on: ComputedOn | None = None
+    """The machine that computes the artifacts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +57,10 @@ class Attempt:
     started: float
     traceparent: str | None = None
     """The W3C trace context of the request that asked for the extraction."""
+
+    @property
+    def job_id(self) -> str:
+        return self.job.job_id
 
     @property
     def profile(self) -> str:
@@ -150,7 +169,12 @@ def publish(
         except (AlreadyMade, VersionGone) as error:
             return _end_late(jobs, attempt, change.ask(lambda document: document.version(vuid)), error)
     jobs.end(speaker_id, attempt.job, "succeeded")
-    log.info("artifact.published", job_id=attempt.job.job_id, profile=attempt.profile)
+    log.info(
+        "artifact.published",
+        job_id=attempt.job_id,
+        profile=attempt.profile,
+        seconds=record.seconds_spent,
+    )
     return True
 
 
@@ -160,7 +184,7 @@ def _end_late(
     """End a job whose artifact is there, was canceled, or is not wanted any more."""
     made = version is not None and version.artifact(attempt.profile, attempt.fingerprint) is not None
     jobs.end(attempt.speaker_id, attempt.job, "succeeded" if made else "superseded")
-    log.info("artifact.late", job_id=attempt.job.job_id, profile=attempt.profile, reason=error.message)
+    log.info("artifact.late", job_id=attempt.job_id, profile=attempt.profile, reason=error.message)
     return made
 
 

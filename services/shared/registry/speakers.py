@@ -174,6 +174,16 @@ class Speakers:
             self.apply(speaker_id, document, base, generation, _NOTHING)
         return document
 
+    def take_over(self, speaker_id: SpeakerId, base: Base) -> SpeakerDocument:
+        """Apply a copy that an earlier generation had, and that a listing says the bucket has. Returns it.
+
+        Raises as `refresh` does.
+        """
+        generation = self.generation.for_reading()
+        document = self.parse(speaker_id, base)
+        self.apply(speaker_id, document, base, generation, _NOTHING)
+        return document
+
     def usage(self, namespace: str) -> Counts | None:
         """Return what the speakers of a namespace use, or None while the view does not hold all of them."""
         with suppress(Unavailable):

@@ -29,7 +29,7 @@ from services.shared.index.redis_access import connect, unavailable_without_redi
 from services.shared.model.clock import Clock
 from services.shared.model.records import seal, unseal
 from services.shared.telemetry.logs import LogThrottle
-from services.shared.view.keys import words_key
+from services.shared.view.keys import FORMER, complete_key, words_key
 from speaker_registry.errors import Conflict, Unavailable
 
 log = structlog.get_logger(__name__)
@@ -156,8 +156,9 @@ class Generation:
         self._asked: tuple[str, float] = ("", 0.0)
         self.redis = connect(url, connect_hook=self._on_connect)
         """The connections of this client exist only while the view may be used."""
-        self._plain = connect(url)
-        self._begin = self._plain.register_script((_LUA / "begin.lua").read_text())
+        self.plain = connect(url)
+        """This client works whatever state the view is in. What it is used for belongs to no generation."""
+        self._begin = self.plain.register_script((_LUA / "begin.lua").read_text())
         prelude = (_LUA / "_prelude.lua").read_text()
         self._scripts: dict[str, Script] = {
             path.stem: self.redis.register_script(prelude + path.read_text())
@@ -167,7 +168,7 @@ class Generation:
 
     def close(self) -> None:
         self.redis.close()
-        self._plain.close()
+        self.plain.close()
 
     def run(self, stop: Event) -> None:
         """Look again and again until `stop` is set. What a look raises, the next request meets too."""
@@ -277,8 +278,8 @@ class Generation:
         While the two agree, `_view.json` is read only when that is due, and a failure to read it changes
         nothing.
         """
-        server = _history(self._plain.info(*_SECTIONS))
-        stamp = Stamp.parse(str(self._plain.get(STAMP) or ""))
+        server = _history(self.plain.info(*_SECTIONS))
+        stamp = Stamp.parse(str(self.plain.get(STAMP) or ""))
         named = self._named
         agrees = named is not None and str(stamp) == self._trusted and stamp.generation == named.generation
         if named is None or not agrees:
@@ -304,7 +305,7 @@ class Generation:
         key, word = words_key(stamp.generation), self._clock.new_id()
         expected = self._words if stamp.generation == self._held else set()
         self._words = {*expected, word}  # until the reply tells that the server has the new one
-        pipeline = self._plain.pipeline(transaction=True)
+        pipeline = self.plain.pipeline(transaction=True)
         pipeline.hget(key, self._process)
         pipeline.hset(key, self._process, word)
         found, _ = pipeline.execute()
@@ -358,8 +359,21 @@ class Generation:
         self._words = set()
         begun = Stamp(server, self._bucket, generation)
         seen = str(stamp) if stamp.generation else ""
-        if self._begin(keys=[STAMP], args=[seen, str(begun)]):
+        keys = [STAMP, FORMER, complete_key(stamp.generation)]
+        if self._begin(keys=keys, args=[seen, str(begun), stamp.generation]):
             log.info("view.begun", generation=generation)
+
+    def begin_anew(self, generation: str) -> None:
+        """End this generation, because its copies contradict the bucket, and begin another one.
+
+        Nothing happens if it is not in use any more. Raises as `look` does.
+        """
+        with self._lock, unavailable_without_redis():
+            named, stamp, server = self._look_at_both()
+            if generation == named.generation == stamp.generation:
+                self._trusted = ""
+                self._begin_generation(named, stamp, server)
+        self.look()
 
     def _swap(self, named: Named, **members: str) -> bool:
         """Replace `_view.json` while it is what was looked at. Returns whether this process replaced it."""

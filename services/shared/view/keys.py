@@ -5,21 +5,37 @@ o:{speaker}     its open jobs: what is extracted -> job, state and the end of th
 a:{speaker}     announced writes: token -> time
 n:{namespace}   the names of live speakers, sorted
 c:{namespace}   the sums of what speakers count
-jobs:{namespace}, job:{id}   the jobs of a namespace by time, and the record of each
+job:{id}        the record of a job
+jobs:{namespace}, jobs:{namespace}:{state}   jobs, by the time at which they were created
+jobs:{namespace}:{state}:{profile}   jobs, by the time at which they ended or, before that, were created
 due             speakers, by the time at which housekeeping looks at them
 events          the stream of events
 taken           the id of the last event that took something away from readers
 leases          processes that may answer from memory: process -> the last event that it had applied
 b:{namespace}   the artifacts of live versions: digest of the file -> speaker
-complete        there once every document that the bucket lists has been applied
+complete        there once every document that the bucket lists has been applied: times of listings
+marks           of a store whose listings have no ETags: speaker -> what one said of the document applied
 words           what each process left at its last look, see `generation`
 shared          copies of documents that every process keeps: path -> revision, ETag and, of some, the JSON
 told            the paths of such documents, by the order in which they were last said to have changed
 workers:{profile}, failed:{profile}   live workers, and failed proofs, by time
 keys_used       API keys: id -> Unix seconds of the last use
+
+Beside the generations, `sr:former` names the last one whose view was complete.
 """
 
+import re
+
 from services.shared.bucket.keys import SpeakerId
+
+FORMER = "sr:former"
+_OF_GENERATION = re.compile(r"sr:([0-9a-f]{32}):.*", re.DOTALL)
+
+
+def generation_of(key: str) -> str | None:
+    """Return the generation that a key belongs to, or None if it belongs to none."""
+    match = _OF_GENERATION.fullmatch(key)
+    return match[1] if match else None
 
 
 def copy_key(generation: str, speaker_id: SpeakerId) -> str:
@@ -42,8 +58,9 @@ def counts_key(generation: str, namespace: str) -> str:
     return f"sr:{generation}:c:{namespace}"
 
 
-def jobs_key(generation: str, namespace: str) -> str:
-    return f"sr:{generation}:jobs:{namespace}"
+def jobs_key(generation: str, namespace: str, state: str = "", profile: str = "") -> str:
+    """Return the key of the jobs of a namespace: of all, of those in a state, or of a profile's in a state."""
+    return ":".join(part for part in (f"sr:{generation}:jobs:{namespace}", state, profile) if part)
 
 
 def record_key(generation: str, job_id: str) -> str:
@@ -73,6 +90,10 @@ def digests_key(generation: str, namespace: str) -> str:
 
 def complete_key(generation: str) -> str:
     return f"sr:{generation}:complete"
+
+
+def marks_key(generation: str) -> str:
+    return f"sr:{generation}:marks"
 
 
 def words_key(generation: str) -> str:

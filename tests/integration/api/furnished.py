@@ -4,7 +4,7 @@ import json
 import time
 from importlib.resources import files
 
-from services.shared.index.jobs import JobRecord
+from services.shared.view.job_records import JobRecord
 from speaker_registry.errors import InvalidAudio, WorkerError
 from tests.integration.api.access import BOOTSTRAP, bearer, key
 from tests.integration.api.registry import EMBEDDING, Registry

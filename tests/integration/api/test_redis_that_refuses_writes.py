@@ -103,7 +103,7 @@ def refusing(request: pytest.FixtureRequest, registry: Registry, own_valkey: Val
     registry.app.state.access.rate_limits.now = lambda: time.time() + MINUTE
     with Redis.from_url(own_valkey.url) as redis:
         redis.delete("sr:profiles")
-        registry.parts.announcements.look_anew()
+        registry.opened.profile_records.look_anew()
         begin(redis, own_valkey.data_dir)
         try:
             yield
