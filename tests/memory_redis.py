@@ -42,8 +42,10 @@ class MemoryServer:
     def get(self, key: str) -> str | None:
         return self.data.get(key)
 
-    def set(self, key: str, value: Any) -> None:
-        self.data[key] = str(value)
+    def set(self, key: str, value: Any, *, nx: bool = False, ex: int | None = None) -> None:
+        """Set a value. Nothing expires here."""
+        if not (nx and key in self.data):
+            self.data[key] = str(value)
 
     def exists(self, key: str) -> int:
         return int(key in self.data)

@@ -16,7 +16,7 @@ from services.registry_api.operations.sources import Source
 from services.shared.bucket.keys import SpeakerId
 from services.shared.bucket.stored_bytes import StoredBytes
 from services.shared.model.changes import next_marks, with_version
-from services.shared.model.document import Counts, SpeakerDocument
+from services.shared.model.document import Counts, SpeakerDocument, key_reused
 from services.shared.model.records import Version
 from services.shared.queue.jobs import Jobs
 from services.shared.registry.extract import extract_missing
@@ -64,11 +64,11 @@ class Limits:
     immutable: bool = False
     """True if a voice may have one version only."""
 
-    def check(self, document: SpeakerDocument, version: Version, size: int, used: Counts | None) -> None:
+    def check(self, document: SpeakerDocument, version: Version, size: int, used: Counts) -> None:
         """Raise `QuotaExceeded` or `VoiceExists` if the version may not be added.
 
         Args:
-            used: what the namespace uses. None while nobody knows, and then only the voice's own limits hold.
+            used: what the namespace uses. While the view is rebuilt, that is what it holds so far.
         """
         name = version.name
         if self.immutable and document.live:
@@ -81,8 +81,7 @@ class Limits:
                 f"Voice '{name}' has {len(document.versions)} versions, and SPEAKER_MAX_VERSIONS accepts "
                 f"{self.versions}. Delete the voice, take another name, or raise the cap."
             )
-        if used is not None:
-            self._check_namespace(document, version, size, used)
+        self._check_namespace(document, version, size, used)
 
     def _check_namespace(self, document: SpeakerDocument, version: Version, size: int, used: Counts) -> None:
         if not document.live and used.voices >= self.voices:
@@ -136,14 +135,18 @@ def register(
         Unavailable: send the request again, which finds out what came of it.
     """
     speaker_id, until = SpeakerId.of(namespace, upload.name), speakers.deadline()
-    used = speakers.usage(namespace)
+    used = speakers.usage_so_far(namespace)
     with speakers.changing(speaker_id, by=by, until=until) as change:
         new = _new_version(upload, source, vuid=change.token)
-        if _answer(change.document, new, upload) is not None:
+        remembered = speakers.answers.of(speaker_id, new.idempotency) if new.idempotency else None
+        if _answer(change.document, new, upload, remembered) is not None:
             confirmed = change.commit(lambda document: document, did="repeat")
-            if (answer := _answer(confirmed, new, upload)) is not None:
+            if (answer := _answer(confirmed, new, upload, remembered)) is not None:
+                answer = _remembered(speakers, speaker_id, confirmed, new, answer)
                 source.restore(blobs, speaker_id, answer)
-                return _registered(speakers, jobs, profiles, speaker_id, answer, created=False)
+                return _registered(
+                    speakers, jobs, profiles, speaker_id, confirmed, version=answer, created=False
+                )
 
         def check(document: SpeakerDocument) -> None:
             _check_expected(document, upload)
@@ -154,7 +157,7 @@ def register(
         source.store(blobs, speaker_id, new.vuid)
 
         def add(document: SpeakerDocument) -> SpeakerDocument:
-            if _answer(document, new, upload) is not None:
+            if _answer(document, new, upload, remembered) is not None:
                 return document
             check(document)
             now = speakers.now()
@@ -173,10 +176,16 @@ def register(
 
         document = change.commit(add, did="register", done=lambda found: new.vuid in found.names_of_bytes)
     mine = document.version(new.vuid)
-    version = mine or _answer(document, new, upload)
+    version = mine or _answer(document, new, upload, remembered)
     if version is None:
         raise VoiceDeleted(f"Voice '{new.name}' was deleted while this version was being registered.")
-    return _registered(speakers, jobs, profiles, speaker_id, version, created=mine is not None)
+    if mine is None:
+        version = _remembered(speakers, speaker_id, document, new, version)
+    else:
+        log.info("version.registered", speaker=str(speaker_id), vuid=version.vuid, number=version.number)
+    return _registered(
+        speakers, jobs, profiles, speaker_id, document, version=version, created=mine is not None
+    )
 
 
 def _registered(
@@ -184,22 +193,46 @@ def _registered(
     jobs: Jobs,
     profiles: Profiles,
     speaker_id: SpeakerId,
-    version: Version,
+    document: SpeakerDocument,
     *,
+    version: Version,
     created: bool,
 ) -> Registered:
-    """Start what the version lacks. It is committed, so housekeeping repairs what fails from here on."""
-    speaker = speakers.read(speaker_id)
-    opened: dict[str, str] = {}
-    now = speaker.document.version(version.vuid)
-    if now is not None:
-        try:
-            opened = extract_missing(jobs, profiles, speaker, now)
-        except Unavailable as error:
-            log.warning("version.not_set_going", speaker=str(speaker_id), reason=error.message)
-    if created:
-        log.info("version.registered", speaker=str(speaker_id), vuid=version.vuid, number=version.number)
-    return Registered(speaker, now or version, created, opened)
+    """Start what the version lacks. It is committed, so housekeeping repairs what fails from here on.
+
+    Args:
+        document: a document that has the version. It may have been deleted since.
+    """
+    speaker, opened = FoundSpeaker(document, id=speaker_id), dict[str, str]()
+    try:
+        speaker = _present(speakers, speaker, version)
+        opened = extract_missing(jobs, profiles, speaker, version)
+        speaker = _present(speakers, speaker, version)
+    except Unavailable as error:
+        log.warning("version.not_set_going", speaker=str(speaker_id), reason=error.message)
+    open_jobs = {job.profile: job.job_id for job in speaker.open_jobs if job.vuid == version.vuid}
+    shown = speaker.document.version(version.vuid)
+    assert shown is not None, "`_present` returns a speaker that has the version"
+    return Registered(speaker, shown, created, {**open_jobs, **opened})
+
+
+def _present(speakers: Speakers, known: FoundSpeaker, version: Version) -> FoundSpeaker:
+    """Return the speaker as it is now, or as it is known if the version was deleted since."""
+    found = speakers.read(known.id)
+    return known if found.document.version(version.vuid) is None else found
+
+
+def _remembered(
+    speakers: Speakers, speaker_id: SpeakerId, document: SpeakerDocument, new: Version, answer: Version
+) -> Version:
+    """Remember a request's answer under its Idempotency-Key, so that a repeat gets the same one.
+
+    Returns the answer that counts: another request with the key may have come first.
+    """
+    if new.idempotency is None or answer.idempotency == new.idempotency:
+        return answer
+    vuid = speakers.answers.remember(speaker_id, new.idempotency, answer.vuid)
+    return document.version(vuid) or answer
 
 
 def _check_expected(document: SpeakerDocument, upload: NewVersion) -> None:
@@ -235,9 +268,22 @@ def _new_version(upload: NewVersion, source: Source, *, vuid: str) -> Version:
     )
 
 
-def _answer(document: SpeakerDocument, new: Version, upload: NewVersion) -> Version | None:
-    """Return the version that the request made before, or that equals what it asks for."""
+def _answer(
+    document: SpeakerDocument, new: Version, upload: NewVersion, remembered: str | None
+) -> Version | None:
+    """Return the version that the request made before, or that equals what it asks for.
+
+    Args:
+        remembered: the id of the version that an earlier request with the same key was answered with.
+
+    Raises:
+        IdempotencyKeyReused: the key was used for another request.
+    """
     assert new.request is not None
+    if remembered is not None and (known := document.version(remembered)) is not None:
+        if known.request != new.request:
+            raise key_reused()
+        return known
     found = document.answer_to(new.request, new.idempotency)
     if found is None or upload.dedupe or (new.idempotency and found.idempotency == new.idempotency):
         return found

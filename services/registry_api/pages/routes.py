@@ -17,6 +17,6 @@ def add_pages(app: FastAPI, services: Services) -> None:
     app.state.seal = Seal(services.generation.plain)
     app.state.ended_sessions = EndedSessions(services.generation.plain)
     app.state.live_regions = LiveRegions()
-    app.state.activity = Activity(services.jobs)
+    app.state.activity = Activity(services.jobs.records)
     for module in (overview, signing_in, provider, voices, voice, jobs, keys):
         app.include_router(module.router)

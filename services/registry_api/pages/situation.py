@@ -88,8 +88,8 @@ class Situation:
 
     def jobs(self, namespace: str) -> JobSummary:
         """Return the counts of jobs, of which `rates` ends with those of the last day."""
-        parts, jobs = self._services.parts, self._services.operations.jobs
-        return jobs.summary(namespace, parts.catalogue.names, parts.clock.now())
+        services = self._services
+        return services.jobs.records.summary(namespace, services.profiles.names, services.clock.now())
 
 
 def kept_until(_: str, counts: VoiceCounts, now: float) -> float:

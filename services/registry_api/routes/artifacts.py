@@ -24,8 +24,8 @@ from services.registry_api.dependencies import (
     WaitSeconds,
 )
 from services.registry_api.express.lane import offer_of
-from services.registry_api.operations.artifact_upload import ReadyArtifact
 from services.registry_api.operations.artifacts import FoundArtifact, Wanted, find_artifact
+from services.registry_api.operations.bring import ReadyArtifact, Room, bring
 from services.registry_api.protocol.callers import Caller
 from services.registry_api.protocol.routing import Router
 from services.registry_api.protocol.signals import route_of
@@ -39,6 +39,7 @@ from services.registry_api.serving.slots import Slots
 from services.registry_api.wire import rendering
 from services.registry_api.wire.answers import answer, file_headers
 from services.registry_api.wire.examples import artifacts as examples
+from services.registry_api.wire.uploads import NO_LIMIT
 from services.shared.bucket.keys import SpeakerId
 from services.shared.registry.lookup import find_version
 from speaker_registry.artifact import read_tensors
@@ -216,10 +217,20 @@ async def put_artifact(
 
 
 def _give(target: _Target, body: bytes, fingerprint: str | None) -> bool:
+    services, settings = target.services, target.services.settings
     found = target.find()
     tensors, manifest = read_tensors(body)
-    given = ReadyArtifact(tensors=tensors, manifest=manifest, fingerprint=fingerprint)
-    return target.services.operations.uploads.store(found.speaker_id, found.version, target.profile, given)
+    return bring(
+        services.speakers,
+        services.blobs,
+        services.profiles,
+        room=Room(builds=settings.max_builds, bytes=settings.max_stored_bytes or NO_LIMIT),
+        speaker=found.speaker,
+        version=found.version,
+        profile=target.profile,
+        given=ReadyArtifact(tensors=tensors, manifest=manifest, fingerprint=fingerprint),
+        by=target.caller.id,
+    )
 
 
 async def _settled(request: Request, target: _Target, wait: float) -> FoundArtifact:

@@ -33,7 +33,7 @@ from services.registry_api.dependencies import (
     VoiceName,
 )
 from services.registry_api.operations.delete import delete
-from services.registry_api.operations.precomputation import Precomputation
+from services.registry_api.operations.precompute import Precomputation
 from services.registry_api.operations.register import Registered
 from services.registry_api.protocol.routing import Router
 from services.registry_api.wire import rendering
@@ -293,12 +293,12 @@ def _without_nulls(body: CacheStatus) -> dict[str, Any]:
 def _precomputation(
     services: Services, namespace: str, name: SpeakerName, version: str, profile: str | None
 ) -> Precomputation:
-    operations = services.operations
     return Precomputation(
-        speakers=operations.speakers,
-        statuses=operations.statuses,
-        extractions=operations.extractions,
-        jobs=operations.jobs,
+        services.speakers,
+        services.blobs,
+        services.jobs,
+        services.profiles,
+        max_builds=services.settings.max_builds,
         namespace=namespace,
         name=name,
         reference=parse_reference(version),

@@ -31,7 +31,8 @@ Dedupe = Annotated[
 ]
 
 
-_NO_LIMIT = 2**62
+NO_LIMIT = 2**62
+"""Stands for a limit that is not set."""
 
 
 def register(
@@ -103,7 +104,7 @@ def _source(services: Services, form: UploadForm) -> Source:
 def _limits(settings: RegistrySettings) -> Limits:
     return Limits(
         voices=settings.max_uploaded,
-        bytes=settings.max_stored_bytes or _NO_LIMIT,
+        bytes=settings.max_stored_bytes or NO_LIMIT,
         text_bytes=settings.max_text_bytes,
         versions=settings.max_versions,
         immutable=settings.registration_policy == "immutable",

@@ -147,10 +147,7 @@ class SpeakerDocument(StoredDocument):
         """
         made = next((v for v in self.versions if idempotency and v.idempotency == idempotency), None)
         if made is not None and made.request != request:
-            raise IdempotencyKeyReused(
-                "This Idempotency-Key was used for another request. "
-                "Accepted: that same request again, or a new key."
-            )
+            raise key_reused()
         if made is None and self.live and self.newest.request == request:
             return self.newest
         return made
@@ -173,6 +170,12 @@ class SpeakerDocument(StoredDocument):
         """Return what the speaker adds to what its namespace uses."""
         return Counts(
             voices=int(self.live),
-            bytes=sum(version.size for version in self.versions),
+            bytes=sum(version.uploaded_bytes for version in self.versions),
             text_bytes=sum(version.text_bytes for version in self.versions),
         )
+
+
+def key_reused() -> IdempotencyKeyReused:
+    return IdempotencyKeyReused(
+        "This Idempotency-Key was used for another request. Accepted: that same request again, or a new key."
+    )

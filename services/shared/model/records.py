@@ -171,13 +171,17 @@ class Version(Record):
         return frozenset({self.vuid, *made})
 
     @property
-    def size(self) -> int:
-        """Return how many bytes the version's clip and artifacts take in the bucket."""
-        made = sum(one.size for of_profile in self.artifacts.values() for one in of_profile)
-        return made + (self.clip.size if self.clip else 0)
+    def uploaded_bytes(self) -> int:
+        """Return the bytes that count against the quota: the clip, what was brought, and the texts.
+
+        Artifacts that workers made do not count.
+        """
+        made = (one for of_profile in self.artifacts.values() for one in of_profile)
+        brought = sum(one.size for one in made if one.brought)
+        return brought + (self.clip.size if self.clip else 0) + self.text_bytes
 
     @property
     def text_bytes(self) -> int:
-        """Return the bytes that count against the quota of texts."""
+        """Return the bytes of the texts, which have a quota of their own."""
         texts = (self.name, self.consent, self.ref_text, self.description)
         return sum(len(text.encode()) for text in texts if text)

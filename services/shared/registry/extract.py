@@ -44,7 +44,7 @@ def extract(
         if status.state_of_current in {"ready", "failed"} and not force:
             continue
         fingerprint = profiles.fingerprint(name)
-        _check_builds(version, name, fingerprint, max_builds)
+        check_builds(version, name, fingerprint, max_builds)
         opened[name] = jobs.open(speaker.id, version, name, fingerprint, forced=force).job_id
     return opened
 
@@ -68,7 +68,8 @@ def extract_missing(
     return opened
 
 
-def _check_builds(version: Version, profile: str, fingerprint: str, most: int | None) -> None:
+def check_builds(version: Version, profile: str, fingerprint: str, most: int | None) -> None:
+    """Raise `QuotaExceeded` if an artifact was made `most` times already."""
     if most is not None and version.highest_build(profile, fingerprint) >= most:
         raise QuotaExceeded(
             f"The artifact of version {version.number} of voice '{version.name}' for profile '{profile}' was "

@@ -27,6 +27,7 @@ from services.shared.model.speaker import Speaker
 from services.shared.model.stored_document import DocumentDamaged, DocumentNewer
 from services.shared.registry.parsed import MissingSpeakers, ParsedDocuments
 from services.shared.view.agenda import Agenda
+from services.shared.view.answers import Answers
 from services.shared.view.copies import Copy, SpeakerView
 from services.shared.view.generation import Generation, ViewAway
 from services.shared.view.leases import Leases
@@ -89,6 +90,7 @@ class Speakers:
         self.generation = generation
         self.view = SpeakerView(generation)
         self.agenda = Agenda(generation)
+        self.answers = Answers(generation)
         self.leases = Leases(generation, clock)
         self.clock = clock
         self.now = now
@@ -190,6 +192,10 @@ class Speakers:
             if self.view.is_complete():
                 return self.view.usage(namespace)
         return None
+
+    def usage_so_far(self, namespace: str) -> Counts:
+        """Return what the speakers of a namespace use that the view holds. Raises `ViewAway`, `Unavailable`."""
+        return self.view.usage(namespace)
 
     # Changing
 

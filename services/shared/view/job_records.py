@@ -1,4 +1,5 @@
-"""The records of jobs, as those who follow jobs read them. RQ is only the transport: its states are never shown.
+"""The records of jobs, as those who follow jobs read them. RQ is only the transport: its states are never
+shown.
 
 `open_jobs` writes the records. Nothing that is true about a speaker depends on them.
 """

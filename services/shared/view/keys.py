@@ -3,6 +3,7 @@
 s:{speaker}     the copy of a document, with what the speaker counts
 o:{speaker}     its open jobs: what is extracted -> job, state and the end of the claim
 a:{speaker}     announced writes: token -> time
+k:{speaker}:{key}   the version that a request with an Idempotency-Key was answered with
 n:{namespace}   the names of live speakers, sorted
 c:{namespace}   the sums of what speakers count
 job:{id}        the record of a job
@@ -50,6 +51,10 @@ def announcements_key(generation: str, speaker_id: SpeakerId) -> str:
     return f"sr:{generation}:a:{speaker_id}"
 
 
+def answer_key(generation: str, speaker_id: SpeakerId, key: str) -> str:
+    return f"sr:{generation}:k:{speaker_id}:{key}"
+
+
 def names_key(generation: str, namespace: str) -> str:
     return f"sr:{generation}:n:{namespace}"
 
@@ -59,7 +64,7 @@ def counts_key(generation: str, namespace: str) -> str:
 
 
 def jobs_key(generation: str, namespace: str, state: str = "", profile: str = "") -> str:
-    """Return the key of the jobs of a namespace: of all, of those in a state, or of a profile's in a state."""
+    """Return the key of all jobs of a namespace, of those in a state, or of a profile's in a state."""
     return ":".join(part for part in (f"sr:{generation}:jobs:{namespace}", state, profile) if part)
 
 

@@ -4,16 +4,20 @@ from collections.abc import Hashable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from services.registry_api.operations.extractions import Extractions
-from services.registry_api.operations.speakers import Speakers
+from services.registry_api.operations.followed_jobs import follow
 from services.shared.bucket.keys import SpeakerId
-from services.shared.index.jobs import JobRecord, Jobs
-from services.shared.index.reading import IndexedSpeaker
-from services.shared.index.speaker_index import ClaimResult
-from services.shared.model.domain import SpeakerVersion
-from services.shared.registry.status import ProfileStatus, Statuses, worst
+from services.shared.bucket.stored_bytes import StoredBytes
+from services.shared.model.records import Version
+from services.shared.model.status import ProfileStatus, worst
+from services.shared.queue.jobs import Jobs
+from services.shared.registry.extract import extract
+from services.shared.registry.lookup import find_version
+from services.shared.registry.profiles import Profiles
+from services.shared.registry.repair import artifact_or_replacement
+from services.shared.registry.speakers import FoundSpeaker, Speakers
+from services.shared.view.job_records import JobRecord
 from speaker_registry.errors import ArtifactFailed, CacheUnsupported, JobNotFound, Unavailable
-from speaker_registry.names import parse_speaker_name
+from speaker_registry.names import SpeakerName, key_of_name
 from speaker_registry.schemas import CacheStatus
 
 ALREADY_VALID = "Cache already exists and is valid"
@@ -24,7 +28,7 @@ ALREADY_VALID = "Cache already exists and is valid"
 class CacheState:
     """The state of a voice's artifacts at one moment."""
 
-    version: SpeakerVersion
+    version: Version
     statuses: Sequence[ProfileStatus]
     pending_job_ids: Sequence[str]
     """Jobs of this call that have not ended."""
@@ -56,29 +60,32 @@ class Precomputation:
 
     def __init__(
         self,
-        *,
         speakers: Speakers,
-        statuses: Statuses,
-        extractions: Extractions,
+        blobs: StoredBytes,
         jobs: Jobs,
+        profiles: Profiles,
+        *,
+        max_builds: int,
         namespace: str,
-        name: str,
+        name: SpeakerName,
         reference: int | str,
         profile: str | None,
     ) -> None:
         self._speakers = speakers
-        self._statuses = statuses
-        self._extractions = extractions
-        self._job_records = jobs
+        self._blobs = blobs
+        self._jobs = jobs
+        self._profiles = profiles
+        self._max_builds = max_builds
         self._namespace = namespace
         self._name = name
-        self._profiles = [profile] if profile else list(statuses.required)
-        self._jobs: list[str] = []
+        self._names = [profile] if profile else [one.name for one in profiles.required]
         self._reference = reference
-        """What names the version. After the first look it is a number, because an alias may move."""
+        """The version to look at. After the first look it is a number, because an alias may move."""
         self._force = False
         self._message: str | None = None
-        self.speaker_id = SpeakerId.of(namespace, parse_speaker_name(name))
+        self._job_ids: list[str] = []
+        """The jobs to wait for."""
+        self.speaker_id = SpeakerId.of(namespace, name)
         """The speaker to wait for. It is certain only after `start`, because the name may be a voice's id."""
 
     def start(self, *, force: bool) -> CacheState:
@@ -90,63 +97,87 @@ class Precomputation:
         extracted again.
 
         Raises:
-            VoiceNotFound, VersionNotFound, AliasNotFound, ProfileUnknown.
+            VoiceNotFound, VersionNotFound, AliasNotFound, ProfileUnknown, QuotaExceeded.
             CacheUnsupported: none of the profiles can be extracted.
             Unsound: the bytes of an uploaded artifact are lost, which only its owner can upload again.
         """
-        indexed, version = self._find()
-        statuses = [self._statuses.of_profile(indexed, version, name) for name in self._profiles]
-        if not force:
-            for ready in filter(None, [one.artifact for one in statuses]):
-                self._extractions.artifact_or_replacement(self.speaker_id, version, ready)
-        possible = [one.profile.name for one in statuses if not one.unsupported]
-        claims = self._extractions.ensure(self.speaker_id, version, possible or self._profiles, force=force)
+        speaker, version = self._find()
+        if not force and self._has_lost_files(speaker, version):
+            speaker, version = self._find()
+        statuses = [self._status(speaker, version, name) for name in self._names]
+        possible = [one for one in statuses if not one.unsupported]
         self._force = force
-        self._await(claims)
-        if all(claim.outcome == "ready" for claim in claims.values()):
+        opened = self._extract(speaker, version, [one.profile.name for one in possible] or self._names)
+        if not opened and all(one.state_of_current == "ready" for one in possible):
             self._message = ALREADY_VALID
         return self.look()
+
+    def _has_lost_files(self, speaker: FoundSpeaker, version: Version) -> bool:
+        """Read the files of the artifacts that are served, and have lost ones made again.
+
+        Returns whether any is lost.
+        """
+        lost = False
+        for name in self._names:
+            record = self._status(speaker, version, name).artifact
+            if record is not None:
+                found = artifact_or_replacement(
+                    self._speakers,
+                    self._blobs,
+                    self._jobs,
+                    self._profiles,
+                    speaker,
+                    version=version,
+                    profile=name,
+                    record=record,
+                )
+                lost = lost or found is None
+        return lost
+
+    def _extract(self, speaker: FoundSpeaker, version: Version, names: Sequence[str]) -> Mapping[str, str]:
+        opened = extract(
+            self._jobs,
+            self._profiles,
+            speaker,
+            version,
+            names,
+            force=self._force,
+            max_builds=self._max_builds,
+        )
+        self._job_ids = list(opened.values())
+        return opened
+
+    def _status(self, speaker: FoundSpeaker, version: Version, name: str) -> ProfileStatus:
+        return self._profiles.status(speaker, version, self._profiles.get(name))
 
     @property
     def question(self) -> Hashable:
         """Equal for calls whose looks answer the same."""
-        return ("cache", self._name, self._reference, tuple(self._profiles), tuple(self._jobs), self._force)
+        about = (self._name.name, self._reference, tuple(self._names))
+        return ("cache", *about, tuple(self._job_ids), self._force)
 
     def look(self) -> CacheState:
         """Return the current state. Raises `VoiceNotFound` or `VersionNotFound` if the voice was deleted."""
-        indexed, version = self._find()
-        statuses = [
-            self._statuses.explained(self._statuses.of_profile(indexed, version, name))
-            for name in self._profiles
-        ]
-        pending_job_ids = [
-            pending.job_id for pending in indexed.pending_extractions if pending.job_id in self._jobs
-        ]
+        speaker, version = self._find()
+        statuses = [self._profiles.explained(self._status(speaker, version, name)) for name in self._names]
+        pending_job_ids = [job.job_id for job in speaker.open_jobs if job.job_id in self._job_ids]
         ended = [] if pending_job_ids else self._records()
         pending_job_ids += [job.id for job in ended if not job.finished]
         if not pending_job_ids:
-            pending_job_ids += self._start_anew(version, ended)
+            pending_job_ids += self._start_anew(speaker, version, ended)
         failed = self._failures(statuses, pending_job_ids, ended)
         jobs_ended = bool(ended) and not pending_job_ids
         return CacheState(version, statuses, pending_job_ids, failed, jobs_ended)
 
-    def _await(self, claims: Mapping[str, ClaimResult]) -> None:
-        """Remember the jobs of these claims. Reading them once lets `FollowedJobs` find them after a loss of
-        Redis.
-        """
-        self._jobs = [claim.job_id for claim in claims.values() if claim.job_id]
-        with suppress(Unavailable):
-            self._records()
-
     def _records(self) -> list[JobRecord]:
         """Return the records of this call's jobs, as far as they are found."""
         found = []
-        for job_id in self._jobs:
+        for job_id in self._job_ids:
             with suppress(JobNotFound):
-                found.append(self._job_records.get(self._namespace, job_id))
+                found.append(follow(self._speakers, self._jobs, self._profiles, self._namespace, job_id))
         return found
 
-    def _start_anew(self, version: SpeakerVersion, ended: Sequence[JobRecord]) -> list[str]:
+    def _start_anew(self, speaker: FoundSpeaker, version: Version, ended: Sequence[JobRecord]) -> list[str]:
         """Start extractions again that were lost with Redis, and return the ids of their jobs.
 
         Housekeeping restarts only extractions of required profiles without an artifact.
@@ -154,26 +185,25 @@ class Precomputation:
         lost = [job for job in ended if job.state == "superseded"]
         if not lost:
             return []
-        profiles = [job.profile for job in lost]
         try:
-            claims = self._extractions.ensure(self.speaker_id, version, profiles, force=self._force)
+            return list(self._extract(speaker, version, [job.profile for job in lost]).values())
         except Unavailable:  # just after the loss; the next call tries again
             return [job.id for job in lost]
-        self._await(claims)
-        return self._jobs
 
-    def _find(self) -> tuple[IndexedSpeaker, SpeakerVersion]:
-        indexed, version = self._speakers.find_version(self._namespace, self._name, self._reference)
+    def _find(self) -> tuple[FoundSpeaker, Version]:
+        speaker, version = find_version(
+            self._speakers, self._profiles, self._namespace, self._name, self._reference
+        )
         self._reference = version.number
-        self.speaker_id = SpeakerId.of_record(self._namespace, version.record)
-        if not version.extractable:
+        self.speaker_id = speaker.id
+        if version.clip is None:
             raise CacheUnsupported(
                 f"Version {version.number} was registered with a precomputed speaker embedding of "
-                f"{version.record.embedding_width} numbers: there is nothing to extract. "
+                f"{version.embedding_width} numbers: there is nothing to extract. "
                 "Re-upload with an audio file.",
                 param="name",
             )
-        return indexed, version
+        return speaker, version
 
     def _failures(
         self, statuses: Sequence[ProfileStatus], pending_job_ids: Sequence[str], ended: Sequence[JobRecord]
@@ -190,13 +220,13 @@ class Precomputation:
         """Return the answer for a state in which nothing failed."""
         status = worst(state.statuses)
         return CacheStatus(
-            voice=state.version.record.key,
+            voice=key_of_name(state.version.name),
             # After `force`, the older artifact is served until the new one is ready.
             cache_status="processing" if state.pending_job_ids and status == "ready" else status,
             message=self._message,
             job_id=state.job_id,
             version=state.version.number,
-            untrained=any(map(self._statuses.untrained, state.statuses)),
+            untrained=any(map(self._profiles.untrained, state.statuses)),
             reason=next((one.reason for one in state.statuses if one.reason), None),
         )
 
@@ -205,7 +235,7 @@ class Precomputation:
             kept = worst(state.statuses) == "ready"
             reasons = "; ".join(state.failed) + (" The previous artifact is still served." if kept else "")
             raise ArtifactFailed(
-                f"Voice '{state.version.record.key}' could not be extracted. {reasons}", param="name"
+                f"Voice '{key_of_name(state.version.name)}' could not be extracted. {reasons}", param="name"
             )
 
 
