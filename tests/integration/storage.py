@@ -14,36 +14,39 @@ from typing import Any, NoReturn, Self
 
 import numpy as np
 import redis
+from services.registry_api.operations.registration import Registered, Upload
+from services.shared.bucket.blobs import read_artifact
+from services.shared.bucket.epochs import Epochs
+from services.shared.bucket.facts import read_speaker, truth_of
+from services.shared.bucket.identity import bucket_identity
+from services.shared.index.leases import Leases
+from services.shared.index.profile_events import ProfileEvents
+from services.shared.index.refusals import Undecided
+from services.shared.index.speaker_index import DIRTY, WINDOW_SECONDS, ClaimResult, SpeakerIndex
+from services.shared.model.domain import Speaker, SpeakerVersion
+from services.shared.registry.parts import RegistryParts
 
 from services.registry_api.keys.forget import sweep
 from services.registry_api.keys.held_keys import HeldKeys
 from services.registry_api.keys.key_uses import KeyUses
 from services.registry_api.maintenance.housekeeping import Housekeeper
 from services.registry_api.operations import Operations
-from services.registry_api.operations.registration import Registered, Upload
 from services.shared.audio import DecodedClip, ReferenceAudio
-from services.shared.bucket.blobs import read_artifact
 from services.shared.bucket.documents import Documents
-from services.shared.bucket.epochs import Epochs
-from services.shared.bucket.facts import read_speaker, truth_of
 from services.shared.bucket.folder_store import FolderStore
-from services.shared.bucket.identity import bucket_identity
-from services.shared.bucket.keys import SpeakerId
 from services.shared.configuration.settings import HousekeepingSettings, RegistrySettings
-from services.shared.index.announcements import Announcements
-from services.shared.index.jobs import JobRecord, Jobs
-from services.shared.index.leases import Leases
-from services.shared.index.refusals import Undecided
-from services.shared.index.speaker_index import DIRTY, WINDOW_SECONDS, ClaimResult, SpeakerIndex
 from services.shared.model.clock import Clock
-from services.shared.model.domain import Speaker, SpeakerVersion
 from services.shared.model.profiles import ProfileCatalogue
+from services.shared.model.speaker import SpeakerId
 from services.shared.queue.dispatch import RqDispatcher
 from services.shared.registry.opening import open_queue_connection
-from services.shared.registry.parts import RegistryParts
-from services.shared.registry.publication import Attempt, Provenance, Publisher
+from services.shared.registry.profile_records import ProfileRecords
+from services.shared.registry.publish import Attempt, Provenance, Publisher
+from services.shared.registry.served import ServedEncoders
 from services.shared.registry.shared_documents import SharedDocuments
 from services.shared.view.generation import Generation
+from services.shared.view.job_records import JobRecord, Jobs
+from services.shared.view.workers import Workers
 from speaker_registry.errors import Unavailable
 from speaker_registry.names import parse_speaker_name
 from tests.encoders import make_current
@@ -215,21 +218,26 @@ class Storage:
         dispatcher.border = self.border
         documents = Documents(self.store, self.clock)
         self.generation = Generation(redis_url, identity, documents, self.clock)
+        shared = SharedDocuments(
+            documents=documents,
+            generation=self.generation,
+            clock=self.clock,
+            now=lambda: int(self.store.now().timestamp()),
+        )
+        leases, workers = Leases(self.index, self.clock), Workers(self.generation)
+        told = ProfileEvents(self.index, leases, self.clock)
         put_at_border(self.generation.redis, self.border)
         put_at_border(self.generation._plain, self.border)
         self.parts = RegistryParts(
             store=self.store,
             documents=documents,
             generation=self.generation,
-            shared=SharedDocuments(
-                documents=documents,
-                generation=self.generation,
-                clock=self.clock,
-                now=lambda: int(self.store.now().timestamp()),
-            ),
+            shared=shared,
             index=self.index,
-            leases=Leases(self.index, self.clock),
-            announcements=Announcements(self.store, self.index, self.clock, monotonic=self.clock.monotonic),
+            leases=leases,
+            profile_records=ProfileRecords(shared, self.clock, tell=told.tell, wait=told.settle),
+            workers=workers,
+            served=ServedEncoders(workers, self.clock),
             catalogue=ProfileCatalogue.load(given.profiles),
             dispatcher=dispatcher,
             settings=given,
@@ -247,7 +255,7 @@ class Storage:
         self.publisher = Publisher(
             store=self.store,
             index=self.index,
-            announcements=self.parts.announcements,
+            profiles=self.parts.profile_records,
             clock=self.clock,
             promoter=self.operations.promoter,
         )
@@ -321,7 +329,7 @@ class Storage:
         """Make all artifacts with an encoder from now on: those of all profiles, or of these."""
         self.fingerprint = fingerprint
         for profile in self.parts.catalogue.names if profiles is None else profiles:
-            make_current(self.parts.announcements, profile, fingerprint, {})
+            make_current(self.parts.profile_records, profile, fingerprint)
 
     def take(self, name: str | None = None) -> list[Attempt]:
         """Take every open job in the queue, oldest first, including those that a worker took and did not

@@ -11,8 +11,7 @@ from pydantic import ValidationError
 
 from services.registry_api.access.authentication import AccessMisconfigured, open_access
 from services.registry_api.app import create_app
-from services.registry_api.campaigns.control import Campaigns
-from services.registry_api.commands.wiring import keys_of, services_of
+from services.registry_api.commands.wiring import campaigns_of, keys_of, services_of
 from services.registry_api.keys.forget import sweep
 from services.registry_api.keys.key_uses import KeyUses
 from services.registry_api.maintenance.housekeeping import Housekeeping
@@ -76,7 +75,7 @@ def _serve() -> int:
     settings, registry, limits = _within_open_files(ApiSettings()), RegistrySettings(), UploadLimits()
     opened = open_registry(StoreSettings(), registry)
     keys, key_uses = keys_of(opened), KeyUses(opened.generation, opened.clock)
-    campaigns = Campaigns(opened)
+    campaigns = campaigns_of(opened)
     metrics.REGISTRY.register(
         RedisSignals(
             opened.speakers.view,

@@ -29,6 +29,20 @@ def events_of(opened: Opened) -> EventStream:
     )
 
 
+def campaigns_of(opened: Opened) -> Campaigns:
+    """Return the campaigns of a registry."""
+    return Campaigns(
+        store=opened.store,
+        speakers=opened.speakers,
+        blobs=opened.blobs,
+        jobs=opened.jobs,
+        profiles=opened.profiles,
+        profile_records=opened.profile_records,
+        workers=opened.workers,
+        catalogue=opened.catalogue,
+    )
+
+
 def services_of(
     opened: Opened,
     *,

@@ -18,10 +18,10 @@ from services.registry_api.maintenance.locks import RenewLock, only_one
 from services.registry_api.maintenance.rebuild import LOOK_SECONDS, rebuild
 from services.registry_api.maintenance.settle import needs_look, settle
 from services.registry_api.maintenance.sweep import Sweeps
-from services.shared.bucket.keys import SpeakerId
 from services.shared.bucket.store import Store
 from services.shared.bucket.stored_bytes import StoredBytes
 from services.shared.configuration.settings import HousekeepingSettings
+from services.shared.model.speaker import SpeakerId
 from services.shared.queue.jobs import Jobs
 from services.shared.registry.profile_records import ProfileRecords
 from services.shared.registry.profiles import Profiles
@@ -89,7 +89,7 @@ class Housekeeping:
 
     def run(self, stop: threading.Event) -> None:
         """Call `turn` until `stop` is set. Errors are logged, and the work is tried again."""
-        self._stop = stop
+        self.stop_when(stop)
         while not stop.is_set():
             try:
                 self.turn()
@@ -101,6 +101,10 @@ class Housekeeping:
             except Exception:
                 log.exception("housekeeping.failed")
             stop.wait(self._settings.turn_seconds)
+
+    def stop_when(self, stop: threading.Event) -> None:
+        """End long work by raising `Stopped` once `stop` is set."""
+        self._stop = stop
 
     def turn(self) -> None:
         """List the bucket if that is due, look at the speakers that are due, and sweep if that is due."""

@@ -16,10 +16,9 @@ import structlog
 
 from services.registry_api.maintenance.each_speaker import in_batches, in_parallel
 from services.shared.bucket.documents import Base
-from services.shared.bucket.keys import SpeakerId
 from services.shared.bucket.layout import document_key, documents_prefix, speaker_of
 from services.shared.bucket.store import Listing, StoredObject
-from services.shared.model.document import SpeakerDocument
+from services.shared.model.speaker import SpeakerId
 from services.shared.registry.speakers import FoundSpeaker, Speakers
 from services.shared.view.copies import FormerCopy
 from speaker_registry.errors import VoiceDamaged, VoiceUnreadable
@@ -96,7 +95,8 @@ def rebuild(
             if (speaker_id := speaker_of(stored.key))
         }
         for portion in in_batches(iter(listed.items()), _PORTION):
-            _apply(speakers, dict(portion), outcome, look=look, threads=1 if store.is_local else threads)
+            bring_up = partial(_bring_up, speakers, generation, look)
+            _apply(speakers, dict(portion), outcome, bring_up, threads=1 if store.is_local else threads)
             between()
         outcome.contradicted += _unlisted(speakers, namespace, listed)
     if _is_restored(speakers, outcome.contradicted):
@@ -111,12 +111,12 @@ def _apply(
     speakers: Speakers,
     portion: dict[SpeakerId, StoredObject],
     outcome: _Outcome,
+    bring_up: Callable[[_Outdated], bool],
     *,
-    look: Look,
     threads: int,
 ) -> None:
     outdated = _outdated(speakers, portion)
-    results = in_parallel(partial(_bring_up, speakers, look), outdated, threads)
+    results = in_parallel(bring_up, outdated, threads)
     for one, applied in zip(outdated, results, strict=True):
         outcome.applied += applied
         if applied and one.in_view and _contradicts(speakers, one.speaker_id):
@@ -137,31 +137,39 @@ def _outdated(speakers: Speakers, portion: dict[SpeakerId, StoredObject]) -> lis
 def _is_as_listed(stored: StoredObject, etag: str | None, mark: str | None) -> bool:
     if stored.etag is not None:
         return etag == stored.etag
-    return etag is not None and stored.mark is not None and mark == stored.mark
+    return etag is not None and stored.mark is not None and mark == _mark(stored, etag)
 
 
-def _bring_up(speakers: Speakers, look: Look, one: _Outdated) -> bool:
+def _mark(stored: StoredObject, etag: str) -> str:
+    """Return the text by which the view remembers that a file held the document with this ETag."""
+    return f"{stored.mark} {etag}"
+
+
+def _bring_up(speakers: Speakers, generation: str, look: Look, one: _Outdated) -> bool:
     """Bring the copy of one speaker up to the bucket. Returns False if its document can't be understood."""
     try:
-        document = _taken_over(speakers, one) or speakers.refresh(one.speaker_id)
+        base = _of_former(speakers, one) or speakers.documents.read(document_key(one.speaker_id))
+        document = speakers.show(one.speaker_id, base, generation)
     except (VoiceDamaged, VoiceUnreadable) as error:
         log.error("document.left_out", speaker=str(one.speaker_id), reason=error.message)
         return False
-    if one.stored.mark is not None:
-        speakers.view.put_mark(one.speaker_id, one.stored.mark)
+    if one.stored.mark is not None and base.etag is not None:
+        speakers.view.put_mark(one.speaker_id, _mark(one.stored, base.etag))
     seconds = look(FoundSpeaker(document, id=one.speaker_id))
     if seconds is not None:
         speakers.agenda.look_within(one.speaker_id, seconds)
     return True
 
 
-def _taken_over(speakers: Speakers, one: _Outdated) -> SpeakerDocument | None:
-    """Apply the copy of the last generation if it is the listed document. Returns it then."""
+def _of_former(speakers: Speakers, one: _Outdated) -> Base | None:
+    """Return the copy of the last generation if it is the listed document, and not damaged in Redis."""
     former = one.former
     if former.body is None or not _is_as_listed(one.stored, former.etag, former.mark):
         return None
-    with suppress(VoiceDamaged):  # damaged in Redis; then it is read
-        return speakers.take_over(one.speaker_id, Base(former.body, former.etag, former.revision))
+    base = Base(former.body, former.etag, former.revision)
+    with suppress(VoiceDamaged):
+        speakers.parse(one.speaker_id, base)
+        return base
     return None
 
 

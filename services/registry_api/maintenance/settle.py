@@ -9,12 +9,11 @@ from contextlib import suppress
 
 import structlog
 
-from services.shared.bucket.keys import SpeakerId
 from services.shared.model.changes import without_ahead, without_old_artifacts
 from services.shared.model.document import SpeakerDocument
 from services.shared.model.promotion import promoted
 from services.shared.model.records import FailureRecord, Version
-from services.shared.model.speaker import OpenJob, Speaker
+from services.shared.model.speaker import OpenJob, Speaker, SpeakerId
 from services.shared.queue.jobs import Jobs
 from services.shared.registry.extract import extract_missing
 from services.shared.registry.fail import give_up
@@ -28,7 +27,7 @@ log = structlog.get_logger(__name__)
 
 BY = "housekeeping"
 """The author of the changes that housekeeping makes."""
-AGAIN_SECONDS = 60.0
+AGAIN_SECONDS = 15.0
 """The time after which a speaker is looked at again while something of it is under way."""
 
 

@@ -36,7 +36,9 @@ def promote_encoder(
     its artifacts are still there, and nothing is extracted again.
     """
     if wanted.when == "complete":
-        services.campaigns.promote_when_complete(profile, wanted.fingerprint, force=wanted.force)
+        services.campaigns.promote_when_complete(
+            profile, wanted.fingerprint, by=caller.id, force=wanted.force
+        )
     else:
         promote(
             services.profile_records,

@@ -15,26 +15,17 @@ import structlog
 
 from services.shared.bucket.connection import StoreUnreachable, describe, prepare_bucket
 from services.shared.bucket.documents import Documents
-from services.shared.bucket.epochs import Epochs
-from services.shared.bucket.facts import truth_of
-from services.shared.bucket.identity import bucket_identity
 from services.shared.bucket.layout import REGISTRY
 from services.shared.bucket.opening import open_store
-from services.shared.bucket.place import check_place
 from services.shared.bucket.probe import probe_consistency, probe_swaps
 from services.shared.bucket.registry_identity import open_identity
 from services.shared.bucket.store import ObjectStore
 from services.shared.bucket.stored_bytes import StoredBytes
 from services.shared.configuration.settings import RegistrySettings, StoreSettings
-from services.shared.index.announcements import Announcements
-from services.shared.index.leases import Leases
-from services.shared.index.redis_access import connect
-from services.shared.index.speaker_index import SpeakerIndex
 from services.shared.model.clock import Clock
 from services.shared.model.profiles import ProfileCatalogue
 from services.shared.queue.dispatch import RqDispatcher
 from services.shared.queue.jobs import Dispatcher, Jobs
-from services.shared.registry.parts import RegistryParts
 from services.shared.registry.profile_records import ProfileRecords
 from services.shared.registry.profiles import Profiles
 from services.shared.registry.served import ServedEncoders
@@ -43,6 +34,7 @@ from services.shared.registry.speakers import RunAll, Speakers
 from services.shared.view.generation import Generation
 from services.shared.view.job_records import JobRecords
 from services.shared.view.open_jobs import OpenJobs
+from services.shared.view.redis_access import connect
 from services.shared.view.workers import Workers
 from speaker_registry.errors import Unavailable
 
@@ -77,7 +69,9 @@ class Opened:
         self.generation.close()
 
 
-def open_registry(store_settings: StoreSettings, settings: RegistrySettings) -> Opened:
+def open_registry(
+    store_settings: StoreSettings, settings: RegistrySettings, clock: Clock | None = None
+) -> Opened:
     """Open the bucket and Redis of the settings. Redis is not contacted before the first use.
 
     Raises:
@@ -85,8 +79,8 @@ def open_registry(store_settings: StoreSettings, settings: RegistrySettings) -> 
             the truth, or it was not reached within `start_seconds`.
         ProfileUnknown: a profile is not known.
     """
-    clock = Clock()
-    store, identity = _patiently(partial(_open_documents, store_settings, clock), store_settings, clock)
+    clock = clock or Clock()
+    store, identity = _patiently(partial(_open_bucket, store_settings, clock), store_settings, clock)
     return registry_over(store, identity, settings, clock)
 
 
@@ -96,7 +90,8 @@ def registry_over(store: ObjectStore, identity: str, settings: RegistrySettings,
     generation = Generation(settings.redis_address, identity, documents, clock)
     shared = SharedDocuments(documents=documents, generation=generation, clock=clock, now=now)
     catalogue, workers = ProfileCatalogue.load(settings.profiles), Workers(generation)
-    records = ProfileRecords(shared, clock)
+    speakers = Speakers(documents=documents, generation=generation, clock=clock, now=now, run_all=run_all)
+    records = ProfileRecords(shared, clock, wait=speakers.leases.settle)
     dispatcher = RqDispatcher(open_queue_connection(settings), job_seconds=settings.job_seconds)
     return Opened(
         store=store,
@@ -105,7 +100,7 @@ def registry_over(store: ObjectStore, identity: str, settings: RegistrySettings,
         settings=settings,
         catalogue=catalogue,
         generation=generation,
-        speakers=Speakers(documents=documents, generation=generation, clock=clock, now=now, run_all=run_all),
+        speakers=speakers,
         blobs=StoredBytes(store),
         jobs=Jobs(
             OpenJobs(generation),
@@ -128,46 +123,6 @@ def _now(store: ObjectStore) -> int:
     return int(store.now().timestamp())
 
 
-def open_parts(store_settings: StoreSettings, settings: RegistrySettings) -> RegistryParts:
-    """Open the bucket and Redis of the settings.
-
-    Raises:
-        StoreUnfit: the bucket is missing, refused to us, or not consistent enough to be the truth, or it was
-            not reached within `start_seconds`. ProfileUnknown: a profile is not known.
-    """
-    clock = Clock()
-    store, identity = _patiently(partial(_open_bucket, store_settings, clock), store_settings, clock)
-    return parts_over(store, identity, settings, clock)
-
-
-def parts_over(store: ObjectStore, identity: str, settings: RegistrySettings, clock: Clock) -> RegistryParts:
-    """Open Redis for a store whose bucket has this identity. Raises `ProfileUnknown`."""
-    index = SpeakerIndex(
-        settings.redis_address, identity, truth_of(store), Epochs(store, clock), clock=clock.now
-    )
-    documents = Documents(store, clock)
-    generation = Generation(settings.redis_address, identity, documents, clock)
-    return RegistryParts(
-        store=store,
-        documents=documents,
-        generation=generation,
-        shared=SharedDocuments(
-            documents=documents,
-            generation=generation,
-            clock=clock,
-            now=lambda: int(store.now().timestamp()),
-        ),
-        index=index,
-        leases=Leases(index, clock),
-        announcements=Announcements(store, index, clock),
-        catalogue=ProfileCatalogue.load(settings.profiles),
-        dispatcher=RqDispatcher(open_queue_connection(settings), job_seconds=settings.job_seconds),
-        settings=settings,
-        clock=clock,
-        run_all=ConcurrentRunner(),
-    )
-
-
 Result = TypeVar("Result")
 
 
@@ -188,13 +143,13 @@ def _patiently(opening: Callable[[], Result], settings: StoreSettings, clock: Cl
         pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 
 
-def _open_documents(settings: StoreSettings, clock: Clock) -> tuple[ObjectStore, str]:
+def _open_bucket(settings: StoreSettings, clock: Clock) -> tuple[ObjectStore, str]:
     """Return the probed store and its bucket's identity."""
     prepare_bucket(settings)
     store = open_store(settings)
     documents = Documents(store, clock)
     try:
-        _probe_documents(store, documents, settings)
+        _probe(store, documents, settings)
         document = open_identity(store, documents, settings, clock, now=partial(_now, store))
     except Unavailable as error:
         cause = "; ".join(getattr(error, "__notes__", [error.message]))
@@ -202,7 +157,7 @@ def _open_documents(settings: StoreSettings, clock: Clock) -> tuple[ObjectStore,
     return store, document.identity
 
 
-def _probe_documents(store: ObjectStore, documents: Documents, settings: StoreSettings) -> None:
+def _probe(store: ObjectStore, documents: Documents, settings: StoreSettings) -> None:
     """Probe the store. A folder of ours that can only be read is accepted.
 
     If it cannot be written because the disk is full or read-only, writes are refused one by one until there
@@ -213,33 +168,6 @@ def _probe_documents(store: ObjectStore, documents: Documents, settings: StoreSe
         probe_swaps(store)
     except Unavailable as error:
         if settings.folder is None or documents.read(REGISTRY).body is None:
-            raise
-        log.error("store.read_only", reason="; ".join(getattr(error, "__notes__", [error.message])))
-
-
-def _open_bucket(settings: StoreSettings, clock: Clock) -> tuple[ObjectStore, str]:
-    """Return the probed store and its bucket's identity."""
-    prepare_bucket(settings)
-    store = open_store(settings)
-    try:
-        _probe(store, settings)
-        place = check_place(store, settings, clock)
-        return store, bucket_identity(store, clock) + place.suffix
-    except Unavailable as error:
-        cause = "; ".join(getattr(error, "__notes__", [error.message]))
-        raise StoreUnreachable(describe(settings, cause)) from None
-
-
-def _probe(store: ObjectStore, settings: StoreSettings) -> None:
-    """Probe the store. A folder of ours that can only be read is accepted.
-
-    If it cannot be written because the disk is full or read-only, writes are refused one by one until there
-    is room again.
-    """
-    try:
-        probe_consistency(store)
-    except Unavailable as error:
-        if settings.folder is None or not store.list("_registry/").objects:
             raise
         log.error("store.read_only", reason="; ".join(getattr(error, "__notes__", [error.message])))
 
