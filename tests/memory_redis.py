@@ -210,6 +210,8 @@ def _milliseconds(server: MemoryServer) -> int:
 def _begin(server: MemoryServer, keys: list[str], args: list[str]) -> int:
     if (server.get(keys[0]) or "") != args[0]:
         return 0
+    if server.exists(keys[2]):
+        server.set(keys[1], args[2])
     server.set(keys[0], args[1])
     return 1
 
@@ -281,13 +283,15 @@ def _claim(server: MemoryServer, keys: list[str], args: list[str]) -> str:
     _, open_jobs, records, jobs, events = keys
     now, field, job = _milliseconds(server), args[1], args[2]
     if held := server.hget(open_jobs, field):
-        holder, _, deadline = held.split(":")
+        holder, _, deadline, *mends = held.split(":")
         if holder == job or int(deadline) > now:
+            if args[6] and not mends:
+                server.hset(open_jobs, field, held + args[6])
             return holder
         if server.hget(records + holder, "state") in {"queued", "processing"}:
             _move_job(server, jobs, records + holder, holder, "superseded", ended=True)
-    server.hset(open_jobs, field, f"{job}:queued:{now + int(args[3])}")
-    claimed = dict(zip(args[6::2], args[7::2], strict=True))
+    server.hset(open_jobs, field, f"{job}:queued:{now + int(args[3])}{args[6]}")
+    claimed = dict(zip(args[7::2], args[8::2], strict=True))
     for name, value in {"state": "queued", "created_at": now / 1000, **claimed}.items():
         server.hset(records + job, name, value)
     server.zadd(jobs, {job: now / 1000})
@@ -300,7 +304,8 @@ def _claim(server: MemoryServer, keys: list[str], args: list[str]) -> str:
 def _job(server: MemoryServer, keys: list[str], args: list[str]) -> int | None:
     _, open_jobs, record, jobs, events = keys
     now, field, job, state, held = _milliseconds(server), args[1], args[2], args[3], args[4]
-    holder = (server.hget(open_jobs, field) or "").partition(":")[0]
+    claim = server.hget(open_jobs, field) or ""
+    holder, mends = claim.partition(":")[0], ":mends" if claim.endswith(":mends") else ""
     if not held and holder == job:
         server.hdel(open_jobs, field)
     before = server.hget(record, "state")
@@ -311,7 +316,7 @@ def _job(server: MemoryServer, keys: list[str], args: list[str]) -> int | None:
         server.hset(record, name, value)
     attempts = server.hincrby(record, "attempt", int(args[5]))
     if held and holder in {"", job}:
-        server.hset(open_jobs, field, f"{job}:{state}:{now + int(held)}")
+        server.hset(open_jobs, field, f"{job}:{state}:{now + int(held)}{mends}")
     if before != state:
         _move_job(server, jobs, record, job, state, ended=not held)
     if before != state or fields:
@@ -320,7 +325,12 @@ def _job(server: MemoryServer, keys: list[str], args: list[str]) -> int | None:
 
 
 def _complete(server: MemoryServer, keys: list[str], args: list[str]) -> None:
-    server.set(keys[1], 1)
+    server.data.setdefault(keys[1], {}).setdefault("first", str(int(server.now())))
+    server.hset(keys[1], "last", int(server.now()))
+
+
+def _forget(server: MemoryServer, keys: list[str], args: list[str]) -> int:
+    return sum(server.data.pop(key, None) is not None for key in keys[1:])
 
 
 def _share(server: MemoryServer, keys: list[str], args: list[str]) -> int:
@@ -368,6 +378,7 @@ SCRIPTS: dict[str, Callable[[MemoryServer, list[str], list[str]], Any]] = {
     "claim": _claim,
     "job": _job,
     "complete": _complete,
+    "forget": _forget,
     "share": _share,
     "renew": _renew,
     "behind": _behind,

@@ -8,14 +8,14 @@ from functools import partial
 from typing import Any
 
 from anyio import to_thread
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
 from fastapi.routing import APIRoute
 from fastapi_offline import FastAPIOffline
 from starlette.middleware.cors import CORSMiddleware
 
 from services.registry_api.access.key_first import KeyFirst
 from services.registry_api.access.local import LocalOnly
-from services.registry_api.access.rules import check_rules, tenant_of, without_security
+from services.registry_api.access.rules import access_of, check_rules, tenant_of, without_security
 from services.registry_api.dependencies import Services
 from services.registry_api.express.lane import ExpressLane
 from services.registry_api.express.prepared import PreparedAnswers
@@ -55,6 +55,7 @@ from services.shared.audio import decoder
 from services.shared.configuration.settings import UploadLimits
 from services.shared.view.generation import WATCHING
 from speaker_registry import __version__
+from speaker_registry.errors import SpeakerRegistryError, VoiceNotFound
 
 _BODY_TIMEOUTS = BodyTimeouts()
 _STORE_WAIT_SECONDS = 5
@@ -107,10 +108,17 @@ def create_app(
     app.state.whole_lists = FairQueue(1)
     app.state.search_slots = Slots(1, wait_seconds=_SEARCH_WAIT_SECONDS, refusal=_TOO_MANY_SEARCHES)
     services.speakers.reading_bucket = store.hold_in_thread
-    error_answers.add_handlers(app)
+    error_answers.add_handlers(app, _note_unknown_name)
     _add_routes(app, services)
     _add_middleware(app, services, max_active, body_timeouts, cors_origins)
     return app
+
+
+def _note_unknown_name(request: Request, error: SpeakerRegistryError) -> None:
+    """Count a name without a voice against the key that asked for it."""
+    if isinstance(error, VoiceNotFound) and "caller" in request.scope:
+        name = request.path_params.get("name") or request.path_params.get("voice_id") or ""
+        access_of(request).unknown_names.note(request.scope["caller"], name)
 
 
 def api_document() -> dict[str, Any]:

@@ -134,6 +134,8 @@ WaitSeconds = Annotated[
 
 
 async def _voice_name(
+    services: ServicesDep,
+    caller: CallerDep,
     name: Annotated[
         str,
         Path(
@@ -144,7 +146,8 @@ async def _voice_name(
         ),
     ],
 ) -> SpeakerName:
-    """Parse the name in a path. Raises `InvalidVoiceName`."""
+    """Parse the name in a path. Raises `InvalidVoiceName` or `RateLimited`."""
+    services.access.unknown_names.check(caller)
     return parse_speaker_name(name)
 
 

@@ -116,9 +116,9 @@ def test_an_event_makes_processes_look_again_at_once(storage: Storage, monkeypat
     assert state(there, token.id) == "active"
     monkeypatch.setattr(here, "settle", lambda: None)
     revoke(here, token.id, by="test")
-    there.hear({"type": "voice.deleted"})
+    there.hear({"what": "voice.deleted"})
     assert there.find(token.id), "what was held is still fresh"
-    there.hear({"type": KeyDocument.UPDATED})
+    there.hear({"what": KeyDocument.UPDATED})
     assert there.find(token.id) is None
     assert state(there, token.id) == "revoked"
 

@@ -7,14 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 from redis import Redis
+from services.registry_api.operations.artifact_upload import ReadyArtifact
+from services.shared.index.reading import IndexedSpeaker
+from services.shared.index.speaker_index import SpeakerIndex, VersionSelection
 
 from services.embedded.valkey import ValkeyServer
 from services.registry_api.maintenance.housekeeping import Housekeeper
-from services.registry_api.operations.artifact_upload import ReadyArtifact
-from services.shared.bucket.keys import SpeakerId
 from services.shared.configuration.settings import HousekeepingSettings
-from services.shared.index.reading import IndexedSpeaker
-from services.shared.index.speaker_index import SpeakerIndex, VersionSelection
+from services.shared.model.speaker import SpeakerId
 from speaker_registry.errors import QuotaExceeded
 from speaker_registry.names import LATEST
 from tests.integration.storage import NAMESPACE, PROFILE, Storage, speaker_id

@@ -14,7 +14,6 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.proto.resource.v1.resource_pb2 import Resource
 from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
-from services.shared.index.jobs import Jobs
 from tests.http_server import http_server
 from tests.process_load import noise_clip
 from tests.processes import PROFILE, QUICK, RegistryProcesses
@@ -189,8 +188,8 @@ def test_health_and_metrics_are_not_traced(played: Collector):
 
 def test_the_jobs_record_holds_the_trace_and_no_more_of_it(played: Collector, registry: RegistryProcesses):
     """The job's record holds the trace and no more of it: ids only, of a known length."""
-    with registry.parts() as parts:
-        [job] = Jobs(parts.index).page("default", limit=10).found
+    with registry.opened() as opened:
+        [job] = opened.jobs.records.page("default", limit=10).found
     upload = played.one(f"POST {UPLOAD}")
     assert job.traceparent == f"00-{TRACE}-{upload.span_id.hex()}-01"
 

@@ -17,6 +17,7 @@ from starlette.concurrency import run_in_threadpool
 from services.registry_api.access.provider_sign_in import ProviderSignIn, SignIn
 from services.registry_api.access.rate_limits import MINUTE, RateLimits
 from services.registry_api.access.tokens import JwtVerifier
+from services.registry_api.access.unknown_names import UnknownNames
 from services.registry_api.keys.api_keys import (
     ALL_SCOPES,
     ANY_NAMESPACE,
@@ -74,6 +75,7 @@ class Access:
         jwts: verifies JWTs. None: no JWTs are accepted.
         provider: signs people in at the OpenID provider. None: they need an API key.
         failures_per_minute: how many requests without a valid key one address may send before it is refused.
+        unknown_names_per_minute: how many names without a voice one key may ask for; None: any number.
         waiting_requests: how many requests of one key may wait at once; None: any number.
         arriving_uploads: how many uploads of one key may be arriving at once; None: any number.
         connections: how many connections this process serves. All keys of a namespace together may occupy a
@@ -90,6 +92,7 @@ class Access:
         jwts: JwtVerifier | None = None,
         provider: ProviderSignIn | None = None,
         failures_per_minute: int = 60,
+        unknown_names_per_minute: int | None = None,
         waiting_requests: int | None = None,
         arriving_uploads: int | None = None,
         connections: int | None = None,
@@ -103,6 +106,7 @@ class Access:
             "arriving uploads", of_key=arriving_uploads, of_namespace=quarter
         )
         self.rate_limits = rates or RateLimits.unlimited()
+        self.unknown_names = UnknownNames(self.rate_limits, unknown_names_per_minute)
         self._keys = keys
         self._uses = uses
         self._bootstrap = bootstrap
@@ -327,6 +331,7 @@ def open_access(
         jwts=jwts,
         provider=ProviderSignIn(access, jwts) if jwts and access.oidc_client_id else None,
         failures_per_minute=rates.failures_per_minute,
+        unknown_names_per_minute=rates.unknown_names_per_minute,
         waiting_requests=rates.waiting_requests,
         arriving_uploads=rates.arriving_uploads,
         connections=api.max_connections,

@@ -14,7 +14,7 @@ from services.registry_api.app import create_app
 from services.registry_api.commands.wiring import campaigns_of, keys_of, services_of
 from services.registry_api.keys.forget import sweep
 from services.registry_api.keys.key_uses import KeyUses
-from services.registry_api.maintenance.housekeeping import Housekeeper
+from services.registry_api.maintenance.housekeeping import Housekeeping
 from services.registry_api.maintenance.queue_signals import RedisSignals
 from services.registry_api.serving.open_files import raise_limit_for
 from services.registry_api.serving.server import server_config
@@ -77,7 +77,14 @@ def _serve() -> int:
     keys, key_uses = keys_of(opened), KeyUses(opened.generation, opened.clock)
     campaigns = campaigns_of(opened)
     metrics.REGISTRY.register(
-        RedisSignals(opened, open_queue_connection(registry), campaigns.signals),
+        RedisSignals(
+            opened.speakers.view,
+            opened.profile_records,
+            opened.workers,
+            opened.catalogue,
+            open_queue_connection(registry),
+            campaigns.signals,
+        )
     )
     metrics.listen(MetricsSettings())
     trace_export.start(TracesSettings(), "api")
@@ -89,7 +96,16 @@ def _serve() -> int:
             key_uses=key_uses,
             decoder=decoder,
             campaigns=campaigns,
-            housekeeping=Housekeeper(opened, HousekeepingSettings(), partial(sweep, keys, key_uses)),
+            housekeeping=Housekeeping(
+                store=opened.store,
+                speakers=opened.speakers,
+                blobs=opened.blobs,
+                jobs=opened.jobs,
+                profiles=opened.profiles,
+                records=opened.profile_records,
+                settings=HousekeepingSettings(),
+                sweep_keys=partial(sweep, keys, key_uses),
+            ),
             limits=limits,
             access=open_access(settings, AccessSettings(), RateSettings(), keys, key_uses, redis),
         )

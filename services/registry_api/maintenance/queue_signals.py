@@ -1,9 +1,10 @@
-"""Metrics of queues, workers and the index, read from Redis at every scrape.
+"""Metrics of queues, workers and the view, read from Redis at every scrape.
 
 A scrape must end even if Redis does not answer, so Redis is read on a thread for at most `ANSWER_SECONDS`.
 Without an answer by then, the scrape reports that Redis is down, and omits these metrics.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as ResultTimeout
@@ -18,12 +19,13 @@ from prometheus_client.registry import Collector
 from rq.utils import utcparse
 
 from services.registry_api.maintenance.sweep import SWEPT
-from services.shared.index.speaker_index import SpeakerIndex
 from services.shared.model.encoders import Encoder
 from services.shared.model.profiles import ProfileCatalogue
 from services.shared.queue.rq_jobs import PICTURES_QUEUE, QUARANTINE_KEY, JobQueue, job_key, queue_name
 from services.shared.registry.profile_records import ProfileRecords
 from services.shared.telemetry import metrics
+from services.shared.view.copies import SpeakerView
+from services.shared.view.generation import ViewAway
 from services.shared.view.workers import Workers
 from speaker_registry.errors import Unavailable
 
@@ -61,7 +63,7 @@ class _Answer:
     failed_proofs: Mapping[str, int]
     """Profile -> how many workers failed its proof."""
     encoders: Mapping[str, Encoder]
-    """Profile -> its current encoder, if Redis knows of one."""
+    """Profile -> its current encoder. Profiles without one are omitted."""
     quarantined: int
     append_log_ok: bool | None
     swept_at: float
@@ -78,15 +80,15 @@ class RedisSignals(Collector):
 
     def __init__(
         self,
-        index: SpeakerIndex,
-        profiles: ProfileRecords,
+        view: SpeakerView,
+        records: ProfileRecords,
         workers: Workers,
         catalogue: ProfileCatalogue,
         connection: redis.Redis,
         further: Callable[[], Sequence[GaugeMetricFamily]] = tuple,
     ) -> None:
-        self._index = index
-        self._profiles = profiles
+        self._view = view
+        self._records = records
         self._workers = workers
         self._required = frozenset(catalogue.required)
         self._redis = connection
@@ -127,26 +129,40 @@ class RedisSignals(Collector):
 
     def _ask(self) -> _Answer:
         queues, pictures, quarantined, persistence, swept = self._lengths()
-        copied = self._profiles.copied(queues)
-        encoders = {name: one.current for name, one in copied.items() if one.current is not None}
+        found = {name: self._records.read(name).current for name in queues}
+        encoders = {name: encoder for name, encoder in found.items() if encoder is not None}
+        gate_open, complete, workers, failed = self._of_view(queues)
         serving = {
             name: counts[encoders[name].fingerprint] if name in encoders else 0
-            for name, counts in self._workers.of(queues).items()
+            for name, counts in workers.items()
         }
         return _Answer(
-            gate_open=self._index.gate_open(),
-            index_complete=self._index.complete(),
+            gate_open=gate_open,
+            index_complete=complete,
             queues=queues,
             pictures=pictures,
             waiting_since=self._waiting_since({**queues, PICTURES_QUEUE: pictures}),
             workers=serving,
-            failed_proofs={name: len(failed) for name, failed in self._workers.failed(queues).items()},
+            failed_proofs=failed,
             encoders=encoders,
             quarantined=quarantined,
             append_log_ok=_append_log_ok(persistence),
             swept_at=float(swept.partition(b":")[0]) if swept else 0,
             further=self._further(),
         )
+
+    def _of_view(
+        self, profiles: Iterable[str]
+    ) -> tuple[bool, bool, Mapping[str, Counter[str]], Mapping[str, int]]:
+        """Return whether the view is in use, whether it is complete, the live workers of each profile by
+        fingerprint, and how many workers failed its proof.
+        """
+        names = list(profiles)
+        try:
+            failed = {name: len(proofs) for name, proofs in self._workers.failed(names).items()}
+            return True, self._view.is_complete(), self._workers.of(names), failed
+        except ViewAway:
+            return False, False, {name: Counter() for name in names}, dict.fromkeys(names, 0)
 
     def _lengths(self) -> tuple[dict[str, _Queue], _Queue, int, Mapping[str, Any], bytes | None]:
         """Read the lengths of the queues directly, because RQ's own counts clean up first, and write."""

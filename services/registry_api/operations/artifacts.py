@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from urllib.parse import quote
 
-from services.shared.bucket.keys import SpeakerId
 from services.shared.model.records import ArtifactRecord, Version
+from services.shared.model.speaker import SpeakerId
 from services.shared.model.status import ProfileStatus
 from services.shared.registry.lookup import find_version, find_versions
 from services.shared.registry.profiles import Profiles
@@ -40,8 +40,6 @@ class Wanted:
     """Only one of the current encoder."""
     fingerprint: str | None = None
     """Only one of this fingerprint."""
-    lost: frozenset[str] = frozenset()
-    """None of these objects, whose files the bucket has lost."""
 
 
 ANY = Wanted()
@@ -135,17 +133,8 @@ def find_artifact(
     """
     known = profiles.get(profile)
     speaker, version = find_version(speakers, profiles, namespace, name, reference)
-    if wanted.lost:
-        version = without_files(version, profile, wanted.lost)
     status = profiles.explained(profiles.status(speaker, version, known, wanted.fingerprint))
     return FoundArtifact(speaker, version, status, wanted, profiles.is_required(profile))
-
-
-def without_files(version: Version, profile: str, lost: frozenset[str]) -> Version:
-    """Return the version as if it did not have these objects, whose files the bucket has lost."""
-    kept = tuple(one for one in version.artifacts.get(profile, ()) if one.object not in lost)
-    others = {name: made for name, made in version.artifacts.items() if name != profile}
-    return version.having(artifacts={**others, profile: kept} if kept else others)
 
 
 def find_each(
@@ -201,9 +190,14 @@ def find_by_digest(speakers: Speakers, namespace: str, digest: str) -> StoredArt
         for version in speaker.document.versions:
             for profile, made in version.artifacts.items():
                 for record in made:
-                    if record.digest == digest:
+                    if record.digest == digest and not _is_lost(speaker, version, profile, record):
                         return StoredArtifact(speaker, version, profile, record)
     raise not_with_digest(digest)
+
+
+def _is_lost(speaker: FoundSpeaker, version: Version, profile: str, record: ArtifactRecord) -> bool:
+    job = speaker.open_job(version.vuid, profile, record.fingerprint)
+    return job is not None and job.mends and not record.brought
 
 
 def not_with_digest(digest: str) -> ArtifactNotFound:

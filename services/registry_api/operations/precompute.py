@@ -4,17 +4,16 @@ from collections.abc import Hashable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from services.registry_api.operations.artifacts import without_files
 from services.registry_api.operations.followed_jobs import follow
-from services.shared.bucket.keys import SpeakerId
 from services.shared.bucket.stored_bytes import StoredBytes
-from services.shared.model.records import ArtifactRecord, Version
+from services.shared.model.records import Version
+from services.shared.model.speaker import SpeakerId
 from services.shared.model.status import ProfileStatus, worst
 from services.shared.queue.jobs import Jobs
 from services.shared.registry.extract import extract
 from services.shared.registry.lookup import find_version
 from services.shared.registry.profiles import Profiles
-from services.shared.registry.repair import artifact_bytes
+from services.shared.registry.repair import artifact_or_replacement
 from services.shared.registry.speakers import FoundSpeaker, Speakers
 from services.shared.view.job_records import JobRecord
 from speaker_registry.errors import ArtifactFailed, CacheUnsupported, JobNotFound, Unavailable
@@ -86,8 +85,6 @@ class Precomputation:
         self._message: str | None = None
         self._job_ids: list[str] = []
         """The jobs to wait for."""
-        self._lost: dict[str, frozenset[str]] = {}
-        """By profile the objects whose files are lost. The document names them until there are others."""
         self.speaker_id = SpeakerId.of(namespace, name)
         """The speaker to wait for. It is certain only after `start`, because the name may be a voice's id."""
 
@@ -105,9 +102,8 @@ class Precomputation:
             Unsound: the bytes of an uploaded artifact are lost, which only its owner can upload again.
         """
         speaker, version = self._find()
-        if not force:
-            self._check_files(speaker, version)
-            version = self._without_lost(version)
+        if not force and self._has_lost_files(speaker, version):
+            speaker, version = self._find()
         statuses = [self._status(speaker, version, name) for name in self._names]
         possible = [one for one in statuses if not one.unsupported]
         self._force = force
@@ -116,24 +112,27 @@ class Precomputation:
             self._message = ALREADY_VALID
         return self.look()
 
-    def _check_files(self, speaker: FoundSpeaker, version: Version) -> None:
-        """Read the files of the artifacts that are served, and have lost ones made again."""
+    def _has_lost_files(self, speaker: FoundSpeaker, version: Version) -> bool:
+        """Read the files of the artifacts that are served, and have lost ones made again.
+
+        Returns whether any is lost.
+        """
+        lost = False
         for name in self._names:
             record = self._status(speaker, version, name).artifact
-            while record is not None and not self._has_file(speaker, version, name, record):
-                self._lost[name] = self._lost.get(name, frozenset()) | {record.object}
-                record = self._status(speaker, self._without_lost(version), name).artifact
-
-    def _has_file(
-        self, speaker: FoundSpeaker, version: Version, profile: str, record: ArtifactRecord
-    ) -> bool:
-        found = artifact_bytes(self._blobs, self._jobs, self._profiles, speaker, version, profile, record)
-        return found is not None
-
-    def _without_lost(self, version: Version) -> Version:
-        for profile, lost in self._lost.items():
-            version = without_files(version, profile, lost)
-        return version
+            if record is not None:
+                found = artifact_or_replacement(
+                    self._speakers,
+                    self._blobs,
+                    self._jobs,
+                    self._profiles,
+                    speaker,
+                    version=version,
+                    profile=name,
+                    record=record,
+                )
+                lost = lost or found is None
+        return lost
 
     def _extract(self, speaker: FoundSpeaker, version: Version, names: Sequence[str]) -> Mapping[str, str]:
         opened = extract(
@@ -160,7 +159,6 @@ class Precomputation:
     def look(self) -> CacheState:
         """Return the current state. Raises `VoiceNotFound` or `VersionNotFound` if the voice was deleted."""
         speaker, version = self._find()
-        version = self._without_lost(version)
         statuses = [self._profiles.explained(self._status(speaker, version, name)) for name in self._names]
         pending_job_ids = [job.job_id for job in speaker.open_jobs if job.job_id in self._job_ids]
         ended = [] if pending_job_ids else self._records()

@@ -37,7 +37,7 @@ from services.shared.model.pictures import Picture
 from services.shared.model.records import Version
 from services.shared.registry.extract import extract
 from services.shared.registry.lookup import find, find_version
-from services.shared.registry.repair import artifact_bytes
+from services.shared.registry.repair import artifact_or_replacement
 from services.shared.registry.speakers import FoundSpeaker
 from speaker_registry.errors import NotFound, PicturesFailed, Unavailable
 from speaker_registry.names import DEFAULT, SpeakerName, parse_speaker_name
@@ -162,14 +162,15 @@ def page_artifact(
     artifact = found.artifact
     if artifact is None:
         raise found.fault or NotFound("The artifact is not ready yet.")
-    data = artifact_bytes(
+    data = artifact_or_replacement(
+        services.speakers,
         services.blobs,
         services.jobs,
         services.profiles,
         artifact.speaker,
-        artifact.version,
-        profile,
-        artifact.record,
+        version=artifact.version,
+        profile=profile,
+        record=artifact.record,
     )
     if data is None:
         raise Unavailable("The artifact's file is lost, and is made again.", retry_after_seconds=5)

@@ -15,7 +15,8 @@ from services.registry_api.serving.shared_reads import SharedReads
 from services.registry_api.serving.slots import Slots
 from services.registry_api.wire.answers import answer_with_bytes, answer_without_bytes
 from services.registry_api.wire.examples.artifacts import MEDIA_TYPE
-from services.shared.registry.repair import artifact_bytes
+from services.shared.bucket.stored_bytes import StoredBytes
+from services.shared.registry.repair import artifact_or_replacement
 from services.shared.telemetry.metrics import ARTIFACT_REQUESTS
 from speaker_registry.errors import ArtifactFailed, ArtifactStale, NotFound
 
@@ -56,11 +57,11 @@ async def answer_with_file(
 
 def _bucket_address(request: Request, artifact: StoredArtifact) -> str | None:
     """Return an address at which the bucket gives the file to anyone for a while, if that is wanted."""
-    seconds, blobs = request.app.state.redirect_seconds, request.app.state.services.blobs
+    seconds: int = request.app.state.redirect_seconds
+    blobs: StoredBytes = request.app.state.services.blobs
     if not seconds:
         return None
-    address: str | None = blobs.address(artifact.speaker.id, artifact.version, artifact.record, seconds)
-    return address
+    return blobs.artifact_address(artifact.speaker.id, artifact.version, artifact.record, seconds)
 
 
 async def _read_once(request: Request, slots: Slots, artifact: StoredArtifact) -> bytes | None:
@@ -69,14 +70,15 @@ async def _read_once(request: Request, slots: Slots, artifact: StoredArtifact) -
     reads: SharedReads = request.app.state.shared_reads
 
     def read() -> bytes | None:
-        return artifact_bytes(
+        return artifact_or_replacement(
+            services.speakers,
             services.blobs,
             services.jobs,
             services.profiles,
             artifact.speaker,
-            artifact.version,
-            artifact.profile,
-            artifact.record,
+            version=artifact.version,
+            profile=artifact.profile,
+            record=artifact.record,
         )
 
     async def from_bucket() -> bytes | None:

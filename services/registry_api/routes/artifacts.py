@@ -1,7 +1,7 @@
 """Routes of artifacts: the descriptor and the file of a version's artifact for a profile."""
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated
 
 from fastapi import Depends, Header, Request
@@ -24,12 +24,7 @@ from services.registry_api.dependencies import (
     WaitSeconds,
 )
 from services.registry_api.express.lane import offer_of
-from services.registry_api.operations.artifacts import (
-    FoundArtifact,
-    StoredArtifact,
-    Wanted,
-    find_artifact,
-)
+from services.registry_api.operations.artifacts import FoundArtifact, Wanted, find_artifact
 from services.registry_api.operations.bring import ReadyArtifact, Room, bring
 from services.registry_api.protocol.callers import Caller
 from services.registry_api.protocol.routing import Router
@@ -45,7 +40,7 @@ from services.registry_api.wire import rendering
 from services.registry_api.wire.answers import answer, file_headers
 from services.registry_api.wire.examples import artifacts as examples
 from services.registry_api.wire.uploads import NO_LIMIT
-from services.shared.bucket.keys import SpeakerId
+from services.shared.model.speaker import SpeakerId
 from services.shared.registry.lookup import find_version
 from speaker_registry.artifact import read_tensors
 from speaker_registry.names import SpeakerName
@@ -81,10 +76,6 @@ class _Target:
             self.profile,
             self.wanted,
         )
-
-    def without(self, lost: StoredArtifact) -> "_Target":
-        """Return the same target without an artifact whose file the bucket has lost."""
-        return replace(self, wanted=replace(self.wanted, lost=self.wanted.lost | {lost.record.object}))
 
 
 async def _target(
@@ -183,7 +174,6 @@ async def _file_or_descriptor(
         response = await answer_with_file(request, slots, found.artifact, headers, redirect=redirect)
         if response is not None:
             return response
-        target = target.without(found.artifact)
 
 
 def _offer(request: Request, target: _Target, found: FoundArtifact, *, is_file: bool) -> None:

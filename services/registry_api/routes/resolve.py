@@ -13,8 +13,8 @@ from services.registry_api.protocol.signals import route_of
 from services.registry_api.wire import rendering
 from services.registry_api.wire.answers import answer_to_question
 from services.registry_api.wire.examples import artifacts as examples
-from services.shared.bucket.keys import SpeakerId
-from speaker_registry.errors import InvalidRequest, SpeakerRegistryError
+from services.shared.model.speaker import SpeakerId
+from speaker_registry.errors import InvalidRequest, SpeakerRegistryError, VoiceNotFound
 from speaker_registry.names import parse_speaker_name, split_reference
 from speaker_registry.schemas import MAX_RESOLVED, Resolution, ResolveRequest
 
@@ -46,7 +46,12 @@ def resolve_voices(
             f"{len(body.voices) * len(body.profiles)} pairs; accepted: {MAX_RESOLVED}.",
             param="voices",
         )
+    unknown_names = services.access.unknown_names
+    unknown_names.check(caller)
     found = find_each(services.speakers, services.profiles, namespace, body.voices, body.profiles)
+    for voice, one in zip(body.voices, found, strict=True):
+        if isinstance(one, VoiceNotFound):
+            unknown_names.note(caller, voice)
     _offer(request, caller, namespace, body, found)
     data = [
         rendering.resolved(voice, profile, one if isinstance(one, SpeakerRegistryError) else one[position])

@@ -92,7 +92,12 @@ class FolderStore:
             found = self._folder.files(prefix, skips)
             return listing_of(
                 (
-                    StoredObject(key, status.st_size, datetime.fromtimestamp(status.st_mtime, UTC))
+                    StoredObject(
+                        key,
+                        status.st_size,
+                        datetime.fromtimestamp(status.st_mtime, UTC),
+                        mark=f"{status.st_ino}.{status.st_size}.{status.st_mtime_ns}",
+                    )
                     for key, status in found
                 ),
                 taken_at,

@@ -18,9 +18,9 @@ here do not parse is ignored.
 import re
 from dataclasses import dataclass
 
-from services.shared.bucket.keys import SpeakerId, is_slug
 from services.shared.bucket.store import check_key
 from services.shared.model.pictures import Picture
+from services.shared.model.speaker import SpeakerId, is_slug
 from speaker_registry.names import is_namespace
 
 API_KEYS = "_keys/"
@@ -72,9 +72,14 @@ def speaker_of(key: str) -> SpeakerId | None:
     return _speaker(match[1], match[2]) if match else None
 
 
+def bytes_folder(namespace: str) -> str:
+    """Return the prefix of the bytes of all speakers of a namespace."""
+    return f"{namespace}/d/"
+
+
 def bytes_prefix(speaker_id: SpeakerId) -> str:
     """Return the prefix of everything that the documents of a speaker have ever named."""
-    return f"{speaker_id.namespace}/d/{speaker_id.slug}/"
+    return f"{bytes_folder(speaker_id.namespace)}{speaker_id.slug}/"
 
 
 def version_prefix(speaker_id: SpeakerId, vuid: str) -> str:

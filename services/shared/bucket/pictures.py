@@ -1,5 +1,5 @@
-"""The pictures of clips in the bucket. No document names one, so they are found by a listing. A picture that is
-missing or damaged is drawn again. Knows no drawing.
+"""The pictures of clips in the bucket. No document names one, so they are found by a listing. A picture that
+is missing or damaged is drawn again. Knows no drawing.
 """
 
 import hashlib
@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import structlog
 
-from services.shared.bucket.keys import SpeakerId
 from services.shared.bucket.layout import PicturePath, picture_key, picture_of, version_prefix
 from services.shared.bucket.store import Store
 from services.shared.model.pictures import DRAWING, Picture
+from services.shared.model.speaker import SpeakerId
 from services.shared.telemetry.metrics import INTEGRITY_FAILURES
 
 log = structlog.get_logger()

@@ -63,6 +63,8 @@ class StoredObject:
     """The object's time by the store's clock."""
     etag: str | None = None
     """The ETag that `read` returns. None in a local folder, whose files have to be read to know it."""
+    mark: str | None = None
+    """In a local folder, what changes with every replacement of the object: inode, size and time."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -540,6 +540,10 @@ class RateSettings(BaseSettings):
     """Requests without a valid key that one address may send before it must wait. Each API process counts for
     itself.
     """
+    unknown_names_per_minute: int | None = Field(1_000, gt=0)
+    """Names without a voice that one key may ask for per minute. Each of them is looked for in the bucket.
+    Each API process counts for itself.
+    """
 
 
 class LogSettings(BaseSettings):

@@ -157,7 +157,8 @@ def without_artifact(document: SpeakerDocument, vuid: str, profile: str, lost: s
 def without_old_artifacts(
     document: SpeakerDocument, kept_fingerprints: Mapping[str, Collection[str]]
 ) -> SpeakerDocument:
-    """Drop the artifacts that no fingerprint in use made. Brought ones stay.
+    """Drop the artifacts that no fingerprint in use made. Brought ones stay, and the last good ones until
+    there is one of a fingerprint in use.
 
     Args:
         kept_fingerprints: for each profile the current fingerprint and the one before. A profile that is not
@@ -166,12 +167,31 @@ def without_old_artifacts(
     after = document
     for version in document.versions:
         for profile, made in version.artifacts.items():
-            kept_for = kept_fingerprints.get(profile)
-            kept = tuple(
-                one for one in made if kept_for is None or one.brought or one.fingerprint in kept_for
-            )
-            if kept != made:
+            kept_for = kept_fingerprints.get(profile, {one.fingerprint for one in made})
+            kept = tuple(one for one in made if one.brought or one.fingerprint in kept_for)
+            if kept != made and any(one.fingerprint in kept_for and not one.ahead for one in kept):
                 after = _with(after, _holding(_existing(after, version.vuid), profile, kept))
+    return after
+
+
+def without_ahead(
+    document: SpeakerDocument, promoted_fingerprints: Mapping[str, Collection[str]]
+) -> SpeakerDocument:
+    """Serve what was made ahead of promotions that have come since.
+
+    Args:
+        promoted_fingerprints: for each profile the fingerprints that are or were the current one.
+    """
+    after = document
+    for version in document.versions:
+        for profile, made in version.artifacts.items():
+            promoted_of = promoted_fingerprints.get(profile, ())
+            served = tuple(
+                one.having(ahead=False) if one.ahead and one.fingerprint in promoted_of else one
+                for one in made
+            )
+            if served != made:
+                after = _with(after, _holding(_existing(after, version.vuid), profile, served))
     return after
 
 

@@ -49,14 +49,18 @@ def profile_status(
 ) -> ProfileStatus:
     """Derive the status. Ready wins over an open job, that over failed, and failed over pending.
 
+    An artifact whose bytes are lost is not ready, and no former one takes its place.
+
     Args:
         fingerprint: the one that the profile is made with now; None while no worker has announced it. Then
             any artifact is current.
         former: the fingerprints before it, the newest first. Until there is an artifact of `fingerprint`, the
             last good one is served. None if only an artifact of `fingerprint` is wanted.
     """
-    made = version.artifact(profile.name, fingerprint)
     job = speaker.open_job(version.vuid, profile.name, fingerprint)
+    made = version.artifact(profile.name, fingerprint)
+    if job is not None and job.mends and (made is None or not made.brought):
+        made, former = None, None
     reason = unsupported_reason(version, profile)
     failure = _failure(version, profile.name, fingerprint)
     if made is not None:

@@ -5,12 +5,12 @@ no artifact: housekeeping starts what documents lack.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Protocol
 
-from services.shared.bucket.keys import SpeakerId
 from services.shared.model.clock import Clock
 from services.shared.model.records import Version
-from services.shared.model.speaker import OpenJob
+from services.shared.model.speaker import OpenJob, SpeakerId
 from services.shared.queue.rq_jobs import preparation_queue, queue_name
 from services.shared.queue.seen_jobs import SeenJobs
 from services.shared.telemetry import tracing
@@ -67,16 +67,19 @@ class Jobs:
         *,
         forced: bool = False,
         ahead: bool = False,
+        mends: bool = False,
     ) -> OpenJob:
         """Open a job for an artifact of a version, or return the open one, which the caller joins.
 
         Args:
             fingerprint: the one that the profile is made with now; empty while no worker has announced it.
             forced: make the artifact although there is one.
+            mends: make the artifact because its bytes are lost.
             ahead: hand the job to workers that have this encoder, although it is not the current one.
         """
         queue = preparation_queue(profile, fingerprint) if ahead else queue_name(profile)
-        job = OpenJob(version.vuid, profile, fingerprint, f"job_{self._clock.new_id()}", processing=False)
+        job_id = f"job_{self._clock.new_id()}"
+        job = OpenJob(version.vuid, profile, fingerprint, job_id, processing=False, mends=mends)
         fields = {
             "id": job.job_id,
             "ns": speaker_id.namespace,
@@ -113,7 +116,7 @@ class Jobs:
         self, speaker_id: SpeakerId, job: OpenJob, error: SpeakerRegistryError, attempt: int
     ) -> None:
         """Say that an attempt failed and that the queue will try the job again."""
-        waiting = OpenJob(job.vuid, job.profile, job.fingerprint, job.job_id, processing=False)
+        waiting = replace(job, processing=False)
         fields = {"error": error_json(error, attempt), "stage": "queued", "done": "0"}
         self._claims.renew(speaker_id, waiting, fields)
 

@@ -22,7 +22,6 @@ from services.shared.bucket.registry_identity import open_identity
 from services.shared.bucket.store import ObjectStore
 from services.shared.bucket.stored_bytes import StoredBytes
 from services.shared.configuration.settings import RegistrySettings, StoreSettings
-from services.shared.index.redis_access import connect
 from services.shared.model.clock import Clock
 from services.shared.model.profiles import ProfileCatalogue
 from services.shared.queue.dispatch import RqDispatcher
@@ -35,6 +34,7 @@ from services.shared.registry.speakers import RunAll, Speakers
 from services.shared.view.generation import Generation
 from services.shared.view.job_records import JobRecords
 from services.shared.view.open_jobs import OpenJobs
+from services.shared.view.redis_access import connect
 from services.shared.view.workers import Workers
 from speaker_registry.errors import Unavailable
 
@@ -69,7 +69,9 @@ class Opened:
         self.generation.close()
 
 
-def open_registry(store_settings: StoreSettings, settings: RegistrySettings) -> Opened:
+def open_registry(
+    store_settings: StoreSettings, settings: RegistrySettings, clock: Clock | None = None
+) -> Opened:
     """Open the bucket and Redis of the settings. Redis is not contacted before the first use.
 
     Raises:
@@ -77,8 +79,8 @@ def open_registry(store_settings: StoreSettings, settings: RegistrySettings) -> 
             the truth, or it was not reached within `start_seconds`.
         ProfileUnknown: a profile is not known.
     """
-    clock = Clock()
-    store, identity = _patiently(partial(_open_documents, store_settings, clock), store_settings, clock)
+    clock = clock or Clock()
+    store, identity = _patiently(partial(_open_bucket, store_settings, clock), store_settings, clock)
     return registry_over(store, identity, settings, clock)
 
 
@@ -88,7 +90,8 @@ def registry_over(store: ObjectStore, identity: str, settings: RegistrySettings,
     generation = Generation(settings.redis_address, identity, documents, clock)
     shared = SharedDocuments(documents=documents, generation=generation, clock=clock, now=now)
     catalogue, workers = ProfileCatalogue.load(settings.profiles), Workers(generation)
-    records = ProfileRecords(shared, clock)
+    speakers = Speakers(documents=documents, generation=generation, clock=clock, now=now, run_all=run_all)
+    records = ProfileRecords(shared, clock, wait=speakers.leases.settle)
     dispatcher = RqDispatcher(open_queue_connection(settings), job_seconds=settings.job_seconds)
     return Opened(
         store=store,
@@ -97,7 +100,7 @@ def registry_over(store: ObjectStore, identity: str, settings: RegistrySettings,
         settings=settings,
         catalogue=catalogue,
         generation=generation,
-        speakers=Speakers(documents=documents, generation=generation, clock=clock, now=now, run_all=run_all),
+        speakers=speakers,
         blobs=StoredBytes(store),
         jobs=Jobs(
             OpenJobs(generation),
@@ -140,13 +143,13 @@ def _patiently(opening: Callable[[], Result], settings: StoreSettings, clock: Cl
         pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 
 
-def _open_documents(settings: StoreSettings, clock: Clock) -> tuple[ObjectStore, str]:
+def _open_bucket(settings: StoreSettings, clock: Clock) -> tuple[ObjectStore, str]:
     """Return the probed store and its bucket's identity."""
     prepare_bucket(settings)
     store = open_store(settings)
     documents = Documents(store, clock)
     try:
-        _probe_documents(store, documents, settings)
+        _probe(store, documents, settings)
         document = open_identity(store, documents, settings, clock, now=partial(_now, store))
     except Unavailable as error:
         cause = "; ".join(getattr(error, "__notes__", [error.message]))
@@ -154,7 +157,7 @@ def _open_documents(settings: StoreSettings, clock: Clock) -> tuple[ObjectStore,
     return store, document.identity
 
 
-def _probe_documents(store: ObjectStore, documents: Documents, settings: StoreSettings) -> None:
+def _probe(store: ObjectStore, documents: Documents, settings: StoreSettings) -> None:
     """Probe the store. A folder of ours that can only be read is accepted.
 
     If it cannot be written because the disk is full or read-only, writes are refused one by one until there

@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, Self
 
-from services.shared.bucket.keys import SpeakerId, is_hashed_slug
 from services.shared.bucket.layout import documents_prefix, speaker_of
 from services.shared.bucket.store import Listing
+from services.shared.model.speaker import SpeakerId, is_hashed_slug
 from services.shared.registry.speakers import FoundSpeaker, Speakers
 from services.shared.view.copies import ViewIncomplete
 from speaker_registry.errors import Unavailable
@@ -133,9 +133,7 @@ def _page_of_view(
     return SpeakerPage(entries, last=last, more=more)
 
 
-def _page_of_bucket(
-    speakers: Speakers, store: Listed, namespace: str, after: str, limit: int
-) -> SpeakerPage:
+def _page_of_bucket(speakers: Speakers, store: Listed, namespace: str, after: str, limit: int) -> SpeakerPage:
     with speakers.reading_bucket():
         slugs, more = _slugs(store, namespace, Cursor.parse(after), min(limit, MAX_PAGE_OF_BUCKET))
         found = speakers.read_many([SpeakerId(namespace, slug) for slug in slugs])

@@ -71,6 +71,19 @@ class Profiles:
         """Return the current fingerprint of a profile; empty while no worker has announced one."""
         return self._announced.read(profile).fingerprint
 
+    def kept_fingerprints(self) -> dict[str, frozenset[str]]:
+        """Return the fingerprints whose artifacts stay, for each profile that a worker has announced."""
+        documents = {name: self._announced.read(name) for name in self.names}
+        return {name: one.kept_fingerprints for name, one in documents.items() if one.current}
+
+    def promoted_fingerprints(self) -> dict[str, frozenset[str]]:
+        """Return for each profile the fingerprints that are the current one, or were."""
+        documents = {name: self._announced.read(name) for name in self.names}
+        return {
+            name: frozenset({one.fingerprint, *one.former_fingerprints} - {""})
+            for name, one in documents.items()
+        }
+
     # Statuses
 
     def status(

@@ -17,15 +17,15 @@ from typing import TypeVar
 import structlog
 
 from services.shared.bucket.documents import Base, Documents
-from services.shared.bucket.keys import SpeakerId
 from services.shared.bucket.layout import document_key
 from services.shared.model.changes import fitting
 from services.shared.model.clock import Clock
 from services.shared.model.document import Counts, SpeakerDocument
 from services.shared.model.events import events_between
-from services.shared.model.speaker import Speaker
+from services.shared.model.speaker import Speaker, SpeakerId
 from services.shared.model.stored_document import DocumentDamaged, DocumentNewer
 from services.shared.registry.parsed import MissingSpeakers, ParsedDocuments
+from services.shared.telemetry.metrics import INTEGRITY_FAILURES
 from services.shared.view.agenda import Agenda
 from services.shared.view.answers import Answers
 from services.shared.view.copies import Copy, SpeakerView
@@ -170,7 +170,16 @@ class Speakers:
         Raises `ViewAway` if there is no view to bring up, or as `read` does.
         """
         generation = self.generation.for_reading()  # first: a later one might need a newer document
-        base = self.documents.read(document_key(speaker_id))
+        return self.show(speaker_id, self.documents.read(document_key(speaker_id)), generation)
+
+    def show(self, speaker_id: SpeakerId, base: Base, generation: str) -> SpeakerDocument:
+        """Return what the bucket has of a speaker, after the view's copy was brought up to it.
+
+        Args:
+            base: the document, read after the generation began.
+
+        Raises as `refresh` does.
+        """
         document = self.parse(speaker_id, base)
         if base.etag is not None:
             self.apply(speaker_id, document, base, generation, _NOTHING)
@@ -240,6 +249,7 @@ class Speakers:
             document = SpeakerDocument.parse(base.body)
         except DocumentDamaged as error:
             log.error("document.damaged", speaker=str(speaker_id), reason=str(error))
+            INTEGRITY_FAILURES.labels("record").inc()
             raise _damaged(speaker_id) from None
         except DocumentNewer as error:
             raise _newer(error) from None

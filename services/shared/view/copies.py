@@ -6,28 +6,34 @@ copy never goes back. The documents in the bucket decide: nothing is decided her
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 from redis.client import Pipeline
 
-from services.shared.bucket.keys import SpeakerId
 from services.shared.model.document import Counts, SpeakerDocument
 from services.shared.model.events import SpeakerEvent, events_between
-from services.shared.model.speaker import OpenJob
+from services.shared.model.speaker import OpenJob, SpeakerId
 from services.shared.view.generation import Generation, ViewAway, milliseconds
 from services.shared.view.keys import (
+    FORMER,
     complete_key,
     copy_key,
     counts_key,
     digests_key,
     events_key,
+    generation_of,
+    marks_key,
     names_key,
     open_jobs_key,
     taken_key,
 )
 from services.shared.view.open_jobs import parse_open_jobs
+from services.shared.view.redis_access import unavailable_without_redis
 from speaker_registry.artifact import canonical_json
 
 NO_DOCUMENT = SpeakerDocument()
+_SCANNED, _FORGOTTEN = 1000, 500
+"""The numbers of keys that are looked at, and removed, at a time. Redis answers nothing else meanwhile."""
 _TRIES = 20
 """The number of times that events are computed again because another process applied a revision meanwhile."""
 
@@ -42,6 +48,24 @@ class Copy:
     body: bytes | None = None
     """None if the caller knows this document, or if the view does not know the speaker."""
     open_jobs: tuple[OpenJob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class FormerCopy:
+    """What an earlier generation had of one speaker."""
+
+    revision: int = 0
+    etag: str | None = None
+    body: bytes | None = None
+    mark: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """How many seconds ago the first and the last listing of a generation were applied."""
+
+    first: float
+    last: float
 
 
 class ViewIncomplete(ViewAway):
@@ -154,9 +178,74 @@ class SpeakerView:
         )
         return bool(found)
 
+    def listed(self) -> Listed | None:
+        """Return when listings were applied, or None before the first. Raises as `get` does."""
+        time, found = self._generation.read(
+            lambda pipeline, generation: (pipeline.time(), pipeline.hgetall(complete_key(generation)))
+        )
+        if not found:
+            return None
+        now = milliseconds(time) / 1000
+        return Listed(now - float(found["first"]), now - float(found["last"]))
+
     def complete(self, generation: str) -> None:
         """Say that every document which the bucket listed since the generation began has been applied."""
         self._generation.call("complete", generation, [complete_key(generation)], [])
+
+    def etags(self, speaker_ids: Sequence[SpeakerId]) -> list[str | None]:
+        """Return the ETag of the document of each speaker that the view has."""
+        return self._generation.read(
+            lambda pipeline, generation: [
+                pipeline.hget(copy_key(generation, one), "etag") for one in speaker_ids
+            ]
+        )
+
+    def marks(self, speaker_ids: Sequence[SpeakerId]) -> list[str | None]:
+        """Return what a listing without ETags said of each document when it was applied."""
+        [found] = self._generation.read(
+            lambda pipeline, generation: pipeline.hmget(
+                marks_key(generation), [str(one) for one in speaker_ids]
+            )
+        )
+        return list(found)
+
+    def put_mark(self, speaker_id: SpeakerId, mark: str) -> None:
+        """Keep what a listing, taken before the document was read, said of it."""
+        self._generation.read(
+            lambda pipeline, generation: pipeline.hset(marks_key(generation), str(speaker_id), mark)
+        )
+
+    def former(self, speaker_ids: Sequence[SpeakerId]) -> list[FormerCopy]:
+        """Return what the last complete generation had of each speaker. It proves nothing without its ETag,
+        or its mark, in a listing of now.
+        """
+        [former] = self._generation.read(lambda pipeline, _: pipeline.get(FORMER))
+        if not former or not speaker_ids:
+            return [FormerCopy()] * len(speaker_ids)
+
+        def ask(pipeline: Pipeline, _: str) -> None:
+            pipeline.hmget(marks_key(former), [str(one) for one in speaker_ids])
+            for speaker_id in speaker_ids:
+                pipeline.hmget(copy_key(former, speaker_id), ["rev", "etag", "doc"])
+
+        marks, *copies = self._generation.read(ask)
+        return [
+            FormerCopy(int(rev), etag, doc.encode(), mark) if rev else FormerCopy()
+            for mark, (rev, etag, doc) in zip(marks, copies, strict=True)
+        ]
+
+    def forget_others(self, generation: str) -> int:
+        """Remove the keys of all other generations. Returns how many there were.
+
+        Raises `ViewAway` if this generation is not the one in use any more, or `Unavailable`.
+        """
+        forgotten = 0
+        with unavailable_without_redis():
+            found = self._generation.redis.scan_iter(match="sr:*", count=_SCANNED)
+            old = (key for key in found if (of := generation_of(key)) and of != generation)
+            while keys := list(islice(old, _FORGOTTEN)):
+                forgotten += self._generation.call("forget", generation, keys, [])
+        return forgotten
 
     def _heads(self, speaker_ids: Sequence[SpeakerId]) -> list[Copy]:
         def ask(pipeline: Pipeline, generation: str) -> None:

@@ -25,11 +25,11 @@ from redis.commands.core import Script
 
 from services.shared.bucket.documents import Base, Documents
 from services.shared.bucket.layout import VIEW
-from services.shared.index.redis_access import connect, unavailable_without_redis
 from services.shared.model.clock import Clock
 from services.shared.model.records import seal, unseal
 from services.shared.telemetry.logs import LogThrottle
-from services.shared.view.keys import words_key
+from services.shared.view.keys import FORMER, complete_key, words_key
+from services.shared.view.redis_access import connect, unavailable_without_redis
 from speaker_registry.errors import Conflict, Unavailable
 
 log = structlog.get_logger(__name__)
@@ -359,8 +359,21 @@ class Generation:
         self._words = set()
         begun = Stamp(server, self._bucket, generation)
         seen = str(stamp) if stamp.generation else ""
-        if self._begin(keys=[STAMP], args=[seen, str(begun)]):
+        keys = [STAMP, FORMER, complete_key(stamp.generation)]
+        if self._begin(keys=keys, args=[seen, str(begun), stamp.generation]):
             log.info("view.begun", generation=generation)
+
+    def begin_anew(self, generation: str) -> None:
+        """End this generation, because its copies contradict the bucket, and begin another one.
+
+        Nothing happens if it is not in use any more. Raises as `look` does.
+        """
+        with self._lock, unavailable_without_redis():
+            named, stamp, server = self._look_at_both()
+            if generation == named.generation == stamp.generation:
+                self._trusted = ""
+                self._begin_generation(named, stamp, server)
+        self.look()
 
     def _swap(self, named: Named, **members: str) -> bool:
         """Replace `_view.json` while it is what was looked at. Returns whether this process replaced it."""

@@ -14,16 +14,30 @@ events          the stream of events
 taken           the id of the last event that took something away from readers
 leases          processes that may answer from memory: process -> the last event that it had applied
 b:{namespace}   the artifacts of live versions: digest of the file -> speaker
-complete        there once every document that the bucket lists has been applied
+complete        there once every document that the bucket lists has been applied: times of listings
+marks           of a store whose listings have no ETags: speaker -> what one said of the document applied
 words           what each process left at its last look, see `generation`
 shared          copies of documents that every process keeps: path -> revision, ETag and, of some, the JSON
 told            the paths of such documents, by the order in which they were last said to have changed
 workers:{profile}, failed:{profile}   live workers, and failed proofs, by time
 campaigns       the progress of campaigns that are not over: id -> JSON
 keys_used       API keys: id -> Unix seconds of the last use
+
+Beside the generations, `sr:former` names the last one whose view was complete.
 """
 
-from services.shared.bucket.keys import SpeakerId
+import re
+
+from services.shared.model.speaker import SpeakerId
+
+FORMER = "sr:former"
+_OF_GENERATION = re.compile(r"sr:([0-9a-f]{32}):.*", re.DOTALL)
+
+
+def generation_of(key: str) -> str | None:
+    """Return the generation that a key belongs to, or None if it belongs to none."""
+    match = _OF_GENERATION.fullmatch(key)
+    return match[1] if match else None
 
 
 def copy_key(generation: str, speaker_id: SpeakerId) -> str:
@@ -82,6 +96,10 @@ def digests_key(generation: str, namespace: str) -> str:
 
 def complete_key(generation: str) -> str:
     return f"sr:{generation}:complete"
+
+
+def marks_key(generation: str) -> str:
+    return f"sr:{generation}:marks"
 
 
 def words_key(generation: str) -> str:

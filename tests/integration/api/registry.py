@@ -8,7 +8,6 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -20,12 +19,12 @@ from services.registry_api.access.authentication import open_access
 from services.registry_api.app import create_app
 from services.registry_api.commands.wiring import keys_of, services_of
 from services.registry_api.keys.key_uses import KeyUses
+from services.registry_api.maintenance.rebuild import rebuild
 from services.registry_api.maintenance.settle import settle
-from services.registry_api.maintenance.view_rebuild import rebuild
+from services.registry_api.operations.delete import delete
 from services.registry_api.serving.limits import BodyTimeouts
 from services.registry_api.serving.server import server_config
 from services.shared.audio import AudioDecoder
-from services.shared.bucket.keys import SpeakerId
 from services.shared.configuration.settings import (
     AccessSettings,
     ApiSettings,
@@ -34,6 +33,7 @@ from services.shared.configuration.settings import (
     StoreSettings,
     UploadLimits,
 )
+from services.shared.model.speaker import SpeakerId
 from services.shared.registry.opening import open_registry
 from speaker_registry.names import parse_speaker_name
 from tests.integration.api.contract import Contract
@@ -102,7 +102,7 @@ class Registry:
         store = store or StoreSettings(url=folder.as_uri(), create_bucket=True)
         self.opened = open_registry(store, registry)
         self.keys = keys_of(self.opened)
-        key_uses = KeyUses(self.opened.generation, self.opened.clock)
+        self.key_uses = KeyUses(self.opened.generation, self.opened.clock)
         self.worker = StandIn(self.opened)
         self._announced = announced
         self._settings = repr(
@@ -111,7 +111,7 @@ class Registry:
         services = services_of(
             self.opened,
             keys=self.keys,
-            key_uses=key_uses,
+            key_uses=self.key_uses,
             decoder=decoder,
             campaigns=_NoCampaigns(),  # type: ignore[arg-type]
             housekeeping=None,
@@ -121,7 +121,7 @@ class Registry:
                 access or AccessSettings(),
                 rates or RateSettings(),
                 self.keys,
-                key_uses,
+                self.key_uses,
                 self.opened.generation.plain,
             ),
         )
@@ -206,6 +206,7 @@ class Registry:
 
     def rebuild(self) -> int:
         """Bring the view up to all documents. Returns how many it lacked."""
+        self.opened.generation.look()  # Redis may have lost the view since the last look
         return rebuild(self.opened.store, self.opened.speakers)
 
     def repair(self, name: str) -> None:
@@ -216,6 +217,19 @@ class Registry:
             self.opened.profiles,
             SpeakerId.of("default", parse_speaker_name(name)),
         )
+
+    def delete(self, name: str) -> None:
+        """Delete a voice as another client does."""
+        delete(self.opened.speakers, self.opened.jobs, self.namespace, parse_speaker_name(name), by="another")
+
+    @property
+    def plain_redis(self) -> redis.Redis:
+        """A client that works whatever state the view is in."""
+        return self.opened.generation.plain
+
+    def generation(self) -> str:
+        """Return the generation of the view in use."""
+        return self.opened.generation.for_reading()
 
     def stored(self) -> Stored:
         files = [path for path in self.folder.rglob("*") if path.is_file()]

@@ -867,8 +867,8 @@ def test_without_redis_reads_go_on(start: Start, valkey: Any, monkeypatch: pytes
     def away(*_: object, **__: object) -> None:
         raise ConnectionError
 
-    index = closed.parts.index
-    for client in (index.redis, index.ungated):
+    generation = closed.opened.generation
+    for client in (generation.redis, generation.plain):
         client.connection_pool.disconnect()
         monkeypatch.setattr(client.connection_pool, "connection_kwargs", {"path": "/nowhere.sock"})
     time.sleep(1)
@@ -888,7 +888,7 @@ def test_beyond_loopback_the_registry_needs_keys(registry: Registry):
         AccessMisconfigured, match="need an API key, and there is none that could make others"
     ):
         open_access(
-            world, AccessSettings(), RateSettings(), registry.keys, registry.key_uses, registry.parts.index
+            world, AccessSettings(), RateSettings(), registry.keys, registry.key_uses, registry.plain_redis
         )
     with pytest.raises(AccessMisconfigured, match="listens on loopback only"):
         open_access(
@@ -897,10 +897,10 @@ def test_beyond_loopback_the_registry_needs_keys(registry: Registry):
             RateSettings(),
             registry.keys,
             registry.key_uses,
-            registry.parts.index,
+            registry.plain_redis,
         )
     assert open_access(
-        world, CLOSED, RateSettings(), registry.keys, registry.key_uses, registry.parts.index
+        world, CLOSED, RateSettings(), registry.keys, registry.key_uses, registry.plain_redis
     ).required
 
 
@@ -926,7 +926,7 @@ def test_who_lacks_a_first_key_is_told_which_setting_asks_for_it_and_how_to_make
             RateSettings(),
             registry.keys,
             registry.key_uses,
-            registry.parts.index,
+            registry.plain_redis,
         )
     assert str(caught.value).startswith(reason)
     assert "new-key --out FILE" in str(caught.value)
@@ -941,10 +941,10 @@ def test_a_key_from_before_is_a_way_in(start: Start):
     world = ApiSettings(host="::")
     key(closed, "engine")
     with pytest.raises(AccessMisconfigured):
-        open_access(world, AccessSettings(), RateSettings(), closed.keys, closed.key_uses, closed.parts.index)
+        open_access(world, AccessSettings(), RateSettings(), closed.keys, closed.key_uses, closed.plain_redis)
     key(closed, "admin")
     assert open_access(
-        world, AccessSettings(), RateSettings(), closed.keys, closed.key_uses, closed.parts.index
+        world, AccessSettings(), RateSettings(), closed.keys, closed.key_uses, closed.plain_redis
     ).required
 
 

@@ -110,7 +110,7 @@ def test_while_the_index_is_rebuilt_an_unknown_digest_may_exist(start: Start):
     registry.redis.flushdb()
     answer = registry.client.get(path)
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "unavailable")
-    registry.housekeeper.rebuild()
+    registry.rebuild()
 
     def is_served() -> bool:  # once its facts are certain
         registry.repair("alice")

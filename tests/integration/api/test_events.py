@@ -11,8 +11,8 @@ import httpx
 import pytest
 
 from services.registry_api.serving import event_feed
-from services.shared.index.speaker_index import EVENTS
 from services.shared.telemetry import metrics
+from services.shared.view.keys import events_key
 from tests.integration.api.access import CLOSED, bearer, id_of, key
 from tests.integration.api.conftest import Start
 from tests.integration.api.registry import OTHER_CLIP, WIDER, Registry
@@ -182,10 +182,10 @@ def test_an_unknown_profile_is_an_error(registry: Registry):
     assert (answer.status_code, answer.json()["error"]["code"]) == (404, "profile_unknown")
 
 
-@pytest.mark.parametrize("place", ["1-1-1", "{epoch}-1-1", "{epoch}-99999999999999-0"])
+@pytest.mark.parametrize("place", ["1-1-1", "{generation}-1-1", "{generation}-99999999999999-0"])
 def test_a_place_that_is_not_known_is_answered_with_a_reset(registry: Registry, name: str, place: str):
     """An event of another registry or index, one that is gone by now, and one that never was."""
-    given = place.format(epoch=registry.parts.index.epoch)
+    given = place.format(generation=registry.generation())
     with listening(registry, voice=name, headers={"Last-Event-ID": given}) as listener:
         [reset] = listener.until(lambda _: True)
         assert reset.type == "reset"
@@ -210,9 +210,9 @@ def test_what_a_listener_does_not_take_is_bounded(registry: Registry, monkeypatc
     monkeypatch.setattr(event_feed, "MAX_BEHIND", 3)
     heard = event_feed.Listener(lambda _: True)
     for number in range(3):
-        heard.tell({"type": "version.created", "id": str(number)})
+        heard.tell({"what": "version.created", "id": str(number)})
     assert not heard.has_lost_place
-    heard.tell({"type": "version.created", "id": "3"})
+    heard.tell({"what": "version.created", "id": "3"})
     assert heard.has_lost_place
     assert [event["id"] for event in heard.take()] == ["3"]
 
@@ -293,7 +293,7 @@ def test_events_that_were_trimmed_are_missed(start: Start):
     with listening(registry) as listener:
         registry.ready("alice")
         [*_, first] = listener.until(lambda frame: frame.type == "version.created")
-    registry.redis.xtrim(EVENTS, maxlen=1, approximate=False)
+    registry.redis.xtrim(events_key(registry.generation()), maxlen=1, approximate=False)
     with listening(registry, after=first.fields["id"]) as listener:
         [reset] = listener.until(lambda _: True)
     assert reset.type == "reset"

@@ -8,9 +8,9 @@ import httpx
 import pytest
 
 from services.registry_api.express import lane as lane_module
-from services.registry_api.operations import speaker_pages
-from services.shared.bucket.keys import SpeakerId
-from services.shared.index.speaker_index import names_key, speaker_key
+from services.shared.model.speaker import SpeakerId
+from services.shared.registry import pages
+from services.shared.view.keys import copy_key, names_key
 from speaker_registry import AsyncRegistryClient, RegistryClient
 from speaker_registry.errors import InvalidRequest, ProfileUnknown
 from speaker_registry.manifests import Manifest
@@ -88,7 +88,7 @@ def test_every_voice_is_on_one_page(start: Start):
 
 def test_a_page_ends_after_a_mebibyte_of_texts(start: Start, monkeypatch: pytest.MonkeyPatch):
     """Five hundred of the longest transcripts would be an answer of 30 MB."""
-    monkeypatch.setattr(speaker_pages, "PAGE_BYTES", 250)
+    monkeypatch.setattr(pages, "PAGE_BYTES", 250)
     registry = start()
     for number in range(5):
         registry.upload(f"voice-{number}", ref_text="x" * 100)
@@ -151,14 +151,14 @@ def test_a_page_from_memory_ends_with_a_new_voice(closed_lane: tuple[Registry, L
 def test_a_page_from_memory_ends_with_a_voice_that_is_admitted_late(closed_lane: tuple[Registry, Lane]):
     """An upload from before a loss of Redis may land when all other voices were admitted already."""
     registry, lane = closed_lane
-    index, bob = registry.parts.index, SpeakerId("default", "bob")
+    generation, bob = registry.generation(), SpeakerId("default", "bob")
     registry.ready("alice")
     registry.ready("bob")
-    registry.redis.delete(speaker_key(bob))
-    registry.redis.zrem(f"{names_key('default')}:{index.epoch}", "bob")
+    registry.redis.delete(copy_key(generation, bob))
+    registry.redis.zrem(names_key(generation, "default"), "bob")
     registry.client.delete("/v1/voices/alice")  # its event ends what was kept before
     wait_until(lambda: voices(lane.get(PATH).json()) == [])
-    index.admit(bob)
+    registry.opened.speakers.refresh(bob)
     wait_until(lambda: voices(listed(registry)) == ["bob"])
 
 
@@ -168,10 +168,10 @@ def test_a_page_from_memory_ends_with_the_index_that_it_came_from(closed_lane: t
     registry.ready("alice")
     lane.get(PATH)
     events = registry.app.state.services.events
-    stamp = registry.parts.index.stamp
+    before = registry.generation()
     registry.redis.flushall()
-    registry.housekeeper.rebuild()
-    wait_until(lambda: events._stamp != stamp and events.is_fresh)
+    registry.rebuild()
+    wait_until(lambda: events.generation != before and events.is_fresh)
     answered = lane.answered
     assert voices(listed(registry)) == ["alice"]
     assert lane.answered == answered

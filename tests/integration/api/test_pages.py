@@ -437,7 +437,7 @@ def test_the_overview_says_what_needs_a_person(start: Start):
         page = visitor.get().text
         assert f"1 voice waits for {PROFILE}: no worker serves it." in page
         assert f"Start a worker with SPEAKER_EXTRACTOR_PROFILES={PROFILE}." in page
-        registry.parts.workers.beat("worker-1", {PROFILE: registry.worker.fingerprint})
+        registry.opened.workers.beat("worker-1", {PROFILE: registry.worker.fingerprint})
         registry.worker.finish_all()
         assert registry.client.get("/v1/voices/alice").json()["state"] == "ready"
 
@@ -602,11 +602,14 @@ def test_lists_have_pages_and_filters(start: Start, monkeypatch: pytest.MonkeyPa
 
 def test_sessions_survive_another_process_and_not_a_lost_redis(registry: Registry):
     """All API processes read each other's sessions. After a loss of Redis people sign in again."""
-    one, other = Seal(registry.parts.index), Seal(registry.parts.index, monotonic=lambda: 10.0)
+    one, other = (
+        Seal(registry.plain_redis),
+        Seal(registry.plain_redis, monotonic=lambda: 10.0),
+    )
     sealed = one.seal(b"something")
     assert other.open(sealed) == b"something"
     assert b"something" not in sealed.encode()
     registry.redis.delete("sr:seal_secret")
-    anew = Seal(registry.parts.index)
+    anew = Seal(registry.plain_redis)
     assert anew.open(sealed) is None
-    assert Seal(registry.parts.index).open(anew.seal(b"x")) == b"x"
+    assert Seal(registry.plain_redis).open(anew.seal(b"x")) == b"x"

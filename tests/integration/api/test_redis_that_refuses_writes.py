@@ -103,8 +103,8 @@ def refusing(request: pytest.FixtureRequest, registry: Registry, own_valkey: Val
     begin, end = request.param
     registry.app.state.access.rate_limits.now = lambda: time.time() + MINUTE
     with Redis.from_url(own_valkey.url) as redis:
-        redis.delete(shared_key(registry.parts.generation.for_reading()))
-        registry.parts.profile_records.look_anew()
+        redis.delete(shared_key(registry.opened.generation.for_reading()))
+        registry.opened.profile_records.look_anew()
         begin(redis, own_valkey.data_dir)
         try:
             yield

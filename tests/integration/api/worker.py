@@ -1,5 +1,5 @@
-"""Plays the worker: takes queued jobs and publishes made-up tensors as workers do, when the test says so. The
-module knows no encoder and no RQ.
+"""Plays the worker: takes queued jobs and publishes made-up tensors by the real verbs, when the test says so.
+The module knows no encoder and no RQ.
 """
 
 import threading
@@ -8,17 +8,17 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from services.shared.bucket.keys import SpeakerId
+from services.shared.model.speaker import SpeakerId
 from services.shared.registry.fail import fail
 from services.shared.registry.opening import Opened
-from services.shared.registry.publication import Provenance
-from services.shared.registry.publish import Attempt, publish, start
+from services.shared.registry.publish import Attempt, Provenance, publish, start
+from services.shared.view.job_records import JobRecord
+from services.shared.view.keys import jobs_key
 from speaker_registry.errors import SpeakerRegistryError
-from speaker_registry.names import parse_speaker_name
+from speaker_registry.names import parse_speaker_name, slug_of
 from tests.encoders import make_current
 
 FINGERPRINT = "sha256:" + "1" * 64
-_MANY = 10_000
 
 
 class StandIn:
@@ -35,31 +35,37 @@ class StandIn:
         self.fingerprint, self.untrained = fingerprint, untrained
         for profile in self._opened.catalogue.names:
             make_current(
-                self._opened.profile_records, profile, fingerprint, {"model": "made up"}, untrained=untrained
+                self._opened.profile_records,
+                profile,
+                fingerprint,
+                {"model": "made up"},
+                untrained=untrained,
             )
+
+    def queued(self, name: str | None = None, *, namespace: str = "default") -> list[JobRecord]:
+        """Return the queued jobs of one voice, or of all, oldest first."""
+        slug = slug_of(parse_speaker_name(name).key) if name is not None else None
+        [ids] = self._opened.generation.read(
+            lambda pipeline, generation: pipeline.zrange(jobs_key(generation, namespace), 0, -1)
+        )
+        found = [self._opened.jobs.record(namespace, job_id) for job_id in ids]
+        return [job for job in found if job.state == "queued" and slug in {None, job.slug}]
 
     def take_all(self, name: str | None = None, *, namespace: str = "default") -> list[Attempt]:
         """Take the queued jobs of one voice, or of all, without finishing them."""
         found = []
-        for speaker_id in self._speakers(name, namespace):
-            for job in self._opened.speakers.read(speaker_id).open_jobs:
-                if job.processing:
-                    continue
-                attempt = start(
-                    self._opened.speakers,
-                    self._opened.jobs,
-                    speaker_id,
-                    job.job_id,
-                    self._provenance(job.profile),
-                )
-                if attempt is not None:
-                    found.append(attempt)
-        self.taken += found
+        for job in self.queued(name, namespace=namespace):
+            attempt = start(
+                self._opened.speakers,
+                self._opened.jobs,
+                SpeakerId(namespace, job.slug),
+                job.id,
+                self._provenance(job.profile),
+            )
+            if attempt is not None:
+                self.taken.append(attempt)
+                found.append(attempt)
         return found
-
-    def _speakers(self, name: str | None, namespace: str) -> list[SpeakerId]:
-        names = [name] if name is not None else self._opened.speakers.view.names(namespace, limit=_MANY)
-        return [SpeakerId.of(namespace, parse_speaker_name(one)) for one in names]
 
     def publish(
         self,
@@ -85,9 +91,7 @@ class StandIn:
 
     def fail_all(self, name: str, error: SpeakerRegistryError) -> None:
         for attempt in self.take_all(name):
-            fail(
-                self._opened.speakers, self._opened.jobs, self._opened.profiles, attempt, error
-            )
+            fail(self._opened.speakers, self._opened.jobs, self._opened.profiles, attempt, error)
 
     @contextmanager
     def working(self) -> Iterator[None]:
@@ -120,7 +124,7 @@ def _tensors(attempt: Attempt) -> dict[str, np.ndarray]:
     profile = attempt.provenance.profile
     assert attempt.version.clip is not None
     assert profile.frame_rate is not None
-    random = np.random.default_rng(abs(hash(attempt.job.job_id)))
+    random = np.random.default_rng(abs(hash((attempt.job_id, attempt.number))))
     frames = max(1, round(attempt.version.clip.seconds * profile.frame_rate))
     return {
         "speaker_embedding": random.standard_normal(profile.embedding_width or 1).astype(np.float32),

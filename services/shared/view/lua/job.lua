@@ -6,7 +6,8 @@
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 local seconds = string.format('%.17g', now / 1000)
-local holder = string.match(redis.call('HGET', KEYS[2], ARGV[2]) or '', '^[^:]*')
+local claim = redis.call('HGET', KEYS[2], ARGV[2]) or ''
+local holder, mends = string.match(claim, '^[^:]*'), string.match(claim, ':mends$') or ''
 if ARGV[5] == '' and holder == ARGV[3] then redis.call('HDEL', KEYS[2], ARGV[2]) end
 local state = redis.call('HGET', KEYS[3], 'state')
 if state ~= 'queued' and state ~= 'processing' then return false end
@@ -14,7 +15,7 @@ if #ARGV > 7 then redis.call('HSET', KEYS[3], unpack(ARGV, 8)) end
 local attempts = redis.call('HINCRBY', KEYS[3], 'attempt', ARGV[6])
 if ARGV[6] == '1' then redis.call('HSET', KEYS[3], 'started_at', seconds) end
 if ARGV[5] ~= '' and (holder == '' or holder == ARGV[3]) then
-  redis.call('HSET', KEYS[2], ARGV[2], ARGV[3] .. ':' .. ARGV[4] .. ':' .. string.format('%.0f', now + tonumber(ARGV[5])))
+  redis.call('HSET', KEYS[2], ARGV[2], ARGV[3] .. ':' .. ARGV[4] .. ':' .. string.format('%.0f', now + tonumber(ARGV[5])) .. mends)
   redis.call('PEXPIRE', KEYS[2], ARGV[5])
 end
 if state ~= ARGV[4] then move_job(KEYS[4], KEYS[3], ARGV[3], ARGV[4], ARGV[5] == '', seconds) end
