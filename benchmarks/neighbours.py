@@ -33,7 +33,7 @@ from benchmarks.overload import SERVED, p99_seconds
 from benchmarks.upload_to_ready import FORM, form
 from services.embedded.managed_process import ManagedProcess
 from services.registry_api.keys.api_keys import new_token
-from services.shared.bucket.keys import SpeakerId
+from services.shared.model.speaker import SpeakerId
 from services.shared.index.speaker_index import SpeakerIndex
 from speaker_registry.names import SpeakerName
 from tests.ports import free_port

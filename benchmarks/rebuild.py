@@ -21,7 +21,7 @@ from redis import Redis
 from benchmarks.queue_throughput import jobs_per_second, simple_worker
 from benchmarks.upload_to_ready import CLIP, FORM, Caller, form
 from services.embedded.valkey import ValkeyServer
-from services.shared.bucket.keys import SpeakerId
+from services.shared.model.speaker import SpeakerId
 from services.shared.index.speaker_index import COMPLETE
 from services.shared.model.domain import ArtifactRecord, VersionRecord
 from tests.processes import RegistryProcesses

@@ -14,19 +14,18 @@ from services.registry_api.operations.delete import delete
 from services.registry_api.operations.register import Limits, NewVersion, Registered, register
 from services.registry_api.operations.sources import ClipSource, EmbeddingSource
 from services.shared.bucket.documents import Documents
-from services.shared.bucket.keys import SpeakerId
 from services.shared.bucket.stored_bytes import StoredBytes
 from services.shared.model.clock import Clock
 from services.shared.model.document import SpeakerDocument
 from services.shared.model.encoders import Encoder
 from services.shared.model.profile_document import ProfileDocument
 from services.shared.model.profiles import ProfileCatalogue
+from services.shared.model.speaker import SpeakerId
 from services.shared.queue.jobs import Jobs
 from services.shared.queue.rq_jobs import profile_of
 from services.shared.registry.lookup import find, find_version
 from services.shared.registry.profiles import Profiles
-from services.shared.registry.publication import Provenance
-from services.shared.registry.publish import Attempt, publish, start
+from services.shared.registry.publish import Attempt, Provenance, publish, start
 from services.shared.registry.speakers import Speakers
 from services.shared.view.generation import Generation
 from services.shared.view.job_records import JobRecords

@@ -9,11 +9,11 @@ from services.registry_api.maintenance.housekeeping import Housekeeping
 from services.registry_api.operations.delete import delete
 from services.registry_api.operations.register import Limits, NewVersion, Registered, register
 from services.registry_api.operations.sources import ClipSource
-from services.shared.bucket.keys import SpeakerId
 from services.shared.configuration.settings import HousekeepingSettings, RegistrySettings, StoreSettings
 from services.shared.model.clock import Clock
 from services.shared.model.document import SpeakerDocument
 from services.shared.model.records import Version
+from services.shared.model.speaker import SpeakerId
 from services.shared.registry.opening import Opened, open_registry
 from services.shared.registry.speakers import FoundSpeaker
 from speaker_registry.names import parse_speaker_name

@@ -16,7 +16,7 @@ import yaml
 
 from deploy.compose import make_bucket
 from services.registry_api.keys.api_keys import parse_token
-from services.shared.index.redis_access import RIGHTS
+from services.shared.view.redis_access import RIGHTS
 from tests.deploy import dockerfile
 from tests.deploy.compose_file import FILE, REQUIRED, ROOT, SEAWEEDFS, merged, parsed, services
 from tests.deploy.composed import make_secrets

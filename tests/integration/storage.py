@@ -14,35 +14,35 @@ from typing import Any, NoReturn, Self
 
 import numpy as np
 import redis
+from services.registry_api.operations.registration import Registered, Upload
+from services.shared.bucket.blobs import read_artifact
+from services.shared.bucket.epochs import Epochs
+from services.shared.bucket.facts import read_speaker, truth_of
+from services.shared.bucket.identity import bucket_identity
+from services.shared.index.jobs import JobRecord, Jobs
+from services.shared.index.leases import Leases
+from services.shared.index.profile_events import ProfileEvents
+from services.shared.index.refusals import Undecided
+from services.shared.index.speaker_index import DIRTY, WINDOW_SECONDS, ClaimResult, SpeakerIndex
+from services.shared.model.domain import Speaker, SpeakerVersion
+from services.shared.registry.parts import RegistryParts
+from services.shared.registry.publication import Attempt, Provenance, Publisher
 
 from services.registry_api.keys.forget import sweep
 from services.registry_api.keys.held_keys import HeldKeys
 from services.registry_api.keys.key_uses import KeyUses
 from services.registry_api.maintenance.housekeeping import Housekeeper
 from services.registry_api.operations import Operations
-from services.registry_api.operations.registration import Registered, Upload
 from services.shared.audio import DecodedClip, ReferenceAudio
-from services.shared.bucket.blobs import read_artifact
 from services.shared.bucket.documents import Documents
-from services.shared.bucket.epochs import Epochs
-from services.shared.bucket.facts import read_speaker, truth_of
 from services.shared.bucket.folder_store import FolderStore
-from services.shared.bucket.identity import bucket_identity
-from services.shared.bucket.keys import SpeakerId
 from services.shared.configuration.settings import HousekeepingSettings, RegistrySettings
-from services.shared.index.jobs import JobRecord, Jobs
-from services.shared.index.leases import Leases
-from services.shared.index.profile_events import ProfileEvents
-from services.shared.index.refusals import Undecided
-from services.shared.index.speaker_index import DIRTY, WINDOW_SECONDS, ClaimResult, SpeakerIndex
 from services.shared.model.clock import Clock
-from services.shared.model.domain import Speaker, SpeakerVersion
 from services.shared.model.profiles import ProfileCatalogue
+from services.shared.model.speaker import SpeakerId
 from services.shared.queue.dispatch import RqDispatcher
 from services.shared.registry.opening import open_queue_connection
-from services.shared.registry.parts import RegistryParts
 from services.shared.registry.profile_records import ProfileRecords
-from services.shared.registry.publication import Attempt, Provenance, Publisher
 from services.shared.registry.served import ServedEncoders
 from services.shared.registry.shared_documents import SharedDocuments
 from services.shared.view.generation import Generation

@@ -6,16 +6,16 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from services.shared.bucket.facts import MAX_RECORD_BYTES
+from services.shared.bucket.place import BucketCopied, Place, make_own
+from services.shared.registry.parts import RegistryParts
 
 from services.registry_api.commands import adopt_bucket
 from services.shared.bucket.connection import StoreUnfit
-from services.shared.bucket.facts import MAX_RECORD_BYTES
 from services.shared.bucket.opening import open_store
-from services.shared.bucket.place import BucketCopied, Place, make_own
 from services.shared.configuration.settings import RegistrySettings, StoreSettings
 from services.shared.model.clock import Clock
 from services.shared.registry.opening import open_parts
-from services.shared.registry.parts import RegistryParts
 from tests import servers
 from tests.integration.conftest import bucket_settings
 from tests.servers import S3Server

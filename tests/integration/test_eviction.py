@@ -9,7 +9,7 @@ import redis
 from structlog.testing import capture_logs
 
 from services.embedded.valkey import ValkeyServer
-from services.shared.index import redis_access
+from services.shared.view import redis_access
 from speaker_registry.errors import Unavailable
 from tests.integration.storage import Storage
 

@@ -10,8 +10,8 @@ from itertools import count
 
 import numpy as np
 import pytest
-
 from services.registry_api.operations.artifact_upload import ReadyArtifact
+
 from speaker_registry.errors import Conflict, Unavailable, VoiceNotFound
 from tests.integration.storage import (
     FINGERPRINT,

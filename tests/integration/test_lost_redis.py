@@ -8,13 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from services.embedded.valkey import ValkeyServer
 from services.registry_api.operations.registration import Upload
 from services.shared.bucket.epochs import LOOK_SECONDS, Epochs
 from services.shared.bucket.facts import truth_of
 from services.shared.bucket.identity import bucket_identity
-from services.shared.bucket.store import ObjectUnavailable
 from services.shared.index import gate, redis_access
 from services.shared.index.gate import BOOT, GateClosed, LayoutNewer, RedisTaken
 from services.shared.index.jobs import Jobs
@@ -25,6 +22,9 @@ from services.shared.index.speaker_index import (
     SpeakerIndex,
     speaker_key,
 )
+
+from services.embedded.valkey import ValkeyServer
+from services.shared.bucket.store import ObjectUnavailable
 from services.shared.view import generation as view
 from speaker_registry.errors import (
     JobNotFound,

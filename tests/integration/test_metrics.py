@@ -9,8 +9,8 @@ from typing import Any
 
 import httpx
 import pytest
-
 from services.shared.bucket.identity import bucket_identity
+
 from services.shared.bucket.opening import open_store
 from services.shared.bucket.probe import PROBED
 from services.shared.configuration.settings import StoreSettings

@@ -18,8 +18,8 @@ import pytest
 
 from services.registry_api.maintenance.erase import erase
 from services.registry_api.maintenance.garbage_sweep import sweep
-from services.shared.bucket.keys import SpeakerId
 from services.shared.bucket.layout import document_key, documents_prefix, speaker_of
+from services.shared.model.speaker import SpeakerId
 from services.shared.queue.rq_jobs import JobQueue, queue_name
 from speaker_registry import RegistryClient
 from speaker_registry.errors import NotFound

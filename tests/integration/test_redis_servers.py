@@ -4,14 +4,14 @@ from collections.abc import Iterator
 
 import pytest
 from redis import Redis
-
-from services.embedded.valkey import ValkeyServer
-from services.shared.bucket.keys import SpeakerId
 from services.shared.index import gate
 from services.shared.index.gate import InfoMissing
 from services.shared.index.refusals import CensusDue
 from services.shared.index.speaker_index import SpeakerIndex
 from services.shared.model.domain import Speaker
+
+from services.embedded.valkey import ValkeyServer
+from services.shared.model.speaker import SpeakerId
 from tests import servers
 from tests.integration.storage import NoEpochs
 

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING
 import boto3
 import pytest
 from botocore.config import Config
+from services.shared.bucket.identity import bucket_identity
+from services.shared.bucket.keys import is_data
 from structlog.testing import capture_logs
 
 from services.shared.bucket.connection import StoreUnfit, StoreUnreachable, prepare_bucket
-from services.shared.bucket.identity import bucket_identity
-from services.shared.bucket.keys import is_data
 from services.shared.bucket.opening import open_store
 from services.shared.bucket.probe import probe_consistency
 from services.shared.bucket.store import ObjectStore, Skips

@@ -10,11 +10,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from services.shared.index.speaker_index import DIRTY
 
 from services.embedded.managed_process import ROOT
 from services.registry_api.commands import sweep
 from services.registry_api.commands.exit_statuses import DONE, NOT_NOW
-from services.shared.index.speaker_index import DIRTY
 from speaker_registry import RegistryClient
 from tests.process_load import noise_clip
 from tests.processes import QUICK, RegistryProcesses

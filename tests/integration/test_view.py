@@ -17,14 +17,13 @@ from redis import Redis
 from services.embedded.valkey import ValkeyServer
 from services.shared.bucket.documents import Documents
 from services.shared.bucket.folder_store import FolderStore
-from services.shared.bucket.keys import SpeakerId
 from services.shared.bucket.layout import VIEW
 from services.shared.bucket.store import Object
 from services.shared.model import changes
 from services.shared.model.clock import Clock
 from services.shared.model.document import Counts, SpeakerDocument
 from services.shared.model.records import Version, unseal
-from services.shared.model.speaker import OpenJob
+from services.shared.model.speaker import OpenJob, SpeakerId
 from services.shared.view import generation as generation_module
 from services.shared.view import open_jobs
 from services.shared.view.agenda import Agenda

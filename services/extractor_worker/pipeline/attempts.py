@@ -9,9 +9,9 @@ import numpy as np
 import structlog
 
 from services.shared.audio import ReferenceAudio
-from services.shared.bucket.keys import SpeakerId
 from services.shared.bucket.store import ObjectUnavailable, Store
 from services.shared.bucket.stored_bytes import StoredBytes
+from services.shared.model.speaker import SpeakerId
 from services.shared.queue.jobs import Jobs
 from services.shared.registry.fail import fail
 from services.shared.registry.profiles import Profiles

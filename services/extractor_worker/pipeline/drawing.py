@@ -6,12 +6,12 @@ import structlog
 from structlog.contextvars import bound_contextvars
 
 from services.shared.audio import ReferenceAudio
-from services.shared.bucket.keys import SpeakerId
 from services.shared.bucket.pictures import store_pictures
 from services.shared.bucket.store import Store
 from services.shared.bucket.stored_bytes import StoredBytes
 from services.shared.model.pictures import Picture
 from services.shared.model.records import Version
+from services.shared.model.speaker import SpeakerId
 from services.shared.queue.rq_jobs import QueuedJob
 from services.shared.registry.repair import Decode, sound_rendition
 from services.shared.registry.speakers import Speakers

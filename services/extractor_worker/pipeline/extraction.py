@@ -24,7 +24,7 @@ from structlog.contextvars import bound_contextvars
 from services.extractor_worker.jobs.heartbeat import EXIT_UNFINISHED
 from services.extractor_worker.pipeline.attempts import Attempts
 from services.extractor_worker.pipeline.extractor import DeviceLost, Extractor
-from services.shared.bucket.keys import SpeakerId
+from services.shared.model.speaker import SpeakerId
 from services.shared.queue.rq_jobs import QueuedJob, profile_of
 from services.shared.registry.publish import Attempt, Provenance
 from services.shared.telemetry import tracing

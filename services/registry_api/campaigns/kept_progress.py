@@ -10,10 +10,10 @@ from redis.exceptions import LockError
 from redis.lock import Lock
 
 from services.registry_api.campaigns.campaign import Progress
-from services.shared.index.redis_access import unavailable_without_redis
 from services.shared.model.profile_document import CampaignRecord
 from services.shared.view.generation import Generation
 from services.shared.view.keys import campaigns_key
+from services.shared.view.redis_access import unavailable_without_redis
 from speaker_registry.errors import Unavailable
 
 _LOCK_SECONDS = 15.0

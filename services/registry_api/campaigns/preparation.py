@@ -21,11 +21,10 @@ from services.registry_api.campaigns.campaign import (
     paced,
 )
 from services.registry_api.maintenance.each_speaker import safely
-from services.shared.bucket.blobs import Unsound
-from services.shared.bucket.keys import SpeakerId
 from services.shared.bucket.store import ObjectStore
-from services.shared.bucket.stored_bytes import StoredBytes
+from services.shared.bucket.stored_bytes import StoredBytes, Unsound
 from services.shared.model.profile_document import CampaignRecord
+from services.shared.model.speaker import SpeakerId
 from services.shared.queue.jobs import Jobs
 from services.shared.registry.pages import page
 from services.shared.registry.profiles import Profiles

@@ -14,7 +14,6 @@ from services.registry_api.campaigns.campaign import Progress
 from services.registry_api.campaigns.kept_progress import KeptProgress
 from services.registry_api.campaigns.preparation import NO_WORKER, Preparation
 from services.registry_api.operations.promote import commit_promotion
-from services.shared.index.redis_access import unavailable_without_redis
 from services.shared.model.profile_document import (
     CampaignRecord,
     ProfileDocument,
@@ -24,6 +23,7 @@ from services.shared.model.profile_document import (
 from services.shared.model.profiles import ProfileCatalogue
 from services.shared.registry.profile_records import ProfileRecords
 from services.shared.telemetry.logs import LogThrottle
+from services.shared.view.redis_access import unavailable_without_redis
 from services.shared.view.workers import Workers
 from speaker_registry.errors import CampaignEnded, EncoderCurrent, Unavailable
 from speaker_registry.schemas import CampaignState

@@ -30,9 +30,9 @@ from services.registry_api.protocol.signals import metrics_of
 from services.registry_api.serving.connections import OFFER
 from services.registry_api.serving.event_stream import Event, EventStream
 from services.registry_api.serving.limits import is_request_id
-from services.shared.bucket.keys import namespace_of
 from services.shared.model.events import ADMITTED
 from services.shared.model.profile_document import ProfileDocument
+from services.shared.model.speaker import namespace_of
 from services.shared.telemetry import tracing
 from services.shared.telemetry.metrics import ARTIFACT_REQUESTS, Batch
 

@@ -7,7 +7,7 @@ of all cookies as well: see `seal`.
 from redis import Redis
 
 from services.registry_api.keys.seal import SEALED_SECONDS
-from services.shared.index.redis_access import unavailable_without_redis
+from services.shared.view.redis_access import unavailable_without_redis
 
 _PREFIX = "sr:ended_session:"
 

@@ -13,7 +13,7 @@ from typing import cast
 from cryptography.fernet import Fernet, InvalidToken
 from redis import Redis
 
-from services.shared.index.redis_access import unavailable_without_redis
+from services.shared.view.redis_access import unavailable_without_redis
 
 SEALED_SECONDS = 12 * 3600
 """What was sealed longer ago than this cannot be opened."""

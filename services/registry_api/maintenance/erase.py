@@ -4,11 +4,11 @@ from datetime import timedelta
 
 import structlog
 
-from services.shared.bucket.keys import SpeakerId
 from services.shared.bucket.layout import bytes_of
 from services.shared.bucket.stored_bytes import StoredBytes
 from services.shared.model.changes import without_lives
 from services.shared.model.document import SpeakerDocument
+from services.shared.model.speaker import SpeakerId
 from services.shared.registry.speakers import Speakers
 
 log = structlog.get_logger(__name__)

@@ -7,9 +7,9 @@ import structlog
 from redis.exceptions import LockError
 from redis.lock import Lock
 
-from services.shared.index.redis_access import unavailable_without_redis
 from services.shared.model.clock import Clock
 from services.shared.view.generation import Generation
+from services.shared.view.redis_access import unavailable_without_redis
 from speaker_registry.errors import Unavailable
 
 log = structlog.get_logger()

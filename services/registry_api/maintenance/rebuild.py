@@ -16,9 +16,9 @@ import structlog
 
 from services.registry_api.maintenance.each_speaker import in_batches, in_parallel
 from services.shared.bucket.documents import Base
-from services.shared.bucket.keys import SpeakerId
 from services.shared.bucket.layout import document_key, documents_prefix, speaker_of
 from services.shared.bucket.store import Listing, StoredObject
+from services.shared.model.speaker import SpeakerId
 from services.shared.registry.speakers import FoundSpeaker, Speakers
 from services.shared.view.copies import FormerCopy
 from speaker_registry.errors import VoiceDamaged, VoiceUnreadable

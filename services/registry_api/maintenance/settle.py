@@ -9,12 +9,11 @@ from contextlib import suppress
 
 import structlog
 
-from services.shared.bucket.keys import SpeakerId
 from services.shared.model.changes import without_ahead, without_old_artifacts
 from services.shared.model.document import SpeakerDocument
 from services.shared.model.promotion import promoted
 from services.shared.model.records import FailureRecord, Version
-from services.shared.model.speaker import OpenJob, Speaker
+from services.shared.model.speaker import OpenJob, Speaker, SpeakerId
 from services.shared.queue.jobs import Jobs
 from services.shared.registry.extract import extract_missing
 from services.shared.registry.fail import give_up

@@ -13,18 +13,18 @@ import redis
 import structlog
 
 from services.registry_api.maintenance.each_speaker import in_parallel
-from services.shared.bucket.keys import SpeakerId, is_slug
 from services.shared.bucket.layout import bytes_folder, documents_prefix, speaker_of
 from services.shared.bucket.store import Store
 from services.shared.configuration.settings import HousekeepingSettings
-from services.shared.index.redis_access import unavailable_without_redis
 from services.shared.model.records import Record
+from services.shared.model.speaker import SpeakerId, is_slug
 from services.shared.queue.jobs import Jobs
 from services.shared.registry.profile_records import ProfileRecords
 from services.shared.registry.profiles import Profiles
 from services.shared.registry.speakers import Speakers
 from services.shared.telemetry.metrics import GARBAGE
 from services.shared.view.job_records import KEPT_SECONDS
+from services.shared.view.redis_access import unavailable_without_redis
 from speaker_registry.names import is_namespace
 
 log = structlog.get_logger()

@@ -7,8 +7,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from urllib.parse import quote
 
-from services.shared.bucket.keys import SpeakerId
 from services.shared.model.records import ArtifactRecord, Version
+from services.shared.model.speaker import SpeakerId
 from services.shared.model.status import ProfileStatus
 from services.shared.registry.lookup import find_version, find_versions
 from services.shared.registry.profiles import Profiles

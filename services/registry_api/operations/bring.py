@@ -17,7 +17,7 @@ from services.shared.bucket.stored_bytes import StoredBytes
 from services.shared.model.changes import AlreadyMade, VersionGone, with_artifact
 from services.shared.model.document import Counts, SpeakerDocument
 from services.shared.model.fingerprint import Fingerprint
-from services.shared.model.packaging import applying_tensors, named_artifact, package
+from services.shared.model.packaging import applying_tensors, package
 from services.shared.model.records import GIVEN_FINGERPRINT, ArtifactRecord, Version
 from services.shared.model.status import cache_unsupported, missing_transcript
 from services.shared.registry.extract import check_builds
@@ -141,14 +141,14 @@ def _pack(
         profile,
         applying_tensors(version, profile, given.tensors),
         fingerprint=origin.fingerprint,
-        attempt=object_id,
+        object_id=object_id,
         build=1 + version.highest_build(profile.name, origin.fingerprint),
         extractor=origin.extractor,
         untrained=origin.untrained,
         computed_on=manifest.computed_on if manifest else None,
         used_seconds=manifest.used_seconds if manifest else None,
     )
-    return data, named_artifact(made).having(brought=True)
+    return data, made.having(brought=True)
 
 
 def _adding(

@@ -6,11 +6,10 @@ refused, and housekeeping does not start a required profile again.
 
 import structlog
 
-from services.shared.bucket.keys import SpeakerId
 from services.shared.model.changes import CANCELED, AlreadyMade, VersionGone, with_failure
 from services.shared.model.document import SpeakerDocument
 from services.shared.model.records import FailureRecord
-from services.shared.model.speaker import OpenJob
+from services.shared.model.speaker import OpenJob, SpeakerId
 from services.shared.queue.jobs import Jobs
 from services.shared.registry.profiles import Profiles
 from services.shared.registry.speakers import Speakers

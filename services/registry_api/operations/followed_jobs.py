@@ -10,10 +10,9 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from services.shared.bucket.keys import SpeakerId
 from services.shared.model.changes import CANCELED
 from services.shared.model.records import FailureRecord, Version
-from services.shared.model.speaker import OpenJob
+from services.shared.model.speaker import OpenJob, SpeakerId
 from services.shared.queue.jobs import Jobs
 from services.shared.registry.profiles import Profiles
 from services.shared.registry.speakers import FoundSpeaker, Speakers

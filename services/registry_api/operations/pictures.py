@@ -3,12 +3,12 @@
 from collections.abc import Iterator
 from typing import Protocol
 
-from services.shared.bucket.keys import SpeakerId
 from services.shared.bucket.pictures import StoredPicture, find_picture, read_picture
 from services.shared.bucket.store import Store
 from services.shared.bucket.stored_bytes import clip_of
 from services.shared.model.pictures import Picture
 from services.shared.model.records import Version
+from services.shared.model.speaker import SpeakerId
 from speaker_registry.errors import PicturesFailed
 
 

@@ -5,9 +5,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 from services.registry_api.operations.followed_jobs import follow
-from services.shared.bucket.keys import SpeakerId
 from services.shared.bucket.stored_bytes import StoredBytes
 from services.shared.model.records import Version
+from services.shared.model.speaker import SpeakerId
 from services.shared.model.status import ProfileStatus, worst
 from services.shared.queue.jobs import Jobs
 from services.shared.registry.extract import extract

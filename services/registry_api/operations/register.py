@@ -13,11 +13,11 @@ from urllib.parse import quote
 import structlog
 
 from services.registry_api.operations.sources import Source
-from services.shared.bucket.keys import SpeakerId
 from services.shared.bucket.stored_bytes import StoredBytes
 from services.shared.model.changes import next_marks, with_version
 from services.shared.model.document import Counts, SpeakerDocument, key_reused
 from services.shared.model.records import Version
+from services.shared.model.speaker import SpeakerId
 from services.shared.queue.jobs import Jobs
 from services.shared.registry.extract import extract_missing
 from services.shared.registry.profiles import Profiles

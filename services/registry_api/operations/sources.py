@@ -8,11 +8,11 @@ from typing import Protocol
 import numpy as np
 
 from services.shared.audio import DecodedClip
-from services.shared.bucket.keys import SpeakerId
 from services.shared.bucket.stored_bytes import StoredBytes
-from services.shared.model.packaging import named_artifact, package
+from services.shared.model.packaging import package
 from services.shared.model.profiles import ProfileCatalogue
 from services.shared.model.records import GIVEN_FINGERPRINT, ClipRecord, Version
+from services.shared.model.speaker import SpeakerId
 from services.shared.registry.repair import restore_clip
 from speaker_registry.engine import Profile
 from speaker_registry.errors import EmbeddingWidthMismatch
@@ -136,8 +136,10 @@ class EmbeddingSource:
         self, blobs: StoredBytes, speaker_id: SpeakerId, version: Version, profile: Profile
     ) -> Version:
         tensors = {"speaker_embedding": self._embedding}
-        data, made = package(version, profile, tensors, fingerprint=GIVEN_FINGERPRINT, attempt=self._new_id())
-        record = named_artifact(made).having(brought=True)
+        data, made = package(
+            version, profile, tensors, fingerprint=GIVEN_FINGERPRINT, object_id=self._new_id()
+        )
+        record = made.having(brought=True)
         blobs.store_artifact(speaker_id, version.vuid, record.object, data)
         return version.having(artifacts={**version.artifacts, profile.name: (record,)}).with_used_build(
             profile.name, GIVEN_FINGERPRINT, record.build

@@ -40,7 +40,7 @@ from services.registry_api.wire import rendering
 from services.registry_api.wire.answers import answer, file_headers
 from services.registry_api.wire.examples import artifacts as examples
 from services.registry_api.wire.uploads import NO_LIMIT
-from services.shared.bucket.keys import SpeakerId
+from services.shared.model.speaker import SpeakerId
 from services.shared.registry.lookup import find_version
 from speaker_registry.artifact import read_tensors
 from speaker_registry.names import SpeakerName

@@ -18,9 +18,9 @@ from services.registry_api.serving.event_feed import EventFeed, Listener, Place,
 from services.registry_api.serving.event_stream import Event
 from services.registry_api.wire import events as wire
 from services.registry_api.wire.examples import events as examples
-from services.shared.index.redis_access import unavailable_without_redis
 from services.shared.registry.lookup import identify
 from services.shared.telemetry.metrics import EVENT_RESETS, EVENTS_SENT
+from services.shared.view.redis_access import unavailable_without_redis
 from speaker_registry.errors import InvalidRequest, PermissionDenied
 from speaker_registry.names import parse_speaker_name
 

@@ -25,7 +25,7 @@ from services.registry_api.protocol.routing import Router
 from services.registry_api.wire import rendering
 from services.registry_api.wire.answers import answer
 from services.registry_api.wire.examples import jobs as examples
-from services.shared.bucket.keys import SpeakerId
+from services.shared.model.speaker import SpeakerId
 from services.shared.registry.extract import extract
 from services.shared.registry.lookup import find_version, identify
 from services.shared.view.job_records import JobRecord

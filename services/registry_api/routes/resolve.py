@@ -13,7 +13,7 @@ from services.registry_api.protocol.signals import route_of
 from services.registry_api.wire import rendering
 from services.registry_api.wire.answers import answer_to_question
 from services.registry_api.wire.examples import artifacts as examples
-from services.shared.bucket.keys import SpeakerId
+from services.shared.model.speaker import SpeakerId
 from speaker_registry.errors import InvalidRequest, SpeakerRegistryError, VoiceNotFound
 from speaker_registry.names import parse_speaker_name, split_reference
 from speaker_registry.schemas import MAX_RESOLVED, Resolution, ResolveRequest

@@ -17,7 +17,7 @@ from starlette.concurrency import run_in_threadpool
 
 from services.registry_api.serving.admission import pause_request
 from services.registry_api.serving.fair_queue import FairQueue
-from services.shared.bucket.keys import namespace_of
+from services.shared.model.speaker import namespace_of
 
 POLL_SECONDS = 1.0
 """The state is read again after this time, even if no event has come."""

@@ -4,7 +4,7 @@ from collections.abc import Callable, Set
 from typing import Any
 
 from services.registry_api.serving.event_stream import Event
-from services.shared.bucket.keys import SpeakerId
+from services.shared.model.speaker import SpeakerId
 from speaker_registry.artifact import canonical_json
 from speaker_registry.names import VoiceId
 from speaker_registry.schemas import RegistryEvent

@@ -18,9 +18,9 @@ here do not parse is ignored.
 import re
 from dataclasses import dataclass
 
-from services.shared.bucket.keys import SpeakerId, is_slug
 from services.shared.bucket.store import check_key
 from services.shared.model.pictures import Picture
+from services.shared.model.speaker import SpeakerId, is_slug
 from speaker_registry.names import is_namespace
 
 API_KEYS = "_keys/"

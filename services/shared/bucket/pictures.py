@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import structlog
 
-from services.shared.bucket.keys import SpeakerId
 from services.shared.bucket.layout import PicturePath, picture_key, picture_of, version_prefix
 from services.shared.bucket.store import Store
 from services.shared.model.pictures import DRAWING, Picture
+from services.shared.model.speaker import SpeakerId
 from services.shared.telemetry.metrics import INTEGRITY_FAILURES
 
 log = structlog.get_logger()

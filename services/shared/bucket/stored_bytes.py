@@ -6,10 +6,10 @@ is removed by `maintenance/garbage_sweep` alone: whoever stored bytes for a chan
 
 import structlog
 
-from services.shared.bucket.keys import SpeakerId
 from services.shared.bucket.layout import artifact_key, bytes_prefix, clip_key, rendition_key
 from services.shared.bucket.store import Listing, Store
 from services.shared.model.records import ArtifactRecord, ClipRecord, Version
+from services.shared.model.speaker import SpeakerId
 from services.shared.telemetry.metrics import INTEGRITY_FAILURES
 from speaker_registry.artifact import sha256_digest
 from speaker_registry.errors import AudioNotFound, SpeakerRegistryError

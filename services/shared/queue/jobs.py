@@ -8,10 +8,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Protocol
 
-from services.shared.bucket.keys import SpeakerId
 from services.shared.model.clock import Clock
 from services.shared.model.records import Version
-from services.shared.model.speaker import OpenJob
+from services.shared.model.speaker import OpenJob, SpeakerId
 from services.shared.queue.rq_jobs import preparation_queue, queue_name
 from services.shared.queue.seen_jobs import SeenJobs
 from services.shared.telemetry import tracing

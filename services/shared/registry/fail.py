@@ -2,10 +2,9 @@
 
 import structlog
 
-from services.shared.bucket.keys import SpeakerId
 from services.shared.model.changes import AlreadyMade, VersionGone, with_failure
 from services.shared.model.records import FailureRecord
-from services.shared.model.speaker import OpenJob
+from services.shared.model.speaker import OpenJob, SpeakerId
 from services.shared.queue.jobs import Jobs
 from services.shared.registry.profiles import Profiles
 from services.shared.registry.publish import Attempt

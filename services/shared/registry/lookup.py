@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from services.shared.bucket.keys import SpeakerId
 from services.shared.model.records import Version
+from services.shared.model.speaker import SpeakerId
 from services.shared.registry.profiles import Profiles
 from services.shared.registry.speakers import FoundSpeaker, Speakers
 from speaker_registry.errors import (

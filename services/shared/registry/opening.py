@@ -22,7 +22,6 @@ from services.shared.bucket.registry_identity import open_identity
 from services.shared.bucket.store import ObjectStore
 from services.shared.bucket.stored_bytes import StoredBytes
 from services.shared.configuration.settings import RegistrySettings, StoreSettings
-from services.shared.index.redis_access import connect
 from services.shared.model.clock import Clock
 from services.shared.model.profiles import ProfileCatalogue
 from services.shared.queue.dispatch import RqDispatcher
@@ -35,6 +34,7 @@ from services.shared.registry.speakers import RunAll, Speakers
 from services.shared.view.generation import Generation
 from services.shared.view.job_records import JobRecords
 from services.shared.view.open_jobs import OpenJobs
+from services.shared.view.redis_access import connect
 from services.shared.view.workers import Workers
 from speaker_registry.errors import Unavailable
 

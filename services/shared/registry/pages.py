@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol, Self
 
-from services.shared.bucket.keys import SpeakerId, is_hashed_slug
 from services.shared.bucket.layout import documents_prefix, speaker_of
 from services.shared.bucket.store import Listing
+from services.shared.model.speaker import SpeakerId, is_hashed_slug
 from services.shared.registry.speakers import FoundSpeaker, Speakers
 from services.shared.view.copies import ViewIncomplete
 from speaker_registry.errors import Unavailable

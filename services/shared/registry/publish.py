@@ -11,13 +11,12 @@ from typing import Any
 import numpy as np
 import structlog
 
-from services.shared.bucket.keys import SpeakerId
 from services.shared.bucket.stored_bytes import StoredBytes
 from services.shared.model.changes import AlreadyMade, VersionGone, with_artifact
 from services.shared.model.document import SpeakerDocument
-from services.shared.model.packaging import named_artifact, package
+from services.shared.model.packaging import package
 from services.shared.model.records import ArtifactRecord, Version
-from services.shared.model.speaker import OpenJob
+from services.shared.model.speaker import OpenJob, SpeakerId
 from services.shared.queue.jobs import Jobs
 from services.shared.registry.profiles import Profiles
 from services.shared.registry.speakers import FoundSpeaker, Speakers
@@ -201,7 +200,7 @@ def _pack(
         provenance.profile,
         tensors,
         fingerprint=provenance.fingerprint,
-        attempt=object_id,
+        object_id=object_id,
         build=attempt.build,
         extractor=provenance.extractor,
         untrained=provenance.untrained,
@@ -209,4 +208,4 @@ def _pack(
         used_seconds=used_seconds,
         seconds_spent=round(speakers.clock.monotonic() - attempt.started, 4),
     )
-    return data, named_artifact(made)
+    return data, made

@@ -10,9 +10,9 @@ from collections.abc import Callable
 import structlog
 
 from services.shared.audio import DecodedClip, ReferenceAudio
-from services.shared.bucket.keys import SpeakerId
 from services.shared.bucket.stored_bytes import StoredBytes, Unsound, clip_of
 from services.shared.model.records import ArtifactRecord, Version
+from services.shared.model.speaker import SpeakerId
 from services.shared.model.status import unsupported_reason
 from services.shared.queue.jobs import Jobs
 from services.shared.registry.profiles import Profiles

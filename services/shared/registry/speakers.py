@@ -17,13 +17,12 @@ from typing import TypeVar
 import structlog
 
 from services.shared.bucket.documents import Base, Documents
-from services.shared.bucket.keys import SpeakerId
 from services.shared.bucket.layout import document_key
 from services.shared.model.changes import fitting
 from services.shared.model.clock import Clock
 from services.shared.model.document import Counts, SpeakerDocument
 from services.shared.model.events import events_between
-from services.shared.model.speaker import Speaker
+from services.shared.model.speaker import Speaker, SpeakerId
 from services.shared.model.stored_document import DocumentDamaged, DocumentNewer
 from services.shared.registry.parsed import MissingSpeakers, ParsedDocuments
 from services.shared.telemetry.metrics import INTEGRITY_FAILURES

@@ -7,7 +7,7 @@ meanwhile. It is forgotten with the view.
 
 from redis.client import Pipeline
 
-from services.shared.bucket.keys import SpeakerId
+from services.shared.model.speaker import SpeakerId
 from services.shared.view.generation import Generation
 from services.shared.view.keys import answer_key
 

@@ -10,11 +10,9 @@ from itertools import islice
 
 from redis.client import Pipeline
 
-from services.shared.bucket.keys import SpeakerId
-from services.shared.index.redis_access import unavailable_without_redis
 from services.shared.model.document import Counts, SpeakerDocument
 from services.shared.model.events import SpeakerEvent, events_between
-from services.shared.model.speaker import OpenJob
+from services.shared.model.speaker import OpenJob, SpeakerId
 from services.shared.view.generation import Generation, ViewAway, milliseconds
 from services.shared.view.keys import (
     FORMER,
@@ -30,6 +28,7 @@ from services.shared.view.keys import (
     taken_key,
 )
 from services.shared.view.open_jobs import parse_open_jobs
+from services.shared.view.redis_access import unavailable_without_redis
 from speaker_registry.artifact import canonical_json
 
 NO_DOCUMENT = SpeakerDocument()

@@ -25,11 +25,11 @@ from redis.commands.core import Script
 
 from services.shared.bucket.documents import Base, Documents
 from services.shared.bucket.layout import VIEW
-from services.shared.index.redis_access import connect, unavailable_without_redis
 from services.shared.model.clock import Clock
 from services.shared.model.records import seal, unseal
 from services.shared.telemetry.logs import LogThrottle
 from services.shared.view.keys import FORMER, complete_key, words_key
+from services.shared.view.redis_access import connect, unavailable_without_redis
 from speaker_registry.errors import Conflict, Unavailable
 
 log = structlog.get_logger(__name__)

@@ -28,7 +28,7 @@ Beside the generations, `sr:former` names the last one whose view was complete.
 
 import re
 
-from services.shared.bucket.keys import SpeakerId
+from services.shared.model.speaker import SpeakerId
 
 FORMER = "sr:former"
 _OF_GENERATION = re.compile(r"sr:([0-9a-f]{32}):.*", re.DOTALL)

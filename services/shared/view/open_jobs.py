@@ -8,8 +8,7 @@ its queue. Records are for those who follow a job. No write depends on either.
 from collections.abc import Mapping
 from dataclasses import replace
 
-from services.shared.bucket.keys import SpeakerId
-from services.shared.model.speaker import OpenJob
+from services.shared.model.speaker import OpenJob, SpeakerId
 from services.shared.view.agenda import Agenda
 from services.shared.view.generation import Generation
 from services.shared.view.job_records import KEPT_SECONDS

@@ -16,8 +16,7 @@ from redis import Redis
 from services.embedded.valkey import ValkeyServer
 from services.shared.audio import AudioDecoder
 from services.shared.configuration.settings import UploadLimits
-from services.shared.index import redis_access
-from services.shared.view import generation
+from services.shared.view import generation, redis_access
 from tests.integration.api.registry import Registry
 
 _numbers = itertools.count(1)

@@ -25,7 +25,6 @@ from services.registry_api.operations.delete import delete
 from services.registry_api.serving.limits import BodyTimeouts
 from services.registry_api.serving.server import server_config
 from services.shared.audio import AudioDecoder
-from services.shared.bucket.keys import SpeakerId
 from services.shared.configuration.settings import (
     AccessSettings,
     ApiSettings,
@@ -34,6 +33,7 @@ from services.shared.configuration.settings import (
     StoreSettings,
     UploadLimits,
 )
+from services.shared.model.speaker import SpeakerId
 from services.shared.registry.opening import open_registry
 from speaker_registry.names import parse_speaker_name
 from tests.integration.api.contract import Contract

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from services.shared.index.jobs import KEPT_SECONDS
+from services.shared.view.job_records import KEPT_SECONDS
 from speaker_registry import RegistryClient
 from speaker_registry.errors import InvalidAudio
 from tests.integration.api.conftest import Start

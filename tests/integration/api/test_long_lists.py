@@ -7,7 +7,7 @@ import pytest
 
 from services.registry_api.routes import audio_voices
 from services.registry_api.wire import paging
-from services.shared.bucket.keys import SpeakerId
+from services.shared.model.speaker import SpeakerId
 from services.shared.registry import pages
 from services.shared.registry.speakers import Speakers
 from speaker_registry import RegistryClient

@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from services.registry_api.express import lane as lane_module
-from services.shared.bucket.keys import SpeakerId
+from services.shared.model.speaker import SpeakerId
 from services.shared.registry import pages
 from services.shared.view.keys import copy_key, names_key
 from speaker_registry import AsyncRegistryClient, RegistryClient

@@ -23,8 +23,8 @@ from services.registry_api.routes import health, voices
 from services.registry_api.serving import long_polls
 from services.registry_api.wire import paging
 from services.shared.audio import AudioDecoder, DecodedClip
-from services.shared.bucket.keys import SpeakerId
 from services.shared.configuration.settings import UploadLimits
+from services.shared.model.speaker import SpeakerId
 from speaker_registry import RegistryClient, cli
 from speaker_registry.artifact import Artifact, sha256_digest
 from speaker_registry.errors import AudioNotFound, InvalidAudio

@@ -9,7 +9,7 @@ import pytest
 from services.extractor_worker.features.pictures import draw
 from services.registry_api.maintenance.erase import erase
 from services.shared.audio import ReferenceAudio
-from services.shared.bucket.keys import SpeakerId
+from services.shared.model.speaker import SpeakerId
 from services.shared.queue.rq_jobs import PICTURES_QUEUE
 from speaker_registry import RegistryClient
 from speaker_registry.errors import InvalidAudio

@@ -15,7 +15,7 @@ import pytest
 
 from services.embedded.valkey import ValkeyServer
 from services.registry_api.serving import admission
-from services.shared.index import redis_access
+from services.shared.view import redis_access
 from tests.integration.api.conftest import Start
 from tests.integration.api.registry import Registry
 from tests.queue_workers import wait_until

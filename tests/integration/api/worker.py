@@ -8,11 +8,11 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from services.shared.bucket.keys import SpeakerId
-from services.shared.index.jobs import JobRecord
+from services.shared.model.speaker import SpeakerId
 from services.shared.registry.fail import fail
 from services.shared.registry.opening import Opened
 from services.shared.registry.publish import Attempt, Provenance, publish, start
+from services.shared.view.job_records import JobRecord
 from services.shared.view.keys import jobs_key
 from speaker_registry.errors import SpeakerRegistryError
 from speaker_registry.names import parse_speaker_name, slug_of

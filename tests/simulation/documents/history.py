@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from services.shared.bucket.blobs import Unsound
-from services.shared.bucket.keys import SpeakerId
+from services.shared.bucket.stored_bytes import Unsound
+from services.shared.model.speaker import SpeakerId
 from services.shared.view.generation import ASKED_SECONDS, SETTLED_SECONDS
 from speaker_registry.errors import AudioNotFound, Unavailable, VoiceNotFound
 from speaker_registry.names import DEFAULT, LATEST

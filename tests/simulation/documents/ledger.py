@@ -16,7 +16,6 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
-from services.shared.bucket.keys import SpeakerId
 from services.shared.bucket.layout import (
     VIEW,
     artifact_key,
@@ -29,6 +28,7 @@ from services.shared.bucket.layout import (
 from services.shared.model.changes import CANCELED
 from services.shared.model.document import SpeakerDocument
 from services.shared.model.records import Version, unseal
+from services.shared.model.speaker import SpeakerId
 from speaker_registry.names import DEFAULT
 from tests.simulation.documents.request import PATIENCE_SECONDS, Request, current_request
 

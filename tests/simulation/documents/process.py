@@ -5,10 +5,10 @@ from typing import Any
 
 import redis
 
-from services.shared.bucket.keys import SpeakerId
 from services.shared.model.changes import undeleted, with_alias, without_version
 from services.shared.model.clock import Clock
 from services.shared.model.document import SpeakerDocument
+from services.shared.model.speaker import SpeakerId
 from services.shared.registry.extract import extract_missing
 from services.shared.registry.fail import fail
 from services.shared.view.generation import Stamp

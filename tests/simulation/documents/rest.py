@@ -8,10 +8,9 @@ from functools import partial
 from operator import methodcaller
 from typing import Any
 
-from services.shared.bucket.keys import SpeakerId
 from services.shared.model.document import SpeakerDocument
 from services.shared.model.events import events_between
-from services.shared.model.speaker import Speaker
+from services.shared.model.speaker import Speaker, SpeakerId
 from services.shared.model.status import profile_status, unsupported_reason
 from services.shared.view.generation import STAMP, Stamp
 from services.shared.view.keys import agenda_key, announcements_key, events_key, names_key

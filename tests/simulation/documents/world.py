@@ -10,8 +10,8 @@ from functools import partial
 from random import Random
 from typing import Any
 
-from services.shared.bucket.keys import SpeakerId
 from services.shared.bucket.layout import bytes_of, document_key
+from services.shared.model.speaker import SpeakerId
 from speaker_registry.errors import SpeakerRegistryError
 from tests.memory_registry import NS, PROFILES, Fingerprints, id_of
 from tests.simulation import scheduler
