@@ -19,14 +19,12 @@ from services.shared.bucket.blobs import read_artifact
 from services.shared.bucket.epochs import Epochs
 from services.shared.bucket.facts import read_speaker, truth_of
 from services.shared.bucket.identity import bucket_identity
-from services.shared.index.jobs import JobRecord, Jobs
 from services.shared.index.leases import Leases
 from services.shared.index.profile_events import ProfileEvents
 from services.shared.index.refusals import Undecided
 from services.shared.index.speaker_index import DIRTY, WINDOW_SECONDS, ClaimResult, SpeakerIndex
 from services.shared.model.domain import Speaker, SpeakerVersion
 from services.shared.registry.parts import RegistryParts
-from services.shared.registry.publication import Attempt, Provenance, Publisher
 
 from services.registry_api.keys.forget import sweep
 from services.registry_api.keys.held_keys import HeldKeys
@@ -43,9 +41,11 @@ from services.shared.model.speaker import SpeakerId
 from services.shared.queue.dispatch import RqDispatcher
 from services.shared.registry.opening import open_queue_connection
 from services.shared.registry.profile_records import ProfileRecords
+from services.shared.registry.publish import Attempt, Provenance, Publisher
 from services.shared.registry.served import ServedEncoders
 from services.shared.registry.shared_documents import SharedDocuments
 from services.shared.view.generation import Generation
+from services.shared.view.job_records import JobRecord, Jobs
 from services.shared.view.workers import Workers
 from speaker_registry.errors import Unavailable
 from speaker_registry.names import parse_speaker_name

@@ -20,6 +20,7 @@ from services.shared.view.leases import WAIT_SECONDS
 from services.registry_api.keys.api_keys import new_token
 from tests.process_load import noise_clip
 from tests.processes import PROFILE, QUICK, RegistryProcesses
+from tests.queue_workers import wait_until
 
 SECONDS = float(os.environ.get("EXACT_SECONDS", "3"))
 """How long each scenario is read from. `EXACT_SECONDS=600` reads millions of times."""
@@ -28,6 +29,8 @@ CHANGES = 4
 KEYS = 4
 """The number of keys that are made and revoked, each through another process."""
 READERS, VOICES = 4, 6
+READINGS = 4
+"""The least number of answers in each scenario."""
 BOOTSTRAP = new_token()
 FILE = "/v1/voices/{}/versions/default/artifacts/" + PROFILE + "/file"
 UNAVAILABLE = 503
@@ -73,7 +76,7 @@ def read(registry: RegistryProcesses, readings: Readings, seed: int) -> None:
     """Read files until the end, from all processes in turn, and hold them against what was acknowledged."""
     lucky = random.Random(seed)
     with ExitStack() as stack:
-        clients = [stack.enter_context(client_of(url, seconds=1.0)) for url in registry.urls]
+        clients = [stack.enter_context(client_of(url, seconds=5.0)) for url in registry.urls]
         while not readings.over:
             name = lucky.choice(list(readings.voices))
             known = readings.voices[name]
@@ -100,12 +103,13 @@ def read_all_the_time(registry: RegistryProcesses) -> Iterator[Readings]:
         readers = [pool.submit(read, registry, readings, seed) for seed in range(READERS)]
         try:
             yield readings
+            # A busy machine may not have come to it meanwhile.
+            wait_until(lambda: readings.count >= READINGS, 120)
         finally:
             readings.over = True
         for one in readers:
             one.result()
     assert not readings.wrong, readings.wrong[:5]
-    assert readings.count > SECONDS
 
 
 def change_something(client: httpx.Client, readings: Readings, number: int) -> None:

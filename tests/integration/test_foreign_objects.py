@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 from redis import Redis
-from services.shared.bucket.keys import LAST_CREATED_AT, LAST_NUMBER, LAST_SEQ, parse_key
 from services.shared.index import script_arguments
 from services.shared.model.domain import Speaker, TombstoneFact
 
 from services.embedded.valkey import ValkeyServer
 from services.registry_api.maintenance import rebuild
 from services.shared.bucket.store import Listing, ObjectUnavailable, Store
+from services.shared.model.speaker import LAST_CREATED_AT, LAST_NUMBER, LAST_SEQ, parse_key
 from speaker_registry.errors import VoiceDamaged, VoiceNotFound, VoiceUnreadable
 from tests.integration.storage import (
     FINGERPRINT,

@@ -14,7 +14,6 @@ from services.shared.bucket.facts import truth_of
 from services.shared.bucket.identity import bucket_identity
 from services.shared.index import gate, redis_access
 from services.shared.index.gate import BOOT, GateClosed, LayoutNewer, RedisTaken
-from services.shared.index.jobs import Jobs
 from services.shared.index.refusals import EpochOver
 from services.shared.index.speaker_index import (
     DIRTY,
@@ -26,6 +25,7 @@ from services.shared.index.speaker_index import (
 from services.embedded.valkey import ValkeyServer
 from services.shared.bucket.store import ObjectUnavailable
 from services.shared.view import generation as view
+from services.shared.view.job_records import Jobs
 from speaker_registry.errors import (
     JobNotFound,
     Unavailable,

@@ -9,10 +9,11 @@ from typing import Any
 
 import httpx
 import pytest
-from services.shared.bucket.identity import bucket_identity
 
+from services.shared.bucket.documents import Documents
 from services.shared.bucket.opening import open_store
 from services.shared.bucket.probe import PROBED
+from services.shared.bucket.registry_identity import open_identity
 from services.shared.configuration.settings import StoreSettings
 from services.shared.model.clock import Clock
 from speaker_registry import __version__
@@ -43,7 +44,9 @@ def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RegistryProce
         "SPEAKER_API_CORS_ORIGINS": PAGE,
     }
     running = RegistryProcesses(tmp_path_factory.mktemp("metrics"), environment=environment)
-    bucket_identity(open_store(StoreSettings(url=running.bucket.as_uri())), Clock())
+    settings, clock = StoreSettings(url=running.bucket.as_uri()), Clock()
+    store = open_store(settings)
+    open_identity(store, Documents(store, clock), settings, clock, now=lambda: int(clock.now()))
     with running:
         yield running
 

@@ -30,7 +30,7 @@ ROOT = Path(__file__).parents[2]
 PAGES = ("README.md", *sorted(str(page.relative_to(ROOT)) for page in (ROOT / "docs").rglob("*.md")))
 KEPT_ARTIFACTS = {
     "README.md": {"wren.safetensors", "rowan.safetensors"},
-    "docs/concepts.md": {"wren.safetensors"},
+    "docs/concepts.md": {"heron.safetensors"},
     "docs/usage.md": {"wren.safetensors", "rowan.safetensors"},
     "docs/moving.md": set[str](),
     "docs/vllm-omni.md": set[str](),

@@ -270,6 +270,29 @@ def test_artifacts_of_old_fingerprints_leave_by_a_change():
     assert changes.without_old_artifacts(after, {QWEN.name: ["f2", "f3"]}) is after
 
 
+def test_the_last_good_artifact_stays_until_there_is_a_newer_one():
+    """Engines would lose the voice if its only artifact went before the current encoder has made another."""
+    document = published(registered(NOTHING, "v1"), "v1", QWEN)
+    assert changes.without_old_artifacts(document, {QWEN.name: ["f9"]}) is document
+    ahead = artifact("ahead", fingerprint="f9", ahead=True)
+    document = changes.with_artifact(document, "v1", QWEN.name, ahead, REQUIRED, extractor={})
+    assert changes.without_old_artifacts(document, {QWEN.name: ["f9"]}) is document
+    document = changes.without_ahead(document, {QWEN.name: ["f9"]})
+    after = changes.without_old_artifacts(document, {QWEN.name: ["f9"]})
+    assert [one.object for one in only(after).artifacts[QWEN.name]] == ["ahead"]
+
+
+def test_what_was_made_ahead_of_a_promotion_is_served_after_it():
+    """What was made ahead of a promotion that never came is not served."""
+    document = published(registered(NOTHING, "v1"), "v1", QWEN)
+    ahead = artifact("ahead", fingerprint="f9", ahead=True)
+    document = changes.with_artifact(document, "v1", QWEN.name, ahead, REQUIRED, extractor={})
+    assert changes.without_ahead(document, {QWEN.name: ["f1"], COSY.name: ["f9"]}) is document
+    after = changes.without_ahead(document, {QWEN.name: ["f1", "f9"]})
+    assert [one.ahead for one in only(after).artifacts[QWEN.name]] == [False, False]
+    assert changes.without_ahead(after, {QWEN.name: ["f1", "f9"]}) is after
+
+
 def test_a_canceled_build_never_comes_later():
     """A cancel uses up its build. The next extraction is another build, and may be published."""
     document = failed(registered(NOTHING, "v1"), "v1", QWEN, code=changes.CANCELED)
@@ -720,7 +743,7 @@ def test_the_last_change_ids_are_kept():
 def test_a_speaker_counts_what_is_live():
     """What was deleted no longer counts against a namespace."""
     document = published(registered(NOTHING, "v1"), "v1", QWEN)
-    assert (document.counts.voices, document.counts.bytes, document.counts.text_bytes) == (1, 16, 6)
+    assert (document.counts.voices, document.counts.bytes, document.counts.text_bytes) == (1, 1006, 6)
     counts = changes.deleted(document, now=1).counts
     assert (counts.voices, counts.bytes, counts.text_bytes) == (0, 0, 0)
 

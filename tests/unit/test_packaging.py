@@ -22,25 +22,20 @@ PROFILE = replace(BUILT_IN["ecapa-voxceleb"], tensors=SPECS)
 TENSORS = {"always": np.ones(2, np.float32)}
 
 
+CLIP = ClipRecord(
+    sha256="a" * 64,
+    size=1000,
+    mime_type="audio/wav",
+    seconds=4.0,
+    sample_rate=24_000,
+    channels=1,
+    rendition_sha256="b" * 64,
+)
+
+
 def version(ref_text: str | None) -> Version:
-    clip = ClipRecord(
-        sha256="a" * 64,
-        size=1000,
-        mime_type="audio/wav",
-        seconds=4.0,
-        sample_rate=24_000,
-        channels=1,
-        rendition_sha256="b" * 64,
-    )
     return Version(
-        vuid="1" * 32,
-        number=1,
-        created_at=1_800_000_000,
-        name="Alice",
-        source="audio",
-        consent="c",
-        ref_text=ref_text,
-        clip=clip,
+        vuid="0" * 32, number=1, name="Alice", source="audio", consent="cons_1", clip=CLIP, ref_text=ref_text
     )
 
 

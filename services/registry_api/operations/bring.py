@@ -136,7 +136,7 @@ def _pack(
     version: Version, profile: Profile, origin: _Origin, given: ReadyArtifact, *, object_id: str
 ) -> tuple[bytes, ArtifactRecord]:
     manifest = given.manifest
-    data, made = package(
+    data, record = package(
         version,
         profile,
         applying_tensors(version, profile, given.tensors),
@@ -148,7 +148,7 @@ def _pack(
         computed_on=manifest.computed_on if manifest else None,
         used_seconds=manifest.used_seconds if manifest else None,
     )
-    return data, made.having(brought=True)
+    return data, record.having(brought=True)
 
 
 def _adding(

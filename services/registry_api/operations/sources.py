@@ -136,10 +136,10 @@ class EmbeddingSource:
         self, blobs: StoredBytes, speaker_id: SpeakerId, version: Version, profile: Profile
     ) -> Version:
         tensors = {"speaker_embedding": self._embedding}
-        data, made = package(
+        data, record = package(
             version, profile, tensors, fingerprint=GIVEN_FINGERPRINT, object_id=self._new_id()
         )
-        record = made.having(brought=True)
+        record = record.having(brought=True)
         blobs.store_artifact(speaker_id, version.vuid, record.object, data)
         return version.having(artifacts={**version.artifacts, profile.name: (record,)}).with_used_build(
             profile.name, GIVEN_FINGERPRINT, record.build

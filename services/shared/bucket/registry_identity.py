@@ -52,17 +52,6 @@ class RegistryDocument(StoredDocument):
     """The place by which the registry knows its bucket, see `where`."""
 
 
-def where(settings: StoreSettings) -> str:
-    """Return the bucket's place: endpoint, bucket and prefix, or the folder. If the settings say by which
-    name it is known, return that instead.
-    """
-    if settings.known_as:
-        return settings.known_as
-    if settings.folder:
-        return settings.folder.resolve().as_uri()
-    return without_credentials(f"{settings.url} at {settings.endpoint or 'AWS'}")
-
-
 def open_identity(
     store: Folders, documents: Documents, settings: StoreSettings, clock: Clock, *, now: Callable[[], int]
 ) -> RegistryDocument:
@@ -103,6 +92,17 @@ def adopt(
     changed = documents.change(REGISTRY, decide, done=lambda body: _holds(body, identity))
     log.info("bucket.adopted", name=where(settings), identity=identity)
     return _parse(changed)
+
+
+def where(settings: StoreSettings) -> str:
+    """Return the bucket's place: endpoint, bucket and prefix, or the folder. If the settings say by which
+    name it is known, return that instead.
+    """
+    if settings.known_as:
+        return settings.known_as
+    if settings.folder:
+        return settings.folder.resolve().as_uri()
+    return without_credentials(f"{settings.url} at {settings.endpoint or 'AWS'}")
 
 
 def _claim(

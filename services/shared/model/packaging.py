@@ -58,8 +58,7 @@ def package(
     If the version has no transcript, tensors that need one are left out.
 
     Args:
-        object_id: names the file in the bucket.
-        build: see `ArtifactRecord`.
+        object_id, build: see `ArtifactRecord`.
         extractor: the fingerprint's inputs.
         computed_on: the machine that computed the tensors, which is no part of the fingerprint.
         used_seconds: how much audio is in the tensors, where the extractor cut something out of the clip.

@@ -1,4 +1,4 @@
-"""A speaker: its id, and how it was read, which is its document with the jobs that were open then. Pure."""
+"""A speaker by its id, and as it was read: its document, and the jobs that were open at that moment. Pure."""
 
 import re
 from dataclasses import dataclass

@@ -80,7 +80,7 @@ def open_registry(
         ProfileUnknown: a profile is not known.
     """
     clock = clock or Clock()
-    store, identity = _patiently(partial(_open_documents, store_settings, clock), store_settings, clock)
+    store, identity = _patiently(partial(_open_bucket, store_settings, clock), store_settings, clock)
     return registry_over(store, identity, settings, clock)
 
 
@@ -143,13 +143,13 @@ def _patiently(opening: Callable[[], Result], settings: StoreSettings, clock: Cl
         pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
 
 
-def _open_documents(settings: StoreSettings, clock: Clock) -> tuple[ObjectStore, str]:
+def _open_bucket(settings: StoreSettings, clock: Clock) -> tuple[ObjectStore, str]:
     """Return the probed store and its bucket's identity."""
     prepare_bucket(settings)
     store = open_store(settings)
     documents = Documents(store, clock)
     try:
-        _probe_documents(store, documents, settings)
+        _probe(store, documents, settings)
         document = open_identity(store, documents, settings, clock, now=partial(_now, store))
     except Unavailable as error:
         cause = "; ".join(getattr(error, "__notes__", [error.message]))
@@ -157,7 +157,7 @@ def _open_documents(settings: StoreSettings, clock: Clock) -> tuple[ObjectStore,
     return store, document.identity
 
 
-def _probe_documents(store: ObjectStore, documents: Documents, settings: StoreSettings) -> None:
+def _probe(store: ObjectStore, documents: Documents, settings: StoreSettings) -> None:
     """Probe the store. A folder of ours that can only be read is accepted.
 
     If it cannot be written because the disk is full or read-only, writes are refused one by one until there

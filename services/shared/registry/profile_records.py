@@ -126,7 +126,7 @@ class ProfileRecords:
     def hear(self, event: Mapping[str, Any]) -> None:
         """Look up again what an event says has changed."""
         if event.get("what") == ProfileDocument.UPDATED:
-            self.look_anew()
+            self._forget(event["profile"])
 
     def change(
         self, profile: str, decide: Callable[[ProfileDocument], ProfileDocument], *, by: str, did: str

@@ -195,7 +195,7 @@ def _pack(
     used_seconds: float | None,
 ) -> tuple[bytes, ArtifactRecord]:
     provenance = attempt.provenance
-    data, made = package(
+    return package(
         attempt.version,
         provenance.profile,
         tensors,
@@ -208,4 +208,3 @@ def _pack(
         used_seconds=used_seconds,
         seconds_spent=round(speakers.clock.monotonic() - attempt.started, 4),
     )
-    return data, made

@@ -10,7 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
-from services.shared.index.jobs import SeenJobs
+from services.shared.view.job_records import SeenJobs
 from speaker_registry.errors import InvalidAudio, Unavailable
 from speaker_registry.schemas import FINISHED_STATES
 from tests.integration.api.conftest import Start, empty
