@@ -21,8 +21,7 @@ from services.shared.bucket.stored_bytes import StoredBytes
 from services.shared.configuration.settings import RegistrySettings, UploadLimits
 from services.shared.model.clock import Clock
 from services.shared.model.profiles import ProfileCatalogue
-from services.shared.queue.dispatch import RqDispatcher
-from services.shared.queue.jobs import Jobs
+from services.shared.queue.jobs import Dispatcher, Jobs
 from services.shared.registry.profile_records import ProfileRecords
 from services.shared.registry.profiles import Profiles
 from services.shared.registry.speakers import Speakers
@@ -54,7 +53,7 @@ class Services:
     profiles: Profiles
     profile_records: ProfileRecords
     workers: Workers
-    dispatcher: RqDispatcher
+    dispatcher: Dispatcher
     keys: HeldKeys
     key_uses: KeyUses
     decoder: AudioDecoder
