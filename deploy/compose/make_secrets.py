@@ -23,7 +23,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from services.registry_api.keys.api_keys import new_token
-from services.shared.index.redis_access import RIGHTS
+from services.shared.view.redis_access import RIGHTS
 
 UID = 10001
 

@@ -3,11 +3,11 @@
 from typing import Any
 
 import pytest
-
 from services.shared.index.speaker_index import (
     COMMIT_SECONDS,
     WINDOW_SECONDS,
 )
+
 from speaker_registry.errors import (
     PreconditionFailed,
     Unavailable,

@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 
 import httpx
 import pytest
-from services.shared.view.leases import WAIT_SECONDS
 
 from services.registry_api.keys.api_keys import new_token
+from services.shared.view.leases import WAIT_SECONDS
 from tests.process_load import noise_clip
 from tests.processes import PROFILE, QUICK, RegistryProcesses
 from tests.queue_workers import wait_until

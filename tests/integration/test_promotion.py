@@ -4,8 +4,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-
 from services.shared.model.domain import AliasFact
+
 from speaker_registry.errors import (
     InvalidArtifact,
 )

@@ -7,9 +7,7 @@ from typing import Any
 
 import pytest
 from pydantic import ValidationError
-
 from services.registry_api.operations.registration import Registered, _Registration
-from services.shared.configuration.settings import HousekeepingSettings
 from services.shared.index.refusals import FactsDue
 from services.shared.index.speaker_index import (
     LANDING_SECONDS,
@@ -17,6 +15,8 @@ from services.shared.index.speaker_index import (
     Reservation,
 )
 from services.shared.registry.promotion import held_back
+
+from services.shared.configuration.settings import HousekeepingSettings
 from speaker_registry.errors import (
     CacheUnsupported,
     EmbeddingWidthMismatch,

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 import redis
-
-from services.embedded.valkey import ValkeyServer
 from services.shared.bucket.epochs import LOOK_SECONDS, Epochs
 from services.shared.bucket.facts import truth_of
 from services.shared.bucket.identity import bucket_identity
 from services.shared.index.gate import BOOT
 from services.shared.index.speaker_index import Reservation, SpeakerIndex
 from services.shared.model.domain import VersionRecord
+
+from services.embedded.valkey import ValkeyServer
 from speaker_registry.errors import Unavailable, VoiceNotFound
 from tests.integration.storage import NAMESPACE, Storage, speaker_id
 from tests.queue_workers import wait_until

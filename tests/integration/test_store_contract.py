@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING
 import boto3
 import pytest
 from botocore.config import Config
-from services.shared.bucket.identity import bucket_identity
-from services.shared.bucket.keys import is_data
 from structlog.testing import capture_logs
 
 from services.shared.bucket.connection import StoreUnfit, StoreUnreachable, prepare_bucket

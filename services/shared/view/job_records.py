@@ -18,6 +18,7 @@ from speaker_registry.errors import JobNotFound
 from speaker_registry.schemas import FINISHED_STATES, JobState, JobSummary
 
 KEPT_SECONDS = 30 * 24 * 3600
+_ENDED: tuple[JobState, ...] = ("succeeded", "failed", "canceled", "superseded")
 _PAGE = 200
 _SCANNED = 5_000
 """One filtered page looks at no more records than this. `more` then says that there are more to look at."""
@@ -178,7 +179,7 @@ class JobRecords:
 
         Returns how many it dropped: call it again until that is 0.
         """
-        return sum(self._forget(namespace, state, moment) for state in sorted(FINISHED_STATES))
+        return sum(self._forget(namespace, state, moment) for state in _ENDED)
 
     def _forget(self, namespace: str, state: JobState, moment: float) -> int:
         [ids] = self._generation.read(

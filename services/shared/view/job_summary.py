@@ -5,6 +5,7 @@ cost grows with the number of profiles, and with the logarithm of the number of 
 """
 
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any, get_args
 
 from redis.client import Pipeline
@@ -29,7 +30,7 @@ def summarize(generation: Generation, namespace: str, profiles: Iterable[str], n
 
     def ask(pipeline: Pipeline, generation: str) -> None:
         for name in ["", *names]:
-            _ask(pipeline, lambda state, name=name: jobs_key(generation, namespace, state, name), now)
+            _ask(pipeline, partial(_key_of, generation, namespace, name), now)
 
     answers = iter(generation.read(ask))
     whole = _read("", answers)
@@ -41,6 +42,10 @@ def summarize(generation: Generation, namespace: str, profiles: Iterable[str], n
         rates=[_sum(rates) for rates in zip(*(one.rates for one in read), strict=True)],
         profiles=[one for one in read if any(dict(one.counts).values())],
     )
+
+
+def _key_of(generation: str, namespace: str, profile: str, state: JobState) -> str:
+    return jobs_key(generation, namespace, state, profile)
 
 
 def _ask(pipeline: Pipeline, key_of: Callable[[JobState], str], now: float) -> None:
