@@ -133,12 +133,24 @@ def with_artifact(
     kept = tuple(one for one in made if one.brought or one.object != instead_of)
     version = version.having(
         artifacts={**version.artifacts, profile: (*kept, record)},
-        failures={name: failure for name, failure in version.failures.items() if name != profile},
+        failures=_still_failed(version, profile, record),
     ).with_used_build(profile, record.fingerprint, record.build)
     added = _with(document, version).having(
         extractors={record.fingerprint: dict(extractor), **document.extractors}
     )
     return promoted(added, required)
+
+
+def _still_failed(version: Version, profile: str, made: ArtifactRecord) -> dict[str, FailureRecord]:
+    """Return the failures of a version that an artifact does not make up for.
+
+    One that was made ahead of a promotion is not served yet, so the current encoder's failure stays.
+    """
+    return {
+        name: failure
+        for name, failure in version.failures.items()
+        if name != profile or (made.ahead and failure.fingerprint != made.fingerprint)
+    }
 
 
 def without_artifact(document: SpeakerDocument, vuid: str, profile: str, lost: str) -> SpeakerDocument:

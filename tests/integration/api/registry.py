@@ -3,6 +3,7 @@ a free port of the loopback interface. Its worker is a stand-in that the test it
 """
 
 import hashlib
+import itertools
 import socket
 import threading
 from collections.abc import Iterator, Mapping
@@ -17,7 +18,7 @@ import uvicorn
 
 from services.registry_api.access.authentication import open_access
 from services.registry_api.app import create_app
-from services.registry_api.commands.wiring import keys_of, services_of
+from services.registry_api.commands.wiring import campaigns_of, keys_of, services_of
 from services.registry_api.keys.key_uses import KeyUses
 from services.registry_api.maintenance.rebuild import rebuild
 from services.registry_api.maintenance.settle import settle
@@ -33,6 +34,7 @@ from services.shared.configuration.settings import (
     StoreSettings,
     UploadLimits,
 )
+from services.shared.model.clock import Clock
 from services.shared.model.speaker import SpeakerId
 from services.shared.registry.opening import open_registry
 from speaker_registry.names import parse_speaker_name
@@ -61,11 +63,14 @@ class Stored:
     """Redis key -> its value, in a form that can be compared."""
 
 
-class _NoCampaigns:
-    """Campaigns of a registry that has none."""
+class _Leaping(Clock):
+    """A clock on which each look is ten seconds after the one before."""
 
-    def coverage(self, _: str) -> dict[str, float]:
-        return {}
+    def __init__(self) -> None:
+        self._seconds = itertools.count(0, 10)
+
+    def monotonic(self) -> float:
+        return next(self._seconds)
 
 
 class Registry:
@@ -108,12 +113,13 @@ class Registry:
         self._settings = repr(
             (limits, body_timeouts, head_seconds, max_active, max_at_store, rates, access, settings)
         )
+        self.campaigns = campaigns_of(self.opened)
         services = services_of(
             self.opened,
             keys=self.keys,
             key_uses=self.key_uses,
             decoder=decoder,
-            campaigns=_NoCampaigns(),  # type: ignore[arg-type]
+            campaigns=self.campaigns,
             housekeeping=None,
             limits=limits or UploadLimits(),
             access=open_access(
@@ -208,6 +214,10 @@ class Registry:
         """Bring the view up to all documents. Returns how many it lacked."""
         self.opened.generation.look()  # Redis may have lost the view since the last look
         return rebuild(self.opened.store, self.opened.speakers)
+
+    def forget_workers_at_once(self) -> None:
+        """Have each answer look anew whether workers serve a profile."""
+        self.opened.profiles._served._clock = _Leaping()
 
     def repair(self, name: str) -> None:
         """Look at a voice as a turn of housekeeping does."""

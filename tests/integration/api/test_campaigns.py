@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from services.registry_api.campaigns import preparation
-from services.registry_api.campaigns.control import Campaigns
+from services.registry_api.commands.wiring import campaigns_of
 from services.shared.view.generation import STAMP
 from speaker_registry import RegistryClient
 from speaker_registry.artifact import read_tensors
@@ -35,7 +35,7 @@ ALL = ("ada", "bob", "cyd")
 def registry(start: Start) -> Registry:
     """A registry of three voices, and a candidate that has one live worker."""
     registry = start(profiles=(PROFILE,))
-    profiles, workers = registry.parts.profile_records, registry.parts.workers
+    profiles, workers = registry.opened.profile_records, registry.opened.workers
     come_with(profiles, PROFILE, NEWER, {"dtype": "x"})
     come_with(profiles, OTHER_PROFILE, OF_ANOTHER)
     workers.beat("w1", {PROFILE: FINGERPRINT})
@@ -48,7 +48,7 @@ def registry(start: Start) -> Registry:
 @pytest.fixture
 def candidate(registry: Registry) -> StandIn:
     """The worker of the candidate."""
-    worker = StandIn(registry.parts)
+    worker = StandIn(registry.opened)
     worker.fingerprint = NEWER
     return worker
 
@@ -140,7 +140,7 @@ def test_the_newest_version_is_prepared_beside_the_default_one(registry: Registr
     registry.upload("ada", clip=OTHER_CLIP)
     current = registry.worker.take_all("ada")
     finish(registry, candidate, start_one(registry))
-    made = {(attempt.version.record.name, attempt.version.number) for attempt in candidate.taken}
+    made = {(attempt.version.name, attempt.version.number) for attempt in candidate.taken}
     assert made == {("ada", 1), ("ada", 2), ("bob", 1), ("cyd", 1)}
     for attempt in current:
         assert registry.worker.publish(attempt)
@@ -171,7 +171,7 @@ def test_a_campaign_goes_on_where_it_was_after_its_process_has_died(
 ):
     """Another process reads the state, joins the jobs that were begun, and extracts nothing twice."""
     campaign = begin_with_one(registry, candidate, monkeypatch)
-    another = Campaigns(registry.parts, registry.operations)
+    another = campaigns_of(registry.opened)
     another.runner.turn()
     assert another.get(PROFILE, campaign["id"]).progress.ready == 1
     registry.campaigns = another
@@ -188,8 +188,8 @@ def test_a_campaign_that_lost_its_progress_with_redis_extracts_nothing_twice(
     for attempt in candidate.take_all()[:2]:
         candidate.publish(attempt)
     registry.redis.flushdb()
-    registry.housekeeper.rebuild()
-    registry.parts.workers.beat("w2", {PROFILE: NEWER})
+    registry.rebuild()
+    registry.opened.workers.beat("w2", {PROFILE: NEWER})
     assert seen(registry, campaign)["state"] == "running"
     before = len(candidate.taken)
 
@@ -311,11 +311,11 @@ def test_a_promotion_half_way_ends_the_campaign_and_what_is_missing_is_extracted
 def test_a_campaign_waits_for_a_worker_of_its_encoder_and_says_so(registry: Registry, candidate: StandIn):
     """Jobs that nobody takes must not pile up."""
     campaign = start_one(registry)
-    registry.parts.workers.leave("w2", {PROFILE: NEWER})
+    registry.opened.workers.leave("w2", {PROFILE: NEWER})
     turn(registry)
     assert seen(registry, campaign)["reason"] == preparation.NO_WORKER
     assert candidate.take_all() == []
-    registry.parts.workers.beat("w2", {PROFILE: NEWER})
+    registry.opened.workers.beat("w2", {PROFILE: NEWER})
     assert finish(registry, candidate, campaign)["state"] == "complete"
 
 
@@ -338,9 +338,9 @@ def test_a_turn_lists_the_namespaces_once(
     for number in range(5):
         (registry.folder / f"team-{number}").mkdir()
     listed: list[str] = []
-    folders = registry.parts.store.folders
+    folders = registry.opened.store.folders
     monkeypatch.setattr(
-        registry.parts.store, "folders", lambda prefix: listed.append(prefix) or folders(prefix)
+        registry.opened.store, "folders", lambda prefix: listed.append(prefix) or folders(prefix)
     )
     campaign = start_one(registry)
     turn(registry)
@@ -367,10 +367,10 @@ def test_metrics_show_the_newest_campaign_of_a_profile(
     rate = ("voices_per_second", PROFILE)
     shown = {("voices", PROFILE, state): count for state, count in voices.items()} | {rate: 0}
     assert signals(registry) == shown | {("state", PROFILE, "running"): 1}
-    registry.parts.workers.leave("w2", {PROFILE: NEWER})
+    registry.opened.workers.leave("w2", {PROFILE: NEWER})
     turn(registry)
     assert signals(registry)["state", PROFILE, "waiting"] == 1
-    registry.parts.workers.beat("w2", {PROFILE: NEWER})
+    registry.opened.workers.beat("w2", {PROFILE: NEWER})
     registry.client.post(f"{CAMPAIGNS}/{campaign['id']}/pause")
     assert signals(registry)["state", PROFILE, "paused"] == 1
     registry.client.post(f"{CAMPAIGNS}/{campaign['id']}/resume")
@@ -420,7 +420,7 @@ def test_a_campaign_that_makes_no_sense_is_refused_and_changes_nothing(
 
 def test_a_campaign_for_a_candidate_without_a_worker_is_refused(registry: Registry):
     """It would do nothing, and nobody might notice."""
-    registry.parts.workers.leave("w2", {PROFILE: NEWER})
+    registry.opened.workers.leave("w2", {PROFILE: NEWER})
     answer = registry.client.post(CAMPAIGNS, json={"fingerprint": NEWER})
     assert (answer.status_code, answer.json()["error"]["code"]) == (409, "encoder_unserved")
     assert promote(registry, NEWER, when="complete", force=True) == (409, "encoder_unserved")
@@ -433,8 +433,8 @@ def test_a_profile_has_one_campaign_at_a_time(registry: Registry):
     second = registry.client.post(CAMPAIGNS, json={"fingerprint": NEWER})
     assert (second.status_code, second.json()["error"]["code"]) == (409, "campaign_open")
     assert campaign["id"] in second.json()["error"]["message"]
-    come_with(registry.parts.profile_records, PROFILE, UNKNOWN)
-    registry.parts.workers.beat("w3", {PROFILE: UNKNOWN})
+    come_with(registry.opened.profile_records, PROFILE, UNKNOWN)
+    registry.opened.workers.beat("w3", {PROFILE: UNKNOWN})
     assert promote(registry, UNKNOWN, when="complete") == (409, "campaign_open")
     assert len(registry.client.get(CAMPAIGNS).json()["data"]) == 1
 
@@ -489,7 +489,7 @@ def test_a_damaged_document_costs_no_campaign_while_redis_has_a_copy(registry: R
     path.write_bytes(b"{")
     assert registry.client.post(f"{CAMPAIGNS}/{campaign['id']}/pause").json()["state"] == "paused"
     registry.redis.flushdb()
-    registry.housekeeper.rebuild()
+    registry.rebuild()
     assert seen(registry, campaign)["state"] == "paused"
 
 
@@ -499,7 +499,7 @@ def test_equal_artifacts_have_no_distance(registry: Registry, candidate: StandIn
     campaign = start_one(registry)
     turn(registry)
     for attempt in candidate.take_all():
-        tensors, _ = read_tensors(old[attempt.version.record.name])
+        tensors, _ = read_tensors(old[attempt.version.name])
         candidate.publish(attempt, {name: np.array(value) for name, value in tensors.items()})
     tensors = finish(registry, candidate, campaign)["sample"]["tensors"]
     assert all(one["lowest"] == pytest.approx(1) for one in tensors.values())

@@ -20,7 +20,7 @@ OTHER_PROFILE = "qwen3-tts-1.7b"
 def registry(start: Start) -> Registry:
     """A registry with a candidate for `PROFILE` that has one live worker."""
     registry = start(profiles=(PROFILE,))
-    profiles, workers = registry.parts.profile_records, registry.parts.workers
+    profiles, workers = registry.opened.profile_records, registry.opened.workers
     assert not come_with(profiles, PROFILE, NEWER, {"model": "made up", "dtype": "x"})
     come_with(profiles, OTHER_PROFILE, OF_ANOTHER)
     workers.beat("w1", {PROFILE: FINGERPRINT})
@@ -74,16 +74,16 @@ def broken(request: pytest.FixtureRequest, registry: Registry, monkeypatch: pyte
     """The document of the profile is damaged, or the store does not return it."""
     path = profile_key(PROFILE)
     if request.param == "damaged":
-        registry.parts.store.put(path, b"{")
+        registry.opened.store.put(path, b"{")
         return
-    read = registry.parts.store.read
+    read = registry.opened.store.read
 
     def archived(key: str) -> Object:
         if key == path:
             raise ObjectUnavailable("archived")
         return read(key)
 
-    monkeypatch.setattr(registry.parts.store, "read", archived)
+    monkeypatch.setattr(registry.opened.store, "read", archived)
 
 
 @pytest.mark.usefixtures("broken")
@@ -97,9 +97,9 @@ def test_a_broken_document_changes_no_answer_while_redis_has_a_copy(registry: Re
 def test_the_way_back_is_found_in_the_copy_of_a_damaged_document(registry: Registry):
     """An operator must not be locked out of a rollback by the loss of one object."""
     assert promote(registry, NEWER)[0] == 200
-    registry.parts.store.put(profile_key(PROFILE), b"{")
+    registry.opened.store.put(profile_key(PROFILE), b"{")
     assert promote(registry, FINGERPRINT)[0] == 200
-    registry.redis.delete(shared_key(registry.parts.generation.for_reading()))
+    registry.redis.delete(shared_key(registry.opened.generation.for_reading()))
     assert (shown(registry)["fingerprint"], shown(registry)["former"]) == (FINGERPRINT, [NEWER])
 
 
@@ -109,19 +109,19 @@ def test_a_worker_whose_encoder_is_in_no_document_costs_the_bucket_nothing(
     """Everyone may read `/v1/profiles`, and a dashboard does so every few seconds. Reads from the bucket cost
     money.
     """
-    registry.parts.workers.beat("w3", {PROFILE: UNKNOWN})
+    registry.opened.workers.beat("w3", {PROFILE: UNKNOWN})
     assert [one["fingerprint"] for one in shown(registry)["candidates"]] == [NEWER]
-    asked, read = [], registry.parts.store.read
+    asked, read = [], registry.opened.store.read
 
     def counting(key: str) -> Object:
         asked.append(key)
         return read(key)
 
-    monkeypatch.setattr(registry.parts.store, "read", counting)
+    monkeypatch.setattr(registry.opened.store, "read", counting)
     for _ in range(3):
         shown(registry)
     assert [key for key in asked if key.startswith("_profiles/")] == []
-    come_with(registry.parts.profile_records, PROFILE, UNKNOWN)
+    come_with(registry.opened.profile_records, PROFILE, UNKNOWN)
     assert {one["fingerprint"] for one in shown(registry)["candidates"]} == {NEWER, UNKNOWN}
 
 
@@ -148,7 +148,7 @@ def test_a_promotion_that_makes_no_sense_is_refused_and_changes_nothing(
 
 def test_a_promotion_that_would_leave_a_profile_without_a_worker_has_to_be_forced(registry: Registry):
     """Without a worker, no new voice would get an artifact."""
-    registry.parts.workers.leave("w2", {PROFILE: NEWER})
+    registry.opened.workers.leave("w2", {PROFILE: NEWER})
     status, code, message = promote(registry, NEWER)
     assert (status, code) == (409, "encoder_unserved")
     assert "force=true" in message
@@ -161,7 +161,7 @@ def test_a_candidate_whose_worker_is_alone_stays_a_candidate_and_readiness_says_
     """The profile has no worker then, which an operator has to hear of, though all artifacts are served."""
     registry.forget_workers_at_once()
     assert "details" not in registry.client.get("/readyz").json()
-    registry.parts.workers.leave("w1", {PROFILE: FINGERPRINT})
+    registry.opened.workers.leave("w1", {PROFILE: FINGERPRINT})
     registry.app.state.readiness._checked_at = float("-inf")
     answer = registry.client.get("/readyz")
     assert (answer.status_code, answer.json()["details"]) == (
@@ -174,7 +174,7 @@ def test_a_candidate_whose_worker_is_alone_stays_a_candidate_and_readiness_says_
 def test_trained_weights_replace_untrained_ones_and_never_the_other_way_round(start: Start):
     """Nobody wants noise once there is something better, and noise is never taken for a voice."""
     registry = start(announced=False, profiles=(PROFILE,))
-    profiles = registry.parts.profile_records
+    profiles = registry.opened.profile_records
     assert come_with(profiles, PROFILE, FINGERPRINT, untrained=True)
     assert come_with(profiles, PROFILE, NEWER)
     assert not come_with(profiles, PROFILE, FINGERPRINT, untrained=True)
@@ -202,7 +202,7 @@ def test_the_sdk_promotes_an_encoder_and_raises_an_error_of_its_own_for_each_ref
             operator.promote_encoder(PROFILE, NEWER)
         with pytest.raises(EncoderUnknown, match="No worker ever came"):
             operator.promote_encoder(PROFILE, UNKNOWN)
-        registry.parts.workers.leave("w1", {PROFILE: FINGERPRINT})
+        registry.opened.workers.leave("w1", {PROFILE: FINGERPRINT})
         with pytest.raises(EncoderUnserved, match="force=true"):
             operator.promote_encoder(PROFILE, FINGERPRINT)
         assert operator.promote_encoder(PROFILE, FINGERPRINT, force=True).fingerprint == FINGERPRINT
