@@ -12,7 +12,7 @@ import boto3
 import pytest
 from botocore.config import Config
 from services.shared.bucket.identity import bucket_identity
-from services.shared.bucket.keys import is_data
+from services.shared.model.speaker import is_data
 from structlog.testing import capture_logs
 
 from services.shared.bucket.connection import StoreUnfit, StoreUnreachable, prepare_bucket
