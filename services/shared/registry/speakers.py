@@ -136,13 +136,12 @@ class Speakers:
         if copy is None or copy.etag is None:
             document = self._from_bucket(speaker_id, view_lacks_it=copy is not None)
             return FoundSpeaker(document, copy.open_jobs if copy else (), id=speaker_id, of_view=False)
-        known = self._parsed.get(speaker_id, copy.etag) if copy.body is None else None
-        if known is not None:
-            document = known
-        else:
-            if copy.body is None:  # this process dropped it meanwhile
-                [copy] = self.view.get([speaker_id], {})
-            document = self.parse(speaker_id, Base(copy.body, copy.etag))
+        kept = self._parsed.get(speaker_id, copy.etag) if copy.body is None else None
+        if kept is not None:
+            return FoundSpeaker(kept, copy.open_jobs, id=speaker_id)
+        if copy.body is None:  # this process dropped it meanwhile
+            [copy] = self.view.get([speaker_id], {})
+        document = self.parse(speaker_id, Base(copy.body, copy.etag))
         return FoundSpeaker(document, copy.open_jobs, id=speaker_id)
 
     def _from_bucket(self, speaker_id: SpeakerId, *, view_lacks_it: bool = False) -> SpeakerDocument:
