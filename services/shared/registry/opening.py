@@ -22,6 +22,10 @@ from services.shared.bucket.registry_identity import open_identity
 from services.shared.bucket.store import ObjectStore
 from services.shared.bucket.stored_bytes import StoredBytes
 from services.shared.configuration.settings import RegistrySettings, StoreSettings
+<<<<<<< HEAD
+=======
+from services.shared.index.redis_access import connect
+>>>>>>> s2
 from services.shared.model.clock import Clock
 from services.shared.model.profiles import ProfileCatalogue
 from services.shared.queue.dispatch import RqDispatcher
