@@ -144,7 +144,7 @@ class RegistryProcesses:
         try:
             yield parts
         finally:
-            parts.index.close()
+            parts.close()
 
     def redis(self) -> redis.Redis:
         return redis.Redis.from_url(self.valkey.url)

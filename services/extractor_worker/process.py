@@ -49,6 +49,7 @@ from services.shared.registry.opening import open_parts, open_queue_connection
 from services.shared.registry.publication import Provenance, Publisher
 from services.shared.telemetry import trace_export
 from services.shared.telemetry.metrics import WORKER_BEAT, listen
+from services.shared.view.generation import watched
 from speaker_registry.engine import Profile
 from speaker_registry.errors import (
     CacheUnsupported,
@@ -113,6 +114,10 @@ class WorkerProcess:
         profiles = [self._parts.catalogue.get(name) for name in names]
         for name in self._settings.custom_weights:
             self._parts.catalogue.get(name)  # a mistyped name is refused, not ignored
+        with watched(self._parts.generation):
+            return self._serve_what_loads(profiles)
+
+    def _serve_what_loads(self, profiles: Sequence[Profile]) -> int:
         try:
             loaded_profiles = self._announced(self._loaded(profiles))
         except DeviceLost as error:

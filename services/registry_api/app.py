@@ -53,6 +53,7 @@ from services.registry_api.wire.examples import responses as examples
 from services.registry_api.wire.forms import FORM_BYTES
 from services.shared.audio import decoder
 from services.shared.configuration.settings import UploadLimits
+from services.shared.view.generation import WATCHING
 from speaker_registry import __version__
 
 _BODY_TIMEOUTS = BodyTimeouts()
@@ -175,7 +176,7 @@ async def _lifespan(app: FastAPI, services: Services, threads: int) -> AsyncIter
     following = asyncio.create_task(services.events.follow())
     ending = asyncio.create_task(_wake_listeners_at_the_end(app, services))
     stop = threading.Event()
-    threads_of_ours = _start_housekeeping(services, stop)
+    threads_of_ours = _start_threads(services, stop)
     yield
     stop.set()
     following.cancel()
@@ -263,11 +264,11 @@ def _allow_web_pages(app: FastAPI, origins: Sequence[str]) -> None:
         )
 
 
-def _start_housekeeping(services: Services, stop: threading.Event) -> list[threading.Thread]:
-    """Start the threads of housekeeping and of campaigns. They end soon after `stop` is set."""
-    if services.housekeeper is None:
-        return []
-    work = {"housekeeping": services.housekeeper.run, "campaigns": services.campaigns.runner.run}
+def _start_threads(services: Services, stop: threading.Event) -> list[threading.Thread]:
+    """Start the threads of the view, of housekeeping and of campaigns. They end soon after `stop` is set."""
+    work = {WATCHING: services.parts.generation.run}
+    if services.housekeeper is not None:
+        work |= {"housekeeping": services.housekeeper.run, "campaigns": services.campaigns.runner.run}
     threads = [
         threading.Thread(target=run, args=(stop,), name=name, daemon=True) for name, run in work.items()
     ]

@@ -20,6 +20,7 @@ from services.registry_api.operations import Operations
 from services.registry_api.operations.registration import Registered, Upload
 from services.shared.audio import DecodedClip, ReferenceAudio
 from services.shared.bucket.blobs import read_artifact
+from services.shared.bucket.documents import Documents
 from services.shared.bucket.epochs import Epochs
 from services.shared.bucket.facts import read_speaker, truth_of
 from services.shared.bucket.folder_store import FolderStore
@@ -38,6 +39,8 @@ from services.shared.queue.dispatch import RqDispatcher
 from services.shared.registry.opening import open_queue_connection
 from services.shared.registry.parts import RegistryParts
 from services.shared.registry.publication import Attempt, Provenance, Publisher
+from services.shared.registry.shared_documents import SharedDocuments
+from services.shared.view.generation import Generation
 from speaker_registry.errors import Unavailable
 from speaker_registry.names import parse_speaker_name
 from tests.encoders import make_current
@@ -201,8 +204,20 @@ class Storage:
         put_at_border(self.index.ungated, self.border)
         dispatcher = BorderedDispatcher(open_queue_connection(given), job_seconds=60)
         dispatcher.border = self.border
+        documents = Documents(self.store, self.clock)
+        self.generation = Generation(redis_url, identity, documents, self.clock)
+        put_at_border(self.generation.redis, self.border)
+        put_at_border(self.generation._plain, self.border)
         self.parts = RegistryParts(
             store=self.store,
+            documents=documents,
+            generation=self.generation,
+            shared=SharedDocuments(
+                documents=documents,
+                generation=self.generation,
+                clock=self.clock,
+                now=lambda: int(self.store.now().timestamp()),
+            ),
             index=self.index,
             leases=Leases(self.index, self.clock),
             announcements=Announcements(self.store, self.index, self.clock, monotonic=self.clock.monotonic),
@@ -240,7 +255,7 @@ class Storage:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.index.close()
+        self.parts.close()
         self.raw.close()
 
     # -- what people do

@@ -26,7 +26,7 @@ REDIS = RegistrySettings(redis_url="redis://127.0.0.1:1/0")
 
 def opened(settings: StoreSettings) -> RegistryParts:
     parts = open_parts(settings, REDIS)
-    parts.index.close()
+    parts.close()
     return parts
 
 

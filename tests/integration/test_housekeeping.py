@@ -79,7 +79,7 @@ def registry(tmp_path: Path, valkey: ValkeyServer, redis_client: Redis) -> Itera
         RegistrySettings(redis_url=valkey.url),
     )
     yield registry
-    registry.parts.index.close()
+    registry.parts.close()
 
 
 @pytest.fixture
@@ -810,7 +810,7 @@ def test_the_lock_of_a_dead_process_does_not_outlive_its_server(
         assert list(registry.parts.index.ungated.scan_iter("sr:lock:*")), "the lock came back with the log"
         housekeeper.turn()
         assert registry.parts.index.complete()
-        registry.parts.index.close()
+        registry.parts.close()
 
 
 def test_trouble_ends_no_housekeeper(registry: OpenRegistry, monkeypatch: pytest.MonkeyPatch):

@@ -359,7 +359,7 @@ def test_a_start_outlives_one_answer_that_is_cut_short(
     with OneTruncated(rclone_server, number) as proxy:
         settings = bucket_settings(rclone_server, endpoint=proxy.endpoint)
         parts = open_parts(settings, RegistrySettings(redis_url="redis://127.0.0.1:1/0"))
-        parts.index.close()
+        parts.close()
 
 
 class StaleLists(S3Proxy):

@@ -14,6 +14,7 @@ import redis
 from services.registry_api.keys.keyring import Keyring
 from services.registry_api.maintenance.housekeeping import Housekeeper
 from services.registry_api.operations import Operations
+from services.shared.bucket.documents import Documents
 from services.shared.bucket.epochs import Epochs
 from services.shared.bucket.facts import truth_of
 from services.shared.bucket.identity import bucket_identity
@@ -28,6 +29,8 @@ from services.shared.model.profiles import ProfileCatalogue
 from services.shared.queue.rq_jobs import profile_of
 from services.shared.registry.parts import RegistryParts
 from services.shared.registry.publication import Provenance, Publisher
+from services.shared.registry.shared_documents import SharedDocuments
+from services.shared.view.generation import Generation
 from speaker_registry.artifact import TensorSpec
 from speaker_registry.engine import Profile, PublishedWeights
 from tests.simulation.clips import decode
@@ -165,7 +168,7 @@ class Process:
 
     def stop(self) -> None:
         if self.up:
-            self.index.close()
+            self.opened.close()
 
     def _build(self, identity: str) -> None:
         world, parts, clock = self.world, self._parts, self._clock
@@ -176,8 +179,18 @@ class Process:
         for client in (self.index.redis, self.index.ungated):
             self._put_under_control(client)
         announcements = Announcements(world.store, self.index, clock, monotonic=clock.monotonic)
+        documents = Documents(world.store, clock)
+        generation = Generation(world.server.url, identity, documents, clock)
         self.opened = RegistryParts(
             store=world.store,
+            documents=documents,
+            generation=generation,
+            shared=SharedDocuments(
+                documents=documents,
+                generation=generation,
+                clock=clock,
+                now=lambda: int(world.store.now().timestamp()),
+            ),
             index=self.index,
             leases=Leases(self.index, clock),
             announcements=announcements,

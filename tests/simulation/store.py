@@ -7,7 +7,9 @@ keys as text only.
 """
 
 import builtins
+import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from functools import partial
@@ -15,6 +17,8 @@ from typing import Any, Protocol, TypeVar
 
 from services.shared.bucket.store import (
     Listing,
+    Moved,
+    Object,
     ObjectUnavailable,
     Skips,
     StoredObject,
@@ -82,6 +86,20 @@ class PerfectStore:
         except KeyError:
             raise FileNotFoundError("no such object") from None
 
+    def read(self, key: str) -> Object:
+        data = self.get(key)
+        return Object(data, _etag_of(data))
+
+    def swap(self, key: str, data: bytes, *, etag: str | None) -> str:
+        there = _etag_of(self._objects[key][0]) if key in self._objects else None
+        if there != etag:
+            raise Moved
+        self.put(key, data)
+        return _etag_of(data)
+
+    def now(self) -> datetime:
+        return self._now()
+
     def create(self, key: str, data: bytes) -> bool:
         if key in self._objects:
             return False
@@ -125,6 +143,10 @@ class PerfectStore:
 
     def _now(self) -> datetime:
         return datetime.fromtimestamp(int(self._clock()), UTC)
+
+
+def _etag_of(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
 
 
 def _without(listing: Listing, skips: Skips) -> Listing:
@@ -184,14 +206,24 @@ class ModelledStore:
             raise FileNotFoundError("no such object")
         return data
 
+    def read(self, key: str) -> Object:
+        data = self.get(key)
+        return Object(data, _etag_of(data))
+
+    def swap(self, key: str, data: bytes, *, etag: str | None) -> str:
+        self.on_put(key)
+        return self._write(f"swap {key}", lambda: self._truth.swap(key, data, etag=etag))
+
+    def now(self) -> datetime:
+        return datetime.fromtimestamp(self._nature.time - self._nature.store_clock_behind, UTC)
+
     def list(self, prefix: str) -> Listing:
         self._call(f"list {prefix}")
         return self._as_told(self._truth.list(prefix))
 
     def _as_told(self, listing: Listing) -> Listing:
         objects = self._perhaps_without_one(listing.objects, lambda stored: stored.key)
-        taken_at = datetime.fromtimestamp(self._nature.time - self._nature.store_clock_behind, UTC)
-        return replace(listing, objects=tuple(objects), taken_at=taken_at)
+        return replace(listing, objects=tuple(objects), taken_at=self.now())
 
     def address(self, key: str, seconds: int) -> str | None:
         return None
@@ -262,7 +294,12 @@ class ModelledStore:
 
     def _land_late(self, what: str, land: Callable[[], Any], signed_at: float) -> None:
         left = max(0.0, signed_at + SIGNED_SECONDS - self._nature.time)
-        self._nature.later(self._nature.within(0, left), f"{LATE}{what}", land)
+
+        def land_if_it_may() -> None:
+            with suppress(Moved):
+                land()
+
+        self._nature.later(self._nature.within(0, left), f"{LATE}{what}", land_if_it_may)
 
     def _failure(self, how: str) -> Unavailable:
         self._nature.note(f"   store fails: {how}")

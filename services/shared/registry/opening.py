@@ -10,13 +10,14 @@ import redis
 import structlog
 
 from services.shared.bucket.connection import StoreUnreachable, describe, prepare_bucket
+from services.shared.bucket.documents import Documents
 from services.shared.bucket.epochs import Epochs
 from services.shared.bucket.facts import truth_of
 from services.shared.bucket.identity import bucket_identity
 from services.shared.bucket.opening import open_store
 from services.shared.bucket.place import check_place
 from services.shared.bucket.probe import probe_consistency
-from services.shared.bucket.store import ObjectStore, Store
+from services.shared.bucket.store import ObjectStore
 from services.shared.configuration.settings import RegistrySettings, StoreSettings
 from services.shared.index.announcements import Announcements
 from services.shared.index.leases import Leases
@@ -26,6 +27,8 @@ from services.shared.model.clock import Clock
 from services.shared.model.profiles import ProfileCatalogue
 from services.shared.queue.dispatch import RqDispatcher
 from services.shared.registry.parts import RegistryParts
+from services.shared.registry.shared_documents import SharedDocuments
+from services.shared.view.generation import Generation
 from speaker_registry.errors import Unavailable
 
 log = structlog.get_logger()
@@ -46,13 +49,23 @@ def open_parts(store_settings: StoreSettings, settings: RegistrySettings) -> Reg
     return parts_over(store, identity, settings, clock)
 
 
-def parts_over(store: Store, identity: str, settings: RegistrySettings, clock: Clock) -> RegistryParts:
+def parts_over(store: ObjectStore, identity: str, settings: RegistrySettings, clock: Clock) -> RegistryParts:
     """Open Redis for a store whose bucket has this identity. Raises `ProfileUnknown`."""
     index = SpeakerIndex(
         settings.redis_address, identity, truth_of(store), Epochs(store, clock), clock=clock.now
     )
+    documents = Documents(store, clock)
+    generation = Generation(settings.redis_address, identity, documents, clock)
     return RegistryParts(
         store=store,
+        documents=documents,
+        generation=generation,
+        shared=SharedDocuments(
+            documents=documents,
+            generation=generation,
+            clock=clock,
+            now=lambda: int(store.now().timestamp()),
+        ),
         index=index,
         leases=Leases(index, clock),
         announcements=Announcements(store, index, clock),

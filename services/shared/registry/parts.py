@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from services.shared.bucket.documents import Documents
 from services.shared.bucket.store import Store
 from services.shared.configuration.settings import RegistrySettings
 from services.shared.index.announcements import Announcements
@@ -13,6 +14,8 @@ from services.shared.index.leases import Leases
 from services.shared.index.speaker_index import SpeakerIndex
 from services.shared.model.clock import Clock
 from services.shared.model.profiles import ProfileCatalogue
+from services.shared.registry.shared_documents import SharedDocuments
+from services.shared.view.generation import Generation
 
 
 class Dispatcher(Protocol):
@@ -42,6 +45,9 @@ class RegistryParts:
     """A process opens these parts at its start and hands each object those that it needs."""
 
     store: Store
+    documents: Documents
+    generation: Generation
+    shared: SharedDocuments
     index: SpeakerIndex
     leases: Leases
     announcements: Announcements
@@ -51,3 +57,8 @@ class RegistryParts:
     clock: Clock
     run_all: Callable[[Iterable[Callable[[], object]]], None] = one_by_one
     """Runs steps that do not depend on each other and returns when all have ended."""
+
+    def close(self) -> None:
+        """Close the connections to Redis, except those of the queue."""
+        self.index.close()
+        self.generation.close()

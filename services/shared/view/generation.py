@@ -11,11 +11,11 @@ not know what a view holds.
 """
 
 import json
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Event, Lock
+from threading import Event, Lock, Thread
 from typing import Any
 
 import redis
@@ -44,6 +44,10 @@ SETTLED_SECONDS = 10.0
 """
 ASKED_SECONDS = 60.0
 """A question that nobody answers for this long shows that no process holds the generation in use."""
+WATCHING = "view"
+"""The name of the thread that looks again and again."""
+_END_SECONDS = 10.0
+"""A process that ends does not wait longer for that thread, which may wait for a server."""
 _SECTIONS = ("server", "stats", "replication")
 _HISTORY = ("run_id", "evicted_keys", "master_replid")
 """These fields of INFO tell one history of a server's data from another."""
@@ -168,8 +172,13 @@ class Generation:
     def run(self, stop: Event) -> None:
         """Look again and again until `stop` is set. What a look raises, the next request meets too."""
         while not stop.wait(_SERVER_LOOK_SECONDS):
-            with suppress(Unavailable):
+            try:
                 self.look()
+            except Unavailable:
+                pass
+            except Exception:
+                if _throttle.due("look failed"):
+                    log.exception("view.look_failed")
 
     # Using the view
 
@@ -390,6 +399,19 @@ class Generation:
         if named.question:
             with suppress(Unavailable):
                 self._swap(named, question="")
+
+
+@contextmanager
+def watched(generation: Generation) -> Iterator[None]:
+    """Look at a generation again and again, in a thread of its own, until the context ends."""
+    stop = Event()
+    thread = Thread(target=generation.run, args=(stop,), name=WATCHING, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join(_END_SECONDS)
 
 
 def milliseconds(time: tuple[int, int]) -> int:

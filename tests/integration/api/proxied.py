@@ -78,7 +78,7 @@ class ProxiedRegistry(Registry):
             registry,
         )
         self.operations = Operations.over(self.parts)
-        self._stack.callback(self.parts.index.close)
+        self._stack.callback(self.parts.close)
         self.jobs = Jobs(self.parts.index)
         self.worker = self._stack.enter_context(HeldWorkers(composed, self.parts))
         self.long_polls = cast(LongPolls, _Waiting(composed))

@@ -149,6 +149,7 @@ class Registry:
         self.port = 0
 
     def __enter__(self) -> Self:
+        self.parts.generation.look()
         self.housekeeper.rebuild()
         if self._announced:
             self.worker.announce()
@@ -159,7 +160,7 @@ class Registry:
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()
-        self.parts.index.close()
+        self.parts.close()
         self.redis.close()
 
     def new_client(self, **options: Any) -> httpx.Client:
@@ -216,7 +217,8 @@ class Registry:
         files = [path for path in self.folder.rglob("*") if path.is_file()]
         objects = {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
         keys = {key: self.redis.dump(key) for key in self.redis.scan_iter()}
-        keys.pop(b"sr:leases", None)  # changes all the time
+        for key in [b"sr:leases", *(key for key in keys if key.endswith(b":words"))]:
+            keys.pop(key, None)  # changes all the time
         return Stored(objects, keys)
 
 
