@@ -11,7 +11,6 @@ import numpy as np
 from redis import Redis
 
 from services.embedded.valkey import ValkeyServer
-from services.registry_api.keys.keyring import Keyring
 from services.registry_api.maintenance.housekeeping import Housekeeper
 from services.registry_api.operations import Operations
 from services.registry_api.operations.registration import Upload
@@ -46,7 +45,7 @@ def main() -> bool:
                 parts,
                 operations,
                 HousekeepingSettings(),
-                Keyring.over(parts).sweep,
+                lambda: 0,
             ).rebuild()
             empty = _bytes(redis)
             register_voices(parts, operations, VOICES)

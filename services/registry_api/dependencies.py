@@ -8,7 +8,8 @@ from fastapi import Depends, Path, Query, Request
 
 from services.registry_api.access.authentication import Access
 from services.registry_api.campaigns.control import Campaigns
-from services.registry_api.keys.keyring import Keyring
+from services.registry_api.keys.held_keys import HeldKeys
+from services.registry_api.keys.key_uses import KeyUses
 from services.registry_api.maintenance.housekeeping import Housekeeper
 from services.registry_api.operations import Operations
 from services.registry_api.protocol.callers import Caller
@@ -27,7 +28,8 @@ class Services:
     parts: RegistryParts
     """Parts for routes that read the bucket, the index or the catalogue directly."""
     operations: Operations
-    keyring: Keyring
+    keys: HeldKeys
+    key_uses: KeyUses
     decoder: AudioDecoder
     events: EventStream
     long_polls: LongPolls

@@ -8,13 +8,16 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, NoReturn, Self
 
 import numpy as np
 import redis
 
-from services.registry_api.keys.keyring import Keyring
+from services.registry_api.keys.forget import sweep
+from services.registry_api.keys.held_keys import HeldKeys
+from services.registry_api.keys.key_uses import KeyUses
 from services.registry_api.maintenance.housekeeping import Housekeeper
 from services.registry_api.operations import Operations
 from services.registry_api.operations.registration import Registered, Upload
@@ -63,6 +66,9 @@ class OwnTime(Clock):
     def monotonic(self) -> float:
         return super().monotonic() + self.ahead
 
+    def since_boot(self) -> float:
+        return super().since_boot() + self.ahead
+
     def sleep(self, seconds: float) -> None:
         self.ahead += seconds
 
@@ -110,6 +116,9 @@ class BorderedStore(FolderStore):
 
     def get(self, key: str) -> bytes:
         return self._cross(lambda: super(BorderedStore, self).get(key))
+
+    def swap(self, key: str, data: bytes, *, etag: str | None) -> str:
+        return str(self._cross(lambda: super(BorderedStore, self).swap(key, data, etag=etag)))
 
     def list(self, prefix: str) -> Any:
         return self._cross(lambda: super(BorderedStore, self).list(prefix))
@@ -227,12 +236,13 @@ class Storage:
             clock=self.clock,
         )
         self.operations = Operations.over(self.parts)
-        keyring = Keyring.over(self.parts)
+        self.keys = HeldKeys.over(self.parts, lambda do: do())
+        self.key_uses = KeyUses(self.generation, self.clock)
         self.housekeeper = Housekeeper(
             self.parts,
             self.operations,
             HousekeepingSettings(deleted_grace_seconds=0),
-            keyring.sweep,
+            partial(sweep, self.keys, self.key_uses),
         )
         self.publisher = Publisher(
             store=self.store,
@@ -244,8 +254,10 @@ class Storage:
         self.fingerprint = FINGERPRINT
 
     def __enter__(self) -> Self:
-        for script in self.index._scripts.values():  # first uses make calls of their own
+        # First uses make calls of their own.
+        for script in (*self.index._scripts.values(), *self.generation._scripts.values()):
             self.raw.script_load(script.script)
+        self.generation.look()
         self.clock.ahead = -2 * WINDOW_SECONDS  # nothing that was reserved before it can land any more
         self.index.open()
         self.clock.ahead = 0.0

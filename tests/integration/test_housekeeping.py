@@ -19,7 +19,6 @@ from botocore.config import Config
 from redis import Redis
 
 from services.embedded.valkey import ValkeyServer
-from services.registry_api.keys.keyring import Keyring
 from services.registry_api.maintenance import rebuild, sweep
 from services.registry_api.maintenance.housekeeping import Housekeeper, RenewLock
 from services.registry_api.operations import Operations
@@ -63,7 +62,7 @@ class OpenRegistry:
             self.parts,
             self.operations,
             HousekeepingSettings(**settings),
-            Keyring.over(self.parts).sweep,
+            lambda: 0,
         )
 
 
@@ -887,7 +886,7 @@ def patient(storage: Storage) -> Housekeeper:
         storage.parts,
         storage.operations,
         HousekeepingSettings(sweep_seconds=100 * DAY),
-        Keyring.over(storage.parts).sweep,
+        lambda: 0,
     )
     housekeeper.sweep()
     return housekeeper

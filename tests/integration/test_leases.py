@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
+from services.registry_api.keys.make import make
 from services.shared.index.leases import TAKEN, WAIT_SECONDS, Renewal
 from services.shared.index.speaker_index import EVENTS
 from tests.integration.storage import NEXT_FINGERPRINT, Storage, speaker_id
@@ -182,9 +183,7 @@ def test_changes_that_take_something_away_are_waited_for(storage: Storage, chang
         case "announce an encoder":
             storage.announce(NEXT_FINGERPRINT)
         case "make a key":
-            storage.housekeeper.sweeps._sweep_keys.__self__.make(
-                name="engines", namespace="default", scopes=["engine"], created_by="test"
-            )
+            make(storage.keys, name="engines", namespace="default", scopes=["engine"], created_by="test")
         case _:
             storage.finish_all()
     assert (storage.raw.get(TAKEN) != before) is takes

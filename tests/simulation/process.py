@@ -11,7 +11,6 @@ from typing import Any, Protocol
 
 import redis
 
-from services.registry_api.keys.keyring import Keyring
 from services.registry_api.maintenance.housekeeping import Housekeeper
 from services.registry_api.operations import Operations
 from services.shared.bucket.documents import Documents
@@ -212,7 +211,7 @@ class Process:
             self.opened,
             self.operations,
             self._housekeeping,
-            Keyring.over(self.opened).sweep,
+            lambda: 0,
         )
 
     def provenance(self, profile: str) -> Provenance:

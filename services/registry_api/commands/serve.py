@@ -3,6 +3,7 @@
 import gc
 import signal
 import sys
+from functools import partial
 
 import structlog
 import uvicorn
@@ -12,7 +13,9 @@ from services.registry_api.access.authentication import AccessMisconfigured, ope
 from services.registry_api.app import create_app
 from services.registry_api.campaigns.control import Campaigns
 from services.registry_api.dependencies import Services
-from services.registry_api.keys.keyring import Keyring
+from services.registry_api.keys.forget import sweep
+from services.registry_api.keys.held_keys import HeldKeys
+from services.registry_api.keys.key_uses import KeyUses
 from services.registry_api.maintenance.housekeeping import Housekeeper
 from services.registry_api.maintenance.queue_signals import RedisSignals
 from services.registry_api.operations import Operations
@@ -77,7 +80,7 @@ def _serve() -> int:
     settings, registry, limits = _within_open_files(ApiSettings()), RegistrySettings(), UploadLimits()
     parts = open_parts(StoreSettings(), registry)
     operations = Operations.over(parts)
-    keyring = Keyring.over(parts)
+    keys, key_uses = HeldKeys.over(parts), KeyUses(parts.generation, parts.clock)
     campaigns = Campaigns(parts, operations)
     metrics.REGISTRY.register(
         RedisSignals(
@@ -94,7 +97,8 @@ def _serve() -> int:
         services = Services(
             parts=parts,
             operations=operations,
-            keyring=keyring,
+            keys=keys,
+            key_uses=key_uses,
             decoder=decoder,
             events=EventStream.of(parts),
             long_polls=LongPolls(),
@@ -102,11 +106,11 @@ def _serve() -> int:
                 parts,
                 operations,
                 HousekeepingSettings(),
-                keyring.sweep,
+                partial(sweep, keys, key_uses),
             ),
             campaigns=campaigns,
             limits=limits,
-            access=open_access(settings, AccessSettings(), RateSettings(), keyring, parts.index),
+            access=open_access(settings, AccessSettings(), RateSettings(), keys, key_uses, parts.index),
         )
         app = create_app(
             services,

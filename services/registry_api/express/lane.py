@@ -22,7 +22,7 @@ from starlette.types import Message, Scope
 
 from services.registry_api.access.rate_limits import REQUESTS, RateLimits, Taking
 from services.registry_api.express.prepared import Key, PreparedAnswer, PreparedAnswers, new_voices_of
-from services.registry_api.keys import keyring
+from services.registry_api.keys.key_document import KeyDocument
 from services.registry_api.protocol.callers import Caller
 from services.registry_api.protocol.conditions import content_range, matches, part_of
 from services.registry_api.protocol.headers import rate_lines
@@ -218,7 +218,7 @@ class ExpressLane:
     def _hear(self, event: Event) -> None:
         self._heard += 1
         match event["type"]:
-            case keyring.KEYS_UPDATED:
+            case KeyDocument.UPDATED:
                 self._keys_changed = self._heard
                 self._drop_grants()
             case announcements.PROFILE_UPDATED:

@@ -18,8 +18,11 @@ from services.registry_api.dependencies import (
     ServicesDep,
 )
 from services.registry_api.keys.api_keys import ANY_NAMESPACE, ApiKey
+from services.registry_api.keys.held_keys import HeldKeys
 from services.registry_api.keys.key_rules import key_not_found
-from services.registry_api.keys.keyring import Keyring
+from services.registry_api.keys.make import make
+from services.registry_api.keys.revoke import revoke
+from services.registry_api.keys.rotate import rotate
 from services.registry_api.protocol.callers import Caller
 from services.registry_api.protocol.routing import Router
 from services.registry_api.wire import rendering
@@ -64,8 +67,9 @@ def create_key(
     repeated request creates another key.
     """
     _check_limits(services.access.rate_limits, caller, wanted)
-    keyring = services.keyring
-    token, made = keyring.make(
+    keys = services.keys
+    token, made = make(
+        keys,
         name=wanted.name,
         namespace=_namespace_for(caller, namespace, wanted.namespace),
         scopes=wanted.scopes,
@@ -75,7 +79,7 @@ def create_key(
         uploads_per_minute=wanted.uploads_per_minute,
         by_operator=caller.for_any_namespace,
     )
-    return answer(request, rendering.new_key(keyring, made, token), status=201, headers=_NOT_KEPT)
+    return answer(request, rendering.new_key(keys, made, token), status=201, headers=_NOT_KEPT)
 
 
 def _check_limits(rates: RateLimits, caller: Caller, wanted: ApiKeyRequest) -> None:
@@ -105,7 +109,7 @@ def _namespace_for(caller: Caller, namespace: str, wanted: str | None) -> str:
 _NOT_KEPT = {"Cache-Control": "no-store"}
 
 
-@router.get("/keys", responses=examples.KEYS, dependencies=[ADMIN])
+@router.get("/keys", responses=examples.KEYS, dependencies=[ADMIN, AT_STORE])
 def list_keys(
     request: Request, services: ServicesDep, whose: WhoseKeysDep, limit: Limit = 20, after: After = ""
 ) -> Response:
@@ -113,32 +117,30 @@ def list_keys(
 
     A key for any namespace lists the keys of the namespace in `X-Speaker-Namespace`, or all keys without it.
     """
-    keyring = services.keyring
-    keyring.refresh()
-    keys = keyring.all(whose)
-    ids = [key.record.id for key in keys]
+    keys = services.keys
+    found = keys.all(whose)
+    ids = [key.record.id for key in found]
     start = ids.index(after) + 1 if after in ids else 0
     if after and not start:
         raise key_not_found(after)
-    used = keyring.last_used()
-    shown = [rendering.key(keyring, key, used) for key in keys[start : start + limit]]
+    used = services.key_uses.last()
+    shown = [rendering.key(keys, key, used) for key in found[start : start + limit]]
     return answer(
         request,
         Page[ShownKey](
             data=shown,
             first_id=shown[0].id if shown else None,
             last_id=shown[-1].id if shown else None,
-            has_more=len(keys) > start + limit,
+            has_more=len(found) > start + limit,
         ),
     )
 
 
-@router.get("/keys/{key_id}", responses=examples.KEY, dependencies=[ADMIN])
+@router.get("/keys/{key_id}", responses=examples.KEY, dependencies=[ADMIN, AT_STORE])
 def get_key(request: Request, services: ServicesDep, whose: WhoseKeysDep, key_id: KeyId) -> Response:
     """Get an API key that the list of keys contains."""
-    keyring = services.keyring
-    key = _find(keyring, whose, key_id)
-    return answer(request, rendering.key(keyring, key, keyring.last_used()))
+    key = _find(services.keys, whose, key_id)
+    return answer(request, rendering.key(services.keys, key, services.key_uses.last()))
 
 
 @router.delete(
@@ -158,9 +160,8 @@ def revoke_key(
     Without `children`, the keys that it created stay valid. A key that was revoked without them can be
     revoked again with `children=true`.
     """
-    keyring = services.keyring
-    _find(keyring, whose, key_id)
-    keyring.end(key_id, by=caller.id, with_descendants=children)
+    _find(services.keys, whose, key_id)
+    revoke(services.keys, key_id, by=caller.id, with_descendants=children)
     return Response(status_code=204)
 
 
@@ -189,18 +190,17 @@ def rotate_key(
     then expire before the old key, the request is refused with 403. A revoked or expired key cannot be
     rotated. A repeated request creates another key.
     """
-    keyring = services.keyring
-    old = _find(keyring, whose, key_id)
-    token, made = keyring.rotate(
-        old, grace_seconds=grace_seconds, by=caller.id, by_operator=caller.for_any_namespace
+    keys = services.keys
+    old = _find(keys, whose, key_id)
+    token, made = rotate(
+        keys, old, grace_seconds=grace_seconds, by=caller.id, by_operator=caller.for_any_namespace
     )
-    return answer(request, rendering.new_key(keyring, made, token), status=201, headers=_NOT_KEPT)
+    return answer(request, rendering.new_key(keys, made, token), status=201, headers=_NOT_KEPT)
 
 
-def _find(keyring: Keyring, whose: str, key_id: str) -> ApiKey:
+def _find(keys: HeldKeys, whose: str, key_id: str) -> ApiKey:
     """Return a key. Raises `ApiKeyNotFound`, also for a key of another namespace."""
-    keyring.refresh()
-    key = keyring.find(key_id)
+    key = keys.look(key_id)
     if key is None or whose not in {ANY_NAMESPACE, key.record.namespace}:
         raise key_not_found(key_id)
     return key

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from services.registry_api.keys.keyring import KEYS_UPDATED
+from services.registry_api.keys.key_document import KeyDocument
 from services.registry_api.serving.event_stream import Event, EventStream
 from services.shared.telemetry.metrics import EVENT_LISTENERS
 
@@ -131,7 +131,7 @@ class EventFeed:
             listener.wake()
 
     def _hear(self, event: Event) -> None:
-        if event["type"] == KEYS_UPDATED:
+        if event["type"] == KeyDocument.UPDATED:
             self.keys_changed += 1
             self.wake()
         for listener in self._listeners:

@@ -7,7 +7,7 @@ from urllib.parse import quote
 
 from services.registry_api.campaigns.control import Campaigns, ShownCampaign
 from services.registry_api.keys.api_keys import ApiKey, Token
-from services.registry_api.keys.keyring import Keyring
+from services.registry_api.keys.held_keys import HeldKeys
 from services.registry_api.operations.artifacts import ANY, FoundVersion, Wanted
 from services.registry_api.operations.registration import Registered
 from services.shared.bucket.encoder_records import Announcement
@@ -430,20 +430,20 @@ def uploaded(statuses: Statuses, indexed: IndexedSpeaker, one: SpeakerVersion) -
     return entry
 
 
-def key(keyring: Keyring, one: ApiKey, used: Mapping[str, int]) -> schemas.ApiKey:
+def key(keys: HeldKeys, one: ApiKey, used: Mapping[str, int]) -> schemas.ApiKey:
     """Render an API key.
 
     Args:
         used: key id -> when the key was last used.
     """
-    return schemas.ApiKey(**_key_fields(keyring, one, used))
+    return schemas.ApiKey(**_key_fields(keys, one, used))
 
 
-def new_key(keyring: Keyring, one: ApiKey, token: Token) -> schemas.NewApiKey:
-    return schemas.NewApiKey(**_key_fields(keyring, one, {}), key=str(token))
+def new_key(keys: HeldKeys, one: ApiKey, token: Token) -> schemas.NewApiKey:
+    return schemas.NewApiKey(**_key_fields(keys, one, {}), key=str(token))
 
 
-def _key_fields(keyring: Keyring, one: ApiKey, used: Mapping[str, int]) -> dict[str, Any]:
+def _key_fields(keys: HeldKeys, one: ApiKey, used: Mapping[str, int]) -> dict[str, Any]:
     record = one.record
     return {
         "id": record.id,
@@ -453,7 +453,7 @@ def _key_fields(keyring: Keyring, one: ApiKey, used: Mapping[str, int]) -> dict[
         "created_at": record.created_at,
         "created_by": record.created_by,
         "expires_at": one.ends_at,
-        "state": keyring.state(one),
+        "state": keys.state(one),
         "last_used_at": used.get(record.id),
         "requests_per_minute": record.requests_per_minute,
         "uploads_per_minute": record.uploads_per_minute,

@@ -13,8 +13,7 @@
     _profiles/{profile}/{seq:012d}.{uid}.json                           a fingerprint became the current one
     _profiles/{profile}/candidate.{fingerprint}.json                    a worker came with another fingerprint
                         campaign.{id}.{step:06d}.{uid}.json             a campaign was started or changed
-    _keys/{id}/made.{sha256 of its JSON}.json                           an API key was made
-               end.{at:012d}.{uid}                                      an API key was ended
+    _keys/{id}.json                                                     an API key, see `layout`
     _registry/                                                          which bucket this is, see `identity`
     _place/{seq:06d}.{uid}                                              where it is, see `place`
     _epochs/{epoch:012d}                                                an index was begun, see `epochs`
@@ -68,16 +67,13 @@ _PICTURE = re.compile(rf"([1-9][0-9]{{0,3}})\.({_SHA256})\.([a-z]{{1,20}}\.(?:sv
 _ANNOUNCEMENT = re.compile(rf"({_SEQ})\.({_ID})\.json")
 _CANDIDATE = re.compile(rf"candidate\.({_SHA256})\.json")
 _CAMPAIGN = re.compile(rf"campaign\.({_ID})\.([0-9]{{6}})\.({_ID})\.json")
-_MADE = re.compile(rf"made\.({_SHA256})\.json")
-_END = re.compile(r"end\.([0-9]{12})\.([0-9a-f]{12})[0-9a-f]{20}")
-_KEY_ID = re.compile(r"[0-9a-z]{8}")
 _MARKER = re.compile(_ID)
 _PLACE = re.compile(rf"([0-9]{{6}})\.({_ID})")
 _EPOCH = re.compile(r"[0-9]{12}")
 _DATA = re.compile(r"[^/]*/v/[^/]*/d/[^/]*/(?:blob/|pic/|art/[^/]*/[^/]*\.safetensors\Z)")
 
 
-REGISTRY_FOLDER, PLACE_FOLDER, EPOCHS_FOLDER, API_KEYS_FOLDER = "_registry/", "_place/", "_epochs/", "_keys/"
+REGISTRY_FOLDER, PLACE_FOLDER, EPOCHS_FOLDER = "_registry/", "_place/", "_epochs/"
 IDENTITY = f"{REGISTRY_FOLDER}identity"
 """The object that holds the bucket's identity."""
 
@@ -281,28 +277,6 @@ class CampaignKey:
 
 
 @dataclass(frozen=True, slots=True)
-class KeyMadeKey:
-    """The key of the fact that an API key was made."""
-
-    key_id: str
-    sha256: str
-
-    def __str__(self) -> str:
-        return f"{API_KEYS_FOLDER}{self.key_id}/made.{self.sha256}.json"
-
-
-@dataclass(frozen=True, slots=True)
-class KeyEndKey:
-    """The key of the fact that an API key was ended."""
-
-    key_id: str
-    at: int
-    """The time at which the API key ends, in Unix seconds. 0 means at once."""
-    said_at: int
-    """The time at which the fact was made, in Unix seconds."""
-
-
-@dataclass(frozen=True, slots=True)
 class MarkerKey:
     """The key of a candidate for the bucket's identity."""
 
@@ -348,17 +322,7 @@ SpeakerKey = (
 """The parsed key of any object of a speaker. A fact that consists of nothing but its key is its own parsed
 key.
 """
-ParsedKey = (
-    SpeakerKey
-    | AnnouncementKey
-    | CandidateKey
-    | CampaignKey
-    | KeyMadeKey
-    | KeyEndKey
-    | MarkerKey
-    | PlaceKey
-    | EpochKey
-)
+ParsedKey = SpeakerKey | AnnouncementKey | CandidateKey | CampaignKey | MarkerKey | PlaceKey | EpochKey
 Keyed = tuple[StoredObject, ParsedKey | None]
 """An object of a listing with its parsed key, which is None if the object is not ours."""
 
@@ -368,16 +332,6 @@ def announcements_folder(profile: str) -> str:
     return f"_profiles/{profile}/"
 
 
-def key_end_key(key_id: str, at: int, uid: str) -> str:
-    """Return the key of the fact that an API key ends.
-
-    Args:
-        at: Unix seconds; 0 means at once.
-        uid: a UUIDv7 in hex. It says when the fact was made.
-    """
-    return f"{API_KEYS_FOLDER}{key_id}/end.{at:012d}.{uid}"
-
-
 def parse_key(key: str) -> ParsedKey | None:
     """Return what an object is, by its key, or None if it is not ours. Any text is accepted."""
     match key.split("/"):
@@ -385,8 +339,6 @@ def parse_key(key: str) -> ParsedKey | None:
             return _parse_of_speaker(rest)
         case ["_profiles", profile, name]:
             return _parse_of_profile(profile, name)
-        case ["_keys", key_id, name] if _KEY_ID.fullmatch(key_id):
-            return _parse_of_api_key(key_id, name)
         case [folder, name]:
             return _parse_of_bucket(folder, name)
     return None
@@ -433,15 +385,6 @@ def _parse_of_artifact(vuid: str, akey: str, name: str) -> ArtifactKey | Failure
     if match := _FAILURE.fullmatch(name):
         return FailureKey(vuid, akey, match[1])
     return VoidFact(vuid, akey) if _VOID.fullmatch(name) else None
-
-
-def _parse_of_api_key(key_id: str, name: str) -> KeyMadeKey | KeyEndKey | None:
-    if match := _MADE.fullmatch(name):
-        return KeyMadeKey(key_id, match[1])
-    if match := _END.fullmatch(name):
-        # The id is a UUIDv7: it begins with the milliseconds at which it was made.
-        return KeyEndKey(key_id, int(match[1]), int(match[2], 16) // 1000)
-    return None
 
 
 def _parse_record(seq: int, kind: str, rest: str) -> SpeakerKey | None:

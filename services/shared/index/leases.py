@@ -69,10 +69,8 @@ end
 return {{event, behind}}
 """
 _TELL = """
--- KEYS: events, taken, mark. ARGV: the event as JSON, the value of the mark
-local id = redis.call('XADD', KEYS[1], 'MAXLEN', '~', '50000', '*', 'd', ARGV[1])
-redis.call('SET', KEYS[2], id)
-redis.call('SET', KEYS[3], ARGV[2])
+-- KEYS: events, taken. ARGV: the event as JSON
+redis.call('SET', KEYS[2], redis.call('XADD', KEYS[1], 'MAXLEN', '~', '50000', '*', 'd', ARGV[1]))
 """
 
 
@@ -164,13 +162,10 @@ class Leases:
             return None
         return cast(tuple[str, int], tuple(found)) if found is not None else None
 
-    def tell_all(self, kind: str, mark: str, value: str) -> None:
-        """Add an event that is about no speaker to the stream, and set the key `mark`, atomically.
-
-        Raises `Unavailable`.
-        """
+    def tell_all(self, kind: str) -> None:
+        """Add an event that is about no speaker to the stream. Raises `Unavailable`."""
         with unavailable_without_redis():
-            self._tell(keys=[EVENTS, TAKEN, mark], args=[event_of_all(kind, self._clock), value])
+            self._tell(keys=[EVENTS, TAKEN], args=[event_of_all(kind, self._clock)])
 
 
 def event_of_all(kind: str, clock: Clock, **fields: str) -> str:

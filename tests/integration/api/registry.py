@@ -8,6 +8,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -19,7 +20,9 @@ from services.registry_api.access.authentication import open_access
 from services.registry_api.app import create_app
 from services.registry_api.campaigns.control import Campaigns
 from services.registry_api.dependencies import Services
-from services.registry_api.keys.keyring import Keyring
+from services.registry_api.keys.forget import sweep
+from services.registry_api.keys.held_keys import HeldKeys
+from services.registry_api.keys.key_uses import KeyUses
 from services.registry_api.maintenance.housekeeping import Housekeeper
 from services.registry_api.operations import Operations
 from services.registry_api.serving.event_stream import EventStream
@@ -98,14 +101,15 @@ class Registry:
         store = store or StoreSettings(url=folder.as_uri(), create_bucket=True)
         self.parts = open_parts(store, registry)
         self.operations = Operations.over(self.parts)
-        self.keyring = Keyring.over(self.parts)
+        self.keys = HeldKeys.over(self.parts)
+        self.key_uses = KeyUses(self.parts.generation, self.parts.clock)
         self.jobs = self.operations.jobs
         self.long_polls = LongPolls()
         self.housekeeper = Housekeeper(
             self.parts,
             self.operations,
             HousekeepingSettings(),
-            self.keyring.sweep,
+            partial(sweep, self.keys, self.key_uses),
         )
         self.campaigns = Campaigns(self.parts, self.operations)
         self.worker = StandIn(self.parts)
@@ -117,7 +121,8 @@ class Registry:
             Services(
                 parts=self.parts,
                 operations=self.operations,
-                keyring=self.keyring,
+                keys=self.keys,
+                key_uses=self.key_uses,
                 decoder=decoder,
                 events=EventStream.of(self.parts),
                 long_polls=self.long_polls,
@@ -128,7 +133,8 @@ class Registry:
                     ApiSettings(),
                     access or AccessSettings(),
                     rates or RateSettings(),
-                    self.keyring,
+                    self.keys,
+                    self.key_uses,
                     self.parts.index,
                 ),
             ),

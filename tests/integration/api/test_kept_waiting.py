@@ -128,12 +128,12 @@ def test_keys_that_are_made_or_looked_for_stop_nobody(start: Start, monkeypatch:
     ours = {"Authorization": f"Bearer {token}"}
     theirs = {"Authorization": f"Bearer {new_token()}"}
     wanted = {"name": "fleet", "scopes": ["engine"]}
-    making = Standstill(closed.parts.store.put)
-    looking = Standstill(closed.keyring.refresh)
-    monkeypatch.setattr(closed.parts.store, "put", making)
+    making = Standstill(closed.parts.store.swap)
+    looking = Standstill(closed.keys.look)
+    monkeypatch.setattr(closed.parts.store, "swap", making)
     with asking(*[lambda: closed.client.post("/v1/keys", json=wanted, headers=ours)] * AT_WORK) as made:
         wait_until(lambda: making.calls == AT_WORK)
-        monkeypatch.setattr(closed.keyring, "refresh", looking)
+        monkeypatch.setattr(closed.keys, "look", looking)
         with asking(*[lambda: closed.client.get("/v1/voices", headers=theirs)] * 2 * AT_WORK) as unknown:
             wait_until(lambda: looking.calls == 2 * AT_WORK)
             for _ in range(5):
