@@ -198,7 +198,7 @@ def _express_lane(services: Services, answers: PreparedAnswers) -> ExpressLane:
     events, keys, announcements = services.events, services.keys, services.parts.announcements
     events.subscribe(services.operations.extractions.seen_jobs.hear)
     events.subscribe(services.long_polls.hear, services.long_polls.events_missed)
-    events.subscribe(keys.hear, keys.events_missed)
+    events.subscribe(keys.changes.hear, keys.changes.events_missed)
     events.subscribe(announcements.hear, announcements.look_anew)
     # The lane comes last, so that it keeps nothing that the others have not forgotten yet.
     return ExpressLane(events, services.access.rate_limits, answers, local=not services.access.required)

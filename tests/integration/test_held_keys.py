@@ -13,7 +13,8 @@ import pytest
 
 from services.registry_api.keys.api_keys import ApiKey, ApiKeyRecord, Token
 from services.registry_api.keys.forget import sweep
-from services.registry_api.keys.held_keys import FRESH_SECONDS, LISTING, HeldKeys
+from services.registry_api.keys.heard_changes import FRESH_SECONDS
+from services.registry_api.keys.held_keys import LISTING, HeldKeys
 from services.registry_api.keys.key_document import KeyDocument, made_as
 from services.registry_api.keys.key_rules import KEPT_SECONDS
 from services.registry_api.keys.key_uses import WRITE_SECONDS
@@ -116,9 +117,9 @@ def test_an_event_makes_processes_look_again_at_once(storage: Storage, monkeypat
     assert state(there, token.id) == "active"
     monkeypatch.setattr(here, "settle", lambda: None)
     revoke(here, token.id, by="test")
-    there.hear({"type": "voice.deleted"})
+    there.changes.hear({"type": "voice.deleted"})
     assert there.find(token.id), "what was held is still fresh"
-    there.hear({"type": KeyDocument.UPDATED})
+    there.changes.hear({"type": KeyDocument.UPDATED})
     assert there.find(token.id) is None
     assert state(there, token.id) == "revoked"
 

@@ -11,7 +11,7 @@ from services.registry_api.keys import key_rules
 from services.registry_api.keys import make as make_module
 from services.registry_api.keys.api_keys import ApiKey, Token, is_secret_of
 from services.registry_api.keys.forget import forget
-from services.registry_api.keys.held_keys import FRESH_SECONDS
+from services.registry_api.keys.heard_changes import FRESH_SECONDS
 from services.registry_api.keys.key_document import KeyDocument
 from services.registry_api.keys.key_rules import KEPT_SECONDS
 from services.registry_api.keys.key_uses import WRITE_SECONDS, KeyUses

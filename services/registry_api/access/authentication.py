@@ -24,7 +24,8 @@ from services.registry_api.keys.api_keys import (
     is_secret_of,
     parse_token,
 )
-from services.registry_api.keys.held_keys import FRESH_SECONDS, HeldKeys
+from services.registry_api.keys.heard_changes import FRESH_SECONDS
+from services.registry_api.keys.held_keys import HeldKeys
 from services.registry_api.keys.key_uses import KeyUses
 from services.registry_api.protocol.callers import ANONYMOUS, Caller
 from services.registry_api.serving.concurrency_limits import ConcurrencyLimits
@@ -223,7 +224,7 @@ class Access:
 
     async def _find(self, keys: HeldKeys, key_id: str, address: str) -> ApiKey | None:
         """Return a key in any state, or None if there is none. Only what is not held is read."""
-        if keys.seconds_left < _LOOK_AHEAD_SECONDS:
+        if keys.changes.seconds_left < _LOOK_AHEAD_SECONDS:
             self._listen_in_background(keys)
         key = keys.find(key_id)
         if key is None and self._listening is not None:
@@ -242,7 +243,7 @@ class Access:
 
     async def _listen(self, keys: HeldKeys) -> None:
         try:
-            await run_in_threadpool(keys.listen, ahead_seconds=_LOOK_AHEAD_SECONDS)
+            await run_in_threadpool(keys.changes.listen, ahead_seconds=_LOOK_AHEAD_SECONDS)
             if self._uses is not None:
                 await run_in_threadpool(self._uses.write_if_due)
         except Exception as error:  # noqa: BLE001 - the next request that needs a key reads it, and fails

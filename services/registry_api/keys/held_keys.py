@@ -1,36 +1,31 @@
 """The API keys as one process knows them: found by their ids, without a listing.
 
 A process holds what it has read of each key. Redis tells in which order keys changed, so what is held is good
-for `FRESH_SECONDS` after a look at Redis, which costs one round trip for all keys. Without Redis, and for
-keys that Redis was not told of, the document in the bucket is read again. What is held never comes from
-Redis, which could otherwise give a key any right. Knows no requests.
-
-Processes also hear of changes by the event stream. From then on they look again before they trust a key, so
-that nothing is kept in memory for a key that has ended.
+for `FRESH_SECONDS` after a look at Redis, see `heard_changes`. Without Redis, and for keys that Redis was not
+told of, the document in the bucket is read again. What is held never comes from Redis, which could otherwise
+give a key any right. Knows no requests.
 """
 
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal, NamedTuple, NoReturn, Protocol, Self
+from typing import Literal, NamedTuple, NoReturn, Protocol, Self
 
 import structlog
 
 from services.registry_api.keys.api_keys import ANY_NAMESPACE, ApiKey
+from services.registry_api.keys.heard_changes import FRESH_SECONDS, Heard, HeardChanges
 from services.registry_api.keys.key_document import KeyDocument
 from services.shared.bucket.layout import API_KEYS, api_key_key, api_key_of
 from services.shared.bucket.store import Listing, ObjectUnavailable
 from services.shared.model.clock import Clock
 from services.shared.registry.parts import RegistryParts
 from services.shared.registry.shared_documents import Changed, DocumentUnusable, Found, SharedDocuments
-from services.shared.view.shared_copies import Told
 from speaker_registry.errors import InvalidApiKey, Unavailable
 
 log = structlog.get_logger(__name__)
 
-FRESH_SECONDS = 0.8
-"""A key that is held is good for this long after the look that confirmed it."""
 _SETTLED_SECONDS = FRESH_SECONDS + 0.1
 """What takes a key away is acknowledged after this time. It is a little longer, because the clocks of two
 machines do not run at exactly the same speed.
@@ -75,12 +70,6 @@ class _Held:
     generation: str = ""
     position: int = 0
     """The document is good as long as Redis tells of no later change in this generation."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Heard:
-    told: Told
-    at: float
 
 
 class _Failure(NamedTuple):
@@ -129,13 +118,8 @@ class HeldKeys:
         self._run_in_background = run_in_background
         self._tell = tell
         self._wait = wait
-        self._outdated_since = float("-inf")
-        """What was held at this time is not trusted, because keys have changed since."""
+        self.changes = HeardChanges(shared.copies, clock)
         self._held: dict[str, _Held] = {}  # bounded by `_MAX_HELD`
-        self._heard: _Heard | None = None
-        self._hearing = threading.Lock()
-        self._deaf_until = float("-inf")
-        """Redis did not answer, and is not asked again before this time."""
         self._reading = [threading.Lock() for _ in range(_STRIPES)]
         self._failed: dict[int, _Failure] = {}  # bounded: one for each stripe
         self._listed: dict[str, str] = {}  # bounded: keys of the last listing
@@ -174,7 +158,7 @@ class HeldKeys:
         if not is_key_id(key_id):
             return _NOTHING
         asked_at = self.clock.since_boot()
-        self.listen()
+        self.changes.listen()
         stripe = hash(key_id) % _STRIPES
         with self._reading[stripe]:
             held = self._held.get(key_id)
@@ -198,12 +182,9 @@ class HeldKeys:
 
     def has_heard_of(self, key_id: str) -> bool:
         """Return whether there is, or was, such a key, as far as this process knows. This does no I/O."""
-        held, heard = self._held.get(key_id), self._heard
-        return (
-            (held is not None and held.document.revision > 0)
-            or key_id in self._listed
-            or (heard is not None and api_key_key(key_id) in heard.told.numbers)
-        )
+        held = self._held.get(key_id)
+        is_held = held is not None and held.document.revision > 0
+        return is_held or key_id in self._listed or self.changes.tell_of(key_id)
 
     def state(self, key: ApiKey) -> Literal["active", "expired", "revoked"]:
         return key.state(self.clock.now())
@@ -226,8 +207,8 @@ class HeldKeys:
         """
         listed = {api_key_of(stored.key): stored.etag for stored in self._folder.list(API_KEYS).objects}
         listed.pop(None, None)
-        self.listen()
-        held = dict(self._held)
+        self.changes.listen()
+        held = {one: found for one, found in dict(self._held).items() if found.document.revision}
         good = {
             one: found.document
             for one, found in held.items()
@@ -265,7 +246,7 @@ class HeldKeys:
         Raises:
             Unavailable: the change was not made, or it is not known whether it was. What `decide` raises.
         """
-        heard, began = self._heard, self.clock.since_boot()
+        heard, began = self.changes.last, self.clock.since_boot()
         changed: Changed[KeyDocument] = self._shared.change(
             KeyDocument,
             api_key_key(key_id),
@@ -309,54 +290,18 @@ class HeldKeys:
         """Return the store's time in Unix seconds, by which everything in a document is dated."""
         return self._shared.now()
 
-    # Hearing of changes
-
-    def hear(self, event: Mapping[str, Any]) -> None:
-        """Take note of an event, which may say that keys have changed."""
-        if event["type"] == KeyDocument.UPDATED:
-            self.events_missed()
-
-    def events_missed(self) -> None:
-        """Take note that keys may have changed."""
-        self._outdated_since = self.clock.since_boot()
-
-    @property
-    def seconds_left(self) -> float:
-        """Return for how long what is held is still good by the last look at Redis."""
-        heard = self._heard
-        if heard is None or heard.at <= self._outdated_since:
-            return 0.0
-        return max(0.0, heard.at + FRESH_SECONDS - self.clock.since_boot())
-
-    def listen(self, *, ahead_seconds: float = 0.0) -> None:
-        """Ask Redis what has changed, unless what is held is good for longer than `ahead_seconds`.
-
-        One thread does it at a time. Without an answer, documents are read again from the bucket.
-        """
-        with self._hearing:
-            began = self.clock.since_boot()
-            if began < self._deaf_until or self.seconds_left > ahead_seconds:
-                return
-            try:
-                told = self._shared.copies.told(self._heard.told if self._heard else None)
-            except Unavailable:
-                self._heard = None
-                self._deaf_until = self.clock.since_boot() + FRESH_SECONDS
-                return
-            self._heard = _Heard(told, began)
+    # Holding
 
     def _is_good(self, key_id: str, held: _Held) -> bool:
-        heard = self._heard
-        if held.read_at > self._outdated_since and self.clock.since_boot() - held.read_at < held.good_for:
+        changes = self.changes
+        age = self.clock.since_boot() - held.read_at
+        if held.read_at > changes.outdated_since and age < held.good_for:
             return True
-        if heard is None or not self.seconds_left:
-            return False
-        last_change = heard.told.numbers.get(api_key_key(key_id), 0)
-        return held.generation == heard.told.generation and last_change <= held.position
+        return changes.confirm(key_id, generation=held.generation, position=held.position)
 
     def _read(self, key_id: str, stripe: int) -> _Held:
         """Read a document. One that cannot be understood or returned stands for no key, for a while."""
-        heard, began = self._heard, self.clock.since_boot()
+        heard, began = self.changes.last, self.clock.since_boot()
         try:
             found = self._shared.read(KeyDocument, api_key_key(key_id))
         except DocumentUnusable:  # this was logged
@@ -371,7 +316,7 @@ class HeldKeys:
             return self._hold_nothing(key_id, began, _MISSING_SECONDS)
         return self._hold(key_id, found, heard, began)
 
-    def _hold(self, key_id: str, found: Found[KeyDocument], heard: _Heard | None, began: float) -> _Held:
+    def _hold(self, key_id: str, found: Found[KeyDocument], heard: Heard | None, began: float) -> _Held:
         """Hold a document that was read after `heard` and `began`, unless a later revision is known."""
         known = self._held.get(key_id)
         if known is not None and known.document.revision > found.document.revision:

@@ -867,8 +867,8 @@ def test_without_redis_reads_go_on(start: Start, valkey: Any, monkeypatch: pytes
     def away(*_: object, **__: object) -> None:
         raise ConnectionError
 
-    index = closed.parts.index
-    for client in (index.redis, index.ungated):
+    index, generation = closed.parts.index, closed.parts.generation
+    for client in (index.redis, index.ungated, generation.redis, generation._plain):
         client.connection_pool.disconnect()
         monkeypatch.setattr(client.connection_pool, "connection_kwargs", {"path": "/nowhere.sock"})
     time.sleep(1)
