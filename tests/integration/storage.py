@@ -117,6 +117,9 @@ class BorderedStore(FolderStore):
     def get(self, key: str) -> bytes:
         return self._cross(lambda: super(BorderedStore, self).get(key))
 
+    def read(self, key: str) -> Any:
+        return self._cross(lambda: super(BorderedStore, self).read(key))
+
     def swap(self, key: str, data: bytes, *, etag: str | None) -> str:
         return str(self._cross(lambda: super(BorderedStore, self).swap(key, data, etag=etag)))
 

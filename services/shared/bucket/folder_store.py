@@ -62,13 +62,16 @@ class FolderStore:
             return etag_of(data)
 
     def get(self, key: str) -> bytes:
+        return self._get(key)
+
+    def read(self, key: str) -> Object:
+        data = self._get(key)
+        return Object(data, etag_of(data))
+
+    def _get(self, key: str) -> bytes:
         check_key(key)
         with self._translating("get"):
             return self._folder.read(key)
-
-    def read(self, key: str) -> Object:
-        data = self.get(key)
-        return Object(data, etag_of(data))
 
     def address(self, key: str, seconds: int) -> None:  # noqa: ARG002 - a folder has no addresses
         check_key(key)
