@@ -217,7 +217,9 @@ def _add_import(command: argparse.ArgumentParser) -> None:
 
 
 def _add_export(command: argparse.ArgumentParser) -> None:
-    command.add_argument("file", metavar="FILE", help="archive to write, such as voices.tar")
+    command.add_argument(
+        "file", metavar="FILE", help="archive to write, such as voices.tar; without API keys"
+    )
     command.add_argument("--force", action="store_true", help="replace FILE if it exists")
     _add_artifacts(command)
 
