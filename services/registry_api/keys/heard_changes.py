@@ -1,4 +1,4 @@
-"""Which API keys have changed, as this process has heard. One look at Redis, in one round trip, is for all.
+"""Finds out which API keys have changed. One look at Redis tells of all keys, in one round trip.
 
 Processes also hear by the event stream that keys have changed. From then on they look again before they trust
 what they hold, so that nothing is kept in memory for a key that has ended. Knows no key and no bucket.
@@ -21,21 +21,21 @@ FRESH_SECONDS = 0.8
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """What one look at Redis told."""
+    """Holds the answer of Redis to one look."""
 
     told: Told
     at: float
-    """The time before the look, by `Clock.since_boot`."""
+    """The look began at this time, by `Clock.since_boot`."""
 
 
 class HeardChanges:
-    """The changes of keys that one process has heard of. Safe to use from several threads."""
+    """Knows the changes of keys that one process has heard of. Several threads may use it at once."""
 
     def __init__(self, copies: SharedCopies, clock: Clock) -> None:
         self._copies = copies
         self._clock = clock
         self.last: Heard | None = None
-        """The last look; None if Redis did not answer."""
+        """This holds the last look, or None if Redis did not answer it."""
         self.outdated_since = float("-inf")
         """What was known at this time is not trusted, because keys have changed since."""
         self._looking = threading.Lock()
