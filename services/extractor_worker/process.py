@@ -36,7 +36,7 @@ from services.shared.configuration.settings import (
     UploadLimits,
     WorkerSettings,
 )
-from services.shared.index.announcements import Announcements, FailedProof
+from services.shared.model.encoders import Encoder
 from services.shared.queue.dispatch import DRAW, EXTRACT
 from services.shared.queue.rq_jobs import (
     PICTURES_QUEUE,
@@ -45,11 +45,14 @@ from services.shared.queue.rq_jobs import (
     profile_of,
     queue_name,
 )
+from services.shared.registry.announce import announce
 from services.shared.registry.opening import open_parts, open_queue_connection
+from services.shared.registry.profile_records import ProfileRecords
 from services.shared.registry.publication import Provenance, Publisher
 from services.shared.telemetry import trace_export
 from services.shared.telemetry.metrics import WORKER_BEAT, listen
 from services.shared.view.generation import watched
+from services.shared.view.workers import FailedProof
 from speaker_registry.engine import Profile
 from speaker_registry.errors import (
     CacheUnsupported,
@@ -167,7 +170,7 @@ class WorkerProcess:
         announced = {}
         for name, loaded in loaded_profiles.items():
             with self._without_if_it_fails(loaded.provenance.profile):
-                self._announce(name, loaded.provenance)
+                self._announce(loaded.provenance)
                 announced[name] = loaded
         return announced
 
@@ -223,19 +226,23 @@ class WorkerProcess:
             worker=self._name, device=self._settings.device, reason=reason
         )
         try:
-            self._parts.announcements.tell_failed_proofs(self._failed_proofs)
+            self._parts.workers.report_failed(self._failed_proofs)
         except Unavailable as error:
             log.warning("proof.not_told", profile=profile, reason=error.message)
 
-    def _announce(self, name: str, provenance: Provenance) -> None:
+    def _announce(self, provenance: Provenance) -> None:
         """Tell the registry which encoder this worker has. While Redis is away, wait: a restart would take
         longer.
         """
+        encoder = Encoder(
+            profile=provenance.profile.name,
+            fingerprint=provenance.fingerprint,
+            extractor=dict(provenance.extractor),
+            untrained=provenance.untrained,
+        )
         while True:
             try:
-                current = self._parts.announcements.announce(
-                    name, provenance.fingerprint, provenance.extractor, untrained=provenance.untrained
-                )
+                current = announce(self._parts.profile_records, encoder, worker=self._name)
             except Unavailable as error:
                 log.warning("worker.waits", reason=error.message)
                 write_beat(self._worker_settings.beat_file)
@@ -257,11 +264,11 @@ class WorkerProcess:
         """
 
         def on_beat() -> None:
-            self._parts.announcements.beat(self._name, encoders)
-            self._parts.announcements.tell_failed_proofs(self._failed_proofs)
+            self._parts.workers.beat(self._name, encoders)
+            self._parts.workers.report_failed(self._failed_proofs)
             WORKER_BEAT.set_to_current_time()
 
-        turns = Turns(self._parts.announcements, encoders)
+        turns = Turns(self._parts.profile_records, encoders)
 
         def serves(queue: str) -> bool:
             return queue == PICTURES_QUEUE or is_preparation(queue) or turns.has(profile_of(queue))
@@ -279,14 +286,14 @@ class WorkerProcess:
 
     def _leave(self, serving: Mapping[str, str]) -> None:
         try:
-            self._parts.announcements.leave(self._name, serving)
+            self._parts.workers.leave(self._name, serving)
         except Unavailable as error:
             log.warning("worker.left_silently", reason=error.message)  # it is forgotten within seconds
 
     def _withdraw_failed_proofs(self) -> None:
         """Withdraw failed proofs, because a stopped worker says nothing about its device."""
         with suppress(Unavailable):  # they are forgotten within minutes
-            self._parts.announcements.withdraw_failed_proofs(self._failed_proofs)
+            self._parts.workers.withdraw_failed(self._failed_proofs)
 
 
 class Turns:
@@ -296,8 +303,8 @@ class Turns:
         encoders: the fingerprints by profile name.
     """
 
-    def __init__(self, announcements: Announcements, encoders: Mapping[str, str]) -> None:
-        self._announcements = announcements
+    def __init__(self, profiles: ProfileRecords, encoders: Mapping[str, str]) -> None:
+        self._profiles = profiles
         self._encoders = encoders
         self._has: dict[str, bool] = {}
 
@@ -308,7 +315,7 @@ class Turns:
         """
         current = None
         with suppress(Unavailable):
-            current = self._announcements.current(profile)
+            current = self._profiles.current(profile)
         if current is not None:
             has = current.fingerprint == self._encoders[profile]
             if has != self._has.get(profile, has):

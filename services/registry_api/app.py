@@ -195,11 +195,11 @@ async def _wake_listeners_at_the_end(app: FastAPI, services: Services) -> None:
 
 def _express_lane(services: Services, answers: PreparedAnswers) -> ExpressLane:
     """Have everything that keeps something in memory hear of events, and return the lane."""
-    events, keys, announcements = services.events, services.keys, services.parts.announcements
+    events, keys, encoders = services.events, services.keys, services.parts.profile_records
     events.subscribe(services.operations.extractions.seen_jobs.hear)
     events.subscribe(services.long_polls.hear, services.long_polls.events_missed)
     events.subscribe(keys.changes.hear, keys.changes.events_missed)
-    events.subscribe(announcements.hear, announcements.look_anew)
+    events.subscribe(encoders.hear, encoders.look_anew)
     # The lane comes last, so that it keeps nothing that the others have not forgotten yet.
     return ExpressLane(events, services.access.rate_limits, answers, local=not services.access.required)
 

@@ -137,21 +137,22 @@ def test_a_copy_that_is_made_while_voices_come_and_go_is_whole(tmp_path: Path):
             assert "job.lost" not in again.log(), "nothing had to be extracted again"
 
 
-def test_a_copy_has_the_last_state_of_each_key_and_no_view(tmp_path: Path):
-    """A key that was revoked since the last backup must not be good again after a restore. The view in Redis
-    that the original uses says nothing about the copy.
+@pytest.mark.parametrize("name", ["_keys/abcd1234.json", "_profiles/ecapa.json"])
+def test_a_copy_has_the_last_state_of_each_document_and_no_view(tmp_path: Path, name: str):
+    """A key that was revoked since the last backup must not be good again after a restore, nor an encoder be
+    current that was replaced. The view in Redis that the original uses says nothing about the copy.
     """
     (tmp_path / "old").mkdir()
     (tmp_path / "new").mkdir()
     registry = RegistryProcesses(tmp_path / "old")
-    document, copy = registry.bucket / "_keys/abcd1234.json", tmp_path / "new" / servers.BUCKET
+    document, copy = registry.bucket / name, tmp_path / "new" / servers.BUCKET
     document.parent.mkdir(parents=True)
     (registry.bucket / "_view.json").write_text("{}")
     with servers.rclone(tmp_path / "new") as target:
         for state in ("active", "revoked"):
             document.write_text(state)
             back_up(registry, target)
-            assert (copy / "_keys/abcd1234.json").read_text() == state
+            assert (copy / name).read_text() == state
     assert not (copy / "_view.json").exists()
 
 

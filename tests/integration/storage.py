@@ -30,9 +30,9 @@ from services.shared.bucket.folder_store import FolderStore
 from services.shared.bucket.identity import bucket_identity
 from services.shared.bucket.keys import SpeakerId
 from services.shared.configuration.settings import HousekeepingSettings, RegistrySettings
-from services.shared.index.announcements import Announcements
 from services.shared.index.jobs import JobRecord, Jobs
 from services.shared.index.leases import Leases
+from services.shared.index.profile_events import ProfileEvents
 from services.shared.index.refusals import Undecided
 from services.shared.index.speaker_index import DIRTY, WINDOW_SECONDS, ClaimResult, SpeakerIndex
 from services.shared.model.clock import Clock
@@ -41,9 +41,12 @@ from services.shared.model.profiles import ProfileCatalogue
 from services.shared.queue.dispatch import RqDispatcher
 from services.shared.registry.opening import open_queue_connection
 from services.shared.registry.parts import RegistryParts
+from services.shared.registry.profile_records import ProfileRecords
 from services.shared.registry.publication import Attempt, Provenance, Publisher
+from services.shared.registry.served import ServedEncoders
 from services.shared.registry.shared_documents import SharedDocuments
 from services.shared.view.generation import Generation
+from services.shared.view.workers import Workers
 from speaker_registry.errors import Unavailable
 from speaker_registry.names import parse_speaker_name
 from tests.encoders import make_current
@@ -218,21 +221,26 @@ class Storage:
         dispatcher.border = self.border
         documents = Documents(self.store, self.clock)
         self.generation = Generation(redis_url, identity, documents, self.clock)
+        shared = SharedDocuments(
+            documents=documents,
+            generation=self.generation,
+            clock=self.clock,
+            now=lambda: int(self.store.now().timestamp()),
+        )
+        leases, workers = Leases(self.index, self.clock), Workers(self.generation)
+        told = ProfileEvents(self.index, leases, self.clock)
         put_at_border(self.generation.redis, self.border)
         put_at_border(self.generation._plain, self.border)
         self.parts = RegistryParts(
             store=self.store,
             documents=documents,
             generation=self.generation,
-            shared=SharedDocuments(
-                documents=documents,
-                generation=self.generation,
-                clock=self.clock,
-                now=lambda: int(self.store.now().timestamp()),
-            ),
+            shared=shared,
             index=self.index,
-            leases=Leases(self.index, self.clock),
-            announcements=Announcements(self.store, self.index, self.clock, monotonic=self.clock.monotonic),
+            leases=leases,
+            profile_records=ProfileRecords(shared, self.clock, tell=told.tell, wait=told.settle),
+            workers=workers,
+            served=ServedEncoders(workers, self.clock),
             catalogue=ProfileCatalogue.load(given.profiles),
             dispatcher=dispatcher,
             settings=given,
@@ -250,7 +258,7 @@ class Storage:
         self.publisher = Publisher(
             store=self.store,
             index=self.index,
-            announcements=self.parts.announcements,
+            profiles=self.parts.profile_records,
             clock=self.clock,
             promoter=self.operations.promoter,
         )
@@ -324,7 +332,7 @@ class Storage:
         """Make all artifacts with an encoder from now on: those of all profiles, or of these."""
         self.fingerprint = fingerprint
         for profile in self.parts.catalogue.names if profiles is None else profiles:
-            make_current(self.parts.announcements, profile, fingerprint, {})
+            make_current(self.parts.profile_records, profile, fingerprint)
 
     def take(self, name: str | None = None) -> list[Attempt]:
         """Take every open job in the queue, oldest first, including those that a worker took and did not

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from services.embedded.valkey import ValkeyServer
+from services.registry_api.maintenance.sweep import ask_for_sweep
 from services.registry_api.operations.cancellation import cancel
 from services.shared.bucket.store import ObjectUnavailable
-from services.shared.index.announcements import ask_for_sweep
 from services.shared.index.speaker_index import DIRTY
 from speaker_registry.errors import JobFinished, JobNotFound, Unavailable, VoiceUnreadable
 from tests.integration.storage import (

@@ -342,7 +342,7 @@ def test_a_new_fingerprint_reaches_every_voice(storage: Storage, way: str):
     announce = partial(storage.announce, NEXT_FINGERPRINT, [WIDER, PROFILE])
     trials = Trials(storage, way)
     for name in trials:
-        forget_announcements(storage)
+        forget_encoders(storage)
         storage.announce(FINGERPRINT, [WIDER, PROFILE])
         storage.ready(name)
         storage.settle()
@@ -359,10 +359,13 @@ def test_a_new_fingerprint_reaches_every_voice(storage: Storage, way: str):
         storage.settle()
 
 
-def forget_announcements(storage: Storage) -> None:
-    """Delete the announcements. Each trial makes as many calls as the one before only if
-    the history is as long.
+def forget_encoders(storage: Storage) -> None:
+    """Delete the documents of profiles. Each trial makes as many calls as the one before only if the history
+    is as long.
     """
-    storage.store.delete([stored.key for stored in storage.store.list("_profiles/").objects])
+    paths = [stored.key for stored in storage.store.list("_profiles/").objects]
+    storage.store.delete(paths)
+    storage.parts.shared.copies.forget(paths)
     storage.raw.delete("sr:profiles")
-    storage.parts.announcements.look_anew()
+    storage.parts.profile_records.look_anew()
+    storage.parts.profile_records._told.clear()

@@ -12,8 +12,6 @@ from redis import Redis
 
 from services.embedded.valkey import ValkeyServer
 from services.registry_api.maintenance import rebuild
-from services.shared.bucket.encoder_records import Announcement
-from services.shared.bucket.facts import MAX_RECORD_BYTES
 from services.shared.bucket.keys import LAST_CREATED_AT, LAST_NUMBER, LAST_SEQ, parse_key
 from services.shared.bucket.store import Listing, ObjectUnavailable, Store
 from services.shared.index import script_arguments
@@ -240,25 +238,13 @@ def test_a_voice_whose_census_is_not_handed_out_waits_for_it(
     storage.check_settled("alice")
 
 
-def test_an_announcement_that_is_too_large_for_one_is_not_read(storage: Storage):
-    """An announcement that is too large is not read. It is skipped like a damaged one, and the next worker's
-    announcement comes after it.
-    """
-    said = Announcement(profile=PROFILE, seq=LAST_SEQ, uid="0" * 32, fingerprint="x", extractor={})
-    body = said.to_json().encode().ljust(MAX_RECORD_BYTES + 1)
-    storage.store.put(f"_profiles/{PROFILE}/{LAST_SEQ}.{'0' * 32}.json", body)
+def test_a_foreign_document_of_a_profile_is_followed_by_the_next_workers(storage: Storage):
+    """The worker that starts next announces what it makes, and its document survives a loss of Redis."""
     lose_redis(storage)
-    assert storage.parts.announcements.current(PROFILE) is None
-    storage.announce(NEXT_FINGERPRINT, [PROFILE])
-    assert storage.parts.announcements.current(PROFILE).fingerprint == NEXT_FINGERPRINT
-
-
-def test_a_damaged_announcement_with_the_last_place_is_followed_by_others(storage: Storage):
-    """A damaged announcement with the last sequence number is followed by others: the next worker that starts
-    announces again what it makes.
-    """
-    storage.store.put(f"_profiles/{PROFILE}/{LAST_SEQ}.{'0' * 32}.json", b"of somebody else")
+    storage.store.put(f"_profiles/{PROFILE}.json", b"of somebody else")
+    storage.parts.profile_records.look_anew()
+    assert storage.parts.profile_records.current(PROFILE) is None
     for fingerprint in (FINGERPRINT, NEXT_FINGERPRINT):
         storage.announce(fingerprint, [PROFILE])
         lose_redis(storage)
-        assert storage.parts.announcements.current(PROFILE).fingerprint == fingerprint
+        assert storage.parts.profile_records.fingerprint(PROFILE) == fingerprint

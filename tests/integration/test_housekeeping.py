@@ -21,6 +21,7 @@ from redis import Redis
 from services.embedded.valkey import ValkeyServer
 from services.registry_api.maintenance import rebuild, sweep
 from services.registry_api.maintenance.housekeeping import Housekeeper, RenewLock
+from services.registry_api.maintenance.sweep import ask_for_sweep
 from services.registry_api.operations import Operations
 from services.registry_api.operations.registration import Upload
 from services.shared.audio import DecodedClip, ReferenceAudio
@@ -28,7 +29,6 @@ from services.shared.bucket.durable_folder import TEMPORARY
 from services.shared.bucket.keys import SpeakerId
 from services.shared.bucket.store import Listing, ObjectUnavailable
 from services.shared.configuration.settings import HousekeepingSettings, RegistrySettings, StoreSettings
-from services.shared.index.announcements import SWEEPS_ASKED, ask_for_sweep
 from services.shared.index.jobs import KEPT_SECONDS, Jobs
 from services.shared.index.script_arguments import SpeakerUpdate
 from services.shared.index.speaker_index import DIRTY, WINDOW_SECONDS
@@ -249,8 +249,7 @@ def test_files_of_others_stop_nothing(
     bucket, profile = tmp_path / "bucket", registry.parts.catalogue.required[0]
     foreign = [
         bucket / "_profiles" / profile / ".DS_Store",
-        bucket / "_profiles" / profile / "999999999999.json",
-        bucket / "_profiles" / profile / "999999999999.abc.json",  # ours by its name, and damaged
+        bucket / "_profiles" / f"{profile}.json~",
         bucket / "_keys" / "abcdefgh",
         bucket / "_registry" / ".DS_Store",
         bucket / ALICE.prefix / ".DS_Store",
@@ -273,7 +272,7 @@ def test_files_of_others_stop_nothing(
     assert FOREIGN._value.get() == counted + 4
     assert all(path.exists() for path in foreign)
     worker.announce()
-    assert registry.parts.announcements.current(profile) is not None
+    assert registry.parts.profile_records.current(profile) is not None
     indexed = registry.operations.speakers.find("default", "alice")
     assert registry.operations.statuses.state(indexed, indexed.speaker.default) == "ready"
 
@@ -523,8 +522,10 @@ def test_a_sweep_that_seems_to_lie_in_the_future_is_none(
     """A sweep with a time in the future counts as none. The clock that recorded it was ahead, and nothing
     would be swept until that time.
     """
+    housekeeper.sweep()
     began = registry.parts.clock.now() + 365 * DAY
-    redis_client.set(sweep.SWEPT, f"{began}:{int(redis_client.get(SWEEPS_ASKED) or 0)}")
+    asked = redis_client.get(sweep.SWEPT).partition(b":")[2]
+    redis_client.set(sweep.SWEPT, b"%f:%s" % (began, asked))
     housekeeper.turn()
     assert float(redis_client.get(sweep.SWEPT).partition(b":")[0]) < began
 

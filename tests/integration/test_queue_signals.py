@@ -9,8 +9,9 @@ import redis
 
 from services.embedded.valkey import ValkeyServer
 from services.registry_api.maintenance.queue_signals import RedisSignals, _append_log_ok
-from services.shared.index.announcements import FailedProof
 from services.shared.queue.rq_jobs import PICTURES_QUEUE, QUARANTINE_KEY, JobQueue, enqueue, queue_name
+from services.shared.view.keys import failed_proofs_key, shared_key
+from services.shared.view.workers import FAILED_SECONDS, FailedProof
 from tests.encoders import make_current
 from tests.integration.storage import PROFILE, Storage
 
@@ -18,7 +19,8 @@ from tests.integration.storage import PROFILE, Storage
 @pytest.fixture
 def signals(storage: Storage, valkey: ValkeyServer) -> Iterator[RedisSignals]:
     with redis.Redis.from_url(valkey.url) as connection:
-        yield RedisSignals(storage.index, storage.parts.announcements, storage.parts.catalogue, connection)
+        parts = storage.parts
+        yield RedisSignals(storage.index, parts.profile_records, parts.workers, parts.catalogue, connection)
 
 
 def samples(signals: RedisSignals) -> dict[tuple[str, ...], float]:
@@ -78,11 +80,11 @@ def test_workers_whose_encoder_failed_its_proof_are_counted(storage: Storage, si
     """
     failed = FailedProof(worker="w-1", device="cuda:0", reason="codes: 12.00% of the codes are equal")
     for _ in range(2):
-        storage.parts.announcements.tell_failed_proofs({PROFILE: failed})
+        storage.parts.workers.report_failed({PROFILE: failed})
     assert samples(signals)["registry_proof_failed_workers", PROFILE] == 1
     assert samples(signals)["registry_proof_failed_workers", "voxtral"] == 0
-    key = f"sr:failed_proofs:{PROFILE}"
-    storage.raw.zadd(key, {storage.raw.zrange(key, 0, -1)[0]: time.time() - 601})
+    key = failed_proofs_key(storage.generation.for_reading(), PROFILE)
+    storage.raw.zadd(key, {storage.raw.zrange(key, 0, -1)[0]: (time.time() - FAILED_SECONDS - 1) * 1000})
     assert samples(signals)["registry_proof_failed_workers", PROFILE] == 0
 
 
@@ -90,14 +92,14 @@ def test_profiles_that_are_made_with_other_weights_are_shown(storage: Storage, s
     """Profiles that are made with other weights are shown. Their voices do not sound as with the published
     weights, and those of untrained weights are of no use at all.
     """
-    announcements, other = storage.parts.announcements, "sha256:" + "2" * 64
-    make_current(announcements, "voxtral", other, {"weights": {"custom": True}})
-    make_current(announcements, "higgs-audio-v2", other, {}, untrained=True)
+    profiles, other = storage.parts.profile_records, "sha256:" + "2" * 64
+    make_current(profiles, "voxtral", other, {"weights": {"custom": True}})
+    make_current(profiles, "higgs-audio-v2", other, untrained=True)
     shown = dict(key[1:] for key in samples(signals) if key[0] == "registry_profile_weights")
     others = {name: weights for name, weights in shown.items() if weights != "published"}
     assert others == {"voxtral": "custom", "higgs-audio-v2": "untrained"}
     assert shown[PROFILE] == "published"
-    storage.raw.delete("sr:profiles")
+    storage.raw.delete(shared_key(storage.generation.for_reading()))
     assert "registry_profile_weights" not in {key[0] for key in samples(signals)}
 
 

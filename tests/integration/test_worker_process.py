@@ -114,7 +114,7 @@ def test_a_worker_waits_for_redis(registry: RegistryProcesses):
     registry.valkey.start()
     until_logged(registry, "worker.started")
     with registry.parts() as parts:
-        wait_until(lambda: parts.announcements.workers(PROFILE) == 1)
+        wait_until(lambda: parts.workers.of([PROFILE])[PROFILE].total() == 1)
     assert worker.exit_status is None
 
 
@@ -129,14 +129,17 @@ def test_a_worker_whose_encoder_is_replaced_goes_on_and_serves_again_after_the_w
     [worker] = registry.workers
     worker.start()
     with registry.parts() as parts:
-        alive = parts.announcements.workers
+        profiles = parts.profile_records
+
+        def alive(profile: str) -> int:
+            return parts.workers.of([profile])[profile][profiles.fingerprint(profile)]
+
         wait_until(lambda: alive(PROFILE) == alive(OPTIONAL_PROFILE) == 1, START_SECONDS)
-        before = parts.announcements.current(PROFILE)
-        assert before is not None
-        make_current(parts.announcements, PROFILE, NEWER, {})
+        before = profiles.fingerprint(PROFILE)
+        make_current(profiles, PROFILE, NEWER)
         assert (alive(PROFILE), alive(OPTIONAL_PROFILE)) == (0, 1)
         until_logged(registry, "profile.not_served")
-        parts.announcements.promote(before)
+        make_current(profiles, PROFILE, before)
         assert alive(PROFILE) == 1
         until_logged(registry, "profile.served")
     assert worker.exit_status is None
@@ -258,7 +261,7 @@ def test_a_failed_proof_is_told_also_by_a_worker_that_ends_over_it(tmp_path: Pat
         wait_until(lambda: worker.exit_status is not None, START_SECONDS)
         assert worker.exit_status == EXIT_NOTHING_TO_SERVE
         with registry.parts() as parts:
-            assert len(parts.announcements.failed_proofs_of([PROFILE])[PROFILE]) == 1
+            assert len(parts.workers.failed([PROFILE])[PROFILE]) == 1
 
 
 def test_a_worker_that_can_serve_nothing_ends_and_says_why(tmp_path: Path):

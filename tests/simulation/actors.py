@@ -165,13 +165,13 @@ def bring_artifact(world: World, process: Process, name: str) -> None:
     indexed = process.operations.speakers.find(NAMESPACE, name, VersionSelection(limit=1000))
     version = world.random.choice(indexed.speaker.versions)
     profile = world.random.choice(sorted(process.opened.catalogue.names))
-    announced = process.opened.announcements.current(profile)
-    if version.record.clip is None or announced is None:
+    encoder = process.opened.profile_records.current(profile)
+    if version.record.clip is None or encoder is None:
         return
     content = world.ledger.authors[version.vuid].content
     width = process.opened.catalogue.get(profile).embedding_width or 0
     embedding = np.array([content, *(world.random.random() for _ in range(width - 1))], np.float32)
-    given = ReadyArtifact(tensors={"speaker_embedding": embedding}, fingerprint=announced.fingerprint)
+    given = ReadyArtifact(tensors={"speaker_embedding": embedding}, fingerprint=encoder.fingerprint)
     process.operations.uploads.store(speaker_of(name), version, profile, given)
 
 
@@ -189,7 +189,7 @@ def start(world: World, process: Process) -> None:
 def announce(world: World, process: Process) -> None:
     """Announce the worker's profiles, as it does first, and promote its encoders."""
     for profile, fingerprint in process.fingerprints.items():
-        say = partial(make_current, process.opened.announcements, profile, fingerprint, {})
+        say = partial(make_current, process.opened.profile_records, profile, fingerprint)
         patiently(world, say)
     process.in_service = True
 

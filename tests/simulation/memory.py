@@ -74,7 +74,8 @@ class ProcessMemory:
         self.lane = ExpressLane(
             self.events, RateLimits.unlimited(), PreparedAnswers(1 << 20, 100), local=False
         )
-        self.events.subscribe(process.opened.announcements.hear, process.opened.announcements.look_anew)
+        profiles = process.opened.profile_records
+        self.events.subscribe(profiles.hear, profiles.look_anew)
 
     def listen(self) -> None:
         """Follow the event stream for one turn, as the process does all the time."""

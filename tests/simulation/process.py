@@ -19,17 +19,20 @@ from services.shared.bucket.facts import truth_of
 from services.shared.bucket.identity import bucket_identity
 from services.shared.bucket.keys import SpeakerId
 from services.shared.configuration.settings import HousekeepingSettings, RegistrySettings
-from services.shared.index.announcements import Announcements
 from services.shared.index.leases import Leases
+from services.shared.index.profile_events import ProfileEvents
 from services.shared.index.redis_access import unavailable_without_redis
 from services.shared.index.speaker_index import SpeakerIndex
 from services.shared.model.clock import Clock
 from services.shared.model.profiles import ProfileCatalogue
 from services.shared.queue.rq_jobs import profile_of
 from services.shared.registry.parts import RegistryParts
+from services.shared.registry.profile_records import ProfileRecords
 from services.shared.registry.publication import Provenance, Publisher
+from services.shared.registry.served import ServedEncoders
 from services.shared.registry.shared_documents import SharedDocuments
 from services.shared.view.generation import Generation
+from services.shared.view.workers import Workers
 from speaker_registry.artifact import TensorSpec
 from speaker_registry.engine import Profile, PublishedWeights
 from tests.simulation.clips import decode
@@ -177,22 +180,27 @@ class Process:
         self._script_names = {script.sha: name for name, script in self.index._scripts.items()}
         for client in (self.index.redis, self.index.ungated):
             self._put_under_control(client)
-        announcements = Announcements(world.store, self.index, clock, monotonic=clock.monotonic)
         documents = Documents(world.store, clock)
         generation = Generation(world.server.url, identity, documents, clock)
+        shared = SharedDocuments(
+            documents=documents,
+            generation=generation,
+            clock=clock,
+            now=lambda: int(world.store.now().timestamp()),
+        )
+        leases, workers = Leases(self.index, clock), Workers(generation)
+        told = ProfileEvents(self.index, leases, clock)
+        profiles = ProfileRecords(shared, clock, tell=told.tell, wait=told.settle)
         self.opened = RegistryParts(
             store=world.store,
             documents=documents,
             generation=generation,
-            shared=SharedDocuments(
-                documents=documents,
-                generation=generation,
-                clock=clock,
-                now=lambda: int(world.store.now().timestamp()),
-            ),
+            shared=shared,
             index=self.index,
-            leases=Leases(self.index, clock),
-            announcements=announcements,
+            leases=leases,
+            profile_records=profiles,
+            workers=workers,
+            served=ServedEncoders(workers, clock),
             catalogue=ProfileCatalogue(PROFILES, self._settings.profiles),
             dispatcher=self,
             settings=self._settings,
@@ -202,7 +210,7 @@ class Process:
         self.publisher = parts.publisher(
             store=world.store,
             index=self.index,
-            announcements=announcements,
+            profiles=profiles,
             clock=clock,
             promoter=self.operations.promoter,
             decode=decode,

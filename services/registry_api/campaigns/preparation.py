@@ -12,7 +12,6 @@ from functools import cached_property
 import structlog
 
 from services.registry_api.campaigns.campaign import (
-    Campaign,
     Distance,
     Examined,
     Progress,
@@ -23,11 +22,11 @@ from services.registry_api.campaigns.campaign import (
 )
 from services.registry_api.maintenance.each_speaker import safely
 from services.registry_api.operations import Operations
-from services.registry_api.operations.encoder_promotion import has_worker
 from services.shared.bucket.blobs import Unsound, read_artifact
 from services.shared.bucket.keys import SpeakerId
 from services.shared.index.reading import IndexedSpeaker
 from services.shared.index.speaker_index import VersionSelection
+from services.shared.model.profile_document import CampaignRecord
 from services.shared.queue.rq_jobs import preparation_queue
 from services.shared.registry.parts import RegistryParts
 from speaker_registry.artifact import read_tensors
@@ -54,7 +53,7 @@ class Preparation:
         self,
         parts: RegistryParts,
         operations: Operations,
-        campaign: Campaign,
+        campaign: CampaignRecord,
         renew: Callable[[], object] = lambda: None,
     ) -> None:
         self._parts = parts
@@ -71,7 +70,7 @@ class Preparation:
         progress = self._settled(progress)
         if self._campaign.state == "paused":
             return progress.model_copy(update={"waits": None, "per_second": None})
-        if not has_worker(self._parts, self._profile.name, self._campaign.fingerprint):
+        if not self._parts.workers.have(self._profile.name, self._campaign.fingerprint):
             return progress.model_copy(update={"waits": NO_WORKER, "per_second": None})
         progress = progress.model_copy(update={"waits": None})
         if progress.walk == 0 or (progress.walked and not progress.under_way and not progress.finished):
@@ -192,7 +191,7 @@ class Preparation:
     def _compared(self, progress: Progress, speaker_id: SpeakerId, indexed: IndexedSpeaker) -> Progress:
         """Compare the artifacts of a voice's default version. A voice that has not both is left out."""
         version, profile = indexed.speaker.default, self._profile.name
-        old = version.artifact(profile, self._parts.announcements.fingerprint(profile))
+        old = version.artifact(profile, self._parts.profile_records.fingerprint(profile))
         new = version.artifact(profile, self._campaign.fingerprint)
         if old is None or new is None or old == new:
             return progress

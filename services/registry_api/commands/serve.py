@@ -85,7 +85,8 @@ def _serve() -> int:
     metrics.REGISTRY.register(
         RedisSignals(
             parts.index,
-            parts.announcements,
+            parts.profile_records,
+            parts.workers,
             parts.catalogue,
             open_queue_connection(registry),
             campaigns.signals,

@@ -31,7 +31,7 @@ from services.registry_api.serving.connections import OFFER
 from services.registry_api.serving.event_stream import Event, EventStream
 from services.registry_api.serving.limits import is_request_id
 from services.shared.bucket.keys import namespace_of
-from services.shared.index import announcements
+from services.shared.model.profile_document import ProfileDocument
 from services.shared.telemetry import tracing
 from services.shared.telemetry.metrics import ARTIFACT_REQUESTS, Batch
 
@@ -157,7 +157,7 @@ class Offer:
         Args:
             caller: was authenticated, and may read artifacts of the namespace.
             speakers: the speakers whose events may make the answer wrong.
-            profiles: the profiles whose announcements may make the answer wrong.
+            profiles: the profiles whose encoders may make the answer wrong.
             route: the template of the route, for metrics.
             is_file: whether the answer is an artifact's file.
         """
@@ -221,7 +221,7 @@ class ExpressLane:
             case KeyDocument.UPDATED:
                 self._keys_changed = self._heard
                 self._drop_grants()
-            case announcements.PROFILE_UPDATED:
+            case ProfileDocument.UPDATED:
                 self._changed_before = self._heard
                 self._answers.drop_profile(event["profile"])
             case kind:

@@ -54,7 +54,6 @@ class Housekeeper:
         self._store = parts.store
         self._index = parts.index
         self._clock = parts.clock
-        self._announcements = parts.announcements
         self._catalogue = parts.catalogue
         self._settings = settings
         self.repairs = Repairs(parts, operations)
@@ -83,7 +82,7 @@ class Housekeeper:
             with self._only_one("rebuild") as renew:
                 self.rebuild(renew)
         if not self._requirements_told:
-            self._announcements.require(self._catalogue.required)
+            self.sweeps.require(self._catalogue.required)
             self._requirements_told = True
         self._repair_due()
         if self.sweeps.is_due():
@@ -98,6 +97,7 @@ class Housekeeper:
         """
         began, result = self._clock.monotonic(), "failed"
         self._index.open()
+        self.sweeps.note_encoders()
         threads = self._settings.rebuild_threads
         rebuild = Rebuild(self._store, self._index, self.repairs, self.garbage, threads)
         try:

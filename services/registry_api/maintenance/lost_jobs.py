@@ -60,7 +60,7 @@ class LostJobs:
         return version.artifact_key(pending.profile, self._fingerprint(pending), job.build)
 
     def _fingerprint(self, pending: PendingExtraction) -> str:
-        return pending.fingerprint or self._parts.announcements.fingerprint(pending.profile)
+        return pending.fingerprint or self._parts.profile_records.fingerprint(pending.profile)
 
     def _close(self, speaker_id: SpeakerId, pending: PendingExtraction, state: str) -> None:
         REPAIRS.labels("job_closed").inc()

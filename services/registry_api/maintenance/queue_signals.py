@@ -18,12 +18,13 @@ from prometheus_client.registry import Collector
 from rq.utils import utcparse
 
 from services.registry_api.maintenance.sweep import SWEPT
-from services.shared.bucket.encoder_records import Announcement
-from services.shared.index.announcements import Announcements
 from services.shared.index.speaker_index import SpeakerIndex
+from services.shared.model.encoders import Encoder
 from services.shared.model.profiles import ProfileCatalogue
 from services.shared.queue.rq_jobs import PICTURES_QUEUE, QUARANTINE_KEY, JobQueue, job_key, queue_name
+from services.shared.registry.profile_records import ProfileRecords
 from services.shared.telemetry import metrics
+from services.shared.view.workers import Workers
 from speaker_registry.errors import Unavailable
 
 log = structlog.get_logger()
@@ -59,8 +60,8 @@ class _Answer:
     """Profile -> how many workers have its current encoder."""
     failed_proofs: Mapping[str, int]
     """Profile -> how many workers failed its proof."""
-    announced: Mapping[str, Announcement]
-    """Profile -> its announcement, if Redis has one."""
+    encoders: Mapping[str, Encoder]
+    """Profile -> its current encoder, if Redis knows of one."""
     quarantined: int
     append_log_ok: bool | None
     swept_at: float
@@ -78,13 +79,15 @@ class RedisSignals(Collector):
     def __init__(
         self,
         index: SpeakerIndex,
-        announcements: Announcements,
+        profiles: ProfileRecords,
+        workers: Workers,
         catalogue: ProfileCatalogue,
         connection: redis.Redis,
         further: Callable[[], Sequence[GaugeMetricFamily]] = tuple,
     ) -> None:
         self._index = index
-        self._announcements = announcements
+        self._profiles = profiles
+        self._workers = workers
         self._required = frozenset(catalogue.required)
         self._redis = connection
         self._further = further
@@ -124,11 +127,11 @@ class RedisSignals(Collector):
 
     def _ask(self) -> _Answer:
         queues, pictures, quarantined, persistence, swept = self._lengths()
-        announced = self._announcements.told(queues)
-        workers = self._announcements.workers_of(queues)
+        copied = self._profiles.copied(queues)
+        encoders = {name: one.current for name, one in copied.items() if one.current is not None}
         serving = {
-            name: counts[announced[name].fingerprint] if name in announced else 0
-            for name, counts in workers.items()
+            name: counts[encoders[name].fingerprint] if name in encoders else 0
+            for name, counts in self._workers.of(queues).items()
         }
         return _Answer(
             gate_open=self._index.gate_open(),
@@ -137,10 +140,8 @@ class RedisSignals(Collector):
             pictures=pictures,
             waiting_since=self._waiting_since({**queues, PICTURES_QUEUE: pictures}),
             workers=serving,
-            failed_proofs={
-                name: len(failed) for name, failed in self._announcements.failed_proofs_of(queues).items()
-            },
-            announced=announced,
+            failed_proofs={name: len(failed) for name, failed in self._workers.failed(queues).items()},
+            encoders=encoders,
             quarantined=quarantined,
             append_log_ok=_append_log_ok(persistence),
             swept_at=float(swept.partition(b":")[0]) if swept else 0,
@@ -208,8 +209,8 @@ def _families(answer: _Answer) -> Iterator[GaugeMetricFamily]:
         unproven.add_metric([name], count)
     yield unproven
     weights = metrics.PROFILE_WEIGHTS.family()
-    for name, announced in answer.announced.items():
-        weights.add_metric([name, _weights(announced)], 1)
+    for name, encoder in answer.encoders.items():
+        weights.add_metric([name, _weights(encoder)], 1)
     yield weights
 
 
@@ -226,10 +227,10 @@ def _queue_families(answer: _Answer) -> Iterator[GaugeMetricFamily]:
     yield _single(metrics.OLDEST_PICTURES_JOB, _age(answer.waiting_since.get(PICTURES_QUEUE)))
 
 
-def _weights(announced: Announcement) -> str:
-    if announced.untrained:
+def _weights(encoder: Encoder) -> str:
+    if encoder.untrained:
         return "untrained"
-    return "custom" if announced.custom_weights else "published"
+    return "custom" if encoder.custom_weights else "published"
 
 
 def _single(gauge: metrics.ScrapedGauge, value: float) -> GaugeMetricFamily:

@@ -3,10 +3,11 @@
 A sweep may take hours. Its progress is in Redis, so that an interrupted sweep is continued by any process.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
 from typing import cast
 
+import redis
 import structlog
 
 from services.registry_api.maintenance.each_speaker import in_parallel, safely
@@ -15,7 +16,6 @@ from services.registry_api.maintenance.repairs import LOOK_MUCH_LATER_SECONDS, R
 from services.shared.bucket.facts import speaker_ids
 from services.shared.bucket.keys import SpeakerId
 from services.shared.configuration.settings import HousekeepingSettings
-from services.shared.index.announcements import SWEEPS_ASKED
 from services.shared.index.gate import epoch_of
 from services.shared.index.jobs import KEPT_SECONDS, Jobs
 from services.shared.index.redis_access import unavailable_without_redis
@@ -29,6 +29,12 @@ log = structlog.get_logger()
 
 SWEPT = "sr:swept"
 """`began:asked`: when the last finished sweep began, and how many sweeps had been requested by then."""
+_ENCODERS = "sr:swept_encoders"
+"""This key holds the encoders of all profiles as the last finished sweep, or the rebuild, found them."""
+_SWEEPS_ASKED = "sr:sweeps_asked"
+"""Counts how often housekeeping was asked to look at every speaker."""
+_REQUIRED = "sr:required"
+"""This key holds the profiles that the process that started last requires of every voice."""
 _SWEEPING = "sr:sweeping"
 """The state of the current or interrupted sweep, as JSON of `_Progress`."""
 _FORGET_SECONDS = 300.0
@@ -44,6 +50,7 @@ class _Progress(Record):
     """
     began: float
     asked: str
+    encoders: str = ""
     done: str = ""
     """The last speaker that was swept. Empty at the beginning."""
 
@@ -68,21 +75,44 @@ class Sweeps:
         self._store = parts.store
         self._index = parts.index
         self._clock = parts.clock
-        self._announcements = parts.announcements
+        self._catalogue = parts.catalogue
+        self._profiles = parts.profile_records
         self._repairs = repairs
         self._garbage = garbage
         self._settings = settings
         self._sweep_keys = sweep_keys
 
+    def require(self, profiles: Iterable[str]) -> None:
+        """Record the profiles that this process requires of every voice.
+
+        If they have changed, every voice is looked at.
+        """
+        required = ",".join(sorted(profiles))
+        with unavailable_without_redis():
+            known = self._index.ungated.set(_REQUIRED, required, get=True)
+        if known is not None and known != required:
+            ask_for_sweep(self._index.ungated)
+
+    def note_encoders(self) -> None:
+        """Note the encoders of all profiles before a rebuild, which looks at every voice as a sweep does.
+
+        Those that an interrupted rebuild has noted stay.
+        """
+        self._profiles.look_anew()
+        with unavailable_without_redis():
+            self._index.redis.set(_ENCODERS, self._encoders(), nx=True)
+
     def is_due(self) -> bool:
-        """Return whether a sweep was requested, or the last one is too old.
+        """Return whether a sweep was requested, a profile is made with another encoder since the last one, or
+        that is too old.
 
         One more is due after a loss of Redis, once all writes that were under way then have landed.
         """
+        keys = (SWEPT, _SWEEPS_ASKED, _ENCODERS)
         with unavailable_without_redis():
-            swept, asked = cast(list[str | None], self._index.redis.mget(SWEPT, SWEEPS_ASKED))
+            swept, asked, encoders = cast(list[str | None], self._index.redis.mget(keys))
         at, _, answered = (swept or "0:0").partition(":")
-        if answered != (asked or "0"):
+        if answered != (asked or "0") or self._encoders_differ(encoders):
             return True
         now, began, settled = self._clock.now(), float(at), self._index.epoch / 100 + WINDOW_SECONDS
         by_another_clock = began - now > LONGEST_PUT_OFF_SECONDS  # a clock that has been set back since
@@ -94,7 +124,6 @@ class Sweeps:
         progress = self._begin()
         swept = self._store.sweep_temporary(timedelta(seconds=self._settings.grace_seconds))
         GARBAGE.labels("temporary").inc(swept)
-        self._announcements.look_anew()
         self._sweep_keys()
         self._index.epochs.sweep()
         speakers = list(speaker_ids(self._store))
@@ -110,12 +139,23 @@ class Sweeps:
         """Begin a sweep, or continue the one that was interrupted in this index."""
         stamp = self._index.stamp
         with unavailable_without_redis():
-            asked, noted = cast(list[str | None], self._index.redis.mget(SWEEPS_ASKED, _SWEEPING))
+            asked, noted = cast(list[str | None], self._index.redis.mget(_SWEEPS_ASKED, _SWEEPING))
         begun = _Progress.model_validate_json(noted) if noted else None
         if begun is not None and begun.stamp == stamp:
             log.info("sweep.resumed", began=begun.began)
             return begun
-        return _Progress(stamp=stamp, began=self._clock.now(), asked=asked or "0")
+        self._profiles.look_anew()
+        return _Progress(stamp=stamp, began=self._clock.now(), asked=asked or "0", encoders=self._encoders())
+
+    def _encoders(self) -> str:
+        return self._profiles.made_with(self._catalogue.names)
+
+    def _encoders_differ(self, encoders: str | None) -> bool:
+        """Return whether a profile is made with another encoder than it was."""
+        if self._encoders() == encoders:
+            return False
+        self._profiles.look_anew()  # this process may be the last to hear of it
+        return self._encoders() != encoders
 
     def _sweep(self, speaker_id: SpeakerId) -> None:
         again = safely(self._repairs.repair, speaker_id, otherwise=LOOK_MUCH_LATER_SECONDS)
@@ -151,7 +191,15 @@ class Sweeps:
         """
         try:
             self._index.swept(f"{progress.began}:{progress.asked}", epoch=epoch_of(progress.stamp))
+            with unavailable_without_redis():
+                self._index.redis.set(_ENCODERS, progress.encoders)
         except EpochOver:
             log.info("sweep.overtaken", began=progress.began)
         else:
             log.info("sweep.done", seconds=round(self._clock.now() - progress.began, 1))
+
+
+def ask_for_sweep(client: redis.Redis) -> None:
+    """Ask housekeeping to look at every speaker. Raises `Unavailable`."""
+    with unavailable_without_redis():
+        client.incr(_SWEEPS_ASKED)

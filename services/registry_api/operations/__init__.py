@@ -36,7 +36,7 @@ class Operations:
     @classmethod
     def over(cls, parts: RegistryParts) -> Self:
         store, index, clock = parts.store, parts.index, parts.clock
-        statuses = Statuses(parts.catalogue, parts.announcements)
+        statuses = Statuses(parts.catalogue, parts.profile_records, parts.served)
         speakers = Speakers(store, index, statuses)
         promoter = Promoter(store, index, statuses, clock)
         extractions = Extractions(parts)
@@ -53,7 +53,7 @@ class Operations:
             deletions=Deletions(speakers, store, index, parts.leases, clock),
             jobs=FollowedJobs(
                 index=index,
-                announcements=parts.announcements,
+                profiles=parts.profile_records,
                 leases=parts.leases,
                 clock=clock,
                 speakers=speakers,

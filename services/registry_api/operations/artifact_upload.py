@@ -17,12 +17,12 @@ from services.registry_api.operations.extractions import too_many_builds
 from services.shared.bucket.blobs import store_artifact
 from services.shared.bucket.facts import commit
 from services.shared.bucket.keys import SpeakerId
-from services.shared.index.announcements import Announcements
 from services.shared.index.refusals import NamespaceFull
 from services.shared.model.domain import GIVEN_FINGERPRINT, ArtifactRecord, SpeakerVersion
 from services.shared.model.fingerprint import Fingerprint
 from services.shared.model.packaging import applying_tensors, package
 from services.shared.registry.parts import RegistryParts
+from services.shared.registry.profile_records import ProfileRecords
 from services.shared.registry.promotion import Promoter
 from services.shared.registry.publication import PUBLISH_SECONDS, landed_first, put_in_force
 from services.shared.registry.status import cache_unsupported, missing_transcript
@@ -67,7 +67,7 @@ class ArtifactUploads:
         self._store = parts.store
         self._index = parts.index
         self._leases = parts.leases
-        self._announcements = parts.announcements
+        self._profiles = parts.profile_records
         self._catalogue = parts.catalogue
         self._settings = parts.settings
         self._clock = parts.clock
@@ -94,7 +94,7 @@ class ArtifactUploads:
             raise cache_unsupported(reason)
         if manifest is not None:
             _check_subject(manifest, version, profile)
-        origin = _origin(self._announcements, profile, given)
+        origin = _origin(self._profiles, profile, given)
         served = version.artifact(profile.name, origin.fingerprint)
         tensors = applying_tensors(version.record, profile, given.tensors)
         if served is not None and served.content_digest == content_digest(tensors):
@@ -172,7 +172,7 @@ def _check_subject(manifest: Manifest, version: SpeakerVersion, profile: Profile
         )
 
 
-def _origin(announcements: Announcements, profile: Profile, given: ReadyArtifact) -> _Origin:
+def _origin(profiles: ProfileRecords, profile: Profile, given: ReadyArtifact) -> _Origin:
     """Return what made an artifact: as a worker announced it, if one did, else as the file states it."""
     manifest = given.manifest
     inputs = manifest.model_dump(mode="json")["extractor"] if manifest else {}
@@ -184,7 +184,7 @@ def _origin(announcements: Announcements, profile: Profile, given: ReadyArtifact
             "The artifact does not say what made it. Put the fingerprint into its manifest, or into the "
             "header X-Artifact-Fingerprint."
         )
-    current = announcements.current(profile.name)
+    current = profiles.current(profile.name)
     if current is None:
         return _verified(fingerprint, inputs)
     if fingerprint != current.fingerprint:

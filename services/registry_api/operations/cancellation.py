@@ -87,7 +87,7 @@ def _record_cancellation(
 ) -> None:
     record = FailureRecord(
         profile=job.profile,
-        fingerprint=pending.fingerprint or parts.announcements.fingerprint(job.profile),
+        fingerprint=pending.fingerprint or parts.profile_records.fingerprint(job.profile),
         build=job.build,
         attempt=f"{parts.clock.new_id()}-{job.id.removeprefix('job_')}-cancel",
         code=CANCELED,

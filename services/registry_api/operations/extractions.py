@@ -31,7 +31,7 @@ class Extractions:
     def __init__(self, parts: RegistryParts) -> None:
         self._store = parts.store
         self._index = parts.index
-        self._announcements = parts.announcements
+        self._profiles = parts.profile_records
         self._catalogue = parts.catalogue
         self._dispatcher = parts.dispatcher
         self._settings = parts.settings
@@ -85,7 +85,7 @@ class Extractions:
                 is `full` then.
             steal: the id of a lost job whose pending extraction the new job takes over.
         """
-        fingerprint = ahead or self._announcements.fingerprint(profile.name)
+        fingerprint = ahead or self._profiles.fingerprint(profile.name)
         queue = preparation_queue(profile.name, ahead) if ahead else queue_name(profile.name)
         job_id = f"job_{self._clock.new_id()}"
 

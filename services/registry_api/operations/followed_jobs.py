@@ -13,7 +13,6 @@ from typing import Any
 from services.registry_api.operations.cancellation import CANCELED
 from services.registry_api.operations.speakers import Speakers
 from services.shared.bucket.keys import SpeakerId
-from services.shared.index.announcements import Announcements
 from services.shared.index.gate import GateClosed
 from services.shared.index.jobs import JobRecord, Jobs, SeenJobs
 from services.shared.index.leases import Leases
@@ -22,6 +21,7 @@ from services.shared.index.refusals import voice_unreadable
 from services.shared.index.speaker_index import SpeakerIndex, VersionSelection
 from services.shared.model.clock import Clock
 from services.shared.model.domain import SpeakerVersion
+from services.shared.registry.profile_records import ProfileRecords
 from services.shared.registry.status import Statuses
 from speaker_registry.errors import JobNotFound, Unavailable
 from speaker_registry.schemas import JobState
@@ -37,7 +37,7 @@ class FollowedJobs(Jobs):
         self,
         *,
         index: SpeakerIndex,
-        announcements: Announcements,
+        profiles: ProfileRecords,
         leases: Leases,
         clock: Clock,
         speakers: Speakers,
@@ -46,7 +46,7 @@ class FollowedJobs(Jobs):
     ) -> None:
         super().__init__(index)
         self._speaker_index = index
-        self._announcements = announcements
+        self._profiles = profiles
         self._leases = leases
         self._clock = clock
         self._speakers = speakers
@@ -107,7 +107,7 @@ class FollowedJobs(Jobs):
         return _not_started(job) if job.finished else job
 
     def _by_artifact(self, job: JobRecord, version: SpeakerVersion) -> JobRecord | None:
-        fingerprint = job.fingerprint or self._announcements.fingerprint(job.profile)
+        fingerprint = job.fingerprint or self._profiles.fingerprint(job.profile)
         akey = version.artifact_key(job.profile, fingerprint, job.build)
         if akey in version.artifacts:
             return _ended(job, "succeeded", stage="done", done=job.total)

@@ -46,7 +46,7 @@ def page_jobs(
     return show(
         request,
         "jobs.html",
-        jobs=[rendering.job(services.parts.announcements, record) for record in found.found],
+        jobs=[rendering.job(services.operations.statuses, record) for record in found.found],
         filters=filters,
         after=after,
         next_page=address("/jobs", after=found.last, **filters) if found.more else None,

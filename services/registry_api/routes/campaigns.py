@@ -7,7 +7,7 @@ from starlette.responses import Response
 
 from services.registry_api.access.rules import CAMPAIGNS
 from services.registry_api.campaigns.control import ShownCampaign
-from services.registry_api.dependencies import AT_STORE, After, Limit, ServicesDep
+from services.registry_api.dependencies import AT_STORE, After, CallerDep, Limit, ServicesDep
 from services.registry_api.protocol.routing import Router
 from services.registry_api.routes.profiles import Profile
 from services.registry_api.wire import rendering
@@ -28,14 +28,16 @@ _RULES = [CAMPAIGNS, AT_STORE]
     dependencies=_RULES,
 )
 def start_campaign(
-    request: Request, services: ServicesDep, profile: Profile, wanted: CampaignRequest
+    request: Request, services: ServicesDep, caller: CallerDep, profile: Profile, wanted: CampaignRequest
 ) -> Response:
     """Have the workers of another encoder extract every voice of all namespaces, behind their other jobs.
 
     Of each voice the version of `default` and the newest one are extracted. Nothing that is served changes
     until the encoder is promoted. A live worker must have the encoder.
     """
-    started = services.campaigns.start(profile, wanted.fingerprint, sample=wanted.sample, rate=wanted.rate)
+    started = services.campaigns.start(
+        profile, wanted.fingerprint, by=caller.id, sample=wanted.sample, rate=wanted.rate
+    )
     return _answer(request, started, status=201)
 
 
@@ -65,26 +67,26 @@ def get_campaign(
 
 @router.post("/{campaign_id}/pause", responses=examples.CHANGED, dependencies=_RULES)
 def pause_campaign(
-    request: Request, services: ServicesDep, profile: Profile, campaign_id: CampaignId
+    request: Request, services: ServicesDep, caller: CallerDep, profile: Profile, campaign_id: CampaignId
 ) -> Response:
     """Begin no further voices. The voices that are under way, at most 64, are finished."""
-    return _answer(request, services.campaigns.pause(profile, campaign_id))
+    return _answer(request, services.campaigns.pause(profile, campaign_id, by=caller.id))
 
 
 @router.post("/{campaign_id}/resume", responses=examples.CHANGED, dependencies=_RULES)
 def resume_campaign(
-    request: Request, services: ServicesDep, profile: Profile, campaign_id: CampaignId
+    request: Request, services: ServicesDep, caller: CallerDep, profile: Profile, campaign_id: CampaignId
 ) -> Response:
     """Go on with a paused campaign where it was."""
-    return _answer(request, services.campaigns.resume(profile, campaign_id))
+    return _answer(request, services.campaigns.resume(profile, campaign_id, by=caller.id))
 
 
 @router.post("/{campaign_id}/cancel", responses=examples.CHANGED, dependencies=_RULES)
 def cancel_campaign(
-    request: Request, services: ServicesDep, profile: Profile, campaign_id: CampaignId
+    request: Request, services: ServicesDep, caller: CallerDep, profile: Profile, campaign_id: CampaignId
 ) -> Response:
     """End a campaign. Its artifacts stay, so another campaign for the same encoder extracts only the rest."""
-    return _answer(request, services.campaigns.cancel(profile, campaign_id))
+    return _answer(request, services.campaigns.cancel(profile, campaign_id, by=caller.id))
 
 
 def _answer(request: Request, found: ShownCampaign, *, status: int = 200) -> Response:

@@ -105,9 +105,9 @@ class Readiness:
 
 def _unserved(services: Services) -> dict[str, str]:
     """Return the required profiles that no worker serves. Returns none if this cannot be found out."""
-    parts = services.parts
-    wanted = [one.name for one in parts.catalogue.required_profiles if not one.not_extractable]
-    return {name: waiting_reason(name) for name in wanted if not parts.announcements.is_served(name)}
+    required, statuses = services.parts.catalogue.required_profiles, services.operations.statuses
+    wanted = [one.name for one in required if not one.not_extractable]
+    return {name: waiting_reason(name) for name in wanted if not statuses.is_served(name)}
 
 
 def _checks(services: Services) -> dict[str, Callable[[], object]]:

@@ -115,7 +115,7 @@ def list_jobs(
         after=after or None,
         limit=limit,
     )
-    shown = [rendering.job(services.parts.announcements, record) for record in page.found]
+    shown = [rendering.job(services.operations.statuses, record) for record in page.found]
     first = shown[0].id if shown else None
     return answer(request, Page[Job](data=shown, first_id=first, last_id=page.last, has_more=page.more))
 
@@ -145,7 +145,7 @@ async def get_job(
     """
     before = await run_in_threadpool(services.operations.jobs.get, namespace, job_id)
     if not wait or before.finished:
-        return answer(request, await run_in_threadpool(rendering.job, services.parts.announcements, before))
+        return answer(request, await run_in_threadpool(rendering.job, services.operations.statuses, before))
 
     def changed(now: JobRecord) -> bool:
         return (now.state, now.attempt, now.done) != (before.state, before.attempt, before.done)
@@ -161,7 +161,7 @@ async def get_job(
             request.is_disconnected,
             wake_on_progress=True,
         )
-    return answer(request, await run_in_threadpool(rendering.job, services.parts.announcements, seen))
+    return answer(request, await run_in_threadpool(rendering.job, services.operations.statuses, seen))
 
 
 @router.post("/jobs/{job_id}/cancel", responses=examples.CANCEL, dependencies=[JOBS_CANCEL, AT_STORE])
@@ -173,7 +173,7 @@ def cancel_job(request: Request, services: ServicesDep, namespace: NamespaceDep,
     required, until a request forces it (`force`) or the profile's encoder changes.
     """
     record = cancel(services.parts, namespace, job_id)
-    return answer(request, rendering.job(services.parts.announcements, record))
+    return answer(request, rendering.job(services.operations.statuses, record))
 
 
 @router.get("/profiles", responses=examples.PROFILES, dependencies=[ANY_KEY])

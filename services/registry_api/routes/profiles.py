@@ -6,8 +6,8 @@ from fastapi import Path, Request
 from starlette.responses import Response
 
 from services.registry_api.access.rules import PROFILES_PROMOTE
-from services.registry_api.dependencies import AT_STORE, ServicesDep
-from services.registry_api.operations.encoder_promotion import promote
+from services.registry_api.dependencies import AT_STORE, CallerDep, ServicesDep
+from services.registry_api.operations.promote import promote
 from services.registry_api.protocol.routing import Router
 from services.registry_api.wire import rendering
 from services.registry_api.wire.answers import answer
@@ -25,7 +25,11 @@ Profile = Annotated[str, Path(max_length=128, description="The name of a profile
     dependencies=[PROFILES_PROMOTE, AT_STORE],
 )
 def promote_encoder(
-    request: Request, services: ServicesDep, profile: Profile, wanted: EncoderPromotion
+    request: Request,
+    services: ServicesDep,
+    caller: CallerDep,
+    profile: Profile,
+    wanted: EncoderPromotion,
 ) -> Response:
     """Make another encoder the current one of a profile, for all namespaces.
 
@@ -35,9 +39,11 @@ def promote_encoder(
     Each voice keeps its last artifact until the new one is ready. To go back, promote the former fingerprint:
     its artifacts are still there, and nothing is extracted again.
     """
+    parts, fingerprint, by = services.parts, wanted.fingerprint, caller.id
     if wanted.when == "complete":
-        services.campaigns.promote_when_complete(profile, wanted.fingerprint, force=wanted.force)
+        services.campaigns.promote_when_complete(profile, fingerprint, by=by, force=wanted.force)
     else:
-        promote(services.parts, profile, wanted.fingerprint, force=wanted.force)
-    [shown] = rendering.profiles(services.parts, services.campaigns, [services.parts.catalogue.get(profile)])
+        records, workers = parts.profile_records, parts.workers
+        promote(records, workers, parts.catalogue, profile, fingerprint, by=by, force=wanted.force)
+    [shown] = rendering.profiles(parts, services.campaigns, [parts.catalogue.get(profile)])
     return answer(request, shown)

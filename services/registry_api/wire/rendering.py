@@ -10,16 +10,16 @@ from services.registry_api.keys.api_keys import ApiKey, Token
 from services.registry_api.keys.held_keys import HeldKeys
 from services.registry_api.operations.artifacts import ANY, FoundVersion, Wanted
 from services.registry_api.operations.registration import Registered
-from services.shared.bucket.encoder_records import Announcement
-from services.shared.index.announcements import Announcements, FailedProof
 from services.shared.index.jobs import JobRecord
 from services.shared.index.reading import IndexedSpeaker
 from services.shared.model.domain import ArtifactRecord, SpeakerVersion
 from services.shared.model.encoders import differences
 from services.shared.model.fingerprint import Fingerprint
+from services.shared.model.profile_document import ProfileDocument
 from services.shared.registry.parts import RegistryParts
 from services.shared.registry.promotion import held_back
 from services.shared.registry.status import ProfileStatus, Statuses, waiting_reason, worst
+from services.shared.view.workers import FailedProof
 from speaker_registry import schemas
 from speaker_registry.engine import Profile
 from speaker_registry.errors import ArtifactNotFound, ArtifactStale, SpeakerRegistryError, Unavailable
@@ -217,10 +217,10 @@ LOST = "lost with Redis"
 """The reason of a job whose record Redis lost, and whose artifact nothing makes any more."""
 
 
-def job(announcements: Announcements, record: JobRecord) -> schemas.Job:
-    announced = announcements.current(record.profile)
-    if announced is not None and announced.fingerprint != record.fingerprint:
-        announced = None
+def job(statuses: Statuses, record: JobRecord) -> schemas.Job:
+    encoder = statuses.encoder(record.profile)
+    if encoder is not None and encoder.fingerprint != record.fingerprint:
+        encoder = None
     return schemas.Job(
         id=record.id,
         state=record.state,
@@ -229,8 +229,8 @@ def job(announcements: Announcements, record: JobRecord) -> schemas.Job:
         version_id=record.vuid,
         profile=record.profile,
         fingerprint=record.fingerprint or None,
-        untrained=announced.untrained if announced else None,
-        custom_weights=announced.custom_weights if announced else None,
+        untrained=encoder.untrained if encoder else None,
+        custom_weights=encoder.custom_weights if encoder else None,
         attempt=record.attempt,
         max_attempts=record.max_attempts,
         progress=schemas.JobProgress(stage=record.stage, done=record.done, total=record.total),
@@ -240,16 +240,16 @@ def job(announcements: Announcements, record: JobRecord) -> schemas.Job:
         finished_at=record.finished_at,
         worker=record.worker,
         error=schemas.JobError(**record.error) if record.error else None,
-        reason=_reason_of_job(announcements, record),
+        reason=_reason_of_job(statuses, record),
         retry_after=None if record.finished else 1.0,
     )
 
 
-def _reason_of_job(announcements: Announcements, record: JobRecord) -> str | None:
+def _reason_of_job(statuses: Statuses, record: JobRecord) -> str | None:
     """Say why a queued job waits, if no worker serves its profile, or that it was lost. May ask Redis."""
     if record.lost:
         return LOST
-    if record.state != "queued" or announcements.is_served(record.profile):
+    if record.state != "queued" or statuses.is_served(record.profile):
         return None
     return waiting_reason(record.profile)
 
@@ -257,15 +257,14 @@ def _reason_of_job(announcements: Announcements, record: JobRecord) -> str | Non
 def profiles(parts: RegistryParts, campaigns: Campaigns, shown: Sequence[Profile]) -> list[schemas.Profile]:
     """Render profiles with their encoders and workers."""
     names = [one.name for one in shown]
-    workers = parts.announcements.workers_of(names)
-    failed_proofs = parts.announcements.failed_proofs_of(names)
+    workers, failed_proofs = parts.workers.of(names), parts.workers.failed(names)
     return [
         _profile(
             one,
             required=one.name in parts.catalogue.required,
-            announced=(announced := parts.announcements.current(one.name)),
+            document=(document := parts.profile_records.read(one.name)),
             workers=workers[one.name],
-            candidates=_candidates(parts.announcements, campaigns, one.name, announced, workers[one.name]),
+            candidates=_candidates(campaigns, one.name, document, workers[one.name]),
             failed_proofs=failed_proofs[one.name],
         )
         for one in shown
@@ -273,35 +272,28 @@ def profiles(parts: RegistryParts, campaigns: Campaigns, shown: Sequence[Profile
 
 
 def _candidates(
-    announcements: Announcements,
-    campaigns: Campaigns,
-    profile: str,
-    announced: Announcement | None,
-    workers: Mapping[str, int],
+    campaigns: Campaigns, profile: str, document: ProfileDocument, workers: Mapping[str, int]
 ) -> list[schemas.CandidateEncoder]:
     """Render the encoders that live workers have and that are not the current one."""
-    if announced is None or not workers.keys() - {announced.fingerprint}:
+    current = document.current
+    if current is None or not workers.keys() - {current.fingerprint}:
         return []
-    found, coverage = [], dict[str, float]()
+    coverage = dict[str, float]()
     with suppress(Unavailable):  # the next answer tells more
         coverage = campaigns.coverage(profile)
-    for fingerprint, count in sorted(workers.items()):
-        encoder = None
-        if fingerprint != announced.fingerprint:
-            with suppress(Unavailable):  # the bucket is away; the next answer tells more
-                encoder = announcements.encoder(profile, fingerprint)
-        if encoder is not None:
-            found.append(
-                schemas.CandidateEncoder(
-                    fingerprint=fingerprint,
-                    untrained=encoder.untrained,
-                    custom_weights=encoder.custom_weights,
-                    workers=count,
-                    differs=differences(announced.extractor, encoder.extractor),
-                    coverage=coverage.get(fingerprint),
-                )
-            )
-    return found
+    others = [(document.encoder(one), count) for one, count in sorted(workers.items())]
+    return [
+        schemas.CandidateEncoder(
+            fingerprint=encoder.fingerprint,
+            untrained=encoder.untrained,
+            custom_weights=encoder.custom_weights,
+            workers=count,
+            differs=differences(current.extractor, encoder.extractor),
+            coverage=coverage.get(encoder.fingerprint),
+        )
+        for encoder, count in others
+        if encoder is not None and encoder != current
+    ]
 
 
 def campaign(found: ShownCampaign) -> schemas.Campaign:
@@ -344,11 +336,12 @@ def _profile(
     known_profile: Profile,
     *,
     required: bool,
-    announced: Announcement | None,
+    document: ProfileDocument,
     workers: Mapping[str, int],
     candidates: list[schemas.CandidateEncoder],
     failed_proofs: Iterable[FailedProof],
 ) -> schemas.Profile:
+    current = document.current
     return schemas.Profile(
         id=known_profile.name,
         model_type=known_profile.model_type,
@@ -362,12 +355,12 @@ def _profile(
         licence=known_profile.weights.licence,
         licence_notes=known_profile.weights.notes,
         not_extractable=known_profile.not_extractable,
-        fingerprint=announced.fingerprint if announced else None,
-        extractor=announced.extractor if announced else {},
-        untrained=announced.untrained if announced else False,
-        custom_weights=announced.custom_weights if announced else False,
-        workers=workers.get(announced.fingerprint, 0) if announced else 0,
-        former=list(announced.former) if announced else [],
+        fingerprint=current.fingerprint if current else None,
+        extractor=current.extractor if current else {},
+        untrained=current.untrained if current else False,
+        custom_weights=current.custom_weights if current else False,
+        workers=workers.get(current.fingerprint, 0) if current else 0,
+        former=list(document.former_fingerprints),
         candidates=candidates,
         failed_proofs=[
             schemas.FailedProof(worker=one.worker, device=one.device, reason=one.reason)

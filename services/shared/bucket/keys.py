@@ -10,9 +10,7 @@
                                              {attempt}.{sha256}.json    the artifact is published
                                              {attempt}.failed           its extraction was given up
                                              {uid}.void                 its bytes were lost: it counts no more
-    _profiles/{profile}/{seq:012d}.{uid}.json                           a fingerprint became the current one
-    _profiles/{profile}/candidate.{fingerprint}.json                    a worker came with another fingerprint
-                        campaign.{id}.{step:06d}.{uid}.json             a campaign was started or changed
+    _profiles/{profile}.json                                            a document, see `profile_document`
     _keys/{id}.json                                                     an API key, see `layout`
     _registry/                                                          which bucket this is, see `identity`
     _place/{seq:06d}.{uid}                                              where it is, see `place`
@@ -64,9 +62,6 @@ _ARTIFACT = re.compile(rf"({_WINNER})\.(safetensors|json)")
 _FAILURE = re.compile(rf"({_UID})\.failed")
 _VOID = re.compile(rf"{_UID}\.void")
 _PICTURE = re.compile(rf"([1-9][0-9]{{0,3}})\.({_SHA256})\.([a-z]{{1,20}}\.(?:svg|png))")
-_ANNOUNCEMENT = re.compile(rf"({_SEQ})\.({_ID})\.json")
-_CANDIDATE = re.compile(rf"candidate\.({_SHA256})\.json")
-_CAMPAIGN = re.compile(rf"campaign\.({_ID})\.([0-9]{{6}})\.({_ID})\.json")
 _MARKER = re.compile(_ID)
 _PLACE = re.compile(rf"([0-9]{{6}})\.({_ID})")
 _EPOCH = re.compile(r"[0-9]{12}")
@@ -240,43 +235,6 @@ class FailureKey:
 
 
 @dataclass(frozen=True, slots=True)
-class AnnouncementKey:
-    """The key of the fact that an encoder became the current one of a profile."""
-
-    profile: str
-    seq: int
-    uid: str
-
-    def __str__(self) -> str:
-        return f"{announcements_folder(self.profile)}{self.seq:012d}.{self.uid}.json"
-
-
-@dataclass(frozen=True, slots=True)
-class CandidateKey:
-    """The key of the fact that a worker came with an encoder that is not the current one of its profile."""
-
-    profile: str
-    sha256: str
-    """The fingerprint in hex."""
-
-    def __str__(self) -> str:
-        return f"{announcements_folder(self.profile)}candidate.{self.sha256}.json"
-
-
-@dataclass(frozen=True, slots=True)
-class CampaignKey:
-    """The key of the fact that a campaign was started or changed. The highest step counts."""
-
-    profile: str
-    id: str
-    step: int
-    uid: str
-
-    def __str__(self) -> str:
-        return f"{announcements_folder(self.profile)}campaign.{self.id}.{self.step:06d}.{self.uid}.json"
-
-
-@dataclass(frozen=True, slots=True)
 class MarkerKey:
     """The key of a candidate for the bucket's identity."""
 
@@ -322,14 +280,9 @@ SpeakerKey = (
 """The parsed key of any object of a speaker. A fact that consists of nothing but its key is its own parsed
 key.
 """
-ParsedKey = SpeakerKey | AnnouncementKey | CandidateKey | CampaignKey | MarkerKey | PlaceKey | EpochKey
+ParsedKey = SpeakerKey | MarkerKey | PlaceKey | EpochKey
 Keyed = tuple[StoredObject, ParsedKey | None]
 """An object of a listing with its parsed key, which is None if the object is not ours."""
-
-
-def announcements_folder(profile: str) -> str:
-    """Return the prefix of the keys of a profile's announcements."""
-    return f"_profiles/{profile}/"
 
 
 def parse_key(key: str) -> ParsedKey | None:
@@ -337,8 +290,6 @@ def parse_key(key: str) -> ParsedKey | None:
     match key.split("/"):
         case [namespace, "v", slug, *rest] if is_namespace(namespace) and is_slug(slug):
             return _parse_of_speaker(rest)
-        case ["_profiles", profile, name]:
-            return _parse_of_profile(profile, name)
         case [folder, name]:
             return _parse_of_bucket(folder, name)
     return None
@@ -353,16 +304,6 @@ def _parse_of_bucket(folder: str, name: str) -> MarkerKey | PlaceKey | EpochKey 
             return PlaceKey(int(match[1]), match[2])
         case "_epochs" if _EPOCH.fullmatch(name):
             return EpochKey(int(name))
-    return None
-
-
-def _parse_of_profile(profile: str, name: str) -> AnnouncementKey | CandidateKey | CampaignKey | None:
-    if match := _ANNOUNCEMENT.fullmatch(name):
-        return AnnouncementKey(profile, int(match[1]), match[2])
-    if match := _CANDIDATE.fullmatch(name):
-        return CandidateKey(profile, match[1])
-    if match := _CAMPAIGN.fullmatch(name):
-        return CampaignKey(profile, match[1], int(match[2]), match[3])
     return None
 
 

@@ -19,16 +19,19 @@ from services.shared.bucket.place import check_place
 from services.shared.bucket.probe import probe_consistency
 from services.shared.bucket.store import ObjectStore
 from services.shared.configuration.settings import RegistrySettings, StoreSettings
-from services.shared.index.announcements import Announcements
 from services.shared.index.leases import Leases
+from services.shared.index.profile_events import ProfileEvents
 from services.shared.index.redis_access import connect
 from services.shared.index.speaker_index import SpeakerIndex
 from services.shared.model.clock import Clock
 from services.shared.model.profiles import ProfileCatalogue
 from services.shared.queue.dispatch import RqDispatcher
 from services.shared.registry.parts import RegistryParts
+from services.shared.registry.profile_records import ProfileRecords
+from services.shared.registry.served import ServedEncoders
 from services.shared.registry.shared_documents import SharedDocuments
 from services.shared.view.generation import Generation
+from services.shared.view.workers import Workers
 from speaker_registry.errors import Unavailable
 
 log = structlog.get_logger()
@@ -56,19 +59,24 @@ def parts_over(store: ObjectStore, identity: str, settings: RegistrySettings, cl
     )
     documents = Documents(store, clock)
     generation = Generation(settings.redis_address, identity, documents, clock)
+    shared = SharedDocuments(
+        documents=documents,
+        generation=generation,
+        clock=clock,
+        now=lambda: int(store.now().timestamp()),
+    )
+    leases, workers = Leases(index, clock), Workers(generation)
+    events = ProfileEvents(index, leases, clock)
     return RegistryParts(
         store=store,
         documents=documents,
         generation=generation,
-        shared=SharedDocuments(
-            documents=documents,
-            generation=generation,
-            clock=clock,
-            now=lambda: int(store.now().timestamp()),
-        ),
+        shared=shared,
         index=index,
-        leases=Leases(index, clock),
-        announcements=Announcements(store, index, clock),
+        leases=leases,
+        profile_records=ProfileRecords(shared, clock, tell=events.tell, wait=events.settle),
+        workers=workers,
+        served=ServedEncoders(workers, clock),
         catalogue=ProfileCatalogue.load(settings.profiles),
         dispatcher=RqDispatcher(open_queue_connection(settings), job_seconds=settings.job_seconds),
         settings=settings,

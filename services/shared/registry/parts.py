@@ -9,13 +9,15 @@ from typing import Any, Protocol
 from services.shared.bucket.documents import Documents
 from services.shared.bucket.store import Store
 from services.shared.configuration.settings import RegistrySettings
-from services.shared.index.announcements import Announcements
 from services.shared.index.leases import Leases
 from services.shared.index.speaker_index import SpeakerIndex
 from services.shared.model.clock import Clock
 from services.shared.model.profiles import ProfileCatalogue
+from services.shared.registry.profile_records import ProfileRecords
+from services.shared.registry.served import ServedEncoders
 from services.shared.registry.shared_documents import SharedDocuments
 from services.shared.view.generation import Generation
+from services.shared.view.workers import Workers
 
 
 class Dispatcher(Protocol):
@@ -50,7 +52,9 @@ class RegistryParts:
     shared: SharedDocuments
     index: SpeakerIndex
     leases: Leases
-    announcements: Announcements
+    profile_records: ProfileRecords
+    workers: Workers
+    served: ServedEncoders
     catalogue: ProfileCatalogue
     dispatcher: Dispatcher
     settings: RegistrySettings

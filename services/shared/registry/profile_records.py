@@ -1,7 +1,8 @@
 """Tells with which encoder each profile is made now, from the documents of profiles.
 
 Reading costs at most one round trip a second for each profile, and goes on from the bucket while Redis is
-away. `model/profile_document` has the rules.
+away. Every process that reads a document with another current encoder makes sure that all others hear of it.
+`model/profile_document` has the rules.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -14,6 +15,7 @@ import structlog
 from services.shared.bucket.layout import profile_key
 from services.shared.bucket.store import ObjectUnavailable
 from services.shared.model.clock import Clock
+from services.shared.model.encoders import Encoder
 from services.shared.model.profile_document import ProfileDocument
 from services.shared.registry.shared_documents import DocumentUnusable, SharedDocuments
 from speaker_registry.errors import Unavailable
@@ -28,6 +30,10 @@ not run at exactly the same speed.
 """
 _UNREADABLE_SECONDS = 10.0
 """The bucket is not asked again for this long after a document could not be read. Redis is still asked."""
+_MISSING_SECONDS = 60.0
+"""The bucket is not asked again for this long after it had no document of a profile. Redis is still asked:
+the worker that first announces the profile tells it.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,15 +42,39 @@ class _Remembered:
     until: float
 
 
-class ProfileRecords:
-    """The documents of all profiles. Safe to use from several threads."""
+def _tell_nobody(_profile: str, _document: ProfileDocument) -> None:
+    """Tell nobody, because no process keeps answers in memory."""
 
-    def __init__(self, shared: SharedDocuments, clock: Clock) -> None:
+
+def _wait_for_nobody() -> None:
+    """Wait for nobody, because no process keeps answers in memory."""
+
+
+class ProfileRecords:
+    """The documents of all profiles. Safe to use from several threads.
+
+    Args:
+        tell: makes sure that every process hears of the current encoder of a document. Raises `Unavailable`.
+        wait: returns when every process that answers from memory has heard of it.
+    """
+
+    def __init__(
+        self,
+        shared: SharedDocuments,
+        clock: Clock,
+        *,
+        tell: Callable[[str, ProfileDocument], None] = _tell_nobody,
+        wait: Callable[[], None] = _wait_for_nobody,
+    ) -> None:
         self._shared = shared
         self._clock = clock
-        self._remembered: dict[str, _Remembered] = {}  # bounded: only names of profiles get here
+        self._tell = tell
+        self._wait = wait
+        self._told: dict[str, str] = {}  # bounded: only names of profiles get here
+        """Profile -> the current fingerprint that this process has made sure of last."""
+        self._remembered: dict[str, _Remembered] = {}  # likewise
         self._times_forgotten = 0
-        self._unreadable_until: dict[str, float] = {}  # likewise
+        self._not_asked_until: dict[str, float] = {}  # likewise
 
     def read(self, profile: str) -> ProfileDocument:
         """Return the document of a profile, at most a second old. One without a worker has revision 0.
@@ -58,7 +88,30 @@ class ProfileRecords:
             known = _Remembered(self._look_up(profile), began + REMEMBERED_SECONDS)
             if times_forgotten == self._times_forgotten:  # else the look-up may have come before the news
                 self._remembered[profile] = known
+            with suppress(Unavailable):  # the next reader tells it
+                self._make_known(profile, known.document)
         return known.document
+
+    def read_anew(self, profile: str) -> ProfileDocument:
+        """Return the document of a profile as it is now.
+
+        Raises `Unavailable`, also if it is damaged and Redis has no copy: what it said is not known then.
+        """
+        self._forget(profile)
+        document = self.read(profile)
+        if not document.revision:
+            self._shared.read(ProfileDocument, profile_key(profile))
+        return document
+
+    def current(self, profile: str) -> Encoder | None:
+        """Return the current encoder of a profile; None while no worker has announced one."""
+        return self.read(profile).current
+
+    def copied(self, profiles: Iterable[str]) -> dict[str, ProfileDocument]:
+        """Return the documents of which Redis has copies, in one round trip. Raises `Unavailable`."""
+        names = {profile_key(name): name for name in profiles}
+        found = self._shared.copies_of(ProfileDocument, list(names))
+        return {names[path]: document for path, document in found.items()}
 
     def fingerprint(self, profile: str) -> str:
         """Return the current fingerprint of a profile; empty while no worker has announced one."""
@@ -74,12 +127,12 @@ class ProfileRecords:
         """Forget what is remembered, so that later reads look it up again."""
         self._times_forgotten += 1
         self._remembered.clear()
-        self._unreadable_until.clear()
+        self._not_asked_until.clear()
 
     def hear(self, event: Mapping[str, Any]) -> None:
         """Look up again what an event says has changed."""
-        if event.get("what") == ProfileDocument.UPDATED:
-            self.look_anew()
+        if event["type"] == ProfileDocument.UPDATED:
+            self._forget(event["profile"])
 
     def change(
         self, profile: str, decide: Callable[[ProfileDocument], ProfileDocument], *, by: str, did: str
@@ -101,8 +154,10 @@ class ProfileRecords:
             with_body=True,
             mend=lambda: ProfileDocument.after_damage(self._copy(profile), self._shared.now()),
         )
-        self.look_anew()
-        return changed.expect_told().document
+        self._forget(profile)
+        document = changed.expect_told().document
+        self._make_known(profile, document)
+        return document
 
     def settle(self) -> None:
         """Return when no process answers any more by what a profile was before the last change.
@@ -110,24 +165,40 @@ class ProfileRecords:
         Raises `Unavailable`.
         """
         self._shared.settle()
-        self._clock.sleep(_SETTLED_SECONDS)
+        began = self._clock.since_boot()
+        self._wait()
+        self._clock.sleep(max(0.0, began + _SETTLED_SECONDS - self._clock.since_boot()))
 
     def now(self) -> int:
         """Return the store's time in Unix seconds."""
         return self._shared.now()
 
+    def _forget(self, profile: str) -> None:
+        self._times_forgotten += 1
+        self._remembered.pop(profile, None)
+        self._not_asked_until.pop(profile, None)
+
+    def _make_known(self, profile: str, document: ProfileDocument) -> None:
+        fingerprint = document.fingerprint
+        if fingerprint and self._told.get(profile) != fingerprint:
+            self._tell(profile, document)
+            self._told[profile] = fingerprint
+
     def _look_up(self, profile: str) -> ProfileDocument:
         if (copy := self._copy(profile)) is not None:
             return copy
-        if self._clock.since_boot() < self._unreadable_until.get(profile, 0.0):
+        if self._clock.since_boot() < self._not_asked_until.get(profile, 0.0):
             return ProfileDocument()
         path = profile_key(profile)
         try:
             found = self._shared.read(ProfileDocument, path)
         except (DocumentUnusable, ObjectUnavailable) as error:
             log.error("profile.unreadable", profile=profile, reason=error.message)
-            self._unreadable_until[profile] = self._clock.since_boot() + _UNREADABLE_SECONDS
+            self._not_asked_until[profile] = self._clock.since_boot() + _UNREADABLE_SECONDS
             return ProfileDocument()
+        if found.etag is None:
+            self._not_asked_until[profile] = self._clock.since_boot() + _MISSING_SECONDS
+            return found.document
         with suppress(Unavailable):  # the copy only saves the next reader a look at the bucket
             self._shared.share(path, found, with_body=True)
         return found.document

@@ -18,7 +18,6 @@ from services.shared.bucket.blobs import store_artifact
 from services.shared.bucket.facts import commit, list_several_times, read_facts
 from services.shared.bucket.keys import SpeakerId
 from services.shared.bucket.store import DATED_WITHIN, ObjectUnavailable, Store
-from services.shared.index.announcements import Announcements
 from services.shared.index.jobs import Jobs
 from services.shared.index.reading import PendingExtraction
 from services.shared.index.refusals import Rivals
@@ -37,6 +36,7 @@ from services.shared.model.domain import (
 from services.shared.model.packaging import package
 from services.shared.queue.rq_jobs import is_preparation
 from services.shared.registry.parts import RegistryParts
+from services.shared.registry.profile_records import ProfileRecords
 from services.shared.registry.promotion import Promoter
 from services.shared.registry.repair import Decode, sound_rendition
 from services.shared.registry.status import Statuses
@@ -99,7 +99,7 @@ class Publisher:
         *,
         store: Store,
         index: SpeakerIndex,
-        announcements: Announcements,
+        profiles: ProfileRecords,
         clock: Clock,
         promoter: Promoter,
         decode: Decode | None = None,
@@ -107,7 +107,7 @@ class Publisher:
         """`decode` decodes uploaded clips. It is required only for `read_clip`."""
         self._store = store
         self._index = index
-        self._announcements = announcements
+        self._profiles = profiles
         self._clock = clock
         self._promoter = promoter
         self._decode = decode
@@ -116,11 +116,11 @@ class Publisher:
     @classmethod
     def over(cls, parts: RegistryParts, decode: Decode | None = None) -> Self:
         """Return a publisher with a promoter of its own."""
-        statuses = Statuses(parts.catalogue, parts.announcements)
+        statuses = Statuses(parts.catalogue, parts.profile_records, parts.served)
         return cls(
             store=parts.store,
             index=parts.index,
-            announcements=parts.announcements,
+            profiles=parts.profile_records,
             clock=parts.clock,
             promoter=Promoter(parts.store, parts.index, statuses, parts.clock),
             decode=decode,
@@ -336,8 +336,8 @@ class Publisher:
         """
         completing = (attempt.version.vuid, attempt.provenance.profile.name)
         try:
-            announced = self._announcements.current(attempt.provenance.profile.name)
-            if announced is None or announced.fingerprint != attempt.provenance.fingerprint:
+            current = self._profiles.fingerprint(attempt.provenance.profile.name)
+            if current != attempt.provenance.fingerprint:
                 return None  # the encoder was upgraded in the meantime, so this artifact is stale
             return self._promoter.prepare(attempt.speaker_id, completing=completing)
         except Unavailable:

@@ -1,17 +1,19 @@
 """Derives the status of a version for a profile from facts, pending extractions and fingerprints.
 
-The functions are pure. `Statuses` applies them with what workers have announced.
+The functions are pure. `Statuses` applies them with the encoders of profiles.
 """
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from services.shared.index.announcements import Announcements
 from services.shared.index.reading import IndexedSpeaker
 from services.shared.model.domain import ArtifactRecord, FailureRecord, SpeakerVersion
+from services.shared.model.encoders import Encoder
 from services.shared.model.profiles import ProfileCatalogue
+from services.shared.registry.profile_records import ProfileRecords
+from services.shared.registry.served import ServedEncoders
 from speaker_registry.engine import Profile
-from speaker_registry.errors import CacheUnsupported
+from speaker_registry.errors import CacheUnsupported, Unavailable
 from speaker_registry.schemas import ArtifactState
 
 _WORST_FIRST: tuple[ArtifactState, ...] = ("failed", "processing", "pending", "ready")
@@ -154,11 +156,12 @@ def worst(statuses: Iterable[ProfileStatus]) -> ArtifactState:
 
 
 class Statuses:
-    """Derives the statuses of versions from what workers have announced."""
+    """Derives the statuses of versions from the encoders of their profiles."""
 
-    def __init__(self, catalogue: ProfileCatalogue, announcements: Announcements) -> None:
+    def __init__(self, catalogue: ProfileCatalogue, profiles: ProfileRecords, served: ServedEncoders) -> None:
         self._catalogue = catalogue
-        self._announcements = announcements
+        self._profiles = profiles
+        self._served = served
         self.required = catalogue.required
         """The names of the required profiles."""
 
@@ -171,14 +174,13 @@ class Statuses:
             fingerprint: look only at artifacts of this fingerprint.
         """
         known = self._catalogue.get(profile)
-        announced = self._announcements.current(profile)
+        document = self._profiles.read(profile)
         if fingerprint is not None:
             found = profile_status(indexed, version, known, fingerprint)
-            is_current = announced is not None and announced.fingerprint == fingerprint
-            return replace(found, current=found.current and is_current)
-        if announced is None:
+            return replace(found, current=found.current and document.fingerprint == fingerprint)
+        if document.current is None:
             return profile_status(indexed, version, known, None)
-        return profile_status(indexed, version, known, announced.fingerprint, announced.former)
+        return profile_status(indexed, version, known, document.fingerprint, document.former_fingerprints)
 
     def of_required(self, indexed: IndexedSpeaker, version: SpeakerVersion) -> list[ProfileStatus]:
         """Return the status of a version for each required profile."""
@@ -207,9 +209,23 @@ class Statuses:
         """
         if status.undecided:
             return replace(status, reason=UNDECIDED)
-        if status.state_of_current != "pending" or self._announcements.is_served(status.profile.name):
+        if status.state_of_current != "pending" or self.is_served(status.profile.name):
             return status
         return replace(status, reason=waiting_reason(status.profile.name))
+
+    def is_served(self, profile: str) -> bool:
+        """Return whether a live worker has the current encoder of a profile, as of the last second.
+
+        Returns True also if this cannot be found out.
+        """
+        try:
+            return self._served.holds(profile, self._profiles.fingerprint(profile))
+        except Unavailable:
+            return True
+
+    def encoder(self, profile: str) -> Encoder | None:
+        """Return the current encoder of a profile; None while no worker has announced one."""
+        return self._profiles.current(profile)
 
     def untrained(self, status: ProfileStatus) -> bool:
         """Return whether the artifact was made with random weights, or will be if there is none yet."""
@@ -218,8 +234,8 @@ class Statuses:
 
     def will_be_untrained(self, status: ProfileStatus) -> bool:
         """Return whether the artifact that the current encoder has yet to make will have random weights."""
-        announced = self._announcements.current(status.profile.name)
-        return announced is not None and announced.untrained and not status.unsupported
+        encoder = self.encoder(status.profile.name)
+        return encoder is not None and encoder.untrained and not status.unsupported
 
     def missing(self, indexed: IndexedSpeaker, version: SpeakerVersion) -> list[ProfileStatus]:
         """Return the wanted profiles whose current encoder has made no artifact and has no job.

@@ -13,6 +13,7 @@ words           what each process left at its last look, see `generation`
 shared          copies of documents that every process keeps: path -> revision, ETag and, of some, the JSON
 told            the paths of such documents, by the order in which they were last said to have changed
 workers:{profile}, failed:{profile}   live workers, and failed proofs, by time
+campaigns       the progress of campaigns that are not over: id -> JSON
 keys_used       API keys: id -> Unix seconds of the last use
 """
 
@@ -82,3 +83,7 @@ def failed_proofs_key(generation: str, profile: str) -> str:
 
 def keys_used_key(generation: str) -> str:
     return f"sr:{generation}:keys_used"
+
+
+def campaigns_key(generation: str) -> str:
+    return f"sr:{generation}:campaigns"

@@ -5,7 +5,7 @@ So a process learns in one round trip which of its copies are outdated. All of t
 and belongs to one generation of the view.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from redis.client import Pipeline
@@ -37,8 +37,14 @@ class SharedCopies:
         [stored] = self._generation.read(
             lambda pipeline, generation: pipeline.hget(shared_key(generation), path)
         )
-        revision, etag, body = (*str(stored or "").split(" ", 2), "", "", "")[:3]
-        return Base(body.encode(), etag, int(revision)) if body else None
+        return _parse(stored)
+
+    def get_many(self, paths: Sequence[str]) -> list[Base | None]:
+        """Return the copies of several documents, as `get` does, in one round trip."""
+        [stored] = self._generation.read(
+            lambda pipeline, generation: pipeline.hmget(shared_key(generation), paths)
+        )
+        return [_parse(one) for one in stored]
 
     def apply(self, path: str, revision: int, etag: str, body: bytes, *, generation: str, event: str) -> None:
         """Bring a copy up to a document that the bucket holds, and tell that it changed.
@@ -72,3 +78,8 @@ class SharedCopies:
                     pipeline.zrem(told_key(generation), *names),
                 )
             )
+
+
+def _parse(stored: str | None) -> Base | None:
+    revision, etag, body = (*str(stored or "").split(" ", 2), "", "", "")[:3]
+    return Base(body.encode(), etag, int(revision)) if body else None

@@ -130,7 +130,7 @@ class HeldWorkers(StandIn):
     def __init__(self, composed: ComposedRegistry, parts: RegistryParts) -> None:
         super().__init__(parts)
         self._composed = composed
-        current = parts.announcements.current(PROFILE)
+        current = parts.profile_records.current(PROFILE)
         assert current is not None
         self.fingerprint = current.fingerprint
 

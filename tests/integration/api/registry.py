@@ -3,6 +3,7 @@ a free port of the loopback interface. Its worker is a stand-in that the test it
 """
 
 import hashlib
+import itertools
 import socket
 import threading
 from collections.abc import Iterator, Mapping
@@ -41,6 +42,7 @@ from services.shared.configuration.settings import (
     UploadLimits,
 )
 from services.shared.index.refusals import EpochOver
+from services.shared.model.clock import Clock
 from services.shared.registry.opening import open_parts
 from tests.integration.api.contract import Contract
 from tests.integration.api.worker import StandIn
@@ -65,6 +67,16 @@ class Stored:
     """Key -> hash of the content."""
     keys: Mapping[bytes, object]
     """Redis key -> its value, in a form that can be compared."""
+
+
+class _Leaping(Clock):
+    """A clock on which each look is ten seconds after the one before."""
+
+    def __init__(self) -> None:
+        self._seconds = itertools.count(0, 10)
+
+    def monotonic(self) -> float:
+        return next(self._seconds)
 
 
 class Registry:
@@ -213,6 +225,10 @@ class Registry:
 
     def file(self, name: str, ref: int | str = "default", profile: str = PROFILE) -> httpx.Response:
         return self.client.get(f"/v1/voices/{name}/versions/{ref}/artifacts/{profile}/file")
+
+    def forget_workers_at_once(self) -> None:
+        """Have each answer look anew whether workers serve a profile."""
+        self.parts.served._clock = _Leaping()
 
     def repair(self, name: str) -> None:
         """Repair a voice as a turn of housekeeping does, which goes on when the index was lost meanwhile."""

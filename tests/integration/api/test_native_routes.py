@@ -25,6 +25,7 @@ from services.registry_api.wire import paging
 from services.shared.audio import AudioDecoder, DecodedClip
 from services.shared.bucket.keys import SpeakerId
 from services.shared.configuration.settings import UploadLimits
+from services.shared.view.keys import shared_key
 from speaker_registry import RegistryClient, cli
 from speaker_registry.artifact import Artifact, sha256_digest
 from speaker_registry.errors import AudioNotFound, InvalidAudio
@@ -355,9 +356,9 @@ def test_the_last_good_artifact_is_served_until_the_new_one_is_ready(start: Star
     path, before = artifact_path("alice"), registry.file("alice")
     assert before.headers["X-Artifact-Current"] == "true"
     registry.worker.announce(NEWER)
-    registry.redis.delete("sr:profiles")
-    registry.parts.announcements.look_anew()
-    registry.parts.announcements.current(PROFILE)
+    registry.redis.delete(shared_key(registry.parts.generation.for_reading()))
+    registry.parts.profile_records.look_anew()
+    registry.parts.profile_records.current(PROFILE)
     refused = registry.client.get(path, params={"current": True})
     assert error_of(refused) == (409, "artifact_stale")
     assert refused.headers["x-should-retry"] == "false"
@@ -714,7 +715,7 @@ def test_a_profile_that_is_made_with_custom_weights_says_so(start: Start):
     """
     registry = start(profiles=(PROFILE, WIDER))
     assert not any(one["custom_weights"] for one in get(registry, "/v1/profiles")["data"])
-    make_current(registry.parts.announcements, PROFILE, NEWER, CUSTOM_WEIGHTS)
+    make_current(registry.parts.profile_records, PROFILE, NEWER, CUSTOM_WEIGHTS)
     shown = {one["id"]: one for one in get(registry, "/v1/profiles")["data"]}
     assert (shown[PROFILE]["custom_weights"], shown[WIDER]["custom_weights"]) == (True, False)
 
@@ -724,7 +725,7 @@ def test_a_job_says_which_weights_it_is_made_with(start: Start):
     encoder that was replaced are no longer known.
     """
     registry = start(profiles=(PROFILE,))
-    announce = partial(make_current, registry.parts.announcements, PROFILE)
+    announce = partial(make_current, registry.parts.profile_records, PROFILE)
     announce(NEWER, CUSTOM_WEIGHTS)
     job_id = registry.upload("alice")["job_id"]
     job = get(registry, f"/v1/jobs/{job_id}")
@@ -744,7 +745,7 @@ def test_profiles_say_what_they_hold_and_who_makes_them(registry: Registry):
     assert profiles[PROFILE]["tensors"]["speaker_embedding"]["shape"] == [1024]
     assert profiles[PROFILE]["fingerprint"] == FINGERPRINT
     assert profiles[PROFILE]["workers"] == 0
-    registry.parts.announcements.beat("w1", {PROFILE: FINGERPRINT})
+    registry.parts.workers.beat("w1", {PROFILE: FINGERPRINT})
     assert {one["id"]: one["workers"] for one in get(registry, "/v1/profiles")["data"]}[PROFILE] == 1
 
 

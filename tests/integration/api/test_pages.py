@@ -437,7 +437,7 @@ def test_the_overview_says_what_needs_a_person(start: Start):
         page = visitor.get().text
         assert f"1 voice waits for {PROFILE}: no worker serves it." in page
         assert f"Start a worker with SPEAKER_EXTRACTOR_PROFILES={PROFILE}." in page
-        registry.parts.announcements.beat("worker-1", {PROFILE: registry.worker.fingerprint})
+        registry.parts.workers.beat("worker-1", {PROFILE: registry.worker.fingerprint})
         registry.worker.finish_all()
         assert registry.client.get("/v1/voices/alice").json()["state"] == "ready"
 

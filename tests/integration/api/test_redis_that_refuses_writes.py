@@ -15,6 +15,7 @@ from redis import Redis
 from services.embedded.valkey import ValkeyServer
 from services.registry_api.access.rate_limits import MINUTE
 from services.shared.configuration.settings import RateSettings
+from services.shared.view.keys import shared_key
 from tests.integration.api.access import BOOTSTRAP, CLOSED, bearer
 from tests.integration.api.conftest import Start
 from tests.integration.api.registry import CLIP, EMBEDDING, PROFILE, Registry
@@ -98,12 +99,12 @@ def need_no_snapshots(redis: Redis, folder: Path) -> None:
     ids=["full", "read-only", "too few replicas", "cannot save"],
 )
 def refusing(request: pytest.FixtureRequest, registry: Registry, own_valkey: ValkeyServer) -> Iterator[None]:
-    """Make the server refuse writes when a minute has just begun and the copies of announcements are gone."""
+    """Make the server refuse writes when a minute has just begun and the copies of profiles are gone."""
     begin, end = request.param
     registry.app.state.access.rate_limits.now = lambda: time.time() + MINUTE
     with Redis.from_url(own_valkey.url) as redis:
-        redis.delete("sr:profiles")
-        registry.parts.announcements.look_anew()
+        redis.delete(shared_key(registry.parts.generation.for_reading()))
+        registry.parts.profile_records.look_anew()
         begin(redis, own_valkey.data_dir)
         try:
             yield

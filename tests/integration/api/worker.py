@@ -38,7 +38,7 @@ class StandIn:
         self.fingerprint, self.untrained = fingerprint, untrained
         for profile in self._parts.catalogue.names:
             make_current(
-                self._parts.announcements, profile, fingerprint, {"model": "made up"}, untrained=untrained
+                self._parts.profile_records, profile, fingerprint, {"model": "made up"}, untrained=untrained
             )
 
     def take_all(self, name: str | None = None, *, namespace: str = "default") -> list[Attempt]:
