@@ -12,7 +12,7 @@ from services.shared.model.document import SpeakerDocument
 from services.shared.registry.extract import extract_missing
 from services.shared.registry.fail import fail
 from services.shared.view.generation import Stamp
-from speaker_registry.errors import ExtractorOutOfMemory, VersionNotFound, VoiceDamaged
+from speaker_registry.errors import ExtractorOutOfMemory, VersionNotFound, VoiceDamaged, VoiceUnreadable
 from tests.memory_registry import Registry, id_of
 from tests.simulation import scheduler
 from tests.simulation.documents.queue import LeasedQueue, TakenJob
@@ -163,7 +163,7 @@ class SimulatedRegistry(Registry):
         for due in self.speakers.agenda.due(3):
             try:
                 again = self.settle(due.speaker_id.slug, kept=self.world.kept_fingerprints())
-            except VoiceDamaged:
+            except (VoiceDamaged, VoiceUnreadable):
                 again = 60.0
             self.speakers.agenda.looked_at(due, again_in=again)
 

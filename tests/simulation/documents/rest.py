@@ -36,6 +36,8 @@ def come_to_rest(world: World) -> None:
     world.weather = CALM
     for process in world.processes:
         process.unreachable_until = float("-inf")
+    for name in world.names:
+        world.rewrite(id_of(name), needs=())
     _finish_all(world)
     for process in world.processes:
         process.server = len(world.servers) - 1
@@ -138,6 +140,7 @@ def reckon(world: World) -> None:
         or stamp.server.split(".")[0] != server.name
     ):
         raise Violation("5: at rest nobody serves the generation that `_view.json` names")
+    _reckon_sums(world, stamp.generation)
     for name in world.names:
         speaker_id = id_of(name)
         document = world.ledger.newest[speaker_id]
@@ -147,7 +150,6 @@ def reckon(world: World) -> None:
         _reckon_bytes(world, speaker_id, document)
         if server.hgetall(announcements_key(stamp.generation, speaker_id)):
             raise Violation(f"5: at rest a write to {speaker_id} is still announced")
-    _reckon_sums(world, stamp.generation)
     if gone := world.litter - world.truth.objects.keys():
         raise Violation(f"4: {gone} is not ours, and was removed")
 

@@ -88,7 +88,10 @@ class WeatheredStore:
     def folders(self, prefix: str) -> builtins.list[str]:
         scheduler.pause(f"folders {prefix}")
         self._may_be_away(prefix)
-        return self._truth.folders(prefix)
+        found = self._truth.folders(prefix)
+        if self._world.happens("listing_lacks_half"):
+            return [one for one in found if self._world.random.random() < 0.5]
+        return found
 
     def _may_be_away(self, key: str) -> None:
         if key == VIEW and (request := current_request()):
@@ -135,6 +138,8 @@ class WeatheredStore:
         if world.happens("call_comes_late"):
             self._later(kind, key, data, etag)
             raise Unavailable("The object store did not answer in time.")
+        if kind == "swap" and world.happens("swap_is_refused"):
+            raise Moved
         self._carry_out(kind, key, data, etag)
         if world.happens("reply_is_lost"):
             if world.random.random() < 0.3:  # a proxy repeats the call
