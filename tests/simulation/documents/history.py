@@ -100,7 +100,7 @@ class History:
         world, random = self.world, self.world.random
         errands, odds = list(self._errands), list(self._errands.values())
         for _ in range(steps):
-            world.advance(random.expovariate(1 / 0.05))
+            world.advance(random.expovariate(1 / world.theme.step_seconds))
             world.strike()
             awake = world.awake()
             if len(awake) < _CROWD and random.random() < 0.2:

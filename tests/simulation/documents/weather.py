@@ -15,6 +15,8 @@ class Theme:
     """How often each piece of work begins, if only these do. By default all do, as often as the seed says."""
     redis: tuple[str, ...] = ()
     """What becomes of Redis. By default everything that can."""
+    step_seconds: float = 0.05
+    """The time from one step to the next, on average."""
 
     @property
     def is_narrow(self) -> bool:
@@ -91,7 +93,8 @@ THEMES: dict[str, Theme] = {
         odds={"actor_stops": 0.08}, errands={"register": 6, "delete": 4, "delete version": 2}
     ),
     "uploads that come after their delete": Theme(
-        odds={"call_comes_late": 0.3, "process_dies": 0.01}, errands={"register": 5, "delete": 5, "read": 1}
+        odds={"call_comes_late": 0.5, "process_dies": 0.02, "actor_stops": 0.03},
+        errands={"register": 3, "delete": 6},
     ),
     "lost replies": Theme(
         odds={"reply_is_lost": 0.3},
@@ -106,7 +109,7 @@ THEMES: dict[str, Theme] = {
         redis=("emptied",),
     ),
     "Redis that is rolled back": Theme(
-        odds={"redis_changes": 0.03},
+        odds={"redis_changes": 0.01},
         errands={"register": 3, "alias": 5, "read": 8, "rebuild": 0.3},
         redis=("rolled back",),
     ),
@@ -114,13 +117,14 @@ THEMES: dict[str, Theme] = {
         odds={"redis_changes": 0.02},
         errands={"register": 3, "alias": 6, "delete": 1, "read": 8},
         redis=("doubled", "exchanged"),
+        step_seconds=0.01,
     ),
     "Redis whose replies are lost": Theme(
         odds={"redis_call_is_lost": 0.02, "redis_reply_is_lost": 0.03},
         errands={"register": 3, "work": 6, "alias": 3, "read": 5, "settle": 1},
     ),
     "artifacts that seem to be lost": Theme(
-        odds={"node_is_behind": 0.15}, errands={"register": 2, "work": 8, "read": 10}
+        odds={"node_is_behind": 0.04}, errands={"register": 1, "work": 8, "read": 12}
     ),
     "artifacts that are lost": Theme(
         odds={"artifact_is_lost": 0.03}, errands={"register": 1, "work": 8, "read": 8, "cancel": 3}
