@@ -230,6 +230,28 @@ def test_a_voice_that_the_view_lacks_is_read_from_the_bucket(world: World, regis
     assert registry.register("wren", 2).version.number == 2
 
 
+def test_a_voice_that_process_and_view_lose_at_once_is_read_from_the_bucket(world: World) -> None:
+    """A request that relied on this process' copy must not take what a new view lacks for missing."""
+    lose: list[Callable[[], None]] = []
+
+    def weather(what: str, call: Callable[[], Any]) -> Any:
+        found = call()
+        if lose and "hgetall" in what:
+            lose.pop()()
+        return found
+
+    registry = world.process(weather=weather)
+    registry.register("wren", 1)
+
+    def forget() -> None:
+        registry.speakers._parsed = ParsedDocuments()
+        world.lose_redis()
+
+    lose.append(forget)
+    assert registry.find("wren").document.newest.number == 1
+    assert not lose
+
+
 def test_reads_go_on_without_redis(world: World, registry: Registry) -> None:
     """Documents are read where they are true."""
     registry.register("wren", 1)

@@ -101,8 +101,8 @@ class Speakers:
             return self._from_bucket(speaker_id, view_lacks_it=True)
         if copy.body is None and (kept := self._parsed.get(speaker_id, copy.etag)):
             return kept
-        if copy.body is None:  # this process dropped it meanwhile
-            [copy] = self.view.get([speaker_id], {})
+        if copy.body is None:  # this process dropped it meanwhile, and the view may have lost it as well
+            return self.read(speaker_id).document
         return self.parse(speaker_id, Base(copy.body, copy.etag))
 
     def _from_bucket(self, speaker_id: SpeakerId, *, view_lacks_it: bool = False) -> SpeakerDocument:
