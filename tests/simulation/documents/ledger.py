@@ -69,6 +69,8 @@ class Ledger:
         self._highest: dict[SpeakerId, tuple[int, int]] = defaultdict(lambda: (0, 0))
         self._contents: dict[tuple[str, str, str, int], str] = {}
         self._canceled: set[tuple[str, str, str, int]] = set()
+        self._brought_back: dict[str, float] = {}
+        """The ids of versions that an undelete brought back last, and when."""
         self._tainted: set[tuple[str, str, int]] = set()
         """Copies in a view that come from an answer of a node that was behind."""
 
@@ -149,6 +151,7 @@ class Ledger:
         if new.did == "undelete":
             for version in new.versions:
                 self.uploads[version.vuid].is_dead = False
+                self._brought_back[version.vuid] = self._world.time
         if new.did not in _TAKES:
             return
         for vuid, upload in self.uploads.items():
@@ -268,8 +271,9 @@ class Ledger:
         self.told_none(request, speaker_id)
         if self._is_exempt(request):
             return
-        for upload in self.uploads.values():
-            if upload.name == speaker_id.slug and upload.was_over_before(request.began):
+        for vuid, upload in self.uploads.items():
+            is_back = self._brought_back.get(vuid, float("-inf")) >= request.began
+            if upload.name == speaker_id.slug and upload.was_over_before(request.began) and not is_back:
                 upload.is_dead = True
 
     def _tell(self, speaker_id: SpeakerId, revision: int) -> None:
