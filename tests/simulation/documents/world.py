@@ -229,12 +229,12 @@ class World:
             self.truth.delete([key])
 
     def _damage_document(self) -> None:
+        """Put something foreign in the place of a document, also where there was none."""
         speaker_id = id_of(self.random.choice(self.names))
         key = document_key(speaker_id)
-        if key in self.truth.objects:
-            self.note(f"   damaged: {key}")
-            self.truth.put(key, b"damaged %d" % self.random.getrandbits(30))
-            self.ledger.damage(speaker_id)
+        self.note(f"   damaged: {key}")
+        self.truth.put(key, b"damaged %d" % self.random.getrandbits(30))
+        self.ledger.damage(speaker_id)
 
     def _write_as_newer_release(self) -> None:
         speaker_id = id_of(self.random.choice(self.names))
