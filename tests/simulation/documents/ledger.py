@@ -253,7 +253,7 @@ class Ledger:
                     f"after {floor} had been told"
                 )
             self._world.counts["answers that were behind, and may be"] += 1
-        elif not is_exempt and (is_commit or not (self._has_two_views(request) or request.met_no_redis)):
+        elif not is_exempt and (is_commit or not (self._has_two_views(request) or request.met_no_view)):
             self._tell(speaker_id, document.revision)
 
     def told_none(self, request: Request, speaker_id: SpeakerId) -> None:

@@ -100,7 +100,7 @@ class Process:
         world, request = self.world, current_request()
         if world.time < self.unreachable_until or world.happens("redis_call_is_lost"):
             if request:
-                request.met_no_redis = True
+                request.met_no_view = True
             raise redis.ConnectionError("nobody answers")
         if request and "hmget" in what:
             request.read_from = Stamp.parse(self.registry.generation._trusted).generation
@@ -109,7 +109,7 @@ class Process:
         found = call()
         if world.happens("redis_reply_is_lost"):
             if request:
-                request.met_no_redis = True
+                request.met_no_view = True
             raise redis.TimeoutError("the reply is lost")
         return found
 

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from typing import Any
 
-from services.shared.bucket.layout import VIEW
+from services.shared.bucket.layout import VIEW, speaker_of
 from services.shared.bucket.store import Listing, Moved, Object, StoredObject
 from speaker_registry.errors import Unavailable
 from tests.memory_store import MemoryStore, etag_of
@@ -63,6 +63,8 @@ class WeatheredStore:
     def _read(self, key: str) -> tuple[bytes, str]:
         scheduler.pause(f"get {key}")
         self._may_be_away(key)
+        if speaker_of(key) and (request := current_request()):
+            request.met_no_view |= not request.process.registry.generation._trusted
         if self._world.happens("node_is_behind"):
             self._fall_behind(key)
         state = self._state(key)
