@@ -191,7 +191,8 @@ class World:
         if self.happens("encoder_changes"):
             self._change_encoder()
         if self.happens("clock_is_set"):
-            random.choice([*self.processes, *self.servers]).skew = random.choice(SKEWS)
+            clocks: list[Process | WatchedServer] = [*self.processes, *self.servers]
+            random.choice(clocks).skew = random.choice(SKEWS)
 
     def _kill(self, process: Process) -> None:
         """End a process as `kill -9` does, and start it again."""
