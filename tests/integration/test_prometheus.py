@@ -27,8 +27,13 @@ WITHOUT_DATA = {
     "The next job has waited",
     "Jobs that no worker serves",
     "Memory of the device",
+    "State of the newest campaign",
+    "Voices of the newest campaign",
+    "Voices ended each second",
 }
-"""The panels that stay empty: no job waits by then, and a worker that computes nothing has no device."""
+"""The panels that stay empty: no job waits by then, a worker that computes nothing has no device, and there
+was no campaign.
+"""
 
 pytestmark = [
     pytest.mark.slow,

@@ -39,9 +39,11 @@ Tensors = Mapping[str, NDArray[Any]]
 
 _CLIP_RATE = 22_050
 """The sample rate of the clips in Hz. No encoder takes this rate, so the resampler is part of the proof."""
-_CLIP_SECONDS = (2.0, 1.3)
+_CLIP_SECONDS = (2.4, 1.3)
 """The first clip is encoded alone. If the device encodes several clips at once, it is also encoded together
-with the second one, which is padded."""
+with the second one, which is padded. At every sample rate that encoders take, the first one is a multiple of
+common strides in length: one library computes a convolution wrongly only where its stride divides the length.
+"""
 
 _MOST_KEPT = 500
 """How many proofs are remembered at most. Each takes a few kilobytes, and a worker needs one per profile."""

@@ -155,7 +155,8 @@ BOOK = 256
 class Convolutions(TorchExtractor[Tensor, Tensor]):
     """16 -> 32 channels, kernel 12, stride 6 as in Mimi's encoder, then codes and an embedding.
 
-    oneDNN 3.12 computes this convolution wrongly in bfloat16 on processors with AMX, by more than 80 %.
+    oneDNN 3.12 computes this convolution wrongly in bfloat16 on processors with AMX, by more than 80 %; on
+    some of them only if the stride divides the length.
     """
 
     code_version = 1
