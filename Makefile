@@ -85,8 +85,7 @@ bench: $(STAMP) ## run the benchmarks (results: benchmarks/README.md)
 	$(BIN)/python -m benchmarks
 
 soak: $(STAMP) ## fault simulation over many seeds, queue and whole registry under long fire (SEEDS=1000)
-	SIMULATION_SEEDS=$(or $(SEEDS),1000) $(BIN)/python -m pytest -q -m "not full" tests/simulation/test_simulation.py \
-		tests/simulation/documents
+	SIMULATION_SEEDS=$(or $(SEEDS),1000) $(BIN)/python -m pytest -q -m "not full" tests/simulation/documents
 	QUEUE_SOAK_JOBS=3000 QUEUE_SOAK_SECONDS=120 $(BIN)/python -m pytest -q -m "not full" --timeout 600 \
 		tests/integration/test_batch_worker.py -k nothing_is_lost
 	FAULT_SECONDS=$(or $(FAULT_SECONDS),300) $(BIN)/python -m pytest -q -m "not full" \

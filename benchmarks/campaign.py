@@ -88,7 +88,7 @@ class Measured:
     campaign: Campaign
     kills: int
     made: int
-    """Number of artifacts that the candidate's worker made."""
+    """Number of artifacts that the candidate's worker stored."""
     seconds: float
     """Time for which the campaign was not paused."""
     alone: list[Answer]
@@ -140,7 +140,7 @@ def measure(folder: Path) -> Measured:
                 with watch.paused():
                     seconds += time.perf_counter() - began
                     alone += fetches(url, names)
-        made = len(list(registry.bucket.glob("*/v/*/d/*/art/*/*.json"))) - (VOICES + 1)
+        made = len(list(registry.bucket.glob("*/d/*/*/*.safetensors"))) - (VOICES + 1)
         return Measured(watch.campaign, watch.kills, made, seconds, alone, beside)
 
 
@@ -155,7 +155,7 @@ def main() -> bool:
     progress = seen.campaign.progress
     print(f"| {progress.voices:,} voices, worker killed {seen.kills} times | |\n|---|---|")
     print(f"| voices/s, restarts included | {progress.ready / seen.seconds:,.0f} |")
-    print(f"| artifacts made | {seen.made:,} |\n")
+    print(f"| artifacts stored | {seen.made:,} |\n")
     print(
         f"| fetches, {PER_SECOND:g} a second | number | median ms | p99 ms | not 200 |\n|---|---|---|---|---|"
     )

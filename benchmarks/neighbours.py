@@ -5,8 +5,7 @@ thing in each phase, as fast as answers come. Before each such phase there is on
 nothing, so each phase is compared with what the machine could do just then. After it, the fourth does the
 same to a server that answers everything with 204: what is slower then is slower because callers and registry
 share the processors. The kernel reports the peak of the API process' resident memory in a phase (`VmHWM`).
-The many voices and versions of the fourth are written into the index only, because requests read nothing
-else.
+The many voices and versions of the fourth are documents without bytes, because its requests read no others.
 """
 
 import asyncio
@@ -21,10 +20,13 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from itertools import groupby
 from multiprocessing import get_context
+from operator import itemgetter
 from pathlib import Path
 from statistics import median
 from typing import Any
+from uuid import uuid4
 
 import httpx
 
@@ -33,9 +35,11 @@ from benchmarks.overload import SERVED, p99_seconds
 from benchmarks.upload_to_ready import FORM, form
 from services.embedded.managed_process import ManagedProcess
 from services.registry_api.keys.api_keys import new_token
-from services.shared.bucket.keys import SpeakerId
-from services.shared.index.speaker_index import SpeakerIndex
-from speaker_registry.names import SpeakerName
+from services.shared.bucket.layout import document_key
+from services.shared.bucket.store import Store
+from services.shared.model.speaker import SpeakerId
+from services.shared.registry.speakers import Speakers
+from speaker_registry.names import DEFAULT, SpeakerName
 from tests.ports import free_port
 from tests.processes import PROFILE, RegistryProcesses
 from tests.unit.audio import clips
@@ -49,7 +53,7 @@ PER_SECOND = float(os.environ.get("NEIGHBOURS_PER_SECOND", "40"))
 MANY_VOICES = int(os.environ.get("NEIGHBOURS_VOICES", "20000"))
 ONLY = os.environ.get("NEIGHBOURS_ONLY", "")
 """Text that selects the bad things (`THINGS`) whose method has it in its name. All are done by default."""
-MANY_VERSIONS = 1000
+MANY_VERSIONS = 200
 TEXT = "word " * 800
 LONG_TEXTS = {
     "ref_text": "\N{STUDIO MICROPHONE}" * 8000,
@@ -166,7 +170,7 @@ class Fourth:
 
 
 THINGS = {
-    "reads of a voice with 1,000 versions of 4 KB, 16 callers": "versions",
+    "reads of a voice with 200 versions of 4 KB, 16 callers": "versions",
     "lists of all of its voices, 4 callers": "whole_lists",
     "searches, 8 callers": "searches",
     "600 long polls for what nobody makes": "long_polls",
@@ -263,17 +267,24 @@ def prepare(registry: RegistryProcesses, bootstrap: str) -> dict[str, str]:
                 client.post("/v1/audio/voices", content=sent, headers=head | FORM).raise_for_status()
                 path = f"/v1/voices/{name}/versions/default/artifacts/{PROFILE}/file?wait=60"
                 client.get(path, headers=head).raise_for_status()
-    with registry.parts() as parts:
-        fill(parts.index)
+    with registry.opened() as opened:
+        fill(opened.store, opened.speakers)
     return keys
 
 
-def fill(index: SpeakerIndex) -> None:
-    record = index.load(SpeakerId(BAD, "clip")).speaker.versions[0].record
-    for seq, (name, number) in enumerate(many(), 1):
-        facts = {"vuid": f"{seq:032d}", "number": number, "name": name, "ref_text": TEXT[: 5 * number]}
-        copy = record.model_copy(update=facts)
-        index.apply_version(SpeakerId.of(BAD, SpeakerName(name, name)), 2 * 10**11 + seq, copy)
+def fill(store: Store, speakers: Speakers) -> None:
+    """Store documents of many voices and versions whose bytes the bucket does not have."""
+    model = speakers.read(SpeakerId(BAD, "clip")).document
+    for name, group in groupby(many(), key=itemgetter(0)):
+        versions = tuple(
+            model.default.having(vuid=uuid4().hex, number=number, name=name, ref_text=TEXT[: 5 * number])
+            for _, number in group
+        )
+        aliases = {DEFAULT: model.aliases[DEFAULT].having(vuid=versions[0].vuid)}
+        document = model.having(key=name, versions=versions, aliases=aliases)
+        speaker_id = SpeakerId.of(BAD, SpeakerName(name, name))
+        store.put(document_key(speaker_id), document.to_bytes())
+        speakers.refresh(speaker_id)
 
 
 def many() -> Iterator[tuple[str, int]]:

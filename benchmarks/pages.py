@@ -21,11 +21,16 @@ from statistics import median
 import httpx
 from redis import Redis
 
+from benchmarks.rebuild import renamed
 from benchmarks.upload_to_ready import FORM, form
 from services.registry_api.keys.api_keys import new_token
 from services.registry_api.pages.sessions import COOKIE
 from services.registry_api.pages.situation import LONG_KEPT_SECONDS
 from services.registry_api.protocol.routing import PAGES
+from services.shared.model.document import SpeakerDocument
+from services.shared.model.speaker import SpeakerId
+from services.shared.view.generation import STAMP, Stamp
+from services.shared.view.keys import copy_key, jobs_key, names_key, record_key
 from tests.processes import PROFILE, RegistryProcesses
 from tests.unit.audio import clips
 
@@ -52,33 +57,8 @@ _ADDRESSES = {
 _LIVE = {"overview": "", "jobs": "/jobs", "profiles": "/profiles"}
 _KEPT_SECONDS = LONG_KEPT_SECONDS + 0.1
 """After this, the overview counts everything anew."""
-_COPY = """
--- KEYS: namespace, model's slug, id of its job. ARGV: first number, last number
-local ns, slug, job = KEYS[1], KEYS[2], KEYS[3]
-local voice = redis.call('HGETALL', 'sr:in:' .. ns .. ':v:' .. slug)
-local record = redis.call('HGETALL', 'sr:job:' .. job)
-local vuid = redis.call('HGET', 'sr:job:' .. job, 'vuid')
-local made = tonumber(redis.call('HGET', 'sr:job:' .. job, 'created_at'))
-local names = 'sr:in:' .. ns .. ':names:' .. redis.call('HGET', 'sr:in:' .. ns .. ':v:' .. slug, 'epoch')
-for number = tonumber(ARGV[1]), tonumber(ARGV[2]) do
-  local name, own = string.format('voice-%06d', number), string.format('%032d', number)
-  local function copied(values)
-    local found = {}
-    for i, value in ipairs(values) do
-      found[i] = (value:gsub(vuid, own):gsub('"name":"' .. slug .. '"', '"name":"' .. name .. '"'))
-      if value == slug then found[i] = name elseif value == job then found[i] = job .. number end
-    end
-    return found
-  end
-  redis.call('HSET', 'sr:in:' .. ns .. ':v:' .. name, unpack(copied(voice)))
-  redis.call('ZADD', names, 0, name)
-  redis.call('HSET', 'sr:job:' .. job .. number, unpack(copied(record)))
-  redis.call('ZADD', 'sr:jobs:' .. ns, made - number, job .. number)
-  redis.call('ZADD', 'sr:jobs:' .. ns .. ':succeeded', made - number, job .. number)
-end
-"""
 _STEP = 200
-"""Voices that are copied at once. While a script runs, Valkey answers nobody."""
+"""Voices that are copied at once."""
 
 
 @dataclass(frozen=True)
@@ -165,13 +145,30 @@ def _browser(
 
 
 def _copy(registry: RegistryProcesses, namespace: str, count: int) -> None:
-    """Write copies of the namespace's voice into Redis."""
-    with registry.redis() as redis:
-        [job] = redis.zrange(f"sr:jobs:{namespace}", 0, -1)
-        copy = redis.register_script(_COPY)
+    """Write copies of the namespace's voice, and of the record of its job, into Redis."""
+    model = SpeakerId(namespace, "model")
+    with Redis.from_url(registry.valkey.url, decode_responses=True) as redis:
+        generation = Stamp.parse(str(redis.get(STAMP))).generation
+        voice = dict(redis.hgetall(copy_key(generation, model)))  # type: ignore[arg-type]
+        [job] = redis.zrange(jobs_key(generation, namespace), 0, -1)  # type: ignore[misc]
+        record = dict(redis.hgetall(record_key(generation, job)))  # type: ignore[arg-type]
+        document = SpeakerDocument.parse(voice["doc"].encode())
         for first in range(0, count, _STEP):
-            copy(keys=[namespace, "model", job], args=[first, min(first + _STEP, count) - 1])
-        assert redis.zcard(f"sr:jobs:{namespace}") == count + 1
+            with redis.pipeline(transaction=False) as pipeline:
+                for number in range(first, min(first + _STEP, count)):
+                    name, vuid = f"voice-{number:06d}", f"{number:032d}"
+                    copied = renamed(document, name, vuid).to_bytes().decode()
+                    speaker = copy_key(generation, SpeakerId(namespace, name))
+                    pipeline.hset(speaker, mapping=voice | {"doc": copied, "key": name, "etag": vuid})
+                    pipeline.zadd(names_key(generation, namespace), {name: 0})
+                    its = {"id": f"{job}{number}", "slug": name, "name": name, "vuid": vuid}
+                    pipeline.hset(record_key(generation, its["id"]), mapping=record | its)
+                    at = {its["id"]: float(record["created_at"]) - number}
+                    pipeline.zadd(jobs_key(generation, namespace), at)
+                    pipeline.zadd(jobs_key(generation, namespace, "succeeded"), at)
+                    pipeline.zadd(jobs_key(generation, namespace, "succeeded", PROFILE), at)
+                pipeline.execute()
+        assert redis.zcard(jobs_key(generation, namespace)) == count + 1
 
 
 def _sign_in(http: httpx.Client, key: str) -> None:

@@ -5,10 +5,8 @@ Each voice has one version and one artifact. Redis is emptied. The speed of the 
 measured by the jobs that RQ's own `SimpleWorker` does on it, before and after. Environment: `REBUILD_VOICES`.
 """
 
-import json
 import os
 import random
-import shutil
 import statistics
 import tempfile
 import time
@@ -21,9 +19,11 @@ from redis import Redis
 from benchmarks.queue_throughput import jobs_per_second, simple_worker
 from benchmarks.upload_to_ready import CLIP, FORM, Caller, form
 from services.embedded.valkey import ValkeyServer
-from services.shared.bucket.keys import SpeakerId
-from services.shared.index.speaker_index import COMPLETE
-from services.shared.model.domain import ArtifactRecord, VersionRecord
+from services.shared.bucket.layout import document_key, version_prefix
+from services.shared.model.document import SpeakerDocument
+from services.shared.model.speaker import SpeakerId
+from services.shared.view.generation import STAMP, Stamp
+from services.shared.view.keys import complete_key
 from tests.processes import RegistryProcesses
 
 VOICES = int(os.environ.get("REBUILD_VOICES", "20000"))
@@ -75,28 +75,27 @@ def upload_model(caller: Caller, name: str, clip: bytes) -> None:
 
 def copies(bucket: Path, count: int) -> Iterator[str]:
     """Write voices that differ from the model only by name and id, without syncing, and yield their names."""
-    (version,) = (bucket / MODEL.prefix / "r").glob("*.ver.*")
-    (artifact,) = bucket.glob(f"{MODEL.prefix}d/*/art/*/*.json")
-    record = VersionRecord.model_validate_json(version.read_bytes())
-    made = ArtifactRecord.model_validate_json(artifact.read_bytes())
-    seq, akey = int(version.name.split(".")[0]), artifact.parent.name
+    document = SpeakerDocument.parse((bucket / document_key(MODEL)).read_bytes())
     for number in range(count):
         name, vuid = f"voice-{number:06d}", uuid4().hex
-        copy, copied = SpeakerId("default", name), record.model_copy(update={"name": name, "vuid": vuid})
-        _write(bucket / copy.version_key(seq, copied), copied.to_json())
-        _write(bucket / copy.artifact_fact_key(vuid, akey, made), json.dumps(made.model_dump(mode="json")))
-        shutil.copyfile(
-            artifact.with_suffix(".safetensors"), bucket / copy.artifact_blob_key(vuid, akey, made)
-        )
-        (bucket / copy.data_prefix(vuid) / "blob").mkdir()
-        for blob in (bucket / MODEL.data_prefix(record.vuid) / "blob").iterdir():
-            os.link(blob, bucket / copy.blob_key(vuid, blob.name))
+        copy = SpeakerId("default", name)
+        _write(bucket / document_key(copy), renamed(document, name, vuid).to_bytes())
+        (bucket / version_prefix(copy, vuid)).mkdir(parents=True)
+        for stored in (bucket / version_prefix(MODEL, document.default.vuid)).iterdir():
+            os.link(stored, bucket / version_prefix(copy, vuid) / stored.name)
         yield name
 
 
-def _write(file: Path, text: str) -> None:
-    file.parent.mkdir(parents=True)
-    file.write_text(text)
+def renamed(document: SpeakerDocument, name: str, vuid: str) -> SpeakerDocument:
+    """Return the document of a voice with one version as that of another voice."""
+    version = document.default.having(name=name, vuid=vuid)
+    aliases = {alias: one.having(vuid=vuid) for alias, one in document.aliases.items()}
+    return document.having(key=name, versions=(version,), aliases=aliases)
+
+
+def _write(file: Path, data: bytes) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_bytes(data)
 
 
 def seconds_to_rebuild(registry: RegistryProcesses) -> float:
@@ -112,8 +111,9 @@ def lose(registry: RegistryProcesses) -> float:
 
 
 def _is_complete(registry: RegistryProcesses) -> bool:
-    boot, complete = registry.redis().mget("sr:boot", COMPLETE)
-    return bool(boot and complete and boot.endswith(b"/" + complete))
+    with registry.redis() as redis:
+        stamp = Stamp.parse((redis.get(STAMP) or b"").decode())
+        return bool(redis.exists(complete_key(stamp.generation)))
 
 
 def wait_until_complete(registry: RegistryProcesses) -> None:

@@ -32,7 +32,6 @@ SpeakerRegistryError
 │   └── ApiKeyNotFound
 ├── Conflict
 │   ├── VoiceExists                only a new name was accepted
-│   ├── RegistrationInProgress     as above, while another request registers the voice; temporary
 │   ├── VoiceDeleted               the voice was deleted while the request was processed
 │   ├── ArtifactFailed
 │   ├── ArtifactNotReady
@@ -258,13 +257,6 @@ class VoiceExists(Conflict):
     """The voice exists, and the request or the registration policy `immutable` only accepts a new name."""
 
     code = "voice_exists"
-
-
-class RegistrationInProgress(Conflict):
-    """Another request is registering this voice. Try again later."""
-
-    code = "registration_in_progress"
-    retryable = True
 
 
 class VoiceDeleted(Conflict):

@@ -3,7 +3,6 @@
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from services.registry_api.campaigns.steering import Steering
 from services.registry_api.keys.held_keys import HeldKeys
 from services.registry_api.operations.promote import promote
 from services.shared.bucket.documents import Documents
@@ -27,7 +26,7 @@ def one_by_one(steps: Iterable[Callable[[], object]]) -> None:
 
 
 class Process:
-    """One process of the registry: profiles, workers, campaigns and keys over one connection to Redis."""
+    """One process of the registry: profiles, workers and keys over one connection to Redis."""
 
     def __init__(
         self,
@@ -55,7 +54,6 @@ class Process:
         self.profiles = ProfileRecords(self.shared, world.clock)
         self.workers = Workers(self.generation)
         self.catalogue = ProfileCatalogue(PROFILES, [PROFILE])
-        self.campaigns = Steering(self.profiles, self.workers, self.catalogue, world.clock)
         self.keys = HeldKeys(self.shared, store, world.clock, one_by_one, run_in_background)
 
     @classmethod

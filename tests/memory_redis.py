@@ -4,6 +4,7 @@ The scripts are written again in Python here; that they do what those in `lua/` 
 A test gives each process a client of its own, and decides what becomes of every call.
 """
 
+import json
 from collections.abc import Callable, Sequence
 from copy import deepcopy
 from typing import Any
@@ -41,8 +42,10 @@ class MemoryServer:
     def get(self, key: str) -> str | None:
         return self.data.get(key)
 
-    def set(self, key: str, value: Any) -> None:
-        self.data[key] = str(value)
+    def set(self, key: str, value: Any, *, nx: bool = False, ex: int | None = None) -> None:
+        """Set a value. Nothing expires here."""
+        if not (nx and key in self.data):
+            self.data[key] = str(value)
 
     def exists(self, key: str) -> int:
         return int(key in self.data)
@@ -96,8 +99,10 @@ class MemoryServer:
         assert low == "-inf"
         self.hdel(key, *[one for one, score in self.data.get(key, {}).items() if score <= high])
 
-    def xadd(self, key: str, **fields: Any) -> None:
-        self.data.setdefault(key, []).append({name: str(value) for name, value in fields.items()})
+    def xadd(self, key: str, **fields: Any) -> str:
+        entries = self.data.setdefault(key, [])
+        entries.append({name: str(value) for name, value in fields.items()})
+        return f"{len(entries)}-0"
 
 
 class MemoryClient:
@@ -205,12 +210,14 @@ def _milliseconds(server: MemoryServer) -> int:
 def _begin(server: MemoryServer, keys: list[str], args: list[str]) -> int:
     if (server.get(keys[0]) or "") != args[0]:
         return 0
+    if server.exists(keys[2]):
+        server.set(keys[1], args[2])
     server.set(keys[0], args[1])
     return 1
 
 
 def _apply(server: MemoryServer, keys: list[str], args: list[str]) -> list[str]:
-    _, copy, names, counts, events = keys
+    _, copy, names, counts, events, taken, digests, reserved = keys
     stored = server.hgetall(copy)
     revision = int(stored.get("rev", 0))
     if revision >= int(args[1]):
@@ -226,9 +233,29 @@ def _apply(server: MemoryServer, keys: list[str], args: list[str]) -> list[str]:
         server.hdel(names, stored["key"])
     if args[4]:
         server.zadd(names, {args[4]: 0})
-    for what in args[11:]:
-        server.xadd(events, speaker=args[9], revision=args[1], life=args[10], what=what)
+        server.zrem(reserved, args[9])
+    for digest in json.loads(args[12]):
+        if server.hget(digests, digest) == args[9]:
+            server.hdel(digests, digest)
+    for digest in json.loads(args[13]):
+        server.hset(digests, digest, args[9])
+    last = ""
+    for event in args[14:]:
+        parts = json.loads(event)
+        fields = dict(zip(parts[::2], parts[1::2], strict=True))
+        last = server.xadd(events, speaker=args[9], revision=args[1], life=args[10], **fields)
+    if args[11] == "1":
+        server.set(taken, last)
     return ["applied"]
+
+
+def _reserve(server: MemoryServer, keys: list[str], args: list[str]) -> list[Any]:
+    now = server.now() * 1e6
+    server.zremrangebyscore(keys[1], "-inf", now - int(args[2]) * 1000 - 1)
+    last = max(server.data.get(keys[1], {}).values(), default=0.0)
+    server.zadd(keys[1], {args[1]: max(now, last + 1)})
+    reserved = [one for one, _ in server.zrange(keys[1], 0, 10**6)]
+    return [reserved.index(args[1]), *server.hmget(keys[2], ["voices", "bytes", "text_bytes"])]
 
 
 def _announce(server: MemoryServer, keys: list[str], args: list[str]) -> None:
@@ -251,69 +278,119 @@ def _put_off(server: MemoryServer, keys: list[str], args: list[str]) -> None:
         server.zadd(keys[1], {args[1]: _milliseconds(server) + int(args[3])})
 
 
+def _move_job(server: MemoryServer, jobs: str, record: str, job: str, state: str, *, ended: bool) -> None:
+    before, created_at, profile = server.hmget(record, ["state", "created_at", "profile"])
+    server.hset(record, "state", state)
+    if ended:
+        server.hset(record, "finished_at", server.now())
+    server.zrem(f"{jobs}:{before}", job)
+    server.zrem(f"{jobs}:{before}:{profile}", job)
+    server.zadd(f"{jobs}:{state}", {job: float(created_at or 0)})
+    server.zadd(f"{jobs}:{state}:{profile}", {job: server.now() if ended else float(created_at or 0)})
+
+
 def _claim(server: MemoryServer, keys: list[str], args: list[str]) -> str:
     _, open_jobs, records, jobs, events = keys
     now, field, job = _milliseconds(server), args[1], args[2]
     if held := server.hget(open_jobs, field):
-        holder, _, deadline = held.split(":")
+        holder, _, deadline, *mends = held.split(":")
         if holder == job or int(deadline) > now:
+            if args[6] and not mends:
+                server.hset(open_jobs, field, held + args[6])
             return holder
-        if server.exists(records + holder):
-            server.hset(records + holder, "state", "superseded")
-    server.hset(open_jobs, field, f"{job}:queued:{now + int(args[3])}")
-    fields = {"state": "queued", "created_at": now / 1000, **dict(zip(args[6::2], args[7::2], strict=True))}
-    for name, value in fields.items():
+        if server.hget(records + holder, "state") in {"queued", "processing"}:
+            _move_job(server, jobs, records + holder, holder, "superseded", ended=True)
+    server.hset(open_jobs, field, f"{job}:queued:{now + int(args[3])}{args[6]}")
+    claimed = dict(zip(args[7::2], args[8::2], strict=True))
+    for name, value in {"state": "queued", "created_at": now / 1000, **claimed}.items():
         server.hset(records + job, name, value)
     server.zadd(jobs, {job: now / 1000})
-    server.xadd(events, speaker=args[5], what="job", job=job, state="queued")
+    _move_job(server, jobs, records + job, job, "queued", ended=False)
+    told = {"what": "job", "at": now / 1000, "job": job, "state": "queued", "claimed": json.dumps(claimed)}
+    server.xadd(events, speaker=args[5], **told)
     return job
 
 
 def _job(server: MemoryServer, keys: list[str], args: list[str]) -> int | None:
-    _, open_jobs, record, events = keys
+    _, open_jobs, record, jobs, events = keys
     now, field, job, state, held = _milliseconds(server), args[1], args[2], args[3], args[4]
-    holder = (server.hget(open_jobs, field) or "").partition(":")[0]
+    claim = server.hget(open_jobs, field) or ""
+    holder, mends = claim.partition(":")[0], ":mends" if claim.endswith(":mends") else ""
     if not held and holder == job:
         server.hdel(open_jobs, field)
     before = server.hget(record, "state")
     if before not in {"queued", "processing"}:
         return None
-    for name, value in {"state": state, **dict(zip(args[7::2], args[8::2], strict=True))}.items():
+    fields = dict(zip(args[7::2], args[8::2], strict=True))
+    for name, value in fields.items():
         server.hset(record, name, value)
     attempts = server.hincrby(record, "attempt", int(args[5]))
-    if not held:
-        server.hset(record, "finished_at", now / 1000)
-    elif holder in {"", job}:
-        server.hset(open_jobs, field, f"{job}:{state}:{now + int(held)}")
+    if held and holder in {"", job}:
+        server.hset(open_jobs, field, f"{job}:{state}:{now + int(held)}{mends}")
     if before != state:
-        server.xadd(events, speaker=args[6], what="job", job=job, state=state)
+        _move_job(server, jobs, record, job, state, ended=not held)
+    if before != state or fields:
+        server.xadd(events, speaker=args[6], what="job", at=now / 1000, job=job, state=state)
     return attempts
 
 
 def _complete(server: MemoryServer, keys: list[str], args: list[str]) -> None:
-    server.set(keys[1], 1)
+    server.data.setdefault(keys[1], {}).setdefault("first", str(int(server.now())))
+    server.hset(keys[1], "last", int(server.now()))
+
+
+def _forget(server: MemoryServer, keys: list[str], args: list[str]) -> int:
+    return sum(server.data.pop(key, None) is not None for key in keys[1:])
 
 
 def _share(server: MemoryServer, keys: list[str], args: list[str]) -> int:
-    _, copies, told, events = keys
+    _, copies, told, events, taken = keys
     stored = server.hget(copies, args[1])
     if stored and int(stored.split(" ")[0]) >= int(args[2]):
         return 0
     server.hset(copies, args[1], f"{args[2]} {args[3]}")
     last = max(server.data.get(told, {}).values(), default=0.0)
     server.zadd(told, {args[1]: last + 1})
-    server.xadd(events, speaker="", what=args[4], document=args[1], revision=args[2])
+    event = server.xadd(
+        events, speaker="", what=args[4], at=server.now(), takes=1, document=args[1], revision=args[2]
+    )
+    server.set(taken, event)
     return 1
+
+
+def _renew(server: MemoryServer, keys: list[str], args: list[str]) -> str:
+    _, leases, taken, _ = keys
+    if _place(server.get(taken) or "0-0") > _place(args[2]):
+        return "behind"
+    server.hset(leases, args[1], args[2])
+    return "granted"
+
+
+def _behind(server: MemoryServer, keys: list[str], args: list[str]) -> list[Any]:
+    _, leases, taken = keys
+    event = args[1] or server.get(taken) or "0-0"
+    late = [one for one, applied in server.hgetall(leases).items() if _place(event) > _place(applied)]
+    if args[2] == "1":
+        server.hdel(leases, *late)
+    return [event, len(late)]
+
+
+def _place(event: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in event.split("-"))
 
 
 SCRIPTS: dict[str, Callable[[MemoryServer, list[str], list[str]], Any]] = {
     "begin": _begin,
     "apply": _apply,
+    "reserve": _reserve,
     "announce": _announce,
     "look": _look,
     "put_off": _put_off,
     "claim": _claim,
     "job": _job,
     "complete": _complete,
+    "forget": _forget,
     "share": _share,
+    "renew": _renew,
+    "behind": _behind,
 }

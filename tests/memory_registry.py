@@ -7,25 +7,28 @@ import numpy as np
 
 from services.registry_api.maintenance.erase import erase
 from services.registry_api.maintenance.garbage_sweep import sweep
+from services.registry_api.maintenance.rebuild import rebuild
 from services.registry_api.maintenance.settle import settle
-from services.registry_api.maintenance.view_rebuild import rebuild
 from services.registry_api.operations.cancel import cancel
 from services.registry_api.operations.delete import delete
 from services.registry_api.operations.register import Limits, NewVersion, Registered, register
 from services.registry_api.operations.sources import ClipSource, EmbeddingSource
 from services.shared.bucket.documents import Documents
-from services.shared.bucket.keys import SpeakerId
 from services.shared.bucket.stored_bytes import StoredBytes
 from services.shared.model.clock import Clock
 from services.shared.model.document import SpeakerDocument
+from services.shared.model.encoders import Encoder
+from services.shared.model.profile_document import ProfileDocument
 from services.shared.model.profiles import ProfileCatalogue
+from services.shared.model.speaker import SpeakerId
 from services.shared.queue.jobs import Jobs
+from services.shared.queue.rq_jobs import profile_of
 from services.shared.registry.lookup import find, find_version
 from services.shared.registry.profiles import Profiles
-from services.shared.registry.publication import Provenance
-from services.shared.registry.publish import Attempt, publish, start
+from services.shared.registry.publish import Attempt, Provenance, publish, start
 from services.shared.registry.speakers import Speakers
 from services.shared.view.generation import Generation
+from services.shared.view.job_records import JobRecords
 from services.shared.view.open_jobs import OpenJobs
 from speaker_registry.artifact import TensorSpec
 from speaker_registry.engine import Profile, PublishedWeights
@@ -88,17 +91,22 @@ class MemoryQueue:
         self.waiting: dict[str, Mapping[str, Any]] = {}
         self.failed: set[str] = set()
         self.taken: set[str] = set()
+        self.draws: list[tuple[str, str]] = []
 
-    def enqueue(self, job_id: str, profile: str, arguments: Mapping[str, Any]) -> None:
-        self.waiting[job_id] = {**arguments, "profile": profile}
+    def enqueue(self, job_id: str, queue: str, arguments: Mapping[str, Any]) -> None:
+        self.waiting[job_id] = {**arguments, "profile": profile_of(queue)}
 
     def state(self, job_id: str, profile: str) -> str:
         if job_id in self.failed:
             return "failed"
         return "alive" if job_id in self.waiting or job_id in self.taken else "gone"
 
-    def remove(self, job_id: str, profile: str) -> None:
+    def remove(self, job_id: str, queue: str) -> None:
         self.waiting.pop(job_id, None)
+
+    def draw(self, speaker: str, vuid: str) -> bool:
+        self.draws.append((speaker, vuid))
+        return True
 
 
 class Fingerprints:
@@ -109,6 +117,17 @@ class Fingerprints:
 
     def fingerprint(self, profile: str) -> str:
         return self.current[profile]
+
+    def read(self, profile: str) -> ProfileDocument:
+        """Return the document of a profile whose encoder is the current one."""
+        return ProfileDocument(current=Encoder(profile=profile, fingerprint=self.current[profile]))
+
+
+class AllServed:
+    """Live workers that have every encoder."""
+
+    def holds(self, profile: str, fingerprint: str) -> bool:
+        return True
 
 
 class Registry:
@@ -142,9 +161,9 @@ class Registry:
             now=lambda: int(store.now().timestamp()),
         )
         self.blobs = StoredBytes(store)
-        self.jobs = Jobs(OpenJobs(self.generation), queue, clock)
+        self.jobs = Jobs(OpenJobs(self.generation), JobRecords(self.generation), queue, clock)
         self.profiles = Profiles(
-            ProfileCatalogue(PROFILES, [profile.name for profile in PROFILES]), fingerprints
+            ProfileCatalogue(PROFILES, [profile.name for profile in PROFILES]), fingerprints, AllServed()
         )
 
     # Verbs of the API

@@ -16,8 +16,7 @@ import redis
 from services.embedded.managed_process import ManagedProcess
 from services.embedded.valkey import ValkeyServer
 from services.shared.configuration.settings import RegistrySettings, StoreSettings
-from services.shared.registry.opening import open_parts
-from services.shared.registry.parts import RegistryParts
+from services.shared.registry.opening import Opened, open_registry
 from tests.ports import free_port
 from tests.queue_workers import START_SECONDS, wait_until
 
@@ -137,14 +136,14 @@ class RegistryProcesses:
         return _serves(url, len(self.workers), self._key)
 
     @contextmanager
-    def parts(self) -> Iterator[RegistryParts]:
+    def opened(self) -> Iterator[Opened]:
         """Open in this process what the services open as well."""
         settings = RegistrySettings(redis_url=self.valkey.url)
-        parts = open_parts(StoreSettings(url=self.bucket.as_uri()), settings)
+        opened = open_registry(StoreSettings(url=self.bucket.as_uri()), settings)
         try:
-            yield parts
+            yield opened
         finally:
-            parts.index.close()
+            opened.close()
 
     def redis(self) -> redis.Redis:
         return redis.Redis.from_url(self.valkey.url)

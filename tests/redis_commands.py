@@ -6,10 +6,12 @@ from typing import Any
 import pytest
 from redis.connection import AbstractConnection
 
+from services.shared.view.generation import WATCHING
+
 
 def count_sent(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Returns a list that grows with every command sent from now on. Probes of the circuit breaker are left
-    out.
+    out, and so are looks at the view.
 
     Returns:
         The name of the thread that sent each command.
@@ -18,7 +20,7 @@ def count_sent(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     send = AbstractConnection.send_packed_command
 
     def counting(self: AbstractConnection, *arguments: Any, **options: Any) -> None:
-        if (thread := threading.current_thread().name) != "redis-probe":
+        if (thread := threading.current_thread().name) not in {"redis-probe", WATCHING}:
             sent.append(thread)
         send(self, *arguments, **options)
 

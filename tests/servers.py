@@ -27,7 +27,6 @@ from redis import Redis, RedisError
 from tests.ports import free_ports
 
 KEY_ID = "GK1f3a5c7e9b2d4f6a8c0e1f3b"
-"""A key id in the form that Garage insists on. The other servers accept any form."""
 SECRET = "b3a1d5c7e9f02468ace13579bdf02468ace13579bdf02468ace13579bdf02468"
 BUCKET = "voices"
 
@@ -121,41 +120,6 @@ def no_docker() -> str | None:
     except Exception as error:  # noqa: BLE001 - whatever it is, there is no engine
         return f"no Docker engine answers: {str(error)[:50]}"
     return None
-
-
-GARAGE = """
-metadata_dir = "/tmp/meta"
-data_dir = "/tmp/data"
-db_engine = "sqlite"
-replication_factor = 1
-rpc_bind_addr = "[::]:3901"
-rpc_public_addr = "127.0.0.1:3901"
-rpc_secret = "4f8a2c6e0b1d3f5a7c9e4f8a2c6e0b1d3f5a7c9e4f8a2c6e0b1d3f5a7c9e4f8a"
-[s3_api]
-s3_region = "garage"
-api_bind_addr = "[::]:3900"
-"""
-
-
-@contextmanager
-def garage(folder: Path) -> Iterator[S3Server]:
-    """Garage, the server that our compose file runs, in a container."""
-    from testcontainers.core.container import DockerContainer  # noqa: PLC0415 - slow, and rarely used
-
-    (folder / "garage.toml").write_text(GARAGE)
-    container = (
-        DockerContainer("dxflrs/garage:v2.4.1")
-        .with_volume_mapping(str(folder / "garage.toml"), "/etc/garage.toml", "ro")
-        .with_env("GARAGE_DEFAULT_ACCESS_KEY", KEY_ID)
-        .with_env("GARAGE_DEFAULT_SECRET_KEY", SECRET)
-        .with_env("GARAGE_DEFAULT_BUCKET", BUCKET)
-        .with_command("/garage server --single-node --default-bucket")
-        .with_exposed_ports(3900)
-    )
-    with container:
-        endpoint = f"http://{container.get_container_host_ip()}:{container.get_exposed_port(3900)}"
-        wait_until(lambda: answers(endpoint))
-        yield S3Server(endpoint, region="garage")
 
 
 @contextmanager

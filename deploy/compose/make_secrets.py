@@ -1,15 +1,14 @@
 """Makes what must be secret, once: the first service that `docker compose up` runs. A volume for each holder.
 
     redis/password, redis/valkey.conf       Valkey, API, workers
-    s3/secret, s3/identities.json           API, workers, whoever makes the bucket
-    garage/rpc_secret, garage/admin_token   Garage, whoever makes the bucket
+    s3/secret, s3/identities.json           API, workers, SeaweedFS
     bootstrap/key                           API: a key with all rights, to make others with
     grafana/password                        Grafana
 
 Every file is readable by uid 10001 alone. What is there is left as it is. Also gives that uid the volumes in
 which others keep their data, for not every image brings a folder of its own for them.
 
-    KEY_ID=GK… python make_secrets.py SECRETS [FOLDER…]
+    KEY_ID=registry python make_secrets.py SECRETS [FOLDER…]
 
 `KEY_ID` goes with the S3 secret and is none itself.
 """
@@ -23,7 +22,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from services.registry_api.keys.api_keys import new_token
-from services.shared.index.redis_access import RIGHTS
+from services.shared.view.redis_access import RIGHTS
 
 UID = 10001
 
@@ -48,8 +47,6 @@ FILES: dict[str, Make] = {
     "redis/valkey.conf": _valkey_conf,
     "s3/secret": lambda _: secrets.token_hex(32),
     "s3/identities.json": _identities,
-    "garage/rpc_secret": lambda _: secrets.token_hex(32),
-    "garage/admin_token": lambda _: secrets.token_urlsafe(32),
     "bootstrap/key": lambda _: str(new_token()),
     "grafana/password": lambda _: secrets.token_urlsafe(24),
 }

@@ -55,7 +55,7 @@ _WRITE_TEST_BYTES = 1024**2
 _TEMPORARY = "speaker-registry-"
 _TEMPORARY_PARENTS = (Path("/tmp"), Path("/dev/shm"))  # noqa: S108 - a folder of our own is made in it
 _STORE_KNOWN_AS = "an embedded registry"
-"""Location that is stored for a bucket with a Redis server beside it. A copy of both has an index of its
+"""Location that is stored for a bucket with a Redis server beside it. A copy of both has a view of its
 own.
 """
 _SILENT = logging.CRITICAL + 1
@@ -176,7 +176,7 @@ class EmbeddedRegistry:
 
     def _redis_folder(self, data: Path) -> Path:
         """Return the folder for Redis, in DATA if that is writable. Otherwise return a temporary folder, in
-        which the index is rebuilt.
+        which the view is rebuilt.
         """
         reason = why_not_writable(data)
         if reason is None:

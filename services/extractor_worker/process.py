@@ -21,6 +21,7 @@ from pydantic import ValidationError
 from services.extractor_worker.jobs.batch_worker import BatchWorker, Handler
 from services.extractor_worker.jobs.beat_file import write_beat
 from services.extractor_worker.jobs.heartbeat import EXIT_UNFINISHED
+from services.extractor_worker.pipeline.attempts import Attempts
 from services.extractor_worker.pipeline.drawing import Draw, Drawing
 from services.extractor_worker.pipeline.extraction import Extraction, LoadedProfile
 from services.extractor_worker.pipeline.extractor import DeviceLost, Extractor
@@ -36,7 +37,7 @@ from services.shared.configuration.settings import (
     UploadLimits,
     WorkerSettings,
 )
-from services.shared.index.announcements import Announcements, FailedProof
+from services.shared.model.encoders import Encoder
 from services.shared.queue.dispatch import DRAW, EXTRACT
 from services.shared.queue.rq_jobs import (
     PICTURES_QUEUE,
@@ -45,10 +46,14 @@ from services.shared.queue.rq_jobs import (
     profile_of,
     queue_name,
 )
-from services.shared.registry.opening import open_parts, open_queue_connection
-from services.shared.registry.publication import Provenance, Publisher
+from services.shared.registry.announce import announce
+from services.shared.registry.opening import open_queue_connection, open_registry
+from services.shared.registry.profile_records import ProfileRecords
+from services.shared.registry.publish import Provenance
 from services.shared.telemetry import trace_export
 from services.shared.telemetry.metrics import WORKER_BEAT, listen
+from services.shared.view.generation import watched
+from services.shared.view.workers import FailedProof
 from speaker_registry.engine import Profile
 from speaker_registry.errors import (
     CacheUnsupported,
@@ -93,7 +98,7 @@ class WorkerProcess:
         self._settings = ExtractorSettings()
         self._worker_settings = WorkerSettings()
         self._registry = RegistrySettings()
-        self._parts = open_parts(StoreSettings(), self._registry)
+        self._opened = open_registry(StoreSettings(), self._registry)
         self._name = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
         self._not_served: dict[str, str] = {}
         """For each profile that was not served from the start, the reason."""
@@ -110,9 +115,13 @@ class WorkerProcess:
         listen(MetricsSettings())
         trace_export.start(TracesSettings(), "worker")
         names = self._settings.profiles or self._registry.profiles
-        profiles = [self._parts.catalogue.get(name) for name in names]
+        profiles = [self._opened.catalogue.get(name) for name in names]
         for name in self._settings.custom_weights:
-            self._parts.catalogue.get(name)  # a mistyped name is refused, not ignored
+            self._opened.catalogue.get(name)  # a mistyped name is refused, not ignored
+        with watched(self._opened.generation):
+            return self._serve_what_loads(profiles)
+
+    def _serve_what_loads(self, profiles: Sequence[Profile]) -> int:
         try:
             loaded_profiles = self._announced(self._loaded(profiles))
         except DeviceLost as error:
@@ -126,9 +135,10 @@ class WorkerProcess:
     def _serve(self, loaded_profiles: Mapping[str, LoadedProfile]) -> int:
         serving = {name: loaded.provenance.fingerprint for name, loaded in loaded_profiles.items()}
         decoder = AudioDecoder(_limits_of_accepted_clips(), spare_processes=0)
-        publisher = Publisher.over(self._parts, decoder.decode)
-        extraction = Extraction(publisher, loaded_profiles, threads=self._settings.threads)
-        drawing = Drawing(self._parts.store, self._parts.index, decoder.decode, self._draw)
+        extraction = Extraction(self._attempts(decoder), loaded_profiles, threads=self._settings.threads)
+        drawing = Drawing(
+            self._opened.store, self._opened.speakers, self._opened.blobs, decoder.decode, self._draw
+        )
         worker = self._worker({EXTRACT: extraction, DRAW: drawing}, serving)
         drawing.on_progress = worker.progress
         extraction.on_progress, extraction.stopping = worker.progress, lambda: worker.stopping
@@ -149,6 +159,16 @@ class WorkerProcess:
             trace_export.stop()
         return 0
 
+    def _attempts(self, decoder: AudioDecoder) -> Attempts:
+        return Attempts(
+            store=self._opened.store,
+            speakers=self._opened.speakers,
+            blobs=self._opened.blobs,
+            jobs=self._opened.jobs,
+            profiles=self._opened.profiles,
+            decode=decoder.decode,
+        )
+
     def _loaded(self, profiles: Sequence[Profile]) -> dict[str, LoadedProfile]:
         """Load the profiles that can be loaded."""
         loaded_profiles = {}
@@ -162,7 +182,7 @@ class WorkerProcess:
         announced = {}
         for name, loaded in loaded_profiles.items():
             with self._without_if_it_fails(loaded.provenance.profile):
-                self._announce(name, loaded.provenance)
+                self._announce(loaded.provenance)
                 announced[name] = loaded
         return announced
 
@@ -218,19 +238,23 @@ class WorkerProcess:
             worker=self._name, device=self._settings.device, reason=reason
         )
         try:
-            self._parts.announcements.tell_failed_proofs(self._failed_proofs)
+            self._opened.workers.report_failed(self._failed_proofs)
         except Unavailable as error:
             log.warning("proof.not_told", profile=profile, reason=error.message)
 
-    def _announce(self, name: str, provenance: Provenance) -> None:
+    def _announce(self, provenance: Provenance) -> None:
         """Tell the registry which encoder this worker has. While Redis is away, wait: a restart would take
         longer.
         """
+        encoder = Encoder(
+            profile=provenance.profile.name,
+            fingerprint=provenance.fingerprint,
+            extractor=dict(provenance.extractor),
+            untrained=provenance.untrained,
+        )
         while True:
             try:
-                current = self._parts.announcements.announce(
-                    name, provenance.fingerprint, provenance.extractor, untrained=provenance.untrained
-                )
+                current = announce(self._opened.profile_records, encoder, worker=self._name)
             except Unavailable as error:
                 log.warning("worker.waits", reason=error.message)
                 write_beat(self._worker_settings.beat_file)
@@ -252,11 +276,11 @@ class WorkerProcess:
         """
 
         def on_beat() -> None:
-            self._parts.announcements.beat(self._name, encoders)
-            self._parts.announcements.tell_failed_proofs(self._failed_proofs)
+            self._opened.workers.beat(self._name, encoders)
+            self._opened.workers.report_failed(self._failed_proofs)
             WORKER_BEAT.set_to_current_time()
 
-        turns = Turns(self._parts.announcements, encoders)
+        turns = Turns(self._opened.profile_records, encoders)
 
         def serves(queue: str) -> bool:
             return queue == PICTURES_QUEUE or is_preparation(queue) or turns.has(profile_of(queue))
@@ -274,14 +298,14 @@ class WorkerProcess:
 
     def _leave(self, serving: Mapping[str, str]) -> None:
         try:
-            self._parts.announcements.leave(self._name, serving)
+            self._opened.workers.leave(self._name, serving)
         except Unavailable as error:
             log.warning("worker.left_silently", reason=error.message)  # it is forgotten within seconds
 
     def _withdraw_failed_proofs(self) -> None:
         """Withdraw failed proofs, because a stopped worker says nothing about its device."""
         with suppress(Unavailable):  # they are forgotten within minutes
-            self._parts.announcements.withdraw_failed_proofs(self._failed_proofs)
+            self._opened.workers.withdraw_failed(self._failed_proofs)
 
 
 class Turns:
@@ -291,8 +315,8 @@ class Turns:
         encoders: the fingerprints by profile name.
     """
 
-    def __init__(self, announcements: Announcements, encoders: Mapping[str, str]) -> None:
-        self._announcements = announcements
+    def __init__(self, profiles: ProfileRecords, encoders: Mapping[str, str]) -> None:
+        self._profiles = profiles
         self._encoders = encoders
         self._has: dict[str, bool] = {}
 
@@ -303,7 +327,7 @@ class Turns:
         """
         current = None
         with suppress(Unavailable):
-            current = self._announcements.current(profile)
+            current = self._profiles.read(profile).current
         if current is not None:
             has = current.fingerprint == self._encoders[profile]
             if has != self._has.get(profile, has):

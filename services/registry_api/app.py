@@ -8,14 +8,14 @@ from functools import partial
 from typing import Any
 
 from anyio import to_thread
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
 from fastapi.routing import APIRoute
 from fastapi_offline import FastAPIOffline
 from starlette.middleware.cors import CORSMiddleware
 
 from services.registry_api.access.key_first import KeyFirst
 from services.registry_api.access.local import LocalOnly
-from services.registry_api.access.rules import check_rules, tenant_of, without_security
+from services.registry_api.access.rules import access_of, check_rules, tenant_of, without_security
 from services.registry_api.dependencies import Services
 from services.registry_api.express.lane import ExpressLane
 from services.registry_api.express.prepared import PreparedAnswers
@@ -53,7 +53,9 @@ from services.registry_api.wire.examples import responses as examples
 from services.registry_api.wire.forms import FORM_BYTES
 from services.shared.audio import decoder
 from services.shared.configuration.settings import UploadLimits
+from services.shared.view.generation import WATCHING
 from speaker_registry import __version__
+from speaker_registry.errors import SpeakerRegistryError, VoiceNotFound
 
 _BODY_TIMEOUTS = BodyTimeouts()
 _STORE_WAIT_SECONDS = 5
@@ -105,11 +107,18 @@ def create_app(
     app.state.upload_slots, app.state.store_slots = uploads, store
     app.state.whole_lists = FairQueue(1)
     app.state.search_slots = Slots(1, wait_seconds=_SEARCH_WAIT_SECONDS, refusal=_TOO_MANY_SEARCHES)
-    services.operations.speakers.reading_facts = store.hold_in_thread
-    error_answers.add_handlers(app)
+    services.speakers.reading_bucket = store.hold_in_thread
+    error_answers.add_handlers(app, _note_unknown_name)
     _add_routes(app, services)
     _add_middleware(app, services, max_active, body_timeouts, cors_origins)
     return app
+
+
+def _note_unknown_name(request: Request, error: SpeakerRegistryError) -> None:
+    """Count a name without a voice against the key that asked for it."""
+    if isinstance(error, VoiceNotFound) and "caller" in request.scope:
+        name = request.path_params.get("name") or request.path_params.get("voice_id") or ""
+        access_of(request).unknown_names.note(request.scope["caller"], name)
 
 
 def api_document() -> dict[str, Any]:
@@ -175,7 +184,7 @@ async def _lifespan(app: FastAPI, services: Services, threads: int) -> AsyncIter
     following = asyncio.create_task(services.events.follow())
     ending = asyncio.create_task(_wake_listeners_at_the_end(app, services))
     stop = threading.Event()
-    threads_of_ours = _start_housekeeping(services, stop)
+    threads_of_ours = _start_threads(services, stop)
     yield
     stop.set()
     following.cancel()
@@ -194,12 +203,11 @@ async def _wake_listeners_at_the_end(app: FastAPI, services: Services) -> None:
 
 def _express_lane(services: Services, answers: PreparedAnswers) -> ExpressLane:
     """Have everything that keeps something in memory hear of events, and return the lane."""
-    events, keyring, announcements = services.events, services.keyring, services.parts.announcements
-    events.subscribe(services.operations.extractions.seen_jobs.hear)
+    events, keys, records = services.events, services.keys, services.profile_records
+    events.subscribe(services.jobs.seen.hear)
     events.subscribe(services.long_polls.hear, services.long_polls.events_missed)
-    events.subscribe(keyring.hear, keyring.events_missed)
-    events.subscribe(announcements.hear, announcements.look_anew)
-    keyring.hears_changes = lambda: events.is_fresh
+    events.subscribe(keys.hear, keys.events_missed)
+    events.subscribe(records.hear, records.look_anew)
     # The lane comes last, so that it keeps nothing that the others have not forgotten yet.
     return ExpressLane(events, services.access.rate_limits, answers, local=not services.access.required)
 
@@ -263,11 +271,11 @@ def _allow_web_pages(app: FastAPI, origins: Sequence[str]) -> None:
         )
 
 
-def _start_housekeeping(services: Services, stop: threading.Event) -> list[threading.Thread]:
-    """Start the threads of housekeeping and of campaigns. They end soon after `stop` is set."""
-    if services.housekeeper is None:
-        return []
-    work = {"housekeeping": services.housekeeper.run, "campaigns": services.campaigns.runner.run}
+def _start_threads(services: Services, stop: threading.Event) -> list[threading.Thread]:
+    """Start the threads of the view, of housekeeping and of campaigns. They end soon after `stop` is set."""
+    work = {WATCHING: services.generation.run}
+    if services.housekeeping is not None:
+        work |= {"housekeeping": services.housekeeping.run, "campaigns": services.campaigns.runner.run}
     threads = [
         threading.Thread(target=run, args=(stop,), name=name, daemon=True) for name, run in work.items()
     ]

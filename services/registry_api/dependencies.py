@@ -1,37 +1,65 @@
 """The dependencies of routes: the long-lived services, which are built once, and common parameters."""
 
+import threading
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
-from typing import Annotated
+from typing import Annotated, Protocol
 
 from fastapi import Depends, Path, Query, Request
 
 from services.registry_api.access.authentication import Access
 from services.registry_api.campaigns.control import Campaigns
-from services.registry_api.keys.keyring import Keyring
-from services.registry_api.maintenance.housekeeping import Housekeeper
-from services.registry_api.operations import Operations
+from services.registry_api.keys.held_keys import HeldKeys
+from services.registry_api.keys.key_uses import KeyUses
 from services.registry_api.protocol.callers import Caller
 from services.registry_api.serving.event_stream import EventStream
 from services.registry_api.serving.long_polls import LongPolls
 from services.registry_api.serving.slots import Slots
 from services.shared.audio import AudioDecoder
-from services.shared.configuration.settings import UploadLimits
-from services.shared.registry.parts import RegistryParts
+from services.shared.bucket.store import ObjectStore
+from services.shared.bucket.stored_bytes import StoredBytes
+from services.shared.configuration.settings import RegistrySettings, UploadLimits
+from services.shared.model.clock import Clock
+from services.shared.model.profiles import ProfileCatalogue
+from services.shared.queue.jobs import Dispatcher, Jobs
+from services.shared.registry.profile_records import ProfileRecords
+from services.shared.registry.profiles import Profiles
+from services.shared.registry.speakers import Speakers
+from services.shared.view.generation import Generation
+from services.shared.view.workers import Workers
+from speaker_registry.names import SpeakerName, parse_reference, parse_speaker_name
+
+
+class Housekeeping(Protocol):
+    """Keeps the registry in order while the process runs."""
+
+    def run(self, stop: threading.Event) -> None:
+        """Work until `stop` is set."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Services:
-    """Everything long-lived in an API process."""
+    """Everything long-lived in an API process. Routes hand each operation what it needs, and never all."""
 
-    parts: RegistryParts
-    """Parts for routes that read the bucket, the index or the catalogue directly."""
-    operations: Operations
-    keyring: Keyring
+    store: ObjectStore
+    clock: Clock
+    settings: RegistrySettings
+    catalogue: ProfileCatalogue
+    generation: Generation
+    speakers: Speakers
+    blobs: StoredBytes
+    jobs: Jobs
+    profiles: Profiles
+    profile_records: ProfileRecords
+    workers: Workers
+    dispatcher: Dispatcher
+    keys: HeldKeys
+    key_uses: KeyUses
     decoder: AudioDecoder
     events: EventStream
     long_polls: LongPolls
-    housekeeper: Housekeeper | None
+    housekeeping: Housekeeping | None
     """None in tests that do the housekeeping themselves."""
     campaigns: Campaigns
     limits: UploadLimits
@@ -102,23 +130,42 @@ CallerDep = Annotated[Caller, Depends(_caller)]
 WaitSeconds = Annotated[
     float, Query(ge=0, le=60, alias="wait", description="Hold the answer back for up to this many seconds.")
 ]
-VoiceName = Annotated[
-    str,
-    Path(
-        description="The voice's name in percent-encoded UTF-8, without '/' and '@'. Case does not matter. "
-        "If no voice has that name, it is read as a voice's id.",
-        examples=["Alice"],
-        json_schema_extra={"format": "voice-name"},
-    ),
-]
-Reference = Annotated[
-    str,
-    Path(
-        description="The number of a version, `default`, `latest` or another alias.",
-        examples=["default"],
-        json_schema_extra={"format": "voice-reference"},
-    ),
-]
+
+
+async def _voice_name(
+    services: ServicesDep,
+    caller: CallerDep,
+    name: Annotated[
+        str,
+        Path(
+            description="The voice's name in percent-encoded UTF-8, without '/' and '@'. Case does not "
+            "matter. If no voice has that name, it is read as a voice's id.",
+            examples=["Alice"],
+            json_schema_extra={"format": "voice-name"},
+        ),
+    ],
+) -> SpeakerName:
+    """Parse the name in a path. Raises `InvalidVoiceName` or `RateLimited`."""
+    services.access.unknown_names.check(caller)
+    return parse_speaker_name(name)
+
+
+async def _reference(
+    ref: Annotated[
+        str,
+        Path(
+            description="The number of a version, `default`, `latest` or another alias.",
+            examples=["default"],
+            json_schema_extra={"format": "voice-reference"},
+        ),
+    ],
+) -> int | str:
+    """Parse the reference to a version in a path. Raises `InvalidRequest`."""
+    return parse_reference(ref)
+
+
+VoiceName = Annotated[SpeakerName, Depends(_voice_name)]
+Reference = Annotated[int | str, Depends(_reference)]
 ProfileName = Annotated[
     str, Path(description="The profile that the artifact is for.", examples=["qwen3-tts-0.6b"])
 ]

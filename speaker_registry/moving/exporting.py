@@ -74,7 +74,7 @@ class Export:
         """
         with replacing(path) as file:
             writer = ArchiveWriter(file, namespace)
-            # A registry without its index lists voices in another order, so they are sorted here.
+            # A registry without its view lists voices in another order, so they are sorted here.
             for _, name in patiently(self._names):
                 writer.add_voice(self._versions(name))
                 self._on_voice(name)

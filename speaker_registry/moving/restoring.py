@@ -50,8 +50,11 @@ class Restoring:
                 numbers.append(self._register(client, record, source, after=numbers[-1] if numbers else 0))
             if numbers[index] != record.version:
                 notes.append(f"version {record.version} of the archive is version {numbers[index]} here")
-            if self.artifacts:
-                notes += self._put_artifacts(client, f"{self.title}@{numbers[index]}", archived, record)
+        if self.artifacts:
+            # The newest first: `default` moves to it, and to none that serves more profiles on the way.
+            for number, archived in reversed(list(zip(numbers, self.voice.versions, strict=False))):
+                record = self.archive.record(archived)
+                notes += self._put_artifacts(client, f"{self.title}@{number}", archived, record)
         state: State = "registered" if missing > 0 else "unchanged"
         return Result(
             where=self.where, name=self.title, state=state, versions=tuple(numbers), notes=tuple(notes)

@@ -9,6 +9,7 @@ import hashlib
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -167,19 +168,12 @@ class Transfer:
         """Run all tasks. After an interruption, the tasks under way are finished before it is raised."""
         results: dict[int, Result] = {}
         waiting = enumerate(tasks)
-        threads = [
-            threading.Thread(target=self._work, args=(waiting, results), daemon=True)
-            for _ in range(self.jobs)
-        ]
-        try:
-            for thread in threads:
-                thread.start()
-            for thread in threads:
-                thread.join()
-        finally:
-            self._stop.set()
-            for thread in filter(threading.Thread.is_alive, threads):
-                thread.join()
+        # A thread that is joined when Ctrl-C comes counts as ended in Python 3.11, although it runs on.
+        with ThreadPoolExecutor(self.jobs) as pool:
+            try:
+                wait([pool.submit(self._work, waiting, results) for _ in range(self.jobs)])
+            finally:
+                self._stop.set()
         if self._stopped is not None and not isinstance(self._stopped, SpeakerRegistryError):
             raise self._stopped
         return Report(results=tuple(results[index] for index in sorted(results)), stopped=self._stopped)

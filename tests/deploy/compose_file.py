@@ -12,7 +12,6 @@ import yaml
 
 ROOT = Path(__file__).parents[2]
 FILE = ROOT / "docker-compose.yml"
-SEAWEEDFS = ROOT / "deploy" / "compose" / "seaweedfs.yml"
 PROFILES = ("gpu", "monitoring")
 
 REQUIRED = {"WEIGHTS": "untrained"}
@@ -39,16 +38,14 @@ def words(command: list[str] | str) -> list[str]:
     return shlex.split(command) if isinstance(command, str) else [str(word) for word in command]
 
 
-def merged(folder: Path, *files: Path) -> dict[str, Any]:
-    """Return what podman-compose makes of the files with all profiles on. `folder` holds the stub of a
+def merged(folder: Path) -> dict[str, Any]:
+    """Return what podman-compose makes of the file with all profiles on. `folder` holds the stub of a
     container engine that podman-compose calls.
     """
     stub = folder / "podman"
     stub.write_text("#!/bin/sh\necho podman version 5.0.0\n")
     stub.chmod(0o755)
-    command = [Path(sys.executable).parent / "podman-compose"]
-    for file in files:
-        command += ["-f", file]
+    command = [Path(sys.executable).parent / "podman-compose", "-f", FILE]
     for profile in PROFILES:
         command += ["--profile", profile]
     environment = {**os.environ, **REQUIRED, "PATH": f"{folder}:{os.environ['PATH']}"}

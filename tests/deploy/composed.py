@@ -1,11 +1,10 @@
 """The registry that docker-compose.yml describes, as processes of this machine: secrets made by its own
 script, Valkey by its own command, API and workers with their own environment, the real proxy with its own
-configuration. Addresses are others; the S3 server is rclone's; workers compute next to nothing.
+configuration, and SeaweedFS by its own command. Addresses are others; workers compute next to nothing.
 """
 
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import time
@@ -43,8 +42,8 @@ class ComposedRegistry:
         self._services = compose_file.services()
         self._changes = environment
         self.secrets = folder / "secrets"
-        self.bucket = folder / "s3" / "voices"
         self.redis_port, self.s3_port, self.api_port, self.proxy_port, self.stats_port = free_ports(5)
+        self._seaweedfs = seaweedfs_ports(self.s3_port)
         self.url = f"http://127.0.0.1:{self.proxy_port}"
         self.apis: list[ManagedProcess] = []
         self.workers: list[ManagedProcess] = []
@@ -144,7 +143,7 @@ class ComposedRegistry:
         places = {
             "/run/": f"{self.secrets}/",
             "valkey:6379": f"127.0.0.1:{self.redis_port}",
-            "s3:3900": f"127.0.0.1:{self.s3_port}",
+            "s3:8333": f"127.0.0.1:{self.s3_port}",
         }
         for theirs, ours in places.items():
             text = text.replace(theirs, ours)
@@ -169,14 +168,15 @@ class ComposedRegistry:
 
     @contextmanager
     def _s3(self) -> Iterator[None]:
-        self.bucket.mkdir(parents=True, exist_ok=True)
-        secret = (self.secrets / "s3" / "secret").read_text()
-        key_id = self._services["api"]["environment"]["SPEAKER_STORE_ACCESS_KEY_ID"]
-        rclone = shutil.which("rclone", path=Path(sys.executable).parent) or "rclone"
-        command = [rclone, "serve", "s3", str(self.bucket.parent), "--auth-key", f"{key_id},{secret}"]
-        command += ["--addr", f"127.0.0.1:{self.s3_port}", "--config", os.devnull]
-        with self._process(command, {}):
-            wait_until(lambda: _listens(self.s3_port), START_SECONDS)
+        data = self.folder / "s3"
+        data.mkdir()
+        _, *arguments = [
+            f"-dir={data}" if word == "-dir=/data" else self.here(word)
+            for word in compose_file.words(self._services["s3"]["command"])
+        ]
+        weed = shutil.which("weed", path=Path(sys.executable).parent) or "weed"
+        with self._process([weed, "server", *arguments, *self._seaweedfs], {}):
+            wait_until(lambda: _ok(f"http://127.0.0.1:{self.s3_port}/healthz"), START_SECONDS)
             yield
 
     def _start_children(self) -> None:
@@ -238,6 +238,14 @@ class ComposedRegistry:
             process.wait()
 
 
+def seaweedfs_ports(s3_port: int) -> list[str]:
+    """Return the arguments by which SeaweedFS listens on free ports of this machine alone."""
+    kinds = [f"{server}.port{kind}" for server in ("master", "volume", "filer") for kind in ("", ".grpc")]
+    ports = zip((*kinds, "s3.port.grpc"), free_ports(len(kinds) + 1), strict=True)
+    chosen = [f"-{kind}={port}" for kind, port in ports]
+    return [*chosen, f"-s3.port={s3_port}", "-s3.ip.bind=127.0.0.1", "-volume.minFreeSpace=0"]
+
+
 def make_secrets(folder: Path, service: Mapping[str, Any]) -> str:
     """Run the script as the first service of the compose file does. Returns what it prints."""
     environment = {**os.environ, **service["environment"], "PYTHONPATH": str(ROOT)}
@@ -255,10 +263,4 @@ def _ok(url: str) -> bool:
 def _pongs(client: redis.Redis) -> bool:
     with client, suppress(redis.ConnectionError):
         return bool(client.ping())
-    return False
-
-
-def _listens(port: int) -> bool:
-    with suppress(OSError), socket.create_connection(("127.0.0.1", port), 1):
-        return True
     return False

@@ -15,6 +15,16 @@ from typing import Any
 import httpx
 import pytest
 
+from services.shared.bucket.layout import (
+    REGISTRY,
+    VIEW,
+    api_key_key,
+    clip_key,
+    document_key,
+    profile_key,
+)
+from services.shared.bucket.store import PROBES, SENTINEL
+from services.shared.model.speaker import SpeakerId
 from speaker_registry import RegistryClient
 from tests import servers
 from tests.deploy.manifests import containers, environment, of_kind
@@ -109,8 +119,8 @@ def test_a_restored_copy_answers_as_the_original_did(tmp_path: Path):
 
 @pytest.mark.slow
 def test_a_copy_that_is_made_while_voices_come_and_go_is_whole(tmp_path: Path):
-    """Everything that the copy says exists has its data, because facts are copied first, and data is stored
-    before its facts.
+    """Everything that the copy says exists has its data, because documents are copied first, and data is
+    stored before the document that names it.
     """
     (tmp_path / "old").mkdir()
     (tmp_path / "new").mkdir()
@@ -135,6 +145,29 @@ def test_a_copy_that_is_made_while_voices_come_and_go_is_whole(tmp_path: Path):
                 client.wait_ready(name, timeout=30)
                 assert client.fetch(name, profile=PROFILE).tensors
             assert "job.lost" not in again.log(), "nothing had to be extracted again"
+
+
+def test_a_copy_has_the_last_state_of_each_document_and_no_view(tmp_path: Path):
+    """A key that was revoked since the last backup must not be good again after a restore. The view in Redis
+    that the original uses says nothing about the copy, nor do the objects of a probe that is under way.
+    """
+    (tmp_path / "old").mkdir()
+    (tmp_path / "new").mkdir()
+    registry = RegistryProcesses(tmp_path / "old")
+    copy, wren = tmp_path / "new" / servers.BUCKET, SpeakerId("default", "wren")
+    documents = [document_key(wren), api_key_key("abcd1234"), profile_key(PROFILE), REGISTRY]
+    clip, left_out = clip_key(wren, "0" * 32), [VIEW, SENTINEL, f"{PROBES}1/swap"]
+    for key in (*documents, clip, *left_out):
+        (registry.bucket / key).parent.mkdir(parents=True, exist_ok=True)
+        (registry.bucket / key).write_text("{}")
+    with servers.rclone(tmp_path / "new") as target:
+        for state in ("active", "revoked"):
+            for key in documents:
+                (registry.bucket / key).write_text(state)
+            back_up(registry, target)
+            assert {key: (copy / key).read_text() for key in documents} == dict.fromkeys(documents, state)
+    copied = {str(path.relative_to(copy)) for path in copy.rglob("*") if path.is_file()}
+    assert copied == {*documents, clip}
 
 
 @contextmanager

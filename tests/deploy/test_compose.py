@@ -6,38 +6,32 @@ import json
 import re
 import subprocess
 import sys
-from http.server import BaseHTTPRequestHandler
 from ipaddress import ip_address, ip_network
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 
-from deploy.compose import make_bucket
 from services.registry_api.keys.api_keys import parse_token
-from services.shared.index.redis_access import RIGHTS
+from services.shared.view.redis_access import RIGHTS
 from tests.deploy import dockerfile
-from tests.deploy.compose_file import FILE, REQUIRED, ROOT, SEAWEEDFS, merged, parsed, services
+from tests.deploy.compose_file import FILE, REQUIRED, ROOT, merged, parsed, services
 from tests.deploy.composed import make_secrets
 from tests.deploy.environment import FOREIGN, check
-from tests.http_server import http_server
 
-FILES = [(FILE,), (FILE, SEAWEEDFS)]
 SERVICES = services()
-ONCE = {"secrets", "bucket"}
+ONCE = {"secrets"}
 """The services that end by themselves."""
 OURS = ["api", "worker", "worker-cuda"]
 
 
-@pytest.mark.parametrize("file", [FILE, SEAWEEDFS], ids=lambda file: file.name)
-def test_the_files_are_of_the_form_that_compose_reads(file: Path):
-    """The files are valid by the schema of the compose specification."""
+def test_the_file_is_of_the_form_that_compose_reads():
+    """It is valid by the schema of the compose specification."""
     command = [
         Path(sys.executable).parent / "check-jsonschema",
         "--builtin-schema",
         "vendor.compose-spec",
-        file,
+        FILE,
     ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
@@ -47,16 +41,15 @@ def test_the_weights_must_be_named(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     """A fleet that forgot to name its weights would make useless voices."""
     monkeypatch.setitem(REQUIRED, "WEIGHTS", "")
     with pytest.raises(subprocess.CalledProcessError) as refused:
-        merged(tmp_path, FILE)
+        merged(tmp_path)
     assert "must be set to hub, hub:<commit>, /weights, or untrained" in refused.value.stderr
 
 
-@pytest.mark.parametrize("files", FILES, ids=["garage", "seaweedfs"])
-def test_another_reader_of_compose_files_finds_the_same_services(files: tuple[Path, ...], tmp_path: Path):
+def test_another_reader_of_compose_files_finds_the_same_services(tmp_path: Path):
     """Everything that is referred to exists, after anchors, variables, profiles and overrides are
     resolved.
     """
-    found = merged(tmp_path, *files)
+    found = merged(tmp_path)
     assert found["services"].keys() == SERVICES.keys()
     for service in found["services"].values():
         networks = service.get("networks", [])
@@ -97,7 +90,7 @@ def test_who_may_have_to_reach_other_machines_has_a_way_out_and_what_holds_data_
     out = {name for name, network in networks.items() if not network.get("internal")}
     ways = {name: out & set(service.get("networks", ())) for name, service in SERVICES.items()}
     assert all(ways[name] for name in OURS)
-    assert not any(ways[name] for name in ("valkey", "s3", "bucket", "secrets"))
+    assert not any(ways[name] for name in ("valkey", "s3", "secrets"))
 
 
 def test_the_api_believes_the_proxy_and_no_other_container():
@@ -133,10 +126,9 @@ def test_the_environment_is_one_that_our_processes_read(name: str, secrets: Path
     )
 
 
-@pytest.mark.parametrize("files", FILES, ids=["garage", "seaweedfs"])
-def test_each_image_of_ours_is_built_once_and_asked_of_nobody(files: tuple[Path, ...], tmp_path: Path):
+def test_each_image_of_ours_is_built_once_and_asked_of_nobody(tmp_path: Path):
     """Two builds of one image get in each other's way, and an image of that name elsewhere is not ours."""
-    found = merged(tmp_path, *files)["services"].values()
+    found = merged(tmp_path)["services"].values()
     built = [service["image"] for service in found if "build" in service]
     assert len(set(built)) == len(built)
     used = [service for service in found if service["image"].startswith("speaker-registry")]
@@ -170,7 +162,7 @@ def test_secrets_are_made_once_and_no_two_are_the_same(tmp_path: Path):
     """Every later start finds those of the first: with others the data could not be read any more."""
     made = make_secrets(tmp_path, SERVICES["secrets"])
     first = {file: file.read_text() for file in tmp_path.rglob("*") if file.is_file()}
-    assert made.count("/") == len(first) == 8
+    assert made.count("/") == len(first) == 6
     assert len(set(first.values())) == len(first)
     assert make_secrets(tmp_path, SERVICES["secrets"]) == "made: nothing, all is there\n"
     assert {file: file.read_text() for file in first} == first
@@ -191,56 +183,9 @@ def test_what_a_start_that_was_cut_off_has_not_made_the_next_one_makes(tmp_path:
 
 
 def test_secrets_have_the_form_that_their_readers_insist_on(secrets: Path):
-    """Garage's are hexadecimal, the first key is one of ours, SeaweedFS reads the same S3 key from JSON."""
-    assert re.fullmatch("[0-9a-f]{64}", (secrets / "garage" / "rpc_secret").read_text())
+    """The first key is one of ours, and SeaweedFS reads from JSON the S3 key that our processes sign with."""
     assert parse_token((secrets / "bootstrap" / "key").read_text())
     [identity] = json.loads((secrets / "s3" / "identities.json").read_text())["identities"]
     key_id = SERVICES["api"]["environment"]["SPEAKER_STORE_ACCESS_KEY_ID"]
-    assert re.fullmatch("GK[0-9a-f]{24}", key_id)
     secret = (secrets / "s3" / "secret").read_text()
     assert identity["credentials"] == [{"accessKey": key_id, "secretKey": secret}]
-
-
-class FakeGarage:
-    """The part of Garage's administration API (version 2) that the bucket is made by, as it is documented."""
-
-    def __init__(self) -> None:
-        self.keys: dict[str, Any] = {}
-        self.buckets: dict[str, Any] = {}
-        self.posted: list[str] = []
-        self.allowed: dict[str, Any] = {}
-
-    def __call__(self, request: BaseHTTPRequestHandler, body: bytes) -> tuple[int, bytes]:
-        if request.headers["Authorization"] != "Bearer token":
-            return 403, b""
-        found = self._do(request.path, json.loads(body)) if body else self._find(request.path)
-        return 404 if found is None else 200, json.dumps(found).encode()
-
-    def _find(self, path: str) -> dict[str, Any] | None:
-        what, _, query = path.partition("?")
-        if what == "/v2/GetKeyInfo":
-            return self.keys.get(query.removeprefix("id="))
-        return self.buckets.get(query.removeprefix("globalAlias="))
-
-    def _do(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        self.posted.append(path.removeprefix("/v2/"))
-        if path == "/v2/ImportKey":
-            self.keys[body["accessKeyId"]] = body
-            return {"accessKeyId": body["accessKeyId"]}
-        if path == "/v2/CreateBucket":
-            self.buckets[body["globalAlias"]] = {"id": "b1"}
-            return {"id": "b1"}
-        self.allowed = body
-        return {"id": body["bucketId"]}
-
-
-def test_the_bucket_is_made_once_and_its_key_may_read_and_write():
-    """A later start finds nothing to do, and that is no error."""
-    garage = FakeGarage()
-    with http_server(garage) as url:
-        for _ in range(2):
-            make_bucket.make_bucket(make_bucket.Garage(url, "token"), "voices", "GK1", "s3cret")
-    assert garage.posted == ["ImportKey", "CreateBucket", "AllowBucketKey", "AllowBucketKey"]
-    assert garage.keys["GK1"]["secretAccessKey"] == "s3cret"
-    rights = {"read": True, "write": True, "owner": False}
-    assert garage.allowed == {"bucketId": "b1", "accessKeyId": "GK1", "permissions": rights}

@@ -13,7 +13,7 @@ import pytest
 import redis
 
 from services.embedded.valkey import find_server_binary
-from services.shared.index.redis_access import RIGHTS
+from services.shared.view.redis_access import RIGHTS
 from tests.deploy.compose_file import ROOT
 from tests.deploy.manifests import containers, name_of, of_kind
 from tests.ports import free_port

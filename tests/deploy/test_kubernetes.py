@@ -39,7 +39,6 @@ SECRETS = {
     "registry-store": {"access-key-id", "secret-access-key"},
     "registry-bootstrap-key": {"key"},
     "registry-backup": {"access-key-id", "secret-access-key"},
-    "registry-garage": {"rpc-secret"},
 }
 """The secrets that the operator has to make, as docs/operations.md says."""
 
@@ -153,7 +152,7 @@ def test_what_is_run_and_asked_is_there(overlay: str):
                 assert probe["exec"]["command"] == ["python", "-m", "services.extractor_worker", "healthy"]
 
 
-def test_a_pod_serves_also_while_redis_is_away_or_the_index_is_rebuilt(overlay: str):
+def test_a_pod_serves_also_while_redis_is_away_or_the_view_is_rebuilt(overlay: str):
     """Reads go on then; and pods that were restarted for it would never finish a long rebuild."""
     asked = {
         (kind, container[kind]["httpGet"]["path"])

@@ -1,26 +1,18 @@
-"""Stores to test against: a local folder, and buckets on the S3 servers available here. Also registries
-without HTTP on a local folder.
-"""
+"""Stores to test against: a local folder, and buckets on the S3 servers available here."""
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 import pytest
 
-from services.embedded.valkey import ValkeyServer
-from services.shared.bucket import identity
 from services.shared.bucket.connection import StoreUnfit, prepare_bucket
 from services.shared.bucket.opening import open_store
 from services.shared.bucket.store import ObjectStore
 from services.shared.configuration.settings import StoreSettings
 from tests import servers
-from tests.integration.storage import Storage
 from tests.servers import S3Server
-
-Open = Callable[..., Storage]
 
 
 def bucket_settings(server: S3Server, **changes: Any) -> StoreSettings:
@@ -77,46 +69,9 @@ def swapping_store(request: pytest.FixtureRequest, tmp_path: Path) -> ObjectStor
     return open_store(bucket_settings(request.getfixturevalue("seaweedfs_server")))
 
 
-@pytest.fixture(scope="session")
-def garage_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    if reason := servers.no_docker():
-        pytest.skip(reason)
-    with servers.garage(tmp_path_factory.mktemp("garage")) as server:
-        yield server
-
-
-@pytest.fixture(autouse=True, scope="package")
-def _buckets_settle_soon() -> Iterator[None]:
-    """Skip the wait of a new bucket without conditional writes for what other processes may have written
-    there. This process's buckets have no other writers.
-    """
-    with pytest.MonkeyPatch.context() as patches:
-        patches.setattr(identity, "_SETTLED_SECONDS", 0.5)
-        patches.setattr(identity, "_LOOK_AGAIN_SECONDS", 0.1)
-        yield
-
-
-@pytest.fixture(params=["folder", "rclone", "moto", "garage"])
+@pytest.fixture(params=["folder", "rclone", "moto", "seaweedfs"])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> ObjectStore:
     """Yield an empty store of each kind."""
     if request.param == "folder":
         return open_store(StoreSettings(url=f"file://{tmp_path}/store"))
     return open_store(bucket_settings(request.getfixturevalue(f"{request.param}_server")))
-
-
-@pytest.fixture
-def opened(tmp_path: Path, valkey: ValkeyServer) -> Iterator[Open]:
-    """Yield a function that opens storages, each with a folder of its own, on one Redis that is empty at
-    first.
-    """
-    with ExitStack() as stack:
-
-        def make(folder: str = "bucket", server: ValkeyServer = valkey, **settings: Any) -> Storage:
-            return stack.enter_context(Storage(tmp_path / folder, server.url, **settings))
-
-        yield make
-
-
-@pytest.fixture
-def storage(redis_client: object, opened: Open) -> Storage:
-    return opened()

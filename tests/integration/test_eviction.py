@@ -1,7 +1,7 @@
-"""Tests that a Redis that evicts keys when its memory is full cannot hold the index."""
+"""Tests that a Redis that evicts keys when its memory is full is not believed."""
 
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
@@ -9,65 +9,82 @@ import redis
 from structlog.testing import capture_logs
 
 from services.embedded.valkey import ValkeyServer
-from services.shared.index import redis_access
+from services.shared.view import redis_access
 from speaker_registry.errors import Unavailable
-from tests.integration.storage import Storage
+from tests.opened_registry import NS, OpenedRegistry, folder_settings
 
 
 @pytest.fixture
-def storage(tmp_path: Path) -> Iterator[Storage]:
-    with (
-        ValkeyServer(tmp_path / "redis", port=0) as server,
-        Storage(tmp_path / "bucket", server.url) as storage,
-    ):
-        yield storage
+def own(tmp_path: Path) -> Iterator[ValkeyServer]:
+    with ValkeyServer(tmp_path / "redis", port=0) as server:
+        yield server
+
+
+@pytest.fixture
+def server(own: ValkeyServer) -> Iterator[redis.Redis]:
+    """A client of a server whose settings a test may change."""
+    with redis.Redis.from_url(own.url) as client:
+        yield client
+
+
+@pytest.fixture
+def registry(tmp_path: Path, own: ValkeyServer) -> Iterator[OpenedRegistry]:
+    """A registry in which a voice is ready."""
+    with closing(OpenedRegistry(folder_settings(tmp_path / "bucket"), own.url)) as registry:
+        registry.make_ready("alice")
+        yield registry
+
+
+def disconnect(registry: OpenedRegistry) -> None:
+    for client in (registry.opened.generation.redis, registry.redis):
+        client.connection_pool.disconnect()
 
 
 @pytest.mark.parametrize("policy", ["allkeys-lru", "volatile-ttl"])
 @pytest.mark.parametrize("connected", [True, False], ids=["while connected", "at the start"])
-def test_any_policy_but_noeviction_closes_the_gate(
-    storage: Storage, monkeypatch: pytest.MonkeyPatch, policy: str, *, connected: bool
-):
-    """Any policy other than noeviction closes the gate. Once 33 of 120 acknowledged voices were 404 while
-    `/readyz` was ok, and then came a second version 1.
-    """
-    storage.ready("alice")
-    storage.clock.sleep(4)
-    storage.raw.config_set("maxmemory-policy", policy)
+def test_no_policy_but_noeviction_is_accepted(
+    registry: OpenedRegistry,
+    server: redis.Redis,
+    monkeypatch: pytest.MonkeyPatch,
+    policy: str,
+    *,
+    connected: bool,
+) -> None:
+    """Once 33 of 120 acknowledged voices were 404 while `/readyz` was ok; then came a second version 1."""
+    served = registry.served("alice")
+    server.config_set("maxmemory-policy", policy)
     if connected:
         monkeypatch.setattr(redis_access, "RECHECK_SECONDS", -1.0)  # connections are old by now
     else:
-        for client in (storage.index.redis, storage.index.ungated):
-            client.connection_pool.disconnect()
+        disconnect(registry)
     with capture_logs() as logs, pytest.raises(Unavailable, match=f"'{policy}'. Accepted: noeviction"):
-        storage.housekeeper.turn()
+        registry.housekeeping().turn()
     assert [line["policy"] for line in logs if line["event"] == "redis.evicts"] == [policy]
     with pytest.raises(Unavailable, match="noeviction"):
-        storage.register("alice", number=2)
+        registry.register("alice", 2)
     with pytest.raises(Unavailable, match="noeviction"):
-        storage.index.gate_open()  # which is what /readyz shows
-    assert storage.served("alice")[0] == 1, "from the facts"
+        registry.opened.generation.look()  # which is what /readyz shows
+    assert registry.served("alice") == served, "from the bucket"
 
-    storage.raw.config_set("maxmemory-policy", "noeviction")
-    storage.settle()
-    assert storage.register("alice", number=2).version.number == 2
+    server.config_set("maxmemory-policy", "noeviction")
+    registry.opened.generation.look()
+    assert registry.register("alice", 2).version.number == 2
 
 
-def test_an_index_of_which_something_was_evicted_is_begun_anew(storage: Storage):
-    """An index of which something was evicted is begun anew. The policy was wrong for a while and is right
-    again, but nothing tells which voices are missing.
-    """
-    storage.ready("alice")
-    storage.clock.sleep(4)
-    epoch = storage.index.epoch
-    storage.raw.config_set("maxmemory-policy", "allkeys-random")
-    storage.raw.config_set("maxmemory", 1)
+def test_a_view_of_which_something_was_evicted_is_begun_anew(
+    registry: OpenedRegistry, server: redis.Redis
+) -> None:
+    """The policy was wrong for a while and is right again, but nothing tells which voices are missing."""
+    served, before = registry.served("alice"), registry.opened.generation.for_reading()
+    server.config_set("maxmemory-policy", "allkeys-random")
+    server.config_set("maxmemory", 1)
     with suppress(redis.ResponseError):  # everything evictable is evicted, and it is not enough
-        storage.raw.set("one", "more")
-    storage.raw.config_set("maxmemory", 0)
-    storage.raw.config_set("maxmemory-policy", "noeviction")
-    for client in (storage.index.redis, storage.index.ungated):
-        client.connection_pool.disconnect()
-    assert storage.served("alice")[0] == 1
-    assert storage.register("alice", number=2).version.number == 2
-    assert storage.index.epoch > epoch
+        server.set("one", "more")
+    server.config_set("maxmemory", 0)
+    server.config_set("maxmemory-policy", "noeviction")
+    disconnect(registry)
+    assert registry.served("alice") == served
+    assert registry.register("alice", 2).version.number == 2
+    assert registry.opened.generation.for_reading() != before
+    registry.housekeeping().turn()
+    assert registry.view.names(NS, limit=9) == ["alice"]

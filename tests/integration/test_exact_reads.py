@@ -17,7 +17,7 @@ import httpx
 import pytest
 
 from services.registry_api.keys.api_keys import new_token
-from services.shared.index.leases import WAIT_SECONDS
+from services.shared.view.leases import WAIT_SECONDS
 from tests.process_load import noise_clip
 from tests.processes import PROFILE, QUICK, RegistryProcesses
 from tests.queue_workers import wait_until

@@ -2,263 +2,130 @@
 Each harms the voice that it belongs to, and nothing else.
 """
 
-import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import pytest
 from redis import Redis
 
 from services.embedded.valkey import ValkeyServer
-from services.registry_api.maintenance import rebuild
-from services.shared.bucket.encoder_records import Announcement
-from services.shared.bucket.facts import MAX_RECORD_BYTES
-from services.shared.bucket.keys import LAST_CREATED_AT, LAST_NUMBER, LAST_SEQ, parse_key
-from services.shared.bucket.store import Listing, ObjectUnavailable, Store
-from services.shared.index import script_arguments
-from services.shared.model.domain import Speaker, TombstoneFact
-from speaker_registry.errors import VoiceDamaged, VoiceNotFound, VoiceUnreadable
-from tests.integration.storage import (
-    FINGERPRINT,
-    NAMESPACE,
-    NEXT_FINGERPRINT,
-    PROFILE,
-    Storage,
-    speaker_id,
-)
+from services.shared.bucket.layout import document_key, profile_key
+from services.shared.registry.lookup import find
+from speaker_registry.errors import VoiceDamaged, VoiceNotFound
+from speaker_registry.names import parse_speaker_name
+from tests.opened_registry import NS, OpenedRegistry, folder_settings, id_of
 
-ALICE = speaker_id("alice")
+PROFILE = "qwen3-tts-0.6b"
+NEXT = "sha256:" + "2" * 64
 YEARS = 200 * 365 * 86_400
+ALICE = document_key(id_of("alice"))
 
 
 @pytest.fixture
-def storage(tmp_path: Path, valkey: ValkeyServer, redis_client: Redis) -> Iterator[Storage]:
-    """A storage in which Alice and Bob are ready."""
-    with Storage(tmp_path / "bucket", valkey.url) as storage:
-        storage.ready("alice")
-        storage.ready("bob")
-        yield storage
+def registry(tmp_path: Path, valkey: ValkeyServer, redis_client: Redis) -> Iterator[OpenedRegistry]:
+    """A registry in which Alice and Bob are ready."""
+    with closing(OpenedRegistry(folder_settings(tmp_path / "bucket"), valkey.url)) as registry:
+        registry.make_ready("alice", "bob")
+        yield registry
 
 
-def lose_redis(storage: Storage) -> None:
-    storage.clock.sleep(4)  # what landed just now is not certain yet
-    storage.raw.flushall()
-    storage.index.redis.connection_pool.disconnect()
+def rebuild(registry: OpenedRegistry) -> None:
+    """Fill another view from the bucket alone, and sweep."""
+    registry.redis.flushall()
+    registry.opened.generation.look()
+    registry.housekeeping().turn()
+    assert registry.view.is_complete()
 
 
-def put_version(storage: Storage, **said: Any) -> None:
-    """Put a version of Alice's that was made by hand after her first one."""
-    first = storage.truth("alice").versions[0]
-    seq = said.pop("seq", first.seq + 1)
-    said = {"number": 2, "created_at": first.record.created_at + 1} | said
-    record = first.record.model_copy(update={"vuid": storage.clock.new_id(), **said})
-    storage.store.put(ALICE.version_key(seq, record), record.to_json().encode())
+def put_document(registry: OpenedRegistry, body: bytes) -> None:
+    """Put another document of Alice's in place of hers, as a person with access to the bucket does."""
+    registry.opened.store.swap(ALICE, body, etag=registry.opened.store.read(ALICE).etag)
 
 
-def put_census(storage: Storage, seq: int, vuids: list[str]) -> None:
-    body = json.dumps(vuids).encode()
-    storage.store.put(ALICE.census_key(seq, body), body)
-
-
-def check_bob(storage: Storage) -> None:
-    """Check that Bob's voice is served and can be changed, and that the index is complete."""
-    storage.settle()
-    assert storage.index.complete()
-    assert storage.served("bob") is not None
-    last = storage.truth("bob").number
-    assert storage.ready("bob", number=last + 1).version.number == last + 1
-    assert storage.served("bob")[0] == last + 1
-    storage.check_settled("bob")
-    assert "bob" in storage.index.names(NAMESPACE, limit=9)
-
-
-@pytest.mark.parametrize("seq", [LAST_SEQ + 1, 10**15 - 1])
-def test_a_record_with_a_place_that_nobody_was_given_harms_nothing(storage: Storage, seq: int):
-    """A record with a seq that was never assigned harms nothing. The next seq would have had one digit more
-    than any reader accepts, and the version was lost.
-    """
-    put_version(storage, seq=seq)
-    lose_redis(storage)
-    assert storage.ready("alice", number=2).version.number == 2
-    lose_redis(storage)
-    assert [one.number for one in storage.speaker("alice").versions] == [
-        1,
-        2,
-    ]
-    assert storage.served("alice")[0] == 2
-    check_bob(storage)
+def check_bob(registry: OpenedRegistry) -> None:
+    """Check that Bob's voice is served and listed and can be changed."""
+    number = registry.find("bob").document.marks.number
+    assert "bob" in registry.view.names(NS, limit=9)
+    assert registry.register("bob", 100 + number).version.number == number + 1
+    registry.worker.finish_all("bob")
+    served = registry.served("bob")
+    assert served is not None
+    assert served[0] == number + 1
 
 
 @pytest.mark.parametrize(
-    "said",
-    [{"seq": LAST_SEQ}, {"number": LAST_NUMBER}, {"created_at": LAST_CREATED_AT}],
-    ids=["place", "number", "date"],
+    "key",
+    [
+        f"{NS}/s/notes.txt",
+        f"{NS}/s/Carol.json",
+        f"{NS}/s/carol.json/old",
+        f"{NS}/s/carol/r/1.json",
+        f"{NS}/d/bob/notes.txt",
+        f"{NS}/d/bob/{'0' * 32}/other",
+        f"{NS}/d/Carol/{'0' * 32}/clip",
+        "Carol/s/carol.json",
+        "_keys/notes.txt",
+        "_profiles/carol.json",
+        "notes.txt",
+    ],
 )
-def test_nothing_is_registered_after_the_last_place_number_or_date(storage: Storage, said: dict[str, int]):
-    """Nothing is registered after the last seq, number or date. The version would be
-    acknowledged, and then be lost.
-    """
-    put_version(storage, **said)
-    lose_redis(storage)
-    before = set(storage.objects("alice"))
-    with pytest.raises(VoiceDamaged, match="the last place, number or date"):
-        storage.register("alice", number=3)
-    assert {key for key in set(storage.objects("alice")) - before if ".cen." not in key} == set()
-    assert storage.served("alice") is not None
-    storage.sweep()
-    check_bob(storage)
+def test_what_belongs_to_no_voice_is_left_alone(registry: OpenedRegistry, key: str) -> None:
+    """A sweep removes nothing that the registry cannot have stored, and no list shows it."""
+    registry.opened.store.put(key, b"of somebody else")
+    rebuild(registry)
+    assert registry.view.names(NS, limit=9) == ["alice", "bob"]
+    assert registry.opened.store.get(key) == b"of somebody else"
+    check_bob(registry)
 
 
-@pytest.mark.parametrize(
-    "said",
-    [{"seq": LAST_SEQ}, {"number": LAST_NUMBER}, {"created_at": LAST_CREATED_AT}],
-    ids=["place", "number", "date"],
-)
-def test_a_voice_with_the_last_place_number_or_date_can_be_deleted_and_erased(
-    storage: Storage, said: dict[str, int]
-):
-    """A voice with the last seq, number or date can be deleted and erased, because it is a person's voice."""
-    put_version(storage, **said)
-    lose_redis(storage)
-    storage.delete("alice")
+def test_a_foreign_document_harms_its_own_voice_only(registry: OpenedRegistry) -> None:
+    """That voice can be deleted and registered again, and none of its numbers comes twice."""
+    put_document(registry, b"of somebody else")
+    rebuild(registry)
+    with pytest.raises(VoiceDamaged, match=ALICE):
+        registry.find("alice")
+    with pytest.raises(VoiceDamaged):
+        registry.register("alice", 3)
+    check_bob(registry)
+    registry.delete("alice")
+    assert registry.register("alice", 3).version.number > 1
+    registry.worker.finish_all("alice")
+    rebuild(registry)
+    assert registry.served("alice") is not None
+    check_bob(registry)
+
+
+def test_a_voice_from_the_future_can_be_deleted_and_registered_again(registry: OpenedRegistry) -> None:
+    """What its document says is believed, but for its own voice only."""
+    document = registry.document("alice")
+    marks = document.marks.having(number=10**9, created_at=document.marks.created_at + YEARS)
+    later = document.having(marks=marks, revision=10**12, at=document.at + YEARS)
+    put_document(registry, later.to_bytes())
+    rebuild(registry)
+    served = registry.served("alice")
+    assert served is not None
+    assert registry.find("alice").document.revision >= later.revision
+    assert registry.register("alice", 3).version.number == marks.number + 1
+    registry.delete("alice")
     with pytest.raises(VoiceNotFound):
-        storage.operations.speakers.find(NAMESPACE, "alice")
-    lose_redis(storage)
-    with pytest.raises(VoiceNotFound):
-        storage.operations.speakers.find(NAMESPACE, "alice")
-    check_bob(storage)
-    storage.sweep()
-    (left,) = storage.objects("alice")
-    assert ".del." in left
+        find(registry.speakers, NS, parse_speaker_name("alice"))
+    again = registry.register("alice", 4).version
+    assert (again.number, again.created_at > marks.created_at) == (marks.number + 2, True)
+    rebuild(registry)
+    assert registry.find("alice").document == registry.document("alice")
+    check_bob(registry)
 
 
-@pytest.mark.parametrize("kind", ["version", "census", "damaged census", "damaged version"])
-def test_a_voice_with_a_record_from_the_future_can_be_deleted_and_registered_again(
-    storage: Storage, kind: str
-):
-    """A voice with a record from the future can be deleted and registered again. The record's values are
-    believed, but for its own voice only.
-    """
-    later = storage.truth("alice").seq + YEARS * 100
-    if kind == "version":
-        put_version(storage, seq=later, created_at=storage.truth("alice").created_at + YEARS)
-    elif kind == "census":
-        put_census(storage, later, [storage.truth("alice").versions[0].vuid])
-    else:
-        ours = {"damaged census": "cen", "damaged version": f"ver.{'a' * 32}.2.1800000000"}[kind]
-        storage.store.put(f"{ALICE.prefix}r/{later}.{ours}.{'0' * 64}", b"of somebody else")
-    lose_redis(storage)
-    check_bob(storage)
-    storage.delete("alice")
-    storage.sweep()
-    (tombstone,) = storage.objects("alice")
-    parsed = parse_key(tombstone)
-    assert isinstance(parsed, TombstoneFact)
-    assert parsed.seq > later
-
-    again = storage.ready("alice", number=5).version
-    assert again.number > 1
-    served = storage.served("alice")
-    lose_redis(storage)
-    assert storage.served("alice") == served
-    assert storage.speaker("alice").newest.vuid == again.vuid
-    check_bob(storage)
-
-
-def _of_alice(work: Callable[..., Any], whose: Callable[..., bool]) -> Callable[..., Any]:
-    """Return the same function, changed so that it fails for Alice."""
-
-    def fail(*arguments: Any, **more: Any) -> Any:
-        if whose(*arguments):
-            raise ValueError("unexpected")
-        return work(*arguments, **more)
-
-    return fail
-
-
-def _is_listing_of_alice(_: Store, listing: Listing) -> bool:
-    return any(stored.key.startswith(ALICE.prefix) for stored in listing.objects)
-
-
-def _is_alice(truth: Speaker) -> bool:
-    return any(version.record.name == "alice" for version in truth.versions)
-
-
-@pytest.mark.parametrize("what", ["reading", "telling"])
-def test_a_voice_that_cannot_be_admitted_keeps_no_other_out_and_is_no_new_one(
-    storage: Storage, monkeypatch: pytest.MonkeyPatch, what: str
-):
-    """A voice that cannot be admitted blocks no other voice and is not considered a new one. Its version
-    numbers would otherwise be assigned again once all other voices are admitted.
-    """
-    lose_redis(storage)
-    with monkeypatch.context() as patched:
-        if what == "reading":
-            certain_of = _of_alice(rebuild.certain_of, _is_listing_of_alice)
-            patched.setattr(rebuild, "certain_of", certain_of)
-        else:
-            patched.setattr(script_arguments, "_all_of", _of_alice(script_arguments._all_of, _is_alice))
-        storage.housekeeper.rebuild()
-    assert storage.index.complete()
-    assert storage.index.names(NAMESPACE, limit=9) == ["bob"]
-    assert storage.speaker("alice").live, "admitted when it is needed"
-    assert storage.ready("alice", number=2).version.number == 2
-    check_bob(storage)
-
-
-def test_a_voice_whose_census_is_not_handed_out_waits_for_it(
-    storage: Storage, monkeypatch: pytest.MonkeyPatch
-):
-    """A voice whose census cannot be read waits for it. An index without the census would count versions that
-    never happened.
-    """
-    lose_redis(storage)
-    storage.ready("alice", number=2)
-    assert any(".cen." in key for key in storage.objects("alice"))
-    get = storage.store.get
-
-    def archived(key: str) -> bytes:
-        if ".cen." in key:
-            raise ObjectUnavailable("archived")
-        return get(key)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(storage.store, "get", archived)
-        storage.housekeeper.repairs.repair(ALICE)
-        assert storage.served("alice")[0] == 2, "the index knows what it says"
-        lose_redis(storage)
-        with pytest.raises(VoiceUnreadable):
-            storage.operations.speakers.find(NAMESPACE, "alice")
-        with pytest.raises(VoiceUnreadable):
-            storage.register("alice", number=3)
-        assert storage.register("bob", number=2).created
-    storage.clock.sleep(60)
-    check_bob(storage)
-    storage.settle()
-    assert storage.ready("alice", number=3).version.number == 3
-    storage.check_settled("alice")
-
-
-def test_an_announcement_that_is_too_large_for_one_is_not_read(storage: Storage):
-    """An announcement that is too large is not read. It is skipped like a damaged one, and the next worker's
-    announcement comes after it.
-    """
-    said = Announcement(profile=PROFILE, seq=LAST_SEQ, uid="0" * 32, fingerprint="x", extractor={})
-    body = said.to_json().encode().ljust(MAX_RECORD_BYTES + 1)
-    storage.store.put(f"_profiles/{PROFILE}/{LAST_SEQ}.{'0' * 32}.json", body)
-    lose_redis(storage)
-    assert storage.parts.announcements.current(PROFILE) is None
-    storage.announce(NEXT_FINGERPRINT, [PROFILE])
-    assert storage.parts.announcements.current(PROFILE).fingerprint == NEXT_FINGERPRINT
-
-
-def test_a_damaged_announcement_with_the_last_place_is_followed_by_others(storage: Storage):
-    """A damaged announcement with the last sequence number is followed by others: the next worker that starts
-    announces again what it makes.
-    """
-    storage.store.put(f"_profiles/{PROFILE}/{LAST_SEQ}.{'0' * 32}.json", b"of somebody else")
-    for fingerprint in (FINGERPRINT, NEXT_FINGERPRINT):
-        storage.announce(fingerprint, [PROFILE])
-        lose_redis(storage)
-        assert storage.parts.announcements.current(PROFILE).fingerprint == fingerprint
+def test_a_foreign_document_of_a_profile_is_followed_by_the_next_workers(registry: OpenedRegistry) -> None:
+    """The worker that starts next announces what it makes, and its document survives a loss of Redis."""
+    records, store, key = registry.opened.profile_records, registry.opened.store, profile_key(PROFILE)
+    registry.redis.flushall()
+    store.swap(key, b"of somebody else", etag=store.read(key).etag)
+    records.look_anew()
+    assert records.current(PROFILE) is None
+    for fingerprint in (registry.worker.fingerprint, NEXT):
+        registry.worker.announce(fingerprint)
+        registry.redis.flushall()
+        records.look_anew()
+        assert records.fingerprint(PROFILE) == fingerprint

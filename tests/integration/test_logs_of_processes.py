@@ -71,7 +71,7 @@ def test_every_line_is_json_that_says_what_and_when_and_how_bad(events: list[Eve
     """
     for event in events:
         assert {"event", "level", "timestamp"} <= event.keys()
-    assert {"worker.started", "index.rebuilt", "request.done"} <= {event["event"] for event in events}
+    assert {"worker.started", "view.rebuilt", "request.done"} <= {event["event"] for event in events}
 
 
 def test_each_request_has_one_line_with_what_came_of_it(events: list[Event]):
@@ -99,8 +99,11 @@ def test_machines_that_ask_every_few_seconds_are_mentioned_only_for_debugging(ev
 
 def test_what_happens_in_a_request_carries_its_id(events: list[Event]):
     """Everything that happens in a request carries its id, including what happens on other threads."""
-    for name in ("version.registered", "integrity.missing", "artifact.void"):
+    for name in ("version.registered", "artifact.lost"):
         assert [one["request_id"] for one in named(events, name)] == ["req-of-the-test"], name
+    # The worker that replaces a lost file looks for it once more.
+    missing = named(events, "integrity.missing")
+    assert [one.get("request_id") for one in missing if "job_id" not in one] == ["req-of-the-test"]
 
 
 def test_what_a_worker_does_for_a_job_carries_the_jobs_id(events: list[Event]):

@@ -10,9 +10,10 @@ from typing import Any
 import httpx
 import pytest
 
-from services.shared.bucket.identity import bucket_identity
+from services.shared.bucket.documents import Documents
 from services.shared.bucket.opening import open_store
 from services.shared.bucket.probe import PROBED
+from services.shared.bucket.registry_identity import open_identity
 from services.shared.configuration.settings import StoreSettings
 from services.shared.model.clock import Clock
 from speaker_registry import __version__
@@ -43,7 +44,9 @@ def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RegistryProce
         "SPEAKER_API_CORS_ORIGINS": PAGE,
     }
     running = RegistryProcesses(tmp_path_factory.mktemp("metrics"), environment=environment)
-    bucket_identity(open_store(StoreSettings(url=running.bucket.as_uri())), Clock())
+    settings, clock = StoreSettings(url=running.bucket.as_uri()), Clock()
+    store = open_store(settings)
+    open_identity(store, Documents(store, clock), settings, clock, now=lambda: int(clock.now()))
     with running:
         yield running
 
@@ -159,16 +162,16 @@ def test_after_a_known_scenario_the_counts_are_exact(registry: RegistryProcesses
         (OPTIONAL_PROFILE, "failed"): 1,
         ("unknown", "miss"): 1,
     }
-    failures = {("missing",): 1, ("damaged",): 2, ("record",): 0, ("unreadable",): 0}
+    failures = {("missing",): 1, ("damaged",): 2, ("record",): 0}
     assert api.series("registry_integrity_failures_total") == failures
     assert api.value("registry_reconcile_repairs_total", kind="artifact_void") == 2
-    assert api.series("registry_index_rebuilds_total") == {
+    assert api.series("registry_view_rebuilds_total") == {
         ("done",): 1,
         ("stopped",): 0,
         ("lost",): 0,
         ("failed",): 0,
     }
-    assert api.value("registry_index_rebuild_seconds_count") == 1
+    assert api.value("registry_view_rebuild_seconds_count") == 1
     # The probe at the start asks for objects before it puts them, and again after it deleted them.
     # The store is asked twice for the file that is missing.
     assert api.value("registry_store_seconds_count", op="get", result="missing") == 2 * PROBED + 2
@@ -224,7 +227,7 @@ def test_a_backlog_shows_in_depth_and_age(registry: RegistryProcesses, client: h
     assert depth == {("queued",): 3, ("moving",): 0, ("running",): 0}
     assert 1 <= (scrape.value("registry_queue_oldest_job_age_seconds", profile=PROFILE) or 0) < 60
     assert scrape.value("registry_workers", profile=PROFILE) == 1
-    assert scrape.value("registry_index_gate_open") == 1
+    assert scrape.value("registry_view_in_use") == 1
     assert scrape.value("registry_redis_append_log_ok") == 1
     assert scrape.value("registry_quarantined_jobs") == 0
     wait_until(lambda: not any(Scrape.of(url).series("registry_queue_depth", profile=PROFILE).values()))
@@ -247,7 +250,7 @@ def test_a_scrape_ends_where_redis_does_not_answer(
             scrape = Scrape.of(url)  # gives up when Prometheus does
             assert scrape.value("registry_redis_up") == 0
             assert scrape.series("registry_queue_depth") == {}
-            assert scrape.value("registry_index_gate_open") is None
+            assert scrape.value("registry_view_in_use") is None
             assert scrape.value("registry_uploads_total", result="created") is not None
     finally:
         if number == signal.SIGSTOP:
@@ -255,7 +258,7 @@ def test_a_scrape_ends_where_redis_does_not_answer(
         else:
             registry.valkey.stop(seconds=1)
             registry.valkey.start()
-    wait_until(lambda: Scrape.of(url).value("registry_index_gate_open") == 1)
+    wait_until(lambda: Scrape.of(url).value("registry_view_in_use") == 1)
 
 
 @pytest.mark.slow

@@ -1,31 +1,42 @@
 """Tests of the metrics about faults: jobs that do not succeed, repairs, garbage, rebuilds."""
 
-from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, suppress
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 from redis import Redis
 
+from services.embedded.valkey import ValkeyServer
 from services.extractor_worker.jobs.batch_worker import BatchWorker
 from services.extractor_worker.jobs.queue_maintenance import reap
+from services.registry_api.maintenance.garbage_sweep import sweep
 from services.shared.configuration.settings import WorkerSettings
-from services.shared.index.refusals import EpochOver
 from services.shared.queue.rq_jobs import RETRIES, JobQueue, QueuedJob, enqueue, queue_name
-from speaker_registry.errors import InvalidAudio, Unavailable
-from tests.integration.storage import Storage
+from services.shared.view.generation import ViewAway
+from services.shared.view.keys import record_key
+from speaker_registry.errors import InvalidAudio, Unavailable, VoiceDamaged
+from tests.opened_registry import NS, OpenedRegistry, folder_settings, id_of
 from tests.scraping import counted
 
 JOBS = "registry_jobs_total"
 REPAIRS = "registry_reconcile_repairs_total"
 GARBAGE = "registry_gc_objects_total"
-REBUILDS = "registry_index_rebuilds_total"
+REBUILDS = "registry_view_rebuilds_total"
 
 
 @pytest.fixture
 def queue(redis_client: Redis) -> JobQueue:
     return JobQueue(queue_name("test"), redis_client)
+
+
+@pytest.fixture
+def registry(tmp_path: Path, valkey: ValkeyServer, redis_client: Redis) -> Iterator[OpenedRegistry]:
+    with closing(OpenedRegistry(folder_settings(tmp_path / "bucket"), valkey.url)) as registry:
+        registry.worker.announce()
+        yield registry
 
 
 def put(queue: JobQueue, *job_ids: str) -> None:
@@ -99,97 +110,89 @@ def test_what_is_no_job_of_ours_is_counted_wherever_it_is_found(queue: JobQueue)
     assert found == [2]
 
 
-def forget_job(storage: Storage) -> str:
-    """Let the queue lose its only job, and return its id."""
-    [job] = storage.jobs(open_only=True)
-    storage.raw.delete(f"rq:job:{job.id}")
+def forget_job(registry: OpenedRegistry, name: str) -> str:
+    """Let the queue lose the only job of a voice, and return its id."""
+    [job] = registry.worker.queued(name)
+    registry.redis.delete(f"rq:job:{job.id}")
     return job.id
 
 
-def look_later(storage: Storage) -> None:
-    storage.clock.sleep(20)
-    storage.housekeeper.turn()
+def look_later(registry: OpenedRegistry) -> None:
+    """Look at every voice, as housekeeping does when it is due."""
+    housekeeping = registry.housekeeping()
+    for name in registry.view.names(NS, limit=100):
+        housekeeping.look_at(id_of(name))
 
 
-def test_repairs_are_counted_by_kind(storage: Storage):
+def test_repairs_are_counted_by_kind(registry: OpenedRegistry):
     """Repairs are counted by kind. Each is a crash or a loss that went unnoticed, and many are a fault."""
-    storage.register("lost")
+    registry.register("lost", 1)
     with counted(REPAIRS, kind="job_lost") as lost:
-        forget_job(storage)
-        look_later(storage)
-    [work] = storage.take("lost")
-    storage.publish(work)
-    storage.register("given up", number=2)
-    [job] = storage.jobs("given up", open_only=True)
-    storage.raw.hset(f"rq:job:{job.id}", "status", "failed")
+        forget_job(registry, "lost")
+        look_later(registry)
+    registry.worker.finish_all("lost")
+    registry.register("given up", 2)
+    [job] = registry.worker.queued("given up")
+    registry.redis.hset(f"rq:job:{job.id}", "status", "failed")
     with counted(REPAIRS, kind="job_given_up") as given_up:
-        look_later(storage)
-    storage.register("deleted", number=3)
-    [job] = storage.jobs("deleted", open_only=True)
-    storage.raw.delete(f"sr:job:{job.id}")
-    storage.raw.delete(f"rq:job:{job.id}")
+        look_later(registry)
+    registry.register("deleted", 3)
+    job_id = forget_job(registry, "deleted")
+    registry.redis.delete(record_key(registry.opened.generation.for_reading(), job_id))
     with (
         counted(REPAIRS, kind="job_closed") as closed,
         counted(REPAIRS, kind="extraction_resumed") as resumed,
     ):
-        look_later(storage)
+        look_later(registry)
     assert (lost, given_up, closed, resumed) == ([1], [1], [1], [1])
 
 
-def test_repairs_are_counted_only_where_there_was_something_to_repair(storage: Storage):
+def test_repairs_are_counted_only_where_there_was_something_to_repair(registry: OpenedRegistry):
     """Repairs are counted only where there was something to repair. Housekeeping looks after every voice, and
     one in order is no repair.
     """
     kinds = ("extraction_resumed", "job_lost", "job_given_up", "job_closed")
     with ExitStack() as stack:
         rises = [stack.enter_context(counted(REPAIRS, kind=kind)) for kind in kinds]
-        storage.register("alice")
-        look_later(storage)
-        storage.finish_all()
-        look_later(storage)
+        registry.register("alice")
+        look_later(registry)
+        registry.worker.finish_all()
+        look_later(registry)
     assert rises == [[0]] * 4
 
 
-def test_garbage_is_counted_by_what_it_was(storage: Storage):
-    """Garbage is counted by its kind. A deleted voice leaves clip and rendition, artifact and its fact, and
-    version. Its tombstone stays.
-    """
-    storage.ready("alice")
-    storage.delete("alice")
-    kinds = ("blob", "artifact", "record", "temporary")
+def test_garbage_is_counted_by_what_it_was(registry: OpenedRegistry):
+    """Garbage is counted by its kind. An upload that died leaves its clip, and a late artifact its file."""
+    registry.make_ready("alice")
+    left, store = "0" * 32, registry.opened.blobs
+    store.store_clip(id_of("alice"), left, b"uploaded", b"decoded")
+    store.store_artifact(id_of("alice"), left, "1" * 32, b"late")
     with ExitStack() as stack:
-        rises = [stack.enter_context(counted(GARBAGE, kind=kind)) for kind in kinds]
-        storage.sweep()
-    assert rises == [[2], [2], [1], [0]]
+        rises = [stack.enter_context(counted(GARBAGE, kind=kind)) for kind in ("blob", "artifact")]
+        sweep(registry.speakers, store, id_of("alice"), grace=timedelta(seconds=-5))
+    assert rises == [[2], [1]]
 
 
-@pytest.mark.parametrize("kind", ["version", "artifact"])
-def test_a_record_that_cannot_be_read_is_an_integrity_failure(storage: Storage, tmp_path: Path, kind: str):
-    """A record that cannot be read is an integrity failure. It alerts an operator, because the record has to
-    be restored from a backup.
-    """
-    storage.ready("alice")
-    ending = {"version": "r/*.ver.*", "artifact": "*.json"}[kind]
-    [record] = (tmp_path / "bucket/default").rglob(ending)
-    record.write_bytes(b"{")
-    with counted("registry_integrity_failures_total", kind="record") as rise:
-        storage.truth("alice")
+def test_a_document_that_cannot_be_read_is_an_integrity_failure(registry: OpenedRegistry, tmp_path: Path):
+    """It alerts an operator, because the document has to be restored from a backup."""
+    registry.make_ready("alice")
+    (tmp_path / "bucket" / NS / "s" / "alice.json").write_bytes(b"{")
+    with counted("registry_integrity_failures_total", kind="record") as rise, suppress(VoiceDamaged):
+        registry.speakers.refresh(id_of("alice"))
     assert rise == [1]
 
 
-def test_rebuilds_are_counted_by_their_end(storage: Storage, monkeypatch: pytest.MonkeyPatch):
+def test_rebuilds_are_counted_by_their_end(registry: OpenedRegistry, monkeypatch: pytest.MonkeyPatch):
     """Rebuilds are counted by their result. Repeated failures mean that lists are read from the bucket."""
-    storage.raw.delete("sr:boot")
     with counted(REBUILDS, result="done") as done:
-        storage.housekeeper.turn()
-    for error, end in ((EpochOver(), "lost"), (Unavailable("gone"), "failed")):
-        storage.raw.delete("sr:boot")
+        registry.housekeeping().rebuild()
+    for error, end in ((ViewAway(), "lost"), (Unavailable("gone"), "failed")):
 
         def fail(*_: object, error: Exception = error) -> None:
             raise error
 
-        monkeypatch.setattr(storage.index, "set_complete", fail)
+        monkeypatch.setattr(registry.view, "complete", fail)
         with counted(REBUILDS, result=end) as rise, suppress(Unavailable):
-            storage.housekeeper.turn()
+            registry.housekeeping().rebuild()
         assert rise == [1]
     assert done == [1]

@@ -7,18 +7,20 @@ import os
 import random
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from datetime import timedelta
-from pathlib import Path
 
 import httpx
 import pytest
 
-from services.registry_api.maintenance.garbage import unreachable
-from services.shared.bucket.facts import read_facts, read_speaker, speaker_ids
-from services.shared.bucket.keys import SpeakerId
+from services.registry_api.maintenance.erase import erase
+from services.registry_api.maintenance.garbage_sweep import sweep
+from services.shared.bucket.layout import document_key, documents_prefix, speaker_of
+from services.shared.model.document import SpeakerDocument
+from services.shared.model.records import ArtifactRecord
+from services.shared.model.speaker import SpeakerId
 from services.shared.queue.rq_jobs import JobQueue, queue_name
 from speaker_registry import RegistryClient
 from speaker_registry.errors import NotFound
@@ -74,8 +76,11 @@ def holder(registry: RegistryProcesses, job: Job) -> int:
     return next(number for number, pid in enumerate(pids) if f"-{pid}-" in (job.worker or ""))
 
 
-def files_of(registry: RegistryProcesses, name: str, ending: str) -> list[str]:
-    return [path.name for path in (registry.bucket / "default/v" / name).rglob(f"*{ending}")]
+def artifacts(registry: RegistryProcesses, name: str) -> list[ArtifactRecord]:
+    """Return the artifacts that the document of a voice names. The sweep removes other files later."""
+    path = registry.bucket / document_key(SpeakerId("default", name))
+    document = SpeakerDocument.parse(path.read_bytes())
+    return [one for version in document.versions for made in version.artifacts.values() for one in made]
 
 
 # -- everything at once
@@ -102,7 +107,7 @@ def test_nothing_acknowledged_is_lost_when_processes_are_killed_under_load(regis
     assert load.violations == []
     assert load.counts["read"] == sum(len(ledger.there) for ledger in load.ledgers) > 0
     assert load.counts["read of what is gone"] == sum(len(ledger.gone) for ledger in load.ledgers)
-    assert_index_shows_the_facts(registry)
+    assert_view_shows_the_documents(registry)
 
 
 def kill_at_random(registry: RegistryProcesses, chance: random.Random, seconds: float) -> dict[str, int]:
@@ -141,17 +146,14 @@ def queue_is_empty(registry: RegistryProcesses) -> bool:
         return waiting + redis.zcard(queue.started_job_registry.key) == 0
 
 
-def assert_index_shows_the_facts(registry: RegistryProcesses) -> None:
-    """Check that the index at rest equals the fold of the bucket, voice by voice."""
-    with registry.parts() as parts:
-        known = list(speaker_ids(parts.store))
+def assert_view_shows_the_documents(registry: RegistryProcesses) -> None:
+    """Check that the view at rest equals the bucket, voice by voice."""
+    with registry.opened() as opened:
+        listed = opened.store.list(documents_prefix("default")).objects
+        known = [one for stored in listed if (one := speaker_of(stored.key))]
         assert known
-        for speaker_id in known:
-            shown, truth = parts.index.load(speaker_id).speaker, read_speaker(parts.store, speaker_id)
-            assert shown.versions == truth.versions
-            assert shown.aliases == truth.aliases
-            assert shown.tombstone == truth.tombstone
-            assert shown.seq >= truth.seq  # one may have been reserved by a process that died
+        for speaker_id, etag in zip(known, opened.speakers.view.etags(known), strict=True):
+            assert etag == opened.documents.read(document_key(speaker_id)).etag
 
 
 # -- one thing at a time
@@ -191,8 +193,7 @@ def test_a_worker_suspended_past_its_lease_publishes_nothing(
     finally:
         os.kill(sleeper.pid, signal.SIGCONT)
     wait_until(lambda: f'"job_id": "{job.id}", "attempt": 1, "event": "job.lost"' in registry.log())
-    assert len(files_of(registry, "slept", ".json")) == 1
-    assert len(files_of(registry, "slept", ".safetensors")) == 1
+    assert len(artifacts(registry, "slept")) == 1
     assert clients[1].download("slept@1", PROFILE).data == before.data
     assert clients[0].job(job.id).attempt == 2
     assert sleeper.exit_status is None, "it goes on with other jobs"
@@ -226,7 +227,7 @@ def test_a_delete_that_races_an_extraction_leaves_nothing(
     registry: RegistryProcesses, clients: list[RegistryClient]
 ):
     """A delete that races an extraction leaves no voice, no job and no artifact whenever it comes. The bucket
-    holds only the fact that the voice was deleted.
+    holds only a document that says what was deleted.
     """
     chance = random.Random(SEED)
     registry.pace(0.02)
@@ -243,36 +244,31 @@ def test_a_delete_that_races_an_extraction_leaves_nothing(
     for name in jobs:
         with pytest.raises(NotFound):
             clients[0].get(name)
-    assert left_after_sweeping(registry, jobs) == {name: ["del"] for name in jobs}
+    assert left_after_sweeping(registry, jobs) == []
 
 
-def left_after_sweeping(registry: RegistryProcesses, names: dict[str, str]) -> dict[str, list[str]]:
-    """The kinds of the objects that housekeeping would keep if every grace period were over, by voice."""
-    kept = {}
-    with registry.parts() as parts:
+def left_after_sweeping(registry: RegistryProcesses, names: Iterable[str]) -> list[str]:
+    """Erase and sweep as if every grace period were over, and return what is left beside the documents."""
+    at_once, left = timedelta(seconds=-5), []
+    with registry.opened() as opened:
         for name in names:
             speaker_id = SpeakerId("default", name)
-            listing = parts.store.list(speaker_id.prefix)
-            facts = list(read_facts(parts.store, listing))
-            indexed = parts.index.load(speaker_id).speaker
-            found = unreachable(listing, facts, indexed, grace=timedelta(0), deleted_grace=timedelta(0))
-            swept = {*found.certain, *found.presumed}
-            keys = [stored.key for stored in listing.objects if stored.key not in swept]
-            kept[name] = [key.rpartition("/")[2].split(".")[1] for key in keys]
-    return kept
+            erase(opened.speakers, opened.blobs, speaker_id, grace=at_once)
+            sweep(opened.speakers, opened.blobs, speaker_id, grace=at_once)
+            left += [stored.key for stored in opened.blobs.listing(speaker_id).objects]
+    return left
 
 
 @pytest.mark.slow
-def test_while_the_index_is_away_reads_go_on_and_writes_are_told_to_come_back(
+def test_while_redis_is_away_reads_go_on_and_writes_are_told_to_come_back(
     registry: RegistryProcesses, clients: list[RegistryClient]
 ):
-    """Reads go on while the index is away, and writes are told to come back. Engines must not fall silent
+    """Reads go on while Redis is away, and writes are told to come back. Engines must not fall silent
     because a cache restarts, and no write may seem to succeed meanwhile.
     """
     upload(clients[0], "kept")
     clients[0].wait_ready("kept@1")
     before = clients[0].download("kept@1", PROFILE).data
-    age(registry.bucket, 10)  # the facts alone tell nothing of what landed in the last seconds
     registry.valkey.kill()
     try:
         for client in clients:
@@ -286,14 +282,7 @@ def test_while_the_index_is_away_reads_go_on_and_writes_are_told_to_come_back(
         registry.valkey.start()
     wait_until(lambda: writes_go_on(clients[1]), 10)
     wait_until(lambda: at_rest(registry, clients[0]), REST_SECONDS)
-    assert_index_shows_the_facts(registry)
-
-
-def age(bucket: Path, seconds: float) -> None:
-    """Make every file look as if it had been written this long ago."""
-    then = time.time() - seconds
-    for path in bucket.rglob("*"):
-        os.utime(path, (then, then))
+    assert_view_shows_the_documents(registry)
 
 
 def refused_writes(url: str) -> Iterator[httpx.Response]:

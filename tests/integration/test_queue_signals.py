@@ -2,6 +2,8 @@
 
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,16 +11,39 @@ import redis
 
 from services.embedded.valkey import ValkeyServer
 from services.registry_api.maintenance.queue_signals import RedisSignals, _append_log_ok
-from services.shared.index.announcements import FailedProof
 from services.shared.queue.rq_jobs import PICTURES_QUEUE, QUARANTINE_KEY, JobQueue, enqueue, queue_name
+from services.shared.view.keys import failed_proofs_key
+from services.shared.view.workers import FailedProof
 from tests.encoders import make_current
-from tests.integration.storage import PROFILE, Storage
+from tests.opened_registry import OpenedRegistry, folder_settings
+
+PROFILE = "qwen3-tts-0.6b"
 
 
 @pytest.fixture
-def signals(storage: Storage, valkey: ValkeyServer) -> Iterator[RedisSignals]:
+def registry(tmp_path: Path, valkey: ValkeyServer, redis_client: redis.Redis) -> Iterator[OpenedRegistry]:
+    with closing(OpenedRegistry(folder_settings(tmp_path / "bucket"), valkey.url)) as registry:
+        registry.worker.announce()
+        registry.housekeeping().turn()
+        yield registry
+
+
+@pytest.fixture
+def signals(registry: OpenedRegistry, valkey: ValkeyServer) -> Iterator[RedisSignals]:
     with redis.Redis.from_url(valkey.url) as connection:
-        yield RedisSignals(storage.index, storage.parts.announcements, storage.parts.catalogue, connection)
+        yield RedisSignals(
+            registry.view,
+            registry.opened.profile_records,
+            registry.opened.workers,
+            registry.opened.catalogue,
+            connection,
+        )
+
+
+def queued_job(registry: OpenedRegistry) -> str:
+    """Return the id of the only job that waits."""
+    [job] = registry.worker.queued()
+    return job.id
 
 
 def samples(signals: RedisSignals) -> dict[tuple[str, ...], float]:
@@ -30,29 +55,31 @@ def samples(signals: RedisSignals) -> dict[tuple[str, ...], float]:
     }
 
 
-def test_an_index_that_knows_not_every_voice_is_shown_as_one(storage: Storage, signals: RedisSignals):
-    """An index that does not know every voice is shown as incomplete. Redis is up, and
-    lists are slow or refused.
+def test_a_view_that_knows_not_every_voice_is_shown_as_one(registry: OpenedRegistry, signals: RedisSignals):
+    """A view that does not know every voice is shown as incomplete. Redis is up, and lists are slow or
+    refused.
     """
-    assert samples(signals)["registry_index_complete",] == 1
-    storage.raw.delete("sr:boot")
+    assert samples(signals)["registry_view_complete",] == 1
+    registry.opened.generation.begin_anew(registry.opened.generation.for_reading())
     shown = samples(signals)
-    assert (shown["registry_redis_up",], shown["registry_index_gate_open",]) == (1, 1)
-    assert shown["registry_index_complete",] == 0
-    storage.housekeeper.turn()
-    assert samples(signals)["registry_index_complete",] == 1
+    assert (shown["registry_redis_up",], shown["registry_view_in_use",]) == (1, 1)
+    assert shown["registry_view_complete",] == 0
+    registry.housekeeping().turn()
+    assert samples(signals)["registry_view_complete",] == 1
 
 
-def test_a_redis_of_another_registry_is_shown_as_a_closed_gate(storage: Storage, signals: RedisSignals):
-    """A Redis of another registry is shown as a closed gate. Redis is up, and yet no
-    client can register anything.
+def test_a_redis_of_another_registry_is_shown_as_a_closed_gate(
+    registry: OpenedRegistry, signals: RedisSignals
+):
+    """A Redis of another registry is shown as a closed gate. Redis is up, and yet no client can register
+    anything.
     """
-    storage.raw.set("sr:boot", "some run/another bucket/3/1")
-    assert samples(signals)["registry_index_gate_open",] == 0
+    registry.redis.set("sr:view", "some run/another bucket/" + "0" * 32)
+    assert samples(signals)["registry_view_in_use",] == 0
 
 
 def test_which_profiles_every_voice_must_have_is_shown_also_without_redis(
-    storage: Storage, signals: RedisSignals, monkeypatch: pytest.MonkeyPatch
+    registry: OpenedRegistry, signals: RedisSignals, monkeypatch: pytest.MonkeyPatch
 ):
     """The profiles that every voice must have are shown also without Redis, so that no alert wakes an
     operator for a profile that a single caller requested once.
@@ -64,7 +91,7 @@ def test_which_profiles_every_voice_must_have_is_shown_also_without_redis(
     monkeypatch.setattr(signals, "_ask", unreachable)
     shown = samples(signals)
     required = {name for (metric, name), value in _labelled(shown) if metric.endswith("required") and value}
-    assert required == set(storage.parts.catalogue.required)
+    assert required == set(registry.opened.catalogue.required)
     assert shown["registry_profile_required", "voxtral"] == 0
 
 
@@ -72,71 +99,69 @@ def _labelled(shown: Mapping[tuple[str, ...], float]) -> list[tuple[tuple[str, s
     return [((key[0], key[1]), value) for key, value in shown.items() if len(key) == 2]
 
 
-def test_workers_whose_encoder_failed_its_proof_are_counted(storage: Storage, signals: RedisSignals):
+def test_workers_whose_encoder_failed_its_proof_are_counted(registry: OpenedRegistry, signals: RedisSignals):
     """Workers whose encoder failed its proof are counted. A report that is repeated with every heartbeat
     counts once, and is forgotten after ten minutes of silence.
     """
     failed = FailedProof(worker="w-1", device="cuda:0", reason="codes: 12.00% of the codes are equal")
     for _ in range(2):
-        storage.parts.announcements.tell_failed_proofs({PROFILE: failed})
+        registry.opened.workers.report_failed({PROFILE: failed})
     assert samples(signals)["registry_proof_failed_workers", PROFILE] == 1
     assert samples(signals)["registry_proof_failed_workers", "voxtral"] == 0
-    key = f"sr:failed_proofs:{PROFILE}"
-    storage.raw.zadd(key, {storage.raw.zrange(key, 0, -1)[0]: time.time() - 601})
+    key = failed_proofs_key(registry.opened.generation.for_reading(), PROFILE)
+    [report] = registry.redis.zrange(key, 0, -1)
+    registry.redis.zadd(key, {report: (time.time() - 601) * 1000})
     assert samples(signals)["registry_proof_failed_workers", PROFILE] == 0
 
 
-def test_profiles_that_are_made_with_other_weights_are_shown(storage: Storage, signals: RedisSignals):
+def test_profiles_that_are_made_with_other_weights_are_shown(registry: OpenedRegistry, signals: RedisSignals):
     """Profiles that are made with other weights are shown. Their voices do not sound as with the published
     weights, and those of untrained weights are of no use at all.
     """
-    announcements, other = storage.parts.announcements, "sha256:" + "2" * 64
-    make_current(announcements, "voxtral", other, {"weights": {"custom": True}})
-    make_current(announcements, "higgs-audio-v2", other, {}, untrained=True)
+    records, other = registry.opened.profile_records, "sha256:" + "2" * 64
+    make_current(records, "voxtral", other, {"weights": {"custom": True}})
+    make_current(records, "higgs-audio-v2", other, {}, untrained=True)
     shown = dict(key[1:] for key in samples(signals) if key[0] == "registry_profile_weights")
     others = {name: weights for name, weights in shown.items() if weights != "published"}
     assert others == {"voxtral": "custom", "higgs-audio-v2": "untrained"}
     assert shown[PROFILE] == "published"
-    storage.raw.delete("sr:profiles")
-    assert "registry_profile_weights" not in {key[0] for key in samples(signals)}
 
 
-def test_what_was_put_away_is_counted(storage: Storage, signals: RedisSignals):
+def test_what_was_put_away_is_counted(registry: OpenedRegistry, signals: RedisSignals):
     """Quarantined jobs are counted until an operator has looked at them and deleted the list."""
-    storage.raw.rpush(QUARANTINE_KEY, "{}", "{}")
+    registry.redis.rpush(QUARANTINE_KEY, "{}", "{}")
     assert samples(signals)["registry_quarantined_jobs",] == 2
 
 
 @pytest.mark.parametrize("damage", ["key of another kind", "no time", "no job"])
 def test_an_odd_job_at_the_head_of_a_queue_takes_only_its_age_away(
-    storage: Storage, signals: RedisSignals, damage: str
+    registry: OpenedRegistry, signals: RedisSignals, damage: str
 ):
     """A malformed job at the head of a queue loses only the queue's age from the scrape, whatever another
     client wrote there. The other metrics are complete.
     """
-    storage.register("alice")
-    [job] = storage.jobs()
-    key = f"rq:job:{job.id}"
+    registry.register("alice")
+    key = f"rq:job:{queued_job(registry)}"
     if damage == "no time":
-        storage.raw.hset(key, "enqueued_at", "yesterday")
+        registry.redis.hset(key, "enqueued_at", "yesterday")
     else:
-        storage.raw.delete(key)
+        registry.redis.delete(key)
     if damage == "key of another kind":
-        storage.raw.set(key, "a text")
+        registry.redis.set(key, "a text")
     shown = samples(signals)
     assert shown["registry_queue_depth", PROFILE, "queued"] == 1
     assert shown["registry_queue_oldest_job_age_seconds", PROFILE] == 0
 
 
 def test_clips_that_wait_for_their_pictures_are_counted_apart(
-    storage: Storage, signals: RedisSignals, valkey: ValkeyServer
+    registry: OpenedRegistry, signals: RedisSignals, valkey: ValkeyServer
 ):
     """They belong to no profile, so the alerts about profiles must not see them."""
     assert samples(signals)["registry_pictures_queue_depth", "queued"] == 0
     assert samples(signals)["registry_pictures_queue_oldest_job_age_seconds",] == 0
     with redis.Redis.from_url(valkey.url) as connection:
         enqueue(JobQueue(PICTURES_QUEUE, connection), "draw-1", "draw", {"speaker": "a/alice"})
-    storage.raw.hset("rq:job:draw-1", "enqueued_at", "2020-01-01T00:00:00.000000Z")
+    registry.redis.hset("rq:job:draw-1", "enqueued_at", "2020-01-01T00:00:00.000000Z")
     shown = samples(signals)
     assert shown["registry_pictures_queue_depth", "queued"] == 1
     assert shown["registry_pictures_queue_oldest_job_age_seconds",] > 1e6
@@ -144,7 +169,7 @@ def test_clips_that_wait_for_their_pictures_are_counted_apart(
 
 
 def test_the_oldest_job_is_found_though_tenants_take_turns(
-    storage: Storage, signals: RedisSignals, valkey: ValkeyServer
+    registry: OpenedRegistry, signals: RedisSignals, valkey: ValkeyServer
 ):
     """The oldest job is found though tenants take turns. The next job to be taken may be a young one: the
     alert is about the one that has waited longest.
@@ -159,29 +184,29 @@ def test_the_oldest_job_is_found_though_tenants_take_turns(
 
 
 def test_what_is_tried_again_has_waited_since_then(
-    storage: Storage, signals: RedisSignals, valkey: ValkeyServer
+    registry: OpenedRegistry, signals: RedisSignals, valkey: ValkeyServer
 ):
     """A retried job counts as waiting only since its retry. The time since its first attempt does not show
     that there were too few workers.
     """
-    storage.register("alice")
-    [job] = storage.jobs()
+    registry.register("alice")
+    job_id = queued_job(registry)
     long_ago = "2020-01-01T00:00:00.000000Z"
-    storage.raw.hset(f"rq:job:{job.id}", mapping={"created_at": long_ago, "enqueued_at": long_ago})
+    registry.redis.hset(f"rq:job:{job_id}", mapping={"created_at": long_ago, "enqueued_at": long_ago})
     assert samples(signals)["registry_queue_oldest_job_age_seconds", PROFILE] > 1e6
     with redis.Redis.from_url(valkey.url) as connection, connection.pipeline() as pipeline:
         queue = JobQueue(queue_name(PROFILE), connection)
-        taken = queue.load(connection.lpop(queue.key), connection.hgetall(f"rq:job:{job.id}"))
+        taken = queue.load(connection.lpop(queue.key), connection.hgetall(f"rq:job:{job_id}"))
         taken.retry(queue, pipeline)
         pipeline.execute()
     assert samples(signals)["registry_queue_depth", PROFILE, "queued"] == 1
     assert samples(signals)["registry_queue_oldest_job_age_seconds", PROFILE] < 60
 
 
-def test_when_all_voices_were_looked_after_is_shown(storage: Storage, signals: RedisSignals):
+def test_when_all_voices_were_looked_after_is_shown(registry: OpenedRegistry, signals: RedisSignals):
     """The time at which all voices were last looked after is shown, regardless of the process that did it."""
     assert samples(signals)["registry_last_sweep_timestamp_seconds",] == pytest.approx(time.time(), abs=120)
-    storage.raw.delete("sr:swept")
+    registry.redis.delete("sr:swept")
     assert samples(signals)["registry_last_sweep_timestamp_seconds",] == 0
 
 

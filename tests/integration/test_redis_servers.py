@@ -1,21 +1,17 @@
-"""Tests of the index on each supported server: the bundled Valkey, and the others if Docker is available."""
+"""Tests of the view on each supported server: the bundled Valkey, and the others if Docker is available."""
 
 from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
 
 import pytest
 from redis import Redis
 
 from services.embedded.valkey import ValkeyServer
-from services.shared.bucket.keys import SpeakerId
-from services.shared.index import gate
-from services.shared.index.gate import InfoMissing
-from services.shared.index.refusals import CensusDue
-from services.shared.index.speaker_index import SpeakerIndex
-from services.shared.model.domain import Speaker
+from services.shared.view import generation
+from services.shared.view.generation import ViewAway
 from tests import servers
-from tests.integration.storage import NoEpochs
-
-ALICE = SpeakerId("default", "alice")
+from tests.opened_registry import NS, OpenedRegistry, folder_settings
 
 
 @pytest.fixture(
@@ -31,43 +27,35 @@ def redis_url(request: pytest.FixtureRequest, valkey: ValkeyServer) -> Iterator[
         yield url
 
 
-def test_the_index_counts_versions_and_notices_a_flush(redis_url: str) -> None:
-    """The index counts versions and notices a flush on each server. Servers are most likely to differ in
-    scripts and in how one server is distinguished from another.
-    """
-    index = SpeakerIndex(redis_url, "a bucket", lambda _: Speaker(), NoEpochs())
+def test_the_view_is_kept_in_step_and_a_flush_is_noticed(redis_url: str, tmp_path: Path) -> None:
+    """Servers are most likely to differ in scripts, and in how one history is told from another."""
     with Redis.from_url(redis_url) as client:
         client.flushall()
-        assert _numbers(index) == [1, 2, 3]
-        first = index.epoch
-        client.flushall()
-        assert _numbers(index) == [1, 2, 3], "the bucket knows of none"
-        assert index.epoch > first
-    index.close()
+        with closing(OpenedRegistry(folder_settings(tmp_path / "bucket"), redis_url)) as registry:
+            registry.housekeeping().turn()
+            registry.make_ready("wren", "robin")
+            registry.register("wren", 2)
+            registry.delete("robin")
+            began = registry.opened.generation.for_reading()
+            for _ in range(2):
+                assert registry.view.names(NS, limit=9) == ["wren"]
+                assert registry.view.usage(NS) == registry.document("wren").counts
+                client.flushall()
+                registry.opened.generation.look()
+                registry.housekeeping().turn()
+            assert registry.opened.generation.for_reading() != began
+            assert registry.register("wren", 3).version.number == 3
 
 
-def _numbers(index: SpeakerIndex) -> list[int]:
-    """Return the numbers of three versions that are reserved one after the other."""
-    with pytest.raises(CensusDue):
-        index.reserve_version(ALICE, max_speakers=10, immutable=False)
-    high, _ = index.begin_census(ALICE) or (0, b"")
-    index.end_census(ALICE, high)
-    return [index.reserve_version(ALICE, max_speakers=10, immutable=False).number for _ in range(3)]
-
-
-@pytest.mark.parametrize(
-    ("sections", "missing"), [(["server", "stats"], "master_replid"), (["stats"], "run_id and master_replid")]
-)
 def test_a_server_that_does_not_tell_its_history_is_refused(
-    valkey: ValkeyServer, monkeypatch: pytest.MonkeyPatch, sections: list[str], missing: str
+    valkey: ValkeyServer, redis_client: Redis, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """A server that does not tell its history is refused, because other servers that speak the protocol do
-    not tell it. The message says what they lack and what is accepted.
-    """
-    monkeypatch.setattr(gate, "_SECTIONS", sections)
-    index = SpeakerIndex(valkey.url, "a bucket", lambda _: Speaker(), NoEpochs())
-    assert not index.gate_open()
-    for use in (index.open, lambda: index.load(ALICE)):
-        with pytest.raises(InfoMissing, match=f"lacks {missing}, so .* Accepted: Valkey or Redis from 7.2"):
-            use()
-    index.close()
+    """Some servers that speak the protocol do not tell it. The message says what is accepted."""
+    with closing(OpenedRegistry(folder_settings(tmp_path / "bucket"), valkey.url)) as registry:
+        monkeypatch.setattr(generation, "_SECTIONS", ["stats"])
+        for use in (registry.opened.generation.look, registry.view.is_complete):
+            registry.opened.generation.redis.connection_pool.disconnect()
+            with pytest.raises(
+                ViewAway, match=r"INFO .* lacks one of .* Accepted: Valkey or Redis from 7\.2"
+            ):
+                use()

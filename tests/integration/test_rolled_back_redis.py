@@ -9,20 +9,19 @@ import pytest
 import redis
 
 from services.embedded.valkey import ValkeyServer
-from services.shared.bucket.epochs import LOOK_SECONDS, Epochs
-from services.shared.bucket.facts import truth_of
-from services.shared.bucket.identity import bucket_identity
-from services.shared.index.gate import BOOT
-from services.shared.index.speaker_index import Reservation, SpeakerIndex
-from services.shared.model.domain import VersionRecord
+from services.shared.registry.lookup import find
+from services.shared.view.generation import LeftBehind
 from speaker_registry.errors import Unavailable, VoiceNotFound
-from tests.integration.storage import NAMESPACE, Storage, speaker_id
+from speaker_registry.names import parse_speaker_name
+from tests.opened_registry import NS, OpenedRegistry, folder_settings
 from tests.queue_workers import wait_until
 
-ALICE = speaker_id("alice")
+PROFILE = "qwen3-tts-0.6b"
+NEXT = "sha256:" + "2" * 64
 BringBack = Callable[[], None]
 Keep = Callable[[ValkeyServer, Path, ExitStack], BringBack]
 """Keeps the present state of a server. The function that it returns brings that state back."""
+Open = Callable[[ValkeyServer], OpenedRegistry]
 
 
 @pytest.fixture
@@ -32,9 +31,15 @@ def server(tmp_path: Path) -> Iterator[ValkeyServer]:
 
 
 @pytest.fixture
-def storage(tmp_path: Path, server: ValkeyServer) -> Iterator[Storage]:
-    with Storage(tmp_path / "bucket", server.url) as storage:
-        yield storage
+def opened(tmp_path: Path) -> Iterator[Open]:
+    """Return a function that starts another process of one registry, on any server."""
+    with ExitStack() as stack:
+
+        def start(server: ValkeyServer) -> OpenedRegistry:
+            registry = OpenedRegistry(folder_settings(tmp_path / "bucket"), server.url)
+            return stack.enter_context(closing(registry))
+
+        yield start
 
 
 def copied_log(server: ValkeyServer, folder: Path, stack: ExitStack) -> BringBack:
@@ -71,15 +76,14 @@ def follow(replica: ValkeyServer, primary: ValkeyServer) -> None:
 
 
 def restored_dump(server: ValkeyServer, folder: Path, stack: ExitStack) -> BringBack:
-    """Write each key of a dump into the same run of the server, after it was emptied."""
-    keys = list(client(server).scan_iter())
-    dump = {key: client(server).dump(key) for key in keys}
+    """Write each key of a dump into the same run of the server."""
+    dump = {key: client(server).dump(key) for key in client(server).scan_iter()}
 
     def bring_back() -> None:
+        client(server).flushall()
         for key, value in dump.items():
             client(server).restore(key, 0, value, replace=True)
 
-    client(server).flushall()  # those who use it begin another index meanwhile
     return bring_back
 
 
@@ -87,16 +91,23 @@ def client(server: ValkeyServer) -> redis.Redis:
     return redis.Redis.from_url(server.url)
 
 
-def reserve(storage: Storage) -> Reservation:
-    return storage.index.reserve_version(ALICE, max_speakers=99, immutable=False, vuid=storage.clock.new_id())
+def check_served(registry: OpenedRegistry, served: dict[str, tuple[int, str] | None]) -> None:
+    """Check what is served now, and that names count on from where they were."""
+    assert {name: registry.served(name) for name in served} == served
+    with pytest.raises(VoiceNotFound):
+        find(registry.speakers, NS, parse_speaker_name("carol"))
+    numbers = {name: registry.document(name).marks.number for name in (*served, "carol")}
+    for name, number in numbers.items():
+        assert registry.register(name, 9).version.number == number + 1
 
 
-def commit(storage: Storage, place: Reservation, like: VersionRecord) -> bool:
-    """Commit a version as an upload does last, once its clip is stored."""
-    said = {"vuid": place.vuid, "number": place.number, "created_at": place.created_at}
-    record = like.model_copy(update=said)
-    storage.store.put(ALICE.version_key(place.seq, record), record.to_json().encode())
-    return storage.index.apply_version(ALICE, place.seq, record)
+def go_on(registry: OpenedRegistry) -> dict[str, tuple[int, str] | None]:
+    """Change the voices `alice`, `bob` and `carol`. Returns what is served then."""
+    registry.register("alice", 5)
+    registry.worker.finish_all()
+    registry.make_ready("bob")
+    registry.delete("carol")
+    return {name: registry.served(name) for name in ("alice", "bob")}
 
 
 RUNNING, NEW = "a running process", "a new process"
@@ -113,134 +124,65 @@ RUNNING, NEW = "a running process", "a new process"
     ],
 )
 def test_what_was_acknowledged_outlives_a_rollback_and_no_number_is_given_twice(
-    storage: Storage, server: ValkeyServer, tmp_path: Path, keep: Keep, noticed_by: str
-):
-    """Acknowledged versions outlive a rollback, and no number is assigned twice. The key that names the index
-    comes back unchanged, so the registry must notice the rollback in another way.
-    """
-    first = storage.ready("alice").version.record
-    storage.ready("carol")
-    boot = storage.raw.get(BOOT)
+    opened: Open, server: ValkeyServer, tmp_path: Path, keep: Keep, noticed_by: str
+) -> None:
+    """The keys that name the view come back unchanged, so the rollback is noticed in another way."""
+    registry = opened(server)
+    registry.make_ready("alice", "carol")
+    stamp = registry.redis.get("sr:view")
     with ExitStack() as stack:
         bring_back = keep(server, tmp_path, stack)
-        storage.ready("alice", number=2)
-        storage.ready("bob")
-        storage.delete("carol")
-        landed, lost = reserve(storage), reserve(storage)
-        assert commit(storage, landed, first)
-        before = {name: storage.served(name) for name in ("alice", "bob")}
-        storage.clock.sleep(4)  # what landed just now is not certain yet
-
+        served = go_on(registry)
+        registry.opened.generation.look()
         bring_back()
-        assert storage.raw.get(BOOT) == boot
+        assert registry.redis.get("sr:view") == stamp
         if noticed_by == NEW:
-            identity = bucket_identity(storage.store, storage.clock)
-            truth, epochs = truth_of(storage.store), Epochs(storage.store, storage.clock)
-            other = SpeakerIndex(server.url, identity, truth, epochs, clock=storage.clock.now)
-            with closing(other):
-                other.open()
-        else:
-            storage.index.open()  # as housekeeping does with every turn
-        assert storage.raw.get(BOOT) != boot
-        assert {name: storage.served(name) for name in before} == before
-        with pytest.raises(VoiceNotFound):
-            storage.operations.speakers.find(NAMESPACE, "carol")
-        again = storage.register("alice", number=3).version
-        assert again.number == landed.number + 1 == lost.number
-        with pytest.raises(Unavailable):
-            commit(storage, lost, first)
-        assert storage.register("carol", number=3).version.number == 2
-
-        storage.settle()
-        for speaker in (storage.truth("alice"), storage.index.load(ALICE).speaker):
-            assert [one.number for one in speaker.versions] == [1, 2, 3, 4]
-            assert speaker.resolve(3).vuid == landed.vuid
-            assert speaker.resolve(4).vuid == again.vuid
-        for name in ("alice", "bob", "carol"):
-            storage.check_settled(name)
+            registry = opened(server)
+        registry.opened.generation.look()  # as every process does once a second
+        assert registry.redis.get("sr:view") != stamp
+        check_served(registry, served)
+        registry.housekeeping().turn()
+        assert registry.view.names(NS, limit=9) == ["alice", "bob", "carol"]
 
 
 @pytest.mark.parametrize("noticed_by", [RUNNING, NEW])
-def test_a_redis_that_the_registry_worked_without_for_a_while_is_begun_anew(
-    storage: Storage, server: ValkeyServer, tmp_path: Path, noticed_by: str
-):
-    """An index on a Redis that the registry did not use for a while is begun anew. An address or a setting
-    led to another Redis, and back: nothing of the first one records that.
+def test_a_redis_that_the_registry_worked_without_for_a_while_is_not_believed(
+    opened: Open, server: ValkeyServer, tmp_path: Path, noticed_by: str
+) -> None:
+    """An address or a setting led other processes to another Redis. A process that stays on the old one reads
+    from the bucket and writes nothing, and one that is started there begins another view.
     """
-    storage.ready("alice")
-    storage.ready("carol")
-    stale = storage.served("alice")
-    with (
-        ValkeyServer(tmp_path / "other redis", port=0) as other,
-        Storage(tmp_path / "bucket", other.url) as meanwhile,
-    ):
-        meanwhile.ready("alice", number=2)
-        newest = meanwhile.served("alice")
-        meanwhile.delete("carol")
-        meanwhile.ready("bob")
-        meanwhile.clock.sleep(4)
-    boot = storage.raw.get(BOOT)
-    assert storage.served("alice") == stale != newest, "nobody has looked yet"
-    with ExitStack() as stack:
+    registry = opened(server)
+    registry.make_ready("alice", "carol")
+    stale = registry.served("alice")
+    with ValkeyServer(tmp_path / "other redis", port=0) as other:
+        served = go_on(opened(other))
+        assert registry.served("alice") == stale != served["alice"], "nobody has looked yet"
         if noticed_by == NEW:
-            storage = stack.enter_context(Storage(tmp_path / "bucket", server.url))
-            storage.clock.sleep(4)  # what landed just now was not certain
-            storage.settle()
-        else:
-            storage.clock.sleep(LOOK_SECONDS + 4)
-            storage.index.open()  # as housekeeping does with every turn
-        assert storage.raw.get(BOOT) != boot
-        assert storage.served("alice") == newest
-        assert storage.served("bob") is not None
-        with pytest.raises(VoiceNotFound):
-            storage.operations.speakers.find(NAMESPACE, "carol")
-        assert storage.register("alice", number=3).version.number == 3
-        assert storage.register("carol", number=3).version.number == 2
-        for name in ("alice", "bob", "carol"):
-            storage.settle()
-            storage.finish_all(name)
-            storage.check_settled(name)
+            registry = opened(server)
+            check_served(registry, served)
+            return
+        registry.opened.clock.sleep(3)
+        with pytest.raises(LeftBehind, match="SPEAKER_REDIS_URL"):
+            registry.opened.generation.look()
+        assert {name: registry.served(name) for name in served} == served
+        with pytest.raises(Unavailable):
+            registry.register("alice", 9)
 
 
-def test_the_bucket_knows_an_index_before_it_is_used(storage: Storage):
-    """The bucket knows an index before it is used. A process that began an index and was killed would
-    otherwise leave no trace of it.
+def test_an_encoder_that_redis_forgot_in_a_rollback_is_read_from_the_bucket(
+    opened: Open, server: ValkeyServer, tmp_path: Path
+) -> None:
+    """The copy in Redis is older than what the worker announced, and artifacts made before would pass for
+    new.
     """
-    putting = storage.store.put
-
-    def refuse(key: str, data: bytes) -> None:
-        if key.startswith("_epochs/"):
-            raise Unavailable("The object store cannot be reached.")
-        putting(key, data)
-
-    storage.ready("alice")
-    storage.store.put = refuse  # type: ignore[method-assign]
-    storage.raw.flushall()
-    with pytest.raises(Unavailable):
-        storage.index.load(ALICE)
-    assert storage.speaker("alice").live, "read from the facts"
-    storage.store.put = putting  # type: ignore[method-assign]
-    assert storage.index.load(ALICE).speaker.live
-    listed = [stored.key for stored in storage.store.list("_epochs/").objects]
-    assert f"_epochs/{storage.index.epoch:012d}" in listed
-
-
-def test_a_sweep_leaves_the_highest_epoch_alone(storage: Storage):
-    for _ in range(3):
-        storage.raw.flushall()
-        storage.index.open()
-    storage.sweep()
-    [left] = storage.store.list("_epochs/").objects
-    assert left.key == f"_epochs/{storage.index.epoch:012d}"
-
-
-@pytest.mark.parametrize("foreign", ["999999999999", "12", "readme.txt", "000000000001/x"])
-def test_what_others_put_among_the_epochs_changes_nothing(storage: Storage, foreign: str):
-    storage.ready("alice")
-    epoch = storage.index.epoch
-    storage.store.put(f"_epochs/{foreign}", b"")
-    storage.clock.sleep(LOOK_SECONDS + 1)
-    storage.index.open()
-    assert storage.index.epoch == epoch
-    storage.sweep()
-    assert storage.served("alice") is not None
+    registry = opened(server)
+    registry.make_ready("alice")
+    registry.opened.generation.look()
+    bring_back = restored_dump(server, tmp_path, ExitStack())
+    registry.worker.announce(NEXT)
+    registry.opened.generation.look()
+    bring_back()
+    registry.opened.generation.look()
+    registry.opened.profile_records.look_anew()
+    assert registry.opened.profile_records.fingerprint(PROFILE) == NEXT

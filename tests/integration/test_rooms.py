@@ -16,29 +16,14 @@ from services.embedded.valkey import ValkeyServer
 from services.registry_api.maintenance import garbage_sweep
 from services.shared.bucket.layout import document_key
 from services.shared.bucket.store import ObjectStore
-from services.shared.model.clock import Clock
 from services.shared.view.generation import Generation
 from speaker_registry.errors import Unavailable, VoiceDeleted, VoiceNotFound
 from tests.memory_registry import ECAPA, NS, PROFILES, Fingerprints, MemoryQueue, Registry, id_of
+from tests.opened_registry import MovableClock
 
 WREN = id_of("wren")
 AT_ONCE = timedelta(seconds=-5)
 """A grace period that is over by every store's clock."""
-
-
-class MovableClock(Clock):
-    """A clock that waits by moving ahead."""
-
-    ahead = 0.0
-
-    def monotonic(self) -> float:
-        return super().monotonic() + self.ahead
-
-    def since_boot(self) -> float:
-        return super().since_boot() + self.ahead
-
-    def sleep(self, seconds: float) -> None:
-        self.ahead += seconds
 
 
 class World:
@@ -52,7 +37,7 @@ class World:
         self._started: list[Registry] = []
 
     def process(self) -> Registry:
-        def generation(_: str, bucket: str, documents: Any, clock: Clock, **__: Any) -> Generation:
+        def generation(_: str, bucket: str, documents: Any, clock: Any, **__: Any) -> Generation:
             return Generation(self._url, bucket, documents, clock)
 
         started = Registry(

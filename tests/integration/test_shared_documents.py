@@ -11,7 +11,6 @@ import pytest
 from redis import Redis
 
 from services.embedded.valkey import ValkeyServer
-from services.registry_api.campaigns.steering import Steering
 from services.registry_api.keys.forget import forget
 from services.registry_api.keys.held_keys import FRESH_SECONDS, HeldKeys
 from services.registry_api.keys.key_rules import KEPT_SECONDS
@@ -24,6 +23,7 @@ from services.shared.bucket.registry_identity import open_identity
 from services.shared.bucket.store import ObjectStore
 from services.shared.configuration.settings import StoreSettings
 from services.shared.model.encoders import Encoder
+from services.shared.model.profile_document import CampaignRecord, with_campaign
 from services.shared.model.profiles import ProfileCatalogue
 from services.shared.registry.announce import announce
 from services.shared.registry.opening import ConcurrentRunner
@@ -56,12 +56,16 @@ class Process:
         self.profiles = ProfileRecords(self.shared, clock)
         self.workers = Workers(self.generation)
         self.catalogue = ProfileCatalogue(PROFILES, [PROFILE])
-        self.campaigns = Steering(self.profiles, self.workers, self.catalogue, clock)
         self.keys = HeldKeys(self.shared, store, clock, ConcurrentRunner(), lambda do: do())
 
     def announce(self, fingerprint: str) -> bool:
         encoder = Encoder(profile=PROFILE, fingerprint=fingerprint, extractor={"model": fingerprint})
         return announce(self.profiles, encoder, worker="w")
+
+    def start_campaign(self, fingerprint: str) -> CampaignRecord:
+        new = CampaignRecord(id=fingerprint[-4:], profile=PROFILE, fingerprint=fingerprint, sample=1)
+        self.profiles.change(PROFILE, partial(with_campaign, campaign=new), by="me", did="start")
+        return new
 
     def promote(self, fingerprint: str) -> None:
         promote(self.profiles, self.workers, self.catalogue, PROFILE, fingerprint, by="operator", force=True)
@@ -152,13 +156,13 @@ def test_a_loss_of_redis_loses_nothing_of_profiles_and_campaigns(
     one.workers.report_failed({PROFILE: FailedProof(worker="v", device="cpu", reason="codes differ")})
     assert one.workers.have(PROFILE, B)
     assert len(one.workers.failed([PROFILE])[PROFILE]) == 1
-    campaign = one.campaigns.start(PROFILE, B, by="me")
+    campaign = one.start_campaign(B)
     with pytest.raises(CampaignOpen):
-        one.campaigns.start(PROFILE, B, by="me")
+        one.start_campaign(B)
     redis_client.flushall()
     clock.ahead += REMEMBERED_SECONDS + 0.1
     assert one.profiles.fingerprint(PROFILE) == A
-    assert process().campaigns.get(PROFILE, campaign.id) == campaign
+    assert process().profiles.read(PROFILE).open_campaign == campaign
     assert not one.workers.have(PROFILE, B)
     one.workers.beat("w", {PROFILE: B})
     one.workers.leave("w", {PROFILE: B})

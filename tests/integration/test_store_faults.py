@@ -23,7 +23,7 @@ from services.shared.bucket.probe import probe_consistency
 from services.shared.bucket.store import ObjectStore, ObjectUnavailable
 from services.shared.configuration.settings import RegistrySettings
 from services.shared.registry import opening
-from services.shared.registry.opening import open_parts
+from services.shared.registry.opening import open_registry
 from speaker_registry.errors import Unavailable
 from tests.integration.conftest import bucket_settings
 from tests.servers import CutOff, Request, Response, S3Proxy, S3Server
@@ -237,18 +237,14 @@ def test_a_404_that_is_not_the_stores_is_not_taken_for_a_missing_object(proxy: F
         behind(proxy).get(KEY)
 
 
-@pytest.mark.parametrize("operation", ["list", "folders", "listings"])
+@pytest.mark.parametrize("operation", ["list", "folders"])
 def test_the_list_of_another_prefix_is_no_answer(proxy: FaultyProxy, operation: str) -> None:
     """The list of another prefix is refused. A proxy that mixed up the answers of two requests gave one voice
     the records of another one: they were served under its name, and its own versions were lost.
     """
     store = filled(behind(proxy))
     store.put("other/v/dave/r/1", DATA)
-    ask: dict[str, Callable[[str], Any]] = {
-        "list": store.list,
-        "folders": store.folders,
-        "listings": lambda prefix: [take() for _, take in store.listings(prefix)],
-    }
+    ask: dict[str, Callable[[str], Any]] = {"list": store.list, "folders": store.folders}
     answers: list[Response] = []
 
     def keep(request: Request) -> Response:
@@ -350,16 +346,15 @@ class OneTruncated(S3Proxy):
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [0, 1, 2, 3, 10, 24, 25, 26])
 def test_a_start_outlives_one_answer_that_is_cut_short(
-    rclone_server: S3Server, monkeypatch: pytest.MonkeyPatch, number: int
+    seaweedfs_server: S3Server, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     """A start survives one truncated answer, whichever it is: the one that describes the bucket, lists it, or
     returns an object.
     """
     monkeypatch.setattr(opening, "_FIRST_PAUSE_SECONDS", 0.01)
-    with OneTruncated(rclone_server, number) as proxy:
-        settings = bucket_settings(rclone_server, endpoint=proxy.endpoint)
-        parts = open_parts(settings, RegistrySettings(redis_url="redis://127.0.0.1:1/0"))
-        parts.index.close()
+    with OneTruncated(seaweedfs_server, number) as proxy:
+        settings = bucket_settings(seaweedfs_server, endpoint=proxy.endpoint)
+        open_registry(settings, RegistrySettings(redis_url="redis://127.0.0.1:1/0")).close()
 
 
 class StaleLists(S3Proxy):

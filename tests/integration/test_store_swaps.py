@@ -20,9 +20,11 @@ from services.shared.bucket.durable_folder import DurableFolder
 from services.shared.bucket.folder_store import FolderStore
 from services.shared.bucket.opening import open_store
 from services.shared.bucket.probe import WRITERS, probe_swaps
-from services.shared.bucket.store import Moved, Object, ObjectStore
+from services.shared.bucket.store import MAX_READ_BYTES, Moved, Object, ObjectStore, TooLarge
+from services.shared.configuration.settings import RegistrySettings, StoreSettings
 from services.shared.model.clock import Clock
 from services.shared.model.records import seal, unseal
+from services.shared.registry import opening
 from speaker_registry.errors import Unavailable
 from tests.integration.conftest import bucket_settings
 from tests.ports import free_port
@@ -205,6 +207,21 @@ def test_the_probe_refuses_a_folder_whose_swaps_are_none(
     assert store.list(".probe/").objects == ()
 
 
+def test_a_store_that_is_refused_at_the_start_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An operator who runs several registries learns which setting to change, and to what."""
+    store = ForgetsConditions(tmp_path / "voices")
+    monkeypatch.setattr(opening, "open_store", lambda _: store)
+    settings = StoreSettings(url=(tmp_path / "voices").as_uri())
+    named = (
+        rf"^SPEAKER_STORE_URL: the folder '{tmp_path}/voices' cannot be used: .* Use one that has it, such as"
+    )
+    with pytest.raises(StoreUnfit, match=named):
+        opening.open_registry(settings, RegistrySettings())
+    assert store.list(".probe/").objects == ()
+
+
 class AnswersTooLate(FolderStore):
     """A store whose every swap is carried out, and then refused when the client repeats it."""
 
@@ -299,6 +316,17 @@ def test_changes_of_one_document_by_many_at_once_are_all_made(
     found = documents.read(KEY)
     assert sorted(words_of(found.body)) == list("abcdefgh")
     assert found.revision == 8
+
+
+def test_an_object_that_is_too_large_for_a_document_is_not_read(swapping_store: ObjectStore) -> None:
+    """A foreign object in place of a document must not fill the memory. It can be replaced all the same."""
+    swapping_store.put(KEY, b"x" * (MAX_READ_BYTES + 1))
+    with pytest.raises(TooLarge) as caught:
+        swapping_store.read(KEY)
+    found = Documents(swapping_store, Clock()).read(KEY)
+    assert (found.body, found.damaged, found.oversize) == (b"", True, MAX_READ_BYTES + 1)
+    assert caught.value.size == found.oversize
+    assert swapping_store.swap(KEY, b"1", etag=found.etag) == swapping_store.read(KEY).etag
 
 
 def words_of(body: bytes | None) -> list[str]:

@@ -14,12 +14,13 @@ import pytest
 from services.embedded.managed_process import ROOT
 from services.registry_api.commands import sweep
 from services.registry_api.commands.exit_statuses import DONE, NOT_NOW
-from services.shared.index.speaker_index import DIRTY
+from services.shared.view.keys import agenda_key
 from speaker_registry import RegistryClient
 from tests.process_load import noise_clip
 from tests.processes import QUICK, RegistryProcesses
 from tests.queue_workers import wait_until
 
+OLD_SECONDS = 2 * 86_400
 NO_GRACE = {"SPEAKER_HOUSEKEEPING_DELETED_GRACE_SECONDS": "0"}
 
 
@@ -48,19 +49,21 @@ def test_a_sweep_that_is_asked_for_takes_the_data_of_a_deleted_voice(tmp_path: P
 
 
 def of_voice(bucket: Path, name: str) -> set[Path]:
-    return {path for path in bucket.rglob("*") if path.is_file() and f"/v/{name}/" in str(path)}
+    return {path for path in bucket.rglob("*") if path.is_file() and f"/d/{name}/" in str(path)}
 
 
 def erased(registry: RegistryProcesses, name: str) -> bool:
-    """Return whether only a tombstone is left of the voice, and no look at it is due any more."""
-    due = registry.redis().zscore(DIRTY, f"default/{name}")
-    return due is None and len(of_voice(registry.bucket, name)) == 1
+    """Return whether only the document is left of the voice, and no look at it is due any more."""
+    with registry.opened() as opened, opened.generation.plain as redis:
+        due = redis.zscore(agenda_key(opened.generation.for_reading()), f"default/{name}")
+    return due is None and not of_voice(registry.bucket, name)
 
 
 def restore(backup: Mapping[Path, bytes]) -> None:
     for path, data in backup.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)
+        os.utime(path, (time.time() - OLD_SECONDS,) * 2)  # a backup keeps the times of files
 
 
 def test_a_sweep_that_cannot_be_asked_for_says_not_now(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

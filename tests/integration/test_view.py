@@ -17,14 +17,13 @@ from redis import Redis
 from services.embedded.valkey import ValkeyServer
 from services.shared.bucket.documents import Documents
 from services.shared.bucket.folder_store import FolderStore
-from services.shared.bucket.keys import SpeakerId
 from services.shared.bucket.layout import VIEW
 from services.shared.bucket.store import Object
 from services.shared.model import changes
 from services.shared.model.clock import Clock
 from services.shared.model.document import Counts, SpeakerDocument
 from services.shared.model.records import Version, unseal
-from services.shared.model.speaker import OpenJob
+from services.shared.model.speaker import OpenJob, SpeakerId
 from services.shared.view import generation as generation_module
 from services.shared.view import open_jobs
 from services.shared.view.agenda import Agenda
@@ -41,6 +40,7 @@ from services.shared.view.generation import (
     Stamp,
     ViewAway,
 )
+from services.shared.view.job_records import JobRecords
 from services.shared.view.keys import events_key, open_jobs_key
 from services.shared.view.open_jobs import OpenJobs
 from speaker_registry.errors import JobNotFound, Unavailable
@@ -176,6 +176,20 @@ def check_counts(world: World, valkey: ValkeyServer) -> None:
     assert view.usage("elsewhere") == Counts(0, 0, 0)
 
 
+def test_a_voice_that_is_registered_counts_once(world: World, valkey: ValkeyServer) -> None:
+    """Of voices that come at once, each counts those before it, reserved or shown but never both."""
+    process = world.process(valkey)
+    view, robin = SpeakerView(process), SpeakerId("default", "robin")
+    assert view.reserve(WREN) == Counts(0, 0, 0)
+    assert [view.reserve(one).voices for one in (robin, WREN, robin)] == [1, 1, 1]
+    registered = history()[1]
+    apply(view, process, registered)
+    assert view.reserve(robin) == registered.counts
+    view.release(robin)
+    assert view.reserve(SpeakerId("default", "owl")).voices == 1
+    assert view.reserve(SpeakerId("elsewhere", "owl")).voices == 0
+
+
 def check_events(world: World, valkey: ValkeyServer) -> None:
     """Check that a change whose own apply was lost is told by the next one."""
     process = world.process(valkey)
@@ -183,7 +197,7 @@ def check_events(world: World, valkey: ValkeyServer) -> None:
     apply(view, process, revisions[1])
     apply(view, process, revisions[3], base=revisions[2])  # the apply of the second revision was lost
     told = [event["what"] for _, event in process.redis.xrange(events_key(process.for_reading())) if event]
-    assert told == ["registered", "versions", "aliases", "versions", "aliases"]
+    assert told == ["version.created", "version.created", "alias.updated"]
 
 
 def check_order_of_beginning(world: World, valkey: ValkeyServer, other: ValkeyServer) -> None:
@@ -208,8 +222,8 @@ def check_stamp(world: World, valkey: ValkeyServer) -> None:
     view, revisions = SpeakerView(process), history()
     apply(view, process, revisions[1])
     ended = process.for_reading()
-    process._plain.set(STAMP, "lost")
-    process._plain.delete(STAMP)
+    process.plain.set(STAMP, "lost")
+    process.plain.delete(STAMP)
     another.look()
     assert another.for_reading() != ended
     with pytest.raises(ViewAway):
@@ -311,7 +325,7 @@ def test_an_emptied_redis_begins_another_generation(world: World, valkey: Valkey
     process = world.process(valkey)
     apply(SpeakerView(process), process, history()[1])
     before = process.for_reading()
-    process._plain.flushall()
+    process.plain.flushall()
     assert revision(process) is None
     assert process.for_reading() != before
     assert world.named.generation == process.for_reading()
@@ -492,7 +506,7 @@ def test_a_look_that_was_asked_for_during_another_one_stays(world: World, valkey
 def test_a_job_is_joined_until_it_ends(world: World, valkey: ValkeyServer) -> None:
     """Nothing is extracted twice for nothing, and those who follow a job hear how it ended."""
     process = world.process(valkey)
-    jobs, view = OpenJobs(process), SpeakerView(process)
+    jobs, records, view = OpenJobs(process), JobRecords(process), SpeakerView(process)
     fields = {"id": "job_1", "ns": "default", "slug": "wren", "name": "Wren", "vuid": "v1", "number": "1"}
     fields |= {"profile": "ecapa", "fingerprint": "f1", "build": "1", "max_attempts": "3", "queue": "q"}
     assert jobs.claim(WREN, ALL_OF_IT, fields) == ALL_OF_IT
@@ -501,19 +515,19 @@ def test_a_job_is_joined_until_it_ends(world: World, valkey: ValkeyServer) -> No
     assert jobs.claim(WREN, rival, fields | {"id": "job_2"}).job_id == "job_1"
     assert [jobs.begin(WREN, ALL_OF_IT, {"worker": "w"}) for _ in range(2)] == [1, 2]
     assert view.get([WREN], {})[0].open_jobs == (replace(ALL_OF_IT, processing=True),)
-    record = jobs.record("default", "job_1")
+    record = records.get("default", "job_1")
     assert (record.state, record.attempt, record.worker, record.finished) == ("processing", 2, "w", False)
     assert jobs.end(WREN, ALL_OF_IT, "succeeded")
     assert not jobs.end(WREN, ALL_OF_IT, "failed")
     assert jobs.renew(WREN, ALL_OF_IT) is None
-    record = jobs.record("default", "job_1")
+    record = records.get("default", "job_1")
     assert record.state == "succeeded"
     assert record.created_at <= (record.started_at or 0) <= (record.finished_at or 0)
     assert view.get([WREN], {})[0].open_jobs == ()
     stream = process.redis.xrange(events_key(process.for_reading()))
-    assert [event["state"] for _, event in stream if event] == ["queued", "processing", "succeeded"]
+    assert [event["state"] for _, event in stream if event] == ["queued", *["processing"] * 2, "succeeded"]
     with pytest.raises(JobNotFound):
-        jobs.record("elsewhere", "job_1")
+        records.get("elsewhere", "job_1")
 
 
 def test_a_claim_that_ran_out_is_taken_over(
@@ -521,7 +535,7 @@ def test_a_claim_that_ran_out_is_taken_over(
 ) -> None:
     """A worker that died must not keep an artifact from being made. Its late end takes nothing away."""
     process = world.process(valkey)
-    jobs = OpenJobs(process)
+    jobs, records = OpenJobs(process), JobRecords(process)
     fields = {"id": "job_1", "ns": "default", "slug": "wren", "name": "Wren", "vuid": "v1", "number": "1"}
     fields |= {"profile": "ecapa", "fingerprint": "f1", "build": "1", "max_attempts": "3", "queue": "q"}
     monkeypatch.setattr(open_jobs, "_HELD", 60_000)
@@ -531,9 +545,50 @@ def test_a_claim_that_ran_out_is_taken_over(
     assert SpeakerView(process).get([WREN], {})[0].open_jobs == ()
     rival = replace(ALL_OF_IT, job_id="job_2")
     assert jobs.claim(WREN, rival, fields | {"id": "job_2"}) == rival
-    assert jobs.record("default", "job_1").state == "superseded"
+    assert records.get("default", "job_1").state == "superseded"
     assert not jobs.end(WREN, ALL_OF_IT, "succeeded")
     assert SpeakerView(process).get([WREN], {})[0].open_jobs == (rival,)
+
+
+def test_jobs_are_listed_counted_and_forgotten(world: World, valkey: ValkeyServer) -> None:
+    """Lists and sums come from sorted sets that every change of a job keeps in step."""
+    process = world.process(valkey)
+    jobs, records = OpenJobs(process), JobRecords(process)
+    common = {
+        "ns": "default",
+        "slug": "wren",
+        "name": "Wren",
+        "vuid": "v1",
+        "number": "1",
+        "fingerprint": "f1",
+    }
+    common |= {"build": "1", "max_attempts": "3", "queue": "q"}
+    made = [OpenJob("v1", profile, "f1", f"job_{profile}", processing=False) for profile in ("a", "b", "c")]
+    for one in made:
+        jobs.claim(WREN, one, {**common, "id": one.job_id, "profile": one.profile})
+    jobs.begin(WREN, made[0], {})
+    jobs.end(WREN, made[0], "succeeded")
+    jobs.begin(WREN, made[1], {})
+    assert [one.id for one in records.page("default", limit=2).found] == ["job_c", "job_b"]
+    rest = records.page("default", after="job_b", limit=2)
+    assert ([one.id for one in rest.found], rest.more) == (["job_a"], False)
+    assert [one.id for one in records.page("default", state="processing", limit=9).found] == ["job_b"]
+    assert records.page("default", slug="robin", limit=9).found == []
+    assert records.page("elsewhere", limit=9).found == []
+    now = records.get("default", "job_c").created_at + 1
+    summary = records.summary("default", ["a", "b", "c", "d"], now)
+    assert dict(summary.counts) == {
+        **dict.fromkeys(dict(summary.counts), 0),
+        "succeeded": 1,
+        "processing": 1,
+        "queued": 1,
+    }
+    assert [one.profile for one in summary.profiles] == ["a", "b", "c"]
+    assert summary.rates[0].succeeded == 1
+    assert records.counts("default", ["succeeded", "failed"], [now - 60, now]) == [[1], [0]]
+    assert (records.forget_before("default", now), records.forget_before("default", now)) == (1, 0)
+    assert [one.id for one in records.page("default", limit=9).found] == ["job_c", "job_b"]
+    assert records.summary("default", ["a"], now).profiles == []
 
 
 def test_a_view_is_complete_once_it_is_said(world: World, valkey: ValkeyServer) -> None:

@@ -19,8 +19,9 @@ import pytest
 from services.embedded.managed_process import ROOT
 from services.extractor_worker.jobs.heartbeat import EXIT_UNFINISHED
 from services.extractor_worker.process import EXIT_NOTHING_TO_SERVE
+from services.shared.registry.opening import Opened
 from speaker_registry import RegistryClient
-from speaker_registry.errors import ArtifactNotReady
+from speaker_registry.errors import ArtifactNotReady, Unavailable
 from speaker_registry.schemas import Profile
 from tests.encoders import make_current
 from tests.process_load import Rounds, noise_clip, ready_voices
@@ -71,6 +72,15 @@ def until_logged(registry: RegistryProcesses, event: str, times: int = 1) -> Non
     assert registry.log().count(event) >= times, worker.failure_reason()
 
 
+def served(opened: Opened, profile: str) -> int:
+    """Return how many live workers have the current encoder of a profile."""
+    fingerprint = opened.profile_records.read(profile).fingerprint
+    try:
+        return opened.workers.of([profile])[profile][fingerprint]
+    except Unavailable:
+        return 0
+
+
 def healthy(file: Path) -> subprocess.CompletedProcess[str]:
     """Run the worker's health check as a container does."""
     command = [sys.executable, "-m", "services.extractor_worker", "healthy"]
@@ -113,8 +123,8 @@ def test_a_worker_waits_for_redis(registry: RegistryProcesses):
     until_logged(registry, "worker.waits")
     registry.valkey.start()
     until_logged(registry, "worker.started")
-    with registry.parts() as parts:
-        wait_until(lambda: parts.announcements.workers(PROFILE) == 1)
+    with registry.opened() as opened:
+        wait_until(lambda: served(opened, PROFILE) == 1)
     assert worker.exit_status is None
 
 
@@ -128,15 +138,14 @@ def test_a_worker_whose_encoder_is_replaced_goes_on_and_serves_again_after_the_w
     registry.valkey.start()
     [worker] = registry.workers
     worker.start()
-    with registry.parts() as parts:
-        alive = parts.announcements.workers
+    with registry.opened() as opened:
+        alive = partial(served, opened)
         wait_until(lambda: alive(PROFILE) == alive(OPTIONAL_PROFILE) == 1, START_SECONDS)
-        before = parts.announcements.current(PROFILE)
-        assert before is not None
-        make_current(parts.announcements, PROFILE, NEWER, {})
+        before = opened.profile_records.read(PROFILE).fingerprint
+        make_current(opened.profile_records, PROFILE, NEWER)
         assert (alive(PROFILE), alive(OPTIONAL_PROFILE)) == (0, 1)
         until_logged(registry, "profile.not_served")
-        parts.announcements.promote(before)
+        make_current(opened.profile_records, PROFILE, before)
         assert alive(PROFILE) == 1
         until_logged(registry, "profile.served")
     assert worker.exit_status is None
@@ -257,8 +266,8 @@ def test_a_failed_proof_is_told_also_by_a_worker_that_ends_over_it(tmp_path: Pat
         worker.start()
         wait_until(lambda: worker.exit_status is not None, START_SECONDS)
         assert worker.exit_status == EXIT_NOTHING_TO_SERVE
-        with registry.parts() as parts:
-            assert len(parts.announcements.failed_proofs_of([PROFILE])[PROFILE]) == 1
+        with registry.opened() as opened:
+            assert len(opened.workers.failed([PROFILE])[PROFILE]) == 1
 
 
 def test_a_worker_that_can_serve_nothing_ends_and_says_why(tmp_path: Path):

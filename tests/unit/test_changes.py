@@ -64,8 +64,10 @@ def artifact(object_id: str, *, fingerprint: str = "f1", build: int = 1, **membe
     )
 
 
-def failure(*, fingerprint: str = "f1", build: int = 1, code: str = "extractor_error") -> FailureRecord:
-    return FailureRecord(fingerprint=fingerprint, build=build, job="j", code=code, message="m")
+def failure(
+    *, fingerprint: str = "f1", build: int = 1, code: str = "extractor_error", ahead: bool = False
+) -> FailureRecord:
+    return FailureRecord(fingerprint=fingerprint, build=build, job="j", code=code, message="m", ahead=ahead)
 
 
 def registered(
@@ -270,6 +272,29 @@ def test_artifacts_of_old_fingerprints_leave_by_a_change():
     assert changes.without_old_artifacts(after, {QWEN.name: ["f2", "f3"]}) is after
 
 
+def test_the_last_good_artifact_stays_until_there_is_a_newer_one():
+    """Engines would lose the voice if its only artifact went before the current encoder has made another."""
+    document = published(registered(NOTHING, "v1"), "v1", QWEN)
+    assert changes.without_old_artifacts(document, {QWEN.name: ["f9"]}) is document
+    ahead = artifact("ahead", fingerprint="f9", ahead=True)
+    document = changes.with_artifact(document, "v1", QWEN.name, ahead, REQUIRED, extractor={})
+    assert changes.without_old_artifacts(document, {QWEN.name: ["f9"]}) is document
+    document = changes.without_ahead(document, {QWEN.name: "f9"})
+    after = changes.without_old_artifacts(document, {QWEN.name: ["f9"]})
+    assert [one.object for one in only(after).artifacts[QWEN.name]] == ["ahead"]
+
+
+def test_what_was_made_ahead_of_a_promotion_is_served_after_it():
+    """What was made ahead of a promotion that never came is not served."""
+    document = published(registered(NOTHING, "v1"), "v1", QWEN)
+    ahead = artifact("ahead", fingerprint="f9", ahead=True)
+    document = changes.with_artifact(document, "v1", QWEN.name, ahead, REQUIRED, extractor={})
+    assert changes.without_ahead(document, {QWEN.name: "f1", COSY.name: "f9"}) is document
+    after = changes.without_ahead(document, {QWEN.name: "f9"})
+    assert [one.ahead for one in only(after).artifacts[QWEN.name]] == [False, False]
+    assert changes.without_ahead(after, {QWEN.name: "f9"}) is after
+
+
 def test_a_canceled_build_never_comes_later():
     """A cancel uses up its build. The next extraction is another build, and may be published."""
     document = failed(registered(NOTHING, "v1"), "v1", QWEN, code=changes.CANCELED)
@@ -293,6 +318,40 @@ def test_a_failure_does_not_hide_an_artifact_that_is_served():
     assert only(failed(document, "v1", QWEN, fingerprint="f2")).failures
     with pytest.raises(changes.AlreadyMade):
         failed(document, "v1", QWEN)
+
+
+def test_a_failure_of_a_candidate_leaves_the_one_of_the_current_encoder():
+    """A campaign that fails must not restart an extraction that was given up, nor explain it wrongly. Each
+    encoder has its own failure, until it makes an artifact.
+    """
+    document = failed(registered(NOTHING, "v1"), "v1", QWEN, code="of_current")
+    document = failed(document, "v1", QWEN, fingerprint="f9", code="of_candidate", ahead=True)
+    codes = [only(document).failure(QWEN.name, one).code for one in ("f1", "f9", None)]
+    assert codes == ["of_current", "of_candidate", "of_current"]
+    made_ahead = published(document, "v1", QWEN, fingerprint="f9", ahead=True)
+    assert [one.code for one in only(made_ahead).failures[QWEN.name]] == ["of_current"]
+    made = published(document, "v1", QWEN)
+    assert [one.code for one in only(made).failures[QWEN.name]] == ["of_candidate"]
+
+
+def test_a_candidate_that_failed_does_not_count_before_its_promotion():
+    """`default` must wait for the current encoder, whose extraction goes on, and not for the candidate."""
+    document = registered(published(registered(NOTHING, "v1"), "v1", QWEN), "v2")
+    document = published(document, "v2", COSY)
+    waits = failed(document, "v2", QWEN, fingerprint="f9", ahead=True)
+    assert held_back(waits, waits.newest, REQUIRED) is None
+    promoted = changes.without_ahead(waits, {QWEN.name: "f9"})
+    assert held_back(promoted, promoted.newest, REQUIRED) is not None
+    assert not promoted.newest.failures[QWEN.name][0].ahead
+
+
+def test_the_failures_of_many_encoders_do_not_fill_a_document():
+    """An operator may try one candidate after the other."""
+    document = failed(registered(NOTHING, "v1"), "v1", QWEN, code="of_current")
+    for number in range(9):
+        document = failed(document, "v1", QWEN, fingerprint=f"c{number}", ahead=True)
+    kept = [one.fingerprint for one in only(document).failures[QWEN.name]]
+    assert kept == ["f1", "c7", "c8"]
 
 
 @pytest.mark.parametrize("late", [published, failed])
@@ -370,6 +429,22 @@ def test_a_move_by_hand_stays_until_it_is_taken_back():
     assert document.default.vuid == "v1"
     assert "by hand" in str(held_back(document, document.newest, REQUIRED))
     assert changes.without_alias(document, "default", REQUIRED).default.vuid == "v2"
+
+
+def test_the_newest_complete_version_is_promoted_in_whatever_order_they_end():
+    """A slow extraction of an older version must not turn the voice back."""
+    document = published(published(registered(NOTHING, "v1"), "v1", QWEN), "v1", COSY)
+    document = registered(registered(document, "v2"), "v3")
+    for vuid in ("v3", "v2"):
+        document = published(published(document, vuid, QWEN), vuid, COSY)
+        assert document.default.vuid == "v3"
+
+
+def test_a_version_that_serves_nothing_is_left_for_one_that_serves_something():
+    """The extraction of the first clip failed for good in every profile."""
+    document = failed(failed(registered(NOTHING, "v1"), "v1", QWEN), "v1", COSY)
+    newer = published(registered(document, "v2"), "v2", QWEN)
+    assert failed(newer, "v2", COSY).default.vuid == "v2"
 
 
 def test_the_default_never_moves_back():
@@ -720,7 +795,7 @@ def test_the_last_change_ids_are_kept():
 def test_a_speaker_counts_what_is_live():
     """What was deleted no longer counts against a namespace."""
     document = published(registered(NOTHING, "v1"), "v1", QWEN)
-    assert (document.counts.voices, document.counts.bytes, document.counts.text_bytes) == (1, 1010, 6)
+    assert (document.counts.voices, document.counts.bytes, document.counts.text_bytes) == (1, 1006, 6)
     counts = changes.deleted(document, now=1).counts
     assert (counts.voices, counts.bytes, counts.text_bytes) == (0, 0, 0)
 
@@ -747,12 +822,15 @@ def test_ready_wins_over_a_job_that_over_failed_and_that_over_pending():
     assert state_of(published(broken, "v1", QWEN), QWEN, "f1", replace(job, processing=True)) == "ready"
 
 
-def test_an_artifact_of_an_older_encoder_is_stale():
-    """Engines get it only if they ask for it. What was brought with the version never becomes stale."""
+def test_an_artifact_of_a_former_encoder_is_served_until_there_is_a_current_one():
+    """A voice must not fall silent when a profile gets another encoder. What was brought with the version is
+    current under every encoder.
+    """
     document = published(registered(NOTHING, "v1"), "v1", QWEN)
-    status = profile_status(Speaker(document), document.newest, QWEN, "f2")
-    assert (status.state, status.artifact) == ("pending", None)
-    assert status.stale is not None
+    status = profile_status(Speaker(document), document.newest, QWEN, "f2", ["f1"])
+    assert (status.state, status.state_of_current, status.of_former) == ("ready", "pending", True)
+    only_current = profile_status(Speaker(document), document.newest, QWEN, "f2")
+    assert (only_current.state, only_current.artifact) == ("pending", None)
     assert state_of(document, QWEN, None) == "ready"
     given_with_it = published(registered(NOTHING, "v1"), "v1", QWEN, fingerprint="given")
     assert state_of(given_with_it, QWEN, "f2") == "ready"

@@ -26,7 +26,7 @@ class Events:
         self.hear, self.miss = hear, miss
 
     def tell(self, kind: str, speaker: str) -> None:
-        self.hear({"type": kind, "speaker": speaker})
+        self.hear({"what": kind, "speaker": speaker})
 
 
 class Asked:

@@ -1,4 +1,4 @@
-"""Tests of what the handler of extraction jobs does with good clips, bad clips and outages. Bucket and index
+"""Tests of what the handler of extraction jobs does with good clips, bad clips and outages. Bucket and Redis
 are one object here, which counts calls.
 """
 
@@ -40,7 +40,7 @@ class Work:
     @property
     def version(self) -> Any:
         """Return a version whose clip lasts ten seconds."""
-        return SimpleNamespace(record=SimpleNamespace(clip=SimpleNamespace(seconds=10.0)))
+        return SimpleNamespace(clip=SimpleNamespace(seconds=10.0))
 
 
 class Extractor:
@@ -73,11 +73,11 @@ class Extractor:
 
 
 @dataclass
-class Publisher:
-    """`trouble`: steps that find bucket or index away. `attempts`: of a job, where not its first."""
+class Attempts:
+    """`trouble`: steps that find bucket or Redis away. `numbers`: those of later attempts at a job."""
 
     unwanted: set[str] = field(default_factory=set)
-    attempts: dict[str, int] = field(default_factory=dict)
+    numbers: dict[str, int] = field(default_factory=dict)
     trouble: set[str] = field(default_factory=set)
     away: bool = False
     tries: list[str] = field(default_factory=list)
@@ -96,7 +96,7 @@ class Publisher:
     def take(self, job_id: str, *_: Any) -> Work | None:
         self._step("take")
         self.taken.append(job_id)
-        return None if job_id in self.unwanted else Work(job_id, self.attempts.get(job_id, 1))
+        return None if job_id in self.unwanted else Work(job_id, self.numbers.get(job_id, 1))
 
     def read_clip(self, work: Work) -> str:
         self._step("read_clip")
@@ -117,8 +117,8 @@ class Publisher:
 
 
 @pytest.fixture
-def publisher() -> Publisher:
-    return Publisher()
+def attempts() -> Attempts:
+    return Attempts()
 
 
 @pytest.fixture
@@ -127,9 +127,9 @@ def extractor() -> Extractor:
 
 
 @pytest.fixture
-def extraction(publisher: Publisher, extractor: Extractor) -> Iterator[Extraction]:
+def extraction(attempts: Attempts, extractor: Extractor) -> Iterator[Extraction]:
     loaded_profiles = {PROFILE: LoadedProfile(PROVENANCE, extractor)}
-    extraction = Extraction(publisher, loaded_profiles, threads=2, retry_seconds=0.2)
+    extraction = Extraction(attempts, loaded_profiles, threads=2, retry_seconds=0.2)
     yield extraction
     extraction.close()
 
@@ -140,24 +140,24 @@ def jobs(*ids: str, profile: str = PROFILE) -> list[Any]:
     ]
 
 
-def test_an_artifact_of_less_than_the_clip_is_published_as_such(extraction: Extraction, publisher: Publisher):
+def test_an_artifact_of_less_than_the_clip_is_published_as_such(extraction: Extraction, attempts: Attempts):
     """Its frames would otherwise be held against the length of the whole clip."""
     assert extraction(jobs("trimmed", "a")) == ["published", "published"]
 
 
-def test_results_come_in_the_order_of_the_jobs(extraction: Extraction, publisher: Publisher):
+def test_results_come_in_the_order_of_the_jobs(extraction: Extraction, attempts: Attempts):
     """The queue gives each job the result at its place."""
-    publisher.unwanted = {"b"}
+    attempts.unwanted = {"b"}
     assert extraction(jobs("a", "b", "c")) == ["published", "superseded", "published"]
-    assert sorted(publisher.published) == ["a", "c"]
+    assert sorted(attempts.published) == ["a", "c"]
 
 
-def test_one_bad_clip_fails_alone(extraction: Extraction, publisher: Publisher):
+def test_one_bad_clip_fails_alone(extraction: Extraction, attempts: Attempts):
     """Thirty-one people must not wait because of the thirty-second's upload."""
     first, short, last = extraction(jobs("a", "short", "c"))
     assert (first, last) == ("published", "published")
     assert isinstance(short, AudioTooShort)
-    assert publisher.failed == {"short": short}
+    assert attempts.failed == {"short": short}
 
 
 def test_clips_are_encoded_one_at_a_time_unless_the_extractor_says_otherwise(
@@ -173,7 +173,7 @@ Batching = Callable[[int], Extraction]
 
 @pytest.fixture
 def batching_by(
-    publisher: Publisher, extractor: Extractor, monkeypatch: pytest.MonkeyPatch
+    attempts: Attempts, extractor: Extractor, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[Batching]:
     """Return a function that makes a handler with this many threads. All clips that were begun are prepared
     before a batch is put together, and four clips of ten seconds may be encoded at once.
@@ -182,7 +182,7 @@ def batching_by(
     made: list[Extraction] = []
 
     def make(threads: int) -> Extraction:
-        extraction = Extraction(publisher, {PROFILE: LoadedProfile(PROVENANCE, extractor)}, threads=threads)
+        extraction = Extraction(attempts, {PROFILE: LoadedProfile(PROVENANCE, extractor)}, threads=threads)
         next_device_batch = extraction._next_device_batch
 
         def when_all_are_there(coming: Any) -> Any:
@@ -212,37 +212,37 @@ def test_few_threads_do_not_make_batches_small(batching_by: Batching, extractor:
 
 
 def test_no_more_clips_are_begun_than_the_device_and_the_threads_can_use(
-    batching_by: Batching, extractor: Extractor, publisher: Publisher
+    batching_by: Batching, extractor: Extractor, attempts: Attempts
 ):
     """Time runs for each clip that was begun, and one that is deleted before it is begun costs nothing."""
     begun: list[int] = []
-    extractor.on_device = lambda _: begun.append(len(publisher.taken))
+    extractor.on_device = lambda _: begun.append(len(attempts.taken))
     extraction = batching_by(2)
     extraction(jobs(*(f"clip-{number}" for number in range(20))))
     assert begun[2] <= 2 + (2 + 4), "the first batch, then two threads' and the next batch"
 
 
 def test_a_batch_holds_no_more_padded_seconds_than_the_extractor_allows(
-    batching: Extraction, extractor: Extractor, publisher: Publisher
+    batching: Extraction, extractor: Extractor, attempts: Attempts
 ):
     assert batching(jobs(*"abcdefg")) == ["published"] * 7
     assert [len(batch) for batch in extractor.batches] == [4, 3]
     assert [clip for batch in extractor.batches for clip in batch] == list("abcdefg")
-    assert sorted(publisher.published) == list("abcdefg")
+    assert sorted(attempts.published) == list("abcdefg")
 
 
 def test_a_batch_that_is_too_much_for_the_device_is_halved_and_nobody_notices(
-    batching: Extraction, extractor: Extractor, publisher: Publisher
+    batching: Extraction, extractor: Extractor, attempts: Attempts
 ):
     """Somebody else took the memory meanwhile."""
     extractor.most = 1
     assert batching(jobs(*"abcd")) == ["published"] * 4
     assert [len(batch) for batch in extractor.batches] == [4, 2, 1, 1, 2, 1, 1]
-    assert publisher.failed == {}
+    assert attempts.failed == {}
 
 
 def test_one_clip_that_is_too_much_for_the_device_may_be_tried_again_later(
-    batching: Extraction, extractor: Extractor, publisher: Publisher
+    batching: Extraction, extractor: Extractor, attempts: Attempts
 ):
     extractor.most = 0
     (outcome,) = batching(jobs("a"))
@@ -251,7 +251,7 @@ def test_one_clip_that_is_too_much_for_the_device_may_be_tried_again_later(
 
 
 def test_a_clip_that_cannot_be_encoded_fails_alone_also_in_a_batch(
-    batching: Extraction, extractor: Extractor, publisher: Publisher
+    batching: Extraction, extractor: Extractor, attempts: Attempts
 ):
     """A clip that could not even be prepared fails alone too, and so does one that is no longer wanted."""
 
@@ -260,17 +260,17 @@ def test_a_clip_that_cannot_be_encoded_fails_alone_also_in_a_batch(
             raise RuntimeError("no")
 
     extractor.on_device = fail_on_c
-    publisher.unwanted = {"e"}
+    attempts.unwanted = {"e"}
     outcomes = batching(jobs("a", "short", "b", "c", "d", "e"))
     assert [type(one).__name__ for one in outcomes] == [
         "str", "AudioTooShort", "str", "ExtractorFailed", "str", "str",
     ]  # fmt: skip
     assert outcomes[5] == "superseded"
-    assert sorted(publisher.published) == ["a", "b", "d"]
+    assert sorted(attempts.published) == ["a", "b", "d"]
 
 
 def test_few_clips_are_in_hand_ahead_of_the_device(
-    extraction: Extraction, extractor: Extractor, publisher: Publisher
+    extraction: Extraction, extractor: Extractor, attempts: Attempts
 ):
     """A job that is taken early is kept from other workers, runs out of time, and is computed although it was
     deleted.
@@ -279,43 +279,43 @@ def test_few_clips_are_in_hand_ahead_of_the_device(
 
     def look(clip: str) -> None:
         nonlocal most
-        most = max(most, len(publisher.taken) - int(clip))
+        most = max(most, len(attempts.taken) - int(clip))
 
     extractor.on_device = look
     assert extraction(jobs(*map(str, range(20)))) == ["published"] * 20
     assert most <= 3, "the one on the device, and one per thread"
 
 
-def test_an_outage_is_waited_for_however_long(extraction: Extraction, publisher: Publisher):
+def test_an_outage_is_waited_for_however_long(extraction: Extraction, attempts: Attempts):
     """A bucket that is away for a quarter of an hour must not have a hundred clips given up."""
-    publisher.trouble, publisher.away = {"read_clip"}, True
+    attempts.trouble, attempts.away = {"read_clip"}, True
     alive = []
     extraction.on_progress = lambda: alive.append(1)
-    threading.Timer(1.0, publisher.trouble.clear).start()
+    threading.Timer(1.0, attempts.trouble.clear).start()
     assert extraction(jobs("a")) == ["published"]
-    assert publisher.tries.count("read_clip") > 3
+    assert attempts.tries.count("read_clip") > 3
     assert len(alive) > 3, "the watchdog would take it for hung"
 
 
-def test_one_object_that_cannot_be_read_stops_nobody_else(extraction: Extraction, publisher: Publisher):
+def test_one_object_that_cannot_be_read_stops_nobody_else(extraction: Extraction, attempts: Attempts):
     """While bucket and index answer, the trouble concerns only this clip."""
-    publisher.trouble = {"read_clip"}
+    attempts.trouble = {"read_clip"}
     [error] = extraction(jobs("a"))
     assert isinstance(error, Unavailable)
-    assert publisher.failed == {"a": error}
+    assert attempts.failed == {"a": error}
 
 
-def test_a_process_that_is_told_to_stop_waits_for_nothing(extraction: Extraction, publisher: Publisher):
+def test_a_process_that_is_told_to_stop_waits_for_nothing(extraction: Extraction, attempts: Attempts):
     """An operator who stops the process during an outage does so because of the outage."""
-    publisher.trouble, publisher.away = {"publish"}, True
+    attempts.trouble, attempts.away = {"publish"}, True
     extraction.stopping = lambda: True
     [error] = extraction(jobs("a"))
     assert isinstance(error, Unavailable)
-    assert publisher.tries.count("publish") == 1
+    assert attempts.tries.count("publish") == 1
 
 
 def test_what_a_crash_says_goes_to_the_log_not_into_the_job(
-    extraction: Extraction, extractor: Extractor, publisher: Publisher
+    extraction: Extraction, extractor: Extractor, attempts: Attempts
 ):
     """Its text may quote a path or the clip, and a job's error is shown to callers."""
 
@@ -344,20 +344,20 @@ def test_a_line_about_a_clip_carries_its_jobs_id(
     assert crashed["job_id"] == "a"
 
 
-def test_a_clip_that_ended_every_worker_is_given_up(extraction: Extraction, publisher: Publisher):
+def test_a_clip_that_ended_every_worker_is_given_up(extraction: Extraction, attempts: Attempts):
     """The clip is given up before it is prepared, because preparing it may have killed the workers."""
-    publisher.attempts = {"a": 4}
+    attempts.numbers = {"a": 4}
     [error] = extraction(jobs("a"))
     assert isinstance(error, LeaseExpired)
     assert not error.retryable
-    assert "read_clip" not in publisher.tries
+    assert "read_clip" not in attempts.tries
 
 
-def test_a_job_of_a_profile_not_served_is_refused(extraction: Extraction, publisher: Publisher):
+def test_a_job_of_a_profile_not_served_is_refused(extraction: Extraction, attempts: Attempts):
     """A worker that was given the wrong queue must not guess."""
     [error] = extraction(jobs("a", profile="other"))
     assert isinstance(error, ProfileUnknown)
-    assert publisher.taken == []
+    assert attempts.taken == []
 
 
 class OnALostDevice(Extractor):
@@ -375,7 +375,7 @@ class OnALostDevice(Extractor):
 @pytest.mark.parametrize("batch_seconds", [0.0, 40.0])
 @pytest.mark.parametrize("step", ["prepare", "encode", "finish"])
 def test_without_its_device_the_process_ends_and_no_clip_is_blamed(
-    publisher: Publisher, step: str, batch_seconds: float
+    attempts: Attempts, step: str, batch_seconds: float
 ):
     """It would fail all clips of all voices, as often as they may be tried. Nothing is recorded: the jobs
     come back after their lease.
@@ -383,10 +383,10 @@ def test_without_its_device_the_process_ends_and_no_clip_is_blamed(
     extractor = OnALostDevice(step)
     extractor.batch_seconds = batch_seconds
     loaded = LoadedProfile(PROVENANCE, extractor)
-    extraction = Extraction(publisher, {PROFILE: loaded}, threads=2)
+    extraction = Extraction(attempts, {PROFILE: loaded}, threads=2)
     with pytest.raises(SystemExit) as ending:
         extraction(jobs("a", "b", "c"))
     extraction.close()
     assert ending.value.code == EXIT_UNFINISHED
-    assert publisher.failed == {}
-    assert publisher.published == []
+    assert attempts.failed == {}
+    assert attempts.published == []

@@ -9,7 +9,7 @@ from structlog.testing import capture_logs
 from services.registry_api.access.authentication import Access
 from services.registry_api.access.rate_limits import RateLimits
 from services.registry_api.access.tokens import JwtVerifier
-from services.registry_api.keys.keyring import Keyring
+from services.registry_api.keys.held_keys import HeldKeys
 from services.registry_api.protocol.callers import Caller
 from speaker_registry.errors import InvalidApiKey, RateLimited, SpeakerRegistryError
 
@@ -36,7 +36,7 @@ class Asked:
         rates = RateLimits.unlimited()
         rates.now = lambda: self.now
         self.access = Access(
-            cast(Keyring, object()),
+            cast(HeldKeys, object()),
             rates=rates,
             jwts=cast(JwtVerifier, self.tokens),
             failures_per_minute=3,

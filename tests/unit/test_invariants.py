@@ -40,7 +40,7 @@ def runs_before_a_change_lands(path: Path) -> bool:
 
 def test_the_table_is_read():
     assert len(ROWS) >= 20
-    assert [path.name for _, cell in ROWS for path in named(cell)].count("test_simulation.py") == 1
+    assert len({path for _, cell in ROWS for path in named(cell)}) >= 20
 
 
 @pytest.mark.parametrize(("number", "cell"), ROWS)

@@ -565,7 +565,7 @@ def test_use_is_remembered_to_the_minute_and_forgotten_with_the_key(world: World
     uses.note(unused.id)
     assert others.last() == {used.id: int(world.clock.now() - WRITE_SECONDS)}
     assert uses.last().keys() == {used.id, unused.id}
-    uses.forget_others([unused.id])
+    uses.forget([used.id])
     assert others.last() == {}
     world.lose_redis()
     assert others.last() == {}

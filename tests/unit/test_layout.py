@@ -3,7 +3,7 @@
 import pytest
 
 from services.shared.bucket import layout
-from services.shared.bucket.keys import SpeakerId
+from services.shared.model.speaker import SpeakerId
 
 WREN = SpeakerId("default", "wren")
 VUID, OBJECT = "0" * 32, "a" * 32

@@ -11,7 +11,7 @@ from services.registry_api.serving.long_polls import LongPolls
 from speaker_registry.errors import VoiceNotFound
 
 ALICE = "default/alice"
-CHANGED = {"speaker": ALICE, "type": "artifact.ready"}
+CHANGED = {"speaker": ALICE, "what": "artifact.ready"}
 
 
 class Voice:
@@ -151,9 +151,9 @@ def test_progress_of_a_job_causes_reads_only_for_requests_that_wait_for_progress
         await until(lambda: long_polls.waiting == 2)
         polls = long_polls._polls[ALICE]
         await until(lambda: not any(poll.due.is_set() for poll in polls.values()))
-        long_polls.hear({"speaker": ALICE, "type": "job.updated", "state": "processing"})
+        long_polls.hear({"speaker": ALICE, "what": "job", "state": "processing"})
         assert [question for question, poll in polls.items() if poll.due.is_set()] == ["job"]
-        long_polls.hear({"speaker": ALICE, "type": "job.updated", "state": "canceled"})
+        long_polls.hear({"speaker": ALICE, "what": "job", "state": "canceled"})
         assert polls["file"].due.is_set()
         job.cancel()
         file.ready = True

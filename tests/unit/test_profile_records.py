@@ -5,6 +5,7 @@ Store and Redis are in memory, and time is the test's own. All else is real.
 
 import json
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -19,11 +20,14 @@ from services.shared.model.profile_document import (
     ProfileDocument,
     announced,
     promoted,
+    promoted_by_campaign,
     with_campaign,
     with_campaign_state,
+    with_promotion_at_the_end,
 )
 from services.shared.model.records import seal, unseal
-from services.shared.registry.profile_records import REMEMBERED_SECONDS
+from services.shared.registry.announce import announce
+from services.shared.registry.profile_records import REMEMBERED_SECONDS, ProfileRecords
 from services.shared.view.workers import ALIVE_SECONDS, FAILED_SECONDS, FailedProof
 from speaker_registry.errors import (
     CampaignEnded,
@@ -351,13 +355,44 @@ def test_housekeeping_sees_when_every_voice_has_to_be_looked_at(process: Process
     assert process.profiles.made_with([PROFILE]) != before
 
 
+def test_a_promotion_waits_for_every_process_that_answers_from_memory(world: World, process: Process) -> None:
+    """What is kept in memory must go before the operator is told that the promotion is done."""
+    waited: list[str] = []
+    records = ProfileRecords(process.shared, world.clock, wait=lambda: waited.append("for all"))
+    for fingerprint in (A, B):
+        announce(records, encoder(fingerprint), worker="w")
+    records.change(PROFILE, partial(promoted, fingerprint=B), by="me", did="promote")
+    assert waited == []
+    records.settle()
+    assert waited == ["for all"]
+
+
+def test_a_profile_without_a_worker_is_not_looked_for_every_second(world: World, process: Process) -> None:
+    """Every process asks for every profile of the catalogue, most of which may have no worker."""
+    asked: list[str] = []
+    read = world.store.read
+
+    def counted(key: str) -> Object:
+        asked.append(key)
+        return read(key)
+
+    world.store.read = counted  # type: ignore[method-assign]
+    for _ in range(5):
+        world.pass_time(REMEMBERED_SECONDS + 0.1)
+        assert process.profiles.fingerprint(PROFILE) == ""
+    assert asked.count(PATH) == 2, "that a document is missing is looked at a second time"
+    Process(world).announce(A)
+    world.pass_time(REMEMBERED_SECONDS + 0.1)
+    assert process.profiles.fingerprint(PROFILE) == A
+
+
 # -- limits of the document
 
 
 def test_a_document_stays_small_however_many_encoders_come() -> None:
     """A crash loop with changing weights must not fill the document."""
     document = announced(ProfileDocument(), encoder("first")).having(revision=1)
-    going = CampaignRecord(id="c", fingerprint="0", sample=1)
+    going = CampaignRecord(id="c", profile=PROFILE, fingerprint="0", sample=1)
     for number in range(MAX_CANDIDATES + 20):
         document = announced(document, encoder(str(number)))
         if number == 0:
@@ -374,7 +409,7 @@ def test_the_oldest_campaign_that_is_over_is_forgotten() -> None:
     """Campaigns are listed for people, who do not look at the fiftieth."""
     document = announced(announced(ProfileDocument(), encoder("a")).having(revision=1), encoder("b"))
     for number in range(MAX_CAMPAIGNS + 1):
-        new = CampaignRecord(id=str(number), fingerprint="b", sample=1)
+        new = campaign("b", id=str(number))
         document = with_campaign_state(with_campaign(document, new), new.id, "canceled", now=1)
     assert [one.id for one in document.campaigns] == [str(one) for one in range(1, MAX_CAMPAIGNS + 1)]
 
@@ -385,9 +420,7 @@ def test_artifacts_stay_that_are_served_or_may_be_served_after_the_next_promotio
     assert document.kept_fingerprints == set()
     for fingerprint in "abcd":
         document = announced(document, encoder(fingerprint)).having(revision=1)
-    document = with_campaign(
-        promoted(promoted(document, "b"), "a"), CampaignRecord(id="1", fingerprint="c", sample=1)
-    )
+    document = with_campaign(promoted(promoted(document, "b"), "a"), campaign("c", id="1"))
     ended = with_campaign_state(document, "1", "complete", now=1)
     assert document.kept_fingerprints == ended.kept_fingerprints == {"a", "b", "c"}
     assert promoted(ended, "c").kept_fingerprints == {"c", "a"}
@@ -398,39 +431,49 @@ def test_artifacts_stay_that_are_served_or_may_be_served_after_the_next_promotio
 
 @pytest.fixture
 def candidate(process: Process) -> Process:
-    """Return a process of a profile whose candidate has a worker."""
+    """Return a process of a profile that has a candidate."""
     process.announce(A)
     process.announce(B)
-    process.workers.beat("w2", {PROFILE: B})
     return process
+
+
+def campaign(fingerprint: str = B, **said: Any) -> CampaignRecord:
+    return CampaignRecord(**{"id": "c1", "profile": PROFILE, "fingerprint": fingerprint, "sample": 3} | said)
+
+
+def start(process: Process, new: CampaignRecord) -> ProfileDocument:
+    return process.profiles.change(PROFILE, partial(with_campaign, campaign=new), by="me", did="start")
+
+
+def change(process: Process, state: str, **said: Any) -> ProfileDocument:
+    decide = partial(with_campaign_state, campaign_id="c1", state=state, now=7, **said)
+    return process.profiles.change(PROFILE, decide, by="me", did=state)
 
 
 def test_a_campaign_is_paused_resumed_and_canceled_and_every_process_sees_it(
     world: World, candidate: Process
 ) -> None:
     """An operator can stop the extra load at any time, by whichever process."""
-    campaign = candidate.campaigns.start(PROFILE, B, by="me", sample=3, rate=2.5)
-    other = Process(world)
-    assert other.campaigns.pause(PROFILE, campaign.id, by="me").state == "paused"
-    world.pass_time(REMEMBERED_SECONDS + 0.1)
-    assert [one.state for _, one in candidate.campaigns.open()] == ["paused"]
-    assert candidate.campaigns.resume(PROFILE, campaign.id, by="me").state == "running"
-    ended = candidate.campaigns.cancel(PROFILE, campaign.id, by="me", result={"ready": 1})
-    assert (ended.state, ended.result, ended.sample, ended.rate) == ("canceled", {"ready": 1}, 3, 2.5)
-    assert candidate.campaigns.open() == []
-    with pytest.raises(
-        CampaignEnded, match=rf"Campaign '{campaign.id}' is canceled; only one that is running"
-    ):
-        candidate.campaigns.resume(PROFILE, campaign.id, by="me")
-    assert candidate.campaigns.cancel(PROFILE, campaign.id, by="me", result={}) == ended, "again"
+    start(candidate, campaign(rate=2.5))
+    change(Process(world), "paused")
+    assert candidate.profiles.read_anew(PROFILE).campaigns == (
+        campaign(rate=2.5, state="paused", changed_at=7),
+    )
+    change(candidate, "running")
+    ended = change(candidate, "canceled", result={"ready": 1})
+    assert ended.campaigns == (campaign(rate=2.5, state="canceled", changed_at=7, result={"ready": 1}),)
+    assert ended.open_campaign is None
+    with pytest.raises(CampaignEnded, match="Campaign 'c1' is canceled; only one that is running or paused"):
+        change(candidate, "running")
+    assert change(candidate, "canceled", result={}) == ended, "again"
 
 
 def test_a_state_that_a_campaign_has_already_changes_nothing(world: World, candidate: Process) -> None:
     """A repeated request must not fill the document with revisions."""
-    campaign = candidate.campaigns.start(PROFILE, B, by="me")
-    candidate.campaigns.pause(PROFILE, campaign.id, by="me")
+    start(candidate, campaign())
+    change(candidate, "paused")
     before = world.store.get(PATH)
-    candidate.campaigns.pause(PROFILE, campaign.id, by="me")
+    change(candidate, "paused")
     assert world.store.get(PATH) == before
 
 
@@ -438,42 +481,52 @@ def test_a_profile_has_one_campaign_at_a_time(world: World, candidate: Process) 
     """Two would compete for the same workers, and nobody could tell which one promotes."""
     store = Interrupted(world.store)
     other = Process(world, store=store)
-    started: list[CampaignRecord] = []
-    store.before.append(lambda: started.append(candidate.campaigns.start(PROFILE, B, by="me")))
-    with pytest.raises(CampaignOpen, match=r"Profile 'ecapa': Campaign '.*' for .* is running") as caught:
-        other.campaigns.start(PROFILE, B, by="you")
-    assert started[0].id in caught.value.message
-    assert len(candidate.campaigns.of_profile(PROFILE)) == 1
+    store.before.append(lambda: start(candidate, campaign()) and None)
+    with pytest.raises(CampaignOpen, match=r"Campaign 'c1' of profile 'ecapa' for .* is running"):
+        start(other, campaign(id="c2"))
+    assert [one.id for one in other.profiles.read_anew(PROFILE).campaigns] == ["c1"]
 
 
 def test_a_promotion_at_the_end_joins_the_campaign_of_its_encoder(candidate: Process) -> None:
     """An operator who decides later must not have to start again."""
-    campaign = candidate.campaigns.start(PROFILE, B, by="me")
-    joined = candidate.campaigns.promote_when_complete(PROFILE, B, by="me", force=True)
-    assert (joined.id, joined.promotes, joined.force) == (campaign.id, True, True)
     candidate.announce(C)
-    candidate.workers.beat("w3", {PROFILE: C})
+    document = start(candidate, campaign())
+    joined = with_promotion_at_the_end(document, campaign(id="c2", force=True, created_at=9))
+    assert joined.campaigns == (campaign(promotes=True, force=True, changed_at=9),)
     with pytest.raises(CampaignOpen):
-        candidate.campaigns.promote_when_complete(PROFILE, C, by="me")
-    candidate.campaigns.cancel(PROFILE, campaign.id, by="me", result={})
-    assert candidate.campaigns.promote_when_complete(PROFILE, C, by="me").promotes
+        with_promotion_at_the_end(document, campaign(C, id="c2"))
+    ended = with_campaign_state(document, "c1", "canceled", now=8)
+    assert with_promotion_at_the_end(ended, campaign(C, id="c2")).open_campaign == campaign(C, id="c2")
 
 
-def test_a_campaign_that_an_operator_cancels_is_not_ended_in_another_way(candidate: Process) -> None:
-    """The runner may come to its end in the same moment."""
-    campaign = candidate.campaigns.start(PROFILE, B, by="me")
-    candidate.campaigns.cancel(PROFILE, campaign.id, by="me", result={})
-    with pytest.raises(CampaignEnded):
-        candidate.campaigns.end(PROFILE, campaign.id, "complete", result={})
-    assert candidate.campaigns.get(PROFILE, campaign.id).state == "canceled"
+def test_a_campaign_promotes_its_encoder_in_the_change_that_ends_it(candidate: Process) -> None:
+    """No process may die between the two."""
+    document = start(candidate, campaign())
+    ended = promoted_by_campaign(document, "c1", now=7, result={"ready": 3})
+    assert ended.campaigns == (campaign(state="promoted", changed_at=7, result={"ready": 3}),)
+    assert (ended.fingerprint, ended.former_fingerprints, ended.candidates) == (B, (A,), ())
+
+
+@pytest.mark.parametrize("state", ["paused", "canceled"])
+def test_a_campaign_that_an_operator_stops_in_its_last_moment_promotes_nothing(
+    world: World, candidate: Process, state: str
+) -> None:
+    """The runner may come to its end in the same moment, and the operator was told that it stopped."""
+    start(candidate, campaign(promotes=True))
+    store = Interrupted(world.store)
+    runner = Process(world, store=store)
+    store.before.append(lambda: change(candidate, state) and None)
+    decide = partial(promoted_by_campaign, campaign_id="c1", now=7, result={})
+    runner.profiles.change(PROFILE, decide, by="campaign", did="promote")
+    document = candidate.profiles.read_anew(PROFILE)
+    assert (document.fingerprint, document.campaigns[0].state) == (A, state)
 
 
 def test_a_promotion_half_way_leaves_room_for_the_next_campaign(candidate: Process) -> None:
     """A campaign whose encoder is current has nothing left to do, whether or not its runner noticed."""
-    candidate.campaigns.start(PROFILE, B, by="me")
-    candidate.promote(B)
-    candidate.workers.beat("w1", {PROFILE: A})
-    assert candidate.campaigns.start(PROFILE, A, by="me").fingerprint == A
+    start(candidate, campaign())
+    candidate.promote(B, force=True)
+    assert start(candidate, campaign(A, id="c2")).open_campaign == campaign(A, id="c2")
 
 
 def test_a_campaign_that_makes_no_sense_is_refused_and_changes_nothing(
@@ -481,18 +534,12 @@ def test_a_campaign_that_makes_no_sense_is_refused_and_changes_nothing(
 ) -> None:
     """Each refusal says what was wrong, with the value."""
     before = world.store.get(PATH)
-    with pytest.raises(EncoderCurrent):
-        candidate.campaigns.start(PROFILE, A, by="me")
-    with pytest.raises(EncoderUnknown):
-        candidate.campaigns.start(PROFILE, C, by="me")
-    with pytest.raises(ProfileUnknown):
-        candidate.campaigns.of_profile("nothing")
-    for act in (candidate.campaigns.get, lambda *one: candidate.campaigns.pause(*one, by="me")):
-        with pytest.raises(CampaignNotFound, match="no campaign 'nothing' of profile 'ecapa'"):
-            act(PROFILE, "nothing")
-    world.pass_time(ALIVE_SECONDS + 1)
-    with pytest.raises(EncoderUnserved, match=r"No live worker has .* before a campaign can use it"):
-        candidate.campaigns.start(PROFILE, B, by="me")
+    with pytest.raises(EncoderCurrent, match=A):
+        start(candidate, campaign(A))
+    with pytest.raises(EncoderUnknown, match=C):
+        start(candidate, campaign(C))
+    with pytest.raises(CampaignNotFound, match="no campaign 'c1'"):
+        change(candidate, "paused")
     assert world.store.get(PATH) == before
 
 

@@ -11,8 +11,8 @@ import pytest
 import redis
 from structlog.testing import capture_logs
 
-from services.shared.index import redis_access
-from services.shared.index.redis_access import Breaker, SilentServerError, connect, unavailable_without_redis
+from services.shared.view import redis_access
+from services.shared.view.redis_access import Breaker, SilentServerError, connect, unavailable_without_redis
 from speaker_registry.errors import Unavailable
 from tests.queue_workers import wait_until
 from tests.redis_commands import count_sent

@@ -9,8 +9,7 @@ import pytest
 from services.shared.bucket.connection import StoreUnfit
 from services.shared.bucket.documents import Documents
 from services.shared.bucket.layout import REGISTRY
-from services.shared.bucket.place import BucketCopied
-from services.shared.bucket.registry_identity import RegistryDocument, adopt, open_identity
+from services.shared.bucket.registry_identity import BucketCopied, RegistryDocument, adopt, open_identity
 from services.shared.configuration.settings import StoreSettings
 from services.shared.model.records import seal, unseal
 from speaker_registry.errors import Unavailable

@@ -2,39 +2,46 @@
 records.
 """
 
+import json
 from dataclasses import replace
-from typing import Any
 
-from services.shared.index.jobs import JobRecord, SeenJobs
+from services.shared.queue.seen_jobs import SeenJobs
+from services.shared.view.job_records import JobRecord
 
 
-def claimed(number: int) -> dict[str, Any]:
-    """The event of a claim, as the index tells it."""
+def claimed(number: int) -> dict[str, str]:
+    """Return the event of a claim, as the view tells it."""
     job = {
         "id": f"job_{number}",
         "ns": "default",
         "slug": "alice",
         "name": "Alice",
         "vuid": "0" * 32,
-        "number": 1,
+        "number": "1",
         "profile": "ecapa",
         "fingerprint": "",
-        "forced": False,
-        "max_attempts": 3,
+        "forced": "false",
+        "max_attempts": "3",
         "queue": "extract",
-        "state": "queued",
-        "build": 2,
-        "created_at": "1800000000.125",
+        "build": "2",
     }
-    return {"type": "job.updated", "speaker": "default/alice", "job": job["id"], "claimed": job}
+    return {
+        "what": "job",
+        "speaker": "default/alice",
+        "at": "1800000000.125",
+        "job": job["id"],
+        "state": "queued",
+        "claimed": json.dumps(job),
+    }
 
 
 def test_an_event_tells_what_a_job_was_claimed_for():
     jobs = SeenJobs()
     jobs.hear(claimed(1))
-    jobs.hear({"type": "voice.deleted", "speaker": "default/alice"})
+    jobs.hear({"what": "voice.deleted", "speaker": "default/alice"})
     heard = jobs.get("job_1")
-    assert heard == JobRecord.read({key: str(value) for key, value in claimed(1)["claimed"].items()})
+    told = json.loads(claimed(1)["claimed"])
+    assert heard == JobRecord.read({**told, "state": "queued", "created_at": "1800000000.125"})
     assert (heard.build, heard.created_at, heard.forced) == (2, 1800000000.125, False)
 
 

@@ -58,6 +58,15 @@ def test_a_wrong_value_is_shown(monkeypatch: pytest.MonkeyPatch):
     assert told(RegistrySettings, max_attempts="9").endswith("a whole number from 1 to 4; it is '9'")
 
 
+def test_a_voice_has_no_more_versions_than_its_document_holds():
+    """A document holds all versions of a voice, and every change of the voice writes it anew. An operator who
+    asks for more learns the limit at the start, and not at an upload.
+    """
+    refused = told(RegistrySettings, SPEAKER_MAX_VERSIONS="201")
+    assert refused == "SPEAKER_MAX_VERSIONS: accepted: a whole number from 1 to 200; it is '201'"
+    assert RegistrySettings().max_versions == RegistrySettings(max_versions=200).max_versions == 200
+
+
 def test_a_value_is_not_told_twice():
     """Our own messages name it."""
     said = told(EmbeddedSettings, profiles="qwen3")

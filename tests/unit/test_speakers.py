@@ -7,12 +7,15 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
+import numpy as np
 import pytest
 
+from services.registry_api.operations.bring import ReadyArtifact, Room, bring
+from services.shared.bucket.documents import CHANGE_SECONDS
 from services.shared.bucket.layout import document_key
 from services.shared.bucket.store import Moved
-from services.shared.bucket.stored_bytes import StoredBytes
 from services.shared.model.document import SpeakerDocument
+from services.shared.registry.extract import extract
 from services.shared.registry.fail import fail
 from services.shared.registry.parsed import MissingSpeakers, ParsedDocuments
 from services.shared.view.agenda import ANNOUNCED_SECONDS
@@ -35,6 +38,7 @@ from speaker_registry.errors import (
     VoiceNotFound,
     VoiceUnreadable,
 )
+from tests.faults import lost, with_faults
 from tests.memory_registry import CODEC, ECAPA, NS, ROOMY, Registry, World, id_of
 
 HOUR, DAY = 3600.0, 86_400.0
@@ -50,46 +54,6 @@ def world() -> World:
 @pytest.fixture
 def registry(world: World) -> Registry:
     return world.process()
-
-
-class Faulty:
-    """A store that fails at the next calls of some of its methods, before or after they are done."""
-
-    def __init__(self, store: Any) -> None:
-        self._store = store
-        self.faults: list[tuple[str, str, Callable[[], None]]] = []
-        """Each is a method, `before` or `after`, and what happens then."""
-
-    def __getattr__(self, method: str) -> Any:
-        does = getattr(self._store, method)
-        if not self.faults or self.faults[0][0] != method:
-            return does
-
-        def call(*args: Any, **options: Any) -> Any:
-            _, when, happens = self.faults.pop(0)
-            if when == "before":
-                happens()
-            found = does(*args, **options)
-            if when == "after":
-                happens()
-            return found
-
-        return call
-
-
-def lost() -> None:
-    raise Unavailable("The object store did not answer.")
-
-
-def with_faults(world: World, *faults: tuple[str, str, Callable[[], None]]) -> Registry:
-    """Return a process whose store fails so."""
-    registry = world.process()
-    store = Faulty(world.store)
-    registry.speakers.documents._store = store  # type: ignore[assignment]
-    registry.blobs = StoredBytes(store)  # type: ignore[arg-type]
-    registry.generation.for_reading()
-    store.faults = list(faults)
-    return registry
 
 
 def after_damage(world: World) -> None:
@@ -219,6 +183,14 @@ def test_a_document_has_room_for_so_many_bytes(world: World) -> None:
         registry.register("wren", 1, description="d" * 2_000)
 
 
+def test_a_voice_whose_document_is_full_can_be_deleted(registry: Registry) -> None:
+    """A change that takes away always fits, although the document says what was deleted and when."""
+    registry.register("wren", 1)
+    registry.speakers.max_document_bytes = len(registry.document("wren").to_bytes())
+    registry.delete("wren")
+    assert not registry.document("wren").live
+
+
 # The view
 
 
@@ -228,6 +200,28 @@ def test_a_voice_that_the_view_lacks_is_read_from_the_bucket(world: World, regis
     world.lose_redis()
     assert registry.find("wren").document.newest.number == 1
     assert registry.register("wren", 2).version.number == 2
+
+
+def test_a_voice_that_process_and_view_lose_at_once_is_read_from_the_bucket(world: World) -> None:
+    """A request that relied on this process' copy must not take what a new view lacks for missing."""
+    lose: list[Callable[[], None]] = []
+
+    def weather(what: str, call: Callable[[], Any]) -> Any:
+        found = call()
+        if lose and "hgetall" in what:
+            lose.pop()()
+        return found
+
+    registry = world.process(weather=weather)
+    registry.register("wren", 1)
+
+    def forget() -> None:
+        registry.speakers._parsed = ParsedDocuments()
+        world.lose_redis()
+
+    lose.append(forget)
+    assert registry.find("wren").document.newest.number == 1
+    assert not lose
 
 
 def test_reads_go_on_without_redis(world: World, registry: Registry) -> None:
@@ -393,6 +387,32 @@ def test_a_damaged_voice_can_be_deleted(world: World, registry: Registry) -> Non
     assert registry.register("wren", 2).version.number > 1_000
 
 
+def test_a_delete_that_stood_still_takes_nothing(world: World) -> None:
+    """What its name stands for may have been registered since."""
+    world.process().register("wren", 1)
+
+    def weather(what: str, call: Callable[[], Any]) -> Any:
+        found = call()
+        if what == "announce":
+            world.pass_time(CHANGE_SECONDS + 1)
+        return found
+
+    slow = world.process(weather=weather)
+    with pytest.raises(Unavailable, match="took too long"):
+        slow.delete("wren")
+    assert slow.document("wren").live
+
+
+def test_an_extraction_of_a_deleted_voice_does_nothing_for_its_successor(registry: Registry) -> None:
+    """The successor has the same name, and may be another person."""
+    attempt = begun(registry, registry.register("wren", 1).jobs["ecapa"])
+    registry.delete("wren")
+    registry.register("wren", 2)
+    assert not registry.publish(attempt)
+    assert registry.document("wren").newest.artifacts == {}
+    assert registry.work() == 2
+
+
 def test_a_delete_ends_the_jobs_of_the_voice(registry: Registry) -> None:
     """Those who follow a job are told, and its worker publishes nothing."""
     [job, _] = registry.register("wren", 1).jobs.values()
@@ -438,6 +458,87 @@ def test_two_workers_of_one_artifact_meet_in_the_document(world: World, registry
     assert registry.jobs.record(NS, second_job).state == "succeeded"
 
 
+def test_two_attempts_of_one_job_leave_one_artifact(registry: Registry) -> None:
+    """A worker that was taken for dead comes back. What is served stays."""
+    job = registry.register("wren", 1).jobs["ecapa"]
+    slow, quick = begun(registry, job), begun(registry, job)
+    assert (slow.number, quick.number) == (1, 2)
+    assert registry.publish(quick, 2.0)
+    served = registry.document("wren").newest.artifacts["ecapa"]
+    assert registry.publish(slow, 1.0)
+    assert registry.document("wren").newest.artifacts["ecapa"] == served
+    assert registry.jobs.record(NS, job).state == "succeeded"
+
+
+def test_an_embedding_takes_the_place_of_a_clip_at_once(registry: Registry) -> None:
+    """It needs no extraction. The clip has no transcript, so that the embedding serves as much."""
+    registry.register("wren", 1, ref_text=None)
+    registry.work()
+    embedded = registry.register_embedding("wren", 2)
+    assert embedded.jobs == {}
+    assert registry.find_version("wren", "default")[1].number == 2
+
+
+def brought(registry: Registry, value: float, *, builds: int = 9, size: int = 10**6) -> bool:
+    """Bring an embedding of the newest version."""
+    speaker = registry.find("wren")
+    tensors = {"speaker_embedding": np.full(4, value, np.float32)}
+    return bring(
+        registry.speakers,
+        registry.blobs,
+        registry.profiles,
+        room=Room(builds=builds, bytes=size),
+        speaker=speaker,
+        version=speaker.document.newest,
+        profile="ecapa",
+        given=ReadyArtifact(tensors=tensors, fingerprint="f1"),
+        by="key",
+    )
+
+
+def test_artifacts_that_are_brought_count_and_those_that_are_made_do_not(registry: Registry) -> None:
+    """They are as large as their sender likes."""
+    registry.register("wren", 1)
+    before = registry.speakers.usage_so_far(NS).bytes
+    registry.work()
+    assert registry.speakers.usage_so_far(NS).bytes == before
+    assert brought(registry, 2.0)
+    [*_, record] = registry.document("wren").newest.artifacts["ecapa"]
+    assert registry.speakers.usage_so_far(NS).bytes == before + record.size
+    registry.delete("wren")
+    assert registry.speakers.usage_so_far(NS).bytes == 0
+
+
+def test_an_artifact_that_there_is_no_room_for_leaves_nothing_behind(
+    world: World, registry: Registry
+) -> None:
+    registry.register("wren", 1)
+    stored = dict(world.store.objects)
+    with pytest.raises(QuotaExceeded, match=r"Artifact of \d+ bytes refused"):
+        brought(registry, 2.0, size=100)
+    assert world.store.objects == stored
+
+
+def test_an_artifact_is_made_so_often_and_no_more(registry: Registry) -> None:
+    """Each build leaves bytes that do not count. Without force, what there is serves on."""
+    registry.register("wren", 1)
+    registry.work()
+    assert brought(registry, 2.0)
+
+    def ask(*, force: bool) -> dict[str, str]:
+        speaker = registry.find("wren")
+        newest = speaker.document.newest
+        return extract(
+            registry.jobs, registry.profiles, speaker, newest, ["ecapa"], force=force, max_builds=2
+        )
+
+    with pytest.raises(QuotaExceeded, match=r"made 2 times already.*SPEAKER_MAX_BUILDS"):
+        ask(force=True)
+    with pytest.raises(QuotaExceeded, match="made 2 times already"):
+        brought(registry, 3.0, builds=2)
+    assert ask(force=False) == {}
+
+
 def test_an_artifact_of_the_wrong_shape_is_refused(registry: Registry) -> None:
     """A worker with a defect must not put anything into service."""
     attempt = begun(registry, registry.register("wren", 1).jobs["ecapa"])
@@ -468,6 +569,19 @@ def test_an_artifact_of_a_candidate_is_published_ahead_and_changes_nothing_that_
     assert "ecapa" not in version.served
 
 
+def test_a_candidate_that_fails_leaves_what_is_said_of_the_current_encoder(registry: Registry) -> None:
+    """A campaign's failure is the campaign's. The voice waits for the current encoder as before."""
+    attempt = begun(registry, registry.register("wren", 1).jobs["ecapa"])
+    of_candidate = replace(attempt, provenance=replace(attempt.provenance, fingerprint="f2"))
+    error = ExtractorFailed("a defect")
+    error.retryable = False
+    fail(registry.speakers, registry.jobs, registry.profiles, of_candidate, error)
+    version = registry.document("wren").newest
+    assert version.failure("ecapa") is version.failure("ecapa", "f1") is None
+    found = version.failure("ecapa", "f2")
+    assert found == found.having(code=error.code, ahead=True)
+
+
 def test_a_failed_attempt_is_tried_again_and_given_up_at_last(registry: Registry) -> None:
     """A failure in the document keeps it from being tried for ever."""
     job = registry.register("wren", 1).jobs["ecapa"]
@@ -475,7 +589,7 @@ def test_a_failed_attempt_is_tried_again_and_given_up_at_last(registry: Registry
         attempt = begun(registry, job)
         fail(registry.speakers, registry.jobs, registry.profiles, attempt, ExtractorOutOfMemory("no memory"))
     assert registry.jobs.record(NS, job).state == "failed"
-    assert registry.document("wren").newest.failures["ecapa"].attempts == 3
+    assert registry.document("wren").newest.failure("ecapa").attempts == 3
     registry.settle("wren")
     assert "ecapa" not in {one["profile"] for one in registry.queue.waiting.values()}
 
@@ -486,7 +600,7 @@ def test_a_failure_that_is_final_is_given_up_at_once(registry: Registry) -> None
     error = ExtractorFailed("a defect")
     error.retryable = False
     fail(registry.speakers, registry.jobs, registry.profiles, begun(registry, job), error)
-    assert registry.document("wren").newest.failures["ecapa"].code == error.code
+    assert registry.document("wren").newest.failure("ecapa").code == error.code
 
 
 def test_a_canceled_job_publishes_nothing(registry: Registry) -> None:
@@ -558,7 +672,7 @@ def test_a_job_that_the_queue_gave_up_becomes_a_failure(registry: Registry) -> N
     job = registry.register("wren", 1).jobs["ecapa"]
     registry.queue.failed.add(job)
     registry.settle("wren")
-    assert registry.document("wren").newest.failures["ecapa"].code == "lease_expired"
+    assert registry.document("wren").newest.failure("ecapa").code == "lease_expired"
 
 
 def test_a_job_that_waits_keeps_its_claim(world: World, registry: Registry) -> None:
@@ -669,7 +783,7 @@ def test_every_change_is_told(registry: Registry, world: World) -> None:
     registry.work()
     stream = world.server.data[events_key(registry.generation.for_reading())]
     told = [event["what"] for event in stream if event["what"] != "job"]
-    assert told == ["registered", "versions", "aliases", "artifacts", "artifacts"]
+    assert told == ["version.created", "artifact.ready", "artifact.ready"]
 
 
 # What a process keeps

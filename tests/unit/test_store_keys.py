@@ -6,9 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.shared.bucket.facts import commit
 from services.shared.bucket.store import MAX_KEY_BYTES, check_key, check_prefix
-from tests.simulation.store import PerfectStore
 
 PART = st.from_regex(r"[A-Za-z0-9._-]{1,40}", fullmatch=True).filter(lambda part: part not in (".", ".."))
 
@@ -100,12 +98,3 @@ def test_any_other_prefix_is_refused(prefix: str) -> None:
     """A prefix `al` would list `alice` too."""
     with pytest.raises(ValueError, match=r"not a key|ends with"):
         check_prefix(prefix)
-
-
-@pytest.mark.parametrize("key", ["x", "default/v/alice/r/x", f"default/v/alice/d/{32 * '0'}/blob/{64 * '0'}"])
-def test_only_facts_are_committed(key: str):
-    """A fact that no release can read back would be lost without a word."""
-    store = PerfectStore(lambda: 1_790_000_000.0)
-    with pytest.raises(ValueError, match="is not the key of a fact"):
-        commit(store, key)
-    assert not store.list("").objects

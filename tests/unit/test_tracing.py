@@ -48,7 +48,7 @@ with tracing.span("a", kind="server") as span:
     span.fail("d")
 assert tracing.traceparent() is None and not tracing.is_on()
 trace_export.stop()
-import services.shared.registry.opening, services.shared.registry.publication
+import services.shared.registry.opening, services.shared.registry.publish
 import services.extractor_worker.process
 for name in ("services.shared.telemetry.open_telemetry", "opentelemetry.sdk.trace", "opentelemetry.exporter"):
     assert name not in sys.modules, name

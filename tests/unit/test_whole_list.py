@@ -109,7 +109,7 @@ def test_a_list_that_cannot_be_finished_is_cut_off():
     pages = Pages(10)
 
     def away(_: str) -> VoicePage:
-        return VoicePage([], "v", True, of_facts=True)
+        return VoicePage([], "v", True, of_bucket=True)
 
     async def main() -> None:
         listed = WholeList(pages.find(""), away, pages.entries, FairQueue(1), "")

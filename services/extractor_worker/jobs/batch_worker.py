@@ -40,8 +40,8 @@ from services.extractor_worker.jobs.heartbeat import EXIT_UNFINISHED, Heartbeat
 from services.extractor_worker.jobs.leases import Batch, JobLeases, Recorded
 from services.extractor_worker.jobs.queue_maintenance import QueueMaintenance
 from services.shared.configuration.settings import WorkerSettings
-from services.shared.index.redis_access import ANSWER_SECONDS, CONNECT_SECONDS
 from services.shared.queue.rq_jobs import JobQueue, QueuedJob
+from services.shared.view.redis_access import ANSWER_SECONDS, CONNECT_SECONDS
 
 log = structlog.get_logger(__name__)
 

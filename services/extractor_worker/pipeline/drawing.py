@@ -6,14 +6,15 @@ import structlog
 from structlog.contextvars import bound_contextvars
 
 from services.shared.audio import ReferenceAudio
-from services.shared.bucket.keys import SpeakerId
 from services.shared.bucket.pictures import store_pictures
 from services.shared.bucket.store import Store
-from services.shared.index.speaker_index import SpeakerIndex, VersionSelection
-from services.shared.model.domain import SpeakerVersion
+from services.shared.bucket.stored_bytes import StoredBytes
 from services.shared.model.pictures import Picture
+from services.shared.model.records import Version
+from services.shared.model.speaker import SpeakerId
 from services.shared.queue.rq_jobs import QueuedJob
 from services.shared.registry.repair import Decode, sound_rendition
+from services.shared.registry.speakers import Speakers
 from speaker_registry.errors import ExtractorFailed, SpeakerRegistryError, Unavailable
 
 log = structlog.get_logger()
@@ -29,9 +30,12 @@ class Drawing:
     the picture makes another job.
     """
 
-    def __init__(self, store: Store, index: SpeakerIndex, decode: Decode, draw: Draw) -> None:
+    def __init__(
+        self, store: Store, speakers: Speakers, blobs: StoredBytes, decode: Decode, draw: Draw
+    ) -> None:
         self._store = store
-        self._index = index
+        self._speakers = speakers
+        self._blobs = blobs
         self._decode = decode
         self._draw = draw
         self.on_progress: Callable[[], None] = lambda: None
@@ -58,13 +62,13 @@ class Drawing:
 
     def _draw_version(self, speaker_id: SpeakerId, vuid: str) -> str:
         version = self._version(speaker_id, vuid)
-        if version is None or version.record.clip is None:
+        if version is None or version.clip is None:
             return "superseded"
-        drawn = self._draw(sound_rendition(self._store, speaker_id, version, self._decode))
+        drawn = self._draw(sound_rendition(self._blobs, speaker_id, version, self._decode))
         if self._version(speaker_id, vuid) is None:
             return "superseded"  # deleted meanwhile, so nothing may be stored for it
         store_pictures(self._store, speaker_id, vuid, drawn)
         return "drawn"
 
-    def _version(self, speaker_id: SpeakerId, vuid: str) -> SpeakerVersion | None:
-        return self._index.look(speaker_id, VersionSelection(vuid=vuid)).speaker.by_vuid(vuid)
+    def _version(self, speaker_id: SpeakerId, vuid: str) -> Version | None:
+        return self._speakers.read(speaker_id).document.version(vuid)

@@ -3,7 +3,7 @@
 Preparing and publishing run on threads, so that the device waits for neither bucket nor resampler. The device
 encodes as many clips at once as the extractor's `batch_seconds` allows, so that the other clips of a batch
 change an artifact by no more than rounding errors, and on a CPU not at all. One bad clip fails alone. If a
-batch is too much for the device, it is halved. An outage of bucket or index is no clip's fault: the handler
+batch is too much for the device, it is halved. An outage of bucket or Redis is no clip's fault: the handler
 waits for its end, and the outage uses up no attempts. If the device is lost, the process ends, and another
 process gets its jobs.
 """
@@ -22,10 +22,11 @@ import structlog
 from structlog.contextvars import bound_contextvars
 
 from services.extractor_worker.jobs.heartbeat import EXIT_UNFINISHED
+from services.extractor_worker.pipeline.attempts import Attempts
 from services.extractor_worker.pipeline.extractor import DeviceLost, Extractor
-from services.shared.bucket.keys import SpeakerId
+from services.shared.model.speaker import SpeakerId
 from services.shared.queue.rq_jobs import QueuedJob, profile_of
-from services.shared.registry.publication import Attempt, Provenance, Publisher
+from services.shared.registry.publish import Attempt, Provenance
 from services.shared.telemetry import tracing
 from services.shared.telemetry.metrics import BATCH_SIZE, COMPUTE_SECONDS
 from speaker_registry.errors import (
@@ -64,7 +65,7 @@ class _PipelineItem:
     @property
     def seconds(self) -> float:
         """Return the length of the clip in seconds."""
-        clip = self.attempt.version.record.clip
+        clip = self.attempt.version.clip
         assert clip is not None
         return clip.seconds
 
@@ -91,18 +92,18 @@ class Extraction:
         loaded_profiles: the loaded profiles by name.
         threads: how many clips are read, prepared or published at the same time. They do not limit how many
             clips the device encodes at once.
-        retry_seconds: how long a failing step is retried while bucket and index answer.
+        retry_seconds: how long a failing step is retried while bucket and Redis answer.
     """
 
     def __init__(
         self,
-        publisher: Publisher,
+        attempts: Attempts,
         loaded_profiles: Mapping[str, LoadedProfile],
         *,
         threads: int,
         retry_seconds: float = 60,
     ) -> None:
-        self._publisher = publisher
+        self._attempts = attempts
         self._loaded_profiles = loaded_profiles
         self._threads = threads
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="clip")
@@ -145,7 +146,7 @@ class Extraction:
         with bound_contextvars(job_id=job.id):
             loaded = self._loaded_profile(job)
             speaker_id = SpeakerId.parse(str(job.kwargs["speaker"]))
-            attempt = self._retried(lambda: self._publisher.take(job.id, speaker_id, loaded.provenance))
+            attempt = self._retried(lambda: self._attempts.take(job.id, speaker_id, loaded.provenance))
             if attempt is None:
                 return None
             with _step("prepare", loaded, [attempt]):
@@ -163,7 +164,7 @@ class Extraction:
     def _ready_for_device(self, attempt: Attempt, loaded: LoadedProfile) -> Any:
         if attempt.number > attempt.max_attempts:
             raise LeaseExpired(f"The worker died or hung each of the {attempt.max_attempts} times it tried.")
-        clip = self._retried(lambda: self._publisher.read_clip(attempt))
+        clip = self._retried(lambda: self._attempts.read_clip(attempt))
         return _or_leave(loaded, lambda: loaded.extractor.prepare(clip))
 
     def _next_device_batch(
@@ -189,7 +190,7 @@ class Extraction:
         """Encode a batch on the device, and hand the results to the threads for publication."""
         good = [clip for clip in batch if isinstance(clip, _PipelineItem) and not clip.failed]
         for clip in good:
-            self._publisher.progress(clip.attempt, "encoding", 1)
+            self._attempts.progress(clip.attempt, "encoding", 1)
         encoded = iter(self._on_device(good))
         self.on_progress()
         for one in batch:
@@ -228,11 +229,11 @@ class Extraction:
         with bound_contextvars(job_id=clip.attempt.job_id):
             outcome = clip.content
             if not isinstance(outcome, Exception):
-                self._publisher.progress(clip.attempt, "publishing", 2)
+                self._attempts.progress(clip.attempt, "publishing", 2)
                 with _step("publish", clip.loaded, [clip.attempt]):
                     outcome = self._attempt(lambda: self._publish(clip))
             if isinstance(outcome, SpeakerRegistryError):
-                self._retried(lambda: self._publisher.fail(clip.attempt, outcome))
+                self._retried(lambda: self._attempts.fail(clip.attempt, outcome))
                 if clip.attempt.number >= clip.attempt.max_attempts:
                     outcome.retryable = False  # the queue would allow further tries
             return outcome
@@ -241,13 +242,13 @@ class Extraction:
         extractor = clip.loaded.extractor
         tensors = _or_leave(clip.loaded, lambda: extractor.finish(clip.content))
         seconds = extractor.used_seconds(clip.content)
-        counted = self._retried(lambda: self._publisher.publish(clip.attempt, tensors, seconds))
+        counted = self._retried(lambda: self._attempts.publish(clip.attempt, tensors, seconds))
         return "published" if counted else "superseded"
 
     def _retried(self, step: Callable[[], Result]) -> Result:
         """Repeat a step that raises Unavailable.
 
-        While bucket or index do not answer, the step is repeated without limit, until the process stops.
+        While bucket or Redis do not answer, the step is repeated without limit, until the process stops.
         While they answer, it is repeated for `retry_seconds` in all.
         """
         left, pause = self._retry_seconds, 0.1
@@ -260,7 +261,7 @@ class Extraction:
                 log.warning("extraction.waits", reason=error.message, seconds=pause)
             time.sleep(pause)
             self.on_progress()
-            if self._publisher.in_service():
+            if self._attempts.in_service():
                 left -= pause
             pause = min(2 * pause, 2.0)
 

@@ -11,11 +11,13 @@ from dataclasses import dataclass
 
 import structlog
 from cachetools import TTLCache
+from redis import Redis
 from starlette.concurrency import run_in_threadpool
 
 from services.registry_api.access.provider_sign_in import ProviderSignIn, SignIn
 from services.registry_api.access.rate_limits import MINUTE, RateLimits
 from services.registry_api.access.tokens import JwtVerifier
+from services.registry_api.access.unknown_names import UnknownNames
 from services.registry_api.keys.api_keys import (
     ALL_SCOPES,
     ANY_NAMESPACE,
@@ -24,24 +26,20 @@ from services.registry_api.keys.api_keys import (
     is_secret_of,
     parse_token,
 )
-from services.registry_api.keys.keyring import FRESH_SECONDS, Keyring
+from services.registry_api.keys.held_keys import FRESH_SECONDS, HeldKeys
+from services.registry_api.keys.key_uses import KeyUses
 from services.registry_api.protocol.callers import ANONYMOUS, Caller
 from services.registry_api.serving.concurrency_limits import ConcurrencyLimits
 from services.registry_api.serving.slots import Slots
 from services.shared.configuration.settings import AccessSettings, ApiSettings, RateSettings
-from services.shared.index.speaker_index import SpeakerIndex
 from speaker_registry.errors import InvalidApiKey, RateLimited
 
 log = structlog.get_logger()
 
-_REFRESH_AHEAD_SECONDS = FRESH_SECONDS / 2
-"""Refresh the key list in the background when it expires in less than this."""
-_REREAD_AFTER_SECONDS = 0.05
-"""An unknown key causes the key list to be read again if the list is older than this, because another process
-may just have made the key.
-"""
+_LOOK_AHEAD_SECONDS = FRESH_SECONDS / 2
+"""Redis is asked in the background which keys have changed, when what is held is good for less than this."""
 _MAX_KEY_READS = 4
-"""This many threads may read the key list, or wait for the one that reads it."""
+"""This many threads may read keys from the bucket, or wait for another one that does."""
 _KEY_READ_WAIT_SECONDS = 10.0
 _MAX_SIGN_INS = 4
 """This many threads may wait for the OpenID provider, however many people sign in."""
@@ -70,12 +68,14 @@ class Access:
     """Authenticates callers, and holds the limits that apply to them. A process has one.
 
     Args:
-        keyring: all API keys. None: no keys are required, and every caller may do everything without limit.
+        keys: the API keys. None: no keys are required, and every caller may do everything without limit.
+        uses: remembers when each key was last used.
         rates: counts requests and uploads.
         bootstrap: an API key with all rights that is not in the bucket.
         jwts: verifies JWTs. None: no JWTs are accepted.
         provider: signs people in at the OpenID provider. None: they need an API key.
         failures_per_minute: how many requests without a valid key one address may send before it is refused.
+        unknown_names_per_minute: how many names without a voice one key may ask for; None: any number.
         waiting_requests: how many requests of one key may wait at once; None: any number.
         arriving_uploads: how many uploads of one key may be arriving at once; None: any number.
         connections: how many connections this process serves. All keys of a namespace together may occupy a
@@ -84,18 +84,20 @@ class Access:
 
     def __init__(
         self,
-        keyring: Keyring | None = None,
+        keys: HeldKeys | None = None,
+        uses: KeyUses | None = None,
         *,
         rates: RateLimits | None = None,
         bootstrap: Token | None = None,
         jwts: JwtVerifier | None = None,
         provider: ProviderSignIn | None = None,
         failures_per_minute: int = 60,
+        unknown_names_per_minute: int | None = None,
         waiting_requests: int | None = None,
         arriving_uploads: int | None = None,
         connections: int | None = None,
     ) -> None:
-        self.required = keyring is not None
+        self.required = keys is not None
         quarter = max(1, connections // 4) if connections is not None else None
         self.waiting_requests = ConcurrencyLimits(
             "waiting requests", of_key=waiting_requests, of_namespace=quarter
@@ -104,7 +106,9 @@ class Access:
             "arriving uploads", of_key=arriving_uploads, of_namespace=quarter
         )
         self.rate_limits = rates or RateLimits.unlimited()
-        self._keyring = keyring
+        self.unknown_names = UnknownNames(self.rate_limits, unknown_names_per_minute)
+        self._keys = keys
+        self._uses = uses
         self._bootstrap = bootstrap
         self._jwts = jwts
         self.provider = provider
@@ -113,7 +117,7 @@ class Access:
         """The number of failures by address and minute."""
         self._verified_jwts: TTLCache[bytes, _VerifiedJwt] = TTLCache(_MAX_JWTS, ttl=_JWT_REMEMBERED_SECONDS)
         """Verified JWTs by the SHA-256 of their text."""
-        self._refreshing: asyncio.Task[None] | None = None
+        self._listening: asyncio.Task[None] | None = None
         self._key_reads = Slots(
             _MAX_KEY_READS,
             wait_seconds=_KEY_READ_WAIT_SECONDS,
@@ -133,10 +137,10 @@ class Access:
             RateLimited: the address has sent too many invalid ones.
             Unavailable: the keys cannot be read.
         """
-        if self._keyring is None:
+        if self._keys is None:
             return ANONYMOUS
         try:
-            return await self._known_caller(self._keyring, sent, address)
+            return await self._known_caller(self._keys, sent, address)
         except InvalidApiKey:
             self._count_failure(address)
             raise
@@ -163,19 +167,19 @@ class Access:
 
         This assigns requests to tenants before they are admitted. Only `authenticate` authenticates them.
         """
-        if self._keyring is None:
+        if self._keys is None:
             return ANONYMOUS
         token = parse_token(sent) if sent is not None else None
         if token is None:
             return self._cached_jwt_caller(sent or "")
         if self._is_bootstrap(token):
             return _bootstrap_caller(token)
-        key = self._keyring.find(token.id)
-        if key is None or not is_secret_of(key, token) or self._keyring.state(key) != "active":
+        key = self._keys.recall(token.id)
+        if key is None or not is_secret_of(key, token) or self._keys.state(key) != "active":
             return None
         return _key_caller(key)
 
-    async def _known_caller(self, keyring: Keyring, sent: str | None, address: str) -> Caller:
+    async def _known_caller(self, keys: HeldKeys, sent: str | None, address: str) -> Caller:
         if sent is None:
             raise InvalidApiKey("No API key was sent. Accepted: 'Authorization: Bearer sreg_…'.")
         if self._jwts is not None and not sent.startswith("sreg_"):
@@ -187,7 +191,7 @@ class Access:
             )
         if self._is_bootstrap(token):
             return _bootstrap_caller(token)
-        return await self._key_caller(keyring, token, address)
+        return await self._key_caller(keys, token, address)
 
     def _is_bootstrap(self, token: Token) -> bool:
         return self._bootstrap is not None and hmac.compare_digest(str(token), str(self._bootstrap))
@@ -211,35 +215,41 @@ class Access:
         known = self._verified_jwts.get(_digest(sent))
         return known.caller if known is not None else None
 
-    async def _key_caller(self, keyring: Keyring, token: Token, address: str) -> Caller:
-        await self._ensure_fresh_keys(keyring)
-        if keyring.find(token.id) is None:
-            self._check_failure_limit(address)
-            await self._read_keys(keyring)
-        key = keyring.find(token.id)
+    async def _key_caller(self, keys: HeldKeys, token: Token, address: str) -> Caller:
+        key = await self._find(keys, token.id, address)
         if not is_secret_of(key, token):
             raise InvalidApiKey("This API key is not known here.")
         assert key is not None
-        keyring.check_active(key)
-        keyring.note_use(token.id)
+        keys.check_active(key)
+        if self._uses is not None:
+            self._uses.note(token.id)
         return _key_caller(key)
 
-    async def _ensure_fresh_keys(self, keyring: Keyring) -> None:
-        """Read the key list if it has expired; refresh it in the background if it is about to expire."""
-        left = keyring.seconds_left
-        if left <= 0:
-            await self._read_keys(keyring, max_age_seconds=0.0)
-        elif left < _REFRESH_AHEAD_SECONDS and (self._refreshing is None or self._refreshing.done()):
-            self._refreshing = asyncio.create_task(self._refresh_in_background(keyring))
-
-    async def _read_keys(self, keyring: Keyring, *, max_age_seconds: float = _REREAD_AFTER_SECONDS) -> None:
+    async def _find(self, keys: HeldKeys, key_id: str, address: str) -> ApiKey | None:
+        """Return a key in any state, or None if there is none. Only what is not held is read."""
+        if keys.seconds_left < _LOOK_AHEAD_SECONDS:
+            self._listen_in_background(keys)
+        key = keys.find(key_id)
+        if key is None and self._listening is not None:
+            await asyncio.shield(self._listening)
+            key = keys.find(key_id)
+        if key is not None:
+            return key
+        if not keys.has_heard_of(key_id):
+            self._check_failure_limit(address)  # whoever guesses must not have the bucket read
         async with self._key_reads.hold():
-            await run_in_threadpool(keyring.refresh, max_age_seconds=max_age_seconds)
+            return await run_in_threadpool(keys.look, key_id)
 
-    async def _refresh_in_background(self, keyring: Keyring) -> None:
+    def _listen_in_background(self, keys: HeldKeys) -> None:
+        if self._listening is None or self._listening.done():
+            self._listening = asyncio.create_task(self._listen(keys))
+
+    async def _listen(self, keys: HeldKeys) -> None:
         try:
-            await run_in_threadpool(keyring.refresh, max_age_seconds=_REREAD_AFTER_SECONDS)
-        except Exception as error:  # noqa: BLE001 - the next request that needs the keys reads them, and fails
+            await run_in_threadpool(keys.listen, ahead_seconds=_LOOK_AHEAD_SECONDS)
+            if self._uses is not None:
+                await run_in_threadpool(self._uses.write_if_due)
+        except Exception as error:  # noqa: BLE001 - the next request that needs a key reads it, and fails
             log.warning("keys.not_looked_at", error=type(error).__name__)
 
     def _count_failure(self, address: str) -> None:
@@ -285,9 +295,14 @@ class AccessMisconfigured(Exception):
 
 
 def open_access(
-    api: ApiSettings, access: AccessSettings, rates: RateSettings, keyring: Keyring, index: SpeakerIndex
+    api: ApiSettings,
+    access: AccessSettings,
+    rates: RateSettings,
+    keys: HeldKeys,
+    uses: KeyUses,
+    redis: Redis,
 ) -> Access:
-    """Build `Access` from the settings.
+    """Build `Access` from the settings. `redis` works whatever state the view is in.
 
     Raises:
         AccessMisconfigured: keys are required but no key could make others, or strangers could get in.
@@ -300,8 +315,8 @@ def open_access(
     if reason is None:
         return Access()
     bootstrap = _bootstrap_token(access)
-    keyring.refresh()
-    if bootstrap is None and access.oidc_issuer is None and not _has_admin_key(keyring):
+    keys.check_listing()
+    if bootstrap is None and access.oidc_issuer is None and not _has_admin_key(keys):
         raise AccessMisconfigured(
             f"{reason}, so requests need an API key, and there is none that could make others. Write one "
             "with `python -m services.registry_api new-key --out FILE`, and set "
@@ -309,12 +324,14 @@ def open_access(
         )
     jwts = JwtVerifier(access) if access.oidc_issuer else None
     return Access(
-        keyring,
-        rates=RateLimits(index.ungated, rates),
+        keys,
+        uses,
+        rates=RateLimits(redis, rates),
         bootstrap=bootstrap,
         jwts=jwts,
         provider=ProviderSignIn(access, jwts) if jwts and access.oidc_client_id else None,
         failures_per_minute=rates.failures_per_minute,
+        unknown_names_per_minute=rates.unknown_names_per_minute,
         waiting_requests=rates.waiting_requests,
         arriving_uploads=rates.arriving_uploads,
         connections=api.max_connections,
@@ -335,7 +352,7 @@ def _bootstrap_token(access: AccessSettings) -> Token | None:
     return token
 
 
-def _has_admin_key(keyring: Keyring) -> bool:
+def _has_admin_key(keys: HeldKeys) -> bool:
     return any(
-        "admin" in key.record.scopes and keyring.state(key) == "active" for key in keyring.all(ANY_NAMESPACE)
+        "admin" in key.record.scopes and keys.state(key) == "active" for key in keys.all(ANY_NAMESPACE)
     )

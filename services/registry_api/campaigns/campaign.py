@@ -1,4 +1,6 @@
-"""Campaigns as values, and the rules that decide what they do next. Pure: no clock, no bucket, no Redis.
+"""What campaigns have done, and the rules that decide what they do next. Pure: no clock, no bucket, no Redis.
+
+What an operator wants of a campaign is in the document of its profile, see `profile_document`.
 
 A campaign is over every live voice. Of each voice it prepares the version that `default` serves and the
 newest one, if they need an artifact of the profile. Older versions are extracted after the promotion, when
@@ -12,11 +14,12 @@ from typing import Literal, Self
 import numpy as np
 from pydantic import Field
 
-from services.shared.index.reading import IndexedSpeaker
-from services.shared.model.domain import Record, SpeakerVersion
-from services.shared.registry.status import ProfileStatus, profile_status
+from services.shared.model.document import SpeakerDocument
+from services.shared.model.profile_document import CampaignRecord
+from services.shared.model.records import Record, Version
+from services.shared.model.speaker import Speaker
+from services.shared.model.status import ProfileStatus, profile_status
 from speaker_registry.engine import Profile
-from speaker_registry.schemas import CampaignState
 
 MAX_WALKS = 3
 """Each walk through all voices finds those that were registered during the one before. What is registered
@@ -79,6 +82,11 @@ class Progress(Record):
     waits: str | None = None
     """The reason why nothing is begun now."""
 
+    @classmethod
+    def at_the_end(cls, campaign: CampaignRecord) -> Self | None:
+        """Return the progress at the end of a campaign; None if it is not over."""
+        return cls.model_validate(campaign.result) if campaign.result is not None else None
+
     @property
     def done(self) -> int:
         return self.ready + self.failed + self.skipped
@@ -117,39 +125,6 @@ class Progress(Record):
         )
 
 
-class Campaign(Record):
-    """A campaign as the last change left it. The JSON is the body of a fact."""
-
-    id: str
-    profile: str
-    fingerprint: str
-    """The encoder whose workers prepare the voices."""
-    sample: int
-    """The number of voices of which the old and the new artifacts are compared."""
-    rate: float | None = None
-    """The highest number of voices for each second. None sets no limit."""
-    promotes: bool = False
-    """True if the encoder is promoted once it has an artifact of every voice."""
-    force: bool = False
-    """True if the encoder is promoted even if no live worker has it then."""
-    state: CampaignState = "running"
-    step: int = 1
-    """The number of the change. The highest one counts."""
-    created_at: float
-    changed_at: float
-    result: Progress | None = None
-    """The progress at the end of a campaign that is over."""
-
-    @property
-    def open(self) -> bool:
-        """True if the campaign is not over."""
-        return self.state in {"running", "paused"}
-
-    def changed(self, now: float, **changes: object) -> Self:
-        """Return the campaign after a change at the time `now`."""
-        return self.model_copy(update={"step": self.step + 1, "changed_at": now, **changes})
-
-
 def allowed(rate: float | None, paced_until: float, now: float, most: int) -> int:
     """Return how many voices may be begun now: at most `most`, and no more than the rate of one second."""
     if rate is None:
@@ -170,12 +145,12 @@ class Examined:
     """The state of one voice with the encoder of a campaign."""
 
     state: Literal["ready", "failed", "skipped", "open"]
-    missing: tuple[SpeakerVersion, ...] = ()
+    missing: tuple[Version, ...] = ()
     """The versions that have neither an artifact nor a job."""
 
 
 def examine(
-    indexed: IndexedSpeaker, profile: Profile, fingerprint: str, wants: Callable[[SpeakerVersion], bool]
+    speaker: Speaker, profile: Profile, fingerprint: str, wants: Callable[[Version], bool]
 ) -> Examined:
     """Return where a voice stands with an encoder.
 
@@ -183,8 +158,8 @@ def examine(
         wants: returns whether a version needs the profile, although it has no artifact of it.
     """
     found = [
-        (version, profile_status(indexed, version, profile, fingerprint))
-        for version in versions_of(indexed)
+        (version, profile_status(speaker, version, profile, fingerprint))
+        for version in versions_of(speaker.document)
         if wants(version) or version.artifact(profile.name) is not None
     ]
     needed = [(version, status) for version, status in found if not status.unsupported]
@@ -198,15 +173,14 @@ def examine(
 
 
 def _is_missing(status: ProfileStatus) -> bool:
-    return status.state == "pending" and status.job_id is None and not status.undecided
+    return status.state == "pending" and status.job_id is None
 
 
-def versions_of(indexed: IndexedSpeaker) -> tuple[SpeakerVersion, ...]:
+def versions_of(document: SpeakerDocument) -> tuple[Version, ...]:
     """Return the versions that a campaign prepares: the default one, and the newest one if it is another."""
-    speaker = indexed.speaker
-    if not speaker.live:
+    if not document.live:
         return ()
-    return tuple({version.vuid: version for version in (speaker.default, speaker.newest)}.values())
+    return tuple({version.vuid: version for version in (document.default, document.newest)}.values())
 
 
 def compared(

@@ -1,27 +1,50 @@
-"""Starts, shows, pauses, resumes and cancels campaigns, as operators ask for it. Knows no HTTP."""
+"""Starts, shows, pauses, resumes and cancels campaigns, as operators ask for it. Knows no HTTP.
+
+Each change is decided on the newest document of the profile: of two operators who start a campaign at once,
+the second is refused. A change of a campaign that goes on also waits for the lock of its runner, which
+otherwise would begin further voices after the answer.
+"""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from functools import partial
 
+import structlog
 from prometheus_client.metrics_core import GaugeMetricFamily
 
-from services.registry_api.campaigns.book import CampaignBook
-from services.registry_api.campaigns.campaign import Campaign, Progress
+from services.registry_api.campaigns.campaign import Progress
+from services.registry_api.campaigns.kept_progress import KeptProgress
 from services.registry_api.campaigns.preparation import Preparation
 from services.registry_api.campaigns.runner import CampaignRunner
 from services.registry_api.campaigns.signals import campaign_signals
-from services.registry_api.operations import Operations
-from services.registry_api.operations.encoder_promotion import another_encoder, has_worker
-from services.shared.registry.parts import RegistryParts
-from speaker_registry.errors import CampaignEnded, CampaignOpen, EncoderUnserved
-from speaker_registry.schemas import DEFAULT_SAMPLE
+from services.registry_api.operations.promote import another_encoder, expect_worker
+from services.shared.bucket.store import ObjectStore
+from services.shared.bucket.stored_bytes import StoredBytes
+from services.shared.model.profile_document import (
+    CampaignRecord,
+    ProfileDocument,
+    known_campaign,
+    with_campaign,
+    with_campaign_state,
+    with_promotion_at_the_end,
+)
+from services.shared.model.profiles import ProfileCatalogue
+from services.shared.queue.jobs import Jobs
+from services.shared.registry.profile_records import ProfileRecords
+from services.shared.registry.profiles import Profiles
+from services.shared.registry.speakers import Speakers
+from services.shared.view.workers import Workers
+from speaker_registry.errors import CampaignNotFound
+from speaker_registry.schemas import DEFAULT_SAMPLE, CampaignState
+
+log = structlog.get_logger()
 
 
 @dataclass(frozen=True, slots=True)
 class ShownCampaign:
     """A campaign with what it has done so far."""
 
-    campaign: Campaign
+    campaign: CampaignRecord
     progress: Progress
 
     @property
@@ -33,16 +56,47 @@ class ShownCampaign:
 
 
 class Campaigns:
-    """Starts and changes campaigns. Methods raise `Unavailable` and `ProfileUnknown`."""
+    """Starts and changes campaigns. Methods raise `Unavailable` and `ProfileUnknown`.
 
-    def __init__(self, parts: RegistryParts, operations: Operations) -> None:
-        self._parts = parts
-        self._operations = operations
-        self._book = CampaignBook(parts)
-        self.runner = CampaignRunner(parts, operations, self._book)
+    `by` is the caller that asks for a change, for the document and the log.
+    """
+
+    def __init__(
+        self,
+        *,
+        store: ObjectStore,
+        speakers: Speakers,
+        blobs: StoredBytes,
+        jobs: Jobs,
+        profiles: Profiles,
+        profile_records: ProfileRecords,
+        workers: Workers,
+        catalogue: ProfileCatalogue,
+    ) -> None:
+        self._clock = speakers.clock
+        self._profiles = profile_records
+        self._workers = workers
+        self._catalogue = catalogue
+        self._kept = KeptProgress(speakers.generation)
+        self._prepare = partial(
+            Preparation,
+            store=store,
+            speakers=speakers,
+            blobs=blobs,
+            jobs=jobs,
+            profiles=profiles,
+            workers=workers,
+        )
+        self.runner = CampaignRunner(profile_records, workers, catalogue, self._kept, self._prepare)
 
     def start(
-        self, profile: str, fingerprint: str, *, sample: int = DEFAULT_SAMPLE, rate: float | None = None
+        self,
+        profile: str,
+        fingerprint: str,
+        *,
+        by: str,
+        sample: int = DEFAULT_SAMPLE,
+        rate: float | None = None,
     ) -> ShownCampaign:
         """Start a campaign in which the workers of an encoder extract every voice.
 
@@ -53,47 +107,48 @@ class Campaigns:
             CampaignOpen: another campaign of the profile is not over.
         """
         self._check(profile, fingerprint)
-        with self._book.lock(wait=True):
-            self._refuse_second(profile)
-            return self._shown(self._book.write(self._new(profile, fingerprint, sample=sample, rate=rate)))
+        new = self._new(profile, fingerprint, sample=sample, rate=rate)
+        document = self._commit(profile, partial(with_campaign, campaign=new), by=by, did="start campaign")
+        return self._shown(known_campaign(document, new.id))
 
-    def promote_when_complete(self, profile: str, fingerprint: str, *, force: bool) -> ShownCampaign:
+    def promote_when_complete(
+        self, profile: str, fingerprint: str, *, by: str, force: bool = False
+    ) -> ShownCampaign:
         """Promote an encoder once it has an artifact of every voice. A campaign is started if there is none.
 
         Raises what `start` raises, the last only if the other campaign is one of another encoder.
         """
         self._check(profile, fingerprint)
-        wanted = {"promotes": True, "force": force}
-        with self._book.lock(wait=True):
-            going = self._open(profile)
-            if going is not None and going.fingerprint == fingerprint:
-                return self._shown(self._book.write(going.changed(self._parts.clock.now(), **wanted)))
-            self._refuse_second(profile)
-            new = self._new(profile, fingerprint, sample=DEFAULT_SAMPLE, rate=None)
-            return self._shown(self._book.write(new.model_copy(update=wanted)))
+        new = self._new(profile, fingerprint, sample=DEFAULT_SAMPLE, rate=None)
+        decide = partial(with_promotion_at_the_end, campaign=new.having(promotes=True, force=force))
+        with self._kept.lock(wait=True):
+            document = self._commit(profile, decide, by=by, did="promote when complete")
+        going = (one for one in reversed(document.campaigns) if one.open)
+        return self._shown(next(one for one in going if one.fingerprint == fingerprint))
 
     def of_profile(self, profile: str) -> list[ShownCampaign]:
         """Return the campaigns of a profile, the newest first."""
-        return self._all_shown(self._book.of_profile(profile))
+        self._catalogue.get(profile)
+        return self._all_shown(reversed(self._profiles.read_anew(profile).campaigns))
 
     def get(self, profile: str, campaign_id: str) -> ShownCampaign:
         """Return a campaign. Raises `CampaignNotFound`."""
-        return self._shown(self._book.get(profile, campaign_id))
+        return self._shown(self._find(profile, campaign_id))
 
-    def pause(self, profile: str, campaign_id: str) -> ShownCampaign:
+    def pause(self, profile: str, campaign_id: str, *, by: str) -> ShownCampaign:
         """Begin no further voices. Those that are under way end.
 
         Raises `CampaignNotFound`, `CampaignEnded`.
         """
-        return self._change(profile, campaign_id, lambda _: {"state": "paused"})
+        return self._to_state(profile, campaign_id, "paused", by=by)
 
-    def resume(self, profile: str, campaign_id: str) -> ShownCampaign:
+    def resume(self, profile: str, campaign_id: str, *, by: str) -> ShownCampaign:
         """Go on with a paused campaign. Raises `CampaignNotFound`, `CampaignEnded`."""
-        return self._change(profile, campaign_id, lambda _: {"state": "running"})
+        return self._to_state(profile, campaign_id, "running", by=by)
 
-    def cancel(self, profile: str, campaign_id: str) -> ShownCampaign:
+    def cancel(self, profile: str, campaign_id: str, *, by: str) -> ShownCampaign:
         """End a campaign. What was extracted stays. Raises `CampaignNotFound`, `CampaignEnded`."""
-        return self._change(profile, campaign_id, self._canceled)
+        return self._to_state(profile, campaign_id, "canceled", by=by, end=self._withdraw)
 
     def coverage(self, profile: str) -> dict[str, float]:
         """Return, by fingerprint, the share of voices that the last campaign of each encoder has covered."""
@@ -102,35 +157,17 @@ class Campaigns:
 
     def signals(self) -> list[GaugeMetricFamily]:
         """Return the metrics of campaigns. Raises nothing while Redis answers."""
-        return campaign_signals(self._book)
+        names = self._catalogue.names
+        return campaign_signals(lambda: self._profiles.copied(names).values(), self._kept)
 
     def _check(self, profile: str, fingerprint: str) -> None:
-        another_encoder(self._parts, profile, fingerprint)
-        if not has_worker(self._parts, profile, fingerprint):
-            raise EncoderUnserved(
-                f"No live worker has {fingerprint}, so nothing would make artifacts for profile '{profile}'. "
-                "Start a worker that has it first.",
-                param="fingerprint",
-            )
+        another_encoder(self._profiles, self._catalogue, profile, fingerprint)
+        expect_worker(self._workers, profile, fingerprint, " first")
 
-    def _open(self, profile: str) -> Campaign | None:
-        current = self._parts.announcements.fingerprint(profile)
-        found = (one for one in self._book.of_profile(profile) if one.open)
-        return next((one for one in found if one.fingerprint != current), None)
-
-    def _refuse_second(self, profile: str) -> None:
-        going = self._open(profile)
-        if going is not None:
-            raise CampaignOpen(
-                f"Campaign '{going.id}' of profile '{profile}' for {going.fingerprint} is {going.state}. "
-                "Wait until it is over, or cancel it first.",
-                param="fingerprint",
-            )
-
-    def _new(self, profile: str, fingerprint: str, *, sample: int, rate: float | None) -> Campaign:
-        now = self._parts.clock.now()
-        return Campaign(
-            id=self._parts.clock.new_id(),
+    def _new(self, profile: str, fingerprint: str, *, sample: int, rate: float | None) -> CampaignRecord:
+        now = self._profiles.now()
+        return CampaignRecord(
+            id=self._clock.new_id(),
             profile=profile,
             fingerprint=fingerprint,
             sample=sample,
@@ -139,34 +176,61 @@ class Campaigns:
             changed_at=now,
         )
 
-    def _change(
-        self, profile: str, campaign_id: str, change: Callable[[Campaign], dict[str, object]]
+    def _find(self, profile: str, campaign_id: str) -> CampaignRecord:
+        self._catalogue.get(profile)
+        found = self._profiles.read_anew(profile).campaign(campaign_id)
+        if found is None:
+            raise CampaignNotFound(
+                f"There is no campaign {campaign_id[:80]!a} of profile '{profile}'. GET "
+                f"/v1/profiles/{profile}/campaigns lists them.",
+                param="campaign_id",
+            )
+        return found
+
+    def _to_state(
+        self,
+        profile: str,
+        campaign_id: str,
+        state: CampaignState,
+        *,
+        by: str,
+        end: Callable[[CampaignRecord], Progress] | None = None,
     ) -> ShownCampaign:
-        """Change a campaign that is not over. A change that was made already changes nothing."""
-        with self._book.lock(wait=True):
-            campaign = self._book.get(profile, campaign_id)
-            changes = change(campaign)
-            if campaign.state == changes["state"]:
-                return self._shown(campaign)
-            if not campaign.open:
-                raise CampaignEnded(
-                    f"Campaign '{campaign_id}' is {campaign.state}; only one that is running or paused can "
-                    "be changed.",
-                    param="campaign_id",
-                )
-            return self._shown(self._book.write(campaign.changed(self._parts.clock.now(), **changes)))
+        """Change a campaign that is not over. A change that was made already changes nothing.
 
-    def _canceled(self, campaign: Campaign) -> dict[str, object]:
-        """Take back the jobs of a campaign that is not over, and return the change that ends it."""
+        Args:
+            end: ends the work of a campaign that will be over, and returns its progress.
+        """
+        with self._kept.lock(wait=True):
+            campaign = self._find(profile, campaign_id)
+            result = end(campaign).model_dump(mode="json") if end and campaign.open else None
+            decide = partial(
+                with_campaign_state,
+                campaign_id=campaign_id,
+                state=state,
+                now=self._profiles.now(),
+                result=result,
+            )
+            document = self._commit(profile, decide, by=by, did=f"campaign {state}")
+        return self._shown(known_campaign(document, campaign_id))
+
+    def _commit(
+        self, profile: str, decide: Callable[[ProfileDocument], ProfileDocument], *, by: str, did: str
+    ) -> ProfileDocument:
+        document = self._profiles.change(profile, decide, by=by, did=did)
+        log.info("campaign.changed", profile=profile, did=did, by=by)
+        return document
+
+    def _withdraw(self, campaign: CampaignRecord) -> Progress:
+        """Take back the jobs of a campaign, and return its progress."""
         progress = self._shown(campaign).progress
-        if campaign.open:
-            Preparation(self._parts, self._operations, campaign).withdraw(progress)
-        return {"state": "canceled", "result": progress.model_copy(update={"under_way": (), "waits": None})}
+        self._prepare(campaign).withdraw(progress)
+        return progress.model_copy(update={"under_way": (), "waits": None})
 
-    def _shown(self, campaign: Campaign) -> ShownCampaign:
+    def _shown(self, campaign: CampaignRecord) -> ShownCampaign:
         return self._all_shown([campaign])[0]
 
-    def _all_shown(self, campaigns: Iterable[Campaign]) -> list[ShownCampaign]:
+    def _all_shown(self, campaigns: Iterable[CampaignRecord]) -> list[ShownCampaign]:
         found = list(campaigns)
-        progress = self._book.progress(found)
+        progress = self._kept.of(found)
         return [ShownCampaign(one, progress[one.id]) for one in found]

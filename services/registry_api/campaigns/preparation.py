@@ -6,13 +6,12 @@ that no queue grows in Redis.
 """
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import cached_property
 
 import structlog
 
 from services.registry_api.campaigns.campaign import (
-    Campaign,
     Distance,
     Examined,
     Progress,
@@ -22,17 +21,18 @@ from services.registry_api.campaigns.campaign import (
     paced,
 )
 from services.registry_api.maintenance.each_speaker import safely
-from services.registry_api.operations import Operations
-from services.registry_api.operations.encoder_promotion import has_worker
-from services.shared.bucket.blobs import Unsound, read_artifact
-from services.shared.bucket.keys import SpeakerId
-from services.shared.index.reading import IndexedSpeaker
-from services.shared.index.speaker_index import VersionSelection
-from services.shared.queue.rq_jobs import preparation_queue
-from services.shared.registry.parts import RegistryParts
+from services.shared.bucket.store import ObjectStore
+from services.shared.bucket.stored_bytes import StoredBytes, Unsound
+from services.shared.model.profile_document import CampaignRecord
+from services.shared.model.speaker import SpeakerId
+from services.shared.queue.jobs import Jobs
+from services.shared.registry.pages import page
+from services.shared.registry.profiles import Profiles
+from services.shared.registry.speakers import FoundSpeaker, Speakers
+from services.shared.view.workers import Workers
 from speaker_registry.artifact import read_tensors
 from speaker_registry.errors import SpeakerRegistryError, Unavailable
-from speaker_registry.names import is_namespace, slug_of
+from speaker_registry.names import is_namespace
 
 log = structlog.get_logger()
 
@@ -52,26 +52,33 @@ class Preparation:
 
     def __init__(
         self,
-        parts: RegistryParts,
-        operations: Operations,
-        campaign: Campaign,
+        campaign: CampaignRecord,
         renew: Callable[[], object] = lambda: None,
+        *,
+        store: ObjectStore,
+        speakers: Speakers,
+        blobs: StoredBytes,
+        jobs: Jobs,
+        profiles: Profiles,
+        workers: Workers,
     ) -> None:
-        self._parts = parts
-        self._index = parts.index
-        self._statuses = operations.statuses
-        self._extractions = operations.extractions
         self._campaign = campaign
-        self._profile = parts.catalogue.get(campaign.profile)
         self._renew = renew
+        self._store = store
+        self._speakers = speakers
+        self._blobs = blobs
+        self._jobs = jobs
+        self._profiles = profiles
+        self._workers = workers
+        self._profile = profiles.get(campaign.profile)
 
     def turn(self, progress: Progress) -> Progress:
         """Count what has ended, begin what may be begun, and return the progress."""
-        now = self._parts.clock.now()
+        now = self._speakers.clock.now()
         progress = self._settled(progress)
         if self._campaign.state == "paused":
             return progress.model_copy(update={"waits": None, "per_second": None})
-        if not has_worker(self._parts, self._profile.name, self._campaign.fingerprint):
+        if not self._workers.have(self._profile.name, self._campaign.fingerprint):
             return progress.model_copy(update={"waits": NO_WORKER, "per_second": None})
         progress = progress.model_copy(update={"waits": None})
         if progress.walk == 0 or (progress.walked and not progress.under_way and not progress.finished):
@@ -79,35 +86,35 @@ class Preparation:
         return self._walked(progress, now).measured_now(now)
 
     def withdraw(self, progress: Progress) -> None:
-        """Take the jobs back that no worker has begun. Nothing of those that a worker has counts any more."""
-        queue = preparation_queue(self._profile.name, self._campaign.fingerprint)
-        for speaker_id, indexed in self._look([SpeakerId.parse(one) for one in progress.under_way]):
-            for pending in indexed.pending_extractions:
-                if (pending.profile, pending.fingerprint) == (self._profile.name, self._campaign.fingerprint):
-                    self._parts.dispatcher.remove(pending.job_id, queue)
-                    self._index.set_job(speaker_id, pending.job_id, "superseded", landing=pending)
+        """Take the jobs back that have not ended. What a worker still makes of one stays in its document."""
+        own = (self._profile.name, self._campaign.fingerprint)
+        for speaker in self._look(progress.under_way):
+            for job in speaker.open_jobs:
+                if (job.profile, job.fingerprint) == own:
+                    self._jobs.remove(job)
+                    self._jobs.end(speaker.id, job, "superseded")
 
     def _next_walk(self, progress: Progress) -> Progress:
         voices = progress.voices
         if progress.walk == 0:
-            voices = sum(self._index.usage(namespace)[0] for namespace in self._namespaces)
+            voices = sum(self._speakers.usage_so_far(one).voices for one in self._namespaces)
         first = {"namespace": "", "after": "", "walked": False, "begun": 0}
         return progress.model_copy(update={"walk": progress.walk + 1, "voices": voices, **first})
 
     @cached_property
     def _namespaces(self) -> list[str]:
         """The sorted namespaces, as they are when a turn first needs them. Later turns find newer ones."""
-        return sorted(filter(is_namespace, map(str, self._parts.store.folders(""))))
+        return sorted(filter(is_namespace, map(str, self._store.folders(""))))
 
     def _settled(self, progress: Progress) -> Progress:
         """Count the voices whose extraction has ended, and start lost ones again."""
-        left, speaker_ids = [], [SpeakerId.parse(one) for one in progress.under_way]
-        for speaker_id, indexed in self._look(speaker_ids):
-            examined = self._begun(speaker_id, self._examined(indexed))
+        left = []
+        for speaker in self._look(progress.under_way):
+            examined = self._begun(speaker, self._examined(speaker))
             if examined.state == "open":
-                left.append(str(speaker_id))
+                left.append(str(speaker.id))
             else:
-                progress = self._counted(progress, speaker_id, indexed, examined)
+                progress = self._counted(progress, speaker, examined)
         return progress.model_copy(update={"under_way": tuple(left)})
 
     def _walked(self, progress: Progress, now: float) -> Progress:
@@ -131,22 +138,28 @@ class Preparation:
     def _step(self, progress: Progress, most: int) -> tuple[Progress, int]:
         """Reach the next voices of a namespace, at most so many. Returns how many there were, at least 1."""
         namespace = progress.namespace
-        keys = self._index.names(namespace, after=progress.after, limit=most) if namespace else []
-        if not keys:
-            following = bisect_right(self._namespaces, namespace)
-            ended = following == len(self._namespaces)
-            update = {"walked": True} if ended else {"namespace": self._namespaces[following], "after": ""}
-            return progress.model_copy(update=update), 1
-        for speaker_id, indexed in self._look([SpeakerId(namespace, slug_of(key)) for key in keys]):
-            progress = self._reached(progress, speaker_id, indexed)
-        return progress.model_copy(update={"after": keys[-1]}), len(keys)
+        if not namespace:
+            return self._in_next_namespace(progress), 1
+        found = page(self._speakers, self._store, namespace, after=progress.after, limit=most)
+        for speaker in found.speakers:
+            progress = self._reached(progress, speaker)
+        progress = progress.model_copy(update={"after": found.last})
+        if not found.more:
+            progress = self._in_next_namespace(progress)
+        return progress, max(1, len(found.entries))
 
-    def _reached(self, progress: Progress, speaker_id: SpeakerId, indexed: IndexedSpeaker) -> Progress:
-        if str(speaker_id) in progress.under_way:
+    def _in_next_namespace(self, progress: Progress) -> Progress:
+        following = bisect_right(self._namespaces, progress.namespace)
+        if following == len(self._namespaces):
+            return progress.model_copy(update={"walked": True})
+        return progress.model_copy(update={"namespace": self._namespaces[following], "after": ""})
+
+    def _reached(self, progress: Progress, speaker: FoundSpeaker) -> Progress:
+        if str(speaker.id) in progress.under_way:
             return progress
-        examined = self._begun(speaker_id, self._examined(indexed))
+        examined = self._begun(speaker, self._examined(speaker))
         if examined.state == "open":
-            under_way = (*progress.under_way, str(speaker_id))
+            under_way = (*progress.under_way, str(speaker.id))
             new = progress.walk > 1  # it was registered, or got another version, since the walk before
             return progress.model_copy(
                 update={
@@ -157,54 +170,52 @@ class Preparation:
             )
         if progress.walk > 1:  # it was counted in an earlier walk
             return progress
-        return self._counted(progress, speaker_id, indexed, examined)
+        return self._counted(progress, speaker, examined)
 
-    def _begun(self, speaker_id: SpeakerId, examined: Examined) -> Examined:
+    def _begun(self, speaker: FoundSpeaker, examined: Examined) -> Examined:
         """Have the missing artifacts of a voice extracted. A voice that cannot be is a failed one."""
         if not examined.missing:
             return examined
 
-        def claim(one: SpeakerId) -> bool:
+        def open_jobs(speaker_id: SpeakerId) -> bool:
             for version in examined.missing:
-                self._extractions.claim(one, version, self._profile, ahead=self._campaign.fingerprint)
+                profile, fingerprint = self._profile.name, self._campaign.fingerprint
+                self._jobs.open(speaker_id, version, profile, fingerprint, ahead=True)
             return True
 
-        return examined if safely(claim, speaker_id, otherwise=False) else Examined("failed")
+        return examined if safely(open_jobs, speaker.id, otherwise=False) else Examined("failed")
 
-    def _examined(self, indexed: IndexedSpeaker) -> Examined:
+    def _examined(self, speaker: FoundSpeaker) -> Examined:
         return examine(
-            indexed,
+            speaker,
             self._profile,
             self._campaign.fingerprint,
-            lambda version: self._profile.name in self._statuses.wanted(version),
+            lambda version: self._profile.name in self._profiles.wanted(version),
         )
 
-    def _counted(
-        self, progress: Progress, speaker_id: SpeakerId, indexed: IndexedSpeaker, examined: Examined
-    ) -> Progress:
+    def _counted(self, progress: Progress, speaker: FoundSpeaker, examined: Examined) -> Progress:
         state = examined.state
         counted = progress.model_copy(update={state: getattr(progress, state) + 1})
         counted = counted.model_copy(update={"voices": max(counted.voices, counted.done)})
         if state != "ready" or progress.compared >= self._campaign.sample:
             return counted
-        return self._compared(counted, speaker_id, indexed)
+        return self._compared(counted, speaker)
 
-    def _compared(self, progress: Progress, speaker_id: SpeakerId, indexed: IndexedSpeaker) -> Progress:
+    def _compared(self, progress: Progress, speaker: FoundSpeaker) -> Progress:
         """Compare the artifacts of a voice's default version. A voice that has not both is left out."""
-        version, profile = indexed.speaker.default, self._profile.name
-        old = version.artifact(profile, self._parts.announcements.fingerprint(profile))
+        version, profile = speaker.document.default, self._profile.name
+        old = version.artifact(profile, self._profiles.fingerprint(profile))
         new = version.artifact(profile, self._campaign.fingerprint)
         if old is None or new is None or old == new:
             return progress
         try:
             before, after = (
-                read_tensors(read_artifact(self._parts.store, speaker_id, version, record))[0]
-                for record in (old, new)
+                read_tensors(self._blobs.artifact(speaker.id, version, record))[0] for record in (old, new)
             )
         except Unavailable:
             raise
         except (Unsound, SpeakerRegistryError) as error:
-            log.warning("campaign.not_compared", speaker=str(speaker_id), reason=str(error))
+            log.warning("campaign.not_compared", speaker=str(speaker.id), reason=str(error))
             return progress
         self._renew()
         distances = dict(progress.distances)
@@ -212,6 +223,7 @@ class Preparation:
             distances[name] = distances.get(name, Distance(measure=measure)).with_voice(value)
         return progress.model_copy(update={"compared": progress.compared + 1, "distances": distances})
 
-    def _look(self, speaker_ids: Sequence[SpeakerId]) -> list[tuple[SpeakerId, IndexedSpeaker]]:
-        found = self._index.look_many([(one, VersionSelection()) for one in speaker_ids])
-        return list(zip(speaker_ids, found, strict=True))
+    def _look(self, speakers: tuple[str, ...]) -> list[FoundSpeaker]:
+        """Return the speakers that are under way, except those whose document cannot be understood."""
+        found = [safely(self._speakers.read, SpeakerId.parse(one), otherwise=None) for one in speakers]
+        return [one for one in found if one is not None]

@@ -5,34 +5,58 @@ of them work, and each goes on where the last one ended.
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 
 import structlog
 from redis.exceptions import LockError
 
-from services.registry_api.campaigns.book import CampaignBook
-from services.registry_api.campaigns.campaign import Campaign, Progress
+from services.registry_api.campaigns.campaign import Progress
+from services.registry_api.campaigns.kept_progress import KeptProgress
 from services.registry_api.campaigns.preparation import NO_WORKER, Preparation
-from services.registry_api.operations import Operations
-from services.registry_api.operations.encoder_promotion import promote
-from services.shared.index.redis_access import unavailable_without_redis
-from services.shared.registry.parts import RegistryParts
+from services.registry_api.operations.promote import commit_promotion
+from services.shared.model.profile_document import (
+    CampaignRecord,
+    ProfileDocument,
+    promoted_by_campaign,
+    with_campaign_state,
+)
+from services.shared.model.profiles import ProfileCatalogue
+from services.shared.registry.profile_records import ProfileRecords
 from services.shared.telemetry.logs import LogThrottle
-from speaker_registry.errors import EncoderUnserved, Unavailable
+from services.shared.view.redis_access import unavailable_without_redis
+from services.shared.view.workers import Workers
+from speaker_registry.errors import CampaignEnded, EncoderCurrent, Unavailable
+from speaker_registry.schemas import CampaignState
 
 log = structlog.get_logger()
 
 _throttle = LogThrottle(60.0)
 _BUSY_SECONDS, _IDLE_SECONDS = 0.1, 1.0
 """The pause between two turns while something is under way, and otherwise."""
+_BY = "campaign"
+"""Documents name this as the one that ended a campaign which came to its end."""
+
+
+Prepare = Callable[[CampaignRecord, Callable[[], object]], Preparation]
+"""Builds the preparation of a campaign, with the function that keeps the lock."""
 
 
 class CampaignRunner:
     """Goes on with campaigns. Call `turn` about once a second, or let `run` do so in its own thread."""
 
-    def __init__(self, parts: RegistryParts, operations: Operations, book: CampaignBook) -> None:
-        self._parts = parts
-        self._operations = operations
-        self._book = book
+    def __init__(
+        self,
+        profiles: ProfileRecords,
+        workers: Workers,
+        catalogue: ProfileCatalogue,
+        kept: KeptProgress,
+        prepare: Prepare,
+    ) -> None:
+        self._profiles = profiles
+        self._workers = workers
+        self._catalogue = catalogue
+        self._kept = kept
+        self._prepare = prepare
 
     def run(self, stop: threading.Event) -> None:
         """Call `turn` until `stop` is set. Errors are logged, and the work is tried again."""
@@ -49,44 +73,70 @@ class CampaignRunner:
 
     def turn(self) -> bool:
         """Go on with every campaign that is not over. Returns whether anything is under way."""
-        if not any(one.open for one in self._book.all()):
+        names = [name for name in sorted(self._catalogue.names) if _open(self._profiles.read(name))]
+        if not names:
             return False
-        with self._book.lock(wait=False) as lock:
+        with self._kept.lock(wait=False) as lock:
 
             def renew() -> None:
                 with suppress(LockError), unavailable_without_redis():
                     lock.reacquire()
 
-            found = [one for one in self._book.all() if one.open]
-            progress = self._book.progress(found)
+            found = [one for name in names for one in _open(self._profiles.read_anew(name))]
+            progress = self._kept.of(found)
             busy = [self._go_on(one, progress[one.id], renew) for one in found]
         return any(busy)
 
-    def _go_on(self, campaign: Campaign, before: Progress, renew: Callable[[], None]) -> bool:
-        now = self._parts.clock.now()
-        if self._parts.announcements.fingerprint(campaign.profile) == campaign.fingerprint:
-            result = before.model_copy(update={"under_way": (), "waits": None})
-            self._book.write(campaign.changed(now, state="promoted", result=result))
+    def _go_on(self, campaign: CampaignRecord, before: Progress, renew: Callable[[], None]) -> bool:
+        if self._profiles.fingerprint(campaign.profile) == campaign.fingerprint:
+            self._end(campaign, "promoted", before.model_copy(update={"under_way": (), "waits": None}))
             return False
-        progress = Preparation(self._parts, self._operations, campaign, renew).turn(before)
+        progress = self._prepare(campaign, renew).turn(before)
         if progress.finished and campaign.state == "running":
-            progress = self._end(campaign, progress)
+            if not (campaign.promotes and progress.complete):
+                self._end(campaign, "complete", progress)
+                return True
+            if self._promote(campaign, progress):
+                return True
+            progress = progress.model_copy(update={"waits": NO_WORKER})
         if progress != before:
-            self._book.write_progress(campaign, progress)
+            self._kept.write(campaign, progress)
         return bool(progress.under_way) or progress != before
 
-    def _end(self, campaign: Campaign, progress: Progress) -> Progress:
-        """End a campaign that has reached every voice, and promote its encoder if that is wanted.
+    def _promote(self, campaign: CampaignRecord, progress: Progress) -> bool:
+        """Promote the encoder of a campaign that has reached every voice. None of them failed: otherwise an
+        operator decides.
 
-        It is not promoted if voices failed: an operator decides about them.
+        Returns False if a live worker has to have the encoder, and none has.
         """
-        state = "complete"
-        if campaign.promotes and progress.complete:
-            try:
-                promote(self._parts, campaign.profile, campaign.fingerprint, force=campaign.force)
-            except EncoderUnserved:
-                return progress.model_copy(update={"waits": NO_WORKER})
-            state = "promoted"
-        now = self._parts.clock.now()
-        self._book.write(campaign.changed(now, state=state, result=progress))
-        return progress
+        profile = campaign.profile
+        if not campaign.force and not self._workers.have(profile, campaign.fingerprint):
+            return False
+        decide = partial(
+            promoted_by_campaign,
+            campaign_id=campaign.id,
+            now=self._profiles.now(),
+            result=progress.model_dump(mode="json"),
+        )
+        with suppress(EncoderCurrent):  # an operator was first, and the next turn ends the campaign
+            commit_promotion(self._profiles, profile, decide, by=_BY)
+            self._kept.forget(campaign)
+        return True
+
+    def _end(self, campaign: CampaignRecord, state: CampaignState, progress: Progress) -> None:
+        decide = partial(
+            with_campaign_state,
+            campaign_id=campaign.id,
+            state=state,
+            now=self._profiles.now(),
+            result=progress.model_dump(mode="json"),
+        )
+        with suppress(CampaignEnded):  # an operator canceled it meanwhile
+            self._profiles.change(campaign.profile, decide, by=_BY, did=f"campaign {state}")
+            log.info("campaign.changed", campaign=campaign.id, profile=campaign.profile, state=state)
+        self._kept.forget(campaign)
+
+
+def _open(document: ProfileDocument) -> list[CampaignRecord]:
+    """Return the campaigns that are not over, the one whose encoder is current by now among them."""
+    return [one for one in document.campaigns if one.open]

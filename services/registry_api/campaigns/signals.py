@@ -1,20 +1,27 @@
 """Metrics of campaigns, read from Redis at every scrape. The newest campaign of each profile is shown."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 from prometheus_client.metrics_core import GaugeMetricFamily
 
-from services.registry_api.campaigns.book import CampaignBook
-from services.registry_api.campaigns.campaign import Campaign, Progress
+from services.registry_api.campaigns.campaign import Progress
+from services.registry_api.campaigns.kept_progress import KeptProgress
+from services.shared.model.profile_document import CampaignRecord, ProfileDocument
 from services.shared.telemetry import metrics
 from speaker_registry.errors import Unavailable
 
 
-def campaign_signals(book: CampaignBook) -> list[GaugeMetricFamily]:
-    """Return the metrics of campaigns, or none while the index cannot be used."""
+def campaign_signals(
+    documents: Callable[[], Iterable[ProfileDocument]], kept: KeptProgress
+) -> list[GaugeMetricFamily]:
+    """Return the metrics of campaigns, or none while Redis cannot be used.
+
+    Args:
+        documents: returns those of the profiles, as Redis knows them. The bucket is not read.
+    """
     try:
-        newest = {one.profile: one for one in reversed(book.copied())}
-        progress = book.progress(newest.values())
+        newest = {one.campaigns[-1].profile: one.campaigns[-1] for one in documents() if one.campaigns}
+        progress = kept.of(newest.values())
     except Unavailable:
         return []
     state, voices, rate = (
@@ -29,7 +36,7 @@ def campaign_signals(book: CampaignBook) -> list[GaugeMetricFamily]:
     return [state, voices, rate]
 
 
-def _state(campaign: Campaign, progress: Progress) -> str:
+def _state(campaign: CampaignRecord, progress: Progress) -> str:
     return "waiting" if campaign.state == "running" and progress.waits else campaign.state
 
 

@@ -5,8 +5,9 @@ from pydantic import ValidationError
 
 from services.registry_api.commands.exit_statuses import DONE, WRONG_SETTINGS
 from services.shared.bucket.connection import StoreUnfit, prepare_bucket
+from services.shared.bucket.documents import Documents
 from services.shared.bucket.opening import open_store
-from services.shared.bucket.place import make_own
+from services.shared.bucket.registry_identity import adopt
 from services.shared.configuration.explanation import explain
 from services.shared.configuration.mistyped import warn_of_unknown_variables
 from services.shared.configuration.settings import LogSettings, StoreSettings
@@ -25,7 +26,14 @@ def run() -> int:
         warn_of_unknown_variables()
         settings = StoreSettings()
         prepare_bucket(settings)
-        make_own(open_store(settings), settings, Clock())
+        store, clock = open_store(settings), Clock()
+        adopt(
+            store,
+            Documents(store, clock),
+            settings,
+            clock,
+            now=lambda: int(store.now().timestamp()),
+        )
     except ValidationError as error:
         log.error("bucket_place.failed", reason=explain(error))
         return WRONG_SETTINGS

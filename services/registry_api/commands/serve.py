@@ -3,6 +3,7 @@
 import gc
 import signal
 import sys
+from functools import partial
 
 import structlog
 import uvicorn
@@ -10,14 +11,11 @@ from pydantic import ValidationError
 
 from services.registry_api.access.authentication import AccessMisconfigured, open_access
 from services.registry_api.app import create_app
-from services.registry_api.campaigns.control import Campaigns
-from services.registry_api.dependencies import Services
-from services.registry_api.keys.keyring import Keyring
-from services.registry_api.maintenance.housekeeping import Housekeeper
+from services.registry_api.commands.wiring import campaigns_of, keys_of, services_of
+from services.registry_api.keys.forget import sweep
+from services.registry_api.keys.key_uses import KeyUses
+from services.registry_api.maintenance.housekeeping import Housekeeping
 from services.registry_api.maintenance.queue_signals import RedisSignals
-from services.registry_api.operations import Operations
-from services.registry_api.serving.event_stream import EventStream
-from services.registry_api.serving.long_polls import LongPolls
 from services.registry_api.serving.open_files import raise_limit_for
 from services.registry_api.serving.server import server_config
 from services.shared.audio import AudioDecoder
@@ -36,7 +34,7 @@ from services.shared.configuration.settings import (
     TracesSettings,
     UploadLimits,
 )
-from services.shared.registry.opening import open_parts, open_queue_connection
+from services.shared.registry.opening import open_queue_connection, open_registry
 from services.shared.telemetry import metrics, trace_export
 from services.shared.telemetry.logs import configure_logs
 from services.shared.telemetry.trace_export import TracesUnavailable
@@ -75,15 +73,15 @@ def run() -> int:
 
 def _serve() -> int:
     settings, registry, limits = _within_open_files(ApiSettings()), RegistrySettings(), UploadLimits()
-    parts = open_parts(StoreSettings(), registry)
-    operations = Operations.over(parts)
-    keyring = Keyring.over(parts)
-    campaigns = Campaigns(parts, operations)
+    opened = open_registry(StoreSettings(), registry)
+    keys, key_uses = keys_of(opened), KeyUses(opened.generation, opened.clock)
+    campaigns = campaigns_of(opened)
     metrics.REGISTRY.register(
         RedisSignals(
-            parts.index,
-            parts.announcements,
-            parts.catalogue,
+            opened.speakers.view,
+            opened.profile_records,
+            opened.workers,
+            opened.catalogue,
             open_queue_connection(registry),
             campaigns.signals,
         )
@@ -91,22 +89,25 @@ def _serve() -> int:
     metrics.listen(MetricsSettings())
     trace_export.start(TracesSettings(), "api")
     with AudioDecoder(limits) as decoder:
-        services = Services(
-            parts=parts,
-            operations=operations,
-            keyring=keyring,
+        redis = opened.generation.plain
+        services = services_of(
+            opened,
+            keys=keys,
+            key_uses=key_uses,
             decoder=decoder,
-            events=EventStream.of(parts),
-            long_polls=LongPolls(),
-            housekeeper=Housekeeper(
-                parts,
-                operations,
-                HousekeepingSettings(),
-                keyring.sweep,
-            ),
             campaigns=campaigns,
+            housekeeping=Housekeeping(
+                store=opened.store,
+                speakers=opened.speakers,
+                blobs=opened.blobs,
+                jobs=opened.jobs,
+                profiles=opened.profiles,
+                records=opened.profile_records,
+                settings=HousekeepingSettings(),
+                sweep_keys=partial(sweep, keys, key_uses),
+            ),
             limits=limits,
-            access=open_access(settings, AccessSettings(), RateSettings(), keyring, parts.index),
+            access=open_access(settings, AccessSettings(), RateSettings(), keys, key_uses, redis),
         )
         app = create_app(
             services,

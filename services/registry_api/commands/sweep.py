@@ -10,12 +10,12 @@ import structlog
 from pydantic import ValidationError
 
 from services.registry_api.commands.exit_statuses import DONE, NOT_NOW, WRONG_SETTINGS
+from services.registry_api.maintenance.sweep import ask_for_sweep
 from services.shared.configuration.explanation import explain
 from services.shared.configuration.mistyped import warn_of_unknown_variables
 from services.shared.configuration.settings import LogSettings, RegistrySettings
-from services.shared.index.announcements import ask_for_sweep
-from services.shared.index.redis_access import connect
 from services.shared.telemetry.logs import configure_logs
+from services.shared.view.redis_access import connect
 from speaker_registry.errors import Unavailable
 
 log = structlog.get_logger()

@@ -4,7 +4,7 @@ What the ordinary way has answered to a request is kept, and given again to the 
 may have it: same target, same namespace, a key that was checked a moment ago. Requests that are unusual in
 any way, and all others, take the ordinary way. An answer is given again only while this process has a fresh
 lease on the event stream, and it is dropped by any event of its voice. So it is exact: see
-`shared/index/leases.py`.
+`shared/view/leases.py`.
 """
 
 import itertools
@@ -22,7 +22,7 @@ from starlette.types import Message, Scope
 
 from services.registry_api.access.rate_limits import REQUESTS, RateLimits, Taking
 from services.registry_api.express.prepared import Key, PreparedAnswer, PreparedAnswers, new_voices_of
-from services.registry_api.keys import keyring
+from services.registry_api.keys.key_document import KeyDocument
 from services.registry_api.protocol.callers import Caller
 from services.registry_api.protocol.conditions import content_range, matches, part_of
 from services.registry_api.protocol.headers import rate_lines
@@ -30,13 +30,14 @@ from services.registry_api.protocol.signals import metrics_of
 from services.registry_api.serving.connections import OFFER
 from services.registry_api.serving.event_stream import Event, EventStream
 from services.registry_api.serving.limits import is_request_id
-from services.shared.bucket.keys import namespace_of
-from services.shared.index import announcements
+from services.shared.model.events import ADMITTED
+from services.shared.model.profile_document import ProfileDocument
+from services.shared.model.speaker import namespace_of
 from services.shared.telemetry import tracing
 from services.shared.telemetry.metrics import ARTIFACT_REQUESTS, Batch
 
-_NEW_VOICES = frozenset({"version.created", "voice.admitted"})
-"""The types of the events that may put a voice on a list. Lists that it is not on yet end with them."""
+_NEW_VOICES = frozenset({"version.created", ADMITTED})
+"""What the events say that may put a voice on a list. Lists that it is not on yet end with them."""
 _GRANT_SECONDS = 1.0
 """A key that is older than this is checked in the ordinary way again, which also notes that it was used."""
 _MAX_GRANT_BYTES = 16 * 1024**2
@@ -228,11 +229,11 @@ class ExpressLane:
 
     def _hear(self, event: Event) -> None:
         self._heard += 1
-        match event["type"]:
-            case keyring.KEYS_UPDATED:
+        match event["what"]:
+            case KeyDocument.UPDATED:
                 self._keys_changed = self._heard
                 self._drop_grants()
-            case announcements.PROFILE_UPDATED:
+            case ProfileDocument.UPDATED:
                 self._changed_before = self._heard
                 self._answers.drop_profile(event["profile"])
             case kind:

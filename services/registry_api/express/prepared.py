@@ -32,7 +32,7 @@ class PreparedAnswer:
     speakers: tuple[str, ...]
     """The speakers whose events may make the answer wrong."""
     profiles: tuple[str, ...]
-    """The profiles whose announcements may make the answer wrong."""
+    """The profiles whose encoders may make the answer wrong."""
     route: str
     """The template of the route, for metrics."""
     is_file: bool

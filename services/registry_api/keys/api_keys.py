@@ -16,9 +16,9 @@ import zlib
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
-from services.shared.model.domain import Record
+from services.shared.model.records import Record
 from speaker_registry.scopes import SCOPES
 
 ALL_SCOPES = frozenset(SCOPES)
@@ -78,9 +78,7 @@ def _checksum(text: str) -> str:
 
 
 class ApiKeyRecord(Record):
-    """The stored part of a key: the JSON of its first fact. It is never edited."""
-
-    model_config = ConfigDict(extra="allow")  # an older release must not drop what a newer one says of it
+    """What was said of a key when it was made. It is never edited."""
 
     id: str
     secret_sha256: str = Field(repr=False)

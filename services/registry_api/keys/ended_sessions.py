@@ -1,12 +1,13 @@
 """Remembers which sessions of people ended before their time, so that a copy of their cookie opens nothing.
 
-The index keeps the id of each as long as its cookie could be opened. If Redis loses them, it loses the secret
+Redis keeps the id of each as long as its cookie could be opened. If Redis loses them, it loses the secret
 of all cookies as well: see `seal`.
 """
 
+from redis import Redis
+
 from services.registry_api.keys.seal import SEALED_SECONDS
-from services.shared.index.redis_access import unavailable_without_redis
-from services.shared.index.speaker_index import SpeakerIndex
+from services.shared.view.redis_access import unavailable_without_redis
 
 _PREFIX = "sr:ended_session:"
 
@@ -14,13 +15,13 @@ _PREFIX = "sr:ended_session:"
 class EndedSessions:
     """The sessions that ended by signing out. All API processes share them. Methods raise `Unavailable`."""
 
-    def __init__(self, index: SpeakerIndex) -> None:
-        self._index = index
+    def __init__(self, redis: Redis) -> None:
+        self._redis = redis
 
     def add(self, session_id: str) -> None:
         with unavailable_without_redis():
-            self._index.ungated.set(f"{_PREFIX}{session_id}", 1, ex=SEALED_SECONDS)
+            self._redis.set(f"{_PREFIX}{session_id}", 1, ex=SEALED_SECONDS)
 
     def has(self, session_id: str) -> bool:
         with unavailable_without_redis():
-            return bool(self._index.ungated.exists(f"{_PREFIX}{session_id}"))
+            return bool(self._redis.exists(f"{_PREFIX}{session_id}"))

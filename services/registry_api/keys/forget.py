@@ -1,4 +1,4 @@
-"""Deletes the documents of API keys that ended long ago."""
+"""Deletes what is left of API keys that ended long ago."""
 
 from functools import partial
 
@@ -7,8 +7,20 @@ import structlog
 from services.registry_api.keys.held_keys import HeldKeys
 from services.registry_api.keys.key_document import KeyDocument, is_forgotten, without_children
 from services.registry_api.keys.key_rules import KEPT_SECONDS
+from services.registry_api.keys.key_uses import KeyUses
 
 log = structlog.get_logger(__name__)
+
+
+def sweep(keys: HeldKeys, uses: KeyUses) -> int:
+    """Delete the keys that ended long ago, and the times at which such keys were last used.
+
+    Returns the number of keys. Raises `Unavailable`.
+    """
+    used = uses.last().keys()  # read first, so that the listing has every key that was used
+    forgotten = forget(keys)
+    uses.forget(used - keys.documents().keys())
+    return forgotten
 
 
 def forget(keys: HeldKeys) -> int:

@@ -4,13 +4,16 @@ A process holds what it has read of each key. Redis tells in which order keys ch
 for `FRESH_SECONDS` after a look at Redis, which costs one round trip for all keys. Without Redis, and for
 keys that Redis was not told of, the document in the bucket is read again. What is held never comes from
 Redis, which could otherwise give a key any right. Knows no requests.
+
+Processes also hear of changes by the event stream. From then on they look again before they trust a key, so
+that nothing is kept in memory for a key that has ended.
 """
 
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Literal, NamedTuple, NoReturn, Protocol
+from typing import Any, Literal, NamedTuple, NoReturn, Protocol
 
 import structlog
 
@@ -41,6 +44,8 @@ _LISTING_SECONDS = 30.0
 """The documents are listed this often in the background: the process that changed one may have died before it
 told Redis.
 """
+LISTING = "keys-listed"
+"""The name of the thread that lists."""
 _MAX_HELD = 20_000
 """The largest number of ids of which something is held. Ids that do not exist count, too."""
 _STRIPES = 16
@@ -88,7 +93,11 @@ _NOTHING = KeyDocument()
 
 
 def _start_thread(do: Callable[[], None]) -> None:
-    threading.Thread(target=do, name="keys-listed", daemon=True).start()
+    threading.Thread(target=do, name=LISTING, daemon=True).start()
+
+
+def _nothing() -> None:
+    """Wait for nobody."""
 
 
 class HeldKeys:
@@ -97,6 +106,7 @@ class HeldKeys:
     Args:
         run_all: runs the reads of several keys, some at a time.
         run_in_background: runs a function without waiting for it.
+        wait: returns when every process that answers from memory has heard of it.
     """
 
     def __init__(
@@ -106,12 +116,17 @@ class HeldKeys:
         clock: Clock,
         run_all: Callable[[Iterable[Do]], None],
         run_in_background: Callable[[Callable[[], None]], None] = _start_thread,
+        *,
+        wait: Callable[[], None] = _nothing,
     ) -> None:
         self.clock = clock
         self.run_all = run_all
         self._shared = shared
         self._folder = folder
         self._run_in_background = run_in_background
+        self._wait = wait
+        self._outdated_since = float("-inf")
+        """What was held at this time is not trusted, because keys have changed since."""
         self._held: dict[str, _Held] = {}  # bounded by `_MAX_HELD`
         self._heard: _Heard | None = None
         self._hearing = threading.Lock()
@@ -120,6 +135,7 @@ class HeldKeys:
         self._reading = [threading.Lock() for _ in range(_STRIPES)]
         self._failed: dict[int, _Failure] = {}  # bounded: one for each stripe
         self._listed: dict[str, str] = {}  # bounded: keys of the last listing
+        """Key id -> what tells its document from the one before."""
         self._next_listing = float("-inf")
         self._listing = threading.Lock()
 
@@ -137,7 +153,7 @@ class HeldKeys:
         if not is_key_id(key_id):
             return _NOTHING
         asked_at = self.clock.since_boot()
-        self._listen()
+        self.listen()
         stripe = hash(key_id) % _STRIPES
         with self._reading[stripe]:
             held = self._held.get(key_id)
@@ -153,6 +169,20 @@ class HeldKeys:
         """Return what is held of a key, if that is good now. This does no I/O, and None proves nothing."""
         held = self._held.get(key_id)
         return held.document.key if held is not None and self._is_good(key_id, held) else None
+
+    def recall(self, key_id: str) -> ApiKey | None:
+        """Return what was held of a key last, however old that is. This gives no access, and does no I/O."""
+        held = self._held.get(key_id)
+        return held.document.key if held is not None else None
+
+    def has_heard_of(self, key_id: str) -> bool:
+        """Return whether there is, or was, such a key, as far as this process knows. This does no I/O."""
+        held, heard = self._held.get(key_id), self._heard
+        return (
+            (held is not None and held.document.revision > 0)
+            or key_id in self._listed
+            or (heard is not None and api_key_key(key_id) in heard.told.numbers)
+        )
 
     def state(self, key: ApiKey) -> Literal["active", "expired", "revoked"]:
         return key.state(self.clock.now())
@@ -173,16 +203,21 @@ class HeldKeys:
 
         A listing may leave out a key. One that this process knows is there nevertheless.
         """
-        listed = filter(None, (api_key_of(stored.key) for stored in self._folder.list(API_KEYS).objects))
-        self._listen()
+        listed = {api_key_of(stored.key): stored.etag for stored in self._folder.list(API_KEYS).objects}
+        listed.pop(None, None)
+        self.listen()
         held = dict(self._held)
-        good = {one: found.document for one, found in held.items() if self._is_good(one, found)}
+        good = {
+            one: found.document
+            for one, found in held.items()
+            if self._is_good(one, found) or (found.etag is not None and listed.get(one) == found.etag)
+        }
         read: dict[str, KeyDocument] = {}
 
         def add(key_id: str) -> None:
             read[key_id] = self.document(key_id)
 
-        self.run_all([partial(add, key_id) for key_id in {*listed, *held} - good.keys()])
+        self.run_all([partial(add, str(key_id)) for key_id in {*listed, *held} - good.keys()])
         return {key_id: document for key_id, document in {**good, **read}.items() if document.revision}
 
     def check_listing(self) -> None:
@@ -210,7 +245,7 @@ class HeldKeys:
             Unavailable: the change was not made, or it is not known whether it was. What `decide` raises.
         """
         heard, began = self._heard, self.clock.since_boot()
-        changed = self._shared.change(
+        changed: Changed[KeyDocument] = self._shared.change(
             KeyDocument,
             api_key_key(key_id),
             decide,
@@ -228,7 +263,9 @@ class HeldKeys:
         Raises `Unavailable`.
         """
         self._shared.settle()
-        self.clock.sleep(_SETTLED_SECONDS)
+        began = self.clock.since_boot()
+        self._wait()
+        self.clock.sleep(max(0.0, began + _SETTLED_SECONDS - self.clock.since_boot()))
 
     def forget(self, key_ids: Iterable[str]) -> None:
         """Delete documents of keys that ended long ago. Raises `Unavailable`."""
@@ -244,11 +281,31 @@ class HeldKeys:
 
     # Hearing of changes
 
-    def _listen(self) -> None:
-        """Ask Redis what has changed, unless that was done within `FRESH_SECONDS`. One thread does it."""
+    def hear(self, event: Mapping[str, Any]) -> None:
+        """Take note of an event, which may say that keys have changed."""
+        if event["what"] == KeyDocument.UPDATED:
+            self.events_missed()
+
+    def events_missed(self) -> None:
+        """Take note that keys may have changed."""
+        self._outdated_since = self.clock.since_boot()
+
+    @property
+    def seconds_left(self) -> float:
+        """Return for how long what is held is still good by the last look at Redis."""
+        heard = self._heard
+        if heard is None or heard.at <= self._outdated_since:
+            return 0.0
+        return max(0.0, heard.at + FRESH_SECONDS - self.clock.since_boot())
+
+    def listen(self, *, ahead_seconds: float = 0.0) -> None:
+        """Ask Redis what has changed, unless what is held is good for longer than `ahead_seconds`.
+
+        One thread does it at a time. Without an answer, documents are read again from the bucket.
+        """
         with self._hearing:
             began = self.clock.since_boot()
-            if began < self._deaf_until or (self._heard and began - self._heard.at < FRESH_SECONDS):
+            if began < self._deaf_until or self.seconds_left > ahead_seconds:
                 return
             try:
                 told = self._shared.copies.told(self._heard.told if self._heard else None)
@@ -259,10 +316,10 @@ class HeldKeys:
             self._heard = _Heard(told, began)
 
     def _is_good(self, key_id: str, held: _Held) -> bool:
-        now, heard = self.clock.since_boot(), self._heard
-        if now - held.read_at < held.good_for:
+        heard = self._heard
+        if held.read_at > self._outdated_since and self.clock.since_boot() - held.read_at < held.good_for:
             return True
-        if heard is None or now - heard.at >= FRESH_SECONDS:
+        if heard is None or not self.seconds_left:
             return False
         last_change = heard.told.numbers.get(api_key_key(key_id), 0)
         return held.generation == heard.told.generation and last_change <= held.position

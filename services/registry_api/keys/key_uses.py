@@ -56,11 +56,11 @@ class KeyUses:
         except Unavailable:
             log.info("keys.use_not_told", keys=len(used))
 
-    def forget_others(self, key_ids: Iterable[str]) -> None:
-        """Delete the times of all keys but these. If Redis does not answer, the next call deletes them."""
-        with suppress(Unavailable):
-            gone = self.last().keys() - set(key_ids)
-            if gone:
+    def forget(self, key_ids: Iterable[str]) -> None:
+        """Delete the times of keys. If Redis does not answer, they stay."""
+        names = sorted(key_ids)
+        if names:
+            with suppress(Unavailable):
                 self._generation.read(
-                    lambda pipeline, generation: pipeline.hdel(keys_used_key(generation), *sorted(gone))
+                    lambda pipeline, generation: pipeline.hdel(keys_used_key(generation), *names)
                 )

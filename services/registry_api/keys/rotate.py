@@ -55,5 +55,13 @@ def rotate(
     if not changed.told:  # the old key ends, so its holder must get the new one
         log.warning("key.end_not_told", key_id=record.id)
     elif at == AT_ONCE:
-        keys.settle()
+        _settle(keys, record.id)
     return token, made
+
+
+def _settle(keys: HeldKeys, key_id: str) -> None:
+    """Wait until no process accepts the old key any more. If that fails, the holder gets the new one."""
+    try:
+        keys.settle()
+    except Unavailable as error:
+        log.warning("key.end_not_settled", key_id=key_id, reason=error.message)

@@ -11,9 +11,9 @@ from collections.abc import Callable
 from typing import cast
 
 from cryptography.fernet import Fernet, InvalidToken
+from redis import Redis
 
-from services.shared.index.redis_access import unavailable_without_redis
-from services.shared.index.speaker_index import SpeakerIndex
+from services.shared.view.redis_access import unavailable_without_redis
 
 SEALED_SECONDS = 12 * 3600
 """What was sealed longer ago than this cannot be opened."""
@@ -25,8 +25,8 @@ _REREAD_SECONDS = 1.0
 class Seal:
     """Seals and opens. Safe to use from several threads."""
 
-    def __init__(self, index: SpeakerIndex, monotonic: Callable[[], float] = time.monotonic) -> None:
-        self._index = index
+    def __init__(self, redis: Redis, monotonic: Callable[[], float] = time.monotonic) -> None:
+        self._redis = redis
         self._monotonic = monotonic
         self._lock = threading.Lock()
         self._fernet: Fernet | None = None
@@ -50,7 +50,7 @@ class Seal:
     def _read(self) -> Fernet:
         with self._lock, unavailable_without_redis():
             made = Fernet.generate_key().decode()
-            known = cast(str | None, self._index.ungated.set(_SECRET, made, nx=True, get=True))
+            known = cast(str | None, self._redis.set(_SECRET, made, nx=True, get=True))
             self._fernet, self._read_at = Fernet(known or made), self._monotonic()
             return self._fernet
 

@@ -8,8 +8,8 @@ from typing import TypeVar
 
 import structlog
 
-from services.shared.bucket.keys import SpeakerId
 from services.shared.bucket.store import ObjectUnavailable
+from services.shared.model.speaker import SpeakerId
 from speaker_registry.errors import Unavailable, VoiceDamaged, VoiceUnreadable
 
 log = structlog.get_logger()

@@ -4,11 +4,11 @@ from datetime import timedelta
 
 import structlog
 
-from services.shared.bucket.keys import SpeakerId
 from services.shared.bucket.layout import bytes_of
 from services.shared.bucket.stored_bytes import StoredBytes
 from services.shared.model.changes import without_lives
 from services.shared.model.document import SpeakerDocument
+from services.shared.model.speaker import SpeakerId
 from services.shared.registry.speakers import Speakers
 
 log = structlog.get_logger(__name__)
@@ -34,7 +34,12 @@ def erase(speakers: Speakers, blobs: StoredBytes, speaker_id: SpeakerId, *, grac
         after = speakers.change(speaker_id, forget, by=BY, did="erase")
         _remove(blobs, speaker_id, before.names_of_bytes - after.names_of_bytes)
         known = after
-    ends = [life.deleted_at + grace.total_seconds() - speakers.now() for life in known.dead]
+    return erasure_due_in(known, grace, now=speakers.now())
+
+
+def erasure_due_in(document: SpeakerDocument, grace: timedelta, *, now: int) -> float | None:
+    """Return in how many seconds the first grace period of a speaker ends, or None if there is none."""
+    ends = [life.deleted_at + grace.total_seconds() - now for life in document.dead]
     return max(1.0, min(ends)) if ends else None
 
 

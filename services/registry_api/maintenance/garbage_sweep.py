@@ -10,13 +10,14 @@ from datetime import timedelta
 
 import structlog
 
-from services.shared.bucket.keys import SpeakerId
 from services.shared.bucket.layout import bytes_of
 from services.shared.bucket.store import Listing
 from services.shared.bucket.stored_bytes import StoredBytes
 from services.shared.model.changes import with_swept
 from services.shared.model.document import SpeakerDocument
+from services.shared.model.speaker import SpeakerId
 from services.shared.registry.speakers import Speakers
+from services.shared.telemetry.metrics import FOREIGN, GARBAGE
 
 log = structlog.get_logger(__name__)
 
@@ -25,14 +26,18 @@ OLD = timedelta(hours=1)
 """Bytes younger than this may belong to a change that is still on its way."""
 
 
-def sweep(speakers: Speakers, blobs: StoredBytes, speaker_id: SpeakerId) -> int:
-    """Remove the bytes of a speaker that are older than an hour and that its document does not name.
+def sweep(
+    speakers: Speakers, blobs: StoredBytes, speaker_id: SpeakerId, *, grace: timedelta | None = None
+) -> int:
+    """Remove the bytes of a speaker that are older than `grace` and that its document does not name.
 
-    Returns the number of objects that were removed. Raises `VoiceDamaged`, `VoiceUnreadable`, `Unavailable`.
+    By default that is an hour. Returns the number of objects that were removed. Raises `VoiceDamaged`,
+    `VoiceUnreadable`, `Unavailable`.
     """
     until, listing = speakers.deadline(), blobs.listing(speaker_id)
     there = {one for _, ids in _ids(listing) for one in ids}
-    old = [(key, ids) for key, ids in _ids(listing, older_than=OLD)]
+    old = list(_ids(listing, older_than=OLD if grace is None else grace))
+    FOREIGN.inc(sum(bytes_of(stored.key) is None for stored in listing.objects))
 
     def fence(document: SpeakerDocument) -> SpeakerDocument:
         unnamed = {one for _, ids in old for one in ids} - document.names_of_bytes
@@ -45,6 +50,8 @@ def sweep(speakers: Speakers, blobs: StoredBytes, speaker_id: SpeakerId) -> int:
     document = speakers.change(speaker_id, fence, by=BY, did="sweep", until=until)
     keys = _removable(document, old)
     blobs.remove(keys)
+    for key in keys:
+        GARBAGE.labels("artifact" if key.endswith(".safetensors") else "blob").inc()
     if keys:
         log.info("garbage.removed", speaker=str(speaker_id), objects=len(keys))
     return len(keys)

@@ -1,74 +1,100 @@
-"""Keeps the index equal to the facts: rebuilds it, repairs what crashes left unfinished, and deletes garbage.
+"""The loop of housekeeping: which of its rooms is due. The rooms have the rules.
 
 Any number of processes may run this at once. All of it is idempotent, and a lock in Redis only saves work.
 """
 
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from datetime import timedelta
+from functools import partial
 
 import structlog
-from redis.exceptions import LockError
-from redis.lock import Lock
 
 from services.registry_api.maintenance.each_speaker import safely
-from services.registry_api.maintenance.garbage_collector import GarbageCollector
-from services.registry_api.maintenance.rebuild import Rebuild
-from services.registry_api.maintenance.repairs import LOOK_MUCH_LATER_SECONDS, Repairs
+from services.registry_api.maintenance.erase import erase, erasure_due_in
+from services.registry_api.maintenance.garbage_sweep import sweep as sweep_bytes
+from services.registry_api.maintenance.locks import RenewLock, only_one
+from services.registry_api.maintenance.rebuild import LOOK_SECONDS, rebuild
+from services.registry_api.maintenance.settle import needs_look, settle
 from services.registry_api.maintenance.sweep import Sweeps
-from services.registry_api.operations import Operations
-from services.shared.bucket.keys import SpeakerId
+from services.shared.bucket.store import Store
+from services.shared.bucket.stored_bytes import StoredBytes
 from services.shared.configuration.settings import HousekeepingSettings
-from services.shared.index.redis_access import unavailable_without_redis
-from services.shared.index.refusals import EpochOver
-from services.shared.registry.parts import RegistryParts
+from services.shared.model.speaker import SpeakerId
+from services.shared.queue.jobs import Jobs
+from services.shared.registry.profile_records import ProfileRecords
+from services.shared.registry.profiles import Profiles
+from services.shared.registry.speakers import FoundSpeaker, Speakers
 from services.shared.telemetry.logs import LogThrottle
 from services.shared.telemetry.metrics import REBUILD_SECONDS, REBUILDS
+from services.shared.view.copies import Listed
+from services.shared.view.generation import ViewAway
 from speaker_registry.errors import Unavailable
 
 log = structlog.get_logger()
 
 _throttle = LogThrottle(60.0)
-_REPAIRED_AT_A_TIME = 100
-"""How many speakers that are due are repaired before anything else is done."""
-_LOCK_SECONDS = 20.0
-"""The time for which a lock stays with its holder without renewal. With a longer time, a killed rebuild would
-keep the gate closed.
-"""
-
-RenewLock = Callable[[], None]
-"""Long-running work calls this regularly, to keep its lock."""
+_LOOKED_AT_A_TIME = 100
+"""The number of speakers that are due and are looked at before anything else is done."""
+LOOK_MUCH_LATER_SECONDS = 300.0
+"""The delay before a speaker is looked at again that is damaged or could not be settled."""
+_LISTED_AGAIN_SECONDS = (60.0, 3600.0)
+"""The bucket is listed again this long after the first listing of a generation, and then daily."""
+_DAY_SECONDS = 86_400.0
 
 
-class Housekeeper:
-    """Repairs, rebuilds and sweeps. Call `turn` about once a second, or let `run` do so in its own thread."""
+class Stopped(Exception):
+    """The process has to stop in the middle of long work."""
+
+
+class Housekeeping:
+    """Rebuilds the view, settles speakers and sweeps. Call `turn` about once a second, or let `run` do so in
+    its own thread.
+    """
 
     def __init__(
         self,
-        parts: RegistryParts,
-        operations: Operations,
+        *,
+        store: Store,
+        speakers: Speakers,
+        blobs: StoredBytes,
+        jobs: Jobs,
+        profiles: Profiles,
+        records: ProfileRecords,
         settings: HousekeepingSettings,
         sweep_keys: Callable[[], object],
     ) -> None:
-        """`sweep_keys`: deletes what is left of API keys that ended long ago; called in each sweep."""
-        self._store = parts.store
-        self._index = parts.index
-        self._clock = parts.clock
-        self._announcements = parts.announcements
-        self._catalogue = parts.catalogue
+        """`sweep_keys` deletes what is left of API keys that ended long ago; called in each sweep."""
+        self._store = store
+        self._speakers = speakers
+        self._blobs = blobs
+        self._jobs = jobs
+        self._profiles = profiles
         self._settings = settings
-        self.repairs = Repairs(parts, operations)
-        self.garbage = GarbageCollector(parts.store, parts.index, settings)
-        self.sweeps = Sweeps(parts, self.repairs, self.garbage, settings, sweep_keys)
-        self._requirements_told = False
+        self._clock = speakers.clock
+        self._sweeps = Sweeps(
+            store=store,
+            speakers=speakers,
+            jobs=jobs,
+            profiles=profiles,
+            records=records,
+            settings=settings,
+            sweep_keys=sweep_keys,
+        )
+        self._grace = timedelta(seconds=settings.grace_seconds)
+        self._deleted_grace = timedelta(seconds=settings.deleted_grace_seconds)
         self._stop = threading.Event()
+        self._looked_at = 0.0
 
     def run(self, stop: threading.Event) -> None:
         """Call `turn` until `stop` is set. Errors are logged, and the work is tried again."""
-        self._stop = stop
+        self.stop_when(stop)
         while not stop.is_set():
             try:
                 self.turn()
+            except Stopped:
+                return
             except Unavailable as error:
                 if _throttle.due(str(error)):
                     log.warning("housekeeping.put_off", error=str(error))
@@ -76,103 +102,101 @@ class Housekeeper:
                 log.exception("housekeeping.failed")
             stop.wait(self._settings.turn_seconds)
 
+    def stop_when(self, stop: threading.Event) -> None:
+        """End long work by raising `Stopped` once `stop` is set."""
+        self._stop = stop
+
     def turn(self) -> None:
-        """Rebuild an incomplete index, repair the speakers that are due, and sweep if that is due."""
-        self._index.open()
-        if not self._index.complete():
+        """List the bucket if that is due, look at the speakers that are due, and sweep if that is due."""
+        if listing_is_due(self._speakers.view.listed()):
             with self._only_one("rebuild") as renew:
                 self.rebuild(renew)
-        if not self._requirements_told:
-            self._announcements.require(self._catalogue.required)
-            self._requirements_told = True
-        self._repair_due()
-        if self.sweeps.is_due():
+        self._look_at_due()
+        if self._sweeps.is_due():
             with self._only_one("sweep") as renew:
                 self.sweep(renew)
 
     def rebuild(self, renew: RenewLock = lambda: None) -> int:
-        """Admit every speaker of the bucket to the index. Returns how many the index did not know yet.
+        """Bring the view up to the bucket. Returns how many documents it lacked.
 
-        Raises:
-            Unavailable: bucket or Redis is unavailable. The next rebuild continues.
+        Raises `Unavailable`: bucket or Redis is unavailable. The next rebuild continues.
         """
         began, result = self._clock.monotonic(), "failed"
-        self._index.open()
-        threads = self._settings.rebuild_threads
-        rebuild = Rebuild(self._store, self._index, self.repairs, self.garbage, threads)
+        generation = self._speakers.generation.for_reading()
         try:
-            done = self._finish(rebuild.steps(), renew)
-            result = "done" if done else "stopped"
-        except EpochOver:
+            applied = rebuild(
+                self._store,
+                self._speakers,
+                look=self._look,
+                threads=self._settings.rebuild_threads,
+                between=partial(self._between, renew),
+            )
+            result = "done"
+        except Stopped:
+            result = "stopped"
+            raise
+        except ViewAway:
             result = "lost"
             raise
         finally:
             REBUILDS.labels(result).inc()
         REBUILD_SECONDS.observe(self._clock.monotonic() - began)
-        log.info("index.rebuilt", speakers=rebuild.admitted, done=done)
-        return rebuild.admitted
+        forgotten = self._speakers.view.forget_others(generation)
+        log.info("view.rebuilt", speakers=applied, forgotten_keys=forgotten)
+        return applied
 
     def sweep(self, renew: RenewLock = lambda: None) -> None:
-        """Repair every speaker, delete garbage, and drop old job records. Continues an interrupted sweep."""
-        self._finish(self.sweeps.steps(), renew)
+        """Settle every speaker and remove garbage. Continues an interrupted sweep."""
+        for _ in self._sweeps.steps(self._sweep_one):
+            self._between(renew)
 
-    def _finish(self, steps: Iterator[None], renew: RenewLock) -> bool:
-        """Take all steps of long work, and repair the speakers that are due meanwhile.
+    def look_at(self, speaker_id: SpeakerId) -> float | None:
+        """Settle a speaker, and erase what was deleted longer ago than the grace period.
 
-        Returns False if the process has to stop before the last step.
+        Returns in how many seconds to look at the speaker again, or None if nothing is left to do.
         """
-        repaired_at = self._clock.monotonic()
-        for _ in steps:
-            renew()
-            if self._clock.monotonic() - repaired_at >= self._settings.turn_seconds:
-                self._repair_due()
-                repaired_at = self._clock.monotonic()
-            if self._stop.is_set():
-                return False
-        return True
-
-    def _repair_due(self) -> None:
-        for speaker_id, seen in self._index.due(_REPAIRED_AT_A_TIME):
-            seconds = safely(self._repair_and_erase, speaker_id, otherwise=LOOK_MUCH_LATER_SECONDS)
-            self._index.look_again(speaker_id, seconds, seen=seen)
-
-    def _repair_and_erase(self, speaker_id: SpeakerId) -> float | None:
-        """Repair a speaker, and erase its deleted data once the grace period has ended.
-
-        Returns in how many seconds to examine the speaker again, or None if nothing is left to do.
-        """
-        again = self.repairs.repair(speaker_id), self.garbage.erase_if_due(speaker_id)
+        again = (
+            settle(self._speakers, self._jobs, self._profiles, speaker_id),
+            erase(self._speakers, self._blobs, speaker_id, grace=self._deleted_grace),
+        )
         return min((seconds for seconds in again if seconds is not None), default=None)
 
-    @contextmanager
-    def _only_one(self, what: str) -> Iterator[RenewLock]:
-        """Hold a lock on the work. Raises `Unavailable` if another process holds it. Losing it midway is
-        harmless.
-        """
-        # A server that was killed with its clients restores their locks from its log, so names include the
-        # stamp.
-        name = f"sr:lock:{what}:{self._index.stamp}"
-        lock = self._index.ungated.lock(name, timeout=_LOCK_SECONDS, blocking=False, thread_local=False)
-        with unavailable_without_redis():
-            if not lock.acquire():
-                raise Unavailable(f"Another process is doing the {what}.", retry_after_seconds=1)
-        try:
-            yield self._renewing(lock)
-        finally:
-            try:
-                with unavailable_without_redis():
-                    lock.release()
-            except (LockError, Unavailable):
-                log.info("housekeeping.lock_lost", what=what)
+    def _look_at_due(self) -> None:
+        self._looked_at = self._clock.monotonic()
+        for due in self._speakers.agenda.due(_LOOKED_AT_A_TIME):
+            again = safely(self.look_at, due.speaker_id, otherwise=LOOK_MUCH_LATER_SECONDS)
+            self._speakers.agenda.looked_at(due, again_in=again)
 
-    def _renewing(self, lock: Lock) -> RenewLock:
-        renewed = self._clock.monotonic()
+    def _sweep_one(self, speaker_id: SpeakerId) -> None:
+        again = safely(self.look_at, speaker_id, otherwise=LOOK_MUCH_LATER_SECONDS)
+        remove = partial(sweep_bytes, self._speakers, self._blobs, grace=self._grace)
+        safely(remove, speaker_id, otherwise=0)
+        if again is not None:
+            self._speakers.agenda.look_within(speaker_id, again)
 
-        def renew() -> None:
-            nonlocal renewed
-            if self._clock.monotonic() - renewed > _LOCK_SECONDS / 4:
-                renewed = self._clock.monotonic()
-                with suppress(LockError, Unavailable), unavailable_without_redis():
-                    lock.reacquire()
+    def _look(self, speaker: FoundSpeaker) -> float | None:
+        """Return in how many seconds to look at a speaker whose document the view lacked."""
+        if needs_look(self._profiles, speaker):
+            return LOOK_SECONDS
+        return erasure_due_in(speaker.document, self._deleted_grace, now=self._speakers.now())
 
-        return renew
+    def _between(self, renew: RenewLock) -> None:
+        """Keep the lock of long work, and look at the speakers that are due meanwhile."""
+        renew()
+        if self._clock.monotonic() - self._looked_at >= self._settings.turn_seconds:
+            self._look_at_due()
+        if self._stop.is_set():
+            raise Stopped
+
+    def _only_one(self, what: str) -> AbstractContextManager[RenewLock]:
+        return only_one(self._speakers.generation, self._clock, what)
+
+
+def listing_is_due(listed: Listed | None) -> bool:
+    """Return whether the bucket has to be listed: at first, after a minute, after an hour, and then daily.
+
+    What a node of the store that was behind showed would be wrong for good otherwise.
+    """
+    if listed is None or listed.last >= _DAY_SECONDS:
+        return True
+    return any(listed.first >= after > listed.first - listed.last for after in _LISTED_AGAIN_SECONDS)

@@ -1,9 +1,10 @@
-"""Metrics of queues, workers and the index, read from Redis at every scrape.
+"""Metrics of queues, workers and the view, read from Redis at every scrape.
 
 A scrape must end even if Redis does not answer, so Redis is read on a thread for at most `ANSWER_SECONDS`.
 Without an answer by then, the scrape reports that Redis is down, and omits these metrics.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as ResultTimeout
@@ -18,12 +19,14 @@ from prometheus_client.registry import Collector
 from rq.utils import utcparse
 
 from services.registry_api.maintenance.sweep import SWEPT
-from services.shared.bucket.encoder_records import Announcement
-from services.shared.index.announcements import Announcements
-from services.shared.index.speaker_index import SpeakerIndex
+from services.shared.model.encoders import Encoder
 from services.shared.model.profiles import ProfileCatalogue
 from services.shared.queue.rq_jobs import PICTURES_QUEUE, QUARANTINE_KEY, JobQueue, job_key, queue_name
+from services.shared.registry.profile_records import ProfileRecords
 from services.shared.telemetry import metrics
+from services.shared.view.copies import SpeakerView
+from services.shared.view.generation import ViewAway
+from services.shared.view.workers import Workers
 from speaker_registry.errors import Unavailable
 
 log = structlog.get_logger()
@@ -45,8 +48,8 @@ class _Queue:
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    gate_open: bool
-    index_complete: bool
+    view_in_use: bool
+    view_complete: bool
     queues: Mapping[str, _Queue]
     """Profile -> its queue."""
     pictures: _Queue
@@ -59,8 +62,8 @@ class _Answer:
     """Profile -> how many workers have its current encoder."""
     failed_proofs: Mapping[str, int]
     """Profile -> how many workers failed its proof."""
-    announced: Mapping[str, Announcement]
-    """Profile -> its announcement, if Redis has one."""
+    encoders: Mapping[str, Encoder]
+    """Profile -> its current encoder. Profiles without one are omitted."""
     quarantined: int
     append_log_ok: bool | None
     swept_at: float
@@ -77,14 +80,16 @@ class RedisSignals(Collector):
 
     def __init__(
         self,
-        index: SpeakerIndex,
-        announcements: Announcements,
+        view: SpeakerView,
+        records: ProfileRecords,
+        workers: Workers,
         catalogue: ProfileCatalogue,
         connection: redis.Redis,
         further: Callable[[], Sequence[GaugeMetricFamily]] = tuple,
     ) -> None:
-        self._index = index
-        self._announcements = announcements
+        self._view = view
+        self._records = records
+        self._workers = workers
         self._required = frozenset(catalogue.required)
         self._redis = connection
         self._further = further
@@ -124,28 +129,40 @@ class RedisSignals(Collector):
 
     def _ask(self) -> _Answer:
         queues, pictures, quarantined, persistence, swept = self._lengths()
-        announced = self._announcements.told(queues)
-        workers = self._announcements.workers_of(queues)
+        found = {name: self._records.read(name).current for name in queues}
+        encoders = {name: encoder for name, encoder in found.items() if encoder is not None}
+        view_in_use, complete, workers, failed = self._of_view(queues)
         serving = {
-            name: counts[announced[name].fingerprint] if name in announced else 0
+            name: counts[encoders[name].fingerprint] if name in encoders else 0
             for name, counts in workers.items()
         }
         return _Answer(
-            gate_open=self._index.gate_open(),
-            index_complete=self._index.complete(),
+            view_in_use=view_in_use,
+            view_complete=complete,
             queues=queues,
             pictures=pictures,
             waiting_since=self._waiting_since({**queues, PICTURES_QUEUE: pictures}),
             workers=serving,
-            failed_proofs={
-                name: len(failed) for name, failed in self._announcements.failed_proofs_of(queues).items()
-            },
-            announced=announced,
+            failed_proofs=failed,
+            encoders=encoders,
             quarantined=quarantined,
             append_log_ok=_append_log_ok(persistence),
             swept_at=float(swept.partition(b":")[0]) if swept else 0,
             further=self._further(),
         )
+
+    def _of_view(
+        self, profiles: Iterable[str]
+    ) -> tuple[bool, bool, Mapping[str, Counter[str]], Mapping[str, int]]:
+        """Return whether the view is in use, whether it is complete, the live workers of each profile by
+        fingerprint, and how many workers failed its proof.
+        """
+        names = list(profiles)
+        try:
+            failed = {name: len(proofs) for name, proofs in self._workers.failed(names).items()}
+            return True, self._view.is_complete(), self._workers.of(names), failed
+        except ViewAway:
+            return False, False, {name: Counter() for name in names}, dict.fromkeys(names, 0)
 
     def _lengths(self) -> tuple[dict[str, _Queue], _Queue, int, Mapping[str, Any], bytes | None]:
         """Read the lengths of the queues directly, because RQ's own counts clean up first, and write."""
@@ -192,8 +209,8 @@ def _append_log_ok(persistence: Mapping[str, Any]) -> bool | None:
 
 
 def _families(answer: _Answer) -> Iterator[GaugeMetricFamily]:
-    yield _single(metrics.GATE_OPEN, answer.gate_open)
-    yield _single(metrics.INDEX_COMPLETE, answer.index_complete)
+    yield _single(metrics.VIEW_IN_USE, answer.view_in_use)
+    yield _single(metrics.VIEW_COMPLETE, answer.view_complete)
     yield _single(metrics.QUARANTINED, answer.quarantined)
     yield _single(metrics.LAST_SWEEP, answer.swept_at)
     if answer.append_log_ok is not None:
@@ -208,8 +225,8 @@ def _families(answer: _Answer) -> Iterator[GaugeMetricFamily]:
         unproven.add_metric([name], count)
     yield unproven
     weights = metrics.PROFILE_WEIGHTS.family()
-    for name, announced in answer.announced.items():
-        weights.add_metric([name, _weights(announced)], 1)
+    for name, encoder in answer.encoders.items():
+        weights.add_metric([name, _weights(encoder)], 1)
     yield weights
 
 
@@ -226,10 +243,10 @@ def _queue_families(answer: _Answer) -> Iterator[GaugeMetricFamily]:
     yield _single(metrics.OLDEST_PICTURES_JOB, _age(answer.waiting_since.get(PICTURES_QUEUE)))
 
 
-def _weights(announced: Announcement) -> str:
-    if announced.untrained:
+def _weights(encoder: Encoder) -> str:
+    if encoder.untrained:
         return "untrained"
-    return "custom" if announced.custom_weights else "published"
+    return "custom" if encoder.custom_weights else "published"
 
 
 def _single(gauge: metrics.ScrapedGauge, value: float) -> GaugeMetricFamily:

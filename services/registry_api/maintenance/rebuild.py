@@ -1,125 +1,200 @@
-"""Rebuilds the index after a loss of Redis: admits every speaker of the bucket to it.
+"""Brings the view up to a listing of all documents: after a new generation began, and now and then.
 
-Reads and writes are served meanwhile, because a request that needs a speaker admits it. An interrupted
-rebuild continues where it was, because speakers that the index knows are not read again.
+What a node that was behind showed, and a commit whose process died before it told the view, would otherwise
+be wrong for good. A document that the view has as it was listed is not read, and one that the last generation
+had so is taken over from there. A local folder's listing has no ETags; there inode, size and time of a file
+stand for it.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import partial
-from typing import TypeVar
+from typing import Protocol
 
 import structlog
 
-from services.registry_api.maintenance.each_speaker import in_batches, in_parallel, safely
-from services.registry_api.maintenance.garbage_collector import GarbageCollector
-from services.registry_api.maintenance.repairs import Repairs
-from services.shared.bucket.facts import certain_of, speaker_ids
-from services.shared.bucket.keys import SpeakerId, is_data, is_slug, speakers_folder
-from services.shared.bucket.store import Store, TakeListing
-from services.shared.index.script_arguments import SpeakerUpdate
-from services.shared.index.speaker_index import SpeakerIndex
-from speaker_registry.errors import Unavailable
-from speaker_registry.names import is_namespace
+from services.registry_api.maintenance.each_speaker import in_batches, in_parallel
+from services.shared.bucket.documents import Base
+from services.shared.bucket.layout import document_key, documents_prefix, speaker_of
+from services.shared.bucket.store import Listing, StoredObject
+from services.shared.model.speaker import SpeakerId
+from services.shared.registry.speakers import FoundSpeaker, Speakers
+from services.shared.view.copies import FormerCopy
+from speaker_registry.errors import VoiceDamaged, VoiceUnreadable
+from speaker_registry.names import is_namespace, slug_of
 
-log = structlog.get_logger()
+log = structlog.get_logger(__name__)
 
-_ADMITTED_AT_A_TIME = 32
-"""The number of speakers that one thread reads and sends to the index in one round trip."""
+_PORTION = 500
+_NAMES = 1000
+LOOK_SECONDS = 10.0
+"""A speaker that the view lacked is looked at within this, because Redis may have lost its jobs as well."""
+_TIMES_READ, _PAUSE_SECONDS = 3, 2.0
+"""A copy contradicts the bucket only if that shows each time, because a node of the store may be behind."""
 
-Result = TypeVar("Result")
-Listed = tuple[SpeakerId, TakeListing]
+Look = Callable[[FoundSpeaker], float | None]
+"""This returns after how many seconds a speaker has to be looked at, or None if that is not needed."""
 
 
-class Rebuild:
-    """One rebuild of the index."""
+class Listed(Protocol):
+    """The part of a store that lists."""
 
-    def __init__(
-        self, store: Store, index: SpeakerIndex, repairs: Repairs, garbage: GarbageCollector, threads: int
-    ) -> None:
-        self._store = store
-        self._index = index
-        self._repairs = repairs
-        self._garbage = garbage
-        # Reading a local folder is limited by the processor, so threads would only slow each other down.
-        self._threads = 1 if store.is_local else threads
-        self._epoch = index.epoch
-        self._not_admitted: set[SpeakerId] = set()
-        self.admitted = 0
-        """The number of speakers that the index did not know yet."""
+    is_local: bool
 
-    def steps(self) -> Iterator[None]:
-        """Admit some speakers at each step. After the last step, the index is complete."""
-        batches = in_batches(self._listings(), _ADMITTED_AT_A_TIME)
-        for updates in in_parallel(self._read_unknown, batches, self._threads):
-            self.admitted += self._tell_many(updates)
-            yield
-        self._admit_missed()
-        self._index.forget_older(self._is_known)
-        self._index.set_complete(self._epoch)
+    def folders(self, prefix: str) -> list[str]: ...
 
-    def _listings(self) -> Iterator[Listed]:
-        """Yield each speaker of the bucket with a function that lists its facts."""
-        for namespace in filter(is_namespace, self._store.folders("")):
-            for slug, take in self._store.listings(speakers_folder(namespace), skips=is_data):
-                if is_slug(slug):
-                    yield SpeakerId(namespace, slug), take
+    def list(self, prefix: str) -> Listing: ...
 
-    def _read_unknown(self, some: Sequence[Listed]) -> list[tuple[SpeakerId, SpeakerUpdate]]:
-        """Read the facts of those speakers that the index does not know yet."""
-        unknown = set(self._index.unknown([speaker_id for speaker_id, _ in some]))
-        read = [
-            (speaker_id, self._or_keep_unknown(partial(self._read, take), speaker_id))
-            for speaker_id, take in some
-            if speaker_id in unknown
-        ]
-        return [(speaker_id, update) for speaker_id, update in read if update]
 
-    def _read(self, take: TakeListing, speaker_id: SpeakerId) -> SpeakerUpdate:
-        """Read the facts of a speaker, and decide whether it has to be examined again."""
-        listing = take()
-        truth = certain_of(self._store, listing)
-        has_to_erase = truth.tombstone > 0 and self._garbage.erasure_due_by(listing) is not None
-        look = has_to_erase or self._repairs.are_due(speaker_id, truth)
-        return SpeakerUpdate(truth, listing.taken_at.timestamp(), look)
+@dataclass(frozen=True, slots=True)
+class _Outdated:
+    """A document that the view may not hold as it was listed."""
 
-    def _tell_many(self, speakers: Sequence[tuple[SpeakerId, SpeakerUpdate]]) -> int:
-        """Admit some speakers. Returns how many were admitted."""
-        try:
-            self._index.tell_many(speakers, epoch=self._epoch)
-            return len(speakers)
-        except Unavailable:
-            raise
-        except Exception:
-            log.exception("speakers.told_one_by_one")  # one of them has inconsistent facts
-            return sum(self._tell(speaker_id, update) for speaker_id, update in speakers)
+    speaker_id: SpeakerId
+    stored: StoredObject
+    former: FormerCopy
+    in_view: bool
+    """True if the view has another copy of it."""
 
-    def _tell(self, speaker_id: SpeakerId, update: SpeakerUpdate) -> bool:
-        def tell(speaker_id: SpeakerId) -> bool:
-            self._index.tell(speaker_id, update, epoch=self._epoch)
-            return True
 
-        return self._or_keep_unknown(tell, speaker_id) is not None
+@dataclass
+class _Outcome:
+    """What one rebuild has found."""
 
-    def _admit_missed(self) -> None:
-        """Admit speakers that the first listing omitted, because a complete index treats unknown names as no
-        voice.
+    applied: int = 0
+    contradicted: list[SpeakerId] = field(default_factory=list)
+    """Speakers of whom the view has a copy that the bucket does not lead to."""
 
-        Only names are listed, which costs little.
-        """
-        for some in in_batches(speaker_ids(self._store), _ADMITTED_AT_A_TIME):
-            for speaker_id in set(self._index.unknown(some)) - self._not_admitted:
-                self.admitted += self._or_keep_unknown(self._index.admit, speaker_id) or 0
 
-    def _or_keep_unknown(self, work: Callable[[SpeakerId], Result], speaker_id: SpeakerId) -> Result | None:
-        """Return the result of `work`, or None if the speaker cannot be admitted.
+def rebuild(
+    store: Listed,
+    speakers: Speakers,
+    *,
+    look: Look = lambda _: LOOK_SECONDS,
+    threads: int = 1,
+    between: Callable[[], None] = lambda: None,
+) -> int:
+    """Apply every document that the view lacks or has another one of. Returns how many there were.
 
-        The index then remembers that the name exists, so that it is not registered as a new one.
-        """
-        found = safely(work, speaker_id, otherwise=None)
-        if found is None:
-            self._index.keep_unknown(speaker_id)
-            self._not_admitted.add(speaker_id)
-        return found
+    The view is complete after that. A voice whose document cannot be understood is left out and reported.
+    If the view contradicts the bucket, because that was restored from a backup, a new generation begins, and
+    the next rebuild fills it.
 
-    def _is_known(self, speaker_id: SpeakerId) -> bool:
-        return bool(self._store.list(speaker_id.prefix).objects)
+    Args:
+        look: says which speakers housekeeping has to look at.
+        between: is called now and then. What it raises ends the rebuild.
+
+    Raises `Unavailable` if the bucket or Redis went away; then the view is as complete as it was.
+    """
+    generation, outcome = speakers.generation.for_reading(), _Outcome()
+    for namespace in filter(is_namespace, store.folders("")):
+        listed = {
+            speaker_id: stored
+            for stored in store.list(documents_prefix(namespace)).objects
+            if (speaker_id := speaker_of(stored.key))
+        }
+        for portion in in_batches(iter(listed.items()), _PORTION):
+            bring_up = partial(_bring_up, speakers, generation, look)
+            _apply(speakers, dict(portion), outcome, bring_up, threads=1 if store.is_local else threads)
+            between()
+        outcome.contradicted += _unlisted(speakers, namespace, listed)
+    if _is_restored(speakers, outcome.contradicted):
+        log.error("bucket.restored", speakers=len(outcome.contradicted))
+        speakers.generation.begin_anew(generation)
+    else:
+        speakers.view.complete(generation)
+    return outcome.applied
+
+
+def _apply(
+    speakers: Speakers,
+    portion: dict[SpeakerId, StoredObject],
+    outcome: _Outcome,
+    bring_up: Callable[[_Outdated], bool],
+    *,
+    threads: int,
+) -> None:
+    outdated = _outdated(speakers, portion)
+    results = in_parallel(bring_up, outdated, threads)
+    for one, applied in zip(outdated, results, strict=True):
+        outcome.applied += applied
+        if applied and one.in_view and _contradicts(speakers, one.speaker_id):
+            outcome.contradicted.append(one.speaker_id)
+
+
+def _outdated(speakers: Speakers, portion: dict[SpeakerId, StoredObject]) -> list[_Outdated]:
+    """Return the speakers of whom the view may hold another document than the listed one."""
+    ids = list(portion)
+    has_marks = any(stored.etag is None for stored in portion.values())
+    marks = speakers.view.marks(ids) if has_marks else [None] * len(ids)
+    held = zip(ids, speakers.view.etags(ids), marks, strict=True)
+    found = {one: etag is not None for one, etag, mark in held if not _is_as_listed(portion[one], etag, mark)}
+    former = zip(found, speakers.view.former(list(found)), strict=True)
+    return [_Outdated(one, portion[one], copy, found[one]) for one, copy in former]
+
+
+def _is_as_listed(stored: StoredObject, etag: str | None, mark: str | None) -> bool:
+    if stored.etag is not None:
+        return etag == stored.etag
+    return etag is not None and stored.mark is not None and mark == _mark(stored, etag)
+
+
+def _mark(stored: StoredObject, etag: str) -> str:
+    """Return the text by which the view remembers that a file held the document with this ETag."""
+    return f"{stored.mark} {etag}"
+
+
+def _bring_up(speakers: Speakers, generation: str, look: Look, one: _Outdated) -> bool:
+    """Bring the copy of one speaker up to the bucket. Returns False if its document can't be understood."""
+    try:
+        base = _of_former(speakers, one) or speakers.documents.read(document_key(one.speaker_id))
+        document = speakers.show(one.speaker_id, base, generation)
+    except (VoiceDamaged, VoiceUnreadable) as error:
+        log.error("document.left_out", speaker=str(one.speaker_id), reason=error.message)
+        return False
+    if one.stored.mark is not None and base.etag is not None:
+        speakers.view.put_mark(one.speaker_id, _mark(one.stored, base.etag))
+    seconds = look(FoundSpeaker(document, id=one.speaker_id))
+    if seconds is not None:
+        speakers.agenda.look_within(one.speaker_id, seconds)
+    return True
+
+
+def _of_former(speakers: Speakers, one: _Outdated) -> Base | None:
+    """Return the copy of the last generation if it is the listed document, and not damaged in Redis."""
+    former = one.former
+    if former.body is None or not _is_as_listed(one.stored, former.etag, former.mark):
+        return None
+    base = Base(former.body, former.etag, former.revision)
+    with suppress(VoiceDamaged):
+        speakers.parse(one.speaker_id, base)
+        return base
+    return None
+
+
+def _contradicts(speakers: Speakers, speaker_id: SpeakerId) -> bool:
+    """Return whether the view has a copy that no change of the bucket's document leads to."""
+    base = speakers.documents.read(document_key(speaker_id))
+    [copy] = speakers.view.get([speaker_id], {})
+    return copy.etag is not None and copy.etag != base.etag and base.revision <= (copy.revision or 0)
+
+
+def _unlisted(speakers: Speakers, namespace: str, listed: dict[SpeakerId, StoredObject]) -> list[SpeakerId]:
+    """Return the live speakers of the view that a listing lacks."""
+    found, after = list[SpeakerId](), ""
+    while names := speakers.view.names(namespace, after=after, limit=_NAMES):
+        ids = (SpeakerId(namespace, slug_of(name)) for name in names)
+        found += [one for one in ids if one not in listed]
+        after = names[-1]
+    return [one for one in found if _contradicts(speakers, one)]
+
+
+def _is_restored(speakers: Speakers, contradicted: list[SpeakerId]) -> bool:
+    """Return whether the view contradicts the bucket each time that the two are compared."""
+    for _ in range(_TIMES_READ):
+        if not contradicted:
+            return False
+        speakers.clock.sleep(_PAUSE_SECONDS)
+        contradicted = [one for one in contradicted if _contradicts(speakers, one)]
+    return bool(contradicted)

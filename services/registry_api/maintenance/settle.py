@@ -4,22 +4,22 @@ Whatever a process that died left undone, this finds: a commit that was not appl
 outcome nobody knows, a job that no worker will run, a version that lacks an artifact.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 
 import structlog
 
-from services.shared.bucket.keys import SpeakerId
-from services.shared.model.changes import without_old_artifacts
+from services.shared.model.changes import without_ahead, without_old_artifacts
 from services.shared.model.document import SpeakerDocument
 from services.shared.model.promotion import promoted
-from services.shared.model.records import FailureRecord
-from services.shared.model.speaker import OpenJob
+from services.shared.model.records import FailureRecord, Version
+from services.shared.model.speaker import OpenJob, Speaker, SpeakerId
 from services.shared.queue.jobs import Jobs
 from services.shared.registry.extract import extract_missing
 from services.shared.registry.fail import give_up
 from services.shared.registry.profiles import Profiles
 from services.shared.registry.speakers import FoundSpeaker, Speakers
+from services.shared.telemetry.metrics import REPAIRS
 from services.shared.view.agenda import ANNOUNCED_SECONDS
 from speaker_registry.errors import JobNotFound, LeaseExpired
 
@@ -27,7 +27,7 @@ log = structlog.get_logger(__name__)
 
 BY = "housekeeping"
 """The author of the changes that housekeeping makes."""
-AGAIN_SECONDS = 60.0
+AGAIN_SECONDS = 15.0
 """The time after which a speaker is looked at again while something of it is under way."""
 
 
@@ -37,27 +37,43 @@ def settle(
     profiles: Profiles,
     speaker_id: SpeakerId,
     *,
-    kept: dict[str, Collection[str]] | None = None,
+    kept: Mapping[str, Collection[str]] | None = None,
 ) -> float | None:
     """Bring a speaker to rest. Returns after how many seconds to look again, or None if it is at rest.
 
     Args:
-        kept: for each profile the fingerprints whose artifacts stay. See `changes.without_old_artifacts`.
+        kept: for each profile the fingerprints whose artifacts stay, see `changes.without_old_artifacts`. By
+            default those that the documents of the profiles name.
 
     Raises:
         VoiceDamaged, VoiceUnreadable, Unavailable.
     """
     speakers.refresh(speaker_id)
     waiting = _fence(speakers, speaker_id)
-    promote(speakers, profiles, speaker_id, kept=kept or {})
+    promote(speakers, profiles, speaker_id, kept=kept)
     speaker = speakers.read(speaker_id)
     for job in speaker.open_jobs:
         _look_at_job(speakers, jobs, profiles, speaker, job)
     speaker = speakers.read(speaker_id)
     for version in speaker.document.versions:
-        extract_missing(jobs, profiles, speaker, version)
+        if opened := extract_missing(jobs, profiles, speaker, version):
+            _report(speaker, version.vuid, opened)
     under_way = waiting or bool(speakers.read(speaker_id).open_jobs)
     return AGAIN_SECONDS if under_way else None
+
+
+def needs_look(
+    profiles: Profiles, speaker: Speaker, *, kept: Mapping[str, Collection[str]] | None = None
+) -> bool:
+    """Return whether `settle` would change a speaker, or open a job for it, if no job is open."""
+    document = speaker.document
+    if _settled(profiles, document, kept) is not document:
+        return True
+    return any(
+        status.state_of_current == "pending" and not status.unsupported
+        for version in document.versions
+        for status in profiles.wanted_statuses(speaker, version)
+    )
 
 
 def promote(
@@ -65,17 +81,36 @@ def promote(
     profiles: Profiles,
     speaker_id: SpeakerId,
     *,
-    kept: dict[str, Collection[str]],
+    kept: Mapping[str, Collection[str]] | None = None,
 ) -> SpeakerDocument:
-    """Move `default` if a change of the required profiles lets it, and drop artifacts of old encoders."""
+    """Move `default` if a change of the required profiles lets it, serve what was made ahead of promotions
+    that have come, and drop artifacts of old encoders.
+    """
 
     def decide(document: SpeakerDocument) -> SpeakerDocument:
-        return promoted(without_old_artifacts(document, kept), profiles.required)
+        return _settled(profiles, document, kept)
 
     document = speakers.read(speaker_id).document
     if decide(document) is document:
         return document
     return speakers.change(speaker_id, decide, by=BY, did="promote")
+
+
+def _settled(
+    profiles: Profiles, document: SpeakerDocument, kept: Mapping[str, Collection[str]] | None
+) -> SpeakerDocument:
+    served = without_ahead(document, profiles.current_fingerprints())
+    kept = profiles.kept_fingerprints() if kept is None else kept
+    return promoted(without_old_artifacts(served, kept), profiles.required)
+
+
+def _report(speaker: FoundSpeaker, vuid: str, opened: Mapping[str, str]) -> None:
+    """Report the extractions that nobody had started."""
+    known = {job.job_id for job in speaker.open_jobs}
+    for profile, job_id in opened.items():
+        if job_id not in known:
+            log.info("extraction.resumed", speaker=str(speaker.id), vuid=vuid, profile=profile)
+            REPAIRS.labels("extraction_resumed").inc()
 
 
 def _fence(speakers: Speakers, speaker_id: SpeakerId) -> bool:
@@ -106,7 +141,26 @@ def _look_at_job(
     if state == "failed":
         _give_up(speakers, jobs, profiles, speaker.id, job)
     elif state != "alive":
-        jobs.end(speaker.id, job, "superseded")
+        _replace(jobs, profiles, speaker, version, job)
+
+
+def _replace(jobs: Jobs, profiles: Profiles, speaker: FoundSpeaker, version: Version, job: OpenJob) -> None:
+    """End a job that no worker will run. One that was to make an artifact anew is opened again; others are
+    if the artifact is missing.
+    """
+    forced = made = False
+    with suppress(JobNotFound):
+        record = jobs.record(speaker.id.namespace, job.job_id)
+        forced = record.forced
+        made = record.build <= version.highest_build(job.profile, record.fingerprint)
+    ended = jobs.end(speaker.id, job, "succeeded" if made else "superseded")
+    REPAIRS.labels("job_lost" if ended and not made else "job_closed").inc()
+    if made or not ended:
+        return
+    log.warning("job.lost", job_id=job.job_id, speaker=str(speaker.id))
+    if forced or job.mends:
+        fingerprint = profiles.fingerprint(job.profile)
+        jobs.open(speaker.id, version, job.profile, fingerprint, forced=forced, mends=job.mends)
 
 
 def _give_up(speakers: Speakers, jobs: Jobs, profiles: Profiles, speaker_id: SpeakerId, job: OpenJob) -> None:
@@ -115,7 +169,7 @@ def _give_up(speakers: Speakers, jobs: Jobs, profiles: Profiles, speaker_id: Spe
     with suppress(JobNotFound):
         record = jobs.record(speaker_id.namespace, job.job_id)
         failure = FailureRecord(
-            fingerprint=record.fingerprint,
+            fingerprint=record.fingerprint or profiles.fingerprint(job.profile),
             build=record.build,
             job=record.id,
             code=error.code,
@@ -123,3 +177,4 @@ def _give_up(speakers: Speakers, jobs: Jobs, profiles: Profiles, speaker_id: Spe
             attempts=record.attempt,
         )
         give_up(speakers, jobs, profiles, speaker_id, job, failure=failure, error=error)
+        REPAIRS.labels("job_given_up").inc()

@@ -1,49 +1,52 @@
-"""Sweeps the registry: repairs every speaker, deletes garbage, and drops old job records.
+"""Sweeps the registry: settles every speaker, removes garbage and what was deleted, and drops old jobs.
 
-A sweep may take hours. Its progress is in Redis, so that an interrupted sweep is continued by any process.
+A sweep may take hours. Its progress is in Redis, beside the generations of the view, so that an interrupted
+sweep is continued by any process.
 """
 
+import hashlib
 from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import cast
 
+import redis
 import structlog
 
-from services.registry_api.maintenance.each_speaker import in_parallel, safely
-from services.registry_api.maintenance.garbage_collector import GarbageCollector
-from services.registry_api.maintenance.repairs import LOOK_MUCH_LATER_SECONDS, Repairs
-from services.shared.bucket.facts import speaker_ids
-from services.shared.bucket.keys import SpeakerId
+from services.registry_api.maintenance.each_speaker import in_parallel
+from services.shared.bucket.layout import bytes_folder, documents_prefix, speaker_of
+from services.shared.bucket.store import Store
 from services.shared.configuration.settings import HousekeepingSettings
-from services.shared.index.announcements import SWEEPS_ASKED
-from services.shared.index.gate import epoch_of
-from services.shared.index.jobs import KEPT_SECONDS, Jobs
-from services.shared.index.redis_access import unavailable_without_redis
-from services.shared.index.refusals import EpochOver
-from services.shared.index.speaker_index import LONGEST_PUT_OFF_SECONDS, WINDOW_SECONDS
-from services.shared.model.domain import Record
-from services.shared.registry.parts import RegistryParts
+from services.shared.model.records import Record
+from services.shared.model.speaker import SpeakerId, is_slug
+from services.shared.queue.jobs import Jobs
+from services.shared.registry.profile_records import ProfileRecords
+from services.shared.registry.profiles import Profiles
+from services.shared.registry.speakers import Speakers
 from services.shared.telemetry.metrics import GARBAGE
+from services.shared.view.job_records import KEPT_SECONDS
+from services.shared.view.redis_access import unavailable_without_redis
+from speaker_registry.names import is_namespace
 
 log = structlog.get_logger()
 
 SWEPT = "sr:swept"
-"""`began:asked`: when the last finished sweep began, and how many sweeps had been requested by then."""
+"""`began:asked:made_with`: when the last finished sweep began, in Unix seconds, how many sweeps had been
+requested by then, and a hash of the encoders that the profiles were made with.
+"""
+SWEEPS_ASKED = "sr:sweeps_asked"
+"""This key counts how often somebody asked for a sweep."""
 _SWEEPING = "sr:sweeping"
 """The state of the current or interrupted sweep, as JSON of `_Progress`."""
 _FORGET_SECONDS = 300.0
-"""The longest time that one sweep spends on dropping old job records."""
+"""The longest time that one sweep spends on dropping the old job records of a namespace."""
 
 
 class _Progress(Record):
     """The progress of a sweep, stored as JSON in Redis."""
 
-    stamp: str
-    """The stamp of the index in which the sweep began. In a later index, all speakers have just been
-    examined.
-    """
-    began: float
+    began: int
     asked: str
+    made_with: str
     done: str = ""
     """The last speaker that was swept. Empty at the beginning."""
 
@@ -58,100 +61,108 @@ class Sweeps:
 
     def __init__(
         self,
-        parts: RegistryParts,
-        repairs: Repairs,
-        garbage: GarbageCollector,
+        *,
+        store: Store,
+        speakers: Speakers,
+        jobs: Jobs,
+        profiles: Profiles,
+        records: ProfileRecords,
         settings: HousekeepingSettings,
         sweep_keys: Callable[[], object],
     ) -> None:
-        """`sweep_keys`: deletes what is left of API keys that ended long ago."""
-        self._store = parts.store
-        self._index = parts.index
-        self._clock = parts.clock
-        self._announcements = parts.announcements
-        self._repairs = repairs
-        self._garbage = garbage
+        """`sweep_keys` deletes what is left of API keys that ended long ago."""
+        self._store = store
+        self._speakers = speakers
+        self._redis = speakers.generation.redis
+        self._jobs = jobs
+        self._profiles = profiles
+        self._records = records
         self._settings = settings
         self._sweep_keys = sweep_keys
 
     def is_due(self) -> bool:
-        """Return whether a sweep was requested, or the last one is too old.
-
-        One more is due after a loss of Redis, once all writes that were under way then have landed.
+        """Return whether a sweep was requested, a profile is made with another encoder or others are required
+        since the last one, or that is too old.
         """
         with unavailable_without_redis():
-            swept, asked = cast(list[str | None], self._index.redis.mget(SWEPT, SWEEPS_ASKED))
-        at, _, answered = (swept or "0:0").partition(":")
-        if answered != (asked or "0"):
+            swept, asked = cast(list[str | None], self._redis.mget(SWEPT, SWEEPS_ASKED))
+        began, answered, made_with = (*(swept or "0:0").split(":", 2), "")[:3]
+        if answered != (asked or "0") or self._differs(made_with):
             return True
-        now, began, settled = self._clock.now(), float(at), self._index.epoch / 100 + WINDOW_SECONDS
-        by_another_clock = began - now > LONGEST_PUT_OFF_SECONDS  # a clock that has been set back since
-        due = max(settled, began + self._settings.sweep_seconds)
-        return by_another_clock or now > due or began < settled < now
+        age = self._speakers.now() - float(began)
+        return age > self._settings.sweep_seconds or age < 0
 
-    def steps(self) -> Iterator[None]:
-        """Sweep one speaker at each step, and then drop old job records. Continues an interrupted sweep."""
+    def steps(self, sweep_one: Callable[[SpeakerId], object]) -> Iterator[None]:
+        """Sweep one speaker at each step. Continues an interrupted sweep."""
         progress = self._begin()
         swept = self._store.sweep_temporary(timedelta(seconds=self._settings.grace_seconds))
         GARBAGE.labels("temporary").inc(swept)
-        self._announcements.look_anew()
         self._sweep_keys()
-        self._index.epochs.sweep()
-        speakers = list(speaker_ids(self._store))
-        left = [speaker_id for speaker_id in speakers if progress.lies_before(speaker_id)]
-        swept_in_order = in_parallel(self._sweep, left, self._settings.sweep_threads)
-        for speaker_id, _ in zip(left, swept_in_order, strict=True):
-            self._note(progress.model_copy(update={"done": str(speaker_id)}))
-            yield
-        yield from self._forget_jobs({one.namespace for one in speakers}, progress.began - KEPT_SECONDS)
+        for namespace in filter(is_namespace, self._store.folders("")):
+            ids = [one for one in self._speakers_of(namespace) if progress.lies_before(one)]
+            swept_in_order = in_parallel(sweep_one, ids, self._settings.sweep_threads)
+            for speaker_id, _ in zip(ids, swept_in_order, strict=True):
+                self._note(progress.having(done=str(speaker_id)))
+                yield
+            yield from self._forget_jobs(namespace, progress.began - KEPT_SECONDS)
         self._end(progress)
 
-    def _begin(self) -> _Progress:
-        """Begin a sweep, or continue the one that was interrupted in this index."""
-        stamp = self._index.stamp
-        with unavailable_without_redis():
-            asked, noted = cast(list[str | None], self._index.redis.mget(SWEEPS_ASKED, _SWEEPING))
-        begun = _Progress.model_validate_json(noted) if noted else None
-        if begun is not None and begun.stamp == stamp:
-            log.info("sweep.resumed", began=begun.began)
-            return begun
-        return _Progress(stamp=stamp, began=self._clock.now(), asked=asked or "0")
-
-    def _sweep(self, speaker_id: SpeakerId) -> None:
-        again = safely(self._repairs.repair, speaker_id, otherwise=LOOK_MUCH_LATER_SECONDS)
-        safely(self._garbage.collect, speaker_id, otherwise=0)
-        # Redis may have been lost since the delete, and with it the time of the erasure.
-        due_in = safely(self._garbage.erasure_due_in, speaker_id, otherwise=None)
-        for seconds in (again, due_in):
-            if seconds is not None:
-                self._index.look_within(speaker_id, seconds)
-
-    def _note(self, progress: _Progress) -> None:
-        with unavailable_without_redis():
-            self._index.redis.set(_SWEEPING, progress.to_json())
-
-    def _forget_jobs(self, namespaces: set[str], moment: float) -> Iterator[None]:
-        """Drop the records of jobs that ended before `moment`, for at most `_FORGET_SECONDS`.
+    def _forget_jobs(self, namespace: str, moment: float) -> Iterator[None]:
+        """Drop the records of jobs that were created before `moment`, for at most `_FORGET_SECONDS`.
 
         The next sweep continues with the rest.
         """
-        jobs, deadline = Jobs(self._index), self._clock.monotonic() + _FORGET_SECONDS
-        for namespace in namespaces:
-            while jobs.forget_before(namespace, moment):
-                yield
-                if self._clock.monotonic() > deadline:
-                    log.warning("jobs.not_all_forgotten", seconds=_FORGET_SECONDS)
-                    return
+        deadline = self._speakers.clock.monotonic() + _FORGET_SECONDS
+        while self._jobs.records.forget_before(namespace, moment):
+            yield
+            if self._speakers.clock.monotonic() > deadline:
+                log.warning("jobs.not_all_forgotten", seconds=_FORGET_SECONDS)
+                return
+
+    def _speakers_of(self, namespace: str) -> list[SpeakerId]:
+        """Return everybody who has a document, or bytes that an upload left which never got one, in order."""
+        listed = self._store.list(documents_prefix(namespace)).objects
+        documents = {one for stored in listed if (one := speaker_of(stored.key))}
+        folders = filter(is_slug, self._store.folders(bytes_folder(namespace)))
+        return sorted(documents | {SpeakerId(namespace, one) for one in folders}, key=lambda one: one.slug)
+
+    def _begin(self) -> _Progress:
+        """Begin a sweep, or continue the one that was interrupted."""
+        with unavailable_without_redis():
+            asked, noted = cast(list[str | None], self._redis.mget(SWEEPS_ASKED, _SWEEPING))
+        if noted:
+            begun = _Progress.model_validate_json(noted)
+            log.info("sweep.resumed", began=begun.began)
+            return begun
+        self._records.look_anew()
+        return _Progress(began=self._speakers.now(), asked=asked or "0", made_with=self._made_with())
+
+    def _made_with(self) -> str:
+        names = {*self._profiles.names, *(profile.name for profile in self._profiles.required)}
+        required = ",".join(sorted(profile.name for profile in self._profiles.required))
+        told = f"{required} {self._records.made_with(names)}"
+        return hashlib.sha256(told.encode()).hexdigest()[:16]
+
+    def _differs(self, made_with: str) -> bool:
+        if self._made_with() == made_with:
+            return False
+        self._records.look_anew()  # this process may be the last to hear of it
+        return self._made_with() != made_with
+
+    def _note(self, progress: _Progress) -> None:
+        with unavailable_without_redis():
+            self._redis.set(_SWEEPING, progress.model_dump_json())
 
     def _end(self, progress: _Progress) -> None:
-        """Record that the sweep is finished.
+        with unavailable_without_redis():
+            pipeline = self._redis.pipeline(transaction=True)
+            pipeline.set(SWEPT, f"{progress.began}:{progress.asked}:{progress.made_with}")
+            pipeline.delete(_SWEEPING)
+            pipeline.execute()
+        log.info("sweep.done", seconds=self._speakers.now() - progress.began)
 
-        If Redis was lost meanwhile, another sweep stays due, because the counter that `asked` came from is
-        gone.
-        """
-        try:
-            self._index.swept(f"{progress.began}:{progress.asked}", epoch=epoch_of(progress.stamp))
-        except EpochOver:
-            log.info("sweep.overtaken", began=progress.began)
-        else:
-            log.info("sweep.done", seconds=round(self._clock.now() - progress.began, 1))
+
+def ask_for_sweep(client: redis.Redis) -> None:
+    """Ask housekeeping to look at every speaker. Raises `Unavailable`."""
+    with unavailable_without_redis():
+        client.incr(SWEEPS_ASKED)

@@ -7,29 +7,28 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from urllib.parse import quote
 
-from services.registry_api.operations.speakers import Speakers
-from services.shared.bucket.keys import SpeakerId
-from services.shared.index.reading import IndexedSpeaker
-from services.shared.index.speaker_index import SpeakerIndex, VersionSelection
-from services.shared.model.domain import ArtifactRecord, SpeakerVersion
-from services.shared.model.profiles import ProfileCatalogue
-from services.shared.registry.status import UNDECIDED, ProfileStatus, Statuses
+from services.shared.model.records import ArtifactRecord, Version
+from services.shared.model.speaker import SpeakerId
+from services.shared.model.status import ProfileStatus
+from services.shared.registry.lookup import find_version, find_versions
+from services.shared.registry.profiles import Profiles
+from services.shared.registry.speakers import FoundSpeaker, Speakers
 from speaker_registry.errors import (
     ArtifactFailed,
     ArtifactNotFound,
     ArtifactStale,
     SpeakerRegistryError,
-    Unavailable,
 )
+from speaker_registry.names import SpeakerName
 
 
 @dataclass(frozen=True, slots=True)
 class StoredArtifact:
     """An artifact of a live version, and the speaker as it was found."""
 
-    speaker_id: SpeakerId
-    indexed: IndexedSpeaker
-    version: SpeakerVersion
+    speaker: FoundSpeaker
+    version: Version
+    profile: str
     record: ArtifactRecord
 
 
@@ -47,12 +46,11 @@ ANY = Wanted()
 
 
 @dataclass(frozen=True, slots=True)
-class FoundVersion:
+class FoundArtifact:
     """A live version and what is known of its artifact for one profile, which may not exist."""
 
-    speaker_id: SpeakerId
-    indexed: IndexedSpeaker
-    version: SpeakerVersion
+    speaker: FoundSpeaker
+    version: Version
     status: ProfileStatus
     wanted: Wanted
     """The artifact that was asked for."""
@@ -60,12 +58,16 @@ class FoundVersion:
     """True if every version must have an artifact for the profile."""
 
     @property
+    def speaker_id(self) -> SpeakerId:
+        return self.speaker.id
+
+    @property
     def artifact(self) -> StoredArtifact | None:
         """The artifact to serve, or None if there is none."""
         record = self.status.artifact
         if record is None or (self.wanted.current and not self.status.current):
             return None
-        return StoredArtifact(self.speaker_id, self.indexed, self.version, record)
+        return StoredArtifact(self.speaker, self.version, self.status.profile.name, record)
 
     @property
     def settled(self) -> bool:
@@ -82,12 +84,7 @@ class FoundVersion:
     def _why_there_is_none(self) -> SpeakerRegistryError | None:
         """Return the error, or None if housekeeping is about to start the extraction."""
         status, profile = self.status, self.status.profile.name
-        number, name = self.version.number, self.version.record.name
-        what = f"version {number} of voice '{name}'"
-        if status.undecided:
-            return Unavailable(
-                f"It is not known yet if there is an artifact of {what}: {UNDECIDED}.", retry_after_seconds=2
-            )
+        what = f"version {self.version.number} of voice '{self.version.name}'"
         if status.unsupported:
             return ArtifactNotFound(f"There is no artifact of {what}: {status.error}.", param="profile")
         if status.state_of_current == "failed":
@@ -98,7 +95,7 @@ class FoundVersion:
 
     def _why_none_was_made(self, what: str) -> SpeakerRegistryError | None:
         status, profile = self.status, self.status.profile.name
-        number, name = self.version.number, quote(self.version.record.name, safe="")
+        number, name = self.version.number, quote(self.version.name, safe="")
         again = f'POST /v1/voices/{name}/versions/{number}/extractions {{"profiles": ["{profile}"]}}'
         if self.wanted.fingerprint is not None and status.artifact is None:
             return ArtifactNotFound(
@@ -120,96 +117,91 @@ class FoundVersion:
         )
 
 
-class Artifacts:
-    """Finds artifacts. All methods may raise `Unavailable`."""
+def find_artifact(
+    speakers: Speakers,
+    profiles: Profiles,
+    namespace: str,
+    name: SpeakerName,
+    reference: int | str,
+    profile: str,
+    wanted: Wanted = ANY,
+) -> FoundArtifact:
+    """Find a version's artifact for a profile.
 
-    def __init__(
-        self, speakers: Speakers, index: SpeakerIndex, statuses: Statuses, catalogue: ProfileCatalogue
-    ) -> None:
-        self._speakers = speakers
-        self._index = index
-        self._statuses = statuses
-        self._catalogue = catalogue
+    Raises:
+        VoiceNotFound, VersionNotFound, AliasNotFound, ProfileUnknown, Unavailable.
+    """
+    known = profiles.get(profile)
+    speaker, version = find_version(speakers, profiles, namespace, name, reference)
+    status = profiles.explained(profiles.status(speaker, version, known, wanted.fingerprint))
+    return FoundArtifact(speaker, version, status, wanted, profiles.is_required(profile))
 
-    def find(
-        self, namespace: str, name: str, reference: int | str, profile: str, wanted: Wanted = ANY
-    ) -> FoundVersion:
-        """Find a version's artifact for a profile.
 
-        Raises:
-            VoiceNotFound, VersionNotFound, AliasNotFound, ProfileUnknown.
-        """
-        self._catalogue.get(profile)
-        indexed, version = self._speakers.find_version(namespace, name, reference)
-        status = self._statuses.of_profile(indexed, version, profile, wanted.fingerprint)
-        return self._found(namespace, indexed, version, self._statuses.explained(status), wanted)
+def find_each(
+    speakers: Speakers, profiles: Profiles, namespace: str, voices: Sequence[str], names: Sequence[str]
+) -> list[list[FoundArtifact] | SpeakerRegistryError]:
+    """Find the artifacts of many voices for the same profiles, in one round trip to the view.
 
-    def find_each(
-        self, namespace: str, voices: Sequence[str], profiles: Sequence[str]
-    ) -> list[list[FoundVersion] | SpeakerRegistryError]:
-        """Find the artifacts of many voices for the same profiles, in one round trip to the index.
+    Args:
+        voices: each a name, `name@version` or `name@alias`.
+        names: the names of the profiles.
 
-        Args:
-            voices: each a name, `name@version` or `name@alias`.
+    Returns:
+        For each voice, what was found for each profile, or the error why the voice was not found.
 
-        Returns:
-            For each voice, what was found for each profile, or the error why the voice was not found.
+    Raises:
+        ProfileUnknown, Unavailable.
+    """
+    for name in names:
+        profiles.get(name)
+    return [
+        one
+        if isinstance(one, SpeakerRegistryError)
+        else [_of_profile(profiles, one.speaker, one.version, name) for name in names]
+        for one in find_versions(speakers, profiles, namespace, voices)
+    ]
 
-        Raises:
-            ProfileUnknown.
-        """
-        for profile in profiles:
-            self._catalogue.get(profile)
-        return [
-            one
-            if isinstance(one, SpeakerRegistryError)
-            else [self._of_profile(namespace, *one, profile) for profile in profiles]
-            for one in self._speakers.find_versions(namespace, voices)
-        ]
 
-    def of_defaults(
-        self, namespace: str, speakers: Iterable[IndexedSpeaker], profile: str
-    ) -> list[FoundVersion]:
-        """Return what is known of the artifacts of the default versions of live speakers.
+def of_defaults(profiles: Profiles, speakers: Iterable[FoundSpeaker], profile: str) -> list[FoundArtifact]:
+    """Return what is known of the artifacts of the default versions of live speakers.
 
-        Raises:
-            ProfileUnknown.
-        """
-        self._catalogue.get(profile)
-        return [self._of_profile(namespace, one, one.speaker.default, profile) for one in speakers]
+    Raises:
+        ProfileUnknown, Unavailable.
+    """
+    profiles.get(profile)
+    return [_of_profile(profiles, one, one.document.default, profile) for one in speakers]
 
-    def _of_profile(
-        self, namespace: str, indexed: IndexedSpeaker, version: SpeakerVersion, profile: str
-    ) -> FoundVersion:
-        return self._found(namespace, indexed, version, self._statuses.of_profile(indexed, version, profile))
 
-    def find_by_digest(self, namespace: str, digest: str) -> StoredArtifact:
-        """Return the artifact of a live version whose file has this digest (`sha256:…`).
+def _of_profile(profiles: Profiles, speaker: FoundSpeaker, version: Version, name: str) -> FoundArtifact:
+    status = profiles.status(speaker, version, profiles.get(name))
+    return FoundArtifact(speaker, version, status, ANY, profiles.is_required(name))
 
-        Raises:
-            ArtifactNotFound. GateClosed: the index does not know the artifact, and is being rebuilt.
-        """
-        place = self._index.find_blob(namespace, digest)
-        if place is not None:
-            speaker_id, vuid = place
-            indexed = self._speakers.look_up(speaker_id, VersionSelection(vuid=vuid))
-            if (version := indexed.speaker.by_vuid(vuid)) is not None:
-                for record in version.all_artifacts:
-                    if record.digest == digest:
-                        return StoredArtifact(speaker_id, indexed, version, record)
-        raise ArtifactNotFound(
-            f"No voice has an artifact with the digest {digest}. It may have been deleted or replaced.",
-            param="digest",
-        )
 
-    def _found(
-        self,
-        namespace: str,
-        indexed: IndexedSpeaker,
-        version: SpeakerVersion,
-        status: ProfileStatus,
-        wanted: Wanted = ANY,
-    ) -> FoundVersion:
-        speaker_id = SpeakerId.of_record(namespace, version.record)
-        required = status.profile.name in self._catalogue.required
-        return FoundVersion(speaker_id, indexed, version, status, wanted, required)
+def find_by_digest(speakers: Speakers, namespace: str, digest: str) -> StoredArtifact:
+    """Return the artifact of a live version whose file has this digest (`sha256:…`).
+
+    Raises:
+        ArtifactNotFound.
+        ViewAway, Unavailable: the view does not know the artifact, and is being rebuilt or cannot be reached.
+    """
+    speaker_id = speakers.view.speaker_with(namespace, digest)
+    if speaker_id is not None:
+        speaker = speakers.read(speaker_id)
+        for version in speaker.document.versions:
+            for profile, made in version.artifacts.items():
+                for record in made:
+                    if record.digest == digest and not _is_lost(speaker, version, profile, record):
+                        return StoredArtifact(speaker, version, profile, record)
+    raise not_with_digest(digest)
+
+
+def _is_lost(speaker: FoundSpeaker, version: Version, profile: str, record: ArtifactRecord) -> bool:
+    job = speaker.open_job(version.vuid, profile, record.fingerprint)
+    return job is not None and job.mends and not record.brought
+
+
+def not_with_digest(digest: str) -> ArtifactNotFound:
+    return ArtifactNotFound(
+        f"No voice has an artifact with the digest {digest}. It may have been deleted or replaced.",
+        param="digest",
+    )

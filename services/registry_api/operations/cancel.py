@@ -6,15 +6,14 @@ refused, and housekeeping does not start a required profile again.
 
 import structlog
 
-from services.shared.bucket.keys import SpeakerId
-from services.shared.index.jobs import JobRecord
 from services.shared.model.changes import CANCELED, AlreadyMade, VersionGone, with_failure
 from services.shared.model.document import SpeakerDocument
 from services.shared.model.records import FailureRecord
-from services.shared.model.speaker import OpenJob
+from services.shared.model.speaker import OpenJob, SpeakerId
 from services.shared.queue.jobs import Jobs
 from services.shared.registry.profiles import Profiles
 from services.shared.registry.speakers import Speakers
+from services.shared.view.job_records import JobRecord
 from speaker_registry.errors import JobFinished
 
 log = structlog.get_logger(__name__)
@@ -68,10 +67,11 @@ def _commit(
 
     def use_up(document: SpeakerDocument) -> SpeakerDocument:
         version = document.version(record.vuid)
-        known = version.failures.get(record.profile) if version else None
-        if known is not None and (known.job, known.code) == (record.id, CANCELED):
+        known = version.failures.get(record.profile, ()) if version else ()
+        if any((one.job, one.code) == (record.id, CANCELED) for one in known):
             return document  # an earlier call of the same request did it
-        return with_failure(document, record.vuid, record.profile, failure, profiles.required)
+        new = failure.having(ahead=profiles.is_ahead(record.profile, failure.fingerprint))
+        return with_failure(document, record.vuid, record.profile, new, profiles.required)
 
     try:
         speakers.change(speaker_id, use_up, by=by, did="cancel")

@@ -8,9 +8,9 @@ from contextlib import suppress
 
 import structlog
 
-from services.shared.bucket.keys import SpeakerId
 from services.shared.model.changes import deleted
 from services.shared.model.document import SpeakerDocument
+from services.shared.model.speaker import SpeakerId
 from services.shared.queue.jobs import Jobs
 from services.shared.registry.lookup import locate, not_found
 from services.shared.registry.speakers import FoundSpeaker, Speakers

@@ -1,145 +1,116 @@
-"""Finds jobs even after Redis has lost their records.
+"""Follows a job even after Redis has lost its record. Knows no HTTP.
 
-When Redis loses a job's record, the extraction continues, or housekeeping starts it again under another id.
-Callers wait for an artifact, not for a record, so a lost job is found by what it was to make. This process
-remembers that for each job that it claimed, joined or was asked about, and for the jobs of other processes,
-which the index's events report (`SeenJobs`). A job that this process has never seen is not found.
+When Redis loses a job's record, the extraction goes on, or housekeeping starts it again under another id.
+Callers wait for an artifact, not for a record, so what became of a lost job is read off the speaker's
+document. This process knows what the job was to make if it has opened, joined, read or heard of it
+(`Jobs.seen`). A job that this process has never seen is not found.
 """
 
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from services.registry_api.operations.cancellation import CANCELED
-from services.registry_api.operations.speakers import Speakers
-from services.shared.bucket.keys import SpeakerId
-from services.shared.index.announcements import Announcements
-from services.shared.index.gate import GateClosed
-from services.shared.index.jobs import JobRecord, Jobs, SeenJobs
-from services.shared.index.leases import Leases
-from services.shared.index.reading import IndexedSpeaker
-from services.shared.index.refusals import voice_unreadable
-from services.shared.index.speaker_index import SpeakerIndex, VersionSelection
-from services.shared.model.clock import Clock
-from services.shared.model.domain import SpeakerVersion
-from services.shared.registry.status import Statuses
+from services.shared.model.changes import CANCELED
+from services.shared.model.records import FailureRecord, Version
+from services.shared.model.speaker import OpenJob, SpeakerId
+from services.shared.queue.jobs import Jobs
+from services.shared.registry.profiles import Profiles
+from services.shared.registry.speakers import FoundSpeaker, Speakers
+from services.shared.view.job_records import JobRecord
 from speaker_registry.errors import JobNotFound, Unavailable
 from speaker_registry.schemas import JobState
 
-_JUST_ENDED_SECONDS = 60.0
-"""Leases last a second. The rest is for clocks of workers that are wrong."""
+
+def follow(speakers: Speakers, jobs: Jobs, profiles: Profiles, namespace: str, job_id: str) -> JobRecord:
+    """Return the record of a job.
+
+    If Redis has lost the record or is unavailable, and this process has seen the job, the record is derived
+    from the artifact that the job was to make. It has no `finished_at` then, because nothing tells when the
+    job ended.
+
+    Raises:
+        JobNotFound: the job is unknown, or belongs to another namespace.
+        Unavailable: Redis cannot be reached, and this process does not know the job.
+        VoiceDamaged, VoiceUnreadable: the document of the job's speaker cannot be understood.
+    """
+    try:
+        job = jobs.record(namespace, job_id)
+    except (JobNotFound, Unavailable):
+        seen = jobs.seen.get(job_id)
+        if seen is None or seen.namespace != namespace:
+            raise
+        if seen.finished and seen.state != "superseded":
+            return seen
+        outcome = _outcome(speakers, jobs, profiles, seen)
+        return replace(outcome, lost=outcome.state == "superseded")
+    jobs.seen.put(job)
+    return _outcome(speakers, jobs, profiles, job) if job.state == "superseded" else job
 
 
-class FollowedJobs(Jobs):
-    """`Jobs` that also finds what became of lost jobs, if this process has seen them."""
-
-    def __init__(
-        self,
-        *,
-        index: SpeakerIndex,
-        announcements: Announcements,
-        leases: Leases,
-        clock: Clock,
-        speakers: Speakers,
-        statuses: Statuses,
-        seen_jobs: SeenJobs,
-    ) -> None:
-        super().__init__(index)
-        self._speaker_index = index
-        self._announcements = announcements
-        self._leases = leases
-        self._clock = clock
-        self._speakers = speakers
-        self._statuses = statuses
-        self._seen = seen_jobs
-
-    def get(self, namespace: str, job_id: str) -> JobRecord:
-        """Return a job's record.
-
-        If Redis has lost the record or is unavailable, and this process has seen the job, the record is
-        derived from the artifact that the job was to make. It has no `finished_at`, because nothing tells
-        when the job ended.
-
-        Raises:
-            JobNotFound: the job is unknown, or belongs to another namespace.
-            Unavailable: Redis cannot be reached, and this process does not know the job.
-            VoiceUnreadable: the record of the job's version cannot be read now.
-        """
-        try:
-            job = super().get(namespace, job_id)
-        except (JobNotFound, Unavailable):
-            seen = self._seen.get(job_id)
-            if seen is None or seen.namespace != namespace:
-                raise
-            if seen.finished and seen.state != "superseded":
-                return seen
-            outcome = self._outcome(seen)
-            return replace(outcome, lost=outcome.state == "superseded")
-        self._seen.put(job)
-        if job.state == "succeeded" and job.finished_at is not None:
-            self._settle(job.finished_at)
-        return self._outcome(job) if job.state == "superseded" else job
-
-    def _settle(self, finished_at: float) -> None:
-        """Wait until no process serves what the artifact of a job replaced, if the job has just ended.
-
-        Workers end a job in the moment in which they put its artifact in force, and do not wait themselves.
-        """
-        if abs(self._clock.now() - finished_at) < _JUST_ENDED_SECONDS:
-            self._leases.settle()
-
-    def _outcome(self, job: JobRecord) -> JobRecord:
-        """Derive the job's state from its artifact, or from the job that replaced it."""
-        speaker_id = SpeakerId(job.namespace, job.slug)
-        try:
-            indexed, certain = self._speaker_index.look(speaker_id, VersionSelection(vuid=job.vuid)), True
-        except (GateClosed, Unavailable):
-            indexed, certain = self._speakers.look_up(speaker_id), False
-        version = indexed.speaker.by_vuid(job.vuid)
-        if version is None and job.vuid in indexed.speaker.unreadable:
-            raise voice_unreadable(job.name)
-        if version is None:
-            return _ended(job, "superseded")
-        if ended := self._by_artifact(job, version):
-            return ended
-        if certain:
-            return self._by_successor(job, indexed, version)
-        return _not_started(job) if job.finished else job
-
-    def _by_artifact(self, job: JobRecord, version: SpeakerVersion) -> JobRecord | None:
-        fingerprint = job.fingerprint or self._announcements.fingerprint(job.profile)
-        akey = version.artifact_key(job.profile, fingerprint, job.build)
-        if akey in version.artifacts:
-            return _ended(job, "succeeded", stage="done", done=job.total)
-        failure = version.failures.get(akey)
-        if failure is None:
-            return None
-        if failure.code == CANCELED:
-            return _ended(job, "canceled")
-        error = {
-            "code": failure.code,
-            "message": failure.message,
-            "retryable": False,
-            "attempt": failure.attempts,
-        }
-        return _ended(job, "failed", attempt=failure.attempts, error=error)
-
-    def _by_successor(self, job: JobRecord, indexed: IndexedSpeaker, version: SpeakerVersion) -> JobRecord:
-        wanted = (job.vuid, job.profile)
-        pending_extractions = [
-            pending for pending in indexed.pending_extractions if (pending.vuid, pending.profile) == wanted
-        ]
-        for pending in pending_extractions:
-            if pending.job_id != job.id:
-                # Redis may be lost again between the two reads. Then the successor is lost, too.
-                with suppress(JobNotFound, Unavailable):
-                    successor = super().get(job.namespace, pending.job_id)
-                    if successor.state != "superseded":  # else a successor of its own is about to be claimed
-                        return replace(successor, id=job.id, created_at=job.created_at)
-        missing = [status.profile.name for status in self._statuses.missing(indexed, version)]
-        if pending_extractions or job.profile in missing:  # housekeeping is about to start it again
-            return _not_started(job)
+def _outcome(speakers: Speakers, jobs: Jobs, profiles: Profiles, job: JobRecord) -> JobRecord:
+    """Derive the state of a job from its artifact, or from the job that replaced it."""
+    speaker = speakers.read(SpeakerId(job.namespace, job.slug))
+    version = speaker.document.version(job.vuid)
+    if version is None:
         return _ended(job, "superseded")
+    if ended := _by_artifact(job, version, job.fingerprint or profiles.fingerprint(job.profile)):
+        return ended
+    if speaker.of_view:
+        return _by_successor(jobs, profiles, job, speaker, version)
+    return _not_started(job) if job.finished else job  # the view cannot say which jobs are open
+
+
+def _by_artifact(job: JobRecord, version: Version, fingerprint: str) -> JobRecord | None:
+    """Return the job as its artifact or its failure says that it ended; None if there is neither."""
+    build = (fingerprint, job.build)
+    if any((one.fingerprint, one.build) == build for one in version.artifacts.get(job.profile, ())):
+        return _ended(job, "succeeded", stage="done", done=job.total)
+    failed = version.failures.get(job.profile, ())
+    own = (one for one in failed if one.job == job.id or (one.fingerprint, one.build) == build)
+    failure = next(own, None)
+    return _given_up(job, failure) if failure is not None else None
+
+
+def _given_up(job: JobRecord, failure: FailureRecord) -> JobRecord:
+    if failure.code == CANCELED:
+        return _ended(job, "canceled")
+    error = {
+        "code": failure.code,
+        "message": failure.message,
+        "retryable": False,
+        "attempt": failure.attempts,
+    }
+    return _ended(job, "failed", attempt=failure.attempts, error=error)
+
+
+def _by_successor(
+    jobs: Jobs, profiles: Profiles, job: JobRecord, speaker: FoundSpeaker, version: Version
+) -> JobRecord:
+    """Return the job as the one stands that replaced it, or that housekeeping is about to start."""
+    same = [one for one in speaker.open_jobs if (one.vuid, one.profile) == (job.vuid, job.profile)]
+    for successor in same:
+        if found := _successor(jobs, job, successor):
+            return found
+    if same or _is_missing(profiles, job.profile, speaker, version):
+        return _not_started(job)
+    return _ended(job, "superseded")
+
+
+def _successor(jobs: Jobs, job: JobRecord, other: OpenJob) -> JobRecord | None:
+    if other.job_id == job.id:
+        return None
+    with suppress(JobNotFound, Unavailable):  # Redis may be lost again between the two reads
+        found = jobs.record(job.namespace, other.job_id)
+        if found.state != "superseded":  # else a successor of its own is about to be opened
+            return replace(found, id=job.id, created_at=job.created_at)
+    return None
+
+
+def _is_missing(profiles: Profiles, profile: str, speaker: FoundSpeaker, version: Version) -> bool:
+    """Return whether housekeeping will start the extraction, because the profile is required."""
+    if profile not in profiles.wanted(version):
+        return False
+    return profiles.status(speaker, version, profiles.get(profile)).state_of_current == "pending"
 
 
 def _not_started(job: JobRecord) -> JobRecord:

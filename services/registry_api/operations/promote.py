@@ -4,6 +4,7 @@ Promoting the encoder that was current before is the way back. It costs no extra
 of both encoders stay.
 """
 
+from collections.abc import Callable
 from functools import partial
 
 import structlog
@@ -17,6 +18,9 @@ from services.shared.view.workers import Workers
 from speaker_registry.errors import EncoderCurrent, EncoderUnknown, EncoderUnserved
 
 log = structlog.get_logger(__name__)
+
+Decide = Callable[[ProfileDocument], ProfileDocument]
+"""A pure change of a profile's document, which refuses by raising."""
 
 
 def promote(
@@ -45,12 +49,21 @@ def promote(
     """
     another_encoder(profiles, catalogue, profile, fingerprint)
     if not force:
-        expect_worker(workers, profile, fingerprint, "or send force=true")
-    decide = partial(profile_document.promoted, fingerprint=fingerprint)
+        expect_worker(workers, profile, fingerprint, ", or send force=true")
+    return commit_promotion(
+        profiles, profile, partial(profile_document.promoted, fingerprint=fingerprint), by=by
+    )
+
+
+def commit_promotion(profiles: ProfileRecords, profile: str, decide: Decide, *, by: str) -> ProfileDocument:
+    """Commit a change that promotes an encoder. Returns when no process answers by what was before.
+
+    Raises `Unavailable`, and what `decide` raises.
+    """
     document = profiles.change(profile, decide, by=by, did="promote")
     profiles.settle()
     former = document.former_fingerprints
-    log.info("profile.updated", profile=profile, fingerprint=fingerprint, former=former, by=by)
+    log.info("profile.updated", profile=profile, fingerprint=document.fingerprint, former=former, by=by)
     return document
 
 
@@ -63,9 +76,8 @@ def another_encoder(
         ProfileUnknown, EncoderUnknown, EncoderCurrent, Unavailable.
     """
     catalogue.get(profile)
-    profiles.look_anew()
     try:
-        return profile_document.another_encoder(profiles.read(profile), fingerprint)
+        return profile_document.another_encoder(profiles.read_anew(profile), fingerprint)
     except EncoderCurrent:
         raise EncoderCurrent(
             f"{fingerprint} is already the current fingerprint of profile '{profile}'.", param="fingerprint"
@@ -75,11 +87,11 @@ def another_encoder(
 
 
 def expect_worker(workers: Workers, profile: str, fingerprint: str, otherwise: str) -> None:
-    """Raise `EncoderUnserved` if no live worker has an encoder. `otherwise` says what else helps."""
+    """Raise `EncoderUnserved` if no live worker has an encoder. The message ends with `otherwise`."""
     if not workers.have(profile, fingerprint):
         raise EncoderUnserved(
             f"No live worker has {fingerprint}, so nothing would make artifacts for profile '{profile}'. "
-            f"Start a worker that has it, {otherwise}.",
+            f"Start a worker that has it{otherwise}.",
             param="fingerprint",
         )
 

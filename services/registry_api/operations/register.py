@@ -7,24 +7,36 @@ is served. Knows no HTTP and no encoder.
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
+from urllib.parse import quote
 
 import structlog
 
 from services.registry_api.operations.sources import Source
-from services.shared.bucket.keys import SpeakerId
 from services.shared.bucket.stored_bytes import StoredBytes
 from services.shared.model.changes import next_marks, with_version
-from services.shared.model.document import Counts, SpeakerDocument
+from services.shared.model.document import Counts, SpeakerDocument, key_reused
 from services.shared.model.records import Version
+from services.shared.model.speaker import SpeakerId
 from services.shared.queue.jobs import Jobs
 from services.shared.registry.extract import extract_missing
 from services.shared.registry.profiles import Profiles
 from services.shared.registry.speakers import FoundSpeaker, Speakers
 from speaker_registry.artifact import canonical_json
-from speaker_registry.errors import QuotaExceeded, Unavailable, VoiceDeleted, VoiceExists
+from speaker_registry.errors import (
+    QuotaExceeded,
+    Unavailable,
+    VoiceDeleted,
+    VoiceExists,
+    VoiceNotFound,
+)
 from speaker_registry.names import SpeakerName
 
 log = structlog.get_logger(__name__)
+
+
+Expects = Literal["any", "new", "existing"]
+"""Says whether a voice must not exist yet, or must exist. An upload that adds no version is not refused."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,8 +48,9 @@ class NewVersion:
     ref_text: str | None = None
     description: str | None = None
     idempotency_key: str | None = None
+    expects: Expects = "any"
     dedupe: bool = True
-    """If true, an upload with the same source and texts as the newest version returns that version."""
+    """True if an upload with the same source and texts as the newest version returns that version."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,11 +64,11 @@ class Limits:
     immutable: bool = False
     """True if a voice may have one version only."""
 
-    def check(self, document: SpeakerDocument, version: Version, size: int, used: Counts | None) -> None:
+    def check(self, document: SpeakerDocument, version: Version, size: int, used: Counts) -> None:
         """Raise `QuotaExceeded` or `VoiceExists` if the version may not be added.
 
         Args:
-            used: what the namespace uses. None while nobody knows, and then only the voice's own limits hold.
+            used: what the namespace uses. While the view is rebuilt, that is what it holds so far.
         """
         name = version.name
         if self.immutable and document.live:
@@ -66,10 +79,9 @@ class Limits:
         if len(document.versions) >= self.versions:
             raise QuotaExceeded(
                 f"Voice '{name}' has {len(document.versions)} versions, and SPEAKER_MAX_VERSIONS accepts "
-                f"{self.versions}. Delete the voice, take another name, or raise the cap."
+                f"{self.versions}. Delete the voice, or take another name."
             )
-        if used is not None:
-            self._check_namespace(document, version, size, used)
+        self._check_namespace(document, version, size, used)
 
     def _check_namespace(self, document: SpeakerDocument, version: Version, size: int, used: Counts) -> None:
         if not document.live and used.voices >= self.voices:
@@ -123,21 +135,38 @@ def register(
         Unavailable: send the request again, which finds out what came of it.
     """
     speaker_id, until = SpeakerId.of(namespace, upload.name), speakers.deadline()
-    used = speakers.usage(namespace)
-    with speakers.changing(speaker_id, by=by, until=until) as change:
+    with (
+        speakers.changing(speaker_id, by=by, until=until) as change,
+        speakers.reserving(speaker_id, change.document) as used,
+    ):
         new = _new_version(upload, source, vuid=change.token)
-        if _answer(change.document, new, upload) is not None:
+
+        def answered(document: SpeakerDocument) -> Version | None:
+            # Looked up each time: a repeat of this request may have been answered while this one stood still.
+            remembered = speakers.answers.of(speaker_id, new.idempotency) if new.idempotency else None
+            return _answer(document, new, upload, remembered)
+
+        if answered(change.document) is not None:
             confirmed = change.commit(lambda document: document, did="repeat")
-            if (answer := _answer(confirmed, new, upload)) is not None:
-                return _registered(speakers, jobs, profiles, speaker_id, answer, created=False)
-        change.ask(lambda document: limits.check(document, new, source.size, used))
+            if (answer := answered(confirmed)) is not None:
+                answer = _remembered(speakers, speaker_id, confirmed, new, answer)
+                source.restore(blobs, speaker_id, answer)
+                return _registered(
+                    speakers, jobs, profiles, speaker_id, confirmed, version=answer, created=False
+                )
+
+        def check(document: SpeakerDocument) -> None:
+            _check_expected(document, upload)
+            limits.check(document, new, source.size, used)
+
+        change.ask(check)
         life = change.document.marks.life
         source.store(blobs, speaker_id, new.vuid)
 
         def add(document: SpeakerDocument) -> SpeakerDocument:
-            if _answer(document, new, upload) is not None:
+            if answered(document) is not None:
                 return document
-            limits.check(document, new, source.size, used)
+            check(document)
             now = speakers.now()
             marks = next_marks(document, now)
             numbered = new.having(number=marks.number, created_at=marks.created_at)
@@ -154,10 +183,16 @@ def register(
 
         document = change.commit(add, did="register", done=lambda found: new.vuid in found.names_of_bytes)
     mine = document.version(new.vuid)
-    version = mine or _answer(document, new, upload)
+    version = mine or answered(document)
     if version is None:
         raise VoiceDeleted(f"Voice '{new.name}' was deleted while this version was being registered.")
-    return _registered(speakers, jobs, profiles, speaker_id, version, created=mine is not None)
+    if mine is None:
+        version = _remembered(speakers, speaker_id, document, new, version)
+    else:
+        log.info("version.registered", speaker=str(speaker_id), vuid=version.vuid, number=version.number)
+    return _registered(
+        speakers, jobs, profiles, speaker_id, document, version=version, created=mine is not None
+    )
 
 
 def _registered(
@@ -165,22 +200,62 @@ def _registered(
     jobs: Jobs,
     profiles: Profiles,
     speaker_id: SpeakerId,
-    version: Version,
+    document: SpeakerDocument,
     *,
+    version: Version,
     created: bool,
 ) -> Registered:
-    """Start what the version lacks. It is committed, so housekeeping repairs what fails from here on."""
-    speaker = speakers.read(speaker_id)
-    opened: dict[str, str] = {}
-    now = speaker.document.version(version.vuid)
-    if now is not None:
-        try:
-            opened = extract_missing(jobs, profiles, speaker, now)
-        except Unavailable as error:
-            log.warning("version.not_set_going", speaker=str(speaker_id), reason=error.message)
-    if created:
-        log.info("version.registered", speaker=str(speaker_id), vuid=version.vuid, number=version.number)
-    return Registered(speaker, now or version, created, opened)
+    """Start what the version lacks. It is committed, so housekeeping repairs what fails from here on.
+
+    Args:
+        document: a document that has the version. It may have been deleted since.
+    """
+    speaker, opened = FoundSpeaker(document, id=speaker_id), dict[str, str]()
+    try:
+        speaker = _present(speakers, speaker, version)
+        opened = extract_missing(jobs, profiles, speaker, version)
+        speaker = _present(speakers, speaker, version)
+    except Unavailable as error:
+        log.warning("version.not_set_going", speaker=str(speaker_id), reason=error.message)
+    open_jobs = {job.profile: job.job_id for job in speaker.open_jobs if job.vuid == version.vuid}
+    shown = speaker.document.version(version.vuid)
+    assert shown is not None, "`_present` returns a speaker that has the version"
+    return Registered(speaker, shown, created, {**open_jobs, **opened})
+
+
+def _present(speakers: Speakers, known: FoundSpeaker, version: Version) -> FoundSpeaker:
+    """Return the speaker as it is now, or as it is known if the version was deleted since."""
+    found = speakers.read(known.id)
+    return known if found.document.version(version.vuid) is None else found
+
+
+def _remembered(
+    speakers: Speakers, speaker_id: SpeakerId, document: SpeakerDocument, new: Version, answer: Version
+) -> Version:
+    """Remember a request's answer under its Idempotency-Key, so that a repeat gets the same one.
+
+    Returns the answer that counts: another request with the key may have come first.
+    """
+    if new.idempotency is None or answer.idempotency == new.idempotency:
+        return answer
+    vuid = speakers.answers.remember(speaker_id, new.idempotency, answer.vuid)
+    return document.version(vuid) or answer
+
+
+def _check_expected(document: SpeakerDocument, upload: NewVersion) -> None:
+    if upload.expects == "new" and document.live:
+        raise VoiceExists(
+            f"Voice '{upload.name.name}' already exists. Add a version with POST "
+            f"/v1/voices/{quote(upload.name.key, safe='')}/versions, or take another name.",
+            param="name",
+        )
+    if upload.expects == "existing" and not document.live:
+        raise voice_to_register(upload.name)
+
+
+def voice_to_register(name: SpeakerName) -> VoiceNotFound:
+    """Return the error for a further version of a voice that does not exist."""
+    return VoiceNotFound(f"Voice '{name.name}' not found. Register it with POST /v1/voices.", param="name")
 
 
 def _new_version(upload: NewVersion, source: Source, *, vuid: str) -> Version:
@@ -200,9 +275,22 @@ def _new_version(upload: NewVersion, source: Source, *, vuid: str) -> Version:
     )
 
 
-def _answer(document: SpeakerDocument, new: Version, upload: NewVersion) -> Version | None:
-    """Return the version that the request made before, or that equals what it asks for."""
+def _answer(
+    document: SpeakerDocument, new: Version, upload: NewVersion, remembered: str | None
+) -> Version | None:
+    """Return the version that the request made before, or that equals what it asks for.
+
+    Args:
+        remembered: the id of the version that an earlier request with the same key was answered with.
+
+    Raises:
+        IdempotencyKeyReused: the key was used for another request.
+    """
     assert new.request is not None
+    if remembered is not None and (known := document.version(remembered)) is not None:
+        if known.request != new.request:
+            raise key_reused()
+        return known
     found = document.answer_to(new.request, new.idempotency)
     if found is None or upload.dedupe or (new.idempotency and found.idempotency == new.idempotency):
         return found

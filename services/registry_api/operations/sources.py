@@ -8,11 +8,39 @@ from typing import Protocol
 import numpy as np
 
 from services.shared.audio import DecodedClip
-from services.shared.bucket.keys import SpeakerId
 from services.shared.bucket.stored_bytes import StoredBytes
-from services.shared.model.packaging import named_artifact, package
+from services.shared.model.packaging import package
+from services.shared.model.profiles import ProfileCatalogue
 from services.shared.model.records import GIVEN_FINGERPRINT, ClipRecord, Version
+from services.shared.model.speaker import SpeakerId
+from services.shared.registry.repair import restore_clip
 from speaker_registry.engine import Profile
+from speaker_registry.errors import EmbeddingWidthMismatch
+
+
+def profiles_taking(catalogue: ProfileCatalogue, embedding: np.ndarray) -> list[Profile]:
+    """Return the required profiles that take an embedding of this width (float32 [D]).
+
+    All must be of one model, because embeddings of different encoders mean different things even at the same
+    width.
+
+    Raises:
+        EmbeddingWidthMismatch: no required profile takes that width, or profiles of several models do.
+    """
+    profiles = catalogue.taking_embeddings_of(len(embedding))
+    if not profiles:
+        widths = sorted({one.embedding_width for one in catalogue.required_profiles if one.embedding_width})
+        raise EmbeddingWidthMismatch(
+            f"The embedding has {len(embedding)} elements; the required profiles take {widths}."
+        )
+    if len({profile.model_type for profile in profiles}) > 1:
+        names = ", ".join(profile.name for profile in profiles)
+        raise EmbeddingWidthMismatch(
+            f"The embedding has {len(embedding)} elements, and several required profiles take that "
+            f"many, of different encoders: {names}. Register a clip, and upload the embedding for its "
+            "profile by PUT /v1/voices/{name}/versions/{version}/artifacts/{profile}."
+        )
+    return profiles
 
 
 class Source(Protocol):
@@ -30,6 +58,9 @@ class Source(Protocol):
 
     def number(self, blobs: StoredBytes, speaker_id: SpeakerId, version: Version) -> Version:
         """Store what names the version's number, and return the version with it."""
+
+    def restore(self, blobs: StoredBytes, speaker_id: SpeakerId, version: Version) -> None:
+        """Store the source of a version again, if the bucket has lost it."""
 
 
 class ClipSource:
@@ -57,6 +88,9 @@ class ClipSource:
 
     def number(self, blobs: StoredBytes, speaker_id: SpeakerId, version: Version) -> Version:  # noqa: ARG002
         return version
+
+    def restore(self, blobs: StoredBytes, speaker_id: SpeakerId, version: Version) -> None:
+        restore_clip(blobs, speaker_id, version, self._uploaded)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +120,9 @@ class EmbeddingSource:
     def store(self, blobs: StoredBytes, speaker_id: SpeakerId, vuid: str) -> None:
         """Store nothing: the files name the version's number, which only the change knows."""
 
+    def restore(self, blobs: StoredBytes, speaker_id: SpeakerId, version: Version) -> None:
+        """Restore nothing: the files of the artifacts are the only ones."""
+
     def number(self, blobs: StoredBytes, speaker_id: SpeakerId, version: Version) -> Version:
         """Store the artifacts. They are packed again where a conflict has changed the version's number."""
         known = self._packed
@@ -99,8 +136,10 @@ class EmbeddingSource:
         self, blobs: StoredBytes, speaker_id: SpeakerId, version: Version, profile: Profile
     ) -> Version:
         tensors = {"speaker_embedding": self._embedding}
-        data, made = package(version, profile, tensors, fingerprint=GIVEN_FINGERPRINT, attempt=self._new_id())
-        record = named_artifact(made).having(brought=True)
+        data, record = package(
+            version, profile, tensors, fingerprint=GIVEN_FINGERPRINT, object_id=self._new_id()
+        )
+        record = record.having(brought=True)
         blobs.store_artifact(speaker_id, version.vuid, record.object, data)
         return version.having(artifacts={**version.artifacts, profile.name: (record,)}).with_used_build(
             profile.name, GIVEN_FINGERPRINT, record.build

@@ -1,6 +1,6 @@
 """Charts of the jobs that were made lately, for the overview. `activity.html` draws them.
 
-The index keeps each job by its namespace, its state and the time at which it was created. Counting these is
+The view keeps each job by its namespace, its state and the time at which it was created. Counting these is
 cheap, so the charts need no counters of their own.
 """
 
@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from cachetools import TTLCache
 
-from services.shared.index.jobs import Jobs
+from services.shared.view.job_records import JobRecords
 from speaker_registry.schemas import JobState
 
 _KEPT_SECONDS = 10.0
@@ -93,7 +93,7 @@ class Chart:
 class Activity:
     """Counts jobs for charts, and keeps the charts for a moment. Safe to use from several threads."""
 
-    def __init__(self, jobs: Jobs, now: Callable[[], float] = time.time) -> None:
+    def __init__(self, jobs: JobRecords, now: Callable[[], float] = time.time) -> None:
         self._jobs = jobs
         self._now = now
         self._lock = threading.Lock()

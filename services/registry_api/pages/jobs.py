@@ -7,8 +7,8 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from services.registry_api.access.rules import ANY_KEY, JOBS_CANCEL, JOBS_READ
-from services.registry_api.dependencies import AT_STORE, After, NamespaceDep, ServicesDep
-from services.registry_api.operations.cancellation import cancel
+from services.registry_api.dependencies import AT_STORE, After, CallerDep, NamespaceDep, ServicesDep
+from services.registry_api.operations.cancel import cancel
 from services.registry_api.pages.forms import address, checked_form, lead_to, page_router, show
 from services.registry_api.pages.live import live
 from services.registry_api.pages.situation import profiles_of
@@ -32,10 +32,10 @@ def page_jobs(
     after: After = "",
 ) -> Response:
     """List jobs, newest first."""
-    catalogue = services.parts.catalogue
+    profiles = services.profiles
     if profile:
-        catalogue.get(profile)
-    found = services.operations.jobs.page(
+        profiles.get(profile)
+    found = services.jobs.records.page(
         namespace,
         state=next((one for one in STATES if one == state), None),
         profile=profile or None,
@@ -46,24 +46,26 @@ def page_jobs(
     return show(
         request,
         "jobs.html",
-        jobs=[rendering.job(services.parts.announcements, record) for record in found.found],
+        jobs=[rendering.job(profiles, record) for record in found.found],
         filters=filters,
         after=after,
         next_page=address("/jobs", after=found.last, **filters) if found.more else None,
         first_page=address("/jobs", **filters),
         states=STATES,
-        profiles=sorted(catalogue.names),
+        profiles=sorted(profiles.names),
     )
 
 
 @router.post("/jobs/{job_id}/cancel", dependencies=[JOBS_CANCEL, AT_STORE])
 async def page_cancel(
-    request: Request, services: ServicesDep, namespace: NamespaceDep, job_id: str
+    request: Request, services: ServicesDep, namespace: NamespaceDep, job_id: str, caller: CallerDep
 ) -> Response:
     """Cancel a job that has not finished."""
     async with checked_form(request) as fields:
         state = fields.text("state", max_length=16)
-    await run_in_threadpool(cancel, services.parts, namespace, job_id)
+    await run_in_threadpool(
+        cancel, services.speakers, services.jobs, services.profiles, namespace, job_id, by=caller.id
+    )
     return lead_to("/jobs", state=state if state in STATES else None)
 
 

@@ -11,9 +11,11 @@ from services.registry_api.access.rules import ADMIN
 from services.registry_api.dependencies import AT_STORE, CallerDep, Services, ServicesDep
 from services.registry_api.keys.api_keys import ApiKey, Token
 from services.registry_api.keys.key_rules import key_not_found
+from services.registry_api.keys.make import make
+from services.registry_api.keys.revoke import revoke
 from services.registry_api.pages.forms import MAX_FIELD, checked_form, lead_to, page_router, show
 from services.registry_api.protocol.callers import Caller
-from services.registry_api.wire import rendering
+from services.registry_api.wire import key_rendering
 from services.registry_api.wire.fields import Fields
 from speaker_registry.errors import InvalidRequest, PermissionDenied
 from speaker_registry.names import NAMESPACE_PATTERN
@@ -37,7 +39,7 @@ SCOPE_MEANINGS = {
 }
 
 
-@router.get("", dependencies=[ADMIN])
+@router.get("", dependencies=[ADMIN, AT_STORE])
 def page_keys(request: Request, services: ServicesDep, caller: CallerDep) -> Response:
     """List the keys of the caller's namespace, or of all."""
     return _show_keys(request, services, caller)
@@ -58,7 +60,8 @@ def _make(request: Request, services: Services, caller: Caller, wanted: ApiKeyRe
             f"The namespace is {ascii(namespace)[:80]}; your key makes keys only for {caller.namespace!r}.",
             param="namespace",
         )
-    token, made = services.keyring.make(
+    token, made = make(
+        services.keys,
         name=wanted.name,
         namespace=namespace,
         scopes=wanted.scopes,
@@ -103,26 +106,24 @@ async def page_revoke_key(
 
 
 def _revoke(services: Services, caller: Caller, key_id: str, descendants: bool) -> None:
-    services.keyring.refresh()
-    key = services.keyring.find(key_id)
+    key = services.keys.look(key_id)
     if key is None or caller.namespace not in {"*", key.record.namespace}:
         raise key_not_found(key_id)
-    services.keyring.end(key_id, by=caller.id, with_descendants=descendants)
+    revoke(services.keys, key_id, by=caller.id, with_descendants=descendants)
 
 
 def _show_keys(
     request: Request, services: Services, caller: Caller, new: tuple[Token, ApiKey] | None = None
 ) -> Response:
-    keyring = services.keyring
-    keyring.refresh()
-    keys, used = keyring.all(caller.namespace), keyring.last_used()
-    shown = [rendering.key(keyring, key, used) for key in reversed(keys[-_MAX_SHOWN:])]
+    keys, used = services.keys, services.key_uses.last()
+    found = keys.all(caller.namespace)
+    shown = [key_rendering.key(keys, key, used) for key in reversed(found[-_MAX_SHOWN:])]
     return show(
         request,
         "keys.html",
         keys=shown,
-        hidden_count=max(0, len(keys) - _MAX_SHOWN),
-        new=rendering.new_key(keyring, new[1], new[0]) if new else None,
+        hidden_count=max(0, len(found) - _MAX_SHOWN),
+        new=key_rendering.new_key(keys, new[1], new[0]) if new else None,
         scopes=SCOPE_MEANINGS,
         lifetimes=_LIFETIMES,
         status=201 if new else 200,

@@ -14,9 +14,9 @@ from services.registry_api.pages.situation import Situation
 def add_pages(app: FastAPI, services: Services) -> None:
     """Add the routes of all pages, and what they share."""
     app.state.situation = Situation(services)
-    app.state.seal = Seal(services.parts.index)
-    app.state.ended_sessions = EndedSessions(services.parts.index)
+    app.state.seal = Seal(services.generation.plain)
+    app.state.ended_sessions = EndedSessions(services.generation.plain)
     app.state.live_regions = LiveRegions()
-    app.state.activity = Activity(services.operations.jobs)
+    app.state.activity = Activity(services.jobs.records)
     for module in (overview, signing_in, provider, voices, voice, jobs, keys):
         app.include_router(module.router)

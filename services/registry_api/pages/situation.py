@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from cachetools import TLRUCache
 
 from services.registry_api.dependencies import Services
-from services.registry_api.wire import rendering
-from services.shared.index.gate import GateClosed
-from speaker_registry.errors import Unavailable
+from services.registry_api.wire import profile_rendering
+from services.shared.model.status import worst
+from services.shared.registry.pages import page as page_of
 from speaker_registry.schemas import JobSummary, Profile
 
 MAX_COUNTED = 500
@@ -65,33 +65,31 @@ class Situation:
             return counts
 
     def _count(self, namespace: str) -> VoiceCounts:
-        operations, after, more, examined = self._services.operations, "", True, 0
-        statuses, states = operations.statuses, Counter[str]()
-        by_profile = {name: Counter[str]() for name in statuses.required}
+        services, profiles, states = self._services, self._services.profiles, Counter[str]()
+        after, more, examined = "", True, 0
+        by_profile = {profile.name: Counter[str]() for profile in profiles.required}
         while more and examined < MAX_COUNTED:
-            page = operations.pages.page(namespace, after=after, limit=_STEP)
-            for indexed in page.speakers:
-                version = indexed.speaker.default
-                states[statuses.state(indexed, version)] += 1
-                for status in statuses.of_wanted(indexed, version):
+            page = page_of(services.speakers, services.store, namespace, after=after, limit=_STEP)
+            for speaker in page.speakers:
+                statuses = profiles.wanted_statuses(speaker, speaker.document.default)
+                states[worst(statuses)] += 1
+                for status in statuses:
                     by_profile.setdefault(status.profile.name, Counter())[status.state] += 1
             examined += len(page.entries)
             after, more = page.last, page.more
-            if page.of_facts:
+            if page.of_bucket:
                 break
         return VoiceCounts(examined, more, states, by_profile)
 
     def total(self, namespace: str) -> int | None:
-        """Return the number of voices, or None while the index is not complete."""
-        try:
-            return self._services.parts.index.usage(namespace)[0]
-        except (GateClosed, Unavailable):
-            return None
+        """Return the number of voices, or None while the view is not complete."""
+        used = self._services.speakers.usage(namespace)
+        return used.voices if used is not None else None
 
     def jobs(self, namespace: str) -> JobSummary:
         """Return the counts of jobs, of which `rates` ends with those of the last day."""
-        parts, jobs = self._services.parts, self._services.operations.jobs
-        return jobs.summary(namespace, parts.catalogue.names, parts.clock.now())
+        services = self._services
+        return services.jobs.records.summary(namespace, services.profiles.names, services.clock.now())
 
 
 def kept_until(_: str, counts: VoiceCounts, now: float) -> float:
@@ -101,9 +99,12 @@ def kept_until(_: str, counts: VoiceCounts, now: float) -> float:
 
 def profiles_of(services: Services) -> list[Profile]:
     """Return all profiles with their workers, required ones first."""
-    catalogue = services.parts.catalogue
-    profiles = rendering.profiles(
-        services.parts, services.campaigns, [catalogue.get(name) for name in sorted(catalogue.names)]
+    profiles = profile_rendering.profiles(
+        services.profiles,
+        services.profile_records,
+        services.workers,
+        services.campaigns,
+        [services.profiles.get(name) for name in sorted(services.profiles.names)],
     )
     return sorted(profiles, key=lambda one: (not one.required, one.id))
 

@@ -3,7 +3,7 @@
 from typing import Annotated
 from urllib.parse import quote
 
-from fastapi import Path, Query, Request
+from fastapi import Depends, Path, Query, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
@@ -15,22 +15,44 @@ from services.registry_api.access.rules import (
     VOICES_READ,
     count_upload,
 )
-from services.registry_api.dependencies import AT_STORE, NamespaceDep, ProfileName, ServicesDep
+from services.registry_api.dependencies import (
+    AT_STORE,
+    CallerDep,
+    NamespaceDep,
+    ProfileName,
+    Services,
+    ServicesDep,
+)
+from services.registry_api.operations.artifacts import find_artifact
+from services.registry_api.operations.delete import delete
+from services.registry_api.operations.pictures import ask_for_pictures, find_pictures
 from services.registry_api.pages.forms import MAX_FIELD, address, checked_form, lead_to, page_router, show
 from services.registry_api.protocol.routing import PAGES
 from services.registry_api.wire import rendering
 from services.registry_api.wire.answers import answer_with_bytes, answer_without_bytes, file_headers
+from services.registry_api.wire.paging import newest_versions
 from services.registry_api.wire.pictures import answer_with_picture
-from services.shared.bucket.blobs import clip_of, read_clip
-from services.shared.bucket.keys import SpeakerId
+from services.shared.bucket.stored_bytes import clip_of
 from services.shared.model.pictures import Picture
+from services.shared.model.records import Version
+from services.shared.registry.extract import extract
+from services.shared.registry.lookup import find, find_version
+from services.shared.registry.repair import artifact_or_replacement
+from services.shared.registry.speakers import FoundSpeaker
 from speaker_registry.errors import NotFound, PicturesFailed, Unavailable
-from speaker_registry.names import slug_of
+from speaker_registry.names import DEFAULT, SpeakerName, parse_speaker_name
 
 router = page_router("/voices/{voice_id}")
 _VERSIONS = 20
 _SAFETENSORS = "application/octet-stream"
-VoiceId = Annotated[str, Path(max_length=512)]
+
+
+async def _voice_id(voice_id: Annotated[str, Path(max_length=512)]) -> SpeakerName:
+    """Parse the id in a path, which may be a name as well. Raises `InvalidVoiceName`."""
+    return parse_speaker_name(voice_id)
+
+
+VoiceId = Annotated[SpeakerName, Depends(_voice_id)]
 Number = Annotated[int, Path(ge=1, le=10**9)]
 
 
@@ -49,20 +71,16 @@ def page_voice(
 
     The clip of the version `beside` is shown next to that version's.
     """
-    operations = services.operations
-    indexed, page, more = operations.pages.versions(
-        namespace, voice_id, before=before or None, limit=_VERSIONS
-    )
-    shown, one = operations.speakers.find_version(namespace, voice_id, version or "default")
-    statuses = operations.statuses
-    made = statuses.of_version(shown, one)
-    selected = rendering.version(statuses, shown, one)
+    profiles = services.profiles
+    speaker = find(services.speakers, namespace, voice_id)
+    page, more = newest_versions(speaker.document, before=before or None, limit=_VERSIONS)
+    one = _version(services, speaker, version or DEFAULT)
+    made = profiles.all_statuses(speaker, one)
+    selected = rendering.version(profiles, speaker, one)
     compared = [selected]
     if beside and beside != one.number:
-        compared.append(
-            rendering.version(statuses, *operations.speakers.find_version(namespace, voice_id, beside))
-        )
-    voice = rendering.voice(statuses, indexed)
+        compared.append(rendering.version(profiles, speaker, _version(services, speaker, beside)))
+    voice = rendering.voice(profiles, speaker)
     path = f"/voices/{voice.id}"
     return show(
         request,
@@ -70,12 +88,16 @@ def page_voice(
         voice=voice,
         selected=selected,
         compared=compared,
-        artifacts=[rendering.descriptor(services.operations.statuses, shown, one, status) for status in made],
-        versions=[rendering.version(statuses, indexed, each) for each in page],
+        artifacts=[rendering.descriptor(profiles, speaker, one, status) for status in made],
+        versions=[rendering.version(profiles, speaker, each) for each in page],
         earlier=address(path, version=version, before=page[-1].number) if more and page else None,
         busy=any(status.state in {"pending", "processing"} for status in made),
         known=bool(known),
     )
+
+
+def _version(services: Services, speaker: FoundSpeaker, reference: int | str) -> Version:
+    return speaker.document.resolve(reference, lambda one: services.profiles.is_complete(speaker, one))
 
 
 @router.get("/versions/{number}/audio", dependencies=[AUDIO_READ, AT_STORE])
@@ -83,12 +105,12 @@ def page_clip(
     request: Request, services: ServicesDep, namespace: NamespaceDep, voice_id: VoiceId, number: Number
 ) -> Response:
     """Get the clip of a version for the player of its page."""
-    _, version = services.operations.speakers.find_version(namespace, voice_id, number)
+    speaker, version = find_version(services.speakers, services.profiles, namespace, voice_id, number)
     clip = clip_of(version)
     headers = file_headers(f"sha256:{clip.sha256}", version)
     if (short := answer_without_bytes(request, headers, clip.size, clip.mime_type)) is not None:
         return short
-    data = read_clip(services.parts.store, SpeakerId.of_record(namespace, version.record), version)
+    data = services.blobs.clip(speaker.id, version)
     return answer_with_bytes(request, data, headers, clip.mime_type)
 
 
@@ -97,16 +119,15 @@ def page_pictures(
     request: Request, services: ServicesDep, namespace: NamespaceDep, voice_id: VoiceId, number: Number
 ) -> Response:
     """Show the pictures of a version's clip, as a part of the voice's page. Ask workers for missing ones."""
-    _, version = services.operations.speakers.find_version(namespace, voice_id, number)
-    speaker_id, pictures = SpeakerId.of_record(namespace, version.record), services.operations.pictures
-    drawn = all(pictures.find(speaker_id, version, picture) for picture in Picture)
+    speaker, version = find_version(services.speakers, services.profiles, namespace, voice_id, number)
+    drawn = all(find_pictures(services.store, speaker.id, version, picture) for picture in Picture)
     problem = None
     if not drawn:
         try:
-            pictures.ask(speaker_id, version)
+            ask_for_pictures(services.dispatcher, speaker.id, version)
         except PicturesFailed as error:
             problem = error.message
-    path = f"{PAGES}/voices/{quote(voice_id, safe='')}/versions/{number}/pictures"
+    path = f"{PAGES}/voices/{quote(voice_id.name, safe='')}/versions/{number}/pictures"
     return show(request, "pictures.html", drawn=drawn, problem=problem, path=path, number=number)
 
 
@@ -120,8 +141,8 @@ def page_picture(
     picture: Picture,
 ) -> Response:
     """Get a picture of a version's clip."""
-    _, version = services.operations.speakers.find_version(namespace, voice_id, number)
-    found = answer_with_picture(request, services, version, namespace, picture)
+    speaker, version = find_version(services.speakers, services.profiles, namespace, voice_id, number)
+    found = answer_with_picture(request, services, speaker, version, picture)
     if found is None:
         raise NotFound("The picture is not drawn yet. Load the page again in a moment.")
     return found
@@ -137,18 +158,24 @@ def page_artifact(
     profile: ProfileName,
 ) -> Response:
     """Download the artifact of a version for a profile."""
-    operations = services.operations
-    found = operations.artifacts.find(namespace, voice_id, number, profile)
+    found = find_artifact(services.speakers, services.profiles, namespace, voice_id, number, profile)
     artifact = found.artifact
     if artifact is None:
         raise found.fault or NotFound("The artifact is not ready yet.")
-    data = operations.extractions.artifact_or_replacement(
-        artifact.speaker_id, artifact.version, artifact.record
+    data = artifact_or_replacement(
+        services.speakers,
+        services.blobs,
+        services.jobs,
+        services.profiles,
+        artifact.speaker,
+        version=artifact.version,
+        profile=profile,
+        record=artifact.record,
     )
     if data is None:
         raise Unavailable("The artifact's file is lost, and is made again.", retry_after_seconds=5)
     headers = file_headers(artifact.record.digest, artifact.version)
-    name = f"{slug_of(artifact.version.record.key)}-{number}-{profile}.safetensors"
+    name = f"{artifact.speaker.id.slug}-{number}-{profile}.safetensors"
     headers["Content-Disposition"] = f'attachment; filename="{name}"'
     return answer_with_bytes(request, data, headers, _SAFETENSORS)
 
@@ -162,21 +189,32 @@ async def page_extract(
         profile = fields.text("profile", max_length=MAX_FIELD) or ""
     await count_upload(request)
 
-    def extract() -> None:
-        _, version = services.operations.speakers.find_version(namespace, voice_id, number)
-        speaker_id = SpeakerId.of_record(namespace, version.record)
-        services.operations.extractions.ensure(speaker_id, version, [profile], force=True)
+    def extract_again() -> None:
+        speaker, version = find_version(services.speakers, services.profiles, namespace, voice_id, number)
+        extract(
+            services.jobs,
+            services.profiles,
+            speaker,
+            version,
+            [profile],
+            force=True,
+            max_builds=services.settings.max_builds,
+        )
 
-    await run_in_threadpool(extract)
-    return lead_to(f"/voices/{voice_id}", version=number)
+    await run_in_threadpool(extract_again)
+    return lead_to(f"/voices/{voice_id.name}", version=number)
 
 
 @router.post("/delete", dependencies=[VOICES_DELETE, AT_STORE])
 async def page_delete(
-    request: Request, services: ServicesDep, namespace: NamespaceDep, voice_id: VoiceId
+    request: Request, services: ServicesDep, namespace: NamespaceDep, voice_id: VoiceId, caller: CallerDep
 ) -> Response:
     """Delete a voice with all its versions."""
     async with checked_form(request):
         pass
-    await run_in_threadpool(services.operations.deletions.delete, namespace, voice_id)
+
+    def delete_voice() -> None:
+        delete(services.speakers, services.jobs, namespace, voice_id, by=caller.id)
+
+    await run_in_threadpool(delete_voice)
     return lead_to("/voices")

@@ -11,19 +11,21 @@ from services.registry_api.access.rules import COUNTED_UPLOAD, VOICES_READ, VOIC
 from services.registry_api.dependencies import (
     SEARCHING,
     After,
+    CallerDep,
     NamespaceDep,
     Services,
     ServicesDep,
     UploadSlotsDep,
 )
-from services.registry_api.operations.registration import Registered, Upload
+from services.registry_api.operations.register import NewVersion, Registered
+from services.registry_api.operations.sources import ClipSource
 from services.registry_api.pages.forms import address, checked_form, lead_to, page_router, show
 from services.registry_api.wire import rendering
 from services.registry_api.wire.forms import COMPATIBLE, MAX_CONSENT, MAX_TEXT
 from services.registry_api.wire.paging import find_voices
-from services.registry_api.wire.uploads import register
-from services.shared.index.reading import IndexedSpeaker
-from services.shared.registry.status import Statuses
+from services.registry_api.wire.uploads import register, register_source
+from services.shared.registry.profiles import Profiles
+from services.shared.registry.speakers import FoundSpeaker
 from speaker_registry import sample_voice
 from speaker_registry.errors import InvalidRequest, VoiceExists
 from speaker_registry.names import key_of_name, parse_speaker_name
@@ -46,36 +48,37 @@ def page_voices(
     after: After = "",
 ) -> Response:
     """List voices by name: those that match a search, a state and a profile."""
-    catalogue, statuses = services.parts.catalogue, services.operations.statuses
+    profiles = services.profiles
     if profile:
-        catalogue.get(profile)
+        profiles.get(profile)
     found = find_voices(
-        services.operations.pages,
+        services.speakers,
+        services.store,
         namespace,
         after=after,
         limit=_PAGE_SIZE,
-        matches=lambda indexed: _matches(statuses, indexed, profile, state),
+        matches=lambda speaker: _matches(profiles, speaker, profile, state),
         part=key_of_name(q) if q else None,
     )
     filters = {"q": q, "state": state, "profile": profile}
     return show(
         request,
         "voices.html",
-        voices=[rendering.voice(statuses, indexed) for indexed in found.found],
+        voices=[rendering.voice(profiles, speaker) for speaker in found.found],
         filters=filters,
         after=after,
         next_page=address("/voices", after=found.last, **filters) if found.more else None,
         first_page=address("/voices", **filters),
         states=STATES,
-        profiles=sorted(catalogue.names),
+        profiles=sorted(profiles.names),
     )
 
 
-def _matches(statuses: Statuses, indexed: IndexedSpeaker, profile: str, state: str) -> bool:
-    version = indexed.speaker.default
+def _matches(profiles: Profiles, speaker: FoundSpeaker, profile: str, state: str) -> bool:
+    version = speaker.document.default
     if not profile:
-        return not state or statuses.state(indexed, version) == state
-    status = statuses.of_profile(indexed, version, profile)
+        return not state or profiles.state(speaker, version) == state
+    status = profiles.status(speaker, version, profiles.get(profile))
     return not status.unsupported and state in {"", status.state}
 
 
@@ -84,7 +87,6 @@ def page_new_voice(
     request: Request, services: ServicesDep, name: Annotated[str, Query(max_length=512)] = ""
 ) -> Response:
     """Show the form that registers a voice, or adds a version to the voice `name`."""
-    required = [services.parts.catalogue.get(one) for one in services.parts.catalogue.required]
     return show(
         request,
         "new_voice.html",
@@ -92,44 +94,52 @@ def page_new_voice(
         limits=services.limits,
         max_text=MAX_TEXT,
         max_consent=MAX_CONSENT,
-        text_needed=[one.name for one in required if one.ref_text_required],
+        text_needed=[one.name for one in services.profiles.required if one.ref_text_required],
     )
 
 
 @router.post("", dependencies=[VOICES_WRITE, COUNTED_UPLOAD])
 async def page_register(
-    request: Request, services: ServicesDep, namespace: NamespaceDep, slots: UploadSlotsDep
+    request: Request,
+    services: ServicesDep,
+    namespace: NamespaceDep,
+    slots: UploadSlotsDep,
+    caller: CallerDep,
 ) -> Response:
     """Register a voice from a form, as the API does, and lead to its page."""
     async with checked_form(request) as fields, slots.hold():
         if fields.file("audio_sample") is None:
             raise InvalidRequest("No audio file was chosen.", param="audio_sample")
-        registered = await run_in_threadpool(register, services, namespace, fields, COMPATIBLE)
-    voice_id = rendering.voice_id(registered.indexed)
+        registered = await run_in_threadpool(register, services, namespace, fields, COMPATIBLE, by=caller.id)
+    voice_id = rendering.voice_id(registered.speaker.document)
     again = None if registered.created else "yes"
     return lead_to(f"/voices/{voice_id}", version=registered.version.number, known=again)
 
 
 @router.post("/sample", dependencies=[VOICES_WRITE, COUNTED_UPLOAD])
 async def page_register_sample(
-    request: Request, services: ServicesDep, namespace: NamespaceDep, slots: UploadSlotsDep
+    request: Request,
+    services: ServicesDep,
+    namespace: NamespaceDep,
+    slots: UploadSlotsDep,
+    caller: CallerDep,
 ) -> Response:
     """Register the voice that comes with the package, under a name that is free, and lead to its page."""
     async with checked_form(request), slots.hold():
-        registered = await run_in_threadpool(_register_sample, services, namespace)
-    return lead_to(f"/voices/{rendering.voice_id(registered.indexed)}")
+        registered = await run_in_threadpool(_register_sample, services, namespace, caller.id)
+    return lead_to(f"/voices/{rendering.voice_id(registered.speaker.document)}")
 
 
-def _register_sample(services: Services, namespace: str) -> Registered:
+def _register_sample(services: Services, namespace: str, by: str) -> Registered:
     clip = sample_voice.clip()
-    decoded = services.decoder.decode(clip)
+    source = ClipSource(clip, services.decoder.decode(clip))
     for name in sample_voice.names():
-        upload = Upload(
+        upload = NewVersion(
             name=parse_speaker_name(name),
             consent=sample_voice.CONSENT,
             ref_text=sample_voice.transcript(),
             expects="new",
         )
         with suppress(VoiceExists):
-            return services.operations.registrations.register_clip(namespace, upload, clip, decoded)
+            return register_source(services, namespace, upload, source, by=by)
     raise VoiceExists("All names for sample voices are taken. Delete a sample voice first.")

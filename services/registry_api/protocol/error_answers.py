@@ -6,6 +6,7 @@ bucket names are never shown.
 """
 
 import math
+from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any
 
@@ -143,11 +144,16 @@ def _problem(request: Request, error: SpeakerRegistryError, status: int, request
     }
 
 
-def add_handlers(app: FastAPI) -> None:
-    """Make `app` answer every failure with `render`."""
+def add_handlers(app: FastAPI, note: Callable[[Request, SpeakerRegistryError], None]) -> None:
+    """Make `app` answer every failure with `render`.
+
+    Args:
+        note: is called with each error of the registry before it is rendered, in the event loop.
+    """
 
     @app.exception_handler(SpeakerRegistryError)
-    def _registry_error(request: Request, error: SpeakerRegistryError) -> Response:
+    async def _registry_error(request: Request, error: SpeakerRegistryError) -> Response:
+        note(request, error)
         if status_of(error, compatible=False) >= HTTPStatus.INTERNAL_SERVER_ERROR:
             log.warning(
                 "request.failed", code=error.code, reason=error.message, route=route_of(request.scope)

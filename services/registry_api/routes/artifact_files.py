@@ -9,11 +9,14 @@ from fastapi import Query, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
+from services.registry_api.dependencies import Services
 from services.registry_api.operations.artifacts import StoredArtifact
+from services.registry_api.serving.shared_reads import SharedReads
 from services.registry_api.serving.slots import Slots
 from services.registry_api.wire.answers import answer_with_bytes, answer_without_bytes
 from services.registry_api.wire.examples.artifacts import MEDIA_TYPE
-from services.shared.bucket.blobs import artifact_address
+from services.shared.bucket.stored_bytes import StoredBytes
+from services.shared.registry.repair import artifact_or_replacement
 from services.shared.telemetry.metrics import ARTIFACT_REQUESTS
 from speaker_registry.errors import ArtifactFailed, ArtifactStale, NotFound
 
@@ -54,25 +57,35 @@ async def answer_with_file(
 
 def _bucket_address(request: Request, artifact: StoredArtifact) -> str | None:
     """Return an address at which the bucket gives the file to anyone for a while, if that is wanted."""
-    seconds, store = request.app.state.redirect_seconds, request.app.state.services.parts.store
+    seconds: int = request.app.state.redirect_seconds
+    blobs: StoredBytes = request.app.state.services.blobs
     if not seconds:
         return None
-    return artifact_address(store, artifact.speaker_id, artifact.version, artifact.record, seconds)
+    return blobs.artifact_address(artifact.speaker.id, artifact.version, artifact.record, seconds)
 
 
 async def _read_once(request: Request, slots: Slots, artifact: StoredArtifact) -> bytes | None:
     """Read a file from the bucket, once for all requests that want it at this moment."""
-    services, reads = request.app.state.services, request.app.state.shared_reads
-    read = services.operations.extractions.artifact_or_replacement
-    version, record = artifact.version, artifact.record
+    services: Services = request.app.state.services
+    reads: SharedReads = request.app.state.shared_reads
+
+    def read() -> bytes | None:
+        return artifact_or_replacement(
+            services.speakers,
+            services.blobs,
+            services.jobs,
+            services.profiles,
+            artifact.speaker,
+            version=artifact.version,
+            profile=artifact.profile,
+            record=artifact.record,
+        )
 
     async def from_bucket() -> bytes | None:
         async with slots.hold():
-            data: bytes | None = await run_in_threadpool(read, artifact.speaker_id, version, record)
-            return data
+            return await run_in_threadpool(read)
 
-    data: bytes | None = await reads.read((version.vuid, record.digest), from_bucket)
-    return data
+    return await reads.read((artifact.version.vuid, artifact.record.digest), from_bucket)
 
 
 @dataclass(slots=True)

@@ -24,8 +24,8 @@ from services.registry_api.dependencies import (
     WaitSeconds,
 )
 from services.registry_api.express.lane import offer_of
-from services.registry_api.operations.artifact_upload import ReadyArtifact
-from services.registry_api.operations.artifacts import FoundVersion, Wanted
+from services.registry_api.operations.artifacts import FoundArtifact, Wanted, find_artifact
+from services.registry_api.operations.bring import ReadyArtifact, Room, bring
 from services.registry_api.protocol.callers import Caller
 from services.registry_api.protocol.routing import Router
 from services.registry_api.protocol.signals import route_of
@@ -39,9 +39,11 @@ from services.registry_api.serving.slots import Slots
 from services.registry_api.wire import rendering
 from services.registry_api.wire.answers import answer, file_headers
 from services.registry_api.wire.examples import artifacts as examples
-from services.shared.bucket.keys import SpeakerId
+from services.registry_api.wire.uploads import NO_LIMIT
+from services.shared.model.speaker import SpeakerId
+from services.shared.registry.lookup import find_version
 from speaker_registry.artifact import read_tensors
-from speaker_registry.names import parse_reference, parse_speaker_name
+from speaker_registry.names import SpeakerName
 from speaker_registry.schemas import ArtifactDescriptor, Page
 
 router = Router(prefix="/v1/voices/{name}/versions/{ref}/artifacts", tags=["artifacts"])
@@ -53,20 +55,27 @@ class _Target:
 
     services: Services
     namespace: str
-    name: str
+    name: SpeakerName
     reference: int | str
     profile: str
     wanted: Wanted
     caller: Caller
 
-    def find(self) -> FoundVersion:
-        """Look up the artifact in the index.
+    def find(self) -> FoundArtifact:
+        """Look up the artifact.
 
         Raises:
             VoiceNotFound, VersionNotFound, AliasNotFound, ProfileUnknown.
         """
-        find = self.services.operations.artifacts.find
-        return find(self.namespace, self.name, self.reference, self.profile, self.wanted)
+        return find_artifact(
+            self.services.speakers,
+            self.services.profiles,
+            self.namespace,
+            self.name,
+            self.reference,
+            self.profile,
+            self.wanted,
+        )
 
 
 async def _target(
@@ -80,7 +89,7 @@ async def _target(
     fingerprint: OnlyFingerprint = None,
 ) -> _Target:
     wanted = Wanted(current, fingerprint)
-    return _Target(services, namespace, name, parse_reference(ref), profile, wanted, caller)
+    return _Target(services, namespace, name, ref, profile, wanted, caller)
 
 
 TargetDep = Annotated[_Target, Depends(_target)]
@@ -99,11 +108,10 @@ def list_artifacts(
     request: Request, services: ServicesDep, namespace: NamespaceDep, name: VoiceName, ref: Reference
 ) -> Response:
     """List the artifacts of a version: one descriptor for each profile, with its state."""
-    operations = services.operations
-    indexed, version = operations.speakers.find_version(namespace, name, parse_reference(ref))
-    statuses = operations.statuses
-    found = statuses.of_version(indexed, version)
-    shown = [rendering.descriptor(statuses, indexed, version, one) for one in found]
+    profiles = services.profiles
+    speaker, version = find_version(services.speakers, profiles, namespace, name, ref)
+    found = profiles.all_statuses(speaker, version)
+    shown = [rendering.descriptor(profiles, speaker, version, one) for one in found]
     first, last = (shown[0].profile, shown[-1].profile) if shown else (None, None)
     return answer(request, Page[ArtifactDescriptor](data=shown, first_id=first, last_id=last))
 
@@ -145,7 +153,7 @@ async def get_artifact_file(
     Returns 304 if `If-None-Match` names its ETag, and 202 with the descriptor while the artifact is being
     made.
     """
-    known = target.profile in target.services.parts.catalogue.names
+    known = target.profile in target.services.profiles.names
     with counted(target.profile if known else UNKNOWN_PROFILE) as this:
         response = await _file_or_descriptor(request, target, slots, wait, redirect)
         this.status = response.status_code
@@ -168,13 +176,13 @@ async def _file_or_descriptor(
             return response
 
 
-def _offer(request: Request, target: _Target, found: FoundVersion, *, is_file: bool) -> None:
-    """Have the answer kept for the same request, unless the index did not say what the answer is."""
+def _offer(request: Request, target: _Target, found: FoundArtifact, *, is_file: bool) -> None:
+    """Have the answer kept for the same request, if the view said what the answer is."""
     offer = offer_of(request.scope)
-    if offer is None or found.indexed.from_facts:
+    if offer is None or not found.speaker.of_view:
         return
     # A voice that is registered under what is another voice's id takes its place.
-    named = SpeakerId.of(target.namespace, parse_speaker_name(target.name))
+    named = SpeakerId.of(target.namespace, target.name)
     offer.accept(
         target.caller,
         target.namespace,
@@ -209,16 +217,26 @@ async def put_artifact(
 
 
 def _give(target: _Target, body: bytes, fingerprint: str | None) -> bool:
+    services, settings = target.services, target.services.settings
     found = target.find()
     tensors, manifest = read_tensors(body)
-    given = ReadyArtifact(tensors=tensors, manifest=manifest, fingerprint=fingerprint)
-    return target.services.operations.uploads.store(found.speaker_id, found.version, target.profile, given)
+    return bring(
+        services.speakers,
+        services.blobs,
+        services.profiles,
+        room=Room(builds=settings.max_builds, bytes=settings.max_stored_bytes or NO_LIMIT),
+        speaker=found.speaker,
+        version=found.version,
+        profile=target.profile,
+        given=ReadyArtifact(tensors=tensors, manifest=manifest, fingerprint=fingerprint),
+        by=target.caller.id,
+    )
 
 
-async def _settled(request: Request, target: _Target, wait: float) -> FoundVersion:
+async def _settled(request: Request, target: _Target, wait: float) -> FoundArtifact:
     found = await run_in_threadpool(target.find)
     if wait and not found.settled:
-        question = ("artifact", target.name, target.reference, target.profile, target.wanted)
+        question = ("artifact", target.name.name, target.reference, target.profile, target.wanted)
         with target.services.access.waiting_requests.hold(target.caller, target.namespace):
             found = await target.services.long_polls.wait_until(
                 str(found.speaker_id),
@@ -233,10 +251,10 @@ async def _settled(request: Request, target: _Target, wait: float) -> FoundVersi
     return found
 
 
-def _descriptor(target: _Target, found: FoundVersion) -> ArtifactDescriptor:
-    statuses = target.services.operations.statuses
-    return rendering.descriptor(statuses, found.indexed, found.version, found.status, found.wanted)
+def _descriptor(target: _Target, found: FoundArtifact) -> ArtifactDescriptor:
+    profiles = target.services.profiles
+    return rendering.descriptor(profiles, found.speaker, found.version, found.status, found.wanted)
 
 
-def _not_yet(request: Request, target: _Target, found: FoundVersion) -> Response:
+def _not_yet(request: Request, target: _Target, found: FoundArtifact) -> Response:
     return answer(request, _descriptor(target, found), status=202, headers={"Retry-After": "1"})

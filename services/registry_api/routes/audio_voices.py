@@ -32,8 +32,9 @@ from services.registry_api.dependencies import (
     Usable,
     VoiceName,
 )
-from services.registry_api.operations.precomputation import Precomputation
-from services.registry_api.operations.registration import Registered
+from services.registry_api.operations.delete import delete
+from services.registry_api.operations.precompute import Precomputation
+from services.registry_api.operations.register import Registered
 from services.registry_api.protocol.routing import Router
 from services.registry_api.wire import rendering
 from services.registry_api.wire.answers import answer
@@ -44,10 +45,11 @@ from services.registry_api.wire.forms import COMPATIBLE, ignored
 from services.registry_api.wire.paging import PAGE_SIZE, VoicePage, find_voices, key_of
 from services.registry_api.wire.uploads import Dedupe, IdempotencyKey, register, replayed
 from services.registry_api.wire.whole_list import DEFAULT_VOICE, WholeList
-from services.shared.index.reading import IndexedSpeaker
-from services.shared.registry.status import Statuses, worst
+from services.shared.model.status import worst
+from services.shared.registry.profiles import Profiles
+from services.shared.registry.speakers import FoundSpeaker
 from speaker_registry.errors import Unavailable
-from speaker_registry.names import DEFAULT, parse_reference, parse_speaker_name
+from speaker_registry.names import DEFAULT, SpeakerName, parse_reference
 from speaker_registry.schemas import CacheStatus, Deleted
 
 router = Router(prefix="/v1/audio/voices", tags=["vLLM-Omni compatible"], any_query=True)
@@ -92,20 +94,27 @@ def list_audio_voices(
     `after` to continue the search. Without `limit`, a list of more than 100 voices is streamed and has no
     ETag.
     """
-    pages, statuses = services.operations.pages, services.operations.statuses
+    profiles = services.profiles
     if profile is not None:
-        services.parts.catalogue.get(profile)
+        profiles.get(profile)
 
-    def usable(indexed: IndexedSpeaker) -> bool:
-        return _usable(statuses, indexed, profile, ready=ready)
+    def usable(speaker: FoundSpeaker) -> bool:
+        return _usable(profiles, speaker, profile, ready=ready)
 
     def find(after: str) -> VoicePage:
-        return find_voices(pages, namespace, after=after, limit=limit or PAGE_SIZE, matches=usable)
+        return find_voices(
+            services.speakers,
+            services.store,
+            namespace,
+            after=after,
+            limit=limit or PAGE_SIZE,
+            matches=usable,
+        )
 
     page = find(after)
     if limit is not None or not page.more:
-        return answer(request, _listing(statuses, page))
-    if page.of_facts:
+        return answer(request, _listing(profiles, page))
+    if page.of_bucket:
         raise Unavailable(
             "The index is unavailable, and without it voices are listed only page by page. Try again later, "
             "or pass 'limit' from 1 to 100.",
@@ -114,30 +123,30 @@ def list_audio_voices(
     if request.method == "HEAD":
         return Response(headers={"Cache-Control": "private, no-cache"}, media_type="application/json")
     lists = request.app.state.whole_lists
-    return WholeList(page, find, lambda page: _entries(statuses, page), lists, namespace)
+    return WholeList(page, find, lambda page: _entries(profiles, page), lists, namespace)
 
 
-def _usable(statuses: Statuses, indexed: IndexedSpeaker, profile: str | None, *, ready: bool) -> bool:
-    version = indexed.speaker.default
+def _usable(profiles: Profiles, speaker: FoundSpeaker, profile: str | None, *, ready: bool) -> bool:
+    version = speaker.document.default
     if profile:
-        concerned = [statuses.of_profile(indexed, version, profile)]
+        concerned = [profiles.status(speaker, version, profiles.get(profile))]
     else:
-        concerned = statuses.of_wanted(indexed, version)
+        concerned = profiles.wanted_statuses(speaker, version)
     if ready:
         return worst(concerned) == "ready"
     return not any(status.unsupported for status in concerned)
 
 
-def _entries(statuses: Statuses, page: VoicePage) -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
+def _entries(profiles: Profiles, page: VoicePage) -> Iterator[tuple[str, dict[str, Any], dict[str, Any]]]:
     """Yield for each voice of a page: its key, its entry in `uploaded_voices`, and its entry in `data`."""
-    for indexed in page.found:
-        one = rendering.uploaded_voice(statuses, indexed)
+    for speaker in page.found:
+        one = rendering.uploaded_voice(profiles, speaker)
         short = {name: one[name] for name in ("id", "name", "created_at")}
-        yield key_of(indexed), one, {"object": "audio.voice", **short}
+        yield key_of(speaker), one, {"object": "audio.voice", **short}
 
 
-def _listing(statuses: Statuses, page: VoicePage) -> dict[str, Any]:
-    entries = list(_entries(statuses, page))
+def _listing(profiles: Profiles, page: VoicePage) -> dict[str, Any]:
+    entries = list(_entries(profiles, page))
     return {
         "voices": sorted({*(key for key, _, _ in entries), DEFAULT_VOICE}),
         "uploaded_voices": [uploaded for _, uploaded, _ in entries],
@@ -160,6 +169,7 @@ async def create_audio_voice(
     services: ServicesDep,
     namespace: NamespaceDep,
     slots: UploadSlotsDep,
+    caller: CallerDep,
     idempotency_key: IdempotencyKey = None,
     dedupe: Dedupe = True,
 ) -> Response:
@@ -171,7 +181,14 @@ async def create_audio_voice(
     """
     async with read_fields(request) as fields, slots.hold():
         return await run_in_threadpool(
-            _register, request, services, namespace, fields, idempotency_key=idempotency_key, dedupe=dedupe
+            _register,
+            request,
+            services,
+            namespace,
+            fields,
+            by=caller.id,
+            idempotency_key=idempotency_key,
+            dedupe=dedupe,
         )
 
 
@@ -179,12 +196,12 @@ def _register(
     request: Request, services: Services, namespace: str, fields: Fields, **options: Any
 ) -> Response:
     registered = register(services, namespace, fields, COMPATIBLE, **options)
-    body = _registered(services.operations.statuses, registered, ignored(fields, COMPATIBLE))
+    body = _registered(services.profiles, registered, ignored(fields, COMPATIBLE))
     return answer(request, body, headers=replayed(registered))
 
 
-def _registered(statuses: Statuses, registered: Registered, warnings: Sequence[str]) -> dict[str, Any]:
-    entry = rendering.uploaded(statuses, registered.indexed, registered.version)
+def _registered(profiles: Profiles, registered: Registered, warnings: Sequence[str]) -> dict[str, Any]:
+    entry = rendering.uploaded(profiles, registered.speaker, registered.version)
     entry["job_id"] = next(iter(registered.jobs.values()), None)
     entry["jobs"] = dict(registered.jobs)
     return {
@@ -201,14 +218,14 @@ def _registered(statuses: Statuses, registered: Registered, warnings: Sequence[s
 
 @router.delete("/{name}", responses=examples.DELETE_COMPATIBLE, dependencies=[VOICES_DELETE, AT_STORE])
 def delete_audio_voice(
-    request: Request, services: ServicesDep, namespace: NamespaceDep, name: VoiceName
+    request: Request, services: ServicesDep, namespace: NamespaceDep, name: VoiceName, caller: CallerDep
 ) -> Response:
     """Delete a voice with all its versions. From now on its name is not found."""
-    before = services.operations.deletions.delete(namespace, name)
-    if before.speaker.versions:
-        key, voice_id = key_of(before), rendering.voice_id(before)
-    else:  # the voice's records could not be read
-        key, voice_id = parse_speaker_name(name).key, None
+    before = delete(services.speakers, services.jobs, namespace, name, by=caller.id)
+    if before.document.live:
+        key, voice_id = key_of(before), rendering.voice_id(before.document)
+    else:  # the voice's document could not be read
+        key, voice_id = name.key, None
     body = Deleted(message=f"Voice '{key}' deleted successfully", id=voice_id)
     return answer(request, body)
 
@@ -274,14 +291,14 @@ def _without_nulls(body: CacheStatus) -> dict[str, Any]:
 
 
 def _precomputation(
-    services: Services, namespace: str, name: str, version: str, profile: str | None
+    services: Services, namespace: str, name: SpeakerName, version: str, profile: str | None
 ) -> Precomputation:
-    operations = services.operations
     return Precomputation(
-        speakers=operations.speakers,
-        statuses=operations.statuses,
-        extractions=operations.extractions,
-        jobs=operations.jobs,
+        services.speakers,
+        services.blobs,
+        services.jobs,
+        services.profiles,
+        max_builds=services.settings.max_builds,
         namespace=namespace,
         name=name,
         reference=parse_reference(version),

@@ -9,7 +9,7 @@ from starlette.responses import Response
 from services.registry_api.access.rules import ARTIFACTS_READ
 from services.registry_api.dependencies import CallerDep, NamespaceDep, ServicesDep, StoreSlotsDep
 from services.registry_api.express.lane import offer_of
-from services.registry_api.operations.artifacts import StoredArtifact
+from services.registry_api.operations.artifacts import StoredArtifact, find_by_digest, not_with_digest
 from services.registry_api.protocol.callers import Caller
 from services.registry_api.protocol.routing import Router
 from services.registry_api.protocol.signals import route_of
@@ -48,27 +48,26 @@ async def get_blob(
     be 503: the file's path by voice and version works then, too.
     """
     with counted() as this:
-        while True:
-            find = services.operations.artifacts.find_by_digest
-            artifact = await run_in_threadpool(find, namespace, digest)
-            this.profile = artifact.record.profile
-            _offer(request, caller, namespace, artifact)
-            headers = file_headers(digest, artifact.version) | {"Cache-Control": _IMMUTABLE}
-            response = await answer_with_file(request, slots, artifact, headers, redirect=redirect)
-            if response is not None:
-                this.status = response.status_code
-                return response
+        artifact = await run_in_threadpool(find_by_digest, services.speakers, namespace, digest)
+        this.profile = artifact.profile
+        _offer(request, caller, namespace, artifact)
+        headers = file_headers(digest, artifact.version) | {"Cache-Control": _IMMUTABLE}
+        response = await answer_with_file(request, slots, artifact, headers, redirect=redirect)
+        if response is None:
+            raise not_with_digest(digest)
+        this.status = response.status_code
+        return response
 
 
 def _offer(request: Request, caller: Caller, namespace: str, artifact: StoredArtifact) -> None:
-    """Have the answer kept for the same request, if the index said what it is."""
+    """Have the answer kept for the same request, if the view said what it is."""
     offer = offer_of(request.scope)
-    if offer is not None and not artifact.indexed.from_facts:
+    if offer is not None and artifact.speaker.of_view:
         offer.accept(
             caller,
             namespace,
-            speakers=(str(artifact.speaker_id),),
-            profiles=(artifact.record.profile,),
+            speakers=(str(artifact.speaker.id),),
+            profiles=(artifact.profile,),
             route=route_of(request.scope),
             is_file=True,
         )

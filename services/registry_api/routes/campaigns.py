@@ -7,10 +7,10 @@ from starlette.responses import Response
 
 from services.registry_api.access.rules import CAMPAIGNS
 from services.registry_api.campaigns.control import ShownCampaign
-from services.registry_api.dependencies import AT_STORE, After, Limit, ServicesDep
+from services.registry_api.dependencies import AT_STORE, After, CallerDep, Limit, ServicesDep
 from services.registry_api.protocol.routing import Router
 from services.registry_api.routes.profiles import Profile
-from services.registry_api.wire import rendering
+from services.registry_api.wire import profile_rendering
 from services.registry_api.wire.answers import answer
 from services.registry_api.wire.examples import campaigns as examples
 from speaker_registry.schemas import Campaign, CampaignRequest, Page
@@ -28,14 +28,16 @@ _RULES = [CAMPAIGNS, AT_STORE]
     dependencies=_RULES,
 )
 def start_campaign(
-    request: Request, services: ServicesDep, profile: Profile, wanted: CampaignRequest
+    request: Request, services: ServicesDep, caller: CallerDep, profile: Profile, wanted: CampaignRequest
 ) -> Response:
     """Have the workers of another encoder extract every voice of all namespaces, behind their other jobs.
 
     Of each voice the version of `default` and the newest one are extracted. Nothing that is served changes
     until the encoder is promoted. A live worker must have the encoder.
     """
-    started = services.campaigns.start(profile, wanted.fingerprint, sample=wanted.sample, rate=wanted.rate)
+    started = services.campaigns.start(
+        profile, wanted.fingerprint, by=caller.id, sample=wanted.sample, rate=wanted.rate
+    )
     return _answer(request, started, status=201)
 
 
@@ -48,7 +50,7 @@ def list_campaigns(
     if after:
         ids = [one.campaign.id for one in found]
         found = found[ids.index(services.campaigns.get(profile, after).campaign.id) + 1 :]
-    shown = [rendering.campaign(one) for one in found[:limit]]
+    shown = [profile_rendering.campaign(one) for one in found[:limit]]
     first, last = (shown[0].id, shown[-1].id) if shown else (None, None)
     return answer(
         request, Page[Campaign](data=shown, first_id=first, last_id=last, has_more=len(found) > limit)
@@ -65,27 +67,27 @@ def get_campaign(
 
 @router.post("/{campaign_id}/pause", responses=examples.CHANGED, dependencies=_RULES)
 def pause_campaign(
-    request: Request, services: ServicesDep, profile: Profile, campaign_id: CampaignId
+    request: Request, services: ServicesDep, caller: CallerDep, profile: Profile, campaign_id: CampaignId
 ) -> Response:
     """Begin no further voices. The voices that are under way, at most 64, are finished."""
-    return _answer(request, services.campaigns.pause(profile, campaign_id))
+    return _answer(request, services.campaigns.pause(profile, campaign_id, by=caller.id))
 
 
 @router.post("/{campaign_id}/resume", responses=examples.CHANGED, dependencies=_RULES)
 def resume_campaign(
-    request: Request, services: ServicesDep, profile: Profile, campaign_id: CampaignId
+    request: Request, services: ServicesDep, caller: CallerDep, profile: Profile, campaign_id: CampaignId
 ) -> Response:
     """Go on with a paused campaign where it was."""
-    return _answer(request, services.campaigns.resume(profile, campaign_id))
+    return _answer(request, services.campaigns.resume(profile, campaign_id, by=caller.id))
 
 
 @router.post("/{campaign_id}/cancel", responses=examples.CHANGED, dependencies=_RULES)
 def cancel_campaign(
-    request: Request, services: ServicesDep, profile: Profile, campaign_id: CampaignId
+    request: Request, services: ServicesDep, caller: CallerDep, profile: Profile, campaign_id: CampaignId
 ) -> Response:
     """End a campaign. Its artifacts stay, so another campaign for the same encoder extracts only the rest."""
-    return _answer(request, services.campaigns.cancel(profile, campaign_id))
+    return _answer(request, services.campaigns.cancel(profile, campaign_id, by=caller.id))
 
 
 def _answer(request: Request, found: ShownCampaign, *, status: int = 200) -> Response:
-    return answer(request, rendering.campaign(found), status=status)
+    return answer(request, profile_rendering.campaign(found), status=status)

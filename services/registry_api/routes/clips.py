@@ -9,10 +9,9 @@ from services.registry_api.protocol.routing import Router
 from services.registry_api.wire.answers import answer_with_bytes, answer_without_bytes, file_headers
 from services.registry_api.wire.examples import voices as examples
 from services.registry_api.wire.examples.artifacts import MEDIA_TYPE
-from services.shared.bucket.blobs import clip_of, read_clip
-from services.shared.bucket.keys import SpeakerId
+from services.shared.bucket.stored_bytes import clip_of
+from services.shared.registry.lookup import find_version
 from services.shared.registry.repair import sound_rendition_bytes
-from speaker_registry.names import parse_reference
 
 router = Router(prefix="/v1/voices/{name}/versions/{ref}/audio", tags=["voices"])
 
@@ -25,12 +24,12 @@ def get_clip(
 
     Only the scope `audio:read` allows this, because anyone with the clip can clone the voice elsewhere.
     """
-    _, version = services.operations.speakers.find_version(namespace, name, parse_reference(ref))
+    speaker, version = find_version(services.speakers, services.profiles, namespace, name, ref)
     clip = clip_of(version)
     headers = file_headers(f"sha256:{clip.sha256}", version) | {"Content-Disposition": "attachment"}
     if (short := answer_without_bytes(request, headers, clip.size, clip.mime_type)) is not None:
         return short
-    data = read_clip(services.parts.store, SpeakerId.of_record(namespace, version.record), version)
+    data = services.blobs.clip(speaker.id, version)
     return answer_with_bytes(request, data, headers, clip.mime_type)
 
 
@@ -45,9 +44,8 @@ def get_samples(
     The tensor `audio` is float32 [N], mono, at the clip's own rate. The header's `manifest` is JSON with the
     `sample_rate` in Hz. Whoever reads it needs no decoder. Only the scope `audio:read` allows this.
     """
-    _, version = services.operations.speakers.find_version(namespace, name, parse_reference(ref))
+    speaker, version = find_version(services.speakers, services.profiles, namespace, name, ref)
     headers = file_headers(f"sha256:{clip_of(version).rendition_sha256}", version)
-    speaker_id = SpeakerId.of_record(namespace, version.record)
-    data = sound_rendition_bytes(services.parts.store, speaker_id, version, services.decoder.decode)
+    data = sound_rendition_bytes(services.blobs, speaker.id, version, services.decoder.decode)
     short = answer_without_bytes(request, headers, len(data), MEDIA_TYPE)
     return short or answer_with_bytes(request, data, headers, MEDIA_TYPE)

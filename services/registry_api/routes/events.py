@@ -6,6 +6,7 @@ from contextlib import ExitStack
 from typing import Annotated
 
 from fastapi import Header, Query, Request
+from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -17,9 +18,11 @@ from services.registry_api.serving.event_feed import EventFeed, Listener, Place,
 from services.registry_api.serving.event_stream import Event
 from services.registry_api.wire import events as wire
 from services.registry_api.wire.examples import events as examples
-from services.shared.index.redis_access import unavailable_without_redis
+from services.shared.registry.lookup import identify
 from services.shared.telemetry.metrics import EVENT_RESETS, EVENTS_SENT
+from services.shared.view.redis_access import unavailable_without_redis
 from speaker_registry.errors import InvalidRequest, PermissionDenied
+from speaker_registry.names import parse_speaker_name
 
 router = Router(prefix="/v1/events", tags=["events"])
 
@@ -43,10 +46,10 @@ async def listen_to_events(
         str | None, Query(max_length=128, description="Only events of this profile, and of all profiles.")
     ] = None,
     after: Annotated[
-        str | None, Query(max_length=64, description="Like `Last-Event-ID`, for clients without headers.")
+        str | None, Query(max_length=128, description="Like `Last-Event-ID`, for clients without headers.")
     ] = None,
     last_event_id: Annotated[
-        str | None, Header(max_length=64, description="The `id` of the last event that the client has.")
+        str | None, Header(max_length=128, description="The `id` of the last event that the client has.")
     ] = None,
 ) -> Response:
     """Listen to what changes, as server-sent events.
@@ -55,9 +58,9 @@ async def listen_to_events(
     events are missing there, because they are too old or the index was rebuilt, `reset` comes first: the
     client then asks anew for what it holds. A comment comes every 15 seconds.
     """
-    speaker = str(services.operations.speakers.identify(namespace, voice)) if voice is not None else None
+    speaker = None if voice is None else await run_in_threadpool(_speaker, services, namespace, voice)
     if profile is not None:
-        services.parts.catalogue.get(profile)
+        services.profiles.get(profile)
     wants = wire.filter_of(namespace, _wanted_types(types, caller), speaker, profile)
     place = _place_of(last_event_id or after)
     if request.method == "HEAD":
@@ -69,6 +72,10 @@ async def listen_to_events(
         stream.end()
         raise
     return stream
+
+
+def _speaker(services: Services, namespace: str, voice: str) -> str:
+    return str(identify(services.speakers, namespace, parse_speaker_name(voice)))
 
 
 def _wanted_types(types: str | None, caller: Caller) -> frozenset[str]:
@@ -166,8 +173,8 @@ class _Stream(Response):
         return heartbeat if ends_at is None else max(0.0, min(heartbeat, ends_at - time.time()))
 
     def _rendered(self, events: Iterable[Event]) -> bytes:
-        epoch = self._feed.place.epoch
-        frames = [wire.render(event, Place(epoch, event["id"])) for event in events]
+        generation = self._feed.place.generation
+        frames = [wire.render(event, Place(generation, event["id"])) for event in events]
         EVENTS_SENT.inc(len(frames))
         return b"".join(frames)
 

@@ -13,7 +13,7 @@ from services.registry_api.access.rules import METRICS, PUBLIC
 from services.registry_api.dependencies import Services
 from services.registry_api.protocol.routing import PAGES, Router
 from services.registry_api.wire.examples import health as examples
-from services.shared.registry.status import waiting_reason
+from services.shared.model.status import waiting_reason
 from services.shared.telemetry.metrics import exposition
 from speaker_registry import __version__
 from speaker_registry.errors import SpeakerRegistryError
@@ -105,15 +105,15 @@ class Readiness:
 
 def _unserved(services: Services) -> dict[str, str]:
     """Return the required profiles that no worker serves. Returns none if this cannot be found out."""
-    parts = services.parts
-    wanted = [one.name for one in parts.catalogue.required_profiles if not one.not_extractable]
-    return {name: waiting_reason(name) for name in wanted if not parts.announcements.is_served(name)}
+    profiles = services.profiles
+    wanted = [one.name for one in profiles.required if not one.not_extractable]
+    return {name: waiting_reason(name) for name in wanted if not profiles.is_served(name)}
 
 
 def _checks(services: Services) -> dict[str, Callable[[], object]]:
     return {
-        "store": services.parts.store.check,
-        "index": services.parts.index.open,
+        "store": services.store.check,
+        "index": services.generation.look,
     }
 
 

@@ -1,5 +1,6 @@
 """Routes of jobs and profiles: start, list, get and cancel extractions, and list what can be extracted."""
 
+from functools import partial
 from typing import Annotated
 
 from fastapi import Depends, Path, Query, Request
@@ -18,14 +19,17 @@ from services.registry_api.dependencies import (
     VoiceName,
     WaitSeconds,
 )
-from services.registry_api.operations.cancellation import cancel
+from services.registry_api.operations.cancel import cancel
+from services.registry_api.operations.followed_jobs import follow
 from services.registry_api.protocol.routing import Router
-from services.registry_api.wire import rendering
+from services.registry_api.wire import profile_rendering, rendering
 from services.registry_api.wire.answers import answer
 from services.registry_api.wire.examples import jobs as examples
-from services.shared.bucket.keys import SpeakerId
-from services.shared.index.jobs import JobRecord
-from speaker_registry.names import parse_reference
+from services.shared.model.speaker import SpeakerId
+from services.shared.registry.extract import extract
+from services.shared.registry.lookup import find_version, identify
+from services.shared.view.job_records import JobRecord
+from speaker_registry.names import parse_speaker_name
 from speaker_registry.schemas import ArtifactDescriptor, ExtractionRequest, Job, JobState, Page, Profile
 
 router = Router(prefix="/v1", tags=["jobs and profiles"])
@@ -61,21 +65,31 @@ def create_extractions(
     `force` extracts again and counts as an upload. The existing artifact is served until the new one is
     ready.
     """
-    speakers, statuses = services.operations.speakers, services.operations.statuses
-    _, version = speakers.find_version(namespace, name, parse_reference(ref))
-    profiles = list(dict.fromkeys(wanted.profiles or statuses.wanted(version)))
-    speaker_id = SpeakerId.of_record(namespace, version.record)
-    claims = services.operations.extractions.ensure(speaker_id, version, profiles, force=wanted.force)
-    indexed, version = speakers.find_version(namespace, name, version.number)
+    speakers, profiles = services.speakers, services.profiles
+    speaker, version = find_version(speakers, profiles, namespace, name, ref)
+    names = list(dict.fromkeys(wanted.profiles or profiles.wanted(version)))
+    opened = extract(
+        services.jobs,
+        profiles,
+        speaker,
+        version,
+        names,
+        force=wanted.force,
+        max_builds=services.settings.max_builds,
+    )
+    speaker, version = find_version(speakers, profiles, namespace, name, version.number)
     shown = [
         rendering.descriptor(
-            statuses, indexed, version, statuses.explained(statuses.of_profile(indexed, version, profile))
+            profiles,
+            speaker,
+            version,
+            profiles.explained(profiles.status(speaker, version, profiles.get(one))),
         )
-        for profile in profiles
+        for one in names
     ]
     first, last = (shown[0].profile, shown[-1].profile) if shown else (None, None)
     body = Page[ArtifactDescriptor](data=shown, first_id=first, last_id=last)
-    job_id = next((claim.job_id for claim in claims.values() if claim.job_id), None)
+    job_id = next(iter(opened.values()), None)
     if job_id is None:
         return answer(request, body)
     return answer(request, body, status=202, headers={"Location": f"/v1/jobs/{job_id}", "Retry-After": "1"})
@@ -103,10 +117,12 @@ def list_jobs(
     ] = 0,
 ) -> Response:
     """List jobs, newest first. Jobs are kept for 30 days."""
-    slug = services.operations.speakers.identify(namespace, voice).slug if voice is not None else None
+    slug = None
+    if voice is not None:
+        slug = identify(services.speakers, namespace, parse_speaker_name(voice)).slug
     if profile is not None:
-        services.parts.catalogue.get(profile)
-    page = services.operations.jobs.page(
+        services.profiles.get(profile)
+    page = services.jobs.records.page(
         namespace,
         state=state,
         slug=slug,
@@ -115,7 +131,7 @@ def list_jobs(
         after=after or None,
         limit=limit,
     )
-    shown = [rendering.job(services.parts.announcements, record) for record in page.found]
+    shown = [rendering.job(services.profiles, record) for record in page.found]
     first = shown[0].id if shown else None
     return answer(request, Page[Job](data=shown, first_id=first, last_id=page.last, has_more=page.more))
 
@@ -125,10 +141,8 @@ def summarize_jobs(request: Request, services: ServicesDep, namespace: Namespace
     """Count the jobs by state and profile: how many there are, since when the oldest waits, and how many
     ended within the last minute, hour and day. No job is looked at, so the answer is as fast with millions.
     """
-    parts = services.parts
-    return answer(
-        request, services.operations.jobs.summary(namespace, parts.catalogue.names, parts.clock.now())
-    )
+    summary = services.jobs.records.summary(namespace, services.profiles.names, services.clock.now())
+    return answer(request, summary)
 
 
 @router.get("/jobs/{job_id}", responses=examples.JOB, dependencies=[JOBS_READ])
@@ -143,9 +157,10 @@ async def get_job(
     """Get a job. With `wait`, the answer is held back until the job's state, attempt or progress changes, or
     until that many seconds have passed.
     """
-    before = await run_in_threadpool(services.operations.jobs.get, namespace, job_id)
+    read = partial(follow, services.speakers, services.jobs, services.profiles, namespace, job_id)
+    before = await run_in_threadpool(read)
     if not wait or before.finished:
-        return answer(request, await run_in_threadpool(rendering.job, services.parts.announcements, before))
+        return answer(request, await run_in_threadpool(rendering.job, services.profiles, before))
 
     def changed(now: JobRecord) -> bool:
         return (now.state, now.attempt, now.done) != (before.state, before.attempt, before.done)
@@ -156,24 +171,26 @@ async def get_job(
             speaker,
             ("job", job_id),
             wait,
-            lambda: services.operations.jobs.get(namespace, job_id),
+            read,
             changed,
             request.is_disconnected,
             wake_on_progress=True,
         )
-    return answer(request, await run_in_threadpool(rendering.job, services.parts.announcements, seen))
+    return answer(request, await run_in_threadpool(rendering.job, services.profiles, seen))
 
 
 @router.post("/jobs/{job_id}/cancel", responses=examples.CANCEL, dependencies=[JOBS_CANCEL, AT_STORE])
-def cancel_job(request: Request, services: ServicesDep, namespace: NamespaceDep, job_id: JobId) -> Response:
+def cancel_job(
+    request: Request, services: ServicesDep, namespace: NamespaceDep, job_id: JobId, caller: CallerDep
+) -> Response:
     """Cancel a job that has not finished.
 
     A worker that is processing the job publishes nothing. An artifact that was served before is still served.
     Canceling again returns the same answer. The extraction is not started again, even if the profile is
     required, until a request forces it (`force`) or the profile's encoder changes.
     """
-    record = cancel(services.parts, namespace, job_id)
-    return answer(request, rendering.job(services.parts.announcements, record))
+    record = cancel(services.speakers, services.jobs, services.profiles, namespace, job_id, by=caller.id)
+    return answer(request, rendering.job(services.profiles, record))
 
 
 @router.get("/profiles", responses=examples.PROFILES, dependencies=[ANY_KEY])
@@ -181,12 +198,13 @@ def list_profiles(request: Request, services: ServicesDep, limit: Limit = 100, a
     """List profiles by name: the tensors of their artifacts, how many workers extract them now, and the
     encoders that could be promoted.
     """
-    catalogue = services.parts.catalogue
     if after:
-        catalogue.get(after)
-    following = [facts for facts in catalogue if facts.name > after]
+        services.profiles.get(after)
+    following = [one for one in services.catalogue if one.name > after]
     page = following[:limit]
-    shown = rendering.profiles(services.parts, services.campaigns, page)
+    shown = profile_rendering.profiles(
+        services.profiles, services.profile_records, services.workers, services.campaigns, page
+    )
     first, last = (shown[0].id, shown[-1].id) if shown else (None, None)
     has_more = len(following) > limit
     return answer(request, Page[Profile](data=shown, first_id=first, last_id=last, has_more=has_more))

@@ -18,13 +18,18 @@ from services.registry_api.dependencies import (
     ServicesDep,
 )
 from services.registry_api.keys.api_keys import ANY_NAMESPACE, ApiKey
+from services.registry_api.keys.held_keys import HeldKeys
 from services.registry_api.keys.key_rules import key_not_found
-from services.registry_api.keys.keyring import Keyring
+from services.registry_api.keys.make import make
+from services.registry_api.keys.revoke import revoke
+from services.registry_api.keys.rotate import rotate
 from services.registry_api.protocol.callers import Caller
 from services.registry_api.protocol.routing import Router
-from services.registry_api.wire import rendering
+from services.registry_api.wire import key_rendering
 from services.registry_api.wire.answers import answer
 from services.registry_api.wire.examples import keys as examples
+from services.shared.model.document import Counts
+from services.shared.view.copies import ViewIncomplete
 from speaker_registry.errors import PermissionDenied
 from speaker_registry.schemas import ApiKey as ShownKey
 from speaker_registry.schemas import ApiKeyRequest, Page, Quota, Usage
@@ -64,8 +69,9 @@ def create_key(
     repeated request creates another key.
     """
     _check_limits(services.access.rate_limits, caller, wanted)
-    keyring = services.keyring
-    token, made = keyring.make(
+    keys = services.keys
+    token, made = make(
+        keys,
         name=wanted.name,
         namespace=_namespace_for(caller, namespace, wanted.namespace),
         scopes=wanted.scopes,
@@ -75,7 +81,7 @@ def create_key(
         uploads_per_minute=wanted.uploads_per_minute,
         by_operator=caller.for_any_namespace,
     )
-    return answer(request, rendering.new_key(keyring, made, token), status=201, headers=_NOT_KEPT)
+    return answer(request, key_rendering.new_key(keys, made, token), status=201, headers=_NOT_KEPT)
 
 
 def _check_limits(rates: RateLimits, caller: Caller, wanted: ApiKeyRequest) -> None:
@@ -105,7 +111,7 @@ def _namespace_for(caller: Caller, namespace: str, wanted: str | None) -> str:
 _NOT_KEPT = {"Cache-Control": "no-store"}
 
 
-@router.get("/keys", responses=examples.KEYS, dependencies=[ADMIN])
+@router.get("/keys", responses=examples.KEYS, dependencies=[ADMIN, AT_STORE])
 def list_keys(
     request: Request, services: ServicesDep, whose: WhoseKeysDep, limit: Limit = 20, after: After = ""
 ) -> Response:
@@ -113,32 +119,30 @@ def list_keys(
 
     A key for any namespace lists the keys of the namespace in `X-Speaker-Namespace`, or all keys without it.
     """
-    keyring = services.keyring
-    keyring.refresh()
-    keys = keyring.all(whose)
-    ids = [key.record.id for key in keys]
+    keys = services.keys
+    found = keys.all(whose)
+    ids = [key.record.id for key in found]
     start = ids.index(after) + 1 if after in ids else 0
     if after and not start:
         raise key_not_found(after)
-    used = keyring.last_used()
-    shown = [rendering.key(keyring, key, used) for key in keys[start : start + limit]]
+    used = services.key_uses.last()
+    shown = [key_rendering.key(keys, key, used) for key in found[start : start + limit]]
     return answer(
         request,
         Page[ShownKey](
             data=shown,
             first_id=shown[0].id if shown else None,
             last_id=shown[-1].id if shown else None,
-            has_more=len(keys) > start + limit,
+            has_more=len(found) > start + limit,
         ),
     )
 
 
-@router.get("/keys/{key_id}", responses=examples.KEY, dependencies=[ADMIN])
+@router.get("/keys/{key_id}", responses=examples.KEY, dependencies=[ADMIN, AT_STORE])
 def get_key(request: Request, services: ServicesDep, whose: WhoseKeysDep, key_id: KeyId) -> Response:
     """Get an API key that the list of keys contains."""
-    keyring = services.keyring
-    key = _find(keyring, whose, key_id)
-    return answer(request, rendering.key(keyring, key, keyring.last_used()))
+    key = _find(services.keys, whose, key_id)
+    return answer(request, key_rendering.key(services.keys, key, services.key_uses.last()))
 
 
 @router.delete(
@@ -158,9 +162,8 @@ def revoke_key(
     Without `children`, the keys that it created stay valid. A key that was revoked without them can be
     revoked again with `children=true`.
     """
-    keyring = services.keyring
-    _find(keyring, whose, key_id)
-    keyring.end(key_id, by=caller.id, with_descendants=children)
+    _find(services.keys, whose, key_id)
+    revoke(services.keys, key_id, by=caller.id, with_descendants=children)
     return Response(status_code=204)
 
 
@@ -189,18 +192,17 @@ def rotate_key(
     then expire before the old key, the request is refused with 403. A revoked or expired key cannot be
     rotated. A repeated request creates another key.
     """
-    keyring = services.keyring
-    old = _find(keyring, whose, key_id)
-    token, made = keyring.rotate(
-        old, grace_seconds=grace_seconds, by=caller.id, by_operator=caller.for_any_namespace
+    keys = services.keys
+    old = _find(keys, whose, key_id)
+    token, made = rotate(
+        keys, old, grace_seconds=grace_seconds, by=caller.id, by_operator=caller.for_any_namespace
     )
-    return answer(request, rendering.new_key(keyring, made, token), status=201, headers=_NOT_KEPT)
+    return answer(request, key_rendering.new_key(keys, made, token), status=201, headers=_NOT_KEPT)
 
 
-def _find(keyring: Keyring, whose: str, key_id: str) -> ApiKey:
+def _find(keys: HeldKeys, whose: str, key_id: str) -> ApiKey:
     """Return a key. Raises `ApiKeyNotFound`, also for a key of another namespace."""
-    keyring.refresh()
-    key = keyring.find(key_id)
+    key = keys.look(key_id)
     if key is None or whose not in {ANY_NAMESPACE, key.record.namespace}:
         raise key_not_found(key_id)
     return key
@@ -211,23 +213,23 @@ async def get_quota(
     request: Request, services: ServicesDep, caller: CallerDep, namespace: NamespaceDep
 ) -> Response:
     """Get all limits and what is left of them, for example before bulk work, and what the API key may do."""
-    usage = await run_in_threadpool(services.parts.index.usage, namespace)
-    return answer(request, await _quota(services, caller, namespace, *usage))
+    used = await run_in_threadpool(services.speakers.usage, namespace)
+    if used is None:
+        raise ViewIncomplete
+    return answer(request, await _quota(services, caller, namespace, used))
 
 
-async def _quota(
-    services: Services, caller: Caller, namespace: str, voices: int, stored: int, texts: int
-) -> Quota:
-    settings, rates = services.parts.settings, services.access.rate_limits
+async def _quota(services: Services, caller: Caller, namespace: str, used: Counts) -> Quota:
+    settings, rates = services.settings, services.access.rate_limits
     own_requests, all_requests = await rates.usage(caller, namespace, REQUESTS)
     own_uploads, all_uploads = await rates.usage(caller, namespace, UPLOADS)
     return Quota(
         namespace=namespace,
         key_id=caller.id,
         scopes=sorted(caller.scopes),
-        voices=Usage(used=voices, limit=settings.max_uploaded),
-        bytes=Usage(used=stored, limit=settings.max_stored_bytes),
-        text_bytes=Usage(used=texts, limit=settings.max_text_bytes),
+        voices=Usage(used=used.voices, limit=settings.max_uploaded),
+        bytes=Usage(used=used.bytes, limit=settings.max_stored_bytes),
+        text_bytes=Usage(used=used.text_bytes, limit=settings.max_text_bytes),
         max_versions=settings.max_versions,
         max_builds=settings.max_builds,
         max_clip_bytes=services.limits.max_bytes,

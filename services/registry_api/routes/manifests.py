@@ -17,14 +17,14 @@ from services.registry_api.dependencies import (
 )
 from services.registry_api.express.lane import offer_of
 from services.registry_api.express.prepared import new_voices_of
-from services.registry_api.operations.speaker_pages import SpeakerPage
+from services.registry_api.operations.artifacts import of_defaults
 from services.registry_api.protocol.callers import Caller
 from services.registry_api.protocol.routing import Router
 from services.registry_api.protocol.signals import route_of
 from services.registry_api.wire import rendering
 from services.registry_api.wire.answers import answer, not_modified
 from services.registry_api.wire.examples import manifests as examples
-from services.shared.bucket.keys import SpeakerId
+from services.shared.registry.pages import SpeakerPage, page
 from speaker_registry.manifests import MAX_PAGE, ManifestPage
 
 router = Router(tags=["artifacts"])
@@ -65,29 +65,29 @@ def _manifest(
     limit: int,
     after: str,
 ) -> Response:
-    model_type = services.parts.catalogue.get(profile).model_type
-    page = services.operations.pages.page(namespace, after=after, limit=limit).within_page_bytes()
-    found = services.operations.artifacts.of_defaults(namespace, page.speakers, profile)
-    _offer(request, caller, namespace, profile, page)
+    model_type = services.profiles.get(profile).model_type
+    listed = page(services.speakers, services.store, namespace, after=after, limit=limit).within_page_bytes()
+    found = of_defaults(services.profiles, listed.speakers, profile)
+    _offer(request, caller, namespace, profile, listed)
     data = [rendering.manifest_entry(one) for one in found if not one.status.unsupported]
     shown = ManifestPage(
         namespace=namespace,
         profile=profile,
         model_type=model_type,
         data=data,
-        first_id=page.entries[0][0] if page.entries else None,
-        last_id=page.last or None,
-        has_more=page.more,
+        first_id=listed.entries[0][0] if listed.entries else None,
+        last_id=listed.last or None,
+        has_more=listed.more,
     )
     return answer(request, shown)
 
 
-def _offer(request: Request, caller: Caller, namespace: str, profile: str, page: SpeakerPage) -> None:
-    """Have the page kept for the same request, unless the index did not say what it is."""
+def _offer(request: Request, caller: Caller, namespace: str, profile: str, listed: SpeakerPage) -> None:
+    """Have the page kept for the same request, if the view said what it is."""
     offer = offer_of(request.scope)
-    if offer is None or page.of_facts:
+    if offer is None or listed.of_bucket or not all(one.of_view for one in listed.speakers):
         return
-    ids = (SpeakerId.of_record(namespace, indexed.speaker.newest.record) for indexed in page.speakers)
+    ids = (one.id for one in listed.speakers)
     offer.accept(
         caller,
         namespace,

@@ -17,7 +17,8 @@ from services.registry_api.wire.answers import answer
 from services.registry_api.wire.examples import voices as examples
 from services.registry_api.wire.pictures import ASKED, answer_with_picture
 from services.shared.model.pictures import Picture
-from speaker_registry.names import parse_reference
+from services.shared.registry.lookup import find_version
+from speaker_registry.names import SpeakerName
 from speaker_registry.schemas import PendingPicture
 
 router = Router(prefix="/v1/voices/{name}/versions/{ref}", tags=["voices"])
@@ -51,13 +52,16 @@ def get_mel(
 
 
 def _picture(
-    request: Request, services: Services, namespace: str, name: str, ref: str, picture: Picture
+    request: Request,
+    services: Services,
+    namespace: str,
+    name: SpeakerName,
+    ref: int | str,
+    picture: Picture,
 ) -> Response:
-    _, version = services.operations.speakers.find_version(namespace, name, parse_reference(ref))
-    found = answer_with_picture(request, services, version, namespace, picture)
+    speaker, version = find_version(services.speakers, services.profiles, namespace, name, ref)
+    found = answer_with_picture(request, services, speaker, version, picture)
     if found is not None:
         return found
-    pending = PendingPicture(
-        voice=version.record.name, version=version.number, picture=picture.value, reason=ASKED
-    )
+    pending = PendingPicture(voice=version.name, version=version.number, picture=picture.value, reason=ASKED)
     return answer(request, pending, status=202, headers={"Retry-After": "1"})

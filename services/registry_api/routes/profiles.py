@@ -6,10 +6,10 @@ from fastapi import Path, Request
 from starlette.responses import Response
 
 from services.registry_api.access.rules import PROFILES_PROMOTE
-from services.registry_api.dependencies import AT_STORE, ServicesDep
-from services.registry_api.operations.encoder_promotion import promote
+from services.registry_api.dependencies import AT_STORE, CallerDep, ServicesDep
+from services.registry_api.operations.promote import promote
 from services.registry_api.protocol.routing import Router
-from services.registry_api.wire import rendering
+from services.registry_api.wire import profile_rendering
 from services.registry_api.wire.answers import answer
 from services.registry_api.wire.examples import profiles as examples
 from speaker_registry.schemas import EncoderPromotion
@@ -25,7 +25,7 @@ Profile = Annotated[str, Path(max_length=128, description="The name of a profile
     dependencies=[PROFILES_PROMOTE, AT_STORE],
 )
 def promote_encoder(
-    request: Request, services: ServicesDep, profile: Profile, wanted: EncoderPromotion
+    request: Request, services: ServicesDep, profile: Profile, wanted: EncoderPromotion, caller: CallerDep
 ) -> Response:
     """Make another encoder the current one of a profile, for all namespaces.
 
@@ -36,8 +36,24 @@ def promote_encoder(
     its artifacts are still there, and nothing is extracted again.
     """
     if wanted.when == "complete":
-        services.campaigns.promote_when_complete(profile, wanted.fingerprint, force=wanted.force)
+        services.campaigns.promote_when_complete(
+            profile, wanted.fingerprint, by=caller.id, force=wanted.force
+        )
     else:
-        promote(services.parts, profile, wanted.fingerprint, force=wanted.force)
-    [shown] = rendering.profiles(services.parts, services.campaigns, [services.parts.catalogue.get(profile)])
+        promote(
+            services.profile_records,
+            services.workers,
+            services.catalogue,
+            profile,
+            wanted.fingerprint,
+            by=caller.id,
+            force=wanted.force,
+        )
+    [shown] = profile_rendering.profiles(
+        services.profiles,
+        services.profile_records,
+        services.workers,
+        services.campaigns,
+        [services.profiles.get(profile)],
+    )
     return answer(request, shown)

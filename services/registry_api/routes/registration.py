@@ -7,8 +7,15 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from services.registry_api.access.rules import COUNTED_UPLOAD, VOICES_WRITE
-from services.registry_api.dependencies import NamespaceDep, Services, ServicesDep, UploadSlotsDep, VoiceName
-from services.registry_api.operations.registration import voice_to_register
+from services.registry_api.dependencies import (
+    CallerDep,
+    NamespaceDep,
+    Services,
+    ServicesDep,
+    UploadSlotsDep,
+    VoiceName,
+)
+from services.registry_api.operations.register import voice_to_register
 from services.registry_api.protocol.routing import Router
 from services.registry_api.wire import rendering
 from services.registry_api.wire.answers import answer
@@ -16,6 +23,7 @@ from services.registry_api.wire.examples import uploads as examples
 from services.registry_api.wire.fields import Fields, read_fields
 from services.registry_api.wire.forms import NATIVE, NATIVE_VERSION, FieldNames, refuse_unknown
 from services.registry_api.wire.uploads import Dedupe, IdempotencyKey, register, replayed
+from services.shared.registry.lookup import find
 from speaker_registry.errors import VoiceNotFound
 from speaker_registry.names import SpeakerName, parse_speaker_name
 
@@ -39,6 +47,7 @@ async def create_voice(
     services: ServicesDep,
     namespace: NamespaceDep,
     slots: UploadSlotsDep,
+    caller: CallerDep,
     idempotency_key: IdempotencyKey = None,
     dedupe: Dedupe = True,
     if_exists: IfExists = "refuse",
@@ -52,6 +61,7 @@ async def create_voice(
     options: dict[str, Any] = {
         "idempotency_key": idempotency_key,
         "dedupe": dedupe,
+        "by": caller.id,
         "expects": "any" if if_exists == "add_version" else "new",
     }
     async with read_fields(request) as fields, slots.hold():
@@ -71,6 +81,7 @@ async def create_version(
     namespace: NamespaceDep,
     name: VoiceName,
     slots: UploadSlotsDep,
+    caller: CallerDep,
     idempotency_key: IdempotencyKey = None,
     dedupe: Dedupe = True,
 ) -> Response:
@@ -83,6 +94,7 @@ async def create_version(
         "voice": await run_in_threadpool(_existing, services, namespace, name),  # before the body is read
         "idempotency_key": idempotency_key,
         "dedupe": dedupe,
+        "by": caller.id,
         "expects": "existing",
     }
     async with read_fields(request) as fields, slots.hold():
@@ -91,18 +103,17 @@ async def create_version(
         )
 
 
-def _existing(services: Services, namespace: str, name: str) -> SpeakerName:
+def _existing(services: Services, namespace: str, name: SpeakerName) -> SpeakerName:
     """Return the name that a further version of a voice gets: the one in the path, unless that is an id.
 
     Raises:
-        InvalidVoiceName, VoiceNotFound, VoiceDamaged, VoiceUnreadable, Unavailable.
+        VoiceNotFound, VoiceDamaged, VoiceUnreadable, Unavailable.
     """
-    typed = parse_speaker_name(name)
     try:
-        first = services.operations.speakers.find(namespace, name).speaker.versions[0]
+        document = find(services.speakers, namespace, name).document
     except VoiceNotFound:
         raise voice_to_register(name) from None
-    return typed if typed.key == first.record.key else parse_speaker_name(first.record.name)
+    return name if name.key == document.key else parse_speaker_name(document.versions[0].name)
 
 
 def _register(
@@ -115,6 +126,6 @@ def _register(
 ) -> Response:
     refuse_unknown(fields, names)
     registered = register(services, namespace, fields, names, **options)
-    body = rendering.registered_version(services.operations.statuses, registered)
+    body = rendering.registered_version(services.profiles, registered)
     headers = {"Location": rendering.version_path(registered.version), **replayed(registered)}
     return answer(request, body, status=201 if registered.created else 200, headers=headers)

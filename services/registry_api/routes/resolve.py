@@ -7,15 +7,15 @@ from starlette.responses import Response
 from services.registry_api.access.rules import ARTIFACTS_READ
 from services.registry_api.dependencies import CallerDep, NamespaceDep, Services, ServicesDep
 from services.registry_api.express.lane import RESOLVE, offer_of
-from services.registry_api.operations.artifacts import FoundVersion
+from services.registry_api.operations.artifacts import FoundArtifact, find_each
 from services.registry_api.protocol.callers import Caller
 from services.registry_api.protocol.routing import Router
 from services.registry_api.protocol.signals import route_of
 from services.registry_api.wire import rendering
 from services.registry_api.wire.answers import answer_to_question, not_modified
 from services.registry_api.wire.examples import artifacts as examples
-from services.shared.bucket.keys import SpeakerId
-from speaker_registry.errors import InvalidRequest, SpeakerRegistryError
+from services.shared.model.speaker import SpeakerId
+from speaker_registry.errors import InvalidRequest, SpeakerRegistryError, VoiceNotFound
 from speaker_registry.names import parse_speaker_name, split_reference
 from speaker_registry.schemas import MAX_RESOLVED, Resolution, ResolveRequest
 
@@ -47,6 +47,7 @@ async def resolve_voices(
             f"{len(body.voices) * len(body.profiles)} pairs; accepted: {MAX_RESOLVED}.",
             param="voices",
         )
+    services.access.unknown_names.check(caller)
     offer = offer_of(request.scope)
     if offer is not None and (tag := offer.unchanged(caller, namespace)) is not None:
         return not_modified(tag)
@@ -56,7 +57,10 @@ async def resolve_voices(
 def _resolution(
     request: Request, services: Services, namespace: str, body: ResolveRequest, caller: Caller
 ) -> Response:
-    found = services.operations.artifacts.find_each(namespace, body.voices, body.profiles)
+    found = find_each(services.speakers, services.profiles, namespace, body.voices, body.profiles)
+    for voice, one in zip(body.voices, found, strict=True):
+        if isinstance(one, VoiceNotFound):
+            services.access.unknown_names.note(caller, voice)
     _offer(request, caller, namespace, body, found)
     data = [
         rendering.resolved(voice, profile, one if isinstance(one, SpeakerRegistryError) else one[position])
@@ -71,9 +75,9 @@ def _offer(
     caller: Caller,
     namespace: str,
     body: ResolveRequest,
-    found: list[list[FoundVersion] | SpeakerRegistryError],
+    found: list[list[FoundArtifact] | SpeakerRegistryError],
 ) -> None:
-    """Have the answer kept for the same request, if the index said what it is and everything is ready.
+    """Have the answer kept for the same request, if the view said what it is and everything is ready.
 
     What becomes ready is not waited for by the processes that hear of it, so it must be asked for each time.
     """
@@ -81,7 +85,7 @@ def _offer(
     versions = [one for several in found if isinstance(several, list) for one in several]
     if offer is None or len(versions) < len(body.voices) * len(body.profiles):
         return
-    if any(one.status.artifact is None or one.indexed.from_facts for one in versions):
+    if any(one.status.artifact is None or not one.speaker.of_view for one in versions):
         return
     # A voice that is registered under what is another voice's id takes its place.
     names = (parse_speaker_name(split_reference(voice)[0]) for voice in body.voices)

@@ -1,5 +1,6 @@
 """Routes of voices: list, get and delete voices, and list and get their versions."""
 
+from dataclasses import replace
 from typing import Annotated
 
 from fastapi import Query, Request
@@ -10,6 +11,7 @@ from services.registry_api.dependencies import (
     AT_STORE,
     SEARCHING,
     After,
+    CallerDep,
     Limit,
     NamespaceDep,
     Reference,
@@ -17,14 +19,17 @@ from services.registry_api.dependencies import (
     Usable,
     VoiceName,
 )
+from services.registry_api.operations.delete import delete
 from services.registry_api.protocol.routing import Router
 from services.registry_api.wire import rendering
 from services.registry_api.wire.answers import answer, check_if_match
 from services.registry_api.wire.examples import voices as examples
-from services.registry_api.wire.paging import find_voices
-from services.shared.index.reading import IndexedSpeaker
-from services.shared.registry.status import Statuses
-from speaker_registry.names import key_of_name, parse_reference
+from services.registry_api.wire.paging import find_voices, newest_versions
+from services.shared.model.document import SpeakerDocument
+from services.shared.registry.lookup import find, find_version, locate
+from services.shared.registry.profiles import Profiles
+from services.shared.registry.speakers import FoundSpeaker
+from speaker_registry.names import key_of_name
 from speaker_registry.schemas import ArtifactState, Page, Voice, VoiceVersion
 
 router = Router(prefix="/v1/voices", tags=["voices"])
@@ -51,52 +56,58 @@ def list_voices(
     page, so a page may have fewer voices than `limit`, or none, while `has_more` is true: pass its `last_id`
     as `after` to continue the search.
     """
-    statuses = services.operations.statuses
+    profiles = services.profiles
     if profile is not None:
-        services.parts.catalogue.get(profile)
-    part = key_of_name(q) if q is not None else None
+        profiles.get(profile)
     page = find_voices(
-        services.operations.pages,
+        services.speakers,
+        services.store,
         namespace,
         after=after,
         limit=limit,
-        matches=lambda indexed: _matches(statuses, indexed, profile, state),
-        part=part,
+        matches=lambda speaker: _matches(profiles, speaker, profile, state),
+        part=key_of_name(q) if q is not None else None,
     )
-    shown = [rendering.voice(statuses, indexed) for indexed in page.found]
+    shown = [rendering.voice(profiles, speaker) for speaker in page.found]
     return answer(
         request,
         Page[Voice](data=shown, first_id=page.first, last_id=page.last or None, has_more=page.more),
     )
 
 
-def _matches(statuses: Statuses, indexed: IndexedSpeaker, profile: str | None, state: str | None) -> bool:
-    version = indexed.speaker.default
+def _matches(profiles: Profiles, speaker: FoundSpeaker, profile: str | None, state: str | None) -> bool:
+    version = speaker.document.default
     if profile is None:
-        return state is None or statuses.state(indexed, version) == state
-    status = statuses.of_profile(indexed, version, profile)
+        return state is None or profiles.state(speaker, version) == state
+    status = profiles.status(speaker, version, profiles.get(profile))
     return not status.unsupported and state in {None, status.state}
 
 
 @router.get("/{name}", responses=examples.VOICE, dependencies=[VOICES_READ])
 def get_voice(request: Request, services: ServicesDep, namespace: NamespaceDep, name: VoiceName) -> Response:
     """Get a voice, with the version that its name currently resolves to."""
-    indexed = services.operations.speakers.find(namespace, name)
-    return answer(request, rendering.voice(services.operations.statuses, indexed))
+    speaker = find(services.speakers, namespace, name)
+    return answer(request, rendering.voice(services.profiles, speaker))
 
 
 @router.delete("/{name}", status_code=204, responses=examples.DELETE, dependencies=[VOICES_DELETE, AT_STORE])
 def delete_voice(
-    request: Request, services: ServicesDep, namespace: NamespaceDep, name: VoiceName
+    request: Request, services: ServicesDep, namespace: NamespaceDep, name: VoiceName, caller: CallerDep
 ) -> Response:
     """Delete a voice with all its versions. From now on its name is not found. Honours `If-Match`."""
-    operations = services.operations
 
-    def check(indexed: IndexedSpeaker) -> None:
-        check_if_match(request, rendering.voice(operations.statuses, indexed))
+    def check(document: SpeakerDocument) -> None:
+        seen = locate(services.speakers, namespace, name)
+        check_if_match(request, rendering.voice(services.profiles, replace(seen, document=document)))
 
-    conditional = "if-match" in request.headers
-    operations.deletions.delete(namespace, name, check=check if conditional else None)
+    delete(
+        services.speakers,
+        services.jobs,
+        namespace,
+        name,
+        by=caller.id,
+        check=check if "if-match" in request.headers else None,
+    )
     return Response(status_code=204)
 
 
@@ -111,12 +122,11 @@ def list_versions(
 ) -> Response:
     """List the versions of a voice, newest first.
 
-    For the next page, pass `last_id` as `after`. A page ends early after about 1 MiB of texts: `has_more`
-    says whether there are more versions.
+    For the next page, pass `last_id` as `after`.
     """
-    operations = services.operations
-    indexed, page, more = operations.pages.versions(namespace, name, before=after or None, limit=limit)
-    shown = [rendering.version(operations.statuses, indexed, one) for one in page]
+    speaker = find(services.speakers, namespace, name)
+    page, more = newest_versions(speaker.document, before=after or None, limit=limit)
+    shown = [rendering.version(services.profiles, speaker, one) for one in page]
     return answer(
         request,
         Page[VoiceVersion](
@@ -133,6 +143,5 @@ def get_version(
     request: Request, services: ServicesDep, namespace: NamespaceDep, name: VoiceName, ref: Reference
 ) -> Response:
     """Get a version by its number or an alias."""
-    operations = services.operations
-    indexed, version = operations.speakers.find_version(namespace, name, parse_reference(ref))
-    return answer(request, rendering.version(operations.statuses, indexed, version))
+    speaker, version = find_version(services.speakers, services.profiles, namespace, name, ref)
+    return answer(request, rendering.version(services.profiles, speaker, version))

@@ -1,7 +1,7 @@
-"""Passes the events of the index on to the listeners of this process, each in order and without a gap.
+"""Passes the events of the view on to the listeners of this process, each in order and without a gap.
 
 A listener is told of events as `EventStream` hears them. What it does not take in time is bounded: a listener
-that falls too far behind loses its place, and so does everyone when the index is another one. Knows no HTTP.
+that falls too far behind loses its place, and so does everyone when another view is in use. Knows no HTTP.
 """
 
 import asyncio
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from services.registry_api.keys.keyring import KEYS_UPDATED
+from services.registry_api.keys.key_document import KeyDocument
 from services.registry_api.serving.event_stream import Event, EventStream
 from services.shared.telemetry.metrics import EVENT_LISTENERS
 
@@ -20,26 +20,26 @@ MAX_BEHIND = 1000
 _PAGE = 500
 """Earlier events are read this many at a time."""
 _POSITION = r"\d{1,20}-\d{1,20}"
-_PLACE = re.compile(rf"(\d{{1,20}})-({_POSITION})", re.ASCII)
+_PLACE = re.compile(rf"([0-9a-f]{{1,32}})-({_POSITION})", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A place in the stream of one index, behind an event."""
+    """A place in the stream of one view, behind an event."""
 
-    epoch: int
-    """The index's epoch. The events of another index have other places."""
+    generation: str
+    """The generation of the view. The events of another one have other places."""
     position: str
     """The event's id in Redis."""
 
     def __str__(self) -> str:
-        return f"{self.epoch}-{self.position}"
+        return f"{self.generation}-{self.position}"
 
 
 def parse_place(text: str) -> Place | None:
     """Parse what `str` of a `Place` returned. Returns None if the text is no such thing."""
     match = _PLACE.fullmatch(text)
-    return Place(int(match[1]), match[2]) if match else None
+    return Place(match[1], match[2]) if match else None
 
 
 class Listener:
@@ -95,7 +95,7 @@ class EventFeed:
     @property
     def place(self) -> Place:
         """The place behind the last event that was heard."""
-        return Place(self._stream.epoch, self._stream.position)
+        return Place(self._stream.generation, self._stream.position)
 
     @contextmanager
     def listen(self, wants: Callable[[Event], bool]) -> Iterator[Listener]:
@@ -114,7 +114,7 @@ class EventFeed:
 
         Raises what the client of Redis raises.
         """
-        if place.epoch != self._stream.epoch or not await self._stream.has(place.position):
+        if place.generation != self._stream.generation or not await self._stream.has(place.position):
             return None
         found: list[Event] = []
         until = self._stream.position
@@ -131,7 +131,7 @@ class EventFeed:
             listener.wake()
 
     def _hear(self, event: Event) -> None:
-        if event["type"] == KEYS_UPDATED:
+        if event["what"] == KeyDocument.UPDATED:
             self.keys_changed += 1
             self.wake()
         for listener in self._listeners:

@@ -1,27 +1,26 @@
-"""Follows the index's event stream for one process, and holds the process's lease on it.
+"""Follows the view's event stream for one process, and holds the process's lease on it.
 
 Listeners are told of every event, in order. While `is_fresh`, they have been told of every event that takes
 something away and whose change was acknowledged, so what they keep in memory may be served: see
-`shared/index/leases.py`.
+`shared/view/leases.py`.
 """
 
 import asyncio
-import json
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 import redis.asyncio
 import structlog
 
-from services.shared.index.gate import Gate, epoch_of
-from services.shared.index.leases import LEASE_SECONDS, Leases, Renewal
-from services.shared.index.speaker_index import EVENTS
-from services.shared.registry.parts import RegistryParts
+from services.shared.bucket.layout import profile_of
 from services.shared.telemetry.logs import LogThrottle
+from services.shared.view.generation import Generation, ViewAway
+from services.shared.view.keys import events_key
+from services.shared.view.leases import LEASE_SECONDS, Leases, Renewal
 from speaker_registry.errors import Unavailable
 
 log = structlog.get_logger()
@@ -36,6 +35,8 @@ _BATCH_SECONDS = 0.002
 """
 _RETRY_SECONDS = 0.5
 
+TAKES = "takes"
+"""An event that takes something away from readers has this field."""
 Event = Mapping[str, Any]
 """What an event says. `id` is its position in the stream."""
 Result = TypeVar("Result")
@@ -46,17 +47,25 @@ class EventStream:
 
     Args:
         url: the address of Redis.
-        index: the index that the events are about.
+        generation: the view that the events are about.
         leases: grants the process's lease.
         process: the id of the process.
         now: returns the time that leases are measured by.
     """
 
     def __init__(
-        self, url: str, index: Gate, leases: Leases, *, process: str, now: Callable[[], float] | None = None
+        self,
+        url: str,
+        generation: Generation,
+        leases: Leases,
+        *,
+        process: str,
+        now: Callable[[], float] | None = None,
     ) -> None:
         self.now = now or seconds_now
-        self._index = index
+        self.generation = ""
+        """The generation that the listeners know the events of; empty before the first."""
+        self._view = generation
         self._leases = leases
         self._process = process
         self._listeners: list[Callable[[Event], object]] = []
@@ -64,8 +73,6 @@ class EventStream:
         self._redis = redis.asyncio.Redis.from_url(url, decode_responses=True, socket_timeout=10)
         # A thread of its own: those of requests may all be waiting for this process to apply an event.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="lease")
-        self._stamp = ""
-        """The index that the listeners know the events of."""
         self._position: str | None = None
         """The id of the last event that the listeners were told of."""
         self._renewed_position = ""
@@ -74,12 +81,6 @@ class EventStream:
         self.lease_ends = float("-inf")
         """The end of this process's lease, by `now`."""
 
-    @classmethod
-    def of(cls, parts: RegistryParts) -> Self:
-        """Return the event stream of a registry, for this process."""
-        url = parts.settings.redis_address
-        return cls(url, parts.index, parts.leases, process=parts.clock.new_id())
-
     def subscribe(
         self, hear: Callable[[Event], object], events_missed: Callable[[], object] | None = None
     ) -> None:
@@ -87,17 +88,12 @@ class EventStream:
 
         Args:
             hear: is called with each event. Some events are passed twice.
-            events_missed: is called when any number of events may have been missed, or the index is another
-                one.
+            events_missed: is called when any number of events may have been missed, or another generation of
+                the view is in use.
         """
         self._listeners.append(hear)
         if events_missed is not None:
             self._missing.append(events_missed)
-
-    @property
-    def epoch(self) -> int:
-        """The epoch of the index whose events the listeners know; 0 before the first."""
-        return epoch_of(self._stamp) if self._stamp else 0
 
     @property
     def position(self) -> str:
@@ -138,25 +134,29 @@ class EventStream:
 
         Returns whether there were any events.
         """
-        if self._interrupted or self._stamp != self._index.stamp:
-            await self._begin()
+        generation = await self._in_thread(self._view.for_reading)
+        if self._interrupted or generation != self.generation:
+            await self._begin(generation)
             self._interrupted = False
         return await self._read_on()
 
-    async def _begin(self) -> None:
-        """Find the position from which to read on, in the stream of the index that is trusted now."""
-        stamp = self._index.stamp or await self._in_thread(self._index.open)
-        if stamp != self._stamp:
+    async def _begin(self, generation: str) -> None:
+        """Find the position from which to read on, in the stream of the generation in use."""
+        if generation != self.generation:
             self._miss()
-            self._stamp = stamp
+            self.generation, self._position = generation, None if not self.generation else "0-0"
         self._position = self._renewed_position = await self._resume_after(self._position)
+
+    @property
+    def _stream(self) -> str:
+        return events_key(self.generation)
 
     async def _resume_after(self, last_position: str | None) -> str:
         """Return the position to read on from after `last_position`.
 
         Redis's own `$` is another position at each call, so events between two calls would be lost.
         """
-        entries: Any = await self._redis.xrevrange(EVENTS, count=1)
+        entries: Any = await self._redis.xrevrange(self._stream, count=1)
         newest = str(entries[0][0]) if entries else "0-0"
         if last_position is None:
             return f"{max(0, _parse_position(newest)[0] - 1000 * _REPLAYED_SECONDS)}-0"
@@ -166,12 +166,12 @@ class EventStream:
     async def _read_on(self) -> bool:
         assert self._position is not None
         block = max(1, int(1000 * (self._renewed_at + _RENEWAL_SECONDS - self.now())))
-        streams: Any = await self._redis.xread({EVENTS: self._position}, block=block, count=500)
+        streams: Any = await self._redis.xread({self._stream: self._position}, block=block, count=500)
         due = self.now() >= self._renewed_at + _RENEWAL_SECONDS
         for position, fields in (entry for _, entries in streams or [] for entry in entries):
             self._position = position
             event = _event_of(position, fields)
-            due |= event.get("takes", False)
+            due |= TAKES in event
             for hear in self._listeners:
                 hear(event)
         if due:
@@ -180,23 +180,24 @@ class EventStream:
 
     async def read(self, after: str, until: str, count: int) -> list[Event]:
         """Return up to `count` events behind a position, up to another one."""
-        entries: Any = await self._redis.xrange(EVENTS, f"({after}", until, count)
+        entries: Any = await self._redis.xrange(self._stream, f"({after}", until, count)
         return [_event_of(position, fields) for position, fields in entries]
 
     async def has(self, position: str) -> bool:
         """Return whether the event with this position is still there, and with it all later ones."""
-        return bool(await self._redis.xrange(EVENTS, position, position, 1))
+        return bool(await self._redis.xrange(self._stream, position, position, 1))
 
     async def _renew(self, applied: str) -> None:
         asked_at = self.now()
-        renew = partial(self._leases.renew, self._stamp, self._process, applied, self._renewed_position)
-        answer = await self._in_thread(renew)
+        renew = partial(self._leases.renew, self.generation, self._process, applied, self._renewed_position)
+        try:
+            answer = await self._in_thread(renew)
+        except ViewAway:  # another generation began, whose events the listeners do not know
+            self._miss()
+            raise
         if answer is Renewal.GRANTED:
             self.lease_ends = asked_at + LEASE_SECONDS
         elif answer is Renewal.TRIMMED:
-            self._miss()
-        elif answer is Renewal.GATE:
-            await self._in_thread(self._index.gate_open)
             self._miss()
         if answer is not Renewal.BEHIND:
             self._renewed_at = asked_at
@@ -225,7 +226,9 @@ def _is_cancelled() -> bool:
 
 
 def _event_of(position: str, fields: Mapping[str, str]) -> dict[str, Any]:
-    return {**json.loads(fields["d"]), "id": position}
+    """Return an event of the stream. One about the document of a profile names the profile."""
+    profile = profile_of(fields.get("document", ""))
+    return {**fields, **({"profile": profile} if profile else {}), "id": position}
 
 
 def seconds_now() -> float:

@@ -1,6 +1,6 @@
 """Long polls: requests that wait until something changes. Knows no voices.
 
-`LongPolls` is told of the index's events and wakes the requests that an event may concern. Requests that wait
+`LongPolls` is told of the view's events and wakes the requests that an event may concern. Requests that wait
 for the same answer share one read of the state, so a read costs the same for one request and for a thousand.
 An event only causes a read. The state is also read every second without any event, so a lost event delays an
 answer by a second.
@@ -17,7 +17,7 @@ from starlette.concurrency import run_in_threadpool
 
 from services.registry_api.serving.admission import pause_request
 from services.registry_api.serving.fair_queue import FairQueue
-from services.shared.bucket.keys import namespace_of
+from services.shared.model.speaker import namespace_of
 
 POLL_SECONDS = 1.0
 """The state is read again after this time, even if no event has come."""
@@ -43,7 +43,7 @@ class LongPolls:
 
     def hear(self, event: Mapping[str, Any]) -> None:
         """Wake the requests that an event may concern."""
-        is_progress = event.get("type") == "job.updated" and event.get("state") == "processing"
+        is_progress = event.get("what") == "job" and event.get("state") == "processing"
         for poll in self._polls_of(event["speaker"]):
             if poll.wake_on_progress or not is_progress:
                 poll.due.set()

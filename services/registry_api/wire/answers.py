@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from services.registry_api.protocol.conditions import content_range, matches, part_of
-from services.shared.model.domain import SpeakerVersion
+from services.shared.model.records import Version
 from speaker_registry.artifact import canonical_json
 from speaker_registry.errors import PreconditionFailed
 
@@ -54,7 +54,7 @@ def not_modified(tag: str) -> Response:
     return Response(status_code=304, headers={**_UNSHARED, "ETag": tag})
 
 
-def file_headers(digest: str, version: SpeakerVersion) -> dict[str, str]:
+def file_headers(digest: str, version: Version) -> dict[str, str]:
     """Return the headers of an answer that consists of stored bytes with this digest (`sha256:…`).
 
     They name the version that the bytes belong to, and the digest by which callers check them.
@@ -66,7 +66,7 @@ def file_headers(digest: str, version: SpeakerVersion) -> dict[str, str]:
         "Accept-Ranges": "bytes",
         "Cache-Control": "private, no-cache",
         "X-Voice-Version": str(version.number),
-        "X-Voice-Created-At": str(version.record.created_at),
+        "X-Voice-Created-At": str(version.created_at),
     }
 
 

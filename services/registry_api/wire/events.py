@@ -1,10 +1,10 @@
-"""Shows events of the index to callers: which there are, what they say, and how they look on the wire."""
+"""Shows events of the view to callers: which there are, what they say, and how they look on the wire."""
 
 from collections.abc import Callable, Set
 from typing import Any
 
 from services.registry_api.serving.event_stream import Event
-from services.shared.bucket.keys import SpeakerId
+from services.shared.model.speaker import SpeakerId
 from speaker_registry.artifact import canonical_json
 from speaker_registry.names import VoiceId
 from speaker_registry.schemas import RegistryEvent
@@ -17,10 +17,10 @@ _SHOWN = {
     "artifact.ready": "artifact.ready",
     "artifact.failed": "artifact.failed",
     "artifact.void": "artifact.lost",
-    "job.updated": "job.updated",
+    "job": "job.updated",
     "profile.updated": "profile.updated",
 }
-"""Type of an event of the index -> what callers call it. Other events concern no caller."""
+"""What an event of the view says -> what callers call it. Other events concern no caller."""
 TYPES = tuple(sorted(_SHOWN.values()))
 JOB_UPDATED = "job.updated"
 RESET = "reset"
@@ -28,7 +28,7 @@ RESET = "reset"
 
 def shown_type(event: Event) -> str | None:
     """Return what callers call an event, or None if it does not concern them."""
-    return _SHOWN.get(event["type"])
+    return _SHOWN.get(event["what"])
 
 
 def filter_of(
@@ -64,11 +64,11 @@ def render(event: Event, place: object) -> bytes:
     shown = RegistryEvent(
         id=str(place),
         type=kind,
-        at=event["at"],
+        at=float(event["at"]),
         voice_slug=slug,
         voice_id=str(VoiceId(vuid, slug)) if vuid and slug else None,
         version_id=vuid,
-        version=event.get("version"),
+        version=int(event["version"]) if "version" in event else None,
         alias=event.get("alias"),
         profile=event.get("profile"),
         fingerprint=event.get("fingerprint"),

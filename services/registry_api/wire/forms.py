@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from services.registry_api.operations.registration import Expects, Upload
+from services.registry_api.operations.register import Expects, NewVersion
 from services.registry_api.protocol.parameters import unknown
 from services.registry_api.serving.limits import clip_too_large
 from services.registry_api.wire.fields import Fields
@@ -52,7 +52,7 @@ NATIVE_VERSION = replace(NATIVE, name=None)
 class UploadForm:
     """A parsed upload with exactly one source: a clip or a speaker embedding."""
 
-    upload: Upload
+    upload: NewVersion
     clip: bytes | None
     """The bytes as uploaded, not decoded yet."""
     embedding: np.ndarray | None
@@ -78,7 +78,7 @@ def parse_upload(
         InvalidRequest, InvalidVoiceName, InvalidEmbedding, PayloadTooLarge.
     """
     form = _Form(fields, names)
-    upload = Upload(
+    upload = NewVersion(
         name=voice or parse_speaker_name(form.required("name", max_length=FORM_BYTES)),
         consent=form.required("consent", max_length=MAX_CONSENT).strip(),
         ref_text=form.text("ref_text"),

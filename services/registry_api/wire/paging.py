@@ -1,10 +1,16 @@
-"""Finds one page of the voices that match a filter, in the order of their keys. Knows no answers."""
+"""Finds one page of the voices that match a filter, in the order of their keys, or of the versions of one.
+
+Knows no answers.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from services.registry_api.operations.speaker_pages import SpeakerPages
-from services.shared.index.reading import IndexedSpeaker
+from services.shared.model.document import SpeakerDocument
+from services.shared.model.records import Version
+from services.shared.registry.pages import Listed
+from services.shared.registry.pages import page as page_of
+from services.shared.registry.speakers import FoundSpeaker, Speakers
 
 MAX_EXAMINED = 100
 """Once a filtered page has examined this many voices, it reads no further ones, and `more` tells whether
@@ -18,12 +24,12 @@ PAGE_SIZE = 100
 class VoicePage:
     """The matching voices among those that were examined."""
 
-    found: list[IndexedSpeaker]
+    found: list[FoundSpeaker]
     last: str
     """The cursor after which the next page starts. It may be the key of a voice that does not match."""
     more: bool
-    of_facts: bool = False
-    """True if the voices were read from the bucket, because the index was unavailable."""
+    of_bucket: bool = False
+    """True if the voices were read from the bucket, because the view was unavailable."""
 
     @property
     def first(self) -> str | None:
@@ -31,41 +37,51 @@ class VoicePage:
 
 
 def find_voices(
-    pages: SpeakerPages,
+    speakers: Speakers,
+    store: Listed,
     namespace: str,
     *,
     after: str,
     limit: int,
-    matches: Callable[[IndexedSpeaker], bool],
+    matches: Callable[[FoundSpeaker], bool],
     part: str | None = None,
 ) -> VoicePage:
     """Return up to `limit` matching voices among the next `MAX_EXAMINED` after the cursor `after`.
 
     If `more` is true, the next page continues from `last`, even if this page has fewer than `limit` voices or
     none. Voices that are added or deleted between two pages neither hide nor repeat other voices. While the
-    index is unavailable, a page examines fewer voices.
+    view is unavailable, a page examines fewer voices.
 
     Args:
         matches: decides by a voice's state whether it belongs to the page.
         part: only voices whose key contains this. Keys are compared before voices are examined, so one page
             covers far more voices.
     """
-    found: list[IndexedSpeaker] = []
+    found: list[FoundSpeaker] = []
     last, examined, more, size = after, 0, True, min(PAGE_SIZE, limit + 1)
     while more and examined < MAX_EXAMINED:
-        page = pages.page(namespace, after=last, limit=size, part=part)
-        for cursor, indexed in page.entries:
-            if matches(indexed):
+        page = page_of(speakers, store, namespace, after=last, limit=size, part=part)
+        for cursor, speaker in page.entries:
+            if matches(speaker):
                 if len(found) == limit:
                     return VoicePage(found, last, True)
-                found.append(indexed)
+                found.append(speaker)
             last = cursor
         examined += size
         last, more, size = page.last, page.more, PAGE_SIZE
-        if page.of_facts and more:
-            return VoicePage(found, last, True, of_facts=True)
+        if page.of_bucket and more:
+            return VoicePage(found, last, True, of_bucket=True)
     return VoicePage(found, last, more)
 
 
-def key_of(indexed: IndexedSpeaker) -> str:
-    return indexed.speaker.newest.record.key
+def key_of(speaker: FoundSpeaker) -> str:
+    """Return the key of a live speaker's name."""
+    return speaker.document.key or ""
+
+
+def newest_versions(
+    document: SpeakerDocument, *, before: int | None, limit: int
+) -> tuple[list[Version], bool]:
+    """Return the newest versions with a number below `before`, newest first, and whether there are more."""
+    found = [one for one in reversed(document.versions) if before is None or one.number < before]
+    return found[:limit], len(found) > limit

@@ -4,10 +4,11 @@ from fastapi import Request
 from starlette.responses import Response
 
 from services.registry_api.dependencies import Services
+from services.registry_api.operations.pictures import ask_for_pictures, find_pictures, read_pictures
 from services.registry_api.wire.answers import answer_with_bytes, answer_without_bytes, file_headers
-from services.shared.bucket.keys import SpeakerId
-from services.shared.model.domain import SpeakerVersion
 from services.shared.model.pictures import Picture
+from services.shared.model.records import Version
+from services.shared.registry.speakers import FoundSpeaker
 
 ASKED = "A worker was asked to draw it. Ask again in a moment. Nothing is drawn while no worker runs."
 _SANDBOX = {"Content-Security-Policy": "default-src 'none'; sandbox"}
@@ -15,7 +16,7 @@ _SANDBOX = {"Content-Security-Policy": "default-src 'none'; sandbox"}
 
 
 def answer_with_picture(
-    request: Request, services: Services, version: SpeakerVersion, namespace: str, picture: Picture
+    request: Request, services: Services, speaker: FoundSpeaker, version: Version, picture: Picture
 ) -> Response | None:
     """Return the answer to a request for a picture. If it is not drawn yet, ask workers for it and return
     None.
@@ -23,15 +24,14 @@ def answer_with_picture(
     Raises:
         AudioNotFound, PicturesFailed.
     """
-    pictures, speaker_id = services.operations.pictures, SpeakerId.of_record(namespace, version.record)
-    found = pictures.find(speaker_id, version, picture)
+    found = find_pictures(services.store, speaker.id, version, picture)
     for stored in found:
         headers = file_headers(f"sha256:{stored.sha256}", version) | _SANDBOX
         short = answer_without_bytes(request, headers, stored.size, picture.media_type)
         if short is not None:
             return short
-    for stored, data in pictures.read(found):
+    for stored, data in read_pictures(services.store, found):
         headers = file_headers(f"sha256:{stored.sha256}", version) | _SANDBOX
         return answer_with_bytes(request, data, headers, picture.media_type)
-    pictures.ask(speaker_id, version)
+    ask_for_pictures(services.dispatcher, speaker.id, version)
     return None

@@ -1,69 +1,61 @@
 """Renders speakers as voices: turns records into the answers of `speaker_registry.schemas`. No decisions."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterable
 from typing import Any
 from urllib.parse import quote
 
-from services.registry_api.campaigns.control import Campaigns, ShownCampaign
-from services.registry_api.keys.api_keys import ApiKey, Token
-from services.registry_api.keys.keyring import Keyring
-from services.registry_api.operations.artifacts import ANY, FoundVersion, Wanted
-from services.registry_api.operations.registration import Registered
-from services.shared.bucket.encoder_records import Announcement
-from services.shared.index.announcements import Announcements, FailedProof
-from services.shared.index.jobs import JobRecord
-from services.shared.index.reading import IndexedSpeaker
-from services.shared.model.domain import ArtifactRecord, SpeakerVersion
-from services.shared.model.encoders import differences
+from services.registry_api.operations.artifacts import ANY, FoundArtifact, Wanted
+from services.registry_api.operations.register import Registered
+from services.shared.model.document import SpeakerDocument
 from services.shared.model.fingerprint import Fingerprint
-from services.shared.registry.parts import RegistryParts
-from services.shared.registry.promotion import held_back
-from services.shared.registry.status import ProfileStatus, Statuses, waiting_reason, worst
+from services.shared.model.promotion import held_back
+from services.shared.model.records import ArtifactRecord, Version
+from services.shared.model.status import ProfileStatus, given_profiles, waiting_reason, worst
+from services.shared.registry.profiles import Profiles
+from services.shared.registry.speakers import FoundSpeaker
+from services.shared.view.job_records import JobRecord
 from speaker_registry import schemas
-from speaker_registry.engine import Profile
-from speaker_registry.errors import ArtifactNotFound, ArtifactStale, SpeakerRegistryError, Unavailable
+from speaker_registry.errors import ArtifactNotFound, ArtifactStale, SpeakerRegistryError
 from speaker_registry.manifests import ManifestEntry
-from speaker_registry.names import DEFAULT, VoiceId, slug_of
+from speaker_registry.names import VoiceId, slug_of
 
 
-def voice_id(indexed: IndexedSpeaker) -> str:
-    """Return the id of a voice. A name that is deleted and registered again gets another id."""
-    first = indexed.speaker.versions[0]
-    return str(VoiceId(first.vuid, slug_of(first.record.key)))
+def voice_id(document: SpeakerDocument) -> str:
+    """Return the id of a live voice. A name that is deleted and registered again gets another id."""
+    assert document.key is not None, "a live voice has a key"
+    return str(VoiceId(document.versions[0].vuid, slug_of(document.key)))
 
 
-def voice(statuses: Statuses, indexed: IndexedSpeaker) -> schemas.Voice:
-    speaker = indexed.speaker
-    artifacts = _statuses(statuses, statuses.of_version(indexed, speaker.default))
-    aliases = {alias: version.number for alias, version in speaker.aliases.items()}
+def voice(profiles: Profiles, speaker: FoundSpeaker) -> schemas.Voice:
+    document, default = speaker.document, speaker.document.default
+    artifacts = _statuses(profiles, profiles.all_statuses(speaker, default))
+    numbers = {version.vuid: version.number for version in document.versions}
     return schemas.Voice(
-        id=voice_id(indexed),
-        name=speaker.default.record.name,
-        key=speaker.default.record.key,
-        created_at=speaker.default.record.created_at,
-        version=speaker.default.number,
-        latest=speaker.newest.number,
-        versions=indexed.version_count,
-        aliases={DEFAULT: speaker.default.number, **aliases},
-        state=statuses.state(indexed, speaker.default),
+        id=voice_id(document),
+        name=default.name,
+        key=document.key or "",
+        created_at=default.created_at,
+        version=default.number,
+        latest=document.newest.number,
+        versions=len(document.versions),
+        aliases={alias: numbers[one.vuid] for alias, one in document.aliases.items()},
+        state=profiles.state(speaker, default),
         artifacts=artifacts,
-        held_back=held_back(statuses, indexed, speaker.newest),
+        held_back=held_back(document, document.newest, profiles.required),
         untrained=any(artifact.untrained for artifact in artifacts),
     )
 
 
-def version(statuses: Statuses, indexed: IndexedSpeaker, one: SpeakerVersion) -> schemas.VoiceVersion:
-    record = one.record
-    clip = record.clip
-    artifacts = _statuses(statuses, statuses.of_version(indexed, one))
+def version(profiles: Profiles, speaker: FoundSpeaker, one: Version) -> schemas.VoiceVersion:
+    clip = one.clip
+    artifacts = _statuses(profiles, profiles.all_statuses(speaker, one))
     return schemas.VoiceVersion(
         id=one.vuid,
-        voice_id=voice_id(indexed),
-        voice=record.name,
+        voice_id=voice_id(speaker.document),
+        voice=one.name,
         version=one.number,
-        created_at=record.created_at,
-        source=record.source,
+        created_at=one.created_at,
+        source=one.source,
         audio=schemas.AudioProperties(
             digest=f"sha256:{clip.sha256}",
             size=clip.size,
@@ -75,37 +67,37 @@ def version(statuses: Statuses, indexed: IndexedSpeaker, one: SpeakerVersion) ->
         )
         if clip
         else None,
-        embedding_dim=record.embedding_width,
-        ref_text=record.ref_text,
-        consent=record.consent,
-        description=record.description,
+        embedding_dim=one.embedding_width,
+        ref_text=one.ref_text,
+        consent=one.consent,
+        description=one.description,
         artifacts=artifacts,
-        state=statuses.state(indexed, one),
-        held_back=held_back(statuses, indexed, one),
+        state=profiles.state(speaker, one),
+        held_back=held_back(speaker.document, one, profiles.required),
         untrained=any(artifact.untrained for artifact in artifacts),
     )
 
 
-def registered_version(statuses: Statuses, registered: Registered) -> schemas.RegisteredVersion:
-    shown = version(statuses, registered.indexed, registered.version)
+def registered_version(profiles: Profiles, registered: Registered) -> schemas.RegisteredVersion:
+    shown = version(profiles, registered.speaker, registered.version)
     return schemas.RegisteredVersion(**dict(shown), created=registered.created, jobs=dict(registered.jobs))
 
 
-def version_path(one: SpeakerVersion) -> str:
-    return f"/v1/voices/{_segment(one.record.name)}/versions/{one.number}"
+def version_path(one: Version) -> str:
+    return f"/v1/voices/{_segment(one.name)}/versions/{one.number}"
 
 
-def _statuses(statuses: Statuses, found: Iterable[ProfileStatus]) -> list[schemas.ArtifactStatus]:
-    return [_artifact_status(statuses, status) for status in found]
+def _statuses(profiles: Profiles, found: Iterable[ProfileStatus]) -> list[schemas.ArtifactStatus]:
+    return [_artifact_status(profiles, status) for status in found]
 
 
-def _artifact_status(statuses: Statuses, status: ProfileStatus) -> schemas.ArtifactStatus:
+def _artifact_status(profiles: Profiles, status: ProfileStatus) -> schemas.ArtifactStatus:
     return schemas.ArtifactStatus(
         profile=status.profile.name,
         state=status.state,
         current=status.current if status.artifact else None,
         digest=status.artifact.digest if status.artifact else None,
-        untrained=statuses.untrained(status),
+        untrained=profiles.untrained(status),
         job_id=status.job_id,
         error=status.error,
         reason=status.reason,
@@ -113,35 +105,35 @@ def _artifact_status(statuses: Statuses, status: ProfileStatus) -> schemas.Artif
 
 
 def descriptor(
-    statuses: Statuses,
-    indexed: IndexedSpeaker,
-    one: SpeakerVersion,
+    profiles: Profiles,
+    speaker: FoundSpeaker,
+    one: Version,
     status: ProfileStatus,
     wanted: Wanted = ANY,
 ) -> schemas.ArtifactDescriptor:
     record = None if wanted.current and not status.current else status.artifact
     return schemas.ArtifactDescriptor(
-        voice=one.record.name,
-        voice_id=voice_id(indexed),
+        voice=one.name,
+        voice_id=voice_id(speaker.document),
         version=one.number,
         version_id=one.vuid,
-        created_at=one.record.created_at,
+        created_at=one.created_at,
         profile=status.profile.name,
         model_type=status.profile.model_type,
         state="ready" if record is not None else status.state_of_current,
         current=status.current if record is not None else None,
-        ref_text=one.record.ref_text,
-        audio_digest=f"sha256:{one.record.clip.sha256}" if one.record.clip else None,
-        untrained=statuses.will_be_untrained(status) if record is None else record.untrained,
+        ref_text=one.ref_text,
+        audio_digest=f"sha256:{one.clip.sha256}" if one.clip else None,
+        untrained=profiles.will_be_untrained(status) if record is None else record.untrained,
         job_id=status.job_id,
         error=status.error,
         reason=status.reason,
-        **(_artifact_fields(one, status, record, wanted) if record is not None else {}),
+        **(_artifact_fields(speaker, one, status, record, wanted) if record is not None else {}),
     )
 
 
 def resolved(
-    voice: str, profile: str, found: FoundVersion | SpeakerRegistryError
+    voice: str, profile: str, found: FoundArtifact | SpeakerRegistryError
 ) -> schemas.ResolvedArtifact:
     """Show what a reference stands for. An error says why it stands for nothing."""
     if isinstance(found, SpeakerRegistryError):
@@ -156,24 +148,23 @@ def resolved(
     )
 
 
-def manifest_entry(found: FoundVersion) -> ManifestEntry:
-    record = found.version.record
+def manifest_entry(found: FoundArtifact) -> ManifestEntry:
     return ManifestEntry(
-        voice=record.name,
-        voice_id=voice_id(found.indexed),
-        source=record.source,
-        ref_text=record.ref_text,
+        voice=found.version.name,
+        voice_id=voice_id(found.speaker.document),
+        source=found.version.source,
+        ref_text=found.version.ref_text,
         **_version_and_file(found),
     )
 
 
-def _version_and_file(found: FoundVersion) -> dict[str, Any]:
+def _version_and_file(found: FoundArtifact) -> dict[str, Any]:
     """Return a version and its artifact. The state is None if nothing makes the artifact."""
     artifact = found.artifact
     return {
         "version": found.version.number,
         "version_id": found.version.vuid,
-        "created_at": found.version.record.created_at,
+        "created_at": found.version.created_at,
         "state": None if isinstance(found.fault, ArtifactNotFound | ArtifactStale) else found.status.state,
         "digest": artifact.record.digest if artifact else None,
         "size": artifact.record.size if artifact else None,
@@ -186,9 +177,10 @@ def _fault(error: SpeakerRegistryError) -> schemas.Fault:
 
 
 def _artifact_fields(
-    one: SpeakerVersion, status: ProfileStatus, record: ArtifactRecord, wanted: Wanted
+    speaker: FoundSpeaker, one: Version, status: ProfileStatus, record: ArtifactRecord, wanted: Wanted
 ) -> dict[str, Any]:
     base = f"{version_path(one)}/artifacts/{status.profile.name}/file"
+    extractor = speaker.document.extractor(record)
     return {
         "mode": _mode(one, record),
         "digest": record.digest,
@@ -196,17 +188,17 @@ def _artifact_fields(
         "size": record.size,
         "tensors": record.tensors,
         "fingerprint": record.fingerprint,
-        "extractor": record.extractor,
-        "custom_weights": Fingerprint(record.extractor).custom_weights,
+        "extractor": extractor,
+        "custom_weights": Fingerprint(extractor).custom_weights,
         "url": base + (f"?fingerprint={wanted.fingerprint}" if wanted.fingerprint else ""),
         "immutable_url": f"/v1/blobs/{record.digest}",
     }
 
 
-def _mode(one: SpeakerVersion, record: ArtifactRecord) -> schemas.Mode | None:
+def _mode(one: Version, record: ArtifactRecord) -> schemas.Mode | None:
     if "speaker_embedding" not in record.tensors:
         return None
-    return "icl" if one.record.ref_text and "ref_code" in record.tensors else "xvec"
+    return "icl" if one.ref_text and "ref_code" in record.tensors else "xvec"
 
 
 def _segment(name: str) -> str:
@@ -217,10 +209,10 @@ LOST = "lost with Redis"
 """The reason of a job whose record Redis lost, and whose artifact nothing makes any more."""
 
 
-def job(announcements: Announcements, record: JobRecord) -> schemas.Job:
-    announced = announcements.current(record.profile)
-    if announced is not None and announced.fingerprint != record.fingerprint:
-        announced = None
+def job(profiles: Profiles, record: JobRecord) -> schemas.Job:
+    encoder = profiles.encoder(record.profile)
+    if encoder is not None and encoder.fingerprint != record.fingerprint:
+        encoder = None
     return schemas.Job(
         id=record.id,
         state=record.state,
@@ -229,8 +221,8 @@ def job(announcements: Announcements, record: JobRecord) -> schemas.Job:
         version_id=record.vuid,
         profile=record.profile,
         fingerprint=record.fingerprint or None,
-        untrained=announced.untrained if announced else None,
-        custom_weights=announced.custom_weights if announced else None,
+        untrained=encoder.untrained if encoder else None,
+        custom_weights=encoder.custom_weights if encoder else None,
         attempt=record.attempt,
         max_attempts=record.max_attempts,
         progress=schemas.JobProgress(stage=record.stage, done=record.done, total=record.total),
@@ -240,170 +232,52 @@ def job(announcements: Announcements, record: JobRecord) -> schemas.Job:
         finished_at=record.finished_at,
         worker=record.worker,
         error=schemas.JobError(**record.error) if record.error else None,
-        reason=_reason_of_job(announcements, record),
+        reason=_reason_of_job(profiles, record),
         retry_after=None if record.finished else 1.0,
     )
 
 
-def _reason_of_job(announcements: Announcements, record: JobRecord) -> str | None:
+def _reason_of_job(profiles: Profiles, record: JobRecord) -> str | None:
     """Say why a queued job waits, if no worker serves its profile, or that it was lost. May ask Redis."""
     if record.lost:
         return LOST
-    if record.state != "queued" or announcements.is_served(record.profile):
+    if record.state != "queued" or profiles.is_served(record.profile):
         return None
     return waiting_reason(record.profile)
 
 
-def profiles(parts: RegistryParts, campaigns: Campaigns, shown: Sequence[Profile]) -> list[schemas.Profile]:
-    """Render profiles with their encoders and workers."""
-    names = [one.name for one in shown]
-    workers = parts.announcements.workers_of(names)
-    failed_proofs = parts.announcements.failed_proofs_of(names)
-    return [
-        _profile(
-            one,
-            required=one.name in parts.catalogue.required,
-            announced=(announced := parts.announcements.current(one.name)),
-            workers=workers[one.name],
-            candidates=_candidates(parts.announcements, campaigns, one.name, announced, workers[one.name]),
-            failed_proofs=failed_proofs[one.name],
-        )
-        for one in shown
-    ]
-
-
-def _candidates(
-    announcements: Announcements,
-    campaigns: Campaigns,
-    profile: str,
-    announced: Announcement | None,
-    workers: Mapping[str, int],
-) -> list[schemas.CandidateEncoder]:
-    """Render the encoders that live workers have and that are not the current one."""
-    if announced is None or not workers.keys() - {announced.fingerprint}:
-        return []
-    found, coverage = [], dict[str, float]()
-    with suppress(Unavailable):  # the next answer tells more
-        coverage = campaigns.coverage(profile)
-    for fingerprint, count in sorted(workers.items()):
-        encoder = None
-        if fingerprint != announced.fingerprint:
-            with suppress(Unavailable):  # the bucket is away; the next answer tells more
-                encoder = announcements.encoder(profile, fingerprint)
-        if encoder is not None:
-            found.append(
-                schemas.CandidateEncoder(
-                    fingerprint=fingerprint,
-                    untrained=encoder.untrained,
-                    custom_weights=encoder.custom_weights,
-                    workers=count,
-                    differs=differences(announced.extractor, encoder.extractor),
-                    coverage=coverage.get(fingerprint),
-                )
-            )
-    return found
-
-
-def campaign(found: ShownCampaign) -> schemas.Campaign:
-    """Render a campaign."""
-    one, progress = found.campaign, found.progress
-    return schemas.Campaign(
-        id=one.id,
-        profile=one.profile,
-        fingerprint=one.fingerprint,
-        state=one.state,
-        rate=one.rate,
-        promotes=one.promotes,
-        progress=schemas.CampaignProgress(
-            voices=progress.voices,
-            ready=progress.ready,
-            failed=progress.failed,
-            skipped=progress.skipped,
-            under_way=len(progress.under_way),
-        ),
-        coverage=progress.coverage,
-        per_second=progress.per_second if one.state == "running" else None,
-        eta_seconds=progress.eta_seconds if one.state == "running" else None,
-        sample=schemas.CampaignSample(
-            wanted=one.sample,
-            compared=progress.compared,
-            tensors={
-                name: schemas.TensorDistance(
-                    measure=seen.measure, mean=seen.total / seen.voices, lowest=seen.lowest
-                )
-                for name, seen in progress.distances.items()
-            },
-        ),
-        reason=found.reason,
-        created_at=one.created_at,
-        changed_at=one.changed_at,
-    )
-
-
-def _profile(
-    known_profile: Profile,
-    *,
-    required: bool,
-    announced: Announcement | None,
-    workers: Mapping[str, int],
-    candidates: list[schemas.CandidateEncoder],
-    failed_proofs: Iterable[FailedProof],
-) -> schemas.Profile:
-    return schemas.Profile(
-        id=known_profile.name,
-        model_type=known_profile.model_type,
-        description=known_profile.description,
-        required=required,
-        tensors=dict(known_profile.tensors),
-        sample_rate=known_profile.sample_rate,
-        frame_rate=known_profile.frame_rate,
-        ref_text_required=known_profile.ref_text_required,
-        model=known_profile.weights.repo,
-        licence=known_profile.weights.licence,
-        licence_notes=known_profile.weights.notes,
-        not_extractable=known_profile.not_extractable,
-        fingerprint=announced.fingerprint if announced else None,
-        extractor=announced.extractor if announced else {},
-        untrained=announced.untrained if announced else False,
-        custom_weights=announced.custom_weights if announced else False,
-        workers=workers.get(announced.fingerprint, 0) if announced else 0,
-        former=list(announced.former) if announced else [],
-        candidates=candidates,
-        failed_proofs=[
-            schemas.FailedProof(worker=one.worker, device=one.device, reason=one.reason)
-            for one in failed_proofs
-        ],
-    )
-
-
-def uploaded_voice(statuses: Statuses, indexed: IndexedSpeaker) -> dict[str, Any]:
+def uploaded_voice(profiles: Profiles, speaker: FoundSpeaker) -> dict[str, Any]:
     """Return one entry of vLLM-Omni's `uploaded_voices`: its fields in its format, and ours after them."""
-    one = indexed.speaker.default
-    record = one.record
-    wanted = [statuses.explained(status) for status in statuses.of_wanted(indexed, one)]
+    one = speaker.document.default
+    wanted = [profiles.explained(status) for status in profiles.wanted_statuses(speaker, one)]
     entry: dict[str, Any] = {
-        "name": record.name,
-        "consent": record.consent,
-        "created_at": record.created_at,
-        "file_size": record.clip.size if record.clip else sum(given.size for given in record.given[:1]),
-        "mime_type": record.clip.mime_type if record.clip else "application/vnd.safetensors",
-        "embedding_source": "audio" if record.clip else "direct",
-        "embedding_dim": record.embedding_width,
+        "name": one.name,
+        "consent": one.consent,
+        "created_at": one.created_at,
+        "file_size": one.clip.size if one.clip else _given_size(one),
+        "mime_type": one.clip.mime_type if one.clip else "application/vnd.safetensors",
+        "embedding_source": "audio" if one.clip else "direct",
+        "embedding_dim": one.embedding_width,
     }
-    entry.update(_if_set(ref_text=record.ref_text, speaker_description=record.description))
+    entry.update(_if_set(ref_text=one.ref_text, speaker_description=one.description))
     entry.update(
-        id=voice_id(indexed),
+        id=voice_id(speaker.document),
         version=one.number,
         cache_status=worst(wanted),
         current=not any(status.of_former for status in wanted),
     )
-    entry.update(_if_set(reason=_reason(wanted), untrained=_untrained(statuses, wanted)))
+    entry.update(_if_set(reason=_reason(wanted), untrained=_untrained(profiles, wanted)))
     return entry
 
 
-def _untrained(statuses: Statuses, found: Iterable[ProfileStatus]) -> bool | None:
+def _given_size(one: Version) -> int:
+    """Return the size of the first artifact that a version was registered with; 0 if there is none."""
+    return next((one.artifacts[name][0].size for name in given_profiles(one)), 0)
+
+
+def _untrained(profiles: Profiles, found: Iterable[ProfileStatus]) -> bool | None:
     """Return True if an artifact was made with random weights or will be, and None for a trained voice."""
-    return any(map(statuses.untrained, found)) or None
+    return any(map(profiles.untrained, found)) or None
 
 
 def _reason(statuses: Iterable[ProfileStatus]) -> str | None:
@@ -414,47 +288,16 @@ def _if_set(**values: str | bool | None) -> dict[str, str | bool]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-def uploaded(statuses: Statuses, indexed: IndexedSpeaker, one: SpeakerVersion) -> dict[str, Any]:
+def uploaded(profiles: Profiles, speaker: FoundSpeaker, one: Version) -> dict[str, Any]:
     """Return `voice` of vLLM-Omni's answer to an upload: its fields in its format, and ours after them."""
-    record = one.record
-    entry: dict[str, Any] = {"name": record.name, "consent": record.consent, "created_at": record.created_at}
-    if record.clip is not None:
-        entry.update(mime_type=record.clip.mime_type, file_size=record.clip.size)
+    entry: dict[str, Any] = {"name": one.name, "consent": one.consent, "created_at": one.created_at}
+    if one.clip is not None:
+        entry.update(mime_type=one.clip.mime_type, file_size=one.clip.size)
     else:
-        entry.update(embedding_source="direct", embedding_dim=record.embedding_width)
-    entry.update(_if_set(ref_text=record.ref_text, speaker_description=record.description))
-    wanted = [statuses.explained(status) for status in statuses.of_wanted(indexed, one)]
-    entry.update(id=voice_id(indexed), version=one.number, cache_status=worst(wanted))
-    entry.update(_if_set(reason=_reason(wanted), held_back=held_back(statuses, indexed, one)))
-    entry.update(_if_set(untrained=_untrained(statuses, wanted)))
+        entry.update(embedding_source="direct", embedding_dim=one.embedding_width)
+    entry.update(_if_set(ref_text=one.ref_text, speaker_description=one.description))
+    wanted = [profiles.explained(status) for status in profiles.wanted_statuses(speaker, one)]
+    entry.update(id=voice_id(speaker.document), version=one.number, cache_status=worst(wanted))
+    held = held_back(speaker.document, one, profiles.required)
+    entry.update(_if_set(reason=_reason(wanted), held_back=held, untrained=_untrained(profiles, wanted)))
     return entry
-
-
-def key(keyring: Keyring, one: ApiKey, used: Mapping[str, int]) -> schemas.ApiKey:
-    """Render an API key.
-
-    Args:
-        used: key id -> when the key was last used.
-    """
-    return schemas.ApiKey(**_key_fields(keyring, one, used))
-
-
-def new_key(keyring: Keyring, one: ApiKey, token: Token) -> schemas.NewApiKey:
-    return schemas.NewApiKey(**_key_fields(keyring, one, {}), key=str(token))
-
-
-def _key_fields(keyring: Keyring, one: ApiKey, used: Mapping[str, int]) -> dict[str, Any]:
-    record = one.record
-    return {
-        "id": record.id,
-        "name": record.name,
-        "namespace": record.namespace,
-        "scopes": list(record.scopes),
-        "created_at": record.created_at,
-        "created_by": record.created_by,
-        "expires_at": one.ends_at,
-        "state": keyring.state(one),
-        "last_used_at": used.get(record.id),
-        "requests_per_minute": record.requests_per_minute,
-        "uploads_per_minute": record.uploads_per_minute,
-    }

@@ -5,9 +5,12 @@ from typing import Annotated
 from fastapi import Header, Query
 
 from services.registry_api.dependencies import Services
-from services.registry_api.operations.registration import Expects, Registered
+from services.registry_api.operations import register as registering
+from services.registry_api.operations.register import Expects, Limits, NewVersion, Registered
+from services.registry_api.operations.sources import ClipSource, EmbeddingSource, Source, profiles_taking
 from services.registry_api.wire.fields import Fields
 from services.registry_api.wire.forms import FieldNames, UploadForm, parse_upload
+from services.shared.configuration.settings import RegistrySettings
 from services.shared.telemetry import tracing
 from speaker_registry.errors import EmbeddingWidthMismatch, InvalidAudio
 from speaker_registry.names import SpeakerName
@@ -28,12 +31,17 @@ Dedupe = Annotated[
 ]
 
 
+NO_LIMIT = 2**62
+"""Stands for a limit that is not set."""
+
+
 def register(
     services: Services,
     namespace: str,
     fields: Fields,
     names: FieldNames,
     *,
+    by: str,
     voice: SpeakerName | None = None,
     idempotency_key: str | None = None,
     dedupe: bool = True,
@@ -42,10 +50,11 @@ def register(
     """Parse an upload form and register its source. Errors name the field by its name on the route.
 
     Args:
+        by: the id of the caller.
         voice: the name of the voice, if the form does not have it.
 
     Raises:
-        What `parse_upload`, the decoder and `Registrations` raise.
+        What `parse_upload`, the decoder and `operations.register` raise.
     """
     form = parse_upload(
         fields,
@@ -57,7 +66,7 @@ def register(
         expects=expects,
     )
     try:
-        return _registered(services, namespace, form)
+        return register_source(services, namespace, form.upload, _source(services, form), by=by)
     except InvalidAudio as error:
         error.param = names.clip
         raise
@@ -66,14 +75,40 @@ def register(
         raise
 
 
-def _registered(services: Services, namespace: str, form: UploadForm) -> Registered:
-    registrations = services.operations.registrations
+def register_source(
+    services: Services, namespace: str, upload: NewVersion, source: Source, *, by: str
+) -> Registered:
+    """Register a source within the limits of the settings. Raises what `operations.register` raises."""
+    return registering.register(
+        services.speakers,
+        services.blobs,
+        services.jobs,
+        services.profiles,
+        limits=_limits(services.settings),
+        namespace=namespace,
+        upload=upload,
+        source=source,
+        by=by,
+    )
+
+
+def _source(services: Services, form: UploadForm) -> Source:
     if form.embedding is not None:
-        return registrations.register_embedding(namespace, form.upload, form.embedding)
+        taking = profiles_taking(services.catalogue, form.embedding)
+        return EmbeddingSource(form.embedding, taking, services.clock.new_id)
     assert form.clip is not None, "a form has one source"
     with tracing.span("decode"):
-        decoded = services.decoder.decode(form.clip)
-    return registrations.register_clip(namespace, form.upload, form.clip, decoded)
+        return ClipSource(form.clip, services.decoder.decode(form.clip))
+
+
+def _limits(settings: RegistrySettings) -> Limits:
+    return Limits(
+        voices=settings.max_uploaded,
+        bytes=settings.max_stored_bytes or NO_LIMIT,
+        text_bytes=settings.max_text_bytes,
+        versions=settings.max_versions,
+        immutable=settings.registration_policy == "immutable",
+    )
 
 
 def replayed(registered: Registered) -> dict[str, str]:

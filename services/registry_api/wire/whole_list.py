@@ -109,9 +109,9 @@ class WholeList(StreamingResponse):
 
     def _next(self, data: "_SpooledItems", keys: "_KeysWithDefault") -> bytes:
         self._page = self._find(self._page.last)
-        if self._page.of_facts:
-            log.warning("list.cut_off", reason="the index went away")
-            raise Unavailable("The index went away.", retry_after_seconds=1)
+        if self._page.of_bucket:
+            log.warning("list.cut_off", reason="the view went away")
+            raise Unavailable("The view went away.", retry_after_seconds=1)
         return self._make(data, keys)
 
     def _make(self, data: "_SpooledItems", keys: "_KeysWithDefault") -> bytes:

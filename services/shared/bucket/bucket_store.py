@@ -5,37 +5,33 @@ import errno
 import re
 from collections.abc import Callable, Iterable, Iterator
 from datetime import datetime, timedelta
-from functools import partial
-from itertools import groupby, islice, starmap
+from itertools import starmap
 from typing import TYPE_CHECKING, TypeVar
-from uuid import uuid4
 
 import obstore
 from obstore.exceptions import (
     AlreadyExistsError,
     BaseError,
     InvalidPathError,
-    NotSupportedError,
     PreconditionError,
 )
 from obstore.store import S3Store
 
 from services.shared.bucket.connection import AnyKeys
 from services.shared.bucket.store import (
-    PROBES,
+    MAX_READ_BYTES,
     SENTINEL,
     Listing,
     Moved,
     Object,
     Skips,
     StoredObject,
-    TakeListing,
+    TooLarge,
     check_key,
     check_prefix,
     has_odd_part,
     is_our_own,
     listing_of,
-    merged,
     nothing,
 )
 from services.shared.bucket.store_calls import StoreCalls, delete_each
@@ -77,27 +73,6 @@ class BucketStore:
             # In one request: the parts of an interrupted multipart upload would stay, and are not listed.
             obstore.put(self._client, key, data, use_multipart=False)
 
-    def create(self, key: str, data: bytes) -> bool | None:
-        check_key(key)
-        probe = f"{PROBES}{uuid4().hex}/create"
-        try:
-            if not self._creates(probe, data) or self._creates(probe, data):
-                return None
-        finally:
-            self.delete([probe])
-        return self._creates(key, data)
-
-    def _creates(self, key: str, data: bytes) -> bool:
-        """Write on condition that the key is free, and return whether that wrote. A store without conditional
-        writes always writes.
-        """
-        with self._translating("put"):
-            try:
-                obstore.put(self._client, key, data, mode="create", use_multipart=False)
-            except (AlreadyExistsError, NotSupportedError):
-                return False
-        return True
-
     def swap(self, key: str, data: bytes, *, etag: str | None) -> str:
         check_key(key)
         mode: PutMode = "create" if etag is None else {"e_tag": etag}
@@ -117,7 +92,10 @@ class BucketStore:
         check_key(key)
         with self._translating("get"):
             result = obstore.get(self._client, key)
-            return Object(_whole(bytes(result.bytes()), result.meta["size"]), _given(result.meta["e_tag"]))
+            size, etag = result.meta["size"], _given(result.meta["e_tag"])
+            if size <= MAX_READ_BYTES:
+                return Object(_whole(bytes(result.bytes()), size), etag)
+        raise TooLarge(size, etag)
 
     def address(self, key: str, seconds: int) -> str:
         check_key(key)
@@ -149,28 +127,6 @@ class BucketStore:
                 objects = starmap(StoredObject, named)
                 return listing_of((stored for stored in objects if not skips(stored.key)), taken_at)
             return listing
-
-    def listings(self, prefix: str, skips: Skips = nothing) -> Iterator[tuple[str, TakeListing]]:
-        check_prefix(prefix)
-        for name, listing in merged(self._walk(prefix, skips), self._walk(prefix, skips)):
-            yield name, partial(_same, listing)
-
-    def _walk(self, prefix: str, skips: Skips) -> Iterator[tuple[str, Listing]]:
-        with self._translating("list"):
-            taken_at = self._clock()
-        # A folder's objects follow one another: a bucket sorts keys.
-        objects = self._in_portions(self._found(prefix, skips))
-        for folder, found in groupby(objects, key=lambda stored: _folder_of(stored.key, prefix)):
-            yield folder, listing_of(found, taken_at)
-
-    def _in_portions(self, found: Iterator[StoredObject]) -> Iterator[StoredObject]:
-        """Yield the same objects, fetched a page at a time, because each may fail."""
-        while True:
-            with self._translating("list"):
-                portion = builtins.list(islice(found, _PAGE))
-            if not portion:
-                return
-            yield from portion
 
     def _found(self, prefix: str, skips: Skips) -> Iterator[StoredObject]:
         found = _under(prefix, self._found_in_bucket(prefix), key=lambda stored: stored.key)
@@ -225,15 +181,6 @@ def _may_be_marker(stored: StoredObject, prefix: str) -> bool:
     made by hand. The registry puts no empty objects.
     """
     return stored.size == 0 or not stored.key.startswith(prefix)
-
-
-def _same(listing: Listing) -> Listing:
-    return listing
-
-
-def _folder_of(key: str, prefix: str) -> str:
-    """Return the immediate folder under a prefix that a key is in, or an empty text if it is in none."""
-    return key[len(prefix) :].rpartition("/")[0].partition("/")[0]
 
 
 def _is_path(key: str) -> bool:

@@ -9,7 +9,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
 
-from services.shared.bucket.store import Moved, SwappingStore
+from services.shared.bucket.store import Moved, SwappingStore, TooLarge
 from services.shared.model.clock import Clock
 from services.shared.model.records import unseal
 from speaker_registry.errors import SpeakerRegistryError, Unavailable
@@ -39,7 +39,9 @@ class Base:
     revision: int = 0
     """The number of changes so far, from the member `revision`. 0 for a missing or damaged document."""
     damaged: bool = False
-    """True if the body did not verify, with the same bytes each time it was read."""
+    """True if the body did not verify, with the same bytes each time it was read, or is too large."""
+    oversize: int | None = None
+    """The size of a document that is too large to be read. Its body is then empty."""
 
 
 NOTHING = Base(None, None)
@@ -79,6 +81,8 @@ class Documents:
                 revision = int(unseal(found.data).get("revision", 0))
             except FileNotFoundError:
                 continue
+            except TooLarge as error:
+                return Base(b"", error.etag, damaged=True, oversize=error.size)
             except (ValueError, TypeError):
                 if found.data in wrong:
                     return Base(found.data, found.etag, damaged=True)

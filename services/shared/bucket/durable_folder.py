@@ -42,21 +42,32 @@ class DurableFolder:
     def put(self, key: str, data: bytes) -> None:
         self._put(key, data, accepts=lambda _: True)
 
-    def create(self, key: str, data: bytes) -> bool:
-        """Put an object unless there is a file under this key already. Returns whether it was put."""
-        return self._put(key, data, accepts=lambda target: not target.exists())
-
     def swap(self, key: str, data: bytes, etag: str | None) -> bool:
         """Put an object if the file under this key has this ETag; None: if there is no such file.
 
         Returns whether it was put. Of several calls with one ETag, in any processes, one puts its object.
         """
-        return self._put(key, data, accepts=lambda _: self._etag(key) == etag)
+        return self._put(key, data, accepts=lambda _: self._present_etag(key) == etag)
 
-    def _etag(self, key: str) -> str | None:
+    def _present_etag(self, key: str) -> str | None:
         with suppress(FileNotFoundError):
-            return etag_of(self.read(key))
+            return self.etag(key)
         return None
+
+    def etag(self, key: str) -> str:
+        """Return the ETag of a file, which need not fit into the memory. Raises as `read` does."""
+        try:
+            with (self._root / key).open("rb") as file:
+                return hashlib.file_digest(file, "sha256").hexdigest()
+        except (IsADirectoryError, NotADirectoryError):
+            raise FileNotFoundError(errno.ENOENT, "no such object") from None
+
+    def size(self, key: str) -> int:
+        """Return the size of a file. Raises FileNotFoundError or OSError."""
+        try:
+            return (self._root / key).stat().st_size
+        except NotADirectoryError:
+            raise FileNotFoundError(errno.ENOENT, "no such object") from None
 
     def _put(self, key: str, data: bytes, *, accepts: _Accepts) -> bool:
         temporary, target = self._temporary / uuid4().hex, self._root / key

@@ -1,21 +1,20 @@
 """A store in a local folder. `durable_folder` does the writing, because obstore never syncs."""
 
 import builtins
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from datetime import UTC, datetime, timedelta
 from functools import partial
-from itertools import islice
 from pathlib import Path
 
 from services.shared.bucket.durable_folder import DurableFolder, etag_of
 from services.shared.bucket.store import (
+    MAX_READ_BYTES,
     SENTINEL,
     Listing,
     Moved,
     Object,
-    Skips,
     StoredObject,
-    TakeListing,
+    TooLarge,
     check_key,
     check_prefix,
     has_odd_part,
@@ -24,9 +23,6 @@ from services.shared.bucket.store import (
     nothing,
 )
 from services.shared.bucket.store_calls import StoreCalls, delete_each
-
-_PORTION = 1000
-"""Folders are read so many entries at a time, because each portion may fail."""
 
 
 class FolderStore:
@@ -49,11 +45,6 @@ class FolderStore:
         with self._translating("put"):
             self._folder.put(key, data)
 
-    def create(self, key: str, data: bytes) -> bool:
-        check_key(key)
-        with self._translating("put"):
-            return self._folder.create(key, data)
-
     def swap(self, key: str, data: bytes, *, etag: str | None) -> str:
         check_key(key)
         with self._translating("swap"):
@@ -67,8 +58,14 @@ class FolderStore:
             return self._folder.read(key)
 
     def read(self, key: str) -> Object:
-        data = self.get(key)
-        return Object(data, etag_of(data))
+        check_key(key)
+        with self._translating("get"):
+            size = self._folder.size(key)
+            if size <= MAX_READ_BYTES:
+                data = self._folder.read(key)
+                return Object(data, etag_of(data))
+            etag = self._folder.etag(key)
+        raise TooLarge(size, etag)
 
     def address(self, key: str, seconds: int) -> None:  # noqa: ARG002 - a folder has no addresses
         check_key(key)
@@ -82,35 +79,23 @@ class FolderStore:
 
     def list(self, prefix: str) -> Listing:
         check_prefix(prefix)
-        return self._list(prefix, nothing if prefix else is_our_own)
-
-    def _list(self, prefix: str, skips: Skips) -> Listing:
         with self._translating("list"):
             self._folder.check()
             taken_at = self._clock()
             # obstore is not used here: one file whose name it refuses would hide all the rest.
-            found = self._folder.files(prefix, skips)
+            found = self._folder.files(prefix, nothing if prefix else is_our_own)
             return listing_of(
                 (
-                    StoredObject(key, status.st_size, datetime.fromtimestamp(status.st_mtime, UTC))
+                    StoredObject(
+                        key,
+                        status.st_size,
+                        datetime.fromtimestamp(status.st_mtime, UTC),
+                        mark=f"{status.st_ino}.{status.st_size}.{status.st_mtime_ns}",
+                    )
                     for key, status in found
                 ),
                 taken_at,
             )
-
-    def listings(self, prefix: str, skips: Skips = nothing) -> Iterator[tuple[str, TakeListing]]:
-        check_prefix(prefix)
-        for name in self._in_portions(self._folder.folders(prefix)):
-            yield name, partial(self._list, f"{prefix}{name}/", skips)
-
-    def _in_portions(self, found: Iterator[str]) -> Iterator[str]:
-        while True:
-            with self._translating("list"):
-                self._folder.check()
-                portion = builtins.list(islice(found, _PORTION))
-            if not portion:
-                return
-            yield from portion
 
     def delete(self, keys: Iterable[str]) -> None:
         delete_each(self._delete, builtins.list(keys))

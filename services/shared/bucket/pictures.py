@@ -1,5 +1,5 @@
-"""The pictures of clips in the bucket. No fact names them, so they are found by a listing. A picture that is
-missing or damaged is drawn again. Knows no drawing.
+"""The pictures of clips in the bucket. No document names one, so they are found by a listing. A picture that
+is missing or damaged is drawn again. Knows no drawing.
 """
 
 import hashlib
@@ -8,9 +8,10 @@ from dataclasses import dataclass
 
 import structlog
 
-from services.shared.bucket.keys import PictureKey, SpeakerId, parse_key
+from services.shared.bucket.layout import PicturePath, picture_key, picture_of, version_prefix
 from services.shared.bucket.store import Store
 from services.shared.model.pictures import DRAWING, Picture
+from services.shared.model.speaker import SpeakerId
 from services.shared.telemetry.metrics import INTEGRITY_FAILURES
 
 log = structlog.get_logger()
@@ -31,12 +32,12 @@ def find_picture(store: Store, speaker_id: SpeakerId, vuid: str, picture: Pictur
     That is none or one. It is more if machines with different rounding errors have drawn it, and then each of
     them will do.
     """
-    listing = store.list(speaker_id.pictures_prefix(vuid))
-    keyed = [(stored, parse_key(stored.key)) for stored in listing.objects]
+    listing = store.list(version_prefix(speaker_id, vuid))
+    found = [(stored, picture_of(stored.key)) for stored in listing.objects]
     return [
-        StoredPicture(stored.key, key.sha256, stored.size)
-        for stored, key in keyed
-        if isinstance(key, PictureKey) and (key.drawing, key.name) == (DRAWING, picture)
+        StoredPicture(stored.key, path.sha256, stored.size)
+        for stored, path in found
+        if path is not None and (path.drawing, path.picture) == (DRAWING, picture)
     ]
 
 
@@ -56,5 +57,5 @@ def read_picture(store: Store, stored: StoredPicture) -> bytes | None:
 def store_pictures(store: Store, speaker_id: SpeakerId, vuid: str, drawn: Mapping[Picture, bytes]) -> None:
     """Store the pictures of a version. Storing them again does no harm. Raises `Unavailable`."""
     for picture, data in drawn.items():
-        key = PictureKey(vuid, DRAWING, hashlib.sha256(data).hexdigest(), picture)
-        store.put(speaker_id.picture_key(key), data)
+        path = PicturePath(DRAWING, hashlib.sha256(data).hexdigest(), picture)
+        store.put(picture_key(speaker_id, vuid, path), data)

@@ -17,8 +17,7 @@ import structlog
 from services.shared.bucket.connection import StoreUnfit
 from services.shared.bucket.documents import Base, Documents
 from services.shared.bucket.layout import REGISTRY
-from services.shared.bucket.place import BucketCopied, where
-from services.shared.configuration.settings import StoreSettings
+from services.shared.configuration.settings import StoreSettings, without_credentials
 from services.shared.model.clock import Clock
 from services.shared.model.stored_document import DocumentDamaged, DocumentNewer, StoredDocument
 
@@ -29,6 +28,10 @@ LAYOUT = 2
 _FACTS = ("_epochs", "_place", "_registry")
 """Folders at the top of a bucket that every start of an earlier release has filled."""
 _ID = re.compile(r"[0-9a-f]{32}")
+
+
+class BucketCopied(StoreUnfit):
+    """The bucket says that it is elsewhere: it is a copy, or it has another name or address now."""
 
 
 class Folders(Protocol):
@@ -46,7 +49,7 @@ class RegistryDocument(StoredDocument):
     """The number of times that the bucket was made a registry's own: 1 for an original."""
     layout: int = LAYOUT
     name: str = ""
-    """The place by which the registry knows its bucket, see `place.where`."""
+    """The place by which the registry knows its bucket, see `where`."""
 
 
 def open_identity(
@@ -89,6 +92,17 @@ def adopt(
     changed = documents.change(REGISTRY, decide, done=lambda body: _holds(body, identity))
     log.info("bucket.adopted", name=where(settings), identity=identity)
     return _parse(changed)
+
+
+def where(settings: StoreSettings) -> str:
+    """Return the bucket's place: endpoint, bucket and prefix, or the folder. If the settings say by which
+    name it is known, return that instead.
+    """
+    if settings.known_as:
+        return settings.known_as
+    if settings.folder:
+        return settings.folder.resolve().as_uri()
+    return without_credentials(f"{settings.url} at {settings.endpoint or 'AWS'}")
 
 
 def _claim(

@@ -9,10 +9,9 @@ Names that start with a dot at the top belong to the store itself and are never 
 
 import builtins
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from itertools import zip_longest
 from typing import Protocol
 
 from speaker_registry.errors import Unavailable
@@ -22,6 +21,10 @@ Skips = Callable[[str], bool]
 
 _PART = r"(?!\.\.?(?:/|$))[A-Za-z0-9._-]{1,255}"
 _KEY = re.compile(rf"{_PART}(?:/{_PART})*")
+MAX_READ_BYTES = 4 * 1024**2
+"""The size limit of an object that `read` returns. It is far above what the registry writes, and a foreign
+or damaged object must not fill the memory.
+"""
 MAX_KEY_BYTES = 1000
 """The length limit of a key. S3 allows 1024 bytes, the bucket's prefix included."""
 
@@ -30,10 +33,6 @@ PROBES = ".probe/"
 SENTINEL = ".sentinel"
 """An object that belongs to the store itself. While it can be read, a failure to access another object
 concerns that object alone.
-"""
-DATED_WITHIN = timedelta(seconds=2)
-"""The difference that is allowed between a store's two clocks: the one that dates its objects, which may
-belong to another machine or to a file system, and the one that dates its listings.
 """
 
 
@@ -45,6 +44,15 @@ class ObjectUnavailable(Unavailable):
 
 class Moved(Exception):
     """The condition of a swap does not hold. An earlier try of the same caller may be the reason."""
+
+
+class TooLarge(Exception):
+    """An object is larger than `MAX_READ_BYTES`, so it was not read."""
+
+    def __init__(self, size: int, etag: str) -> None:
+        super().__init__(f"{size} bytes")
+        self.size = size
+        self.etag = etag
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +71,8 @@ class StoredObject:
     """The object's time by the store's clock."""
     etag: str | None = None
     """The ETag that `read` returns. None in a local folder, whose files have to be read to know it."""
+    mark: str | None = None
+    """In a local folder, what changes with every replacement of the object: inode, size and time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +83,6 @@ class Listing:
     """The time by the store's clock before the first page was listed. It is never ahead, so ages computed
     with it err on the young side.
     """
-
-
-TakeListing = Callable[[], Listing]
 
 
 def nothing(_: str) -> bool:
@@ -104,14 +111,6 @@ class Store(Protocol):
     def put(self, key: str, data: bytes) -> None:
         """Store an object. It is durable once this returns. A key is never put again with other content."""
 
-    def create(self, key: str, data: bytes) -> bool | None:
-        """Store an object unless there is one under this key already. Of concurrent calls, only one stores.
-
-        Returns whether the object was stored, or None if this store has no conditional writes; then nothing
-        was stored. After a lost reply the result may be False although this call stored the object.
-        """
-        ...
-
     def get(self, key: str) -> bytes:
         """Return the whole object. Raises FileNotFoundError if there is none."""
         ...
@@ -126,22 +125,10 @@ class Store(Protocol):
         """List everything under a prefix, including what was put a moment ago."""
         ...
 
-    def listings(self, prefix: str, skips: Skips = nothing) -> Iterator[tuple[str, TakeListing]]:
-        """Iterate over everything under a prefix, folder by folder.
-
-        Each item is the name of an immediate folder, in no order, with a function that lists the folder's
-        content. In a bucket this listing was taken already, because one request serves many folders.
-        Everything is requested twice there, so an object that one answer leaves out is still listed. In a
-        local folder the function costs as much as `list`, so several threads may call it.
-
-        Args:
-            skips: says which keys are left out. The keys it gets begin with `prefix`. A folder that holds
-                nothing else may be missing.
-        """
-        ...
-
     def folders(self, prefix: str) -> builtins.list[str]:
-        """Return the names of the immediate folders under a prefix that hold anything."""
+        """Return the names of the immediate folders under a prefix that hold anything. Some servers also name
+        those that were emptied a while ago.
+        """
         ...
 
     def delete(self, keys: Iterable[str]) -> None:
@@ -163,7 +150,12 @@ class SwappingStore(Protocol):
     """Replaces objects by compare-and-swap. Nothing else ever changes an object."""
 
     def read(self, key: str) -> Object:
-        """Return the whole object with its ETag. Raises FileNotFoundError, which proves nothing."""
+        """Return the whole object with its ETag.
+
+        Raises:
+            TooLarge: it is larger than `MAX_READ_BYTES`.
+            FileNotFoundError: there is none, which proves nothing.
+        """
         ...
 
     def swap(self, key: str, data: bytes, *, etag: str | None) -> str:
@@ -188,28 +180,6 @@ class ObjectStore(Store, SwappingStore, Protocol):
 
 def listing_of(found: Iterable[StoredObject], taken_at: datetime) -> Listing:
     return Listing(tuple(sorted(found, key=lambda stored: stored.key)), taken_at)
-
-
-def merged(*walks: Iterator[tuple[str, Listing]]) -> Iterator[tuple[str, Listing]]:
-    """Yield each folder with everything that any walk found in it. The walks pass the same folders in much
-    the same order.
-    """
-    waiting: dict[str, Listing] = {}
-    for step in zip_longest(*walks):
-        for folder, listing in filter(None, step):
-            if folder in waiting:
-                yield folder, together([waiting.pop(folder), listing])
-            else:
-                waiting[folder] = listing
-    yield from waiting.items()
-
-
-def together(listings: Sequence[Listing]) -> Listing:
-    """Merge several listings of one prefix. The result holds every object that any of them has, and the date
-    of the first.
-    """
-    objects = {stored.key: stored for listing in listings for stored in listing.objects}
-    return Listing(tuple(objects[key] for key in sorted(objects)), listings[0].taken_at)
 
 
 def check_key(key: str) -> str:

@@ -6,19 +6,26 @@ is removed by `maintenance/garbage_sweep` alone: whoever stored bytes for a chan
 
 import structlog
 
-from services.shared.bucket.blobs import Unsound
-from services.shared.bucket.keys import SpeakerId
 from services.shared.bucket.layout import artifact_key, bytes_prefix, clip_key, rendition_key
 from services.shared.bucket.store import Listing, Store
 from services.shared.model.records import ArtifactRecord, ClipRecord, Version
+from services.shared.model.speaker import SpeakerId
 from services.shared.telemetry.metrics import INTEGRITY_FAILURES
 from speaker_registry.artifact import sha256_digest
-from speaker_registry.errors import AudioNotFound
+from speaker_registry.errors import AudioNotFound, SpeakerRegistryError
 
 log = structlog.get_logger(__name__)
 
 _LOOKS = 2
 """The number of times that bytes are read before they count as lost. A single answer may be wrong."""
+
+
+class Unsound(SpeakerRegistryError):
+    """Stored bytes are missing or damaged. The attribute `how` is `missing` or `damaged`."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__(f"The bytes are {how}; the request id finds it in our logs.")
+        self.how = how
 
 
 class StoredBytes:
@@ -29,7 +36,15 @@ class StoredBytes:
 
     def store_clip(self, speaker_id: SpeakerId, vuid: str, uploaded: bytes, rendition: bytes) -> None:
         """Store a clip as it was uploaded, and as it was decoded."""
+        self.store_upload(speaker_id, vuid, uploaded)
+        self.store_rendition(speaker_id, vuid, rendition)
+
+    def store_upload(self, speaker_id: SpeakerId, vuid: str, uploaded: bytes) -> None:
+        """Store a clip as it was uploaded. The same bytes may be stored again."""
         self._store.put(clip_key(speaker_id, vuid), uploaded)
+
+    def store_rendition(self, speaker_id: SpeakerId, vuid: str, rendition: bytes) -> None:
+        """Store a clip as it was decoded. The same bytes may be stored again."""
         self._store.put(rendition_key(speaker_id, vuid), rendition)
 
     def store_artifact(self, speaker_id: SpeakerId, vuid: str, object_id: str, data: bytes) -> None:
@@ -49,6 +64,12 @@ class StoredBytes:
     def artifact(self, speaker_id: SpeakerId, version: Version, record: ArtifactRecord) -> bytes:
         """Return an artifact's file. Raises `Unsound`."""
         return self._read(artifact_key(speaker_id, version.vuid, record.object), record.digest)
+
+    def artifact_address(
+        self, speaker_id: SpeakerId, version: Version, record: ArtifactRecord, seconds: int
+    ) -> str | None:
+        """Return an address that serves an artifact's file for so many seconds, as `Store.address` does."""
+        return self._store.address(artifact_key(speaker_id, version.vuid, record.object), seconds)
 
     def has_artifact(self, speaker_id: SpeakerId, version: Version, record: ArtifactRecord) -> bool:
         """Return whether an artifact's file is there and sound."""

@@ -29,6 +29,10 @@ LONGEST_CLIP_SECONDS = 30.0
 """The longest clip that a registry accepts by default."""
 LONGEST_JOB_SECONDS = 24 * 3600
 """The longest time limit that a job may have. Timers overflow at much longer ones."""
+MOST_VERSIONS = 200
+"""The largest number of versions of a voice that a registry may be set to accept. One document holds all of
+them, and every change of the voice writes it anew.
+"""
 
 
 def without_credentials(text: str) -> str:
@@ -237,9 +241,8 @@ class RegistrySettings(BaseSettings):
     )
     """Comma-separated profiles that are extracted for every upload."""
     max_uploaded: int = Field(1000, gt=0, validation_alias="SPEAKER_MAX_UPLOADED")
-    """Largest number of voices in one namespace. A new voice counts from the start of its upload. If the
-    upload fails, the voice counts for up to 26 minutes, because it may still be stored; sending it again is
-    allowed. While the index is rebuilt after a loss of Redis, only the voices that are already in it count.
+    """Largest number of voices in one namespace. A new voice counts from the start of its upload. While the
+    view is rebuilt after a loss of Redis, only the voices that are already in it count.
     """
     max_stored_bytes: int | None = Field(None, gt=0, validation_alias="SPEAKER_MAX_BYTES")
     """Largest total size of all clips, embeddings, texts and uploaded artifacts in one namespace, as they
@@ -251,9 +254,9 @@ class RegistrySettings(BaseSettings):
     namespace, in UTF-8; 64 MiB by default. Redis holds these texts. Uploads that arrive at the same moment
     may exceed the limit.
     """
-    max_versions: int = Field(1000, gt=0, validation_alias="SPEAKER_MAX_VERSIONS")
-    """Largest number of versions of one voice. Uploads that arrive at the same moment may exceed it. Each
-    version takes 2.5 KiB of Redis, and the size of its texts.
+    max_versions: int = Field(MOST_VERSIONS, gt=0, le=MOST_VERSIONS, validation_alias="SPEAKER_MAX_VERSIONS")
+    """Largest number of versions of one voice, at most 200, because one document holds all of them. Long
+    texts can fill the document, which may take 1 MiB, earlier.
     """
     max_builds: int = Field(20, gt=0, lt=10_000, validation_alias="SPEAKER_MAX_BUILDS")
     """Largest number of times that one artifact may be made again with `force` or uploaded."""
@@ -301,13 +304,13 @@ class HousekeepingSettings(BaseSettings):
     sweep_seconds: float = Field(86_400, gt=0)
     """Time between two sweeps of all voices."""
     grace_seconds: float = Field(86_400, ge=3600)
-    """Time for which data that no record names is kept, because its upload or its worker may still be
+    """Time for which bytes that no document names are kept, because their upload or their worker may still be
     running.
     """
     deleted_grace_seconds: float = Field(86_400, ge=0)
     """Time for which the data of a deleted voice is kept."""
     rebuild_threads: int = Field(16, gt=0)
-    """Number of voices that are read at the same time while the index is rebuilt from a bucket. A local
+    """Number of documents that are read at the same time while the view is rebuilt from a bucket. A local
     folder is read by one thread.
     """
     sweep_threads: int = Field(4, gt=0)
@@ -539,6 +542,10 @@ class RateSettings(BaseSettings):
     failures_per_minute: int = Field(60, gt=0)
     """Requests without a valid key that one address may send before it must wait. Each API process counts for
     itself.
+    """
+    unknown_names_per_minute: int | None = Field(1_000, gt=0)
+    """Names without a voice that one key may ask for per minute. Each of them is looked for in the bucket.
+    Each API process counts for itself.
     """
 
 

@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from services.shared.model.document import Alias, Life, Marks, SpeakerDocument
 from services.shared.model.promotion import promoted
-from services.shared.model.records import ArtifactRecord, FailureRecord, Version
+from services.shared.model.records import GIVEN_FINGERPRINT, ArtifactRecord, FailureRecord, Version
 from speaker_registry.engine import Profile
 from speaker_registry.errors import (
     AliasNotFound,
@@ -25,6 +25,8 @@ KEPT_SWEPT_SECONDS = 30 * 24 * 3600
 """The time for which the id of collected bytes stays in the document. An upload that stood still for days
 must not name bytes that are gone.
 """
+KEPT_FAILURES = 2
+"""The number of encoders whose failures a version keeps for a profile, and of candidates whose it keeps."""
 CANCELED = "canceled"
 """The code of the failure by which a caller ends an extraction."""
 
@@ -51,7 +53,7 @@ def fitting(before: SpeakerDocument, after: SpeakerDocument, *, max_bytes: int) 
     if size > max_bytes and size > len(before.to_bytes()):
         raise DocumentFull(
             f"The document of this voice would take {size} bytes. Accepted: {max_bytes} bytes for all "
-            "versions of a voice with their texts. Delete versions that are not needed any more."
+            "versions of a voice with their texts. Delete the voice, or take another name."
         )
     return after
 
@@ -117,8 +119,9 @@ def with_artifact(
     """Add an artifact, and move `default` if it may.
 
     Args:
-        extractor: what the artifacts with this fingerprint have in common.
-        instead_of: the object of an artifact whose bytes are lost. It leaves in the same change.
+        extractor: what made the artifact. The artifacts with the fingerprint of an encoder have it in common.
+        instead_of: the object of an artifact whose bytes are lost. It leaves in the same change, unless
+            somebody brought it and this one was made here.
 
     Raises:
         VersionGone, AlreadyMade, Swept: the artifact came too late.
@@ -130,15 +133,47 @@ def with_artifact(
     if record.build <= version.highest_build(profile, record.fingerprint):
         raise AlreadyMade(f"Build {record.build} for profile '{profile}' was made or canceled already.")
     _refuse_swept(document, {record.object})
-    kept = tuple(one for one in made if one.brought or one.object != instead_of)
+    kept = tuple(one for one in made if one.object != instead_of or (one.brought and not record.brought))
+    extractors = document.extractors
+    if record.fingerprint == GIVEN_FINGERPRINT:  # it says nothing, so it is not what they have in common
+        record = record.having(extractor=dict(extractor))
+    else:
+        extractors = {record.fingerprint: dict(extractor), **extractors}
     version = version.having(
         artifacts={**version.artifacts, profile: (*kept, record)},
-        failures={name: failure for name, failure in version.failures.items() if name != profile},
+        failures=_still_failed(version, profile, record),
     ).with_used_build(profile, record.fingerprint, record.build)
-    added = _with(document, version).having(
-        extractors={record.fingerprint: dict(extractor), **document.extractors}
+    return promoted(_with(document, version).having(extractors=extractors), required)
+
+
+Failures = dict[str, tuple[FailureRecord, ...]]
+
+
+def _still_failed(version: Version, profile: str, made: ArtifactRecord) -> Failures:
+    """Return the failures of a version that an artifact does not make up for.
+
+    One that was made ahead of a promotion is not served yet, so the current encoder's failure stays. A
+    candidate's failure stays as well, until the candidate has made an artifact.
+    """
+    kept = tuple(
+        one
+        for one in version.failures.get(profile, ())
+        if one.fingerprint != made.fingerprint and (made.ahead or one.ahead)
     )
-    return promoted(added, required)
+    return _having_failed(version, profile, kept)
+
+
+def _having_failed(version: Version, profile: str, failures: tuple[FailureRecord, ...]) -> Failures:
+    others = {name: failed for name, failed in version.failures.items() if name != profile}
+    return {**others, profile: failures} if failures else others
+
+
+def _also_failed(version: Version, profile: str, failure: FailureRecord) -> Failures:
+    """Add a failure in place of the one of the same encoder. Those of encoders of long ago go."""
+    others = [one for one in version.failures.get(profile, ()) if one.fingerprint != failure.fingerprint]
+    alike = [one for one in others if one.ahead == failure.ahead]
+    kept = [one for one in others if one.ahead != failure.ahead or one in alike[1 - KEPT_FAILURES :]]
+    return _having_failed(version, profile, (*kept, failure))
 
 
 def without_artifact(document: SpeakerDocument, vuid: str, profile: str, lost: str) -> SpeakerDocument:
@@ -157,7 +192,8 @@ def without_artifact(document: SpeakerDocument, vuid: str, profile: str, lost: s
 def without_old_artifacts(
     document: SpeakerDocument, kept_fingerprints: Mapping[str, Collection[str]]
 ) -> SpeakerDocument:
-    """Drop the artifacts that no fingerprint in use made. Brought ones stay.
+    """Drop the artifacts that no fingerprint in use made. Brought ones stay, and the last good ones until
+    there is one of a fingerprint in use.
 
     Args:
         kept_fingerprints: for each profile the current fingerprint and the one before. A profile that is not
@@ -166,13 +202,41 @@ def without_old_artifacts(
     after = document
     for version in document.versions:
         for profile, made in version.artifacts.items():
-            kept_for = kept_fingerprints.get(profile)
-            kept = tuple(
-                one for one in made if kept_for is None or one.brought or one.fingerprint in kept_for
-            )
-            if kept != made:
+            kept_for = kept_fingerprints.get(profile, {one.fingerprint for one in made})
+            kept = tuple(one for one in made if one.brought or one.fingerprint in kept_for)
+            if kept != made and any(one.fingerprint in kept_for and not one.ahead for one in kept):
                 after = _with(after, _holding(_existing(after, version.vuid), profile, kept))
     return after
+
+
+def without_ahead(document: SpeakerDocument, current_fingerprints: Mapping[str, str]) -> SpeakerDocument:
+    """Serve what was made ahead of promotions that have come since, and tell of what failed ahead of them.
+
+    What a worker made with a former encoder, after another one was promoted, stays out of service: `default`
+    would move to it, away from a version that the current encoder has made already.
+
+    Args:
+        current_fingerprints: the current fingerprint of each profile.
+    """
+    versions = tuple(_without_ahead(version, current_fingerprints) for version in document.versions)
+    return document if versions == document.versions else document.having(versions=versions)
+
+
+def _without_ahead(version: Version, current_fingerprints: Mapping[str, str]) -> Version:
+    def came(profile: str, one: ArtifactRecord | FailureRecord) -> bool:
+        return one.ahead and one.fingerprint == current_fingerprints.get(profile)
+
+    artifacts = {
+        profile: tuple(one.having(ahead=False) if came(profile, one) else one for one in made)
+        for profile, made in version.artifacts.items()
+    }
+    failures = {
+        profile: tuple(one.having(ahead=False) if came(profile, one) else one for one in failed)
+        for profile, failed in version.failures.items()
+    }
+    if (artifacts, failures) == (version.artifacts, version.failures):
+        return version
+    return version.having(artifacts=artifacts, failures=failures)
 
 
 def with_failure(
@@ -187,14 +251,14 @@ def with_failure(
     Raises `VersionGone` or `AlreadyMade`.
     """
     version = _existing(document, vuid)
-    if version.failures.get(profile) == failure:
+    if failure in version.failures.get(profile, ()):
         return document
     if failure.build <= version.highest_build(profile, failure.fingerprint):
         raise AlreadyMade(f"Build {failure.build} for profile '{profile}' was made or canceled already.")
     if failure.code == CANCELED:
         version = version.with_used_build(profile, failure.fingerprint, failure.build)
     if version.artifact(profile, failure.fingerprint) is None:
-        version = version.having(failures={**version.failures, profile: failure})
+        version = version.having(failures=_also_failed(version, profile, failure))
     after = _with(document, version)
     return document if after == document else promoted(after, required)
 

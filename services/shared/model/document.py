@@ -9,7 +9,7 @@ from typing import Self
 
 from pydantic import Field
 
-from services.shared.model.records import Record, Version
+from services.shared.model.records import ArtifactRecord, Record, Version
 from services.shared.model.stored_document import FAR_ABOVE, StoredDocument
 from speaker_registry.errors import AliasNotFound, IdempotencyKeyReused, VersionNotFound
 from speaker_registry.names import DEFAULT, LATEST
@@ -63,7 +63,7 @@ class SpeakerDocument(StoredDocument):
     versions: tuple[Version, ...] = ()
     """The live versions, oldest first."""
     extractors: dict[str, dict[str, object]] = Field(default_factory=dict)
-    """For each fingerprint what the artifacts that were made with it have in common."""
+    """For each fingerprint of an encoder what the artifacts that were made with it have in common."""
     aliases: dict[str, Alias] = Field(default_factory=dict)
     dead: tuple[Life, ...] = ()
     swept: dict[str, int] = Field(default_factory=dict)
@@ -147,13 +147,14 @@ class SpeakerDocument(StoredDocument):
         """
         made = next((v for v in self.versions if idempotency and v.idempotency == idempotency), None)
         if made is not None and made.request != request:
-            raise IdempotencyKeyReused(
-                "This Idempotency-Key was used for another request. "
-                "Accepted: that same request again, or a new key."
-            )
+            raise key_reused()
         if made is None and self.live and self.newest.request == request:
             return self.newest
         return made
+
+    def extractor(self, record: ArtifactRecord) -> dict[str, object]:
+        """Return what made an artifact: the inputs of its fingerprint, as far as they are known."""
+        return record.extractor or self.extractors.get(record.fingerprint, {})
 
     @property
     def names_of_bytes(self) -> frozenset[str]:
@@ -162,10 +163,23 @@ class SpeakerDocument(StoredDocument):
         return frozenset().union(*(version.names_of_bytes for version in (*self.versions, *dead)))
 
     @property
+    def digests(self) -> frozenset[str]:
+        """Return the digests of all artifacts of live versions (`sha256:…`)."""
+        return frozenset(
+            one.digest for version in self.versions for made in version.artifacts.values() for one in made
+        )
+
+    @property
     def counts(self) -> Counts:
         """Return what the speaker adds to what its namespace uses."""
         return Counts(
             voices=int(self.live),
-            bytes=sum(version.size for version in self.versions),
+            bytes=sum(version.uploaded_bytes for version in self.versions),
             text_bytes=sum(version.text_bytes for version in self.versions),
         )
+
+
+def key_reused() -> IdempotencyKeyReused:
+    return IdempotencyKeyReused(
+        "This Idempotency-Key was used for another request. Accepted: that same request again, or a new key."
+    )

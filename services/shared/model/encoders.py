@@ -8,10 +8,10 @@ changes nothing until an operator promotes it.
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from pydantic import ConfigDict, Field
+from pydantic import Field
 
-from services.shared.model.domain import Record
 from services.shared.model.fingerprint import Fingerprint
+from services.shared.model.records import Record
 
 MAX_FORMER = 10
 """The number of former encoders that are remembered, of which the newest artifacts may still be served."""
@@ -22,9 +22,7 @@ ABSENT = None
 
 
 class Encoder(Record):
-    """An encoder makes the artifacts of a profile. Its JSON is the body of the fact of a candidate."""
-
-    model_config = ConfigDict(extra="allow")  # an older release must not drop what a newer one says of it
+    """An encoder makes the artifacts of a profile."""
 
     profile: str
     fingerprint: str

@@ -3,28 +3,85 @@
 Listeners may miss events, and compare revisions: an event says what to look at, never what is true.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 
 from services.shared.model.document import SpeakerDocument
+from services.shared.model.records import ArtifactRecord, Version
+
+ADMITTED = "voice.admitted"
+"""The view learned of a speaker that was there before. Nothing has changed."""
 
 
-def events_between(before: SpeakerDocument, after: SpeakerDocument) -> tuple[str, ...]:
-    """Return what a listener has to hear about. A change that nobody sees is told as `updated`."""
-    return tuple(_events(before, after)) or ("updated",)
+@dataclass(frozen=True, slots=True)
+class SpeakerEvent:
+    """One thing that happened to a speaker."""
+
+    what: str
+    takes_away: bool = False
+    """True if an answer that was right before may be wrong from now on."""
+    fields: Mapping[str, str] = field(default_factory=dict)
 
 
-def _events(before: SpeakerDocument, after: SpeakerDocument) -> Iterator[str]:
-    old = {version.vuid: version for version in before.versions}
-    new = {version.vuid: version for version in after.versions}
-    if before.live and (not after.live or after.marks.life != before.marks.life):
-        yield "deleted"
-    if after.live and (not before.live or after.marks.life != before.marks.life):
-        yield "registered"
-    if old.keys() != new.keys():
-        yield "versions"
-    if any(old[vuid].artifacts != new[vuid].artifacts for vuid in old.keys() & new.keys()):
-        yield "artifacts"
-    if any(old[vuid].failures != new[vuid].failures for vuid in old.keys() & new.keys()):
-        yield "failures"
-    if before.aliases != after.aliases:
-        yield "aliases"
+def events_between(before: SpeakerDocument, after: SpeakerDocument) -> tuple[SpeakerEvent, ...]:
+    """Return what a listener has to hear about. A change that nobody sees is told as `voice.updated`.
+
+    Args:
+        before: the document that the view held. Of one that it lacked, only the first revision is news.
+    """
+    if before.revision == 0 and after.revision > 1:
+        return (SpeakerEvent(ADMITTED),)
+    return tuple(_events(before, after)) or (SpeakerEvent("voice.updated"),)
+
+
+def _events(before: SpeakerDocument, after: SpeakerDocument) -> Iterator[SpeakerEvent]:
+    same_life = before.live and after.live and before.marks.life == after.marks.life
+    old = {version.vuid: version for version in before.versions} if same_life else {}
+    if before.live and not same_life:
+        yield SpeakerEvent("voice.deleted", True)
+    if same_life and old.keys() - {version.vuid for version in after.versions}:
+        yield SpeakerEvent("versions.removed", True)
+    for version in after.versions:
+        known = old.get(version.vuid)
+        if known is None:
+            yield SpeakerEvent(
+                "version.created", fields={"vuid": version.vuid, "version": str(version.number)}
+            )
+        else:
+            yield from _of_version(known, version)
+    if same_life:
+        yield from _of_aliases(before, after)
+
+
+def _of_version(before: Version, after: Version) -> Iterator[SpeakerEvent]:
+    for profile in sorted({*before.artifacts, *after.artifacts}):
+        old, new = before.artifacts.get(profile, ()), after.artifacts.get(profile, ())
+        if old != new:
+            yield from _of_artifacts(after.vuid, profile, old, new)
+    for profile in after.failures:
+        failure = after.failure(profile)
+        if failure is not None and failure != before.failure(profile):
+            yield SpeakerEvent("artifact.failed", fields={"vuid": after.vuid, "profile": profile})
+
+
+def _of_artifacts(
+    vuid: str, profile: str, old: tuple[ArtifactRecord, ...], new: tuple[ArtifactRecord, ...]
+) -> Iterator[SpeakerEvent]:
+    known = {one.object for one in old}
+    for one in new:
+        if one.object not in known:
+            fields = {"vuid": vuid, "profile": profile, "fingerprint": one.fingerprint}
+            yield SpeakerEvent("artifact.ready", bool(old), fields)
+    kept = {one.object for one in new}
+    if old and old[-1].object not in kept and kept <= known:
+        yield SpeakerEvent("artifact.void", True, {"vuid": vuid, "profile": profile})
+    elif not known <= kept:  # those of encoders that are not in use any more
+        yield SpeakerEvent("artifacts.dropped", True, {"vuid": vuid, "profile": profile})
+
+
+def _of_aliases(before: SpeakerDocument, after: SpeakerDocument) -> Iterator[SpeakerEvent]:
+    for name in sorted({*before.aliases, *after.aliases}):
+        old, new = before.aliases.get(name), after.aliases.get(name)
+        if old is None or new is None or old.vuid != new.vuid:
+            fields = {"alias": name, **({"vuid": new.vuid} if new else {})}
+            yield SpeakerEvent("alias.updated", old is not None, fields)

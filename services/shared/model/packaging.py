@@ -5,10 +5,8 @@ from typing import Any
 
 import numpy as np
 
-from services.shared.model.domain import ArtifactRecord, VersionRecord
 from services.shared.model.fingerprint import Fingerprint
-from services.shared.model.records import ArtifactRecord as NamedArtifact
-from services.shared.model.records import Version
+from services.shared.model.records import ArtifactRecord, Version
 from speaker_registry.artifact import (
     ComputedOn,
     Manifest,
@@ -23,7 +21,7 @@ from speaker_registry.engine import Profile
 from speaker_registry.errors import InvalidArtifact
 
 
-def applying_specs(version: VersionRecord | Version, profile: Profile) -> dict[str, TensorSpec]:
+def applying_specs(version: Version, profile: Profile) -> dict[str, TensorSpec]:
     """Return the profile's tensors that this version can have: some need a transcript."""
     return {
         name: spec for name, spec in profile.tensors.items() if version.ref_text or not spec.needs_ref_text
@@ -31,7 +29,7 @@ def applying_specs(version: VersionRecord | Version, profile: Profile) -> dict[s
 
 
 def applying_tensors(
-    version: VersionRecord | Version, profile: Profile, tensors: Mapping[str, np.ndarray]
+    version: Version, profile: Profile, tensors: Mapping[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
     """Leave out the profile's tensors that this version cannot have.
 
@@ -42,12 +40,12 @@ def applying_tensors(
 
 
 def package(
-    version: VersionRecord | Version,
+    version: Version,
     profile: Profile,
     tensors: Mapping[str, np.ndarray],
     *,
     fingerprint: str,
-    attempt: str,
+    object_id: str,
     build: int = 1,
     extractor: Mapping[str, Any] | None = None,
     untrained: bool = False,
@@ -60,7 +58,7 @@ def package(
     If the version has no transcript, tensors that need one are left out.
 
     Args:
-        attempt, build: see `ArtifactRecord`.
+        object_id, build: see `ArtifactRecord`.
         extractor: the fingerprint's inputs.
         computed_on: the machine that computed the tensors, which is no part of the fingerprint.
         used_seconds: how much audio is in the tensors, where the extractor cut something out of the clip.
@@ -96,34 +94,17 @@ def package(
     )
     data = encode(tensors, manifest)
     record = ArtifactRecord(
-        profile=profile.name,
         fingerprint=fingerprint,
         build=build,
-        attempt=attempt,
+        object=object_id,
         digest=sha256_digest(data),
         content_digest=content_digest(tensors),
         size=len(data),
         tensors=describe(tensors),
-        extractor=dict(extractor or {}),
         untrained=untrained,
         seconds_spent=seconds_spent,
     )
     return data, record
-
-
-def named_artifact(made: ArtifactRecord) -> NamedArtifact:
-    """Return a record as a speaker's document holds it. There the attempt names the object."""
-    return NamedArtifact(
-        fingerprint=made.fingerprint,
-        build=made.build,
-        object=made.attempt,
-        digest=made.digest,
-        content_digest=made.content_digest,
-        size=made.size,
-        tensors=made.tensors,
-        untrained=made.untrained,
-        seconds_spent=made.seconds_spent,
-    )
 
 
 def _checked_length(used_seconds: float, clip_seconds: float | None) -> float:

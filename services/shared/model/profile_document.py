@@ -1,8 +1,14 @@
 """Everything that is true about one profile, as one document: its encoders and its campaigns. Pure.
 
 `_profiles/{profile}.json` holds the encoder that is current, those that were current before, the candidates
-that workers came with, and the campaigns that prepare a promotion. The functions here are its changes. Each
+that workers came with, and the campaigns that prepare a promotion. Campaigns are kept beside the encoders,
+because one change then decides both: a campaign is only started for an encoder that is known and not current,
+and one that is canceled cannot promote any more. The functions here are the changes of the document. Each
 returns its argument if there is nothing to change, and refuses by raising. `encoders` has the rules.
+
+The document stays small, since every process reads it every second: it has at most `MAX_FORMER` former
+encoders, `MAX_CANDIDATES` candidates and `MAX_CAMPAIGNS` campaigns, of some kilobytes each at most. What
+changes while a campaign goes on is kept in Redis alone.
 """
 
 from typing import Any, ClassVar, Self
@@ -29,6 +35,7 @@ class CampaignRecord(Record):
     """A campaign as its last change left it."""
 
     id: str
+    profile: str
     fingerprint: str
     """The encoder whose workers prepare the voices."""
     sample: int
@@ -171,8 +178,8 @@ def with_campaign(document: ProfileDocument, campaign: CampaignRecord) -> Profil
     another_encoder(document, campaign.fingerprint)
     if (going := document.open_campaign) is not None:
         raise CampaignOpen(
-            f"Campaign '{going.id}' for {going.fingerprint} is {going.state}. Wait until it is over, or "
-            "cancel it first.",
+            f"Campaign '{going.id}' of profile '{going.profile}' for {going.fingerprint} is {going.state}. "
+            "Wait until it is over, or cancel it first.",
             param="fingerprint",
         )
     return document.having(campaigns=_with_room((*document.campaigns, campaign)))
@@ -213,6 +220,20 @@ def with_campaign_state(
             param="campaign_id",
         )
     return _replaced(document, campaign.having(state=state, result=result), now)
+
+
+def promoted_by_campaign(
+    document: ProfileDocument, campaign_id: str, *, now: int, result: dict[str, Any]
+) -> ProfileDocument:
+    """Promote the encoder of a campaign, and end it. One that does not run any more changes nothing.
+
+    Raises `CampaignNotFound`, and what `promoted` raises.
+    """
+    campaign = known_campaign(document, campaign_id)
+    if campaign.state != "running":
+        return document
+    after = promoted(document, campaign.fingerprint)
+    return with_campaign_state(after, campaign_id, "promoted", now=now, result=result)
 
 
 def known_campaign(document: ProfileDocument, campaign_id: str) -> CampaignRecord:

@@ -59,6 +59,6 @@ def _serves_or_will(version: Version, required: Sequence[Profile]) -> frozenset[
 
 def _ended(version: Version, profile: Profile) -> bool:
     """Return whether nothing more is expected for a profile: it is ready, given up or impossible."""
-    if profile.name in version.served or profile.name in version.failures:
+    if profile.name in version.served or version.failure(profile.name) is not None:
         return True
     return unsupported_reason(version, profile) is not None

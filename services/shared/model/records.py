@@ -95,6 +95,10 @@ class ArtifactRecord(Record):
     only while that encoder is the current one, or a former one.
     """
     untrained: bool = False
+    extractor: dict[str, Any] = {}
+    """What made the artifact, if its fingerprint does not tell. Otherwise `SpeakerDocument.extractors` has
+    it.
+    """
     seconds_spent: float = 0.0
 
 
@@ -107,6 +111,8 @@ class FailureRecord(Record):
     code: str
     message: str = ""
     attempts: int = 0
+    ahead: bool = False
+    """True if the encoder had not been promoted, as for artifacts. Then nobody but its campaign is told."""
 
 
 class Version(Record):
@@ -130,8 +136,8 @@ class Version(Record):
     """Hash of the request's Idempotency-Key."""
     artifacts: dict[str, tuple[ArtifactRecord, ...]] = {}
     """The artifacts by profile, in the order in which they were added."""
-    failures: dict[str, FailureRecord] = {}
-    """For each profile the reason why the last extraction was given up."""
+    failures: dict[str, tuple[FailureRecord, ...]] = {}
+    """For each profile the reasons why extractions were given up: one for each encoder, the newest last."""
     builds: dict[str, dict[str, int]] = {}
     """For each profile and fingerprint the highest build that was made or canceled. It never falls."""
 
@@ -145,6 +151,20 @@ class Version(Record):
             one for one in made if (one.fingerprint in current if fingerprint is not None else not one.ahead)
         ]
         return max(found, key=lambda one: one.build, default=None)
+
+    def failure(self, profile: str, fingerprint: str | None = None) -> FailureRecord | None:
+        """Return why the extraction with `fingerprint` was given up; None if it was not.
+
+        Args:
+            fingerprint: if None, the last failure of any encoder counts, except those that came ahead.
+        """
+        failed = reversed(self.failures.get(profile, ()))
+        found = (
+            one
+            for one in failed
+            if (one.fingerprint == fingerprint if fingerprint is not None else not one.ahead)
+        )
+        return next(found, None)
 
     def highest_build(self, profile: str, fingerprint: str) -> int:
         """Return the highest build that was ever made or canceled; 0 if there was none."""
@@ -171,13 +191,17 @@ class Version(Record):
         return frozenset({self.vuid, *made})
 
     @property
-    def size(self) -> int:
-        """Return how many bytes the version's clip and artifacts take in the bucket."""
-        made = sum(one.size for of_profile in self.artifacts.values() for one in of_profile)
-        return made + (self.clip.size if self.clip else 0)
+    def uploaded_bytes(self) -> int:
+        """Return the bytes that count against the quota: the clip, what was brought, and the texts.
+
+        Artifacts that workers made do not count.
+        """
+        made = (one for of_profile in self.artifacts.values() for one in of_profile)
+        brought = sum(one.size for one in made if one.brought)
+        return brought + (self.clip.size if self.clip else 0) + self.text_bytes
 
     @property
     def text_bytes(self) -> int:
-        """Return the bytes that count against the quota of texts."""
+        """Return the bytes of the texts, which have a quota of their own."""
         texts = (self.name, self.consent, self.ref_text, self.description)
         return sum(len(text.encode()) for text in texts if text)

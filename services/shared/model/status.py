@@ -1,14 +1,17 @@
-"""Where a version stands with a profile: derived from its document, the open jobs and the fingerprint that
-the profile is made with now. Pure.
+"""Where a version stands with a profile: derived from its document, the open jobs and the encoders of the
+profile. Pure.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from services.shared.model.records import ArtifactRecord, Version
+from services.shared.model.records import GIVEN_FINGERPRINT, ArtifactRecord, FailureRecord, Version
 from services.shared.model.speaker import Speaker
 from speaker_registry.engine import Profile
+from speaker_registry.errors import CacheUnsupported
 from speaker_registry.schemas import ArtifactState
+
+_WORST_FIRST: tuple[ArtifactState, ...] = ("failed", "processing", "pending", "ready")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -17,41 +20,68 @@ class ProfileStatus:
 
     profile: Profile
     state: ArtifactState
+    """The state for engines: `ready` if there is an artifact to serve, also one of a former encoder."""
+    state_of_current: ArtifactState
+    """The state of the artifact of the profile's current encoder."""
     artifact: ArtifactRecord | None = None
-    """The ready artifact, if it was made with the profile's current fingerprint or brought by somebody."""
-    stale: ArtifactRecord | None = None
-    """A ready artifact that was made with an older fingerprint, if there is no current one."""
+    """The artifact to serve. It is the current encoder's, and until that is ready the last good one."""
+    current: bool = False
+    """True if the artifact to serve was made by the profile's current encoder, or brought by somebody."""
     job_id: str | None = None
     error: str | None = None
+    reason: str | None = None
+    """Says why the extraction waits; see `waiting_reason`."""
     unsupported: bool = False
     """True if nothing can ever be extracted: the version has no clip, or the profile takes no such one."""
 
+    @property
+    def of_former(self) -> bool:
+        """Return whether the artifact to serve is not one of the profile's current encoder."""
+        return self.artifact is not None and not self.current
+
 
 def profile_status(
-    speaker: Speaker, version: Version, profile: Profile, fingerprint: str | None
+    speaker: Speaker,
+    version: Version,
+    profile: Profile,
+    fingerprint: str | None,
+    former: Sequence[str] | None = None,
 ) -> ProfileStatus:
     """Derive the status. Ready wins over an open job, that over failed, and failed over pending.
+
+    An artifact whose bytes are lost is not ready, and no former one takes its place.
 
     Args:
         fingerprint: the one that the profile is made with now; None while no worker has announced it. Then
             any artifact is current.
+        former: the fingerprints before it, the newest first. Until there is an artifact of `fingerprint`, the
+            last good one is served. None if only an artifact of `fingerprint` is wanted.
     """
     job = speaker.open_job(version.vuid, profile.name, fingerprint)
-    job_id = job.job_id if job else None
-    artifact = version.artifact(profile.name, fingerprint)
-    if artifact is not None:
-        return ProfileStatus(profile=profile, state="ready", artifact=artifact, job_id=job_id)
-    stale = version.artifact(profile.name)
-    if reason := unsupported_reason(version, profile):
-        return ProfileStatus(profile=profile, state="failed", stale=stale, error=reason, unsupported=True)
-    if job is not None:
-        state: ArtifactState = "processing" if job.processing else "pending"
-        return ProfileStatus(profile=profile, state=state, stale=stale, job_id=job_id)
-    failure = version.failures.get(profile.name)
-    if failure is not None and fingerprint in {None, failure.fingerprint}:
-        error = f"{failure.code}: {failure.message}"
-        return ProfileStatus(profile=profile, state="failed", stale=stale, error=error)
-    return ProfileStatus(profile=profile, state="pending", stale=stale)
+    made = version.artifact(profile.name, fingerprint)
+    if job is not None and job.mends and (made is None or not made.brought):
+        made, former = None, None
+    reason = unsupported_reason(version, profile)
+    failure = version.failure(profile.name, fingerprint)
+    if made is not None:
+        state: ArtifactState = "ready"
+    elif reason:
+        state = "failed"
+    elif job is not None:
+        state = "processing" if job.processing else "pending"
+    else:
+        state = "failed" if failure is not None else "pending"
+    served = made or (last_good(version, profile.name, former) if former is not None else None)
+    return ProfileStatus(
+        profile=profile,
+        state="ready" if served is not None else state,
+        state_of_current=state,
+        artifact=served,
+        current=made is not None,
+        job_id=job.job_id if job is not None and (made or not reason) else None,
+        error=_error(reason, failure) if state == "failed" else None,
+        unsupported=bool(reason) and made is None,
+    )
 
 
 def last_good(version: Version, profile: str, former: Sequence[str]) -> ArtifactRecord | None:
@@ -68,6 +98,12 @@ def last_good(version: Version, profile: str, former: Sequence[str]) -> Artifact
     return next((one for one in found if one is not None), None) or version.artifact(profile)
 
 
+def _error(reason: str | None, failure: FailureRecord | None) -> str | None:
+    if reason:
+        return reason
+    return f"{failure.code}: {failure.message}" if failure is not None else None
+
+
 def unsupported_reason(version: Version, profile: Profile) -> str | None:
     """Say why nothing can be extracted for this profile, or return None if it can."""
     if profile.not_extractable:
@@ -77,6 +113,47 @@ def unsupported_reason(version: Version, profile: Profile) -> str | None:
             f"version {version.number} was registered with a precomputed speaker embedding of "
             f"{version.embedding_width} numbers; profile '{profile.name}' needs reference audio"
         )
+    return missing_transcript(version, profile)
+
+
+def missing_transcript(version: Version, profile: Profile) -> str | None:
+    """Say why the profile's engine could not use any artifact of the version, or return None if it can."""
     if profile.ref_text_required and not version.ref_text:
         return f"profile '{profile.name}' needs a transcript; version {version.number} has no ref_text"
     return None
+
+
+def cache_unsupported(reason: str) -> CacheUnsupported:
+    """Return the error for a reason that one of the functions above gives."""
+    return CacheUnsupported(reason[0].upper() + reason[1:] + ".", param="profile")
+
+
+def waiting_reason(profile: str) -> str:
+    """Say why an extraction waits although it is in the queue."""
+    return f"no worker serves profile '{profile}'"
+
+
+def given_profiles(version: Version) -> tuple[str, ...]:
+    """Return the profiles of the artifacts that a version was registered with."""
+    return tuple(
+        sorted(
+            profile
+            for profile, made in version.artifacts.items()
+            if any(one.fingerprint == GIVEN_FINGERPRINT for one in made)
+        )
+    )
+
+
+def wanted_profiles(version: Version, required: Iterable[str]) -> tuple[str, ...]:
+    """Return the profiles that a version needs to be complete.
+
+    These are the required profiles. For a version with a given embedding, they are the profiles of the
+    artifacts that came with it.
+    """
+    return tuple(required) if version.clip is not None else given_profiles(version)
+
+
+def worst(statuses: Iterable[ProfileStatus]) -> ArtifactState:
+    """Return the worst of these states, or `ready` if there is none."""
+    states = {one.state for one in statuses}
+    return next((state for state in _WORST_FIRST if state in states), "ready")

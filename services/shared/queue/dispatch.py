@@ -5,7 +5,6 @@ from collections.abc import Mapping
 from redis import Redis
 from rq.job import JobStatus
 
-from services.shared.index.redis_access import unavailable_without_redis
 from services.shared.model.pictures import DRAWING
 from services.shared.queue.rq_jobs import (
     PICTURES_QUEUE,
@@ -17,6 +16,7 @@ from services.shared.queue.rq_jobs import (
     status_of,
 )
 from services.shared.telemetry import tracing
+from services.shared.view.redis_access import unavailable_without_redis
 
 EXTRACT = "extract"
 DRAW = "draw"

@@ -5,15 +5,16 @@ no artifact: housekeeping starts what documents lack.
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, Protocol
 
-from services.shared.bucket.keys import SpeakerId
-from services.shared.index.jobs import JobRecord
 from services.shared.model.clock import Clock
 from services.shared.model.records import Version
-from services.shared.model.speaker import OpenJob
-from services.shared.queue.rq_jobs import queue_name
+from services.shared.model.speaker import OpenJob, SpeakerId
+from services.shared.queue.rq_jobs import preparation_queue, queue_name
+from services.shared.queue.seen_jobs import SeenJobs
 from services.shared.telemetry import tracing
+from services.shared.view.job_records import JobRecord, JobRecords
 from services.shared.view.open_jobs import OpenJobs
 from speaker_registry.artifact import canonical_json
 from speaker_registry.errors import SpeakerRegistryError
@@ -23,22 +24,35 @@ from speaker_registry.schemas import JobState
 class Dispatcher(Protocol):
     """Hands jobs to workers. A job carries ids only: no audio, no names and no transcripts."""
 
-    def enqueue(self, job_id: str, profile: str, arguments: Mapping[str, Any]) -> None:
-        """Put a job into the queue. Putting the same job there again does no harm."""
+    def enqueue(self, job_id: str, queue: str, arguments: Mapping[str, Any]) -> None:
+        """Put a job into a queue. Putting the same job there again does no harm."""
 
     def state(self, job_id: str, profile: str) -> str:
         """Return `alive` (queued or running), `failed` (given up) or `gone`."""
+        ...
 
-    def remove(self, job_id: str, profile: str) -> None:
-        """Remove a job that is no longer wanted from the queue, unless a worker has taken it already."""
+    def remove(self, job_id: str, queue: str) -> None:
+        """Remove a job that is no longer wanted from its queue, unless a worker has taken it already."""
+
+    def draw(self, speaker: str, vuid: str) -> bool:
+        """Ask for the pictures of a version's clip. Returns False if they could not be drawn."""
+        ...
 
 
 class Jobs:
     """Opens, changes and ends jobs. Every method may raise `ViewAway` or `Unavailable`."""
 
     def __init__(
-        self, claims: OpenJobs, dispatcher: Dispatcher, clock: Clock, *, max_attempts: int = 3
+        self,
+        claims: OpenJobs,
+        records: JobRecords,
+        dispatcher: Dispatcher,
+        clock: Clock,
+        *,
+        max_attempts: int = 3,
     ) -> None:
+        self.records = records
+        self.seen = SeenJobs()
         self._claims = claims
         self._dispatcher = dispatcher
         self._clock = clock
@@ -52,14 +66,20 @@ class Jobs:
         fingerprint: str,
         *,
         forced: bool = False,
+        ahead: bool = False,
+        mends: bool = False,
     ) -> OpenJob:
         """Open a job for an artifact of a version, or return the open one, which the caller joins.
 
         Args:
             fingerprint: the one that the profile is made with now; empty while no worker has announced it.
             forced: make the artifact although there is one.
+            mends: make the artifact because its bytes are lost.
+            ahead: hand the job to workers that have this encoder, although it is not the current one.
         """
-        job = OpenJob(version.vuid, profile, fingerprint, f"job_{self._clock.new_id()}", processing=False)
+        queue = preparation_queue(profile, fingerprint) if ahead else queue_name(profile)
+        job_id = f"job_{self._clock.new_id()}"
+        job = OpenJob(version.vuid, profile, fingerprint, job_id, processing=False, mends=mends)
         fields = {
             "id": job.job_id,
             "ns": speaker_id.namespace,
@@ -72,12 +92,13 @@ class Jobs:
             "build": str(version.highest_build(profile, fingerprint) + 1),
             "forced": "true" if forced else "false",
             "max_attempts": str(self._max_attempts),
-            "queue": queue_name(profile),
+            "queue": queue,
             **({"traceparent": parent} if (parent := tracing.traceparent()) else {}),
         }
         claimed = self._claims.claim(speaker_id, job, fields)
+        self.seen.put_claimed({**fields, "id": claimed.job_id}, at=self._clock.now())
         if claimed.job_id == job.job_id:
-            self._dispatcher.enqueue(job.job_id, profile, {"job": job.job_id, "speaker": str(speaker_id)})
+            self._dispatcher.enqueue(job.job_id, queue, {"job": job.job_id, "speaker": str(speaker_id)})
         return claimed
 
     def begin(
@@ -95,7 +116,7 @@ class Jobs:
         self, speaker_id: SpeakerId, job: OpenJob, error: SpeakerRegistryError, attempt: int
     ) -> None:
         """Say that an attempt failed and that the queue will try the job again."""
-        waiting = OpenJob(job.vuid, job.profile, job.fingerprint, job.job_id, processing=False)
+        waiting = replace(job, processing=False)
         fields = {"error": error_json(error, attempt), "stage": "queued", "done": "0"}
         self._claims.renew(speaker_id, waiting, fields)
 
@@ -120,11 +141,13 @@ class Jobs:
 
     def remove(self, job: OpenJob) -> None:
         """Take a job out of its queue. A worker that has taken it finds out when it publishes."""
-        self._dispatcher.remove(job.job_id, job.profile)
+        self._dispatcher.remove(job.job_id, queue_name(job.profile))
+        if job.fingerprint:
+            self._dispatcher.remove(job.job_id, preparation_queue(job.profile, job.fingerprint))
 
     def record(self, namespace: str, job_id: str) -> JobRecord:
         """Return the record of a job. Raises `JobNotFound`."""
-        return self._claims.record(namespace, job_id)
+        return self.records.get(namespace, job_id)
 
 
 def error_json(error: SpeakerRegistryError, attempt: int) -> str:

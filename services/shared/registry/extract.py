@@ -3,11 +3,11 @@
 from collections.abc import Sequence
 
 from services.shared.model.records import Version
-from services.shared.model.status import unsupported_reason
+from services.shared.model.status import cache_unsupported, unsupported_reason
 from services.shared.queue.jobs import Jobs
 from services.shared.registry.profiles import Profiles
 from services.shared.registry.speakers import FoundSpeaker
-from speaker_registry.errors import CacheUnsupported, QuotaExceeded
+from speaker_registry.errors import QuotaExceeded
 
 
 def extract(
@@ -37,14 +37,14 @@ def extract(
     """
     for name in names:
         if reason := unsupported_reason(version, profiles.get(name)):
-            raise CacheUnsupported(reason, param="profile")
+            raise cache_unsupported(reason)
     opened = {}
     for name in names:
         status = profiles.status(speaker, version, profiles.get(name))
-        if status.state in {"ready", "failed"} and not force:
+        if status.state_of_current in {"ready", "failed"} and not force:
             continue
         fingerprint = profiles.fingerprint(name)
-        _check_builds(version, name, fingerprint, max_builds)
+        check_builds(version, name, fingerprint, max_builds)
         opened[name] = jobs.open(speaker.id, version, name, fingerprint, forced=force).job_id
     return opened
 
@@ -60,7 +60,7 @@ def extract_missing(
     opened = {}
     for profile in profiles.required:
         status = profiles.status(speaker, version, profile)
-        if status.state == "pending" and status.job_id is None:
+        if status.state_of_current == "pending" and status.job_id is None:
             fingerprint = profiles.fingerprint(profile.name)
             opened[profile.name] = jobs.open(speaker.id, version, profile.name, fingerprint).job_id
         elif status.job_id is not None:
@@ -68,7 +68,8 @@ def extract_missing(
     return opened
 
 
-def _check_builds(version: Version, profile: str, fingerprint: str, most: int | None) -> None:
+def check_builds(version: Version, profile: str, fingerprint: str, most: int | None) -> None:
+    """Raise `QuotaExceeded` if an artifact was made `most` times already."""
     if most is not None and version.highest_build(profile, fingerprint) >= most:
         raise QuotaExceeded(
             f"The artifact of version {version.number} of voice '{version.name}' for profile '{profile}' was "

@@ -2,10 +2,10 @@
 
 import structlog
 
-from services.shared.bucket.keys import SpeakerId
 from services.shared.model.changes import AlreadyMade, VersionGone, with_failure
+from services.shared.model.document import SpeakerDocument
 from services.shared.model.records import FailureRecord
-from services.shared.model.speaker import OpenJob
+from services.shared.model.speaker import OpenJob, SpeakerId
 from services.shared.queue.jobs import Jobs
 from services.shared.registry.profiles import Profiles
 from services.shared.registry.publish import Attempt
@@ -49,13 +49,13 @@ def give_up(
     error: SpeakerRegistryError,
 ) -> None:
     """Record that an extraction is given up, and end its job. What another job has made meanwhile stays."""
+
+    def give(document: SpeakerDocument) -> SpeakerDocument:
+        record = failure.having(ahead=profiles.is_ahead(job.profile, failure.fingerprint))
+        return with_failure(document, job.vuid, job.profile, record, profiles.required)
+
     try:
-        speakers.change(
-            speaker_id,
-            lambda document: with_failure(document, job.vuid, job.profile, failure, profiles.required),
-            by=job.job_id,
-            did="fail",
-        )
+        speakers.change(speaker_id, give, by=job.job_id, did="fail")
     except AlreadyMade:
         jobs.end(speaker_id, job, "succeeded")
     except VersionGone:

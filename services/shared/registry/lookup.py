@@ -1,11 +1,35 @@
 """Finds a speaker, and a version of it, by what a caller typed."""
 
-from services.shared.bucket.keys import SpeakerId
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 from services.shared.model.records import Version
+from services.shared.model.speaker import SpeakerId
 from services.shared.registry.profiles import Profiles
 from services.shared.registry.speakers import FoundSpeaker, Speakers
-from speaker_registry.errors import VoiceNotFound
-from speaker_registry.names import SpeakerName, parse_voice_id
+from speaker_registry.errors import (
+    SpeakerRegistryError,
+    Unavailable,
+    VoiceDamaged,
+    VoiceNotFound,
+    VoiceUnreadable,
+)
+from speaker_registry.names import (
+    DEFAULT,
+    SpeakerName,
+    parse_reference,
+    parse_speaker_name,
+    parse_voice_id,
+    split_reference,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class FoundVersion:
+    """A live speaker, and the version of it that a reference stands for."""
+
+    speaker: FoundSpeaker
+    version: Version
 
 
 def find(speakers: Speakers, namespace: str, name: SpeakerName) -> FoundSpeaker:
@@ -22,7 +46,18 @@ def find(speakers: Speakers, namespace: str, name: SpeakerName) -> FoundSpeaker:
 
 def locate(speakers: Speakers, namespace: str, name: SpeakerName) -> FoundSpeaker:
     """Return the speaker that `find` looks for, which need not be live."""
-    named = speakers.read(SpeakerId.of(namespace, name))
+    return _meant(speakers, namespace, name, speakers.read(SpeakerId.of(namespace, name)))
+
+
+def identify(speakers: Speakers, namespace: str, name: SpeakerName) -> SpeakerId:
+    """Return the id of the speaker that `find` looks for. The speaker need not exist."""
+    if parse_voice_id(name.key) is None:
+        return SpeakerId.of(namespace, name)
+    return locate(speakers, namespace, name).id
+
+
+def _meant(speakers: Speakers, namespace: str, name: SpeakerName, named: FoundSpeaker) -> FoundSpeaker:
+    """Return the speaker of this name or, if it is not live, the one of this voice id."""
     voice_id = parse_voice_id(name.key)
     if voice_id is None or named.document.live:
         return named
@@ -40,8 +75,76 @@ def find_version(
         VersionNotFound, AliasNotFound, and what `find` raises.
     """
     speaker = find(speakers, namespace, name)
-    version = speaker.document.resolve(reference, lambda one: profiles.is_complete(speaker, one))
-    return speaker, version
+    return speaker, _resolved(profiles, speaker, reference)
+
+
+def _resolved(profiles: Profiles, speaker: FoundSpeaker, reference: int | str) -> Version:
+    return speaker.document.resolve(reference, lambda one: profiles.is_complete(speaker, one))
+
+
+# Many at once
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """A parsed reference to a version."""
+
+    name: SpeakerName
+    reference: int | str
+
+
+def find_versions(
+    speakers: Speakers, profiles: Profiles, namespace: str, voices: Sequence[str]
+) -> list[FoundVersion | SpeakerRegistryError]:
+    """Find many versions as `find_version` does, with one round trip to the view for nearly all of them.
+
+    Args:
+        voices: each a name, `name@version` or `name@alias`.
+
+    Returns:
+        For each voice, its speaker and version, or the error why it was not found.
+
+    Raises:
+        Unavailable: neither view nor bucket could be read.
+    """
+    wanted = [_parsed(voice) for voice in voices]
+    ids = list(dict.fromkeys(SpeakerId.of(namespace, one.name) for one in wanted if isinstance(one, _Wanted)))
+    named = dict(zip(ids, speakers.read_many(ids), strict=True))
+
+    def found(one: _Wanted | SpeakerRegistryError) -> FoundVersion | SpeakerRegistryError:
+        if isinstance(one, SpeakerRegistryError):
+            return one
+        speaker = named[SpeakerId.of(namespace, one.name)]
+        if isinstance(speaker, SpeakerRegistryError):
+            return speaker
+        return _found(speakers, profiles, namespace, one, speaker)
+
+    return [found(one) for one in wanted]
+
+
+def _parsed(voice: str) -> _Wanted | SpeakerRegistryError:
+    name, reference = split_reference(voice)
+    try:
+        parsed = parse_reference(DEFAULT if reference is None else reference)
+        return _Wanted(parse_speaker_name(name), parsed)
+    except SpeakerRegistryError as error:
+        return error
+
+
+def _found(
+    speakers: Speakers, profiles: Profiles, namespace: str, wanted: _Wanted, named: FoundSpeaker
+) -> FoundVersion | SpeakerRegistryError:
+    try:
+        speaker = _meant(speakers, namespace, wanted.name, named)
+        if not speaker.document.live:
+            raise not_found(wanted.name)
+        return FoundVersion(speaker, _resolved(profiles, speaker, wanted.reference))
+    except (VoiceDamaged, VoiceUnreadable) as error:
+        return error
+    except Unavailable:
+        raise
+    except SpeakerRegistryError as error:
+        return error
 
 
 def not_found(name: SpeakerName) -> VoiceNotFound:

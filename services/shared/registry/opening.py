@@ -1,31 +1,41 @@
-"""Opens store, index and queue as the settings say. Every process calls it once, at its start."""
+"""Opens store, view and queue as the settings say. Every process calls it once, at its start.
+
+Only what wires a process holds an `Opened`. Everything else takes the nouns that it needs.
+"""
 
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextvars import copy_context
+from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
 import redis
 import structlog
 
-from services.shared.bucket.connection import StoreUnreachable, describe, prepare_bucket
-from services.shared.bucket.epochs import Epochs
-from services.shared.bucket.facts import truth_of
-from services.shared.bucket.identity import bucket_identity
+from services.shared.bucket.connection import StoreUnfit, StoreUnreachable, describe, prepare_bucket
+from services.shared.bucket.documents import Documents
+from services.shared.bucket.layout import REGISTRY
 from services.shared.bucket.opening import open_store
-from services.shared.bucket.place import check_place
-from services.shared.bucket.probe import probe_consistency
-from services.shared.bucket.store import ObjectStore, Store
+from services.shared.bucket.probe import probe_consistency, probe_swaps
+from services.shared.bucket.registry_identity import open_identity
+from services.shared.bucket.store import ObjectStore
+from services.shared.bucket.stored_bytes import StoredBytes
 from services.shared.configuration.settings import RegistrySettings, StoreSettings
-from services.shared.index.announcements import Announcements
-from services.shared.index.leases import Leases
-from services.shared.index.redis_access import connect
-from services.shared.index.speaker_index import SpeakerIndex
 from services.shared.model.clock import Clock
 from services.shared.model.profiles import ProfileCatalogue
 from services.shared.queue.dispatch import RqDispatcher
-from services.shared.registry.parts import RegistryParts
+from services.shared.queue.jobs import Dispatcher, Jobs
+from services.shared.registry.profile_records import ProfileRecords
+from services.shared.registry.profiles import Profiles
+from services.shared.registry.served import ServedEncoders
+from services.shared.registry.shared_documents import SharedDocuments
+from services.shared.registry.speakers import RunAll, Speakers
+from services.shared.view.generation import Generation
+from services.shared.view.job_records import JobRecords
+from services.shared.view.open_jobs import OpenJobs
+from services.shared.view.redis_access import connect
+from services.shared.view.workers import Workers
 from speaker_registry.errors import Unavailable
 
 log = structlog.get_logger()
@@ -34,40 +44,89 @@ _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 1.0, 10.0
 """The pause between two attempts to reach the store at the start grows from the first to the longest."""
 
 
-def open_parts(store_settings: StoreSettings, settings: RegistrySettings) -> RegistryParts:
-    """Open the bucket and Redis of the settings.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opened:
+    """The nouns of a registry, which a process opens once."""
+
+    store: ObjectStore
+    documents: Documents
+    clock: Clock
+    settings: RegistrySettings
+    catalogue: ProfileCatalogue
+    generation: Generation
+    speakers: Speakers
+    blobs: StoredBytes
+    jobs: Jobs
+    profiles: Profiles
+    profile_records: ProfileRecords
+    workers: Workers
+    shared: SharedDocuments
+    dispatcher: Dispatcher
+    run_all: RunAll
+
+    def close(self) -> None:
+        """Close the connections to Redis, except those of the queue."""
+        self.generation.close()
+
+
+def open_registry(
+    store_settings: StoreSettings, settings: RegistrySettings, clock: Clock | None = None
+) -> Opened:
+    """Open the bucket and Redis of the settings. Redis is not contacted before the first use.
 
     Raises:
-        StoreUnfit: the bucket is missing, refused to us, or not consistent enough to be the truth, or it was
-            not reached within `start_seconds`. ProfileUnknown: a profile is not known.
+        StoreUnfit: the bucket is missing, refused to us, of another layout, or not consistent enough to be
+            the truth, or it was not reached within `start_seconds`.
+        ProfileUnknown: a profile is not known.
     """
-    clock = Clock()
+    clock = clock or Clock()
     store, identity = _patiently(partial(_open_bucket, store_settings, clock), store_settings, clock)
-    return parts_over(store, identity, settings, clock)
+    return registry_over(store, identity, settings, clock)
 
 
-def parts_over(store: Store, identity: str, settings: RegistrySettings, clock: Clock) -> RegistryParts:
-    """Open Redis for a store whose bucket has this identity. Raises `ProfileUnknown`."""
-    index = SpeakerIndex(
-        settings.redis_address, identity, truth_of(store), Epochs(store, clock), clock=clock.now
-    )
-    return RegistryParts(
+def registry_over(store: ObjectStore, identity: str, settings: RegistrySettings, clock: Clock) -> Opened:
+    """Open the nouns over a store whose bucket has this identity. Raises `ProfileUnknown`."""
+    documents, run_all, now = Documents(store, clock), ConcurrentRunner(), partial(_now, store)
+    generation = Generation(settings.redis_address, identity, documents, clock)
+    shared = SharedDocuments(documents=documents, generation=generation, clock=clock, now=now)
+    catalogue, workers = ProfileCatalogue.load(settings.profiles), Workers(generation)
+    speakers = Speakers(documents=documents, generation=generation, clock=clock, now=now, run_all=run_all)
+    records = ProfileRecords(shared, clock, wait=speakers.leases.settle)
+    dispatcher = RqDispatcher(open_queue_connection(settings), job_seconds=settings.job_seconds)
+    return Opened(
         store=store,
-        index=index,
-        leases=Leases(index, clock),
-        announcements=Announcements(store, index, clock),
-        catalogue=ProfileCatalogue.load(settings.profiles),
-        dispatcher=RqDispatcher(open_queue_connection(settings), job_seconds=settings.job_seconds),
-        settings=settings,
+        documents=documents,
         clock=clock,
-        run_all=ConcurrentRunner(),
+        settings=settings,
+        catalogue=catalogue,
+        generation=generation,
+        speakers=speakers,
+        blobs=StoredBytes(store),
+        jobs=Jobs(
+            OpenJobs(generation),
+            JobRecords(generation),
+            dispatcher,
+            clock,
+            max_attempts=settings.max_attempts,
+        ),
+        profiles=Profiles(catalogue, records, ServedEncoders(workers, clock)),
+        profile_records=records,
+        workers=workers,
+        shared=shared,
+        dispatcher=dispatcher,
+        run_all=run_all,
     )
 
 
-Opened = TypeVar("Opened")
+def _now(store: ObjectStore) -> int:
+    """Return the store's time in Unix seconds."""
+    return int(store.now().timestamp())
 
 
-def _patiently(opening: Callable[[], Opened], settings: StoreSettings, clock: Clock) -> Opened:
+Result = TypeVar("Result")
+
+
+def _patiently(opening: Callable[[], Result], settings: StoreSettings, clock: Clock) -> Result:
     """Call `opening` until it no longer raises `StoreUnreachable`, with growing pauses.
 
     One truncated answer of the store must not end the start. Gives up after `start_seconds`.
@@ -88,16 +147,17 @@ def _open_bucket(settings: StoreSettings, clock: Clock) -> tuple[ObjectStore, st
     """Return the probed store and its bucket's identity."""
     prepare_bucket(settings)
     store = open_store(settings)
+    documents = Documents(store, clock)
     try:
-        _probe(store, settings)
-        place = check_place(store, settings, clock)
-        return store, bucket_identity(store, clock) + place.suffix
+        _probe(store, documents, settings)
+        document = open_identity(store, documents, settings, clock, now=partial(_now, store))
     except Unavailable as error:
         cause = "; ".join(getattr(error, "__notes__", [error.message]))
         raise StoreUnreachable(describe(settings, cause)) from None
+    return store, document.identity
 
 
-def _probe(store: ObjectStore, settings: StoreSettings) -> None:
+def _probe(store: ObjectStore, documents: Documents, settings: StoreSettings) -> None:
     """Probe the store. A folder of ours that can only be read is accepted.
 
     If it cannot be written because the disk is full or read-only, writes are refused one by one until there
@@ -105,8 +165,11 @@ def _probe(store: ObjectStore, settings: StoreSettings) -> None:
     """
     try:
         probe_consistency(store)
+        probe_swaps(store)
+    except StoreUnfit as error:
+        raise StoreUnfit(describe(settings, str(error))) from None
     except Unavailable as error:
-        if settings.folder is None or not store.list("_registry/").objects:
+        if settings.folder is None or documents.read(REGISTRY).body is None:
             raise
         log.error("store.read_only", reason="; ".join(getattr(error, "__notes__", [error.message])))
 

@@ -3,8 +3,8 @@
 from collections import OrderedDict
 from threading import Lock
 
-from services.shared.bucket.keys import SpeakerId
 from services.shared.model.document import SpeakerDocument
+from services.shared.model.speaker import SpeakerId
 
 _MAX_BYTES = 64 * 1024 * 1024
 

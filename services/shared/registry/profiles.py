@@ -1,47 +1,155 @@
-"""The profiles that artifacts are made for, and the fingerprint that each is made with now."""
+"""The profiles that artifacts are made for, the encoder that each is made with now, and where versions stand
+with them.
+"""
 
+from collections.abc import Set
+from dataclasses import replace
 from typing import Protocol
 
+from services.shared.model.encoders import Encoder
+from services.shared.model.profile_document import ProfileDocument
 from services.shared.model.profiles import ProfileCatalogue
 from services.shared.model.records import Version
 from services.shared.model.speaker import Speaker
-from services.shared.model.status import ProfileStatus, profile_status
+from services.shared.model.status import (
+    ProfileStatus,
+    profile_status,
+    waiting_reason,
+    wanted_profiles,
+    worst,
+)
 from speaker_registry.engine import Profile
+from speaker_registry.schemas import ArtifactState
 
 
 class Announced(Protocol):
-    """Knows what the workers of profiles announced."""
+    """Knows the encoders of profiles."""
 
-    def fingerprint(self, profile: str) -> str:
-        """Return the current fingerprint of a profile; empty while no worker has announced one."""
+    def read(self, profile: str) -> ProfileDocument:
+        """Return the document of a profile. One without a worker has revision 0."""
+        ...
+
+
+class Served(Protocol):
+    """Knows which encoders live workers have."""
+
+    def holds(self, profile: str, fingerprint: str) -> bool:
+        """Return whether a live worker has this encoder. Returns True also if that cannot be found out."""
+        ...
 
 
 class Profiles:
-    """The catalogue of profiles with what their workers announced."""
+    """The catalogue of profiles with their encoders. All methods that return a status may read documents."""
 
-    def __init__(self, catalogue: ProfileCatalogue, announced: Announced) -> None:
+    def __init__(self, catalogue: ProfileCatalogue, announced: Announced, served: Served) -> None:
         self._catalogue = catalogue
         self._announced = announced
+        self._served = served
 
     @property
     def required(self) -> list[Profile]:
         """Return the profiles for which every version gets an artifact."""
         return self._catalogue.required_profiles
 
+    @property
+    def names(self) -> Set[str]:
+        """Return the names of all profiles, required or not."""
+        return self._catalogue.names
+
     def get(self, name: str) -> Profile:
         """Return a profile. Raises `ProfileUnknown`."""
         return self._catalogue.get(name)
 
+    def is_required(self, name: str) -> bool:
+        return name in self._catalogue.required
+
+    def encoder(self, profile: str) -> Encoder | None:
+        """Return the current encoder of a profile; None while no worker has announced one."""
+        return self._announced.read(profile).current
+
     def fingerprint(self, profile: str) -> str:
         """Return the current fingerprint of a profile; empty while no worker has announced one."""
-        return self._announced.fingerprint(profile)
+        return self._announced.read(profile).fingerprint
 
-    def status(self, speaker: Speaker, version: Version, profile: Profile) -> ProfileStatus:
-        """Return where a version stands with a profile."""
-        return profile_status(speaker, version, profile, self.fingerprint(profile.name) or None)
+    def is_ahead(self, profile: str, fingerprint: str) -> bool:
+        """Return whether an encoder works ahead of its promotion: a profile has another one now."""
+        return self.fingerprint(profile) not in {"", fingerprint}
+
+    def kept_fingerprints(self) -> dict[str, frozenset[str]]:
+        """Return the fingerprints whose artifacts stay, for each profile that a worker has announced."""
+        documents = {name: self._announced.read(name) for name in self.names}
+        return {name: one.kept_fingerprints for name, one in documents.items() if one.current}
+
+    def current_fingerprints(self) -> dict[str, str]:
+        """Return the current fingerprint of each profile, which is empty as `fingerprint` may be."""
+        return {name: self.fingerprint(name) for name in self.names}
+
+    # Statuses
+
+    def status(
+        self, speaker: Speaker, version: Version, profile: Profile, fingerprint: str | None = None
+    ) -> ProfileStatus:
+        """Return where a version stands with a profile.
+
+        Args:
+            fingerprint: look only at artifacts of this fingerprint.
+        """
+        announced = self._announced.read(profile.name)
+        if fingerprint is not None:
+            found = profile_status(speaker, version, profile, fingerprint)
+            return replace(found, current=found.current and announced.fingerprint == fingerprint)
+        if announced.current is None:
+            return profile_status(speaker, version, profile, None)
+        former = announced.former_fingerprints
+        return profile_status(speaker, version, profile, announced.fingerprint, former)
+
+    def wanted(self, version: Version) -> tuple[str, ...]:
+        """Return the profiles that a version needs to be complete, as `wanted_profiles` does."""
+        return wanted_profiles(version, self._catalogue.required)
+
+    def wanted_statuses(self, speaker: Speaker, version: Version) -> list[ProfileStatus]:
+        """Return the status of a version for each profile that it needs to be complete."""
+        return [self.status(speaker, version, self.get(name)) for name in self.wanted(version)]
+
+    def all_statuses(self, speaker: Speaker, version: Version) -> list[ProfileStatus]:
+        """Return the status for each wanted profile and each other one that has an artifact or a job.
+
+        The statuses are `explained`.
+        """
+        present = {
+            *version.artifacts,
+            *(job.profile for job in speaker.open_jobs if job.vuid == version.vuid),
+        }
+        names = dict.fromkeys((*self.wanted(version), *sorted(present & self.names)))
+        return [self.explained(self.status(speaker, version, self.get(name))) for name in names]
+
+    def state(self, speaker: Speaker, version: Version) -> ArtifactState:
+        """Return the state of the whole version: the worst state of its wanted profiles."""
+        return worst(self.wanted_statuses(speaker, version))
 
     def is_complete(self, speaker: Speaker, version: Version) -> bool:
-        """Return whether a version is ready for every required profile that can be made of it."""
-        statuses = [self.status(speaker, version, profile) for profile in self.required]
-        wanted = [status for status in statuses if not status.unsupported]
-        return bool(wanted) and all(status.state == "ready" for status in wanted)
+        """Return whether engines get an artifact for every profile that a version needs."""
+        return self.state(speaker, version) == "ready"
+
+    def explained(self, status: ProfileStatus) -> ProfileStatus:
+        """Add the reason to a status that waits because no worker serves its profile.
+
+        Meant for answers, because it may ask Redis, once a second for each profile.
+        """
+        if status.state_of_current != "pending" or self.is_served(status.profile.name):
+            return status
+        return replace(status, reason=waiting_reason(status.profile.name))
+
+    def is_served(self, profile: str) -> bool:
+        """Return whether a live worker has the current encoder. Returns True if that cannot be found out."""
+        return self._served.holds(profile, self.fingerprint(profile))
+
+    def untrained(self, status: ProfileStatus) -> bool:
+        """Return whether the artifact was made with random weights, or will be if there is none yet."""
+        made = status.artifact
+        return made.untrained if made is not None else self.will_be_untrained(status)
+
+    def will_be_untrained(self, status: ProfileStatus) -> bool:
+        """Return whether the artifact that the current encoder has yet to make will have random weights."""
+        encoder = self.encoder(status.profile.name)
+        return encoder is not None and encoder.untrained and not status.unsupported

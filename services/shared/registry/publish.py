@@ -6,24 +6,38 @@ other are collected as garbage. Knows no encoder.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import structlog
 
-from services.shared.bucket.keys import SpeakerId
 from services.shared.bucket.stored_bytes import StoredBytes
 from services.shared.model.changes import AlreadyMade, VersionGone, with_artifact
 from services.shared.model.document import SpeakerDocument
-from services.shared.model.packaging import named_artifact, package
+from services.shared.model.packaging import package
 from services.shared.model.records import ArtifactRecord, Version
-from services.shared.model.speaker import OpenJob
+from services.shared.model.speaker import OpenJob, SpeakerId
 from services.shared.queue.jobs import Jobs
 from services.shared.registry.profiles import Profiles
-from services.shared.registry.publication import Provenance
 from services.shared.registry.speakers import FoundSpeaker, Speakers
+from speaker_registry.artifact import ComputedOn
+from speaker_registry.engine import Profile
 from speaker_registry.errors import JobNotFound
 
 log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Provenance:
+    """What makes the artifacts of a profile. The manifest of each artifact records it."""
+
+    profile: Profile
+    fingerprint: str
+    extractor: Mapping[str, Any]
+    untrained: bool
+    worker: str
+    computed_on: ComputedOn | None = None
+    """The machine that computes the artifacts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +56,10 @@ class Attempt:
     started: float
     traceparent: str | None = None
     """The W3C trace context of the request that asked for the extraction."""
+
+    @property
+    def job_id(self) -> str:
+        return self.job.job_id
 
     @property
     def profile(self) -> str:
@@ -134,7 +152,7 @@ def publish(
             return True
 
         def add(document: SpeakerDocument) -> SpeakerDocument:
-            is_ahead = profiles.fingerprint(attempt.profile) not in {"", attempt.fingerprint}
+            is_ahead = profiles.is_ahead(attempt.profile, attempt.fingerprint)
             return with_artifact(
                 document,
                 vuid,
@@ -150,7 +168,12 @@ def publish(
         except (AlreadyMade, VersionGone) as error:
             return _end_late(jobs, attempt, change.ask(lambda document: document.version(vuid)), error)
     jobs.end(speaker_id, attempt.job, "succeeded")
-    log.info("artifact.published", job_id=attempt.job.job_id, profile=attempt.profile)
+    log.info(
+        "artifact.published",
+        job_id=attempt.job_id,
+        profile=attempt.profile,
+        seconds=record.seconds_spent,
+    )
     return True
 
 
@@ -160,7 +183,7 @@ def _end_late(
     """End a job whose artifact is there, was canceled, or is not wanted any more."""
     made = version is not None and version.artifact(attempt.profile, attempt.fingerprint) is not None
     jobs.end(attempt.speaker_id, attempt.job, "succeeded" if made else "superseded")
-    log.info("artifact.late", job_id=attempt.job.job_id, profile=attempt.profile, reason=error.message)
+    log.info("artifact.late", job_id=attempt.job_id, profile=attempt.profile, reason=error.message)
     return made
 
 
@@ -172,12 +195,12 @@ def _pack(
     used_seconds: float | None,
 ) -> tuple[bytes, ArtifactRecord]:
     provenance = attempt.provenance
-    data, made = package(
+    return package(
         attempt.version,
         provenance.profile,
         tensors,
         fingerprint=provenance.fingerprint,
-        attempt=object_id,
+        object_id=object_id,
         build=attempt.build,
         extractor=provenance.extractor,
         untrained=provenance.untrained,
@@ -185,4 +208,3 @@ def _pack(
         used_seconds=used_seconds,
         seconds_spent=round(speakers.clock.monotonic() - attempt.started, 4),
     )
-    return data, named_artifact(made)

@@ -1,7 +1,7 @@
-"""Restores clips that the bucket has lost.
+"""Restores bytes that the bucket has lost.
 
 An uploaded clip is stored again when its owner sends it again. A decoded clip is decoded again from the
-uploaded one. Knows no HTTP and no encoder.
+uploaded one. An artifact is made again from the clip. Knows no HTTP and no encoder.
 """
 
 import hashlib
@@ -10,16 +10,13 @@ from collections.abc import Callable
 import structlog
 
 from services.shared.audio import DecodedClip, ReferenceAudio
-from services.shared.bucket.blobs import (
-    Unsound,
-    clip_of,
-    read_clip,
-    read_rendition,
-    store_clip,
-)
-from services.shared.bucket.keys import SpeakerId
-from services.shared.bucket.store import Store
-from services.shared.model.domain import SpeakerVersion
+from services.shared.bucket.stored_bytes import StoredBytes, Unsound, clip_of
+from services.shared.model.records import ArtifactRecord, Version
+from services.shared.model.speaker import SpeakerId
+from services.shared.model.status import unsupported_reason
+from services.shared.queue.jobs import Jobs
+from services.shared.registry.profiles import Profiles
+from services.shared.registry.speakers import FoundSpeaker, Speakers
 from services.shared.telemetry.metrics import REPAIRS
 from speaker_registry.errors import ClipDamaged, InvalidAudio, PayloadTooLarge, Unavailable, VoiceNotFound
 
@@ -28,7 +25,7 @@ log = structlog.get_logger()
 Decode = Callable[[bytes], DecodedClip]
 
 
-def restore_clip(store: Store, speaker_id: SpeakerId, version: SpeakerVersion, uploaded: bytes) -> None:
+def restore_clip(blobs: StoredBytes, speaker_id: SpeakerId, version: Version, uploaded: bytes) -> None:
     """Store a version's uploaded clip again if the bucket has lost it.
 
     Args:
@@ -38,49 +35,48 @@ def restore_clip(store: Store, speaker_id: SpeakerId, version: SpeakerVersion, u
         Unavailable: the clip is lost and cannot be stored now.
     """
     try:
-        read_clip(store, speaker_id, version)
+        blobs.clip(speaker_id, version)
     except Unsound:
-        store_clip(store, speaker_id, version.vuid, clip_of(version).sha256, uploaded)
+        blobs.store_upload(speaker_id, version.vuid, uploaded)
         log.warning("clip.restored", vuid=version.vuid)
         REPAIRS.labels("clip_restored").inc()
-    except (VoiceNotFound, Unavailable):
-        return  # deleted since, or unreadable now; the clip was stored before its version was committed
+    except Unavailable:
+        return  # unreadable now; the clip was stored before its version was committed
 
 
 def sound_rendition(
-    store: Store, speaker_id: SpeakerId, version: SpeakerVersion, decode: Decode
+    blobs: StoredBytes, speaker_id: SpeakerId, version: Version, decode: Decode
 ) -> ReferenceAudio:
     """Return the decoded clip of a version. Raises the same errors as `sound_rendition_bytes`."""
-    return ReferenceAudio.from_bytes(sound_rendition_bytes(store, speaker_id, version, decode))
+    return ReferenceAudio.from_bytes(sound_rendition_bytes(blobs, speaker_id, version, decode))
 
 
 def sound_rendition_bytes(
-    store: Store, speaker_id: SpeakerId, version: SpeakerVersion, decode: Decode
+    blobs: StoredBytes, speaker_id: SpeakerId, version: Version, decode: Decode
 ) -> bytes:
     """Return the file of a version's decoded clip. If the bucket has lost it, decode the clip and store it
     again.
 
     Raises:
         ClipDamaged: the uploaded clip is lost as well, or decodes to other samples than before.
-        AudioNotFound, VoiceNotFound, Unavailable.
+        AudioNotFound, Unavailable.
     """
     try:
-        return read_rendition(store, speaker_id, version)
+        return blobs.rendition(speaker_id, version)
     except Unsound as lost:
-        rendition = _decoded_again(store, speaker_id, version, decode, lost)
-    clip = clip_of(version)
-    store_clip(store, speaker_id, version.vuid, clip.rendition_sha256, rendition)
+        rendition = _decoded_again(blobs, speaker_id, version, decode, lost)
+    blobs.store_rendition(speaker_id, version.vuid, rendition)
     log.warning("rendition.restored", vuid=version.vuid)
     REPAIRS.labels("rendition_restored").inc()
     return rendition
 
 
 def _decoded_again(
-    store: Store, speaker_id: SpeakerId, version: SpeakerVersion, decode: Decode, lost: Unsound
+    blobs: StoredBytes, speaker_id: SpeakerId, version: Version, decode: Decode, lost: Unsound
 ) -> bytes:
     number = version.number
     try:
-        rendition = decode(read_clip(store, speaker_id, version)).audio.to_bytes()
+        rendition = decode(blobs.clip(speaker_id, version)).audio.to_bytes()
     except (Unsound, InvalidAudio, PayloadTooLarge):
         raise ClipDamaged(
             f"The decoded clip of version {number} is {lost.how}, and so is the uploaded one. Register the "
@@ -92,3 +88,37 @@ def _decoded_again(
             "the same samples. Register the clip again as a new version."
         )
     return rendition
+
+
+def artifact_or_replacement(
+    speakers: Speakers,
+    blobs: StoredBytes,
+    jobs: Jobs,
+    profiles: Profiles,
+    speaker: FoundSpeaker,
+    *,
+    version: Version,
+    profile: str,
+    record: ArtifactRecord,
+) -> bytes | None:
+    """Return an artifact's file. If the bucket has lost it, have it made again and return None.
+
+    The record stays until the next build takes its place, because a node of the store may be behind: the
+    worker reads the bytes once more before that.
+
+    Raises:
+        Unsound: the file is lost, and only its owner can upload it again.
+        VoiceNotFound: the version was deleted meanwhile.
+        Unavailable.
+    """
+    try:
+        return blobs.artifact(speaker.id, version, record)
+    except Unsound:
+        if speakers.refresh(speaker.id).version(version.vuid) is None:
+            raise VoiceNotFound(f"Voice '{version.name}' not found", param="name") from None
+        if record.brought or unsupported_reason(version, profiles.get(profile)) is not None:
+            raise
+    log.error("artifact.lost", vuid=version.vuid, profile=profile, digest=record.digest)
+    REPAIRS.labels("artifact_void").inc()
+    jobs.open(speaker.id, version, profile, profiles.fingerprint(profile), mends=True)
+    return None

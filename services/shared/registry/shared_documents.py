@@ -6,7 +6,7 @@ Only the swap decides. Redis says which copies are outdated, and may be lost. Th
 what they say.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -74,6 +74,18 @@ class SharedDocuments:
         """Return the copy in Redis; None if there is none. Raises `Unavailable`."""
         base = self.copies.get(path)
         return _parse(kind, path, base) if base else None
+
+    def copies_of(self, kind: type[D], paths: Sequence[str]) -> dict[str, D]:
+        """Return, by their paths, the copies in Redis of several documents, in one round trip.
+
+        Documents without a copy are left out. Raises `Unavailable`.
+        """
+        bases = self.copies.get_many(paths)
+        return {
+            path: _parse(kind, path, base)
+            for path, base in zip(paths, bases, strict=True)
+            if base is not None
+        }
 
     def share(self, path: str, found: Found[D], *, with_body: bool) -> None:
         """Tell Redis of a document that was read from the bucket. Raises `Unavailable`."""

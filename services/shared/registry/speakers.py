@@ -8,25 +8,30 @@ Only the swap decides. If a step after it fails, the change stands and the calle
 repeat finds what it did. Nothing else in the code base swaps a speaker's document or writes a copy of it.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TypeVar
 
 import structlog
 
 from services.shared.bucket.documents import Base, Documents
-from services.shared.bucket.keys import SpeakerId
 from services.shared.bucket.layout import document_key
+from services.shared.bucket.store import MAX_READ_BYTES
 from services.shared.model.changes import fitting
 from services.shared.model.clock import Clock
 from services.shared.model.document import Counts, SpeakerDocument
-from services.shared.model.speaker import Speaker
+from services.shared.model.events import events_between
+from services.shared.model.speaker import Speaker, SpeakerId
 from services.shared.model.stored_document import DocumentDamaged, DocumentNewer
 from services.shared.registry.parsed import MissingSpeakers, ParsedDocuments
+from services.shared.telemetry.metrics import INTEGRITY_FAILURES
 from services.shared.view.agenda import Agenda
+from services.shared.view.answers import Answers
 from services.shared.view.copies import Copy, SpeakerView
 from services.shared.view.generation import Generation, ViewAway
+from services.shared.view.leases import Leases
 from speaker_registry.errors import SpeakerRegistryError, Unavailable, VoiceDamaged, VoiceUnreadable
 
 log = structlog.get_logger(__name__)
@@ -41,6 +46,10 @@ error of the registry. It may be called several times, on newer documents.
 """
 Done = Callable[[SpeakerDocument], bool]
 """This says whether a document holds the change already."""
+NotUnderstood = VoiceDamaged | VoiceUnreadable
+"""The reason why a document that was read says nothing about its speaker."""
+RunAll = Callable[[Iterable[Callable[[], object]]], None]
+"""This runs steps that do not depend on each other, and returns when all have ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +57,15 @@ class FoundSpeaker(Speaker):
     """A speaker as it was read, with its id."""
 
     id: SpeakerId = field(kw_only=True)
+    of_view: bool = field(default=True, kw_only=True)
+    """False if the document comes from the bucket, because the view did not have it. Then the event stream
+    need not tell of what changes it.
+    """
+
+
+def _one_by_one(steps: Iterable[Callable[[], object]]) -> None:
+    for step in steps:
+        step()
 
 
 class Speakers:
@@ -61,15 +79,28 @@ class Speakers:
         clock: Clock,
         now: Callable[[], int],
         max_document_bytes: int = MAX_DOCUMENT_BYTES,
+        run_all: RunAll = _one_by_one,
     ) -> None:
-        """`now` returns the store's time in Unix seconds, by which everything in a document is dated."""
+        """Take what reads and changes speakers.
+
+        Args:
+            now: returns the store's time in Unix seconds, by which everything in a document is dated.
+            run_all: reads several documents from the bucket at once.
+        """
         self.documents = documents
         self.generation = generation
         self.view = SpeakerView(generation)
         self.agenda = Agenda(generation)
+        self.answers = Answers(generation)
+        self.leases = Leases(generation, clock)
         self.clock = clock
         self.now = now
         self.max_document_bytes = max_document_bytes
+        self.reading_bucket: Callable[[], AbstractContextManager[None]] = nullcontext
+        """Returns a context in which documents are read for requests that the view cannot answer. The API
+        limits how many of them are active at once.
+        """
+        self._run_all = run_all
         self._parsed = ParsedDocuments()
         self._missing = MissingSpeakers()
 
@@ -82,28 +113,46 @@ class Speakers:
             VoiceDamaged, VoiceUnreadable: its document cannot be understood.
             Unavailable: neither view nor bucket could be read.
         """
-        return self.read_many([speaker_id])[0]
+        [found] = self.read_many([speaker_id])
+        if isinstance(found, FoundSpeaker):
+            return found
+        raise found
 
-    def read_many(self, speaker_ids: Sequence[SpeakerId]) -> list[FoundSpeaker]:
-        """Return several speakers, with one round trip for those that the view has. Raises as `read` does."""
+    def read_many(self, speaker_ids: Sequence[SpeakerId]) -> list[FoundSpeaker | NotUnderstood]:
+        """Return several speakers, with one round trip for those that the view has.
+
+        One whose document cannot be understood is an error in its place. Raises `Unavailable`.
+        """
         known = {one: etag for one in speaker_ids if (etag := self._parsed.etag(one))}
+        copies: Sequence[Copy | None]
         try:
             copies = self.view.get(speaker_ids, known)
         except Unavailable:
-            return [FoundSpeaker(self._from_bucket(one), id=one) for one in speaker_ids]
-        return [
-            FoundSpeaker(self._document_of(one, copy), copy.open_jobs, id=one)
-            for one, copy in zip(speaker_ids, copies, strict=True)
-        ]
+            copies = [None] * len(speaker_ids)
+        found: dict[SpeakerId, FoundSpeaker | NotUnderstood] = {}
 
-    def _document_of(self, speaker_id: SpeakerId, copy: Copy) -> SpeakerDocument:
-        if copy.etag is None:
-            return self._from_bucket(speaker_id, view_lacks_it=True)
-        if copy.body is None and (kept := self._parsed.get(speaker_id, copy.etag)):
-            return kept
-        if copy.body is None:  # this process dropped it meanwhile
-            [copy] = self.view.get([speaker_id], {})
-        return self.parse(speaker_id, Base(copy.body, copy.etag))
+        def read(speaker_id: SpeakerId, copy: Copy | None) -> None:
+            try:
+                found[speaker_id] = self._found(speaker_id, copy)
+            except (VoiceDamaged, VoiceUnreadable) as error:
+                found[speaker_id] = error
+
+        steps = [partial(read, one, copy) for one, copy in zip(speaker_ids, copies, strict=True)]
+        in_view = all(copy is not None and copy.etag is not None for copy in copies)
+        (_one_by_one if in_view else self._run_all)(steps)
+        return [found[one] for one in speaker_ids]
+
+    def _found(self, speaker_id: SpeakerId, copy: Copy | None) -> FoundSpeaker:
+        if copy is None or copy.etag is None:
+            document = self._from_bucket(speaker_id, view_lacks_it=copy is not None)
+            return FoundSpeaker(document, copy.open_jobs if copy else (), id=speaker_id, of_view=False)
+        kept = self._parsed.get(speaker_id, copy.etag) if copy.body is None else None
+        if kept is not None:
+            return FoundSpeaker(kept, copy.open_jobs, id=speaker_id)
+        if copy.body is None:  # this process dropped it meanwhile, and the view may have lost it as well
+            return self.read(speaker_id)
+        document = self.parse(speaker_id, Base(copy.body, copy.etag))
+        return FoundSpeaker(document, copy.open_jobs, id=speaker_id)
 
     def _from_bucket(self, speaker_id: SpeakerId, *, view_lacks_it: bool = False) -> SpeakerDocument:
         """Return the document in the bucket. Only if that is missing, there is no such speaker.
@@ -116,7 +165,8 @@ class Speakers:
             generation = self.generation.for_reading()
         if view_lacks_it and self._missing.holds(speaker_id, generation, self.clock.monotonic()):
             return _NOTHING
-        base = self.documents.read(document_key(speaker_id))
+        with self.reading_bucket():
+            base = self.documents.read(document_key(speaker_id))
         document = self.parse(speaker_id, base)
         if base.etag is None:
             self._missing.put(speaker_id, generation, self.clock.monotonic())
@@ -131,7 +181,16 @@ class Speakers:
         Raises `ViewAway` if there is no view to bring up, or as `read` does.
         """
         generation = self.generation.for_reading()  # first: a later one might need a newer document
-        base = self.documents.read(document_key(speaker_id))
+        return self.show(speaker_id, self.documents.read(document_key(speaker_id)), generation)
+
+    def show(self, speaker_id: SpeakerId, base: Base, generation: str) -> SpeakerDocument:
+        """Return what the bucket has of a speaker, after the view's copy was brought up to it.
+
+        Args:
+            base: the document, read after the generation began.
+
+        Raises as `refresh` does.
+        """
         document = self.parse(speaker_id, base)
         if base.etag is not None:
             self.apply(speaker_id, document, base, generation, _NOTHING)
@@ -143,6 +202,26 @@ class Speakers:
             if self.view.is_complete():
                 return self.view.usage(namespace)
         return None
+
+    def usage_so_far(self, namespace: str) -> Counts:
+        """Return what those speakers of a namespace use that the view holds. Raises `Unavailable`."""
+        return self.view.usage(namespace)
+
+    @contextmanager
+    def reserving(self, speaker_id: SpeakerId, document: SpeakerDocument) -> Iterator[Counts]:
+        """Yield what those speakers of a namespace use that the view holds. Raises `Unavailable`.
+
+        A voice that is not live in `document` counts meanwhile: of several that are registered at once, each
+        finds those counted that came before it.
+        """
+        if document.live:
+            yield self.usage_so_far(speaker_id.namespace)
+            return
+        try:
+            yield self.view.reserve(speaker_id)
+        finally:
+            with suppress(Unavailable):  # then it counts until it is outdated
+                self.view.release(speaker_id)
 
     # Changing
 
@@ -197,8 +276,10 @@ class Speakers:
             document = SpeakerDocument.parse(base.body)
         except DocumentDamaged as error:
             log.error("document.damaged", speaker=str(speaker_id), reason=str(error))
-            raise _damaged(speaker_id) from None
+            INTEGRITY_FAILURES.labels("record").inc()
+            raise _damaged(speaker_id, base.oversize) from None
         except DocumentNewer as error:
+            log.error("document.newer", speaker=str(speaker_id), reason=str(error))
             raise _newer(error) from None
         if base.etag and base.body:
             self._parsed.put(speaker_id, base.etag, document, len(base.body))
@@ -260,6 +341,7 @@ class Change:
             return question(self.document)
         except SpeakerRegistryError:
             self._base = self._speakers.documents.read(self._key)
+            self._bring_up_view()
             return question(self.document)
 
     def commit(
@@ -284,19 +366,22 @@ class Change:
             Unavailable: the change was not made, or stands but could not be shown; a repeat finds out.
             VoiceDamaged, VoiceUnreadable: the document cannot be understood. What `decide` raises.
         """
-        before = _NOTHING
+        before, seen = _NOTHING, None
 
         def next_body(base: Base) -> bytes | None:
-            nonlocal before
+            nonlocal before, seen
             self.mended = mends and self._is_damaged(base)
             before = found = self._mended() if self.mended else self._understood(base)
+            seen = base
             after = decide(found)
             if after is found and not self.mended:
                 return None
             after = after.following(
                 found, None if done else self.token, at=self._speakers.now(), by=self._by, did=did
             )
-            body = fitting(found, after, max_bytes=self._speakers.max_document_bytes).to_bytes()
+            if not takes_away:  # what was deleted is named with its date, and that must always fit
+                fitting(found, after, max_bytes=self._speakers.max_document_bytes)
+            body = after.to_bytes()
             self.is_settled = False  # from here on a swap may be on its way
             return body
 
@@ -308,18 +393,37 @@ class Change:
             raise
         except SpeakerRegistryError:
             self.is_settled = True  # refused on a newer document, to which no earlier try can apply any more
+            self._base = seen
+            self._bring_up_view()
             raise
         self.is_settled, self._base = True, committed
         self._show(committed, before, takes_away=takes_away)
         return self.document
 
     def _show(self, committed: Base, before: SpeakerDocument, *, takes_away: bool) -> None:
-        """Apply a document to the view, and see that this view is still the one in use."""
+        """Apply a document to the view, see that this view is still the one in use, and wait until nobody
+        answers from memory what the change took away.
+        """
         if committed.etag is not None:
-            self._speakers.apply(self._speaker_id, self.document, committed, self._generation, before)
+            base = _NOTHING if self.mended else before
+            self._speakers.apply(self._speaker_id, self.document, committed, self._generation, base)
         if takes_away:
             self._speakers.generation.settle()
         self._speakers.generation.confirm(self._generation)
+        if takes_away or any(event.takes_away for event in events_between(before, self.document)):
+            self._speakers.leases.settle()
+
+    def _bring_up_view(self) -> None:
+        """Apply the document in the bucket that a change is refused on, of which the copy may lag behind.
+
+        Otherwise the caller could be told of a change that a later reader does not see.
+        """
+        base = self._base
+        if base is not None and base.etag is not None and not self.mended:
+            with suppress(Unavailable, VoiceDamaged, VoiceUnreadable):
+                self._speakers.apply(
+                    self._speaker_id, self._understood(base), base, self._generation, _NOTHING
+                )
 
     def _start(self) -> Base:
         """Return the document that the change starts from, from the view or else from the bucket."""
@@ -327,7 +431,7 @@ class Change:
             [copy] = self._speakers.view.get([self._speaker_id], {})
             self._base = (
                 Base(copy.body, copy.etag, copy.revision or 0)
-                if copy.body
+                if copy.body and copy.etag
                 else self._speakers.documents.read(self._key)
             )
         return self._base
@@ -359,9 +463,12 @@ class Change:
         return holds
 
 
-def _damaged(speaker_id: SpeakerId) -> VoiceDamaged:
+def _damaged(speaker_id: SpeakerId, oversize: int | None) -> VoiceDamaged:
+    how = "is damaged"
+    if oversize is not None:
+        how = f"takes {oversize} bytes, more than the {MAX_READ_BYTES} bytes that are accepted,"
     return VoiceDamaged(
-        "The record of this voice is damaged in the bucket, so what the name stands for is unknown. Restore "
+        f"The record of this voice {how} in the bucket, so what the name stands for is unknown. Restore "
         f"the object '{document_key(speaker_id)}' from a backup, or delete the voice."
     )
 

@@ -120,7 +120,6 @@ def _scraped_gauge(name: str, says: str, *labels: str) -> ScrapedGauge:
 
 _QUICK = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 """Histogram buckets in seconds. Long polls take up to five minutes, so they end in the last bucket."""
-QUICKEST_SECONDS = _QUICK[0]
 _SLOW = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 900)
 
 # -- the API
@@ -162,8 +161,8 @@ EVENT_LISTENERS = _gauge("event_listeners", "Clients that listen to events at th
 EVENTS_SENT = _counter("events_sent", "Events sent to listeners, once for each listener.")
 EVENT_RESETS = _counter(
     "event_resets",
-    "Listeners that were told to ask anew, because events were missing: too old, too many, or of an index "
-    "that was rebuilt.",
+    "Listeners that were told to ask anew, because events were missing: too old, too many, or of a former "
+    "view.",
 )
 
 # -- jobs and workers
@@ -200,12 +199,12 @@ WORKER_BEAT = _gauge("worker_last_beat_timestamp_seconds", "Time of the worker's
 REDIS_UP = _scraped_gauge(
     "redis_up", "1: Redis answered this scrape. 0: it did not, and the gauges that come from it are missing."
 )
-GATE_OPEN = _scraped_gauge(
-    "index_gate_open", "1: the index can be used. 0: Redis holds no usable index, and writes wait."
+VIEW_IN_USE = _scraped_gauge(
+    "view_in_use", "1: the view in Redis can be used. 0: there is no usable one, and writes wait."
 )
-INDEX_COMPLETE = _scraped_gauge(
-    "index_complete",
-    "1: the index knows every voice. 0: it is being rebuilt; lists are read from the bucket meanwhile.",
+VIEW_COMPLETE = _scraped_gauge(
+    "view_complete",
+    "1: the view knows every voice. 0: it is being rebuilt; lists are read from the bucket meanwhile.",
 )
 QUEUE_DEPTH = _scraped_gauge(
     "queue_depth",
@@ -282,13 +281,14 @@ STORE_SECONDS = _histogram(
     buckets=_QUICK,
 )
 REBUILDS = _counter(
-    "index_rebuilds",
-    "Rebuilds of the index. result: done, stopped (the process ended), lost (Redis was lost again), failed.",
+    "view_rebuilds",
+    "Listings of the bucket that bring the view up to it. result: done, stopped (the process ended), lost "
+    "(Redis was lost meanwhile), failed.",
     "result",
     known=("done", "stopped", "lost", "failed"),
 )
 REBUILD_SECONDS = _histogram(
-    "index_rebuild_seconds", "Time of the rebuilds of the index that were completed.", buckets=_SLOW
+    "view_rebuild_seconds", "Time of the rebuilds of the view that were completed.", buckets=_SLOW
 )
 LAST_SWEEP = _scraped_gauge(
     "last_sweep_timestamp_seconds",
@@ -308,10 +308,10 @@ REPAIRS = _counter(
 )
 GARBAGE = _counter(
     "gc_objects",
-    "Deleted objects that nothing needed any more. kind: blob, artifact, record, temporary (left by an "
-    "interrupted write), foreign (not written by the registry, in the folder of a deleted voice).",
+    "Deleted objects that no document names. kind: blob (a clip, its rendition or a picture), artifact, "
+    "temporary (left by an interrupted write).",
     "kind",
-    known=("blob", "artifact", "record", "temporary", "foreign"),
+    known=("blob", "artifact", "temporary"),
 )
 FOREIGN = _counter(
     "foreign_objects",
@@ -321,9 +321,9 @@ FOREIGN = _counter(
 INTEGRITY_FAILURES = _counter(
     "integrity_failures",
     "Failures of the bucket to return what it should hold. kind: missing (bytes), damaged (bytes without "
-    "the right digest), record (a fact is damaged), unreadable (a fact is listed but not returned).",
+    "the right digest), record (a document is damaged).",
     "kind",
-    known=("missing", "damaged", "record", "unreadable"),
+    known=("missing", "damaged", "record"),
 )
 
 BUILD_INFO = _gauge("build_info", "Always 1. version: the version of this process.", "version")

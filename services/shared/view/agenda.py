@@ -9,7 +9,7 @@ which the announced one cannot come any more.
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from services.shared.bucket.keys import SpeakerId
+from services.shared.model.speaker import SpeakerId
 from services.shared.view.generation import Generation, milliseconds
 from services.shared.view.keys import agenda_key, announcements_key
 

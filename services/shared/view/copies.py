@@ -1,37 +1,49 @@
-"""The copy of each document in Redis, with the names and counts of each namespace, and the events.
+"""The copy of each document in Redis, with the names, counts and digests of each namespace, and the events.
 
 Copies may be lost, rolled back or behind at any time, and no write depends on them. Within a generation a
 copy never goes back. The documents in the bucket decide: nothing is decided here about a speaker.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import islice
 
 from redis.client import Pipeline
 
-from services.shared.bucket.keys import SpeakerId
 from services.shared.model.document import Counts, SpeakerDocument
-from services.shared.model.events import events_between
-from services.shared.model.speaker import OpenJob
+from services.shared.model.events import SpeakerEvent, events_between
+from services.shared.model.speaker import OpenJob, SpeakerId
 from services.shared.view.generation import Generation, ViewAway, milliseconds
 from services.shared.view.keys import (
+    FORMER,
     complete_key,
     copy_key,
     counts_key,
+    digests_key,
     events_key,
+    generation_of,
+    marks_key,
     names_key,
     open_jobs_key,
+    reservations_key,
+    taken_key,
 )
 from services.shared.view.open_jobs import parse_open_jobs
+from services.shared.view.redis_access import unavailable_without_redis
+from speaker_registry.artifact import canonical_json
 
 NO_DOCUMENT = SpeakerDocument()
+_SCANNED, _FORGOTTEN = 1000, 500
+"""The numbers of keys that are looked at, and removed, at a time. Redis answers nothing else meanwhile."""
+_RESERVED_SECONDS = 60
+"""The time for which a reservation counts whose process died. No registration takes as long."""
 _TRIES = 20
 """The number of times that events are computed again because another process applied a revision meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """What the view holds of one speaker."""
+    """A copy is what the view holds of one speaker."""
 
     revision: int | None = None
     """None if the view does not know the speaker. That proves nothing about the bucket."""
@@ -39,6 +51,24 @@ class Copy:
     body: bytes | None = None
     """None if the caller knows this document, or if the view does not know the speaker."""
     open_jobs: tuple[OpenJob, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class FormerCopy:
+    """A former copy is what an earlier generation had of one speaker."""
+
+    revision: int = 0
+    etag: str | None = None
+    body: bytes | None = None
+    mark: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """The ages in seconds of the first and the last listing that a generation applied."""
+
+    first: float
+    last: float
 
 
 class ViewIncomplete(ViewAway):
@@ -85,12 +115,13 @@ class SpeakerView:
         generation: str,
         base: SpeakerDocument = NO_DOCUMENT,
     ) -> None:
-        """Bring the copy up to a document that the bucket holds, with names, counts and events.
+        """Bring the copy up to a document that the bucket holds, with names, counts, digests and events.
 
         A copy that is as new stays. Raises `ViewAway` if the generation has ended, or `Unavailable`.
 
         Args:
-            base: the document that the copy probably holds. Events start from what it does hold.
+            base: the document that the copy probably holds. Events start from what it does hold. A view that
+                lacks the speaker gets `base` first, so that listeners hear of what came after it.
         """
         for _ in range(_TRIES):
             answer, *stored = self._generation.call(
@@ -101,7 +132,10 @@ class SpeakerView:
             )
             if answer != "base":
                 return
-            base = SpeakerDocument.parse(stored[0].encode()) if stored[0] else NO_DOCUMENT
+            if stored[0]:
+                base = SpeakerDocument.parse(stored[0].encode())
+            else:
+                self.apply(speaker_id, base, "", generation=generation)
         raise AssertionError("each try meets a higher revision, and this document's is reached at last")
 
     def names(self, namespace: str, *, after: str = "", limit: int) -> list[str]:
@@ -121,8 +155,46 @@ class SpeakerView:
                 counts_key(generation, namespace), ["voices", "bytes", "text_bytes"]
             )
         )
-        voices, size, text_bytes = (int(one or 0) for one in found)
-        return Counts(voices=voices, bytes=size, text_bytes=text_bytes)
+        return _counts(found)
+
+    def reserve(self, speaker_id: SpeakerId) -> Counts:
+        """Count a voice that is about to be registered, until `apply` shows it or `release` is called.
+
+        Returns the sums of its namespace with the voices that were reserved before. Raises as `get` does.
+        """
+        generation, namespace = self._generation.for_reading(), speaker_id.namespace
+        before, *found = self._generation.call(
+            "reserve",
+            generation,
+            [reservations_key(generation, namespace), counts_key(generation, namespace)],
+            [str(speaker_id), _RESERVED_SECONDS * 1000],
+        )
+        counts = _counts(found)
+        return replace(counts, voices=counts.voices + int(before))
+
+    def release(self, speaker_id: SpeakerId) -> None:
+        """Say that a reserved voice was registered, or will not be. Raises as `get` does."""
+        self._generation.read(
+            lambda pipeline, generation: pipeline.zrem(
+                reservations_key(generation, speaker_id.namespace), str(speaker_id)
+            )
+        )
+
+    def speaker_with(self, namespace: str, digest: str) -> SpeakerId | None:
+        """Return the speaker of which a live version has an artifact with this digest (`sha256:…`).
+
+        Raises:
+            ViewIncomplete: the view does not know the artifact, and not every speaker. As `get` does.
+        """
+        found, complete = self._generation.read(
+            lambda pipeline, generation: (
+                pipeline.hget(digests_key(generation, namespace), digest),
+                pipeline.exists(complete_key(generation)),
+            )
+        )
+        if not found and not complete:
+            raise ViewIncomplete
+        return SpeakerId.parse(found) if found else None
 
     def is_complete(self) -> bool:
         """Return whether the view holds every speaker. Raises as `get` does."""
@@ -131,9 +203,74 @@ class SpeakerView:
         )
         return bool(found)
 
+    def listed(self) -> Listed | None:
+        """Return when listings were applied, or None before the first. Raises as `get` does."""
+        time, found = self._generation.read(
+            lambda pipeline, generation: (pipeline.time(), pipeline.hgetall(complete_key(generation)))
+        )
+        if not found:
+            return None
+        now = milliseconds(time) / 1000
+        return Listed(now - float(found["first"]), now - float(found["last"]))
+
     def complete(self, generation: str) -> None:
         """Say that every document which the bucket listed since the generation began has been applied."""
         self._generation.call("complete", generation, [complete_key(generation)], [])
+
+    def etags(self, speaker_ids: Sequence[SpeakerId]) -> list[str | None]:
+        """Return the ETag of the document of each speaker that the view has."""
+        return self._generation.read(
+            lambda pipeline, generation: [
+                pipeline.hget(copy_key(generation, one), "etag") for one in speaker_ids
+            ]
+        )
+
+    def marks(self, speaker_ids: Sequence[SpeakerId]) -> list[str | None]:
+        """Return what a listing without ETags said of each document when it was applied."""
+        [found] = self._generation.read(
+            lambda pipeline, generation: pipeline.hmget(
+                marks_key(generation), [str(one) for one in speaker_ids]
+            )
+        )
+        return list(found)
+
+    def put_mark(self, speaker_id: SpeakerId, mark: str) -> None:
+        """Keep what a listing, taken before the document was read, said of it."""
+        self._generation.read(
+            lambda pipeline, generation: pipeline.hset(marks_key(generation), str(speaker_id), mark)
+        )
+
+    def former(self, speaker_ids: Sequence[SpeakerId]) -> list[FormerCopy]:
+        """Return what the last complete generation had of each speaker. It proves nothing without its ETag,
+        or its mark, in a listing of now.
+        """
+        [former] = self._generation.read(lambda pipeline, _: pipeline.get(FORMER))
+        if not former or not speaker_ids:
+            return [FormerCopy()] * len(speaker_ids)
+
+        def ask(pipeline: Pipeline, _: str) -> None:
+            pipeline.hmget(marks_key(former), [str(one) for one in speaker_ids])
+            for speaker_id in speaker_ids:
+                pipeline.hmget(copy_key(former, speaker_id), ["rev", "etag", "doc"])
+
+        marks, *copies = self._generation.read(ask)
+        return [
+            FormerCopy(int(rev), etag, doc.encode(), mark) if rev else FormerCopy()
+            for mark, (rev, etag, doc) in zip(marks, copies, strict=True)
+        ]
+
+    def forget_others(self, generation: str) -> int:
+        """Remove the keys of all other generations. Returns how many there were.
+
+        Raises `ViewAway` if this generation is not the one in use any more, or `Unavailable`.
+        """
+        forgotten = 0
+        with unavailable_without_redis():
+            found = self._generation.redis.scan_iter(match="sr:*", count=_SCANNED)
+            old = (key for key in found if (of := generation_of(key)) and of != generation)
+            while keys := list(islice(old, _FORGOTTEN)):
+                forgotten += self._generation.call("forget", generation, keys, [])
+        return forgotten
 
     def _heads(self, speaker_ids: Sequence[SpeakerId]) -> list[Copy]:
         def ask(pipeline: Pipeline, generation: str) -> None:
@@ -164,13 +301,22 @@ class SpeakerView:
             names_key(generation, namespace),
             counts_key(generation, namespace),
             events_key(generation),
+            taken_key(generation),
+            digests_key(generation, namespace),
+            reservations_key(generation, namespace),
         ]
+
+
+def _counts(found: Sequence[str | None]) -> Counts:
+    voices, size, text_bytes = (int(one or 0) for one in found)
+    return Counts(voices=voices, bytes=size, text_bytes=text_bytes)
 
 
 def _arguments(
     speaker_id: SpeakerId, base: SpeakerDocument, document: SpeakerDocument, etag: str
 ) -> list[str | int | float]:
-    counts = document.counts
+    counts, events = document.counts, events_between(base, document)
+    before, after = base.digests, document.digests
     return [
         document.revision,
         etag,
@@ -182,5 +328,15 @@ def _arguments(
         base.revision,
         str(speaker_id),
         document.marks.life,
-        *events_between(base, document),
+        int(any(event.takes_away for event in events)),
+        canonical_json(sorted(before - after)),
+        canonical_json(sorted(after - before)),
+        *(_fields(event, document.at) for event in events),
     ]
+
+
+def _fields(event: SpeakerEvent, at: int) -> str:
+    """Return the fields of an event in the stream, as JSON: names and values in turn."""
+    takes = {"takes": "1"} if event.takes_away else {}
+    fields = {"what": event.what, "at": str(at), **takes, **event.fields}
+    return canonical_json([part for field in fields.items() for part in field])

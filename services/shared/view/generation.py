@@ -11,11 +11,11 @@ not know what a view holds.
 """
 
 import json
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Event, Lock
+from threading import Event, Lock, Thread
 from typing import Any
 
 import redis
@@ -25,11 +25,12 @@ from redis.commands.core import Script
 
 from services.shared.bucket.documents import Base, Documents
 from services.shared.bucket.layout import VIEW
-from services.shared.index.redis_access import connect, unavailable_without_redis
 from services.shared.model.clock import Clock
 from services.shared.model.records import seal, unseal
+from services.shared.telemetry import tracing
 from services.shared.telemetry.logs import LogThrottle
-from services.shared.view.keys import words_key
+from services.shared.view.keys import FORMER, complete_key, words_key
+from services.shared.view.redis_access import connect, unavailable_without_redis
 from speaker_registry.errors import Conflict, Unavailable
 
 log = structlog.get_logger(__name__)
@@ -44,6 +45,10 @@ SETTLED_SECONDS = 10.0
 """
 ASKED_SECONDS = 60.0
 """A question that nobody answers for this long shows that no process holds the generation in use."""
+WATCHING = "view"
+"""The name of the thread that looks again and again."""
+_END_SECONDS = 10.0
+"""A process that ends does not wait longer for that thread, which may wait for a server."""
 _SECTIONS = ("server", "stats", "replication")
 _HISTORY = ("run_id", "evicted_keys", "master_replid")
 """These fields of INFO tell one history of a server's data from another."""
@@ -143,8 +148,10 @@ class Generation:
         self._named_at = float("-inf")
         self._held = ""
         """The generation that this process used last."""
-        self._words: set[str] = set()
-        """The words of which the server must hold one: more than one after a lost reply."""
+        self._word = ""
+        """The word that this process left at its last look. Empty if there was none in this generation."""
+        self._fields = (f"{self._process}:0", f"{self._process}:1")
+        """The fields that hold this word and the next one."""
         self._gone_back = ""
         """The generation that this process knows to have been rolled back."""
         self._first_seen: tuple[str, float] = ("", 0.0)
@@ -152,8 +159,9 @@ class Generation:
         self._asked: tuple[str, float] = ("", 0.0)
         self.redis = connect(url, connect_hook=self._on_connect)
         """The connections of this client exist only while the view may be used."""
-        self._plain = connect(url)
-        self._begin = self._plain.register_script((_LUA / "begin.lua").read_text())
+        self.plain = connect(url)
+        """This client works whatever state the view is in. What it is used for belongs to no generation."""
+        self._begin = self.plain.register_script((_LUA / "begin.lua").read_text())
         prelude = (_LUA / "_prelude.lua").read_text()
         self._scripts: dict[str, Script] = {
             path.stem: self.redis.register_script(prelude + path.read_text())
@@ -163,13 +171,18 @@ class Generation:
 
     def close(self) -> None:
         self.redis.close()
-        self._plain.close()
+        self.plain.close()
 
     def run(self, stop: Event) -> None:
         """Look again and again until `stop` is set. What a look raises, the next request meets too."""
         while not stop.wait(_SERVER_LOOK_SECONDS):
-            with suppress(Unavailable):
+            try:
                 self.look()
+            except Unavailable:
+                pass
+            except Exception:
+                if _throttle.due("look failed"):
+                    log.exception("view.look_failed")
 
     # Using the view
 
@@ -186,7 +199,7 @@ class Generation:
 
         All answers are from one moment. Raises `ViewAway`, or `Unavailable`.
         """
-        with unavailable_without_redis():
+        with tracing.span("view.read", kind="client"), unavailable_without_redis():
             for _ in range(2):
                 generation, stamp = self.for_reading(), self._trusted
                 pipeline = self.redis.pipeline(transaction=True)
@@ -206,7 +219,7 @@ class Generation:
         stamp = self._trusted
         if not stamp or Stamp.parse(stamp).generation != generation:
             raise ViewAway
-        with unavailable_without_redis():
+        with tracing.span(f"view.{script}", kind="client"), unavailable_without_redis():
             try:
                 return self._scripts[script](keys=[STAMP, *keys], args=[stamp, *arguments])
             except redis.ResponseError as error:
@@ -268,8 +281,8 @@ class Generation:
         While the two agree, `_view.json` is read only when that is due, and a failure to read it changes
         nothing.
         """
-        server = _history(self._plain.info(*_SECTIONS))
-        stamp = Stamp.parse(str(self._plain.get(STAMP) or ""))
+        server = _history(self.plain.info(*_SECTIONS))
+        stamp = Stamp.parse(str(self.plain.get(STAMP) or ""))
         named = self._named
         agrees = named is not None and str(stamp) == self._trusted and stamp.generation == named.generation
         if named is None or not agrees:
@@ -288,19 +301,20 @@ class Generation:
         return named
 
     def _finds_its_word(self, stamp: Stamp) -> bool:
-        """Leave a fresh word in Redis, and return whether the last one was there.
+        """Leave a fresh word in Redis, and return whether the last one is there.
 
-        A server that was rolled back under one `run_id` does not have it.
+        A server that was rolled back under one `run_id` does not have it. The two words take turns in two
+        fields: the client repeats a pipeline whose reply was lost, and must find the same then.
         """
         key, word = words_key(stamp.generation), self._clock.new_id()
-        expected = self._words if stamp.generation == self._held else set()
-        self._words = {*expected, word}  # until the reply tells that the server has the new one
-        pipeline = self._plain.pipeline(transaction=True)
-        pipeline.hget(key, self._process)
-        pipeline.hset(key, self._process, word)
+        expected = self._word if stamp.generation == self._held else ""
+        last, next_one = self._fields
+        pipeline = self.plain.pipeline(transaction=True)
+        pipeline.hget(key, last)
+        pipeline.hset(key, next_one, word)
         found, _ = pipeline.execute()
-        self._words = {word}
-        if expected and found not in expected:
+        self._word, self._fields = word, (next_one, last)
+        if expected and found != expected:
             self._gone_back = stamp.generation
         return self._gone_back != stamp.generation
 
@@ -346,11 +360,24 @@ class Generation:
         if not self._swap(named, generation=generation, question=""):
             return
         self._held = generation  # named by this process, so its Redis may begin another one if this is lost
-        self._words = set()
+        self._word = ""
         begun = Stamp(server, self._bucket, generation)
         seen = str(stamp) if stamp.generation else ""
-        if self._begin(keys=[STAMP], args=[seen, str(begun)]):
+        keys = [STAMP, FORMER, complete_key(stamp.generation)]
+        if self._begin(keys=keys, args=[seen, str(begun), stamp.generation]):
             log.info("view.begun", generation=generation)
+
+    def begin_anew(self, generation: str) -> None:
+        """End this generation, because its copies contradict the bucket, and begin another one.
+
+        Nothing happens if it is not in use any more. Raises as `look` does.
+        """
+        with self._lock, unavailable_without_redis():
+            named, stamp, server = self._look_at_both()
+            if generation == named.generation == stamp.generation:
+                self._trusted = ""
+                self._begin_generation(named, stamp, server)
+        self.look()
 
     def _swap(self, named: Named, **members: str) -> bool:
         """Replace `_view.json` while it is what was looked at. Returns whether this process replaced it."""
@@ -390,6 +417,19 @@ class Generation:
         if named.question:
             with suppress(Unavailable):
                 self._swap(named, question="")
+
+
+@contextmanager
+def watched(generation: Generation) -> Iterator[None]:
+    """Look at a generation again and again, in a thread of its own, until the context ends."""
+    stop = Event()
+    thread = Thread(target=generation.run, args=(stop,), name=WATCHING, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join(_END_SECONDS)
 
 
 def milliseconds(time: tuple[int, int]) -> int:

@@ -3,20 +3,42 @@
 s:{speaker}     the copy of a document, with what the speaker counts
 o:{speaker}     its open jobs: what is extracted -> job, state and the end of the claim
 a:{speaker}     announced writes: token -> time
+k:{speaker}:{key}   the version that a request with an Idempotency-Key was answered with
 n:{namespace}   the names of live speakers, sorted
 c:{namespace}   the sums of what speakers count
-jobs:{namespace}, job:{id}   the jobs of a namespace by time, and the record of each
+r:{namespace}   voices that are about to be registered, by the time at which that began
+job:{id}        the record of a job
+jobs:{namespace}, jobs:{namespace}:{state}   jobs, by the time at which they were created
+jobs:{namespace}:{state}:{profile}   jobs, by the time at which they ended or, before that, were created
 due             speakers, by the time at which housekeeping looks at them
 events          the stream of events
-complete        there once every document that the bucket lists has been applied
+taken           the id of the last event that took something away from readers
+leases          processes that may answer from memory: process -> the last event that it had applied
+b:{namespace}   the artifacts of live versions: digest of the file -> speaker
+complete        there once every document that the bucket lists has been applied: times of listings
+marks           of a store whose listings have no ETags: speaker -> what one said of the document applied
 words           what each process left at its last look, see `generation`
 shared          copies of documents that every process keeps: path -> revision, ETag and, of some, the JSON
 told            the paths of such documents, by the order in which they were last said to have changed
 workers:{profile}, failed:{profile}   live workers, and failed proofs, by time
+campaigns       the progress of campaigns that are not over: id -> JSON
 keys_used       API keys: id -> Unix seconds of the last use
+
+Beside the generations, `sr:former` names the last one whose view was complete.
 """
 
-from services.shared.bucket.keys import SpeakerId
+import re
+
+from services.shared.model.speaker import SpeakerId
+
+FORMER = "sr:former"
+_OF_GENERATION = re.compile(r"sr:([0-9a-f]{32}):.*", re.DOTALL)
+
+
+def generation_of(key: str) -> str | None:
+    """Return the generation that a key belongs to, or None if it belongs to none."""
+    match = _OF_GENERATION.fullmatch(key)
+    return match[1] if match else None
 
 
 def copy_key(generation: str, speaker_id: SpeakerId) -> str:
@@ -31,6 +53,10 @@ def announcements_key(generation: str, speaker_id: SpeakerId) -> str:
     return f"sr:{generation}:a:{speaker_id}"
 
 
+def answer_key(generation: str, speaker_id: SpeakerId, key: str) -> str:
+    return f"sr:{generation}:k:{speaker_id}:{key}"
+
+
 def names_key(generation: str, namespace: str) -> str:
     return f"sr:{generation}:n:{namespace}"
 
@@ -39,8 +65,13 @@ def counts_key(generation: str, namespace: str) -> str:
     return f"sr:{generation}:c:{namespace}"
 
 
-def jobs_key(generation: str, namespace: str) -> str:
-    return f"sr:{generation}:jobs:{namespace}"
+def reservations_key(generation: str, namespace: str) -> str:
+    return f"sr:{generation}:r:{namespace}"
+
+
+def jobs_key(generation: str, namespace: str, state: str = "", profile: str = "") -> str:
+    """Return the key of all jobs of a namespace, of those in a state, or of a profile's in a state."""
+    return ":".join(part for part in (f"sr:{generation}:jobs:{namespace}", state, profile) if part)
 
 
 def record_key(generation: str, job_id: str) -> str:
@@ -56,8 +87,24 @@ def events_key(generation: str) -> str:
     return f"sr:{generation}:events"
 
 
+def taken_key(generation: str) -> str:
+    return f"sr:{generation}:taken"
+
+
+def leases_key(generation: str) -> str:
+    return f"sr:{generation}:leases"
+
+
+def digests_key(generation: str, namespace: str) -> str:
+    return f"sr:{generation}:b:{namespace}"
+
+
 def complete_key(generation: str) -> str:
     return f"sr:{generation}:complete"
+
+
+def marks_key(generation: str) -> str:
+    return f"sr:{generation}:marks"
 
 
 def words_key(generation: str) -> str:
@@ -82,3 +129,7 @@ def failed_proofs_key(generation: str, profile: str) -> str:
 
 def keys_used_key(generation: str) -> str:
     return f"sr:{generation}:keys_used"
+
+
+def campaigns_key(generation: str) -> str:
+    return f"sr:{generation}:campaigns"

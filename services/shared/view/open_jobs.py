@@ -1,4 +1,4 @@
-"""At most one open job for a (version, profile, fingerprint), and the record of every job.
+"""At most one open job for a (version, profile, fingerprint). Writes the record of every job.
 
 A claim only saves work: two workers that make the same artifact meet in the document. It runs out, by Redis'
 own clock, unless it is renewed: by the worker while it computes, and by housekeeping while the job waits in
@@ -8,16 +8,17 @@ its queue. Records are for those who follow a job. No write depends on either.
 from collections.abc import Mapping
 from dataclasses import replace
 
-from services.shared.bucket.keys import SpeakerId
-from services.shared.index.jobs import KEPT_SECONDS, JobRecord
-from services.shared.model.speaker import OpenJob
+from services.shared.model.speaker import OpenJob, SpeakerId
+from services.shared.view.agenda import Agenda
 from services.shared.view.generation import Generation
+from services.shared.view.job_records import KEPT_SECONDS
 from services.shared.view.keys import events_key, jobs_key, open_jobs_key, record_key
-from speaker_registry.errors import JobNotFound
 from speaker_registry.schemas import FINISHED_STATES, JobState
 
 CLAIMED_SECONDS = 300.0
 """A claim that nobody renewed for so long may be taken over."""
+_LOOK_SECONDS = 60.0
+"""Housekeeping looks at a speaker within this time after a claim. It renews the claim while the job waits."""
 
 
 class OpenJobs:
@@ -25,15 +26,19 @@ class OpenJobs:
 
     def __init__(self, generation: Generation) -> None:
         self._generation = generation
+        self._agenda = Agenda(generation)
 
     def claim(self, speaker_id: SpeakerId, job: OpenJob, fields: Mapping[str, str]) -> OpenJob:
-        """Claim an extraction. Returns the job that has it: this one, or an earlier one to join.
+        """Claim an extraction. Returns the job that has it: this one, or an earlier one to join, which then
+        mends if this one does.
 
         Claiming again for the same job changes nothing.
 
         Args:
             fields: the fields of the job's record besides its state and its times.
         """
+        # First, so that housekeeping finds a claim whose process dies before it hands the job to the queue.
+        self._agenda.look_within(speaker_id, _LOOK_SECONDS)
         generation = self._generation.for_reading()
         keys = [
             open_jobs_key(generation, speaker_id),
@@ -45,8 +50,9 @@ class OpenJobs:
             _field(job),
             job.job_id,
             _HELD,
-            KEPT_SECONDS * 1000,
+            _RECORD_KEPT,
             str(speaker_id),
+            _MENDS if job.mends else "",
             *_flat(fields),
         ]
         found = str(self._generation.call("claim", generation, keys, arguments))
@@ -74,15 +80,6 @@ class OpenJobs:
         assert state in FINISHED_STATES
         return self._change(speaker_id, job, state, fields or {}) is not None
 
-    def record(self, namespace: str, job_id: str) -> JobRecord:
-        """Return the record of a job. Raises `JobNotFound`, also if another namespace has the job."""
-        [fields] = self._generation.read(
-            lambda pipeline, generation: pipeline.hgetall(record_key(generation, job_id))
-        )
-        if fields.get("ns") != namespace:
-            raise JobNotFound(f"No job {job_id[:80]!a}. Jobs are kept for 30 days.", param="job_id")
-        return JobRecord.read(fields)
-
     def _change(
         self,
         speaker_id: SpeakerId,
@@ -96,6 +93,7 @@ class OpenJobs:
         keys = [
             open_jobs_key(generation, speaker_id),
             record_key(generation, job.job_id),
+            jobs_key(generation, speaker_id.namespace),
             events_key(generation),
         ]
         held = "" if state in FINISHED_STATES else _HELD
@@ -104,7 +102,10 @@ class OpenJobs:
         return None if found is None else int(found)
 
 
+_MENDS = ":mends"
 _HELD = round(CLAIMED_SECONDS * 1000)
+_RECORD_KEPT = (KEPT_SECONDS + 24 * 3600) * 1000
+"""A record is there a day longer than it is listed, so that housekeeping still finds its profile."""
 
 
 def _flat(fields: Mapping[str, str]) -> list[str]:
@@ -120,7 +121,8 @@ def parse_open_jobs(fields: Mapping[str, str], now: int) -> tuple[OpenJob, ...]:
     found = []
     for field, value in fields.items():
         vuid, profile, fingerprint = field.split("|")
-        job_id, state, deadline = value.split(":")
+        job_id, state, deadline, *mends = value.split(":")
         if int(deadline) > now:
-            found.append(OpenJob(vuid, profile, fingerprint, job_id, processing=state == "processing"))
+            processing = state == "processing"
+            found.append(OpenJob(vuid, profile, fingerprint, job_id, processing, mends=bool(mends)))
     return tuple(found)

@@ -5,14 +5,14 @@ So a process learns in one round trip which of its copies are outdated. All of t
 and belongs to one generation of the view.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from redis.client import Pipeline
 
 from services.shared.bucket.documents import Base
 from services.shared.view.generation import Generation
-from services.shared.view.keys import events_key, shared_key, told_key
+from services.shared.view.keys import events_key, shared_key, taken_key, told_key
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,15 +37,26 @@ class SharedCopies:
         [stored] = self._generation.read(
             lambda pipeline, generation: pipeline.hget(shared_key(generation), path)
         )
-        revision, etag, body = (*str(stored or "").split(" ", 2), "", "", "")[:3]
-        return Base(body.encode(), etag, int(revision)) if body else None
+        return _parse(stored)
+
+    def get_many(self, paths: Sequence[str]) -> list[Base | None]:
+        """Return the copies of several documents, as `get` does, in one round trip."""
+        [stored] = self._generation.read(
+            lambda pipeline, generation: pipeline.hmget(shared_key(generation), paths)
+        )
+        return [_parse(one) for one in stored]
 
     def apply(self, path: str, revision: int, etag: str, body: bytes, *, generation: str, event: str) -> None:
         """Bring a copy up to a document that the bucket holds, and tell that it changed.
 
         A copy that is as new stays, and nothing is told. An empty `body` is not kept.
         """
-        keys = [shared_key(generation), told_key(generation), events_key(generation)]
+        keys = [
+            shared_key(generation),
+            told_key(generation),
+            events_key(generation),
+            taken_key(generation),
+        ]
         self._generation.call("share", generation, keys, [path, revision, f"{etag} {body.decode()}", event])
 
     def told(self, after: Told | None) -> Told:
@@ -72,3 +83,8 @@ class SharedCopies:
                     pipeline.zrem(told_key(generation), *names),
                 )
             )
+
+
+def _parse(stored: str | None) -> Base | None:
+    revision, etag, body = (*str(stored or "").split(" ", 2), "", "", "")[:3]
+    return Base(body.encode(), etag, int(revision)) if body else None

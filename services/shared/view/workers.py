@@ -72,7 +72,8 @@ class Workers:
 
     def report_failed(self, failed: Mapping[str, FailedProof]) -> None:
         """Report, by profile, which of a worker's encoders failed their proof. Call it with every beat."""
-        self._report({profile: proof.to_json() for profile, proof in failed.items()}, failed_proofs_key)
+        if failed:
+            self._report({profile: proof.to_json() for profile, proof in failed.items()}, failed_proofs_key)
 
     def withdraw_failed(self, failed: Mapping[str, FailedProof]) -> None:
         """Remove the failed proofs of a worker that stops."""

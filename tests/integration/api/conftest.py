@@ -16,7 +16,7 @@ from redis import Redis
 from services.embedded.valkey import ValkeyServer
 from services.shared.audio import AudioDecoder
 from services.shared.configuration.settings import UploadLimits
-from services.shared.index import redis_access
+from services.shared.view import generation, redis_access
 from tests.integration.api.registry import Registry
 
 _numbers = itertools.count(1)
@@ -43,6 +43,14 @@ def patient_with_redis() -> Iterator[None]:
     """
     with pytest.MonkeyPatch.context() as patches:
         patches.setattr(redis_access, "PROBE_SECONDS", 20.0)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="module")
+def settled_views() -> Iterator[None]:
+    """Have nothing wait for a view of before. Each registry begins its own, and nobody else reads it."""
+    with pytest.MonkeyPatch.context() as patches:
+        patches.setattr(generation, "SETTLED_SECONDS", 0.0)
         yield
 
 

@@ -19,10 +19,10 @@ Drawn = Mapping[Picture, bytes]
 
 def draw_all(registry: Registry, draw: Callable[[ReferenceAudio], Drawn] = draw) -> bool:
     """Run a worker until nothing is left to draw. Returns whether there was anything."""
-    parts, decoder = registry.parts, registry.app.state.services.decoder
+    opened, decoder = registry.opened, registry.app.state.services.decoder
     assert isinstance(decoder, AudioDecoder)
-    with closing(open_queue_connection(parts.settings)) as connection:
-        drawing = Drawing(parts.store, parts.index, decoder.decode, draw)
+    with closing(open_queue_connection(opened.settings)) as connection:
+        drawing = Drawing(opened.store, opened.speakers, opened.blobs, decoder.decode, draw)
         settings = WorkerSettings(poll_seconds=0.1)
         worker = BatchWorker([PICTURES_QUEUE], {DRAW: drawing}, connection=connection, settings=settings)
         return worker.work(burst=True)

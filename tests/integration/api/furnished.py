@@ -4,7 +4,8 @@ import json
 import time
 from importlib.resources import files
 
-from services.shared.index.jobs import JobRecord
+from services.shared.view.job_records import JobRecord
+from services.shared.view.keys import jobs_key, record_key
 from speaker_registry.errors import InvalidAudio, WorkerError
 from tests.integration.api.access import BOOTSTRAP, bearer, key
 from tests.integration.api.registry import EMBEDDING, Registry
@@ -40,7 +41,7 @@ def furnish(registry: Registry) -> None:
         "call-center-08", WorkerError("the device ran out of memory (24 GiB) at 61 frames")
     )
     registry.upload("cancelled-take", headers=_ME)
-    [waiting] = registry.jobs.page("default", state="queued", limit=1).found
+    [waiting] = registry.opened.jobs.records.page("default", state="queued", limit=1).found
     registry.client.post(f"/v1/jobs/{waiting.id}/cancel", headers=_ME)
     _spread(registry)
     registry.upload(BUSY, headers=_ME)
@@ -75,7 +76,7 @@ def _make_keys(registry: Registry) -> None:
 
 def _spread(registry: Registry) -> None:
     """Give the jobs so far the times of a day, and add finished ones: more by day than by night."""
-    found = registry.jobs.page("default", limit=1000).found
+    found = registry.opened.jobs.records.page("default", limit=1000).found
     now = time.time()
     for number, job in enumerate(found):
         _date(registry, job, now - 240 - 211 * number)
@@ -93,8 +94,9 @@ def _spread(registry: Registry) -> None:
 
 def _date(registry: Registry, job: JobRecord, at: float, copy: str = "", state: str = "") -> None:
     """Move a job, or a copy of it, to another time of creation."""
-    job_id, state = copy or job.id, state or job.state
-    fields = {k.decode(): v.decode() for k, v in registry.redis.hgetall(f"sr:job:{job.id}").items()}
+    job_id, state, generation = copy or job.id, state or job.state, registry.generation()
+    record = registry.redis.hgetall(record_key(generation, job.id))
+    fields = {name.decode(): value.decode() for name, value in record.items()}
     seconds = 2.4 + len(job_id) % 5
     fields |= {"id": job_id, "state": state, "created_at": str(at), "started_at": str(at + 0.2)}
     fields["finished_at"] = str(at + seconds)
@@ -102,7 +104,8 @@ def _date(registry: Registry, job: JobRecord, at: float, copy: str = "", state: 
         fields["error"] = json.dumps(
             {"code": "audio_rejected", "message": "the clip is silent", "retryable": False, "attempt": 1}
         )
-    registry.redis.hset(f"sr:job:{job_id}", mapping=fields)
-    for place in (f"sr:jobs:default:{state}", "sr:jobs:default"):
+    registry.redis.hset(record_key(generation, job_id), mapping=fields)
+    for place in (jobs_key(generation, "default", state), jobs_key(generation, "default")):
         registry.redis.zadd(place, {job_id: at})
-    registry.redis.zadd(f"sr:jobs:default:{state}:{job.profile}", {job_id: at + seconds})
+    by_profile = jobs_key(generation, "default", state, job.profile)
+    registry.redis.zadd(by_profile, {job_id: at + seconds})

@@ -13,21 +13,16 @@ from copy import copy
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Self, cast
-from uuid import uuid4
 
 import httpx
 
 from services.registry_api.access.rules import NAMESPACE_HEADER
-from services.registry_api.operations import Operations
 from services.registry_api.serving.long_polls import LongPolls
-from services.shared.bucket.keys import IDENTITY
 from services.shared.configuration.explanation import variable_of
 from services.shared.configuration.settings import RegistrySettings, StoreSettings
-from services.shared.index.jobs import JobRecord, Jobs
-from services.shared.registry.opening import open_parts
-from services.shared.registry.parts import RegistryParts
-from services.shared.registry.publication import Attempt
-from speaker_registry.names import parse_speaker_name, slug_of
+from services.shared.registry.opening import Opened, open_registry
+from services.shared.registry.publish import Attempt
+from services.shared.view.job_records import JobRecord
 from speaker_registry.schemas import FINISHED_STATES
 from tests.deploy.composed import ComposedRegistry
 from tests.integration.api.contract import Contract
@@ -50,15 +45,10 @@ class ProxiedRegistry(Registry):
         self.composed = ComposedRegistry(
             folder, {**QUICK, "SPEAKER_EXTRACTOR_PROFILES": SERVED, **_named(settings)}
         )
-        self.folder = self.composed.bucket
         self._settings = settings
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
-        # A bucket without conditional writes, such as rclone's, takes seconds to agree on its identity.
-        identity = self.folder / IDENTITY
-        identity.parent.mkdir(parents=True)
-        identity.write_text(uuid4().hex)
         composed = self._stack.enter_context(self.composed)
         self.url = composed.url
         self.redis = self._stack.enter_context(composed.redis())
@@ -68,7 +58,7 @@ class ProxiedRegistry(Registry):
             redis_password=composed.password,
             **self._settings,
         )
-        self.parts = open_parts(
+        self.opened = open_registry(
             StoreSettings(
                 url=store["SPEAKER_STORE_URL"],
                 endpoint=store["SPEAKER_STORE_ENDPOINT"],
@@ -77,10 +67,8 @@ class ProxiedRegistry(Registry):
             ),
             registry,
         )
-        self.operations = Operations.over(self.parts)
-        self._stack.callback(self.parts.index.close)
-        self.jobs = Jobs(self.parts.index)
-        self.worker = self._stack.enter_context(HeldWorkers(composed, self.parts))
+        self._stack.callback(self.opened.close)
+        self.worker = self._stack.enter_context(HeldWorkers(composed, self.opened))
         self.long_polls = cast(LongPolls, _Waiting(composed))
         self.client = self._stack.enter_context(self.new_client())
         return self
@@ -109,17 +97,14 @@ class ProxiedRegistry(Registry):
 
     def stored(self) -> Stored:
         """Return the stored state of the voices. What the processes announce about themselves is left out,
-        because it changes all the time, and so does the time at which housekeeping last listed a voice.
+        because it changes all the time.
         """
-        files = [path for path in self.folder.rglob("*") if path.is_file()]
-        objects = {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
-        return Stored(objects, {key: self._content(key) for key in self.redis.scan_iter("sr:in:default:*")})
-
-    def _content(self, key: bytes) -> object:
-        if self.redis.type(key) != b"hash":
-            return self.redis.dump(key)
-        fields = cast(dict[bytes, bytes], self.redis.hgetall(key))
-        return {field: value for field, value in fields.items() if field != b"listed"}
+        store = self.opened.store
+        keys = [stored.key for stored in store.list("default/").objects]
+        objects = {key: hashlib.sha256(store.get(key)).hexdigest() for key in keys}
+        view = [f"sr:{self.generation()}:{kind}" for kind in ("s:default/*", "n:default", "c:default")]
+        found = [key for pattern in view for key in self.redis.scan_iter(pattern)]
+        return Stored(objects, {key: self.redis.dump(key) for key in found})
 
 
 class HeldWorkers(StandIn):
@@ -127,12 +112,10 @@ class HeldWorkers(StandIn):
     such as failing, a stand-in does in their name.
     """
 
-    def __init__(self, composed: ComposedRegistry, parts: RegistryParts) -> None:
-        super().__init__(parts)
+    def __init__(self, composed: ComposedRegistry, opened: Opened) -> None:
+        super().__init__(opened)
         self._composed = composed
-        current = parts.announcements.current(PROFILE)
-        assert current is not None
-        self.fingerprint = current.fingerprint
+        self.fingerprint = opened.profile_records.fingerprint(PROFILE)
 
     def __enter__(self) -> Self:
         self._signal(signal.SIGSTOP)
@@ -155,18 +138,18 @@ class HeldWorkers(StandIn):
 
     def finish_all(self, name: str | None = None, *, namespace: str = "default") -> None:
         """Let the workers finish what is queued now."""
-        slug = slug_of(parse_speaker_name(name).key) if name is not None else None
-        queued = self._jobs.page(namespace, state="queued", slug=slug, limit=1000).found
+        queued = self.queued(name, namespace=namespace)
         with self.working():
-            wait_until(
-                lambda: all(self._jobs.get(namespace, job.id).state in FINISHED_STATES for job in queued)
-            )
+            wait_until(lambda: all(self._has_ended(namespace, job.id) for job in queued))
         self.taken += [_taken(job) for job in queued]
+
+    def _has_ended(self, namespace: str, job_id: str) -> bool:
+        return self._opened.jobs.record(namespace, job_id).state in FINISHED_STATES
 
 
 def _taken(job: JobRecord) -> Attempt:
     """Return the attributes of an attempt that tests read."""
-    version = SimpleNamespace(record=SimpleNamespace(name=job.name))
+    version = SimpleNamespace(name=job.name)
     provenance = SimpleNamespace(profile=SimpleNamespace(name=job.profile))
     return cast(Attempt, SimpleNamespace(version=version, provenance=provenance))
 

@@ -3,10 +3,11 @@ a free port of the loopback interface. Its worker is a stand-in that the test it
 """
 
 import hashlib
+import itertools
 import socket
 import threading
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -17,28 +18,26 @@ import uvicorn
 
 from services.registry_api.access.authentication import open_access
 from services.registry_api.app import create_app
-from services.registry_api.campaigns.control import Campaigns
-from services.registry_api.dependencies import Services
-from services.registry_api.keys.keyring import Keyring
-from services.registry_api.maintenance.housekeeping import Housekeeper
-from services.registry_api.operations import Operations
-from services.registry_api.serving.event_stream import EventStream
+from services.registry_api.commands.wiring import campaigns_of, keys_of, services_of
+from services.registry_api.keys.key_uses import KeyUses
+from services.registry_api.maintenance.rebuild import rebuild
+from services.registry_api.maintenance.settle import settle
+from services.registry_api.operations.delete import delete
 from services.registry_api.serving.limits import BodyTimeouts
-from services.registry_api.serving.long_polls import LongPolls
 from services.registry_api.serving.server import server_config
 from services.shared.audio import AudioDecoder
-from services.shared.bucket.keys import SpeakerId
 from services.shared.configuration.settings import (
     AccessSettings,
     ApiSettings,
-    HousekeepingSettings,
     RateSettings,
     RegistrySettings,
     StoreSettings,
     UploadLimits,
 )
-from services.shared.index.refusals import EpochOver
-from services.shared.registry.opening import open_parts
+from services.shared.model.clock import Clock
+from services.shared.model.speaker import SpeakerId
+from services.shared.registry.opening import open_registry
+from speaker_registry.names import parse_speaker_name
 from tests.integration.api.contract import Contract
 from tests.integration.api.worker import StandIn
 from tests.unit.audio import clips
@@ -62,6 +61,16 @@ class Stored:
     """Key -> hash of the content."""
     keys: Mapping[bytes, object]
     """Redis key -> its value, in a form that can be compared."""
+
+
+class _Leaping(Clock):
+    """A clock on which each look is ten seconds after the one before."""
+
+    def __init__(self) -> None:
+        self._seconds = itertools.count(0, 10)
+
+    def monotonic(self) -> float:
+        return next(self._seconds)
 
 
 class Registry:
@@ -96,42 +105,35 @@ class Registry:
         self.redis = redis.Redis.from_url(redis_url)
         registry = RegistrySettings(redis_url=redis_url, **settings)
         store = store or StoreSettings(url=folder.as_uri(), create_bucket=True)
-        self.parts = open_parts(store, registry)
-        self.operations = Operations.over(self.parts)
-        self.keyring = Keyring.over(self.parts)
-        self.jobs = self.operations.jobs
-        self.long_polls = LongPolls()
-        self.housekeeper = Housekeeper(
-            self.parts,
-            self.operations,
-            HousekeepingSettings(),
-            self.keyring.sweep,
-        )
-        self.campaigns = Campaigns(self.parts, self.operations)
-        self.worker = StandIn(self.parts)
+        self.opened = open_registry(store, registry)
+        self.keys = keys_of(self.opened)
+        self.key_uses = KeyUses(self.opened.generation, self.opened.clock)
+        self.worker = StandIn(self.opened)
         self._announced = announced
         self._settings = repr(
             (limits, body_timeouts, head_seconds, max_active, max_at_store, rates, access, settings)
         )
-        self.app = create_app(
-            Services(
-                parts=self.parts,
-                operations=self.operations,
-                keyring=self.keyring,
-                decoder=decoder,
-                events=EventStream.of(self.parts),
-                long_polls=self.long_polls,
-                housekeeper=None,
-                campaigns=self.campaigns,
-                limits=limits or UploadLimits(),
-                access=open_access(
-                    ApiSettings(),
-                    access or AccessSettings(),
-                    rates or RateSettings(),
-                    self.keyring,
-                    self.parts.index,
-                ),
+        self.campaigns = campaigns_of(self.opened)
+        services = services_of(
+            self.opened,
+            keys=self.keys,
+            key_uses=self.key_uses,
+            decoder=decoder,
+            campaigns=self.campaigns,
+            housekeeping=None,
+            limits=limits or UploadLimits(),
+            access=open_access(
+                ApiSettings(),
+                access or AccessSettings(),
+                rates or RateSettings(),
+                self.keys,
+                self.key_uses,
+                self.opened.generation.plain,
             ),
+        )
+        self.long_polls = services.long_polls
+        self.app = create_app(
+            services,
             body_timeouts=body_timeouts or BodyTimeouts(),
             max_active=max_active,
             max_at_store=max_at_store,
@@ -149,7 +151,8 @@ class Registry:
         self.port = 0
 
     def __enter__(self) -> Self:
-        self.housekeeper.rebuild()
+        self.opened.generation.look()
+        self.rebuild()
         if self._announced:
             self.worker.announce()
         self.port = self._stack.enter_context(_served(self._config))
@@ -159,7 +162,7 @@ class Registry:
 
     def __exit__(self, *_: object) -> None:
         self._stack.close()
-        self.parts.index.close()
+        self.opened.close()
         self.redis.close()
 
     def new_client(self, **options: Any) -> httpx.Client:
@@ -207,16 +210,43 @@ class Registry:
     def file(self, name: str, ref: int | str = "default", profile: str = PROFILE) -> httpx.Response:
         return self.client.get(f"/v1/voices/{name}/versions/{ref}/artifacts/{profile}/file")
 
+    def rebuild(self) -> int:
+        """Bring the view up to all documents. Returns how many it lacked."""
+        self.opened.generation.look()  # Redis may have lost the view since the last look
+        return rebuild(self.opened.store, self.opened.speakers)
+
+    def forget_workers_at_once(self) -> None:
+        """Have each answer look anew whether workers serve a profile."""
+        self.opened.profiles._served._clock = _Leaping()
+
     def repair(self, name: str) -> None:
-        """Repair a voice as a turn of housekeeping does, which goes on when the index was lost meanwhile."""
-        with suppress(EpochOver):
-            self.housekeeper.repairs.repair(SpeakerId("default", name))
+        """Look at a voice as a turn of housekeeping does."""
+        settle(
+            self.opened.speakers,
+            self.opened.jobs,
+            self.opened.profiles,
+            SpeakerId.of("default", parse_speaker_name(name)),
+        )
+
+    def delete(self, name: str) -> None:
+        """Delete a voice as another client does."""
+        delete(self.opened.speakers, self.opened.jobs, self.namespace, parse_speaker_name(name), by="another")
+
+    @property
+    def plain_redis(self) -> redis.Redis:
+        """A client that works whatever state the view is in."""
+        return self.opened.generation.plain
+
+    def generation(self) -> str:
+        """Return the generation of the view in use."""
+        return self.opened.generation.for_reading()
 
     def stored(self) -> Stored:
         files = [path for path in self.folder.rglob("*") if path.is_file()]
         objects = {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
         keys = {key: self.redis.dump(key) for key in self.redis.scan_iter()}
-        keys.pop(b"sr:leases", None)  # changes all the time
+        for key in [key for key in keys if key.endswith((b":words", b":leases"))]:
+            keys.pop(key, None)  # changes all the time
         return Stored(objects, keys)
 
 

@@ -619,6 +619,19 @@ def test_many_wrong_keys_from_one_address_have_to_wait(start: Start):
     assert closed.client.get("/v1/voices", headers=bearer(BOOTSTRAP)).status_code == 200
 
 
+def test_guesses_at_an_address_lock_no_key_out_of_a_process_that_has_just_started(start: Start, valkey: Any):
+    """A process knows from its start on which keys there are, so that it looks for them all the same."""
+    url = empty(valkey, 13)
+    before = start(url, access=CLOSED)
+    token = key(before)
+    rates = RateSettings(failures_per_minute=5)
+    started = start(url, access=CLOSED, rates=rates, folder=before.folder)
+    stop_the_minute(started)
+    codes = [started.client.get("/v1/voices", headers=bearer(new_token())).status_code for _ in range(6)]
+    assert codes == [401] * 5 + [429]
+    assert started.client.get("/v1/voices", headers=bearer(token)).status_code == 200
+
+
 # -- SDK and command line
 
 
@@ -815,7 +828,7 @@ def test_the_quota_says_what_is_left(start: Start):
     assert quota["voices"] == {"used": 1, "limit": 7}
     assert quota["bytes"] == {"used": len(CLIP) + len("alicecons_1"), "limit": 10 * len(CLIP)}
     assert quota["text_bytes"] == {"used": len("alicecons_1"), "limit": 64 * 1024**2}
-    assert (quota["max_versions"], quota["max_builds"]) == (1000, 20)
+    assert (quota["max_versions"], quota["max_builds"]) == (200, 20)
     assert quota["requests_per_minute"]["remaining"] == 98
     assert quota["uploads_per_minute"]["remaining"] == 599
     assert quota["namespace_requests_per_minute"]["limit"] is None
@@ -854,8 +867,8 @@ def test_without_redis_reads_go_on(start: Start, valkey: Any, monkeypatch: pytes
     def away(*_: object, **__: object) -> None:
         raise ConnectionError
 
-    index = closed.parts.index
-    for client in (index.redis, index.ungated):
+    generation = closed.opened.generation
+    for client in (generation.redis, generation.plain):
         client.connection_pool.disconnect()
         monkeypatch.setattr(client.connection_pool, "connection_kwargs", {"path": "/nowhere.sock"})
     time.sleep(1)
@@ -874,12 +887,21 @@ def test_beyond_loopback_the_registry_needs_keys(registry: Registry):
     with pytest.raises(
         AccessMisconfigured, match="need an API key, and there is none that could make others"
     ):
-        open_access(world, AccessSettings(), RateSettings(), registry.keyring, registry.parts.index)
+        open_access(
+            world, AccessSettings(), RateSettings(), registry.keys, registry.key_uses, registry.plain_redis
+        )
     with pytest.raises(AccessMisconfigured, match="listens on loopback only"):
         open_access(
-            world, AccessSettings(required=False), RateSettings(), registry.keyring, registry.parts.index
+            world,
+            AccessSettings(required=False),
+            RateSettings(),
+            registry.keys,
+            registry.key_uses,
+            registry.plain_redis,
         )
-    assert open_access(world, CLOSED, RateSettings(), registry.keyring, registry.parts.index).required
+    assert open_access(
+        world, CLOSED, RateSettings(), registry.keys, registry.key_uses, registry.plain_redis
+    ).required
 
 
 @pytest.mark.parametrize(
@@ -902,8 +924,9 @@ def test_who_lacks_a_first_key_is_told_which_setting_asks_for_it_and_how_to_make
             ApiSettings.model_validate(api),
             AccessSettings.model_validate(access),
             RateSettings(),
-            registry.keyring,
-            registry.parts.index,
+            registry.keys,
+            registry.key_uses,
+            registry.plain_redis,
         )
     assert str(caught.value).startswith(reason)
     assert "new-key --out FILE" in str(caught.value)
@@ -918,9 +941,11 @@ def test_a_key_from_before_is_a_way_in(start: Start):
     world = ApiSettings(host="::")
     key(closed, "engine")
     with pytest.raises(AccessMisconfigured):
-        open_access(world, AccessSettings(), RateSettings(), closed.keyring, closed.parts.index)
+        open_access(world, AccessSettings(), RateSettings(), closed.keys, closed.key_uses, closed.plain_redis)
     key(closed, "admin")
-    assert open_access(world, AccessSettings(), RateSettings(), closed.keyring, closed.parts.index).required
+    assert open_access(
+        world, AccessSettings(), RateSettings(), closed.keys, closed.key_uses, closed.plain_redis
+    ).required
 
 
 def test_one_may_ask_for_keys_on_loopback(start: Start):

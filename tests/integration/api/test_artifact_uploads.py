@@ -19,7 +19,6 @@ from speaker_registry.artifact import Artifact, Manifest, encode
 from tests.integration.api.conftest import Start
 from tests.integration.api.registry import CLIP, EMBEDDING, OTHER_CLIP, PROFILE, WIDER, Registry
 from tests.integration.api.worker import FINGERPRINT
-from tests.queue_workers import wait_until
 
 VOXTRAL = "voxtral"
 OTHER = "sha256:" + "9" * 64
@@ -95,6 +94,30 @@ def test_the_same_again_changes_nothing(registry: Registry, name: str, brought: 
     assert first.json()["digest"] == again.json()["digest"]
 
 
+@pytest.mark.parametrize("equal", [True, False])
+def test_of_two_uploads_at_once_equal_ones_succeed(
+    registry: Registry, name: str, brought: bytes, monkeypatch: pytest.MonkeyPatch, *, equal: bool
+):
+    """Of two uploads at the same moment, equal ones both succeed, as a client that sends its request again
+    expects. A different one must be told that it is not served.
+    """
+    store, blobs = registry.opened.blobs.store_artifact, registry.opened.blobs
+    another = brought if equal else file(tensors(seconds_of(registry, name), fill=0.25))
+
+    def store_after_another(*arguments: Any) -> None:
+        monkeypatch.undo()
+        assert put(registry, name, brought).status_code == 201
+        store(*arguments)
+
+    monkeypatch.setattr(blobs, "store_artifact", store_after_another)
+    response = put(registry, name, another)
+    if equal:
+        assert (response.status_code, response.json()["state"]) == (200, "ready")
+    else:
+        refused(response, 409, "conflict", "Send this one again")
+    assert Artifact.parse(registry.file(name).content).tensors["speaker_embedding"][0] == 0.5
+
+
 def test_it_takes_the_place_of_what_a_worker_made(registry: Registry, name: str, brought: bytes):
     """An uploaded artifact replaces the one that a worker made. A job that was already running ends
     successfully without undoing the upload.
@@ -130,13 +153,6 @@ def test_it_survives_the_loss_of_redis(start: Start):
     put(registry, "alice", file(tensors(seconds_of(registry, "alice"))))
     before = registry.file("alice").content
     registry.redis.flushdb()
-
-    def is_served() -> bool:  # once its facts are certain
-        served = registry.file("alice").status_code == 200
-        registry.repair("alice")
-        return served
-
-    wait_until(is_served)
     assert registry.file("alice").content == before
 
 
@@ -372,6 +388,24 @@ def test_a_voice_whose_encoder_is_not_published_is_brought_ready_made(registry: 
         "artifact_schema",
         "finite",
     )
+
+
+def test_what_made_one_brought_artifact_is_not_said_of_another(registry: Registry, name: str):
+    """Nothing here makes Voxtral's artifacts, so each file alone says what made it. A second version's must
+    not be described by the first one's, nor change what is said of that.
+    """
+    registry.upload(name)
+    registry.upload(name, clip=OTHER_CLIP)
+    for number in (1, 2):
+        voice = {"voice_embedding": np.full((147, 3072), number, np.float32)}
+        data = file(voice, profile=VOXTRAL, extractor={"made": f"by {number}"})
+        assert put(registry, name, data, ref=number, profile=VOXTRAL).status_code == 201
+    for number in (1, 2):
+        path = f"/v1/voices/{name}/versions/{number}/artifacts/{VOXTRAL}"
+        said = registry.client.get(path).json()["extractor"]
+        assert said == {"made": f"by {number}"}
+        served = Artifact.parse(registry.file(name, number, VOXTRAL).content).manifest
+        assert served.extractor == said
 
 
 def test_facts_that_leave_no_room_for_the_transcript_are_refused(registry: Registry, name: str):

@@ -12,7 +12,6 @@ from tests.integration.api.conftest import Start
 from tests.integration.api.registry import OTHER_CLIP, PROFILE, Registry
 from tests.integration.api.test_express_lane import CHANGING, Lane, ordinary, settled
 from tests.integration.conftest import bucket_settings
-from tests.queue_workers import wait_until
 from tests.servers import S3Server
 
 UNKNOWN = "sha256:" + "0" * 64
@@ -83,7 +82,7 @@ def test_what_is_no_digest_is_refused(registry: Registry, digest: str):
 
 
 def test_only_half_a_digest_finds_nothing(registry: Registry, name: str):
-    """The index knows the first half of a digest. The rest is compared as well."""
+    """The view has the first half of a digest. The rest is compared as well."""
     registry.ready(name)
     path = blob(registry, name)
     assert registry.client.get(path[:-1] + ("0" if path[-1] != "0" else "1")).status_code == 404
@@ -102,21 +101,16 @@ def test_another_tenant_does_not_find_it(start: Start):
         assert httpx.get(registry.url + path).status_code == 401
 
 
-def test_while_the_index_is_rebuilt_an_unknown_digest_may_exist(start: Start):
-    """It is not said that an artifact does not exist, before the index knows all of them."""
+def test_while_the_view_is_rebuilt_an_unknown_digest_may_exist(start: Start):
+    """It is not said that an artifact does not exist, before the view has all of them."""
     registry = start(kept_bytes=0)
     registry.ready("alice")
     path = blob(registry, "alice")
     registry.redis.flushdb()
     answer = registry.client.get(path)
     assert (answer.status_code, answer.json()["error"]["code"]) == (503, "unavailable")
-    registry.housekeeper.rebuild()
-
-    def is_served() -> bool:  # once its facts are certain
-        registry.repair("alice")
-        return registry.client.get(path).status_code == 200
-
-    wait_until(is_served)
+    registry.rebuild()
+    assert registry.client.get(path).status_code == 200
     assert registry.client.get(f"/v1/blobs/{UNKNOWN}").status_code == 404
 
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from services.registry_api.campaigns import preparation
-from services.registry_api.campaigns.book import CampaignBook
-from services.registry_api.campaigns.control import Campaigns
+from services.registry_api.commands.wiring import campaigns_of
+from services.shared.view.generation import STAMP
 from speaker_registry import RegistryClient
 from speaker_registry.artifact import read_tensors
 from speaker_registry.cli import campaigns, main
@@ -19,6 +19,7 @@ from speaker_registry.errors import (
     InvalidAudio,
     InvalidRequest,
 )
+from tests.encoders import come_with
 from tests.integration.api.conftest import Start
 from tests.integration.api.registry import EMBEDDING, OTHER_CLIP, PROFILE, Registry
 from tests.integration.api.worker import FINGERPRINT, StandIn
@@ -34,11 +35,11 @@ ALL = ("ada", "bob", "cyd")
 def registry(start: Start) -> Registry:
     """A registry of three voices, and a candidate that has one live worker."""
     registry = start(profiles=(PROFILE,))
-    announcements = registry.parts.announcements
-    announcements.announce(PROFILE, NEWER, {"dtype": "x"}, untrained=False)
-    announcements.announce(OTHER_PROFILE, OF_ANOTHER, {}, untrained=False)
-    announcements.beat("w1", {PROFILE: FINGERPRINT})
-    announcements.beat("w2", {PROFILE: NEWER})
+    profiles, workers = registry.opened.profile_records, registry.opened.workers
+    come_with(profiles, PROFILE, NEWER, {"dtype": "x"})
+    come_with(profiles, OTHER_PROFILE, OF_ANOTHER)
+    workers.beat("w1", {PROFILE: FINGERPRINT})
+    workers.beat("w2", {PROFILE: NEWER})
     for name in ALL:
         registry.ready(name)
     return registry
@@ -47,7 +48,7 @@ def registry(start: Start) -> Registry:
 @pytest.fixture
 def candidate(registry: Registry) -> StandIn:
     """The worker of the candidate."""
-    worker = StandIn(registry.parts)
+    worker = StandIn(registry.opened)
     worker.fingerprint = NEWER
     return worker
 
@@ -139,7 +140,7 @@ def test_the_newest_version_is_prepared_beside_the_default_one(registry: Registr
     registry.upload("ada", clip=OTHER_CLIP)
     current = registry.worker.take_all("ada")
     finish(registry, candidate, start_one(registry))
-    made = {(attempt.version.record.name, attempt.version.number) for attempt in candidate.taken}
+    made = {(attempt.version.name, attempt.version.number) for attempt in candidate.taken}
     assert made == {("ada", 1), ("ada", 2), ("bob", 1), ("cyd", 1)}
     for attempt in current:
         assert registry.worker.publish(attempt)
@@ -170,7 +171,7 @@ def test_a_campaign_goes_on_where_it_was_after_its_process_has_died(
 ):
     """Another process reads the state, joins the jobs that were begun, and extracts nothing twice."""
     campaign = begin_with_one(registry, candidate, monkeypatch)
-    another = Campaigns(registry.parts, registry.operations)
+    another = campaigns_of(registry.opened)
     another.runner.turn()
     assert another.get(PROFILE, campaign["id"]).progress.ready == 1
     registry.campaigns = another
@@ -187,8 +188,8 @@ def test_a_campaign_that_lost_its_progress_with_redis_extracts_nothing_twice(
     for attempt in candidate.take_all()[:2]:
         candidate.publish(attempt)
     registry.redis.flushdb()
-    registry.housekeeper.rebuild()
-    registry.parts.announcements.beat("w2", {PROFILE: NEWER})
+    registry.rebuild()
+    registry.opened.workers.beat("w2", {PROFILE: NEWER})
     assert seen(registry, campaign)["state"] == "running"
     before = len(candidate.taken)
 
@@ -310,11 +311,11 @@ def test_a_promotion_half_way_ends_the_campaign_and_what_is_missing_is_extracted
 def test_a_campaign_waits_for_a_worker_of_its_encoder_and_says_so(registry: Registry, candidate: StandIn):
     """Jobs that nobody takes must not pile up."""
     campaign = start_one(registry)
-    registry.parts.announcements.leave("w2", {PROFILE: NEWER})
+    registry.opened.workers.leave("w2", {PROFILE: NEWER})
     turn(registry)
     assert seen(registry, campaign)["reason"] == preparation.NO_WORKER
     assert candidate.take_all() == []
-    registry.parts.announcements.beat("w2", {PROFILE: NEWER})
+    registry.opened.workers.beat("w2", {PROFILE: NEWER})
     assert finish(registry, candidate, campaign)["state"] == "complete"
 
 
@@ -337,9 +338,9 @@ def test_a_turn_lists_the_namespaces_once(
     for number in range(5):
         (registry.folder / f"team-{number}").mkdir()
     listed: list[str] = []
-    folders = registry.parts.store.folders
+    folders = registry.opened.store.folders
     monkeypatch.setattr(
-        registry.parts.store, "folders", lambda prefix: listed.append(prefix) or folders(prefix)
+        registry.opened.store, "folders", lambda prefix: listed.append(prefix) or folders(prefix)
     )
     campaign = start_one(registry)
     turn(registry)
@@ -366,10 +367,10 @@ def test_metrics_show_the_newest_campaign_of_a_profile(
     rate = ("voices_per_second", PROFILE)
     shown = {("voices", PROFILE, state): count for state, count in voices.items()} | {rate: 0}
     assert signals(registry) == shown | {("state", PROFILE, "running"): 1}
-    registry.parts.announcements.leave("w2", {PROFILE: NEWER})
+    registry.opened.workers.leave("w2", {PROFILE: NEWER})
     turn(registry)
     assert signals(registry)["state", PROFILE, "waiting"] == 1
-    registry.parts.announcements.beat("w2", {PROFILE: NEWER})
+    registry.opened.workers.beat("w2", {PROFILE: NEWER})
     registry.client.post(f"{CAMPAIGNS}/{campaign['id']}/pause")
     assert signals(registry)["state", PROFILE, "paused"] == 1
     registry.client.post(f"{CAMPAIGNS}/{campaign['id']}/resume")
@@ -386,7 +387,7 @@ def test_metrics_of_campaigns_are_left_out_while_the_index_cannot_be_used(regist
     """The other metrics of the scrape must stay: they say what is wrong with the index."""
     start_one(registry)
     assert signals(registry)["state", PROFILE, "running"] == 1
-    registry.redis.set("sr:boot", "some run/another bucket/3/1")
+    registry.redis.set(STAMP, "some run/another bucket/3")
     assert signals(registry) == {}
 
 
@@ -419,7 +420,7 @@ def test_a_campaign_that_makes_no_sense_is_refused_and_changes_nothing(
 
 def test_a_campaign_for_a_candidate_without_a_worker_is_refused(registry: Registry):
     """It would do nothing, and nobody might notice."""
-    registry.parts.announcements.leave("w2", {PROFILE: NEWER})
+    registry.opened.workers.leave("w2", {PROFILE: NEWER})
     answer = registry.client.post(CAMPAIGNS, json={"fingerprint": NEWER})
     assert (answer.status_code, answer.json()["error"]["code"]) == (409, "encoder_unserved")
     assert promote(registry, NEWER, when="complete", force=True) == (409, "encoder_unserved")
@@ -432,8 +433,8 @@ def test_a_profile_has_one_campaign_at_a_time(registry: Registry):
     second = registry.client.post(CAMPAIGNS, json={"fingerprint": NEWER})
     assert (second.status_code, second.json()["error"]["code"]) == (409, "campaign_open")
     assert campaign["id"] in second.json()["error"]["message"]
-    registry.parts.announcements.announce(PROFILE, UNKNOWN, {}, untrained=False)
-    registry.parts.announcements.beat("w3", {PROFILE: UNKNOWN})
+    come_with(registry.opened.profile_records, PROFILE, UNKNOWN)
+    registry.opened.workers.beat("w3", {PROFILE: UNKNOWN})
     assert promote(registry, UNKNOWN, when="complete") == (409, "campaign_open")
     assert len(registry.client.get(CAMPAIGNS).json()["data"]) == 1
 
@@ -481,17 +482,15 @@ def test_an_unknown_campaign_is_not_found(registry: Registry):
     assert registry.client.get("/v1/profiles/nothing/campaigns").status_code == 404
 
 
-def test_campaigns_are_read_again_from_the_bucket(registry: Registry):
-    """A damaged record costs the change that it describes, and no other campaign."""
+def test_a_damaged_document_costs_no_campaign_while_redis_has_a_copy(registry: Registry):
+    """Redis has the last sound copy, from which the next change mends the document."""
     campaign = start_one(registry)
-    registry.client.post(f"{CAMPAIGNS}/{campaign['id']}/pause")
-    folder = registry.folder / "_profiles" / PROFILE
-    [last] = folder.glob(f"campaign.{campaign['id']}.000002.*")
-    last.write_bytes(b"{")
-    for key in registry.redis.scan_iter("sr:campaigns:*"):
-        registry.redis.delete(key)
-    [found] = CampaignBook(registry.parts).of_profile(PROFILE)
-    assert (found.id, found.state) == (campaign["id"], "running")
+    path = registry.folder / "_profiles" / f"{PROFILE}.json"
+    path.write_bytes(b"{")
+    assert registry.client.post(f"{CAMPAIGNS}/{campaign['id']}/pause").json()["state"] == "paused"
+    registry.redis.flushdb()
+    registry.rebuild()
+    assert seen(registry, campaign)["state"] == "paused"
 
 
 def test_equal_artifacts_have_no_distance(registry: Registry, candidate: StandIn):
@@ -500,7 +499,7 @@ def test_equal_artifacts_have_no_distance(registry: Registry, candidate: StandIn
     campaign = start_one(registry)
     turn(registry)
     for attempt in candidate.take_all():
-        tensors, _ = read_tensors(old[attempt.version.record.name])
+        tensors, _ = read_tensors(old[attempt.version.name])
         candidate.publish(attempt, {name: np.array(value) for name, value in tensors.items()})
     tensors = finish(registry, candidate, campaign)["sample"]["tensors"]
     assert all(one["lowest"] == pytest.approx(1) for one in tensors.values())

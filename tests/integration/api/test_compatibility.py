@@ -482,7 +482,7 @@ def test_cache_by_force_that_fails_says_so_and_the_old_artifact_serves(registry:
     before = registry.file(name)
     with ThreadPoolExecutor() as pool:
         waiting = pool.submit(cache, registry, name, force=True)
-        wait_until(lambda: bool(registry.jobs.page("default", state="queued", slug=name, limit=1).found))
+        wait_until(lambda: registry.worker.queued(name) or waiting.done())
         registry.worker.fail_all(name, InvalidAudio("No speech was found."))
         response = waiting.result()
     assert (response.status_code, error_of(response)["reason"]) == (409, "artifact_failed")
@@ -495,7 +495,7 @@ def test_cache_goes_on_waiting_while_a_failed_attempt_is_tried_again(registry: R
     registry.upload(name)
     registry.worker.fail_all(name, ExtractorFailed("The device was reset."))
     response = cache(registry, name, wait=0)
-    assert (response.status_code, response.json()["cache_status"]) == (202, "processing")
+    assert (response.status_code, response.json()["cache_status"]) == (202, "pending")
 
 
 def test_cache_of_a_given_embedding_is_unsupported(registry: Registry, name: str):
@@ -518,7 +518,7 @@ def test_cache_extracts_what_it_can_and_says_what_it_cannot(start: Start):
     registry.worker.fail_all("alice", InvalidAudio("No speech was found."))
     with ThreadPoolExecutor() as pool:
         waiting = pool.submit(cache, registry, "alice", force=True)
-        wait_until(lambda: bool(registry.jobs.page("default", state="queued", slug="alice", limit=1).found))
+        wait_until(lambda: registry.worker.queued("alice") or waiting.done())
         registry.worker.finish_all("alice")
         response = waiting.result()
     assert (response.status_code, error_of(response)["reason"]) == (409, "artifact_failed")
@@ -581,5 +581,5 @@ def test_fifty_cache_calls_at_once_make_one_extraction(registry: Registry, name:
     assert [job["state"] for job in jobs] == ["succeeded"]
     assert {response.status_code for response in answers} == {200}
     assert {response.json()["cache_status"] for response in answers} == {"ready"}
-    taken = [work for work in registry.worker.taken if work.version.record.name == name]
+    taken = [work for work in registry.worker.taken if work.version.name == name]
     assert [work.provenance.profile.name for work in taken] == [PROFILE, WIDER]

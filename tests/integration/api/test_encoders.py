@@ -2,11 +2,12 @@
 
 import pytest
 
-from services.shared.bucket.keys import announcements_folder
-from services.shared.bucket.store import ObjectUnavailable
-from services.shared.model.encoders import Encoder
+from services.shared.bucket.layout import profile_key
+from services.shared.bucket.store import Object, ObjectUnavailable
+from services.shared.view.keys import shared_key
 from speaker_registry import RegistryClient
 from speaker_registry.errors import EncoderCurrent, EncoderUnknown, EncoderUnserved
+from tests.encoders import come_with
 from tests.integration.api.conftest import Start
 from tests.integration.api.registry import PROFILE, Registry
 from tests.integration.api.worker import FINGERPRINT
@@ -19,11 +20,11 @@ OTHER_PROFILE = "qwen3-tts-1.7b"
 def registry(start: Start) -> Registry:
     """A registry with a candidate for `PROFILE` that has one live worker."""
     registry = start(profiles=(PROFILE,))
-    announcements = registry.parts.announcements
-    assert not announcements.announce(PROFILE, NEWER, {"model": "made up", "dtype": "x"}, untrained=False)
-    announcements.announce(OTHER_PROFILE, OF_ANOTHER, {}, untrained=False)
-    announcements.beat("w1", {PROFILE: FINGERPRINT})
-    announcements.beat("w2", {PROFILE: NEWER})
+    profiles, workers = registry.opened.profile_records, registry.opened.workers
+    assert not come_with(profiles, PROFILE, NEWER, {"model": "made up", "dtype": "x"})
+    come_with(profiles, OTHER_PROFILE, OF_ANOTHER)
+    workers.beat("w1", {PROFILE: FINGERPRINT})
+    workers.beat("w2", {PROFILE: NEWER})
     return registry
 
 
@@ -68,79 +69,59 @@ def test_a_promotion_makes_a_candidate_current_and_another_one_is_the_way_back(r
     assert registry.worker.take_all("alice") == []
 
 
-def test_an_unreadable_candidate_prevents_no_promotion_of_another_and_no_way_back(
-    registry: Registry, monkeypatch: pytest.MonkeyPatch
-):
-    """One bad disk block in a record that nobody asks for must not lock an operator out of a rollback."""
-    registry.parts.announcements.announce(PROFILE, UNKNOWN, {}, untrained=False)
-    read = registry.parts.store.get
+@pytest.fixture(params=["damaged", "unreadable"])
+def broken(request: pytest.FixtureRequest, registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The document of the profile is damaged, or the store does not return it."""
+    path = profile_key(PROFILE)
+    if request.param == "damaged":
+        registry.opened.store.put(path, b"{")
+        return
+    read = registry.opened.store.read
 
-    def get(key: str) -> bytes:
-        if UNKNOWN.removeprefix("sha256:") in key:
+    def archived(key: str) -> Object:
+        if key == path:
             raise ObjectUnavailable("archived")
         return read(key)
 
-    monkeypatch.setattr(registry.parts.store, "get", get)
+    monkeypatch.setattr(registry.opened.store, "read", archived)
+
+
+@pytest.mark.usefixtures("broken")
+def test_a_broken_document_changes_no_answer_while_redis_has_a_copy(registry: Registry):
+    """One bad disk block must not make everything stale that the profile has."""
+    registry.ready("alice")
+    assert registry.file("alice").headers["X-Artifact-Current"] == "true"
+    assert shown(registry)["fingerprint"] == FINGERPRINT
+
+
+def test_the_way_back_is_found_in_the_copy_of_a_damaged_document(registry: Registry):
+    """An operator must not be locked out of a rollback by the loss of one object."""
     assert promote(registry, NEWER)[0] == 200
+    registry.opened.store.put(profile_key(PROFILE), b"{")
     assert promote(registry, FINGERPRINT)[0] == 200
-    assert promote(registry, UNKNOWN, force=True)[0] == 503
+    registry.redis.delete(shared_key(registry.opened.generation.for_reading()))
+    assert (shown(registry)["fingerprint"], shown(registry)["former"]) == (FINGERPRINT, [NEWER])
 
 
-@pytest.mark.parametrize("damaged", [False, True])
-def test_an_encoder_whose_record_cannot_be_read_is_not_called_unknown(
-    registry: Registry, monkeypatch: pytest.MonkeyPatch, *, damaged: bool
-):
-    """An operator who wants the former encoder back has to hear which record to restore, not that the encoder
-    never existed.
-    """
-    assert promote(registry, NEWER)[0] == 200
-    read, store = registry.parts.store.get, registry.parts.store
-    keys = [one.key for one in store.list(announcements_folder(PROFILE)).objects]
-    key = next(key for key in keys if Encoder.model_validate_json(read(key)).fingerprint == FINGERPRINT)
-
-    def get(wanted: str) -> bytes:
-        if wanted != key:
-            return read(wanted)
-        if damaged:
-            return b"{"
-        raise ObjectUnavailable("archived")
-
-    monkeypatch.setattr(store, "get", get)
-    registry.parts.announcements._known._known.clear()  # as another process that never read it
-    status, code, message = promote(registry, FINGERPRINT, force=True)
-    assert (status, code) == (503, "unavailable")
-    assert f"The record {key} of profile '{PROFILE}' is damaged or cannot be read now" in message
-    assert FINGERPRINT in message
-    assert promote(registry, OF_ANOTHER, OTHER_PROFILE)[:2] == (409, "encoder_unserved")
-    monkeypatch.undo()
-    assert promote(registry, FINGERPRINT, force=True)[0] == 200
-
-
-def test_a_worker_whose_encoder_is_in_no_record_costs_no_listings(
+def test_a_worker_whose_encoder_is_in_no_document_costs_the_bucket_nothing(
     registry: Registry, monkeypatch: pytest.MonkeyPatch
 ):
-    """Everyone may read `/v1/profiles`, and a dashboard does so every few seconds. A listing of the bucket
-    costs money.
+    """Everyone may read `/v1/profiles`, and a dashboard does so every few seconds. Reads from the bucket cost
+    money.
     """
-    registry.parts.announcements.beat("w3", {PROFILE: UNKNOWN})
-    listed, list_objects = [], registry.parts.store.list
-
-    def counting(*arguments: object, **options: object) -> object:
-        listed.append(arguments)
-        return list_objects(*arguments, **options)
-
-    monkeypatch.setattr(registry.parts.store, "list", counting)
-    now = [registry.parts.announcements._monotonic()]
-    monkeypatch.setattr(registry.parts.announcements, "_monotonic", lambda: now[0])
-    monkeypatch.setattr(registry.parts.announcements._known, "_monotonic", lambda: now[0])
+    registry.opened.workers.beat("w3", {PROFILE: UNKNOWN})
     assert [one["fingerprint"] for one in shown(registry)["candidates"]] == [NEWER]
-    first = len(listed)
-    assert first
+    asked, read = [], registry.opened.store.read
+
+    def counting(key: str) -> Object:
+        asked.append(key)
+        return read(key)
+
+    monkeypatch.setattr(registry.opened.store, "read", counting)
     for _ in range(3):
         shown(registry)
-    assert len(listed) == first
-    registry.parts.announcements.announce(PROFILE, UNKNOWN, {}, untrained=False)
-    now[0] += 60
+    assert [key for key in asked if key.startswith("_profiles/")] == []
+    come_with(registry.opened.profile_records, PROFILE, UNKNOWN)
     assert {one["fingerprint"] for one in shown(registry)["candidates"]} == {NEWER, UNKNOWN}
 
 
@@ -167,7 +148,7 @@ def test_a_promotion_that_makes_no_sense_is_refused_and_changes_nothing(
 
 def test_a_promotion_that_would_leave_a_profile_without_a_worker_has_to_be_forced(registry: Registry):
     """Without a worker, no new voice would get an artifact."""
-    registry.parts.announcements.leave("w2", {PROFILE: NEWER})
+    registry.opened.workers.leave("w2", {PROFILE: NEWER})
     status, code, message = promote(registry, NEWER)
     assert (status, code) == (409, "encoder_unserved")
     assert "force=true" in message
@@ -178,10 +159,9 @@ def test_a_promotion_that_would_leave_a_profile_without_a_worker_has_to_be_force
 
 def test_a_candidate_whose_worker_is_alone_stays_a_candidate_and_readiness_says_so(registry: Registry):
     """The profile has no worker then, which an operator has to hear of, though all artifacts are served."""
-    announcements = registry.parts.announcements
-    announcements._monotonic = iter(range(0, 10**9, 10)).__next__
+    registry.forget_workers_at_once()
     assert "details" not in registry.client.get("/readyz").json()
-    announcements.leave("w1", {PROFILE: FINGERPRINT})
+    registry.opened.workers.leave("w1", {PROFILE: FINGERPRINT})
     registry.app.state.readiness._checked_at = float("-inf")
     answer = registry.client.get("/readyz")
     assert (answer.status_code, answer.json()["details"]) == (
@@ -194,10 +174,10 @@ def test_a_candidate_whose_worker_is_alone_stays_a_candidate_and_readiness_says_
 def test_trained_weights_replace_untrained_ones_and_never_the_other_way_round(start: Start):
     """Nobody wants noise once there is something better, and noise is never taken for a voice."""
     registry = start(announced=False, profiles=(PROFILE,))
-    announce = registry.parts.announcements.announce
-    assert announce(PROFILE, FINGERPRINT, {}, untrained=True)
-    assert announce(PROFILE, NEWER, {}, untrained=False)
-    assert not announce(PROFILE, FINGERPRINT, {}, untrained=True)
+    profiles = registry.opened.profile_records
+    assert come_with(profiles, PROFILE, FINGERPRINT, untrained=True)
+    assert come_with(profiles, PROFILE, NEWER)
+    assert not come_with(profiles, PROFILE, FINGERPRINT, untrained=True)
     assert (shown(registry)["fingerprint"], shown(registry)["former"]) == (NEWER, [FINGERPRINT])
 
 
@@ -222,7 +202,7 @@ def test_the_sdk_promotes_an_encoder_and_raises_an_error_of_its_own_for_each_ref
             operator.promote_encoder(PROFILE, NEWER)
         with pytest.raises(EncoderUnknown, match="No worker ever came"):
             operator.promote_encoder(PROFILE, UNKNOWN)
-        registry.parts.announcements.leave("w1", {PROFILE: FINGERPRINT})
+        registry.opened.workers.leave("w1", {PROFILE: FINGERPRINT})
         with pytest.raises(EncoderUnserved, match="force=true"):
             operator.promote_encoder(PROFILE, FINGERPRINT)
         assert operator.promote_encoder(PROFILE, FINGERPRINT, force=True).fingerprint == FINGERPRINT

@@ -10,8 +10,9 @@ from typing import Any
 import httpx
 import pytest
 
+from services.registry_api.routes import artifact_files
 from services.shared.configuration.settings import RateSettings
-from services.shared.index.reading import IndexedSpeaker
+from services.shared.registry.speakers import FoundSpeaker
 from services.shared.telemetry import metrics
 from tests.integration.api import raw
 from tests.integration.api.access import CLOSED, bearer, id_of, key
@@ -252,16 +253,16 @@ def test_nothing_is_answered_from_memory_without_a_lease(
 def test_an_answer_that_was_read_from_the_bucket_is_not_kept(
     registry: Registry, lane: Lane, name: str, monkeypatch: pytest.MonkeyPatch
 ):
-    """A listing of the bucket may lack the newest fact, whose event this process has heard already."""
-    look_up = registry.operations.speakers.look_up
+    """The bucket may show an older document than the newest, whose event this process has heard already."""
+    read_many = registry.opened.speakers.read_many
 
-    def from_facts(*arguments: Any) -> IndexedSpeaker:
-        return replace(look_up(*arguments), from_facts=True)
+    def of_bucket(*arguments: Any) -> list[FoundSpeaker]:
+        return [replace(one, of_view=False) for one in read_many(*arguments) if isinstance(one, FoundSpeaker)]
 
     registry.ready(name)
     path = PATH.format(name, 1) + "/file"
     with monkeypatch.context() as patched:
-        patched.setattr(registry.operations.speakers, "look_up", from_facts)
+        patched.setattr(registry.opened.speakers, "read_many", of_bucket)
         for _ in range(5):
             assert registry.client.get(path).status_code == 200
         assert lane.answered == 0
@@ -275,10 +276,10 @@ def test_answers_do_not_outlive_the_index_that_they_came_from(start: Start):
     registry.ready("alice")
     lane.get(path)
     events = registry.app.state.services.events
-    stamp = registry.parts.index.stamp
+    before = registry.generation()
     registry.redis.flushall()
-    registry.housekeeper.rebuild()
-    wait_until(lambda: events._stamp != stamp and events.is_fresh)
+    registry.rebuild()
+    wait_until(lambda: events.generation != before and events.is_fresh)
     answered = lane.answered
     assert registry.client.get(path).status_code in {200, 503}
     assert lane.answered == answered
@@ -291,16 +292,15 @@ def test_an_answer_that_a_change_overtook_is_not_kept(
     registry.ready(name)
     path = PATH.format(name, 1) + "/file"
     read, goes_on = threading.Event(), threading.Event()
-    extractions = registry.operations.extractions
-    get = extractions.artifact_or_replacement
+    get = artifact_files.artifact_or_replacement
 
-    def slow(*arguments: Any) -> bytes | None:
-        data = get(*arguments)
+    def slow(*arguments: Any, **more: Any) -> bytes | None:
+        data = get(*arguments, **more)
         read.set()
         assert goes_on.wait(20)
         return data
 
-    monkeypatch.setattr(extractions, "artifact_or_replacement", slow)
+    monkeypatch.setattr(artifact_files, "artifact_or_replacement", slow)
     with ThreadPoolExecutor(1) as pool:
         overtaken = pool.submit(registry.client.get, path)
         assert read.wait(20)
@@ -317,15 +317,14 @@ def test_concurrent_requests_for_what_is_not_in_memory_read_the_bucket_once(
     """A fleet of engines that starts asks for the same voice at the same time."""
     registry.ready(name)
     path = PATH.format(name, 1) + "/file"
-    extractions, goes_on, reads = registry.operations.extractions, threading.Event(), []
-    get = extractions.artifact_or_replacement
+    goes_on, reads, get = threading.Event(), [], artifact_files.artifact_or_replacement
 
-    def slow(*arguments: Any) -> bytes | None:
+    def slow(*arguments: Any, **more: Any) -> bytes | None:
         reads.append(arguments)
         assert goes_on.wait(20)
-        return get(*arguments)
+        return get(*arguments, **more)
 
-    monkeypatch.setattr(extractions, "artifact_or_replacement", slow)
+    monkeypatch.setattr(artifact_files, "artifact_or_replacement", slow)
     with ThreadPoolExecutor(8) as pool:
         asked = [pool.submit(registry.client.get, path) for _ in range(8)]
         shared_reads = registry.app.state.shared_reads

@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from services.shared.index.jobs import KEPT_SECONDS
+from services.shared.view.job_records import KEPT_SECONDS
+from services.shared.view.keys import jobs_key
 from speaker_registry import RegistryClient
 from speaker_registry.errors import InvalidAudio
 from tests.integration.api.conftest import Start
@@ -59,18 +60,16 @@ def test_jobs_are_counted_by_state_and_profile(busy: Registry):
 def test_jobs_that_ended_are_counted_by_when_they_ended(start: Start, monkeypatch: pytest.MonkeyPatch):
     """A job that waited for days ends today, so rates by creation would say that nothing is done."""
     registry = start(profiles=(PROFILE,))
-    now = [registry.parts.clock.now()]
-    monkeypatch.setattr(registry.parts.clock, "now", lambda: now[0])
-    monkeypatch.setattr(registry.parts.index, "_clock", lambda: now[0])
-    for name in ("minutes", "hours", "days"):
-        registry.upload(name)
-    registry.upload("faulty")
-    now[0] += 3 * 86_400
-    for name, later in (("days", 80_000), ("hours", 3_500), ("minutes", 0)):
-        registry.worker.finish_all(name)
-        now[0] += later
+    jobs = {name: registry.upload(name)["job_id"] for name in ("minutes", "hours", "days", "faulty")}
     registry.worker.fail_all("faulty", InvalidAudio("No speech was found."))
-    now[0] += 30
+    registry.worker.finish_all()
+    now = registry.opened.clock.now()
+    monkeypatch.setattr(registry.opened.clock, "now", lambda: now)
+    generation = registry.opened.generation.for_reading()
+    for name, ago in (("minutes", 30), ("hours", 3_530), ("days", 83_530), ("faulty", 30)):
+        state = "failed" if name == "faulty" else "succeeded"
+        key = jobs_key(generation, "default", state, PROFILE)
+        assert not registry.redis.zadd(key, {jobs[name]: now - ago}), "the job was there already"
     found = summary(registry)
     assert [(one["seconds"], one["succeeded"], one["failed"]) for one in found["rates"]] == [
         (60, 1, 1),
@@ -84,7 +83,7 @@ def test_jobs_that_ended_are_counted_by_when_they_ended(start: Start, monkeypatc
 def test_no_job_is_looked_at_to_count_them(busy: Registry):
     """A dashboard asks every few seconds, and a registry keeps millions of jobs."""
     before = summary(busy)
-    records = list(busy.redis.scan_iter("sr:job:*"))
+    records = list(busy.redis.scan_iter("sr:*:job:*"))
     assert records
     busy.redis.delete(*records)
     assert summary(busy) == before
@@ -100,8 +99,8 @@ def test_a_namespace_without_jobs_has_a_summary(start: Start):
 
 def test_forgotten_jobs_are_no_longer_counted(busy: Registry):
     """Counts that only grow would soon say nothing."""
-    now = busy.parts.clock.now()
-    while busy.jobs.forget_before("default", now + KEPT_SECONDS):
+    now = busy.opened.clock.now()
+    while busy.opened.jobs.records.forget_before("default", now + KEPT_SECONDS):
         pass
     found = summary(busy)
     assert found["counts"] == counted(queued=5, processing=2)
@@ -119,7 +118,7 @@ def test_the_sdk_counts_jobs(busy: Registry):
 def test_jobs_lost_with_redis_are_no_longer_counted(busy: Registry):
     """The counts are a view of the queue, and live and die with it."""
     busy.redis.flushall()
-    busy.housekeeper.rebuild()
+    busy.rebuild()
     busy.repair("waiting")
     wait_until(lambda: summary(busy)["counts"]["queued"] == 2)
     assert summary(busy)["counts"]["succeeded"] == 0

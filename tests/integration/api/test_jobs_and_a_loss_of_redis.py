@@ -10,12 +10,16 @@ from typing import Any
 import httpx
 import pytest
 
-from services.shared.index.jobs import SeenJobs
+from services.registry_api.operations import precompute
+from services.shared.model.speaker import OpenJob, SpeakerId
+from services.shared.queue.seen_jobs import SeenJobs
+from services.shared.registry.extract import extract
+from services.shared.registry.speakers import FoundSpeaker
 from speaker_registry.errors import InvalidAudio, Unavailable
+from speaker_registry.names import parse_speaker_name
 from speaker_registry.schemas import FINISHED_STATES
 from tests.integration.api.conftest import Start, empty
-from tests.integration.api.registry import Registry
-from tests.integration.storage import PROFILE, WIDER, speaker_id
+from tests.integration.api.registry import PROFILE, WIDER, Registry
 from tests.queue_workers import wait_until
 
 
@@ -35,15 +39,25 @@ def waiting(registry: Registry, ask: Callable[[], httpx.Response]) -> Iterator[F
 
 def lose_redis(registry: Registry) -> None:
     registry.redis.flushdb()
-    registry.parts.index.redis.connection_pool.disconnect()
+    registry.plain_redis.connection_pool.disconnect()
 
 
-def work_until(registry: Registry, done: Callable[[], bool]) -> None:
+def speaker_id(name: str) -> SpeakerId:
+    return SpeakerId.of("default", parse_speaker_name(name))
+
+
+def open_job(registry: Registry, name: str) -> OpenJob:
+    [job] = registry.opened.speakers.read(speaker_id(name)).open_jobs
+    return job
+
+
+def work_until(registry: Registry, done: Callable[[], bool], name: str = "alice") -> None:
     """Let housekeeping repair what was lost and a worker take what is queued, until the condition holds."""
+    registry.rebuild()
     registry.worker.announce()
 
     def work() -> bool:
-        registry.housekeeper.turn()
+        registry.repair(name)
         registry.worker.finish_all()
         return done()
 
@@ -70,14 +84,13 @@ def test_a_job_that_is_waited_for_is_found_again(registry: Registry):
 
 
 def test_a_job_can_be_asked_about_while_redis_knows_nothing(registry: Registry):
-    """A job can be read while Redis has lost everything, before the index is rebuilt, and by a caller that
+    """A job can be read while Redis has lost everything, before the view is rebuilt, and by a caller that
     has never read it before.
     """
     job_id = registry.upload("alice")["job_id"]
     lose_redis(registry)
     answer = registry.client.get(f"/v1/jobs/{job_id}")
     assert (answer.status_code, answer.json()["state"]) == (200, "queued")
-    registry.client.delete("/v1/voices/alice")
 
 
 def _state(registry: Registry, job_id: str) -> str:
@@ -90,8 +103,7 @@ def _replace_lost_job(registry: Registry, name: str) -> None:
     """Let the queue lose a voice's job, and housekeeping start another in its place."""
     for key in registry.redis.scan_iter("rq:*"):
         registry.redis.delete(key)
-    registry.parts.index.look_within(speaker_id(name), 0)
-    registry.housekeeper.turn()
+    registry.repair(name)
 
 
 def test_a_job_is_followed_though_its_successor_is_lost_as_well(
@@ -102,16 +114,16 @@ def test_a_job_is_followed_though_its_successor_is_lost_as_well(
     """
     job_id = registry.upload("alice")["job_id"]
     _replace_lost_job(registry, "alice")
-    look = registry.parts.index.look
+    read = registry.opened.speakers.read
 
-    def look_before_the_loss(*asked: Any) -> Any:
+    def read_before_the_loss(speaker: SpeakerId) -> FoundSpeaker:
         monkeypatch.undo()
-        seen = look(*asked)
-        assert [pending.job_id for pending in seen.pending_extractions] != [job_id]
+        found = read(speaker)
+        assert [job.job_id for job in found.open_jobs] != [job_id]
         lose_redis(registry)
-        return seen
+        return found
 
-    monkeypatch.setattr(registry.parts.index, "look", look_before_the_loss)
+    monkeypatch.setattr(registry.opened.speakers, "read", read_before_the_loss)
     assert _state(registry, job_id) == "queued"
     assert _state(registry, job_id) == "queued", "although the last that Redis said was that it is superseded"
     work_until(registry, lambda: _state(registry, job_id) == "succeeded")
@@ -122,7 +134,7 @@ def test_a_job_has_not_ended_while_housekeeping_starts_its_successor(registry: R
     claims the extraction anew.
     """
     job_id = registry.upload("alice")["job_id"]
-    registry.parts.index.set_job(speaker_id("alice"), job_id, "superseded")
+    registry.opened.jobs.end(speaker_id("alice"), open_job(registry, "alice"), "superseded")
     assert _state(registry, job_id) == "queued"
 
 
@@ -134,6 +146,7 @@ def test_a_job_that_nobody_starts_again_has_ended(registry: Registry):
     asked = registry.client.post("/v1/voices/alice/versions/1/extractions", json={"profiles": [WIDER]})
     job_id = asked.headers["Location"].rpartition("/")[2]
     lose_redis(registry)
+    registry.rebuild()  # until the view has the voice, nobody knows which of its jobs are open
     assert _state(registry, job_id) == "superseded"
     first, second = (registry.client.get(f"/v1/jobs/{job_id}") for _ in range(2))
     assert (first.json()["reason"], first.json()["finished_at"]) == ("lost with Redis", None)
@@ -155,19 +168,17 @@ def test_a_job_whose_voice_was_deleted_has_ended(registry: Registry):
     job_id = registry.upload("alice")["job_id"]
     registry.client.delete("/v1/voices/alice")
     lose_redis(registry)
-    registry.housekeeper.turn()
     assert registry.client.get(f"/v1/jobs/{job_id}").json()["state"] == "superseded"
 
 
 def test_a_job_that_failed_or_was_canceled_is_shown_as_that(registry: Registry):
-    """A job that failed or was canceled keeps that state after a loss of Redis, because both are facts in the
-    bucket.
+    """A job that failed or was canceled keeps that state after a loss of Redis, because both are recorded in
+    the bucket.
     """
     failed, canceled = (registry.upload(name)["job_id"] for name in ("alice", "bob"))
     registry.worker.fail_all("alice", InvalidAudio("no sound"))
     assert registry.client.post(f"/v1/jobs/{canceled}/cancel").status_code == 200
     lose_redis(registry)
-    registry.housekeeper.turn()
     shown = registry.client.get(f"/v1/jobs/{failed}").json()
     assert (shown["state"], shown["error"]["code"]) == ("failed", "invalid_audio")
     assert registry.client.get(f"/v1/jobs/{canceled}").json()["state"] == "canceled"
@@ -183,7 +194,7 @@ def test_another_process_finds_a_job_that_was_claimed_elsewhere(start: Start, va
     others = [start(url, folder=one.folder)] if started == "before" else []
     job_id = one.upload("alice")["job_id"]
     (other,) = others or [start(url, folder=one.folder)]
-    wait_until(lambda: other.operations.extractions.seen_jobs.get(job_id) is not None)
+    wait_until(lambda: other.opened.jobs.seen.get(job_id) is not None)
     lose_redis(one)
     assert _state(other, job_id) == "queued"
 
@@ -193,8 +204,7 @@ def test_a_process_remembers_a_job_that_it_joined(registry: Registry):
     may be lost with Redis.
     """
     job_id = registry.upload("alice")["job_id"]
-    forgetful = SeenJobs()
-    registry.operations.extractions.seen_jobs = registry.jobs._seen = forgetful
+    registry.opened.jobs.seen = SeenJobs()
     asked = registry.client.post("/v1/voices/alice/versions/1/extractions", json={"profiles": [PROFILE]})
     assert asked.headers["Location"].endswith(job_id)
     lose_redis(registry)
@@ -248,41 +258,19 @@ def test_a_forced_extraction_that_was_lost_is_started_again(
     """
     registry.ready("alice")
     before = registry.file("alice").headers["ETag"]
-    ensure, refusals = registry.operations.extractions.ensure, [Unavailable("Too early.")] * refused
+    refusals = [Unavailable("Too early.")] * refused
 
-    def ensure_later(*asked: Any, **options: Any) -> Any:
+    def extract_later(*asked: Any, **options: Any) -> Any:
         if refusals:
             raise refusals.pop()
-        return ensure(*asked, **options)
+        return extract(*asked, **options)
 
     forced = {"wait": 20, "force": "true"}
     with waiting(
         registry, lambda: registry.client.post("/v1/audio/voices/alice/cache", params=forced)
     ) as answer:
-        monkeypatch.setattr(registry.operations.extractions, "ensure", ensure_later)
+        monkeypatch.setattr(precompute, "extract", extract_later)
         lose_redis(registry)
         work_until(registry, answer.done)
     assert answer.result().status_code == 200, answer.result().text
     assert registry.file("alice").headers["ETag"] != before
-
-
-def test_an_artifact_of_a_moment_before_a_loss_is_never_answered_as_not_made(registry: Registry):
-    """An artifact that was published just before Redis was lost does not count for some seconds. An engine
-    would take `pending` for the news that nothing was made, so the answer is to come back.
-    """
-    registry.ready("alice")
-    path = f"/v1/voices/alice/versions/1/artifacts/{PROFILE}"
-    digest = registry.client.get(path).json()["digest"]
-    lose_redis(registry)
-    answers = []
-
-    def known() -> bool:
-        answers.append(registry.client.get(path))
-        registry.housekeeper.turn()
-        return answers[-1].status_code != 503
-
-    wait_until(known)
-    assert (answers[-1].status_code, answers[-1].json().get("digest")) == (200, digest)
-    for refused in answers[:-1]:
-        assert "read again" in refused.json()["error"]["message"]
-        assert int(refused.headers["Retry-After"]) >= 1

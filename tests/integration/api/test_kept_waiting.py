@@ -68,9 +68,9 @@ def assert_others_are_answered(registry: Registry) -> None:
 
 
 def test_a_bucket_that_hangs_stops_only_what_reads_from_it(narrow: Registry, monkeypatch: pytest.MonkeyPatch):
-    hanging = Standstill(narrow.parts.store.get)
+    hanging = Standstill(narrow.opened.store.get)
     with monkeypatch.context() as patches:
-        patches.setattr(narrow.parts.store, "get", hanging)
+        patches.setattr(narrow.opened.store, "get", hanging)
         reads = files(narrow)
         reads.append(lambda: narrow.client.get("/v1/voices/voice-1/versions/1/audio"))
         with asking(*reads) as answers:
@@ -82,8 +82,8 @@ def test_a_bucket_that_hangs_stops_only_what_reads_from_it(narrow: Registry, mon
 
 
 def test_a_bucket_that_hangs_stops_only_what_deletes_there(narrow: Registry, monkeypatch: pytest.MonkeyPatch):
-    hanging = Standstill(narrow.parts.store.put)
-    monkeypatch.setattr(narrow.parts.store, "put", hanging)
+    hanging = Standstill(narrow.opened.store.swap)
+    monkeypatch.setattr(narrow.opened.store, "swap", hanging)
     paths = [f"/v1/{kind}/voice-{number}" for number, kind in enumerate(["voices", "audio/voices"] * 2, 1)]
     with asking(*(lambda path=path: narrow.client.delete(path) for path in paths)) as answers:
         wait_until(lambda: hanging.calls == len(paths))
@@ -96,8 +96,8 @@ def test_however_many_may_wait_there_are_threads_for_others(start: Start, monkey
     many = 60
     registry = start(max_active=2 * AT_WORK, max_at_store=many)
     registry.ready("voice-0")
-    hanging = Standstill(registry.parts.store.get)
-    monkeypatch.setattr(registry.parts.store, "get", hanging)
+    hanging = Standstill(registry.opened.store.get)
+    monkeypatch.setattr(registry.opened.store, "get", hanging)
     answers: list[Future[httpx.Response]] = []
     clip = "/v1/voices/voice-0/versions/1/audio"  # requests for one file share a read
     with ExitStack() as asked:
@@ -128,12 +128,12 @@ def test_keys_that_are_made_or_looked_for_stop_nobody(start: Start, monkeypatch:
     ours = {"Authorization": f"Bearer {token}"}
     theirs = {"Authorization": f"Bearer {new_token()}"}
     wanted = {"name": "fleet", "scopes": ["engine"]}
-    making = Standstill(closed.parts.store.put)
-    looking = Standstill(closed.keyring.refresh)
-    monkeypatch.setattr(closed.parts.store, "put", making)
+    making = Standstill(closed.opened.store.swap)
+    looking = Standstill(closed.keys.look)
+    monkeypatch.setattr(closed.opened.store, "swap", making)
     with asking(*[lambda: closed.client.post("/v1/keys", json=wanted, headers=ours)] * AT_WORK) as made:
         wait_until(lambda: making.calls == AT_WORK)
-        monkeypatch.setattr(closed.keyring, "refresh", looking)
+        monkeypatch.setattr(closed.keys, "look", looking)
         with asking(*[lambda: closed.client.get("/v1/voices", headers=theirs)] * 2 * AT_WORK) as unknown:
             wait_until(lambda: looking.calls == 2 * AT_WORK)
             for _ in range(5):
@@ -154,13 +154,14 @@ def test_requests_of_one_tenant_that_do_not_end_keep_no_other_tenant_waiting(
     access = AccessSettings(bootstrap_key=SecretStr(str(token)))
     closed = start(max_active=2 * AT_WORK, max_at_store=AT_STORE, access=access)
     theirs, ours = ({"Authorization": f"Bearer {token}", "X-Speaker-Namespace": name} for name in "ab")
-    real = closed.operations.pages.page
+    view = closed.opened.speakers.view
+    real = view.names
     hanging = Standstill(real)
 
-    def page(namespace: str, **wanted: Any) -> Any:
+    def names(namespace: str, **wanted: Any) -> Any:
         return hanging(namespace, **wanted) if namespace == "a" else real(namespace, **wanted)
 
-    monkeypatch.setattr(closed.operations.pages, "page", page)
+    monkeypatch.setattr(view, "names", names)
     monkeypatch.setattr(admission, "WAIT_LIMIT_SECONDS", 60)
     assert closed.client.get("/v1/voices", headers=ours).status_code == 200
     with asking(*[lambda: closed.client.get("/v1/voices", headers=theirs)] * 10) as answers:
@@ -177,8 +178,8 @@ def test_who_gets_nothing_from_the_bucket_in_time_is_told_so(
 ):
     """A request that gets no slot for the bucket in time is answered 503 with Retry-After."""
     monkeypatch.setattr(narrow.app.state.store_slots, "_wait_seconds", 0.2)
-    hanging = Standstill(narrow.parts.store.get)
-    monkeypatch.setattr(narrow.parts.store, "get", hanging)
+    hanging = Standstill(narrow.opened.store.get)
+    monkeypatch.setattr(narrow.opened.store, "get", hanging)
     with asking(*files(narrow)) as answers:
         wait_until(lambda: hanging.calls == AT_STORE)
         refused = narrow.file(f"voice-{AT_STORE}")
@@ -196,9 +197,10 @@ def test_searches_wait_for_each_other_and_keep_nobody_from_anything_else(
     """Searches wait for each other and block no other request. Eight callers that searched all the time had
     other requests refused.
     """
-    hanging = Standstill(narrow.parts.index.names)
+    view = narrow.opened.speakers.view
+    hanging = Standstill(view.names)
     with monkeypatch.context() as patches:
-        patches.setattr(narrow.parts.index, "names", hanging)
+        patches.setattr(view, "names", hanging)
         with asking(*[lambda: narrow.client.get("/v1/voices?q=nobody")] * 4) as answers:
             wait_until(lambda: hanging.calls == 1)
             for _ in range(5):

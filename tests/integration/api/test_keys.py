@@ -33,6 +33,13 @@ def message(response: httpx.Response) -> str:
 # -- the first one
 
 
+def open_with(registry: Registry, settings: AccessSettings) -> None:
+    """Begin a registry's authentication with other settings, as a process does at its start."""
+    open_access(
+        ApiSettings(), settings, RateSettings(), registry.keys, registry.key_uses, registry.plain_redis
+    )
+
+
 @pytest.mark.parametrize("text", ["", "hunter2", str(BOOTSTRAP)[:-1]], ids=["empty", "another", "cut short"])
 def test_a_bootstrap_key_that_is_none_is_refused_by_where_it_is(
     registry: Registry, tmp_path: Path, text: str
@@ -46,14 +53,14 @@ def test_a_bootstrap_key_that_is_none_is_refused_by_where_it_is(
     with pytest.raises(
         AccessMisconfigured, match=rf"SPEAKER_AUTH_BOOTSTRAP_KEY_FILE \({path}\) holds no API key"
     ) as caught:
-        open_access(ApiSettings(), in_a_file, RateSettings(), registry.keyring, registry.parts.index)
+        open_with(registry, in_a_file)
     assert not text or text not in str(caught.value)
     if text:
         itself = AccessSettings(bootstrap_key=SecretStr(text))
         with pytest.raises(
             AccessMisconfigured, match=r"^SPEAKER_AUTH_BOOTSTRAP_KEY is no API key.*new-key"
         ) as caught:
-            open_access(ApiSettings(), itself, RateSettings(), registry.keyring, registry.parts.index)
+            open_with(registry, itself)
         assert text not in str(caught.value)
 
 
@@ -82,7 +89,7 @@ def test_there_are_no_keys_while_none_is_required(registry: Registry, method: st
     if method != "HEAD":
         assert refused.json()["error"]["code"] == "api_keys_off"
         assert "SPEAKER_AUTH_REQUIRED=true" in message(refused)
-    assert registry.keyring.all("*") == []
+    assert registry.keys.all("*") == []
 
 
 def test_sdk_and_command_line_say_that_keys_are_off(

@@ -1,4 +1,4 @@
-"""Tests of lists over HTTP while the index is away: one page at a time, and within the bucket's slots.
+"""Tests of lists over HTTP while the view is away: one page at a time, and within the bucket's slots.
 Measured with 300 voices in a folder and `limit=20`: 602 calls to the store and 0.6 s when all voices of all
 namespaces were read for each page; 43 calls and 0.1 s since.
 """
@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from services.registry_api.operations import speaker_pages
-from services.shared.index.gate import GateClosed
+from services.shared.registry import pages
+from services.shared.view.generation import ViewAway
 from tests.integration.api.conftest import Start
 from tests.integration.api.registry import EMBEDDING, Registry
 from tests.integration.api.test_kept_waiting import Standstill, asking
@@ -22,15 +22,15 @@ PATHS = ["/v1/voices", "/v1/audio/voices"]
 
 @pytest.fixture
 def away(start: Start, monkeypatch: pytest.MonkeyPatch) -> Iterator[Registry]:
-    """A registry with some voices, whose index has just become unusable."""
+    """A registry with some voices, whose view has just become unusable."""
     registry = start(max_at_store=AT_STORE)
     for name in NAMES:
         registry.upload(name, clip=None, speaker_embedding=EMBEDDING)
 
     def refuse(*_: object) -> Any:
-        raise GateClosed
+        raise ViewAway
 
-    monkeypatch.setattr(registry.parts.index, "read", refuse)
+    monkeypatch.setattr(registry.opened.generation, "read", refuse)
     return registry
 
 
@@ -54,7 +54,7 @@ def test_a_list_of_all_is_refused_where_that_is_more_than_a_page(
     """
     whole = away.client.get("/v1/audio/voices").json()
     assert sorted(one["name"] for one in whole["data"]) == sorted(NAMES)
-    monkeypatch.setattr(speaker_pages, "MAX_PAGE_OF_FACTS", len(NAMES) - 1)
+    monkeypatch.setattr(pages, "MAX_PAGE_OF_BUCKET", len(NAMES) - 1)
     refused = away.client.get("/v1/audio/voices")
     assert refused.status_code == 503
     assert int(refused.headers["Retry-After"]) >= 1
@@ -65,8 +65,8 @@ def test_lists_take_no_more_than_the_slots_of_the_bucket(away: Registry, monkeyp
     """Lists use no more than the slots of the bucket. However many lists are requested, the bucket serves few
     of them at a time, and the others wait.
     """
-    hanging = Standstill(away.parts.store.folders)
-    monkeypatch.setattr(away.parts.store, "folders", hanging)
+    hanging = Standstill(away.opened.store.list)
+    monkeypatch.setattr(away.opened.store, "list", hanging)
     with asking(*[lambda path=path: away.client.get(path) for path in PATHS * 3]) as answers:
         wait_until(lambda: hanging.calls == AT_STORE)
         assert away.client.get("/healthz").status_code == 200

@@ -1,11 +1,15 @@
 """Tests of lists of more voices than one page: sent in pieces, or searched a piece at a time."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import pytest
 
-from services.registry_api.operations import speaker_pages
 from services.registry_api.routes import audio_voices
 from services.registry_api.wire import paging
-from services.shared.index.speaker_index import SpeakerIndex
+from services.shared.model.speaker import SpeakerId
+from services.shared.registry import pages
+from services.shared.registry.speakers import Speakers
 from speaker_registry import RegistryClient
 from tests.integration.api.conftest import Start
 from tests.integration.api.registry import WIDER, Registry
@@ -50,13 +54,16 @@ def test_a_search_looks_at_so_many_voices_however_few_it_finds(
     200 (`MAX_EXAMINED` and `PAGE_SIZE`), however many voices there are.
     """
     looked_at = []
-    look_many = SpeakerIndex.look_many
-    monkeypatch.setattr(
-        SpeakerIndex, "look_many", lambda self, ids: looked_at.extend(ids) or look_many(self, ids)
-    )
+    read_many = Speakers.read_many
+
+    def look(self: Speakers, ids: Sequence[SpeakerId]) -> Any:
+        looked_at.extend(ids)
+        return read_many(self, ids)
+
+    monkeypatch.setattr(Speakers, "read_many", look)
     monkeypatch.setattr(paging, "PAGE_SIZE", 2)
     monkeypatch.setattr(paging, "MAX_EXAMINED", 3)
-    monkeypatch.setattr(speaker_pages, "NAMES_SEARCHED", 2)
+    monkeypatch.setattr(pages, "NAMES_SEARCHED", 2)
     page = many.client.get(f"/v1/voices?limit=1&{search}").json()
     assert (page["data"], page["has_more"]) == ([], True)
     assert len(looked_at) <= 4
@@ -69,7 +76,7 @@ def test_the_sdk_searches_on_over_pages_without_any(many: Registry, monkeypatch:
     """
     monkeypatch.setattr(paging, "MAX_EXAMINED", 1)
     monkeypatch.setattr(paging, "PAGE_SIZE", 2)
-    monkeypatch.setattr(speaker_pages, "NAMES_SEARCHED", 2)
+    monkeypatch.setattr(pages, "NAMES_SEARCHED", 2)
     with RegistryClient(many.url) as client:
         assert [voice.name for voice in client.list(q="Z")] == ["z"]
         assert [voice.name for voice in client.list(state="pending")] == ["z"]

@@ -10,11 +10,15 @@ import numpy as np
 import pytest
 
 from services.embedded.valkey import ValkeyServer
-from services.shared.audio import AudioDecoder
-from services.shared.registry.publication import Publisher
+from services.shared.audio import AudioDecoder, ReferenceAudio
+from services.shared.model.speaker import SpeakerId
+from services.shared.registry.fail import fail
+from services.shared.registry.publish import Attempt
+from services.shared.registry.repair import Decode, sound_rendition
 from speaker_registry.artifact import Artifact, sha256_digest
 from speaker_registry.errors import ClipDamaged
-from tests.integration.api.conftest import Start, empty
+from speaker_registry.names import parse_speaker_name
+from tests.integration.api.conftest import empty
 from tests.integration.api.registry import CLIP, EMBEDDING, OTHER_CLIP, PROFILE, Registry
 
 CACHE = "/v1/audio/voices/{}/cache"
@@ -39,9 +43,7 @@ def artifact_file(registry: Registry, name: str) -> Path:
 
 def blob(registry: Registry, name: str, *, uploaded: bool) -> Path:
     """Return the path of the clip as it was uploaded, or as it was decoded."""
-    sha256 = sha256_digest(CLIP).removeprefix("sha256:")
-    files = list(registry.folder.rglob(f"*/{name}/**/blob/*"))
-    [found] = [file for file in files if (file.name == sha256) == uploaded]
+    [found] = registry.folder.rglob(f"*/{name}/*/{'clip' if uploaded else 'rendition'}")
     return found
 
 
@@ -54,10 +56,9 @@ def registry(
         yield running
 
 
-@pytest.fixture
-def publisher(registry: Registry, decoder: AudioDecoder) -> Publisher:
-    """Return a worker's publisher, which can decode a clip again."""
-    return Publisher.over(registry.parts, decoder.decode)
+def read_clip(registry: Registry, work: Attempt, decode: Decode) -> ReferenceAudio:
+    """Return the clip that a worker extracts from."""
+    return sound_rendition(registry.opened.blobs, work.speaker_id, work.version, decode)
 
 
 @DAMAGES
@@ -140,33 +141,39 @@ def test_a_cache_call_does_not_call_an_artifact_valid_whose_bytes_are_lost(
     assert registry.file(name).status_code == 200
 
 
-def test_a_lost_artifact_stays_void_when_redis_is_lost(registry: Registry, name: str):
-    """A lost artifact stays void when Redis is lost. The bucket records it, so no rebuild of the index brings
-    the damaged bytes back.
+def test_a_lost_artifact_is_never_served_when_redis_is_lost(registry: Registry, name: str):
+    """Redis forgets that the artifact is made again. The next request finds that its bytes are lost, and asks
+    for it once more.
     """
     registry.ready(name)
     remove(artifact_file(registry, name))
     assert registry.file(name).status_code == 202
     registry.redis.flushall()
-    registry.housekeeper.rebuild()
-    assert registry.file(name).status_code == 503, "what was published a moment before is not certain yet"
+    registry.rebuild()
+    assert registry.file(name).status_code == 202
     assert registry.client.post(CACHE.format(name), params={"wait": 0}).json()["cache_status"] == "pending"
     registry.worker.finish_all(name)
     assert registry.file(name).status_code == 200
 
 
 def test_an_artifact_may_be_brought_in_place_of_a_lost_one(registry: Registry, name: str):
-    """An artifact may be uploaded to replace a lost one. It must get a new build, too."""
+    """An artifact may be uploaded to replace a lost one, also one that was uploaded before. It must get a new
+    build, too, and what is lost is not named any more.
+    """
     registry.ready(name)
     lost = registry.file(name)
-    remove(artifact_file(registry, name))
-    registry.file(name)
     path = f"/v1/voices/{name}/versions/1/artifacts/{PROFILE}"
-    assert registry.client.put(path, content=lost.content).status_code == 201
-    assert (
-        Artifact.parse(registry.file(name).content).content_digest
-        == Artifact.parse(lost.content).content_digest
-    )
+    for _ in range(2):
+        remove(artifact_file(registry, name))
+        assert registry.client.put(path, content=lost.content).status_code == 201
+        assert (
+            Artifact.parse(registry.file(name).content).content_digest
+            == Artifact.parse(lost.content).content_digest
+        )
+    [version] = registry.opened.speakers.read(
+        SpeakerId.of("default", parse_speaker_name(name))
+    ).document.versions
+    assert [one.build for one in version.artifacts[PROFILE]] == [3]
 
 
 def test_one_wrong_answer_of_the_store_makes_nothing_void(
@@ -176,14 +183,14 @@ def test_one_wrong_answer_of_the_store_makes_nothing_void(
     bytes are considered lost.
     """
     registry.ready(name)
-    get, lies = registry.parts.store.get, iter([True])
+    get, lies = registry.opened.store.get, iter([True])
 
     def get_with_one_lie(key: str) -> bytes:
         if key.endswith(".safetensors") and next(lies, False):
             raise FileNotFoundError
         return get(key)
 
-    monkeypatch.setattr(registry.parts.store, "get", get_with_one_lie)
+    monkeypatch.setattr(registry.opened.store, "get", get_with_one_lie)
     assert registry.file(name).status_code == 200
 
 
@@ -209,23 +216,23 @@ def test_an_embedding_that_its_owner_brought_cannot_be_replaced(registry: Regist
 
 @DAMAGES
 def test_a_decoded_clip_that_is_lost_is_decoded_again(
-    registry: Registry, name: str, publisher: Publisher, damage: Callable[[Path], None]
+    registry: Registry, name: str, decoder: AudioDecoder, damage: Callable[[Path], None]
 ):
     """A decoded clip that is lost is decoded again. The result of half a clip would be
     served as the voice.
     """
     registry.upload(name)
     [work] = registry.worker.take_all(name)
-    whole, file = publisher.read_clip(work), blob(registry, name, uploaded=False)
+    whole, file = read_clip(registry, work, decoder.decode), blob(registry, name, uploaded=False)
     stored = file.read_bytes()
     damage(file)
-    again = publisher.read_clip(work)
+    again = read_clip(registry, work, decoder.decode)
     assert np.array_equal(again.samples, whole.samples)
     assert file.read_bytes() == stored
 
 
 def test_nothing_is_extracted_from_a_clip_that_is_lost_altogether(
-    registry: Registry, name: str, publisher: Publisher
+    registry: Registry, name: str, decoder: AudioDecoder
 ):
     """An extraction from a clip that is lost altogether fails and says what to do. The artifact from before
     is still served.
@@ -237,11 +244,12 @@ def test_nothing_is_extracted_from_a_clip_that_is_lost_altogether(
     registry.client.post(CACHE.format(name), params={"wait": 0, "force": True})
     [work] = registry.worker.take_all(name)
     with pytest.raises(ClipDamaged, match="damaged, and so is the uploaded one") as caught:
-        publisher.read_clip(work)
+        read_clip(registry, work, decoder.decode)
     for _ in range(work.max_attempts):
-        publisher.fail(work, caught.value)
+        opened = registry.opened
+        fail(opened.speakers, opened.jobs, opened.profiles, work, caught.value)
         [work] = registry.worker.take_all(name) or [work]
-    job = registry.client.get(f"/v1/jobs/{work.job_id}").json()
+    job = registry.client.get(f"/v1/jobs/{work.job.job_id}").json()
     assert (job["state"], job["error"]["code"]) == ("failed", "clip_damaged")
     assert registry.file(name).content == before.content
 
@@ -255,19 +263,5 @@ def test_a_clip_that_decodes_to_other_samples_than_before_is_not_used(
     registry.upload(name)
     [work] = registry.worker.take_all(name)
     remove(blob(registry, name, uploaded=False))
-    publisher = Publisher.over(registry.parts, lambda _: decoder.decode(OTHER_CLIP))
     with pytest.raises(ClipDamaged, match="no longer decodes to the same samples"):
-        publisher.read_clip(work)
-
-
-def test_a_voice_that_was_deleted_meanwhile_is_not_taken_for_damaged(start: Start, decoder: AudioDecoder):
-    """A voice that was deleted meanwhile is not reported as damaged. Its files are
-    missing because it is deleted.
-    """
-    registry = start()
-    registry.upload("gone")
-    [work] = registry.worker.take_all("gone")
-    registry.client.delete("/v1/voices/gone")
-    remove(blob(registry, "gone", uploaded=False))
-    with pytest.raises(Exception, match="Voice 'gone' not found"):
-        Publisher.over(registry.parts, decoder.decode).read_clip(work)
+        read_clip(registry, work, lambda _: decoder.decode(OTHER_CLIP))

@@ -8,9 +8,10 @@ import httpx
 import pytest
 
 from services.registry_api.express import lane as lane_module
-from services.registry_api.operations import speaker_pages
-from services.shared.bucket.keys import SpeakerId
-from services.shared.index.speaker_index import names_key, speaker_key
+from services.registry_api.routes import manifests
+from services.shared.model.speaker import SpeakerId
+from services.shared.registry import pages
+from services.shared.view.keys import copy_key, names_key
 from speaker_registry import AsyncRegistryClient, RegistryClient
 from speaker_registry.errors import InvalidRequest, ProfileUnknown
 from speaker_registry.manifests import Manifest
@@ -88,7 +89,7 @@ def test_every_voice_is_on_one_page(start: Start):
 
 def test_a_page_ends_after_a_mebibyte_of_texts(start: Start, monkeypatch: pytest.MonkeyPatch):
     """Five hundred of the longest transcripts would be an answer of 30 MB."""
-    monkeypatch.setattr(speaker_pages, "PAGE_BYTES", 250)
+    monkeypatch.setattr(pages, "PAGE_BYTES", 250)
     registry = start()
     for number in range(5):
         registry.upload(f"voice-{number}", ref_text="x" * 100)
@@ -151,27 +152,27 @@ def test_a_page_from_memory_ends_with_a_new_voice(closed_lane: tuple[Registry, L
 def test_a_page_from_memory_ends_with_a_voice_that_is_admitted_late(closed_lane: tuple[Registry, Lane]):
     """An upload from before a loss of Redis may land when all other voices were admitted already."""
     registry, lane = closed_lane
-    index, bob = registry.parts.index, SpeakerId("default", "bob")
+    generation, bob = registry.generation(), SpeakerId("default", "bob")
     registry.ready("alice")
     registry.ready("bob")
-    registry.redis.delete(speaker_key(bob))
-    registry.redis.zrem(f"{names_key('default')}:{index.epoch}", "bob")
+    registry.redis.delete(copy_key(generation, bob))
+    registry.redis.zrem(names_key(generation, "default"), "bob")
     registry.client.delete("/v1/voices/alice")  # its event ends what was kept before
     wait_until(lambda: voices(lane.get(PATH).json()) == [])
-    index.admit(bob)
+    registry.opened.speakers.refresh(bob)
     wait_until(lambda: voices(listed(registry)) == ["bob"])
 
 
-def test_a_page_from_memory_ends_with_the_index_that_it_came_from(closed_lane: tuple[Registry, Lane]):
+def test_a_page_from_memory_ends_with_the_view_that_it_came_from(closed_lane: tuple[Registry, Lane]):
     """A page from before a loss of Redis may have voices whose deletion was never told."""
     registry, lane = closed_lane
     registry.ready("alice")
     lane.get(PATH)
     events = registry.app.state.services.events
-    stamp = registry.parts.index.stamp
+    before = registry.generation()
     registry.redis.flushall()
-    registry.housekeeper.rebuild()
-    wait_until(lambda: events._stamp != stamp and events.is_fresh)
+    registry.rebuild()
+    wait_until(lambda: events.generation != before and events.is_fresh)
     answered = lane.answered
     assert voices(listed(registry)) == ["alice"]
     assert lane.answered == answered
@@ -196,7 +197,7 @@ def test_a_key_that_is_checked_again_has_no_page_made_again(
     def fail(*_: object, **__: object) -> None:
         raise AssertionError("it was made again")
 
-    monkeypatch.setattr(type(registry.app.state.services.operations.pages), "page", fail)
+    monkeypatch.setattr(manifests, "page", fail)
     registry.app.state.lane._drop_grants()
     answered = lane.answered
     assert registry.client.get(PATH, headers=unchanged).status_code == 304
@@ -218,8 +219,8 @@ def test_no_tenant_is_told_anothers_voices(start: Start):
         assert httpx.get(registry.url + PATH).status_code == 401
 
 
-def test_while_redis_was_lost_the_manifest_comes_from_the_facts(start: Start):
-    """An engine must not be told that all voices are gone because the index is."""
+def test_while_redis_was_lost_the_manifest_comes_from_the_bucket(start: Start):
+    """An engine must not be told that all voices are gone because the view is."""
     registry = start(kept_bytes=0)
     registry.ready("alice")
     registry.redis.flushdb()

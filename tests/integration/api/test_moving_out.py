@@ -110,7 +110,7 @@ def test_a_round_trip_changes_nothing(moved: Move, tmp_path: Path):
 
 def test_nothing_has_to_be_extracted_again(moved: Move):
     """Only the voice that was not ready when it was exported is left for a worker."""
-    assert [attempt.version.record.name for attempt in moved.second.worker.take_all()] == ["waiting"]
+    assert [attempt.version.name for attempt in moved.second.worker.take_all()] == ["waiting"]
     with RegistryClient(moved.second.url) as client:
         assert client.get("alice").version == 4
         assert client.clip("alice@2").data == OTHER_CLIP

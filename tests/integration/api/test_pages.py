@@ -18,6 +18,7 @@ from services.registry_api.keys.seal import Seal
 from services.registry_api.pages import voices
 from services.registry_api.pages.activity import Activity
 from services.registry_api.pages.sessions import COOKIE, is_page
+from services.shared.view.keys import jobs_key
 from speaker_registry.errors import WorkerError
 from tests.integration.api.access import BOOTSTRAP, CLOSED, bearer, id_of, key
 from tests.integration.api.conftest import Start, empty
@@ -437,7 +438,7 @@ def test_the_overview_says_what_needs_a_person(start: Start):
         page = visitor.get().text
         assert f"1 voice waits for {PROFILE}: no worker serves it." in page
         assert f"Start a worker with SPEAKER_EXTRACTOR_PROFILES={PROFILE}." in page
-        registry.parts.announcements.beat("worker-1", {PROFILE: registry.worker.fingerprint})
+        registry.opened.workers.beat("worker-1", {PROFILE: registry.worker.fingerprint})
         registry.worker.finish_all()
         assert registry.client.get("/v1/voices/alice").json()["state"] == "ready"
 
@@ -463,15 +464,16 @@ def test_the_overview_draws_the_jobs_of_the_last_hour(start: Start):
     registry.upload("bad")
     registry.worker.fail_all("bad", WorkerError("no speech"))
     now = time.time()
-    jobs = registry.jobs.page("default", limit=10).found
+    records, generation = registry.opened.jobs.records, registry.generation()
+    jobs = records.page("default", limit=10).found
     for job, age in zip(jobs, (0, 1800, 7200, 100_000), strict=True):
-        registry.redis.zadd(f"sr:jobs:default:{job.state}", {job.id: now - age})
-    hour, day = Activity(registry.jobs, now=lambda: now).charts("default")
+        registry.redis.zadd(jobs_key(generation, "default", job.state), {job.id: now - age})
+    hour, day = Activity(records, now=lambda: now).charts("default")
     assert hour.totals == {"succeeded": 1, "unfinished": 0, "failed": 1}
     assert day.totals == {"succeeded": 2, "unfinished": 0, "failed": 1}
     assert [bar.total for bar in hour.bars][-1] == 1
     assert sum(bar.start <= now - 1800 < bar.end and bar.total == 1 for bar in hour.bars) == 1
-    assert not list(Activity(registry.jobs).charts("other")[1].drawn)
+    assert not list(Activity(records).charts("other")[1].drawn)
     with Visitor(registry) as visitor:
         page = visitor.get().text
     assert "Last hour" in page
@@ -602,11 +604,14 @@ def test_lists_have_pages_and_filters(start: Start, monkeypatch: pytest.MonkeyPa
 
 def test_sessions_survive_another_process_and_not_a_lost_redis(registry: Registry):
     """All API processes read each other's sessions. After a loss of Redis people sign in again."""
-    one, other = Seal(registry.parts.index), Seal(registry.parts.index, monotonic=lambda: 10.0)
+    one, other = (
+        Seal(registry.plain_redis),
+        Seal(registry.plain_redis, monotonic=lambda: 10.0),
+    )
     sealed = one.seal(b"something")
     assert other.open(sealed) == b"something"
     assert b"something" not in sealed.encode()
     registry.redis.delete("sr:seal_secret")
-    anew = Seal(registry.parts.index)
+    anew = Seal(registry.plain_redis)
     assert anew.open(sealed) is None
-    assert Seal(registry.parts.index).open(anew.seal(b"x")) == b"x"
+    assert Seal(registry.plain_redis).open(anew.seal(b"x")) == b"x"

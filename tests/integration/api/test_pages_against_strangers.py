@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from services.registry_api.pages.sessions import COOKIE
-from services.shared.index.announcements import FailedProof
+from services.shared.view.workers import FailedProof
 from speaker_registry.errors import WorkerError
 from tests.encoders import make_current
 from tests.integration.api.access import BOOTSTRAP, CLOSED, bearer, key
@@ -104,12 +104,12 @@ def strange(tmp_path_factory: pytest.TempPathFactory, valkey: Any, decoder: Any)
                 registry.upload(name, headers=me, **fields, **clip)
                 registry.worker.fail_all(name, WorkerError(text))
             key(registry, "engine", name=text[:128])
-        announcements = registry.parts.announcements
-        make_current(announcements, PROFILE, registry.worker.fingerprint, {text: text for text in TEXTS})
-        make_current(announcements, WIDER, "sha256:" + "2" * 64, {text: text for text in TEXTS})
+        profiles = registry.opened.profile_records
+        make_current(profiles, PROFILE, registry.worker.fingerprint, {text: text for text in TEXTS})
+        make_current(profiles, WIDER, "sha256:" + "2" * 64, {text: text for text in TEXTS})
         for text in TEXTS:
             proof = FailedProof(worker=text, device=text, reason=text)
-            announcements.tell_failed_proofs({WIDER: proof})
+            registry.opened.workers.report_failed({WIDER: proof})
         yield registry
 
 

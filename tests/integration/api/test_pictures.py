@@ -1,15 +1,15 @@
 """Tests of the pictures of clips over HTTP: who draws them, how they are kept, and when they are gone."""
 
+from datetime import timedelta
 from pathlib import Path
 
 import httpx
 import pytest
 
 from services.extractor_worker.features.pictures import draw
-from services.registry_api.maintenance.garbage_collector import GarbageCollector
+from services.registry_api.maintenance.erase import erase
 from services.shared.audio import ReferenceAudio
-from services.shared.bucket.keys import SpeakerId
-from services.shared.configuration.settings import HousekeepingSettings
+from services.shared.model.speaker import SpeakerId
 from services.shared.queue.rq_jobs import PICTURES_QUEUE
 from speaker_registry import RegistryClient
 from speaker_registry.errors import InvalidAudio
@@ -27,7 +27,18 @@ def ask(registry: Registry, name: str, picture: str = WAVEFORM, **options: str) 
 
 
 def files(registry: Registry, name: str) -> list[Path]:
-    return sorted(path for path in (registry.folder / "default/v" / name / "d").rglob("pic/*"))
+    found = (registry.folder / "default/d" / name).rglob("*.*.*")
+    return sorted(path for path in found if path.name.endswith((WAVEFORM, MEL)))
+
+
+def erase_at_once(registry: Registry, name: str) -> None:
+    """Erase what was deleted, as if its grace period were over."""
+    erase(
+        registry.opened.speakers,
+        registry.opened.blobs,
+        SpeakerId("default", name),
+        grace=timedelta(seconds=-5),
+    )
 
 
 def test_a_picture_is_drawn_when_it_is_requested_for_the_first_time(registry: Registry, name: str):
@@ -83,7 +94,7 @@ def test_a_version_without_a_clip_has_no_pictures(registry: Registry, name: str)
 
 
 def test_a_lost_or_damaged_picture_is_drawn_again(registry: Registry, name: str):
-    """No fact names a picture, so it is made again from the clip at any time."""
+    """No document names a picture, so it is made again from the clip at any time."""
     registry.upload(name)
     ask(registry, name)
     draw_all(registry)
@@ -121,15 +132,11 @@ def test_the_pictures_are_erased_with_their_voice(registry: Registry, name: str)
     ask(registry, name)
     draw_all(registry)
     assert len(files(registry, name)) == 2
-    collector = GarbageCollector(
-        registry.parts.store, registry.parts.index, HousekeepingSettings(grace_seconds=3600)
-    )
-    collector.collect(SpeakerId("default", name))
+    erase_at_once(registry, name)
     assert len(files(registry, name)) == 2, "those of a live voice are kept"
     assert registry.client.delete(f"/v1/voices/{name}").status_code == 204
     assert ask(registry, name).status_code == 404
-    at_once = HousekeepingSettings(deleted_grace_seconds=0)
-    GarbageCollector(registry.parts.store, registry.parts.index, at_once).collect(SpeakerId("default", name))
+    erase_at_once(registry, name)
     assert files(registry, name) == []
 
 
@@ -193,7 +200,7 @@ def test_redis_loses_its_jobs_and_the_picture_is_drawn_all_the_same(start: Start
     assert ask(registry, name).status_code == 202
     registry.redis.flushdb()
     assert ask(registry, name).status_code in {202, 503}
-    registry.housekeeper.rebuild()
+    registry.rebuild()
     assert ask(registry, name).status_code == 202
     assert draw_all(registry)
     assert ask(registry, name).status_code == 200

@@ -1,5 +1,5 @@
 """Tests in which Redis is suspended: its connections stay open, and it answers nothing. Reads are answered
-from the facts, and one short probe decides that for all requests. Measured with ten lists and thirty
+from the bucket, and one short probe decides that for all requests. Measured with ten lists and thirty
 descriptors at the same time and 20 voices in a folder. When every request under way waited for 5 s, 2 lists
 and all descriptors were answered 503, and one list took 5 s. With the breaker, and probes of 0.3 s as in
 these tests, all are answered 200, a list takes 0.6 s, and a descriptor 0.01 s.
@@ -15,7 +15,7 @@ import pytest
 
 from services.embedded.valkey import ValkeyServer
 from services.registry_api.serving import admission
-from services.shared.index import redis_access
+from services.shared.view import redis_access
 from tests.integration.api.conftest import Start
 from tests.integration.api.registry import Registry
 from tests.queue_workers import wait_until

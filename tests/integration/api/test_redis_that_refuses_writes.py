@@ -15,7 +15,8 @@ from redis import Redis
 from services.embedded.valkey import ValkeyServer
 from services.registry_api.access.rate_limits import MINUTE
 from services.shared.configuration.settings import RateSettings
-from tests.integration.api.access import BOOTSTRAP, CLOSED, bearer
+from services.shared.view.keys import shared_key
+from tests.integration.api.access import CLOSED, bearer, key
 from tests.integration.api.conftest import Start
 from tests.integration.api.registry import CLIP, EMBEDDING, PROFILE, Registry
 from tests.ports import free_port
@@ -42,10 +43,8 @@ def registry(start: Start, own_valkey: ValkeyServer) -> Registry:
         access=CLOSED,
         rates=RateSettings(requests_per_minute=10_000, uploads_per_minute=10_000),
     )
-    asked = {"name": "test", "scopes": ["engine", "voices:write", "voices:delete", "audio:read"]}
-    with registry.new_client(headers=bearer(BOOTSTRAP)) as operator:
-        key = operator.post("/v1/keys", json=asked).json()["key"]
-    registry.client.headers["Authorization"] = f"Bearer {key}"
+    token = key(registry, "engine", "voices:write", "voices:delete", "audio:read")
+    registry.client.headers["Authorization"] = f"Bearer {token}"
     registry.ready(NAME)
     return registry
 
@@ -98,12 +97,12 @@ def need_no_snapshots(redis: Redis, folder: Path) -> None:
     ids=["full", "read-only", "too few replicas", "cannot save"],
 )
 def refusing(request: pytest.FixtureRequest, registry: Registry, own_valkey: ValkeyServer) -> Iterator[None]:
-    """Make the server refuse writes when a minute has just begun and the copies of announcements are gone."""
+    """Make the server refuse writes when a minute has just begun and the copies of profiles are gone."""
     begin, end = request.param
     registry.app.state.access.rate_limits.now = lambda: time.time() + MINUTE
     with Redis.from_url(own_valkey.url) as redis:
-        redis.delete("sr:profiles")
-        registry.parts.announcements.look_anew()
+        redis.delete(shared_key(registry.opened.generation.for_reading()))
+        registry.opened.profile_records.look_anew()
         begin(redis, own_valkey.data_dir)
         try:
             yield
@@ -143,8 +142,6 @@ def writes(client: httpx.Client) -> Iterator[httpx.Response]:
     yield client.delete(f"/v1/audio/voices/{NAME}")
     yield client.delete(f"/v1/voices/{NAME}")
     yield client.post(f"/v1/audio/voices/{NAME}/cache", params={"force": "true"})
-    operator = bearer(BOOTSTRAP)
-    yield client.post("/v1/keys", json={"name": "more", "scopes": ["engine"]}, headers=operator)
 
 
 @pytest.mark.usefixtures("refusing")
@@ -155,3 +152,10 @@ def test_writes_are_told_to_come_back(registry: Registry):
     for response in writes(registry.client):
         assert response.status_code == 503, response.text
         assert int(response.headers["Retry-After"]) >= 1
+
+
+@pytest.mark.usefixtures("refusing")
+def test_a_key_can_be_made_and_used(registry: Registry):
+    """A key can be made and used. It stands in the bucket, where a key that Redis lacks is looked up."""
+    token = key(registry, "engine")
+    assert registry.client.get(f"/v1/voices/{NAME}", headers=bearer(token)).status_code == 200

@@ -46,7 +46,7 @@ def reasons(registry: Registry, name: str, job_id: str) -> dict[str, str | None]
 def registry(start: Start) -> Registry:
     """A registry that remembers nothing from one look to the next."""
     registry = start()
-    registry.parts.announcements._monotonic = iter(range(0, 10**9, 10)).__next__
+    registry.forget_workers_at_once()
     return registry
 
 
@@ -56,9 +56,9 @@ def test_a_job_that_nobody_serves_says_so_everywhere(registry: Registry):
     """
     job_id = registry.upload("alice")["job_id"]
     assert set(reasons(registry, "alice", job_id).values()) == {REASON}
-    registry.parts.announcements.beat(*WORKER)
+    registry.opened.workers.beat(*WORKER)
     assert set(reasons(registry, "alice", job_id).values()) == {None}
-    registry.parts.announcements.leave(*WORKER)
+    registry.opened.workers.leave(*WORKER)
     assert set(reasons(registry, "alice", job_id).values()) == {REASON}
     registry.worker.finish_all("alice")
     assert set(reasons(registry, "alice", job_id).values()) == {None}, "it is done, whoever serves it now"
@@ -107,7 +107,7 @@ def test_without_redis_nothing_is_said_of_workers(registry: Registry, monkeypatc
     def away(_: object) -> dict[str, int]:
         raise Unavailable("not now")
 
-    monkeypatch.setattr(registry.parts.announcements, "workers_of", away)
+    monkeypatch.setattr(registry.opened.workers, "of", away)
     (status,) = registry.client.get("/v1/voices/alice").json()["artifacts"]
     assert (status["state"], status["reason"]) == ("pending", None)
     assert "reason" not in registry.upload("bob"), "and no upload fails of it"
@@ -118,10 +118,8 @@ def test_a_list_asks_for_workers_once(start: Start, monkeypatch: pytest.MonkeyPa
     registry = start()
     for number in range(5):
         registry.upload(f"voice-{number}")
-    announcements, asked = registry.parts.announcements, []
-    workers_of = announcements.workers_of
-    monkeypatch.setattr(
-        announcements, "workers_of", lambda names: (asked.append(names), workers_of(names))[1]
-    )
+    workers, asked = registry.opened.workers, []
+    of = workers.of
+    monkeypatch.setattr(workers, "of", lambda names: (asked.append(names), of(names))[1])
     assert len(registry.client.get("/v1/voices").json()["data"]) == 5
     assert len(asked) <= 1

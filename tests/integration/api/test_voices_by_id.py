@@ -4,6 +4,7 @@ use nothing else (`client.audio.voices.delete(voice.id)`).
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -109,7 +110,7 @@ def test_a_delete_by_id_spares_a_voice_that_took_the_name_meanwhile(
     old = registry.ready(name)["id"]
 
     def replace() -> None:
-        registry.operations.deletions.delete("default", name)
+        registry.delete(name)
         registry.ready(name)
 
     once_before_a_delete(registry, monkeypatch, replace)
@@ -133,15 +134,15 @@ def once_before_a_delete(
     registry: Registry, monkeypatch: pytest.MonkeyPatch, happen: Callable[[], object]
 ) -> None:
     """Let something happen after the next delete has found its voice, and before it takes effect."""
-    index = registry.parts.index
-    reserve: Callable[..., object] = index.reserve_tombstone
+    speakers = registry.opened.speakers
+    changing = speakers.changing
 
-    def late(*given: object, **more: object) -> object:
+    def late(*given: Any, **more: Any) -> Any:
         monkeypatch.undo()
         happen()
-        return reserve(*given, **more)
+        return changing(*given, **more)
 
-    monkeypatch.setattr(index, "reserve_tombstone", late)
+    monkeypatch.setattr(speakers, "changing", late)
 
 
 def test_a_name_comes_before_an_id(registry: Registry, name: str):
@@ -186,7 +187,7 @@ def test_ids_are_known_when_redis_has_lost_everything(start: Start):
 
 
 def test_ids_are_known_without_redis(start: Start, tmp_path: Path):
-    """Ids are resolved without Redis. Reads go on from the facts, by id as by name."""
+    """Ids are resolved without Redis. Reads go on from the bucket, by id as by name."""
     with ValkeyServer(tmp_path / "redis") as server:
         registry = start(server.url, kept_bytes=0)
         voice_id = registry.ready("Wren")["id"]

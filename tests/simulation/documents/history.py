@@ -1,12 +1,12 @@
 """One history, told by its seed: a while of everything under faults; then rest; then the reckoning."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
-from services.shared.bucket.blobs import Unsound
-from services.shared.bucket.keys import SpeakerId
+from services.shared.bucket.stored_bytes import Unsound
+from services.shared.model.speaker import SpeakerId
 from services.shared.view.generation import ASKED_SECONDS, SETTLED_SECONDS
 from speaker_registry.errors import AudioNotFound, Unavailable, VoiceNotFound
 from speaker_registry.names import DEFAULT, LATEST
@@ -55,39 +55,56 @@ class History:
         self._contents = 0
         self._again: list[Upload] = []
         self._graces = world.random.choice([HOUR, 3 * DAY])
-        self._errands = self._draw_errands()
+        self._errands = world.theme.errands or self._draw_errands()
         self._hurry = world.random.choice([0.01, 0.2, 1.0])
         """The share of idle time that passes. A small one lets operations overlap."""
 
-    def _draw_errands(self) -> list[tuple[Callable[[], Any], float]]:
+    def _draw_errands(self) -> Mapping[str, float]:
         """Return what may begin at each step, and how often."""
         often = self.world.random.uniform
-        return [
-            (self._upload, often(1, 8)),
-            (self._read, 5.0),
-            (self._delete, often(0, 1.5)),
-            (self._delete_version, often(0, 1)),
-            (self._undelete, often(0, 1)),
-            (self._move_alias, often(0, 2)),
-            (self._cancel, often(0, 1)),
-            (self._work, 8.0),
-            (self._keep_house, 3.0),
-            (self._sweep, often(0.3, 3)),
-            (self._erase, often(0, 1)),
-            (self._rebuild, often(0.2, 1.5)),
-        ]
+        return {
+            "register": often(1, 8),
+            "read": 5.0,
+            "delete": often(0, 1.5),
+            "delete version": often(0, 1),
+            "undelete": often(0, 1),
+            "alias": often(0, 2),
+            "cancel": often(0, 1),
+            "work": 8.0,
+            "settle": 3.0,
+            "sweep": often(0.3, 3),
+            "erase": often(0, 1),
+            "rebuild": often(0.2, 1.5),
+        }
+
+    def _begin(self, errand: str) -> None:
+        begins: dict[str, Callable[[], None]] = {
+            "register": self._upload,
+            "read": self._read,
+            "delete": self._delete,
+            "delete version": self._delete_version,
+            "undelete": self._undelete,
+            "alias": self._move_alias,
+            "cancel": self._cancel,
+            "work": self._work,
+            "settle": self._keep_house,
+            "sweep": self._sweep,
+            "erase": self._erase,
+            "rebuild": self._rebuild,
+        }
+        begins[errand]()
 
     # The course of things
 
     def live(self, steps: int) -> None:
         world, random = self.world, self.world.random
-        errands, odds = zip(*self._errands, strict=True)
+        errands, odds = list(self._errands), list(self._errands.values())
         for _ in range(steps):
-            world.advance(random.expovariate(1 / 0.05))
+            world.advance(random.expovariate(1 / world.theme.step_seconds))
             world.strike()
             awake = world.awake()
             if len(awake) < _CROWD and random.random() < 0.2:
-                random.choices(errands, odds)[0]()
+                self._begin(random.choices(errands, odds)[0])
             if awake and random.random() > 0.01:
                 world.step(random.choice(awake))
             else:
@@ -281,11 +298,15 @@ def erase(process: Process, name: str, grace: float) -> None:
     process.registry.erase(name, grace=timedelta(seconds=grace))
 
 
-def run(seed: int, *, steps: int = STEPS) -> World:
-    """Live through one history. Raises `Broken`."""
-    world = World(seed)
+def run(seed: int, *, theme: str | None = None, steps: int = STEPS) -> World:
+    """Live through one history. Raises `Broken`.
+
+    Args:
+        theme: the name of its theme. By default the seed draws one.
+    """
+    world = World(seed, theme)
     history = History(world)
-    world.weather = Weather.draw(world.random)
+    world.weather = Weather.draw(world.random, world.theme)
     try:
         history.live(steps)
         come_to_rest(world)

@@ -16,7 +16,6 @@ from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any
 
-from services.shared.bucket.keys import SpeakerId
 from services.shared.bucket.layout import (
     VIEW,
     artifact_key,
@@ -29,6 +28,7 @@ from services.shared.bucket.layout import (
 from services.shared.model.changes import CANCELED
 from services.shared.model.document import SpeakerDocument
 from services.shared.model.records import Version, unseal
+from services.shared.model.speaker import SpeakerId
 from speaker_registry.names import DEFAULT
 from tests.simulation.documents.request import PATIENCE_SECONDS, Request, current_request
 
@@ -69,6 +69,8 @@ class Ledger:
         self._highest: dict[SpeakerId, tuple[int, int]] = defaultdict(lambda: (0, 0))
         self._contents: dict[tuple[str, str, str, int], str] = {}
         self._canceled: set[tuple[str, str, str, int]] = set()
+        self._brought_back: dict[str, float] = {}
+        """The ids of versions that an undelete brought back last, and when."""
         self._tainted: set[tuple[str, str, int]] = set()
         """Copies in a view that come from an answer of a node that was behind."""
 
@@ -95,7 +97,10 @@ class Ledger:
             raise Violation(f"4: {key} was removed, and the document names it")
 
     def _see_generation(self, body: bytes) -> None:
-        generation = str(unseal(body).get("generation", ""))
+        try:
+            generation = str(unseal(body).get("generation", ""))
+        except ValueError:
+            generation = ""  # the weather has damaged it
         if generation != self.generation:
             self.generation, self.view_changed_at = generation, self._world.time
 
@@ -107,7 +112,7 @@ class Ledger:
             self.uploads[version.vuid].is_dead = False
 
     def _commit(self, speaker_id: SpeakerId, body: bytes) -> None:
-        new, old = SpeakerDocument.parse(body), self.newest[speaker_id]
+        new, old = SpeakerDocument.model_validate(unseal(body)), self.newest[speaker_id]
         request = self._senders.get(body)
         self._world.note(f"COMMIT {speaker_id} {new.revision} {new.did} by {new.by}")
         self._world.counts["commits"] += 1
@@ -146,6 +151,7 @@ class Ledger:
         if new.did == "undelete":
             for version in new.versions:
                 self.uploads[version.vuid].is_dead = False
+                self._brought_back[version.vuid] = self._world.time
         if new.did not in _TAKES:
             return
         for vuid, upload in self.uploads.items():
@@ -181,9 +187,10 @@ class Ledger:
                     raise Violation(f"3: build {one.build} of {speaker_id} for {profile} has two contents")
                 if build in self._canceled:
                     raise Violation(f"1: build {one.build} of {speaker_id} came after it was canceled")
-        for profile, failure in version.failures.items():
-            if failure.code == CANCELED:
-                self._canceled.add((version.vuid, profile, failure.fingerprint, failure.build))
+        for profile, failures in version.failures.items():
+            for failure in failures:
+                if failure.code == CANCELED:
+                    self._canceled.add((version.vuid, profile, failure.fingerprint, failure.build))
 
     def _judge_kept(
         self, speaker_id: SpeakerId, old: SpeakerDocument, new: SpeakerDocument, request: Request | None
@@ -247,7 +254,7 @@ class Ledger:
                     f"after {floor} had been told"
                 )
             self._world.counts["answers that were behind, and may be"] += 1
-        elif not is_exempt and (is_commit or not (self._has_two_views(request) or request.met_no_redis)):
+        elif not is_exempt and (is_commit or not (self._has_two_views(request) or request.met_no_view)):
             self._tell(speaker_id, document.revision)
 
     def told_none(self, request: Request, speaker_id: SpeakerId) -> None:
@@ -265,8 +272,9 @@ class Ledger:
         self.told_none(request, speaker_id)
         if self._is_exempt(request):
             return
-        for upload in self.uploads.values():
-            if upload.name == speaker_id.slug and upload.was_over_before(request.began):
+        for vuid, upload in self.uploads.items():
+            is_back = self._brought_back.get(vuid, float("-inf")) >= request.began
+            if upload.name == speaker_id.slug and upload.was_over_before(request.began) and not is_back:
                 upload.is_dead = True
 
     def _tell(self, speaker_id: SpeakerId, revision: int) -> None:

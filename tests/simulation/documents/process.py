@@ -5,14 +5,14 @@ from typing import Any
 
 import redis
 
-from services.shared.bucket.keys import SpeakerId
 from services.shared.model.changes import undeleted, with_alias, without_version
 from services.shared.model.clock import Clock
 from services.shared.model.document import SpeakerDocument
+from services.shared.model.speaker import SpeakerId
 from services.shared.registry.extract import extract_missing
 from services.shared.registry.fail import fail
 from services.shared.view.generation import Stamp
-from speaker_registry.errors import ExtractorOutOfMemory, VersionNotFound, VoiceDamaged
+from speaker_registry.errors import ExtractorOutOfMemory, VersionNotFound, VoiceDamaged, VoiceUnreadable
 from tests.memory_registry import Registry, id_of
 from tests.simulation import scheduler
 from tests.simulation.documents.queue import LeasedQueue, TakenJob
@@ -100,7 +100,7 @@ class Process:
         world, request = self.world, current_request()
         if world.time < self.unreachable_until or world.happens("redis_call_is_lost"):
             if request:
-                request.met_no_redis = True
+                request.met_no_view = True
             raise redis.ConnectionError("nobody answers")
         if request and "hmget" in what:
             request.read_from = Stamp.parse(self.registry.generation._trusted).generation
@@ -109,7 +109,7 @@ class Process:
         found = call()
         if world.happens("redis_reply_is_lost"):
             if request:
-                request.met_no_redis = True
+                request.met_no_view = True
             raise redis.TimeoutError("the reply is lost")
         return found
 
@@ -163,7 +163,7 @@ class SimulatedRegistry(Registry):
         for due in self.speakers.agenda.due(3):
             try:
                 again = self.settle(due.speaker_id.slug, kept=self.world.kept_fingerprints())
-            except VoiceDamaged:
+            except (VoiceDamaged, VoiceUnreadable):
                 again = 60.0
             self.speakers.agenda.looked_at(due, again_in=again)
 

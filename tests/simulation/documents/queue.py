@@ -5,6 +5,8 @@ from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
+from services.shared.queue.rq_jobs import profile_of
+
 LEASE_SECONDS = 35.0
 """A job in the hand of a process that died or hangs comes back after this."""
 _STARTS = 4
@@ -28,15 +30,15 @@ class LeasedQueue:
         self.jobs: dict[str, TakenJob] = {}
         self.failed: set[str] = set()
 
-    def enqueue(self, job_id: str, profile: str, arguments: Mapping[str, Any]) -> None:
-        self.jobs.setdefault(job_id, TakenJob(job_id, profile, arguments))
+    def enqueue(self, job_id: str, queue: str, arguments: Mapping[str, Any]) -> None:
+        self.jobs.setdefault(job_id, TakenJob(job_id, profile_of(queue), arguments))
 
     def state(self, job_id: str, profile: str) -> str:
         if job_id in self.failed:
             return "failed"
         return "alive" if job_id in self.jobs else "gone"
 
-    def remove(self, job_id: str, profile: str) -> None:
+    def remove(self, job_id: str, queue: str) -> None:
         job = self.jobs.get(job_id)
         if job is not None and job.taken_until is None:
             del self.jobs[job_id]

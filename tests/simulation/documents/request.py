@@ -28,8 +28,8 @@ class Request:
     """True if an answer of the store to it came from a node that was behind."""
     stood_still: bool = False
     """True if its machine stood still meanwhile, with its clocks."""
-    met_no_redis: bool = False
-    """True if a call of Redis failed meanwhile, so that the bucket was asked instead."""
+    met_no_view: bool = False
+    """True if Redis failed meanwhile, or its view was not to be used, so that the bucket was asked."""
     read_from: str = ""
     """The generation whose view it read last."""
     commits: Counter[Any] = field(default_factory=Counter)

@@ -8,10 +8,9 @@ from functools import partial
 from operator import methodcaller
 from typing import Any
 
-from services.shared.bucket.keys import SpeakerId
 from services.shared.model.document import SpeakerDocument
 from services.shared.model.events import events_between
-from services.shared.model.speaker import Speaker
+from services.shared.model.speaker import Speaker, SpeakerId
 from services.shared.model.status import profile_status, unsupported_reason
 from services.shared.view.generation import STAMP, Stamp
 from services.shared.view.keys import agenda_key, announcements_key, events_key, names_key
@@ -36,6 +35,8 @@ def come_to_rest(world: World) -> None:
     world.weather = CALM
     for process in world.processes:
         process.unreachable_until = float("-inf")
+    for name in world.names:
+        world.rewrite(id_of(name), needs=())
     _finish_all(world)
     for process in world.processes:
         process.server = len(world.servers) - 1
@@ -138,6 +139,7 @@ def reckon(world: World) -> None:
         or stamp.server.split(".")[0] != server.name
     ):
         raise Violation("5: at rest nobody serves the generation that `_view.json` names")
+    _reckon_sums(world, stamp.generation)
     for name in world.names:
         speaker_id = id_of(name)
         document = world.ledger.newest[speaker_id]
@@ -147,7 +149,6 @@ def reckon(world: World) -> None:
         _reckon_bytes(world, speaker_id, document)
         if server.hgetall(announcements_key(stamp.generation, speaker_id)):
             raise Violation(f"5: at rest a write to {speaker_id} is still announced")
-    _reckon_sums(world, stamp.generation)
     if gone := world.litter - world.truth.objects.keys():
         raise Violation(f"4: {gone} is not ours, and was removed")
 
@@ -166,7 +167,7 @@ def _reckon_view(world: World, generation: str, speaker_id: SpeakerId, document:
             if before != at:
                 raise Violation(f"5: the view of {speaker_id} went from {at} to {after} by way of {before}")
             line = world.ledger.line[speaker_id]
-            told += events_between(line.get(before, NOTHING), line[after])
+            told += [event.what for event in events_between(line.get(before, NOTHING), line[after])]
             at = after
     events = server.data.get(events_key(generation), [])
     heard = [one["what"] for one in events if one["speaker"] == str(speaker_id) and one["what"] != "job"]
@@ -180,9 +181,9 @@ def _reckon_work(world: World, speaker_id: SpeakerId, document: SpeakerDocument)
             fingerprint = world.fingerprints.current[profile.name]
             status = profile_status(Speaker(document), version, profile, fingerprint)
             if (
-                status.state != "ready"
+                status.state_of_current != "ready"
                 and not unsupported_reason(version, profile)
-                and not version.failures.get(profile.name)
+                and not version.failure(profile.name)
             ):
                 raise Violation(
                     f"5: at rest {speaker_id}@{version.number} has no artifact for {profile.name}"

@@ -11,7 +11,8 @@ class WatchedServer(MemoryServer):
     """A server that notes which revision of which speaker replaced which in which generation."""
 
     def __init__(self, name: str, now: Callable[[], float], ledger: Any) -> None:
-        super().__init__(name, now)
+        super().__init__(name, lambda: now() + self.skew)
+        self.skew = 0.0
         self._ledger = ledger
 
     def hset(self, key: str, field: str, value: Any) -> None:

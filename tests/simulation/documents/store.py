@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from datetime import UTC, datetime
 from typing import Any
 
-from services.shared.bucket.layout import VIEW
+from services.shared.bucket.layout import VIEW, speaker_of
 from services.shared.bucket.store import Listing, Moved, Object, StoredObject
 from speaker_registry.errors import Unavailable
 from tests.memory_store import MemoryStore, etag_of
@@ -63,6 +63,8 @@ class WeatheredStore:
     def _read(self, key: str) -> tuple[bytes, str]:
         scheduler.pause(f"get {key}")
         self._may_be_away(key)
+        if speaker_of(key) and (request := current_request()):
+            request.met_no_view |= not request.process.registry.generation._trusted
         if self._world.happens("node_is_behind"):
             self._fall_behind(key)
         state = self._state(key)
@@ -88,7 +90,10 @@ class WeatheredStore:
     def folders(self, prefix: str) -> builtins.list[str]:
         scheduler.pause(f"folders {prefix}")
         self._may_be_away(prefix)
-        return self._truth.folders(prefix)
+        found = self._truth.folders(prefix)
+        if self._world.happens("listing_lacks_half"):
+            return [one for one in found if self._world.random.random() < 0.5]
+        return found
 
     def _may_be_away(self, key: str) -> None:
         if key == VIEW and (request := current_request()):
@@ -135,6 +140,8 @@ class WeatheredStore:
         if world.happens("call_comes_late"):
             self._later(kind, key, data, etag)
             raise Unavailable("The object store did not answer in time.")
+        if kind == "swap" and world.happens("swap_is_refused"):
+            raise Moved
         self._carry_out(kind, key, data, etag)
         if world.happens("reply_is_lost"):
             if world.random.random() < 0.3:  # a proxy repeats the call

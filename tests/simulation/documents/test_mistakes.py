@@ -19,7 +19,7 @@ def test_a_seeded_mistake_is_caught(mistake: str) -> None:
     with wrong.made():
         for seed in dict.fromkeys([wrong.soonest, *range(wrong.within)]):
             try:
-                run(seed)
+                run(seed, theme=wrong.theme, steps=wrong.steps)
             except Broken as broken:
                 if re.search(wrong.found_as, str(broken.violation)):
                     return

@@ -10,8 +10,8 @@ from functools import partial
 from random import Random
 from typing import Any
 
-from services.shared.bucket.keys import SpeakerId
-from services.shared.bucket.layout import bytes_of, document_key
+from services.shared.bucket.layout import VIEW, bytes_of, document_key
+from services.shared.model.speaker import SpeakerId
 from speaker_registry.errors import SpeakerRegistryError
 from tests.memory_registry import NS, PROFILES, Fingerprints, id_of
 from tests.simulation import scheduler
@@ -21,7 +21,7 @@ from tests.simulation.documents.queue import LeasedQueue
 from tests.simulation.documents.request import Request
 from tests.simulation.documents.servers import WatchedServer
 from tests.simulation.documents.store import DAY, HOUR, MINUTE, Truth, WeatheredStore
-from tests.simulation.documents.weather import CALM
+from tests.simulation.documents.weather import CALM, THEMES
 from tests.simulation.scheduler import Actor
 
 NAMES = ("wren", "lark", "rook")
@@ -30,13 +30,16 @@ _LOOK_STEPS = 60
 _MOST_SERVERS = 4
 _KEPT_SNAPSHOTS = 4
 START = 1_800_000_000.0
+SKEWS = (0.0, -2.0, 2.0, -HOUR, HOUR, -90_000.0, 400_000.0)
+"""Clocks are wrong by so many seconds."""
 
 
 class World:
     """The state of one simulated world."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, theme: str | None = None) -> None:
         self.random = Random(seed)
+        self.theme = THEMES[theme or self.random.choice(list(THEMES))]
         self.time = START
         self.weather = CALM
         self.events: list[tuple[float, str, str]] = []
@@ -181,8 +184,15 @@ class World:
             self._damage_document()
         if self.happens("somebody_litters"):
             self._litter()
+        if self.happens("document_is_newer"):
+            self._write_as_newer_release()
+        if self.happens("view_is_damaged"):
+            self._damage_view()
         if self.happens("encoder_changes"):
             self._change_encoder()
+        if self.happens("clock_is_set"):
+            clocks: list[Process | WatchedServer] = [*self.processes, *self.servers]
+            random.choice(clocks).skew = random.choice(SKEWS)
 
     def _kill(self, process: Process) -> None:
         """End a process as `kill -9` does, and start it again."""
@@ -220,12 +230,38 @@ class World:
             self.truth.delete([key])
 
     def _damage_document(self) -> None:
+        """Put something foreign in the place of a document, also where there was none."""
         speaker_id = id_of(self.random.choice(self.names))
         key = document_key(speaker_id)
-        if key in self.truth.objects:
-            self.note(f"   damaged: {key}")
-            self.truth.put(key, b"damaged %d" % self.random.getrandbits(30))
-            self.ledger.damage(speaker_id)
+        self.note(f"   damaged: {key}")
+        self.truth.put(key, b"damaged %d" % self.random.getrandbits(30))
+        self.ledger.damage(speaker_id)
+
+    def _write_as_newer_release(self) -> None:
+        speaker_id = id_of(self.random.choice(self.names))
+        if speaker_id in self.ledger.damaged or document_key(speaker_id) not in self.truth.objects:
+            return
+        self.rewrite(speaker_id, needs=("a new word",))
+        seconds = self.random.choice([MINUTE, HOUR, DAY]) * self.random.random()
+        take_back = partial(self.rewrite, speaker_id, needs=())
+        self.later(seconds, f"{speaker_id} is written without the new word", take_back)
+
+    def rewrite(self, speaker_id: SpeakerId, *, needs: tuple[str, ...]) -> None:
+        """Change a document as another release does, which knows other words."""
+        newest = self.ledger.newest[speaker_id]
+        if speaker_id in self.ledger.damaged or newest.needs == needs:
+            return
+        changed = newest.having(needs=needs).following(
+            newest, f"by the other release {newest.revision}", at=int(self.time), by="other", did="rewrite"
+        )
+        key = document_key(speaker_id)
+        self.truth.carry_out("put", key, changed.to_bytes(), None)
+        self.ledger.happened(key)
+
+    def _damage_view(self) -> None:
+        if VIEW in self.truth.objects:
+            self.truth.put(VIEW, b"damaged %d" % self.random.getrandbits(30))
+            self.ledger.happened(VIEW)
 
     def _litter(self) -> None:
         slug = self.random.choice(self.names)
@@ -260,18 +296,17 @@ class World:
         self._snapshots = [*self._snapshots, copy][-_KEPT_SNAPSHOTS:]
 
     def _change_redis(self) -> None:
-        changes = [
-            self._empty_redis,
-            self._roll_back_redis,
-            self._restart_redis,
-            self._double_redis,
-            self._double_redis,
-            self._go_back,
-            self._cut_redis_off,
-        ]
-        change = self.random.choice(changes)
-        self.note(f"   REDIS{change.__name__.replace('_', ' ')}")
-        change()
+        changes: dict[str, Callable[[], None]] = {
+            "emptied": self._empty_redis,
+            "rolled back": self._roll_back_redis,
+            "restarted": self._restart_redis,
+            "doubled": self._double_redis,
+            "exchanged": self._go_back,
+            "cut off": self._cut_redis_off,
+        }
+        change = self.random.choice(self.theme.redis or (*changes, "doubled"))
+        self.note(f"   REDIS is {change}")
+        changes[change]()
 
     def _name_server(self) -> str:
         return f"run {self.random.getrandbits(40)}"

@@ -52,9 +52,9 @@ def test_what_a_child_is_at_is_no_line_of_the_access_log():
     """
     heard: list[str] = []
     child = ManagedProcess("api", "this", {}, lambda line, _: heard.append(line))
-    child._handle_line('{"event": "index.rebuilding", "level": "info", "done": 7}')
+    child._handle_line('{"event": "view.rebuilt", "level": "info", "speakers": 7}')
     child._handle_line('{"event": "request.done", "level": "info", "route": "/v1/profiles", "status": 503}')
-    assert "index.rebuilding" in child.last_line
+    assert "view.rebuilt" in child.last_line
     assert "request.done" not in child.failure_reason()
     assert len(heard) == 2, "shown are all"
 

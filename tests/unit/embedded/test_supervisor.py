@@ -15,7 +15,7 @@ PROFILE = "qwen3-tts-0.6b"
 
 
 class StubApi:
-    """Answers as an API whose worker is there at once, and whose index is trusted from the third look on."""
+    """Answers as an API whose worker is there at once, and whose view is trusted from the third look on."""
 
     def __init__(self) -> None:
         self.looks: list[int] = []
@@ -44,7 +44,7 @@ def shown() -> dict[str, object]:
 
 
 def test_it_is_not_up_before_it_is_ready(tmp_path: Path):
-    """A user who reads "is up" pastes the first line, which must not be answered 503 while the index is
+    """A user who reads "is up" pastes the first line, which must not be answered 503 while the view is
     rebuilt.
     """
     registry = EmbeddedRegistry(EmbeddedSettings(data=tmp_path, profiles=PROFILE))

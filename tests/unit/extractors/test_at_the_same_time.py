@@ -14,7 +14,7 @@ from services.shared.audio import ReferenceAudio
 from tests.unit.extractors import signals
 from tests.unit.extractors.conftest import extract
 from tests.unit.extractors.tiny_engines import ENGINES, every_engine
-from tests.unit.test_extraction import PROFILE, Publisher, jobs
+from tests.unit.test_extraction import PROFILE, Attempts, jobs
 
 RATES = (8_000, 16_000, 22_050, 24_000, 44_100, 48_000)
 IDS = [f"clip-{number}" for number in range(24)]
@@ -27,7 +27,7 @@ def clip_of(job_id: str) -> ReferenceAudio:
     return ReferenceAudio(signals.speechlike(0.8 + 0.13 * (number * 7 % 11), rate, seed=number), rate)
 
 
-class FakePublisher(Publisher):
+class FakeAttempts(Attempts):
     """Keeps the published tensors."""
 
     def __init__(self) -> None:
@@ -44,19 +44,19 @@ class FakePublisher(Publisher):
 
 @every_engine
 def test_other_jobs_of_a_worker_change_no_artifact(name: str):
-    extractor, publisher = ENGINES[name].load(), FakePublisher()
+    extractor, attempts = ENGINES[name].load(), FakeAttempts()
     expected = {job_id: extract(extractor, clip_of(job_id))[0] for job_id in IDS}
     provenance = SimpleNamespace(profile=SimpleNamespace(name=PROFILE))
     extraction = Extraction(
-        publisher, {PROFILE: LoadedProfile(provenance, extractor)}, threads=8, retry_seconds=1
+        attempts, {PROFILE: LoadedProfile(provenance, extractor)}, threads=8, retry_seconds=1
     )
     try:
         assert extraction(jobs(*IDS)) == ["published"] * len(IDS)
     finally:
         extraction.close()
     for job_id in IDS:
-        assert publisher.tensors[job_id].keys() == expected[job_id].keys()
+        assert attempts.tensors[job_id].keys() == expected[job_id].keys()
         for tensor, values in expected[job_id].items():
             np.testing.assert_array_equal(
-                publisher.tensors[job_id][tensor], values, err_msg=f"{job_id} {tensor}"
+                attempts.tensors[job_id][tensor], values, err_msg=f"{job_id} {tensor}"
             )

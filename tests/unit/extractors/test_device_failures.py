@@ -19,7 +19,7 @@ from services.extractor_worker.weights.loading import UntrainedWeights
 from services.shared.audio import ReferenceAudio
 from services.shared.model.profiles import BUILT_IN
 from speaker_registry.errors import ExtractorFailed, ExtractorOutOfMemory
-from tests.unit.test_extraction import PROFILE, Publisher, jobs
+from tests.unit.test_extraction import PROFILE, Attempts, jobs
 
 ILLEGAL_ACCESS = RuntimeError("CUDA error: an illegal memory access was encountered")
 
@@ -148,8 +148,8 @@ def test_a_clip_that_failed_holds_no_memory_while_the_others_are_encoded(
     assert greedy.held == [False, False, False]
 
 
-class Clips(Publisher):
-    """A publisher that reads real clips."""
+class Clips(Attempts):
+    """Attempts that read real clips."""
 
     def read_clip(self, work: Any) -> ReferenceAudio:  # type: ignore[override]
         return ReferenceAudio(torch.ones(3).numpy(), 16_000)

@@ -264,7 +264,7 @@ def test_the_used_seconds_of_a_trimmed_clip_are_reported(goldens: Goldens) -> No
         consent=None,
     )
     profile = BUILT_IN["omnivoice"]
-    maker = {"fingerprint": "sha256:" + "0" * 64, "attempt": "a"}
+    maker = {"fingerprint": "sha256:" + "0" * 64, "object_id": "a"}
     with pytest.raises(InvalidArtifact, match="frames, but the clip has"):
         package(version, profile, tensors, **maker)
     data, _ = package(version, profile, tensors, used_seconds=used, **maker)

@@ -89,7 +89,7 @@ def test_a_refusal_is_final(connect: Connect, registry: FakeRegistry, time: Fake
 def test_the_registry_may_overrule_what_is_tried_again(connect: Connect, registry: FakeRegistry):
     """Only it knows whether a conflict passes, or an overload lasts."""
     registry.add_version("alice")
-    registry.faults.append(error_answer(409, "registration_in_progress", headers={"x-should-retry": "true"}))
+    registry.faults.append(error_answer(409, "artifact_not_ready", headers={"x-should-retry": "true"}))
     assert connect().get("alice").name == "alice"
     registry.faults.append(error_answer(503, "unavailable", headers={"x-should-retry": "false"}))
     with pytest.raises(errors.Unavailable):

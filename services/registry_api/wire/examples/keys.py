@@ -124,7 +124,7 @@ QUOTA: Responses = {
             "voices": {"used": 12, "limit": 1000},
             "bytes": {"used": 1_593_576, "limit": None},
             "text_bytes": {"used": 1_416, "limit": 67_108_864},
-            "max_versions": 1000,
+            "max_versions": 200,
             "max_builds": 20,
             "max_clip_bytes": 10485760,
             "requests_per_minute": _RATE,

@@ -1,7 +1,9 @@
--- Replaces the copy of one speaker by a newer one, and keeps names, counts and events in step. Knows no rule of the domain.
--- KEYS: stamp, copy, names, counts, events
+-- Replaces the copy of one speaker by a newer one, and keeps names, counts, digests and events in step. Knows no rule of the
+-- domain.
+-- KEYS: stamp, copy, names, counts, events, the last event that took something away, speakers by digest, reserved voices
 -- ARGV: stamp, revision, etag, document, key of the name ('' if the speaker is not live), voices, bytes, text bytes,
---       the revision that the events start from, the speaker, life, events...
+--       the revision that the events start from, the speaker, life, 1 if an event takes something away or else 0,
+--       digests that went and digests that came (JSON), events (each the fields of one, JSON)...
 -- -> {'kept'} if the stored revision is as high; {'base', stored document} if the events do not start from the stored revision,
 --    so that the caller computes them again; {'applied'}.
 local stored = redis.call('HMGET', KEYS[2], 'rev', 'key', 'doc', 'voices', 'bytes', 'text_bytes')
@@ -15,8 +17,18 @@ for place, counted in ipairs({'voices', 'bytes', 'text_bytes'}) do
   redis.call('HINCRBY', KEYS[4], counted, string.format('%.0f', more))
 end
 if stored[2] and stored[2] ~= '' and stored[2] ~= ARGV[5] then redis.call('ZREM', KEYS[3], stored[2]) end
-if ARGV[5] ~= '' then redis.call('ZADD', KEYS[3], 0, ARGV[5]) end
-for place = 12, #ARGV do
-  redis.call('XADD', KEYS[5], 'MAXLEN', '~', 10000, '*', 'speaker', ARGV[10], 'revision', ARGV[2], 'life', ARGV[11], 'what', ARGV[place])
+if ARGV[5] ~= '' then
+  redis.call('ZADD', KEYS[3], 0, ARGV[5])
+  redis.call('ZREM', KEYS[8], ARGV[10])
 end
+for _, digest in ipairs(cjson.decode(ARGV[13])) do
+  if redis.call('HGET', KEYS[7], digest) == ARGV[10] then redis.call('HDEL', KEYS[7], digest) end
+end
+for _, digest in ipairs(cjson.decode(ARGV[14])) do redis.call('HSET', KEYS[7], digest, ARGV[10]) end
+local last
+for place = 15, #ARGV do
+  last = redis.call('XADD', KEYS[5], 'MAXLEN', '~', 50000, '*', 'speaker', ARGV[10], 'revision', ARGV[2], 'life', ARGV[11],
+    unpack(cjson.decode(ARGV[place])))
+end
+if ARGV[12] == '1' then redis.call('SET', KEYS[6], last) end
 return {'applied'}

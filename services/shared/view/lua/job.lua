@@ -1,24 +1,26 @@
 -- Changes the record of a job that has not ended, and renews its claim or ends it.
--- KEYS: stamp, open jobs of the speaker, record of the job, events
+-- KEYS: stamp, open jobs of the speaker, record of the job, jobs of the namespace, events
 -- ARGV: stamp, what is extracted, job, state, held for so many ms ('' ends the claim), 1 if an attempt begins or else 0, the speaker,
 --       fields of the record...
 -- -> the number of the job's attempts; nothing if the job has ended or its record is gone.
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
-local holder = string.match(redis.call('HGET', KEYS[2], ARGV[2]) or '', '^[^:]*')
+local seconds = string.format('%.17g', now / 1000)
+local claim = redis.call('HGET', KEYS[2], ARGV[2]) or ''
+local holder, mends = string.match(claim, '^[^:]*'), string.match(claim, ':mends$') or ''
 if ARGV[5] == '' and holder == ARGV[3] then redis.call('HDEL', KEYS[2], ARGV[2]) end
 local state = redis.call('HGET', KEYS[3], 'state')
 if state ~= 'queued' and state ~= 'processing' then return false end
-redis.call('HSET', KEYS[3], 'state', ARGV[4], unpack(ARGV, 8))
+if #ARGV > 7 then redis.call('HSET', KEYS[3], unpack(ARGV, 8)) end
 local attempts = redis.call('HINCRBY', KEYS[3], 'attempt', ARGV[6])
-if ARGV[6] == '1' then redis.call('HSET', KEYS[3], 'started_at', string.format('%.17g', now / 1000)) end
-if ARGV[5] == '' then
-  redis.call('HSET', KEYS[3], 'finished_at', string.format('%.17g', now / 1000))
-elseif holder == '' or holder == ARGV[3] then
-  redis.call('HSET', KEYS[2], ARGV[2], ARGV[3] .. ':' .. ARGV[4] .. ':' .. string.format('%.0f', now + tonumber(ARGV[5])))
+if ARGV[6] == '1' then redis.call('HSET', KEYS[3], 'started_at', seconds) end
+if ARGV[5] ~= '' and (holder == '' or holder == ARGV[3]) then
+  redis.call('HSET', KEYS[2], ARGV[2], ARGV[3] .. ':' .. ARGV[4] .. ':' .. string.format('%.0f', now + tonumber(ARGV[5])) .. mends)
   redis.call('PEXPIRE', KEYS[2], ARGV[5])
 end
-if state ~= ARGV[4] then
-  redis.call('XADD', KEYS[4], 'MAXLEN', '~', 10000, '*', 'speaker', ARGV[7], 'what', 'job', 'job', ARGV[3], 'state', ARGV[4])
+if state ~= ARGV[4] then move_job(KEYS[4], KEYS[3], ARGV[3], ARGV[4], ARGV[5] == '', seconds) end
+if state ~= ARGV[4] or #ARGV > 7 then
+  redis.call('XADD', KEYS[5], 'MAXLEN', '~', 50000, '*', 'speaker', ARGV[7], 'what', 'job', 'at', seconds,
+    'job', ARGV[3], 'state', ARGV[4])
 end
 return attempts

@@ -1,0 +1,98 @@
+"""What the pipeline does with the attempts at its jobs, and its only access to bucket and Redis.
+
+Each method is one verb of `services.shared.registry`. This module knows no encoder.
+"""
+
+from collections.abc import Mapping
+
+import numpy as np
+import structlog
+
+from services.shared.audio import ReferenceAudio
+from services.shared.bucket.store import ObjectUnavailable, Store
+from services.shared.bucket.stored_bytes import StoredBytes
+from services.shared.model.speaker import SpeakerId
+from services.shared.queue.jobs import Jobs
+from services.shared.registry.fail import fail
+from services.shared.registry.profiles import Profiles
+from services.shared.registry.publish import Attempt, Provenance, publish, start
+from services.shared.registry.repair import Decode, sound_rendition
+from services.shared.registry.speakers import Speakers
+from speaker_registry.errors import ExtractorFailed, SpeakerRegistryError, Unavailable
+
+log = structlog.get_logger()
+
+
+class Attempts:
+    """Begins, follows and ends attempts. Every method but `progress` and `in_service` may raise
+    `Unavailable`.
+    """
+
+    def __init__(
+        self,
+        *,
+        store: Store,
+        speakers: Speakers,
+        blobs: StoredBytes,
+        jobs: Jobs,
+        profiles: Profiles,
+        decode: Decode,
+    ) -> None:
+        """`decode` decodes uploaded clips whose decoded form the bucket has lost."""
+        self._store = store
+        self._speakers = speakers
+        self._blobs = blobs
+        self._jobs = jobs
+        self._profiles = profiles
+        self._decode = decode
+
+    def in_service(self) -> bool:
+        """Return whether bucket and Redis answer and the view is in use."""
+        try:
+            self._store.check()
+            self._speakers.generation.for_reading()
+        except Unavailable:
+            return False
+        return True
+
+    def take(self, job_id: str, speaker_id: SpeakerId, provenance: Provenance) -> Attempt | None:
+        """Begin an attempt at a job. Returns None if the job or its artifact is not wanted any more."""
+        return start(self._speakers, self._jobs, speaker_id, job_id, provenance)
+
+    def read_clip(self, attempt: Attempt) -> ReferenceAudio:
+        """Return the decoded clip of the version. If the bucket has lost it, it is restored.
+
+        Raises:
+            ClipDamaged: the bucket has lost the clip, and it cannot be restored.
+            ExtractorFailed: the bucket serves other objects but not the clip. The job is tried again later,
+                and other jobs do not wait for it.
+        """
+        try:
+            return sound_rendition(self._blobs, attempt.speaker_id, attempt.version, self._decode)
+        except ObjectUnavailable:
+            raise ExtractorFailed("The clip cannot be read from the bucket now.") from None
+
+    def progress(self, attempt: Attempt, stage: str, done: int) -> None:
+        """Report the stage of a job to callers that follow it. Failures are logged and ignored."""
+        try:
+            self._jobs.report(attempt.speaker_id, attempt.job, stage, done)
+        except Unavailable as error:
+            log.warning("job.progress_lost", job_id=attempt.job_id, error=str(error))
+
+    def publish(
+        self, attempt: Attempt, tensors: Mapping[str, np.ndarray], used_seconds: float | None = None
+    ) -> bool:
+        """Publish an artifact, as `publish.publish` does. Returns False if it came too late to count."""
+        return publish(
+            self._speakers,
+            self._blobs,
+            self._jobs,
+            self._profiles,
+            attempt,
+            tensors=tensors,
+            used_seconds=used_seconds,
+        )
+
+    def fail(self, attempt: Attempt, error: SpeakerRegistryError) -> None:
+        """Record that an attempt failed, as `fail.fail` does."""
+        fail(self._speakers, self._jobs, self._profiles, attempt, error)

@@ -1,0 +1,58 @@
+"""Locks in Redis, by which only one process at a time does work that any may do. A lock only saves work."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
+import structlog
+from redis.exceptions import LockError
+from redis.lock import Lock
+
+from services.shared.model.clock import Clock
+from services.shared.view.generation import Generation
+from services.shared.view.redis_access import unavailable_without_redis
+from speaker_registry.errors import Unavailable
+
+log = structlog.get_logger()
+
+LOCK_SECONDS = 20.0
+"""The time for which a lock stays with its holder without renewal. With a longer time, a killed rebuild would
+keep lists incomplete.
+"""
+
+RenewLock = Callable[[], None]
+"""Long-running work calls this regularly, to keep its lock."""
+
+
+@contextmanager
+def only_one(generation: Generation, clock: Clock, what: str) -> Iterator[RenewLock]:
+    """Hold a lock on the work. Raises `Unavailable` if another process holds it.
+
+    Losing it midway is harmless. A new generation of the view has locks of its own, so that no lock of a dead
+    process holds up its rebuild.
+    """
+    name = f"sr:{generation.for_reading()}:lock:{what}"
+    lock = generation.redis.lock(name, timeout=LOCK_SECONDS, blocking=False, thread_local=False)
+    with unavailable_without_redis():
+        if not lock.acquire():
+            raise Unavailable(f"Another process is doing the {what}.", retry_after_seconds=1)
+    try:
+        yield _renewing(lock, clock)
+    finally:
+        try:
+            with unavailable_without_redis():
+                lock.release()
+        except (LockError, Unavailable):
+            log.info("housekeeping.lock_lost", what=what)
+
+
+def _renewing(lock: Lock, clock: Clock) -> RenewLock:
+    renewed = clock.monotonic()
+
+    def renew() -> None:
+        nonlocal renewed
+        if clock.monotonic() - renewed > LOCK_SECONDS / 4:
+            renewed = clock.monotonic()
+            with suppress(LockError, Unavailable), unavailable_without_redis():
+                lock.reacquire()
+
+    return renew

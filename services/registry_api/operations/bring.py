@@ -1,0 +1,271 @@
+"""Stores an artifact that was made elsewhere: by another registry, or by an encoder that this one does not
+have.
+
+It enters the document as a worker's artifact does, but without a job. No encoder of ours can make it again,
+so its record says that it was brought. Knows no HTTP.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+import structlog
+
+from services.shared.bucket.stored_bytes import StoredBytes
+from services.shared.model.changes import AlreadyMade, VersionGone, with_artifact
+from services.shared.model.document import Counts, SpeakerDocument
+from services.shared.model.fingerprint import Fingerprint
+from services.shared.model.packaging import applying_tensors, package
+from services.shared.model.records import GIVEN_FINGERPRINT, ArtifactRecord, Version
+from services.shared.model.status import cache_unsupported, missing_transcript
+from services.shared.registry.extract import check_builds
+from services.shared.registry.profiles import Profiles
+from services.shared.registry.speakers import Change, FoundSpeaker, Speakers
+from speaker_registry.artifact import Manifest, content_digest
+from speaker_registry.engine import Profile
+from speaker_registry.errors import (
+    Conflict,
+    FingerprintMismatch,
+    InvalidArtifact,
+    QuotaExceeded,
+    VoiceDeleted,
+)
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReadyArtifact:
+    """An artifact as a caller uploads it."""
+
+    tensors: Mapping[str, np.ndarray]
+    manifest: Manifest | None = None
+    fingerprint: str | None = None
+    """The fingerprint of what made the artifact, if it has no manifest that states it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Room:
+    """The limits that an uploaded artifact has to keep. Settings hold the values."""
+
+    builds: int
+    """The number of times that one artifact may be made."""
+    bytes: int
+    """The bytes of all uploads of a namespace."""
+
+    def check(self, size: int, used: Counts) -> None:
+        """Raise `QuotaExceeded` if the namespace has no room for so many bytes."""
+        if used.bytes + size > self.bytes:
+            raise QuotaExceeded(
+                f"Artifact of {size} bytes refused: all uploads together may take {self.bytes}, see GET "
+                "/v1/quota. Delete a voice before bringing more, or raise the cap via SPEAKER_MAX_BYTES."
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class _Origin:
+    """The fingerprint of an artifact, and its inputs."""
+
+    fingerprint: str
+    extractor: Mapping[str, Any]
+    """The inputs of the fingerprint."""
+    untrained: bool
+
+
+def bring(
+    speakers: Speakers,
+    blobs: StoredBytes,
+    profiles: Profiles,
+    *,
+    room: Room,
+    speaker: FoundSpeaker,
+    version: Version,
+    profile: str,
+    given: ReadyArtifact,
+    by: str,
+) -> bool:
+    """Store an artifact of a version, and serve it from now on.
+
+    Returns False if the same artifact is served already. If its bytes are lost, it is stored again.
+
+    Raises:
+        ProfileUnknown, VoiceDeleted, Unavailable.
+        CacheUnsupported: the profile needs a transcript, and the version has none.
+        FingerprintMismatch: the fingerprint is not the profile's current one.
+        InvalidArtifact: it does not match the profile's tensors, is of another clip, or does not say what
+            made it.
+        QuotaExceeded: it would exceed the builds of the version or the stored bytes of the registry.
+        Conflict: a different artifact was stored at the same moment.
+    """
+    known = profiles.get(profile)
+    if reason := missing_transcript(version, known):
+        raise cache_unsupported(reason)
+    if given.manifest is not None:
+        _check_subject(given.manifest, version, known)
+    origin = _origin(profiles, known, given)
+    with speakers.changing(speaker.id, by=by) as change:
+        version = change.ask(partial(_live, vuid=version.vuid, name=version.name))
+        same = _served_same(version, known, origin, given)
+        if same is not None and blobs.has_artifact(speaker.id, version, same):
+            change.commit(lambda document: document, did="repeat")
+            return False
+        check_builds(version, profile, origin.fingerprint, room.builds)
+        data, record = _pack(version, known, origin, given, object_id=change.token)
+        room.check(record.size, speakers.usage_so_far(speaker.id.namespace))
+        blobs.store_artifact(speaker.id, version.vuid, record.object, data)
+        add = _adding(profiles, version, profile, record, origin, lost=same)
+        if not _commit(change, version, known, record, add):
+            return False
+    log.info("artifact.given", speaker=str(speaker.id), vuid=version.vuid, profile=profile)
+    return True
+
+
+def _live(document: SpeakerDocument, *, vuid: str, name: str) -> Version:
+    version = document.version(vuid)
+    if version is None:
+        raise VoiceDeleted(f"Voice '{name}' was deleted while the artifact was being stored.")
+    return version
+
+
+def _served_same(
+    version: Version, profile: Profile, origin: _Origin, given: ReadyArtifact
+) -> ArtifactRecord | None:
+    """Return the artifact that is served, if its tensors are the given ones."""
+    served = version.artifact(profile.name, origin.fingerprint)
+    tensors = applying_tensors(version, profile, given.tensors)
+    return served if served is not None and served.content_digest == content_digest(tensors) else None
+
+
+def _pack(
+    version: Version, profile: Profile, origin: _Origin, given: ReadyArtifact, *, object_id: str
+) -> tuple[bytes, ArtifactRecord]:
+    manifest = given.manifest
+    data, record = package(
+        version,
+        profile,
+        applying_tensors(version, profile, given.tensors),
+        fingerprint=origin.fingerprint,
+        object_id=object_id,
+        build=1 + version.highest_build(profile.name, origin.fingerprint),
+        extractor=origin.extractor,
+        untrained=origin.untrained,
+        computed_on=manifest.computed_on if manifest else None,
+        used_seconds=manifest.used_seconds if manifest else None,
+    )
+    return data, record.having(brought=True)
+
+
+def _adding(
+    profiles: Profiles,
+    version: Version,
+    profile: str,
+    record: ArtifactRecord,
+    origin: _Origin,
+    *,
+    lost: ArtifactRecord | None,
+) -> Callable[[SpeakerDocument], SpeakerDocument]:
+    def add(document: SpeakerDocument) -> SpeakerDocument:
+        return with_artifact(
+            document,
+            version.vuid,
+            profile,
+            record,
+            profiles.required,
+            extractor=origin.extractor,
+            instead_of=lost.object if lost else None,
+        )
+
+    return add
+
+
+def _commit(
+    change: Change,
+    version: Version,
+    profile: Profile,
+    record: ArtifactRecord,
+    add: Callable[[SpeakerDocument], SpeakerDocument],
+) -> bool:
+    """Add an artifact. Returns False if an equal one was added at the same moment."""
+
+    def repeated(document: SpeakerDocument) -> SpeakerDocument:
+        present = _live(document, vuid=version.vuid, name=version.name)
+        served = present.artifact(profile.name, record.fingerprint)
+        if served is None or served.content_digest != record.content_digest:
+            raise Conflict(
+                f"Another artifact of version {version.number} for profile '{profile.name}' was stored at "
+                "the same moment. Send this one again if it shall replace the other."
+            )
+        return document
+
+    try:
+        change.commit(add, did="bring", done=lambda document: record.object in document.names_of_bytes)
+    except VersionGone:
+        raise VoiceDeleted(
+            f"Voice '{version.name}' was deleted while the artifact was being stored."
+        ) from None
+    except AlreadyMade:
+        change.commit(repeated, did="repeat")
+        return False
+    return True
+
+
+def _check_subject(manifest: Manifest, version: Version, profile: Profile) -> None:
+    """Raise `InvalidArtifact` unless the artifact is of this profile and this clip."""
+    if manifest.profile != profile.name:
+        raise InvalidArtifact(
+            f"The artifact is for profile '{manifest.profile[:80]}', not for '{profile.name}'.",
+            param="profile",
+        )
+    clip = version.clip
+    if manifest.audio_sha256 is not None and (clip is None or manifest.audio_sha256 != clip.sha256):
+        own = f"the clip {clip.sha256}" if clip else "no clip"
+        raise InvalidArtifact(
+            f"The artifact was made from the clip {manifest.audio_sha256[:64]}; version {version.number} of "
+            f"voice '{version.name}' has {own}. Accepted: one that was made from the same bytes."
+        )
+
+
+def _origin(profiles: Profiles, profile: Profile, given: ReadyArtifact) -> _Origin:
+    """Return what made an artifact: as a worker announced it, if one did, else as the file states it."""
+    manifest = given.manifest
+    inputs = manifest.model_dump(mode="json")["extractor"] if manifest else {}
+    if profile.not_extractable:  # no encoder of this registry can make it stale or tell more about it
+        return _Origin(GIVEN_FINGERPRINT, inputs, manifest.untrained if manifest else False)
+    fingerprint = manifest.fingerprint if manifest else given.fingerprint
+    if fingerprint is None:
+        raise InvalidArtifact(
+            "The artifact does not say what made it. Put the fingerprint into its manifest, or into the "
+            "header X-Artifact-Fingerprint."
+        )
+    current = profiles.encoder(profile.name)
+    if current is None:
+        return _verified(fingerprint, inputs)
+    if fingerprint != current.fingerprint:
+        raise FingerprintMismatch(
+            f"The artifact was made with {fingerprint[:100]}; artifacts for profile '{profile.name}' "
+            f"are made with {current.fingerprint} now.",
+            param="profile",
+        )
+    return _Origin(fingerprint, current.extractor, current.untrained)
+
+
+def _verified(fingerprint: str, inputs: Mapping[str, Any]) -> _Origin:
+    """Return the origin that the file states, as no worker has announced what its fingerprint covers.
+
+    Raises `InvalidArtifact` if the inputs in the manifest do not lead to the fingerprint.
+    """
+    stated = Fingerprint(inputs)
+    if stated.digest != fingerprint:
+        raise InvalidArtifact(
+            f"No worker has announced the inputs of {fingerprint[:100]}, and those in the file's manifest "
+            f"lead to {stated.digest}. Accepted: a manifest with the inputs of its fingerprint."
+        )
+    try:
+        return _Origin(fingerprint, stated.inputs, stated.untrained)
+    except (KeyError, TypeError):
+        raise InvalidArtifact(
+            "The file's manifest does not say whether the weights were trained. Accepted: "
+            "extractor.weights.untrained, true or false."
+        ) from None

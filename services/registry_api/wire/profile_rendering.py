@@ -1,0 +1,139 @@
+"""Renders profiles with their encoders, and campaigns: turns records into the answers of `schemas`."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+
+from services.registry_api.campaigns.control import Campaigns, ShownCampaign
+from services.shared.model.encoders import Encoder, differences
+from services.shared.model.profile_document import ProfileDocument
+from services.shared.registry.profile_records import ProfileRecords
+from services.shared.registry.profiles import Profiles
+from services.shared.view.workers import FailedProof, Workers
+from speaker_registry import schemas
+from speaker_registry.engine import Profile
+from speaker_registry.errors import Unavailable
+
+
+def profiles(
+    known: Profiles,
+    records: ProfileRecords,
+    workers: Workers,
+    campaigns: Campaigns,
+    shown: Sequence[Profile],
+) -> list[schemas.Profile]:
+    """Render profiles with their encoders and workers."""
+    names = [one.name for one in shown]
+    alive, failed_proofs = workers.of(names), workers.failed(names)
+    return [
+        _profile(
+            one,
+            required=known.is_required(one.name),
+            announced=(announced := records.read(one.name)),
+            workers=alive[one.name],
+            candidates=_candidates(announced, campaigns, one.name, alive[one.name]),
+            failed_proofs=failed_proofs[one.name],
+        )
+        for one in shown
+    ]
+
+
+def _candidates(
+    announced: ProfileDocument, campaigns: Campaigns, profile: str, workers: Mapping[str, int]
+) -> list[schemas.CandidateEncoder]:
+    """Render the encoders that live workers have and that are not the current one."""
+    if announced.current is None or not workers.keys() - {announced.fingerprint}:
+        return []
+    coverage = dict[str, float]()
+    with suppress(Unavailable):  # the next answer tells more
+        coverage = campaigns.coverage(profile)
+    return [
+        _candidate(announced.current, encoder, count, coverage.get(fingerprint))
+        for fingerprint, count in sorted(workers.items())
+        if fingerprint != announced.fingerprint and (encoder := announced.encoder(fingerprint))
+    ]
+
+
+def _candidate(
+    current: Encoder, encoder: Encoder, workers: int, coverage: float | None
+) -> schemas.CandidateEncoder:
+    return schemas.CandidateEncoder(
+        fingerprint=encoder.fingerprint,
+        untrained=encoder.untrained,
+        custom_weights=encoder.custom_weights,
+        workers=workers,
+        differs=differences(current.extractor, encoder.extractor),
+        coverage=coverage,
+    )
+
+
+def campaign(found: ShownCampaign) -> schemas.Campaign:
+    """Render a campaign."""
+    one, progress = found.campaign, found.progress
+    return schemas.Campaign(
+        id=one.id,
+        profile=one.profile,
+        fingerprint=one.fingerprint,
+        state=one.state,
+        rate=one.rate,
+        promotes=one.promotes,
+        progress=schemas.CampaignProgress(
+            voices=progress.voices,
+            ready=progress.ready,
+            failed=progress.failed,
+            skipped=progress.skipped,
+            under_way=len(progress.under_way),
+        ),
+        coverage=progress.coverage,
+        per_second=progress.per_second if one.state == "running" else None,
+        eta_seconds=progress.eta_seconds if one.state == "running" else None,
+        sample=schemas.CampaignSample(
+            wanted=one.sample,
+            compared=progress.compared,
+            tensors={
+                name: schemas.TensorDistance(
+                    measure=seen.measure, mean=seen.total / seen.voices, lowest=seen.lowest
+                )
+                for name, seen in progress.distances.items()
+            },
+        ),
+        reason=found.reason,
+        created_at=one.created_at,
+        changed_at=one.changed_at,
+    )
+
+
+def _profile(
+    known_profile: Profile,
+    *,
+    required: bool,
+    announced: ProfileDocument,
+    workers: Mapping[str, int],
+    candidates: list[schemas.CandidateEncoder],
+    failed_proofs: Iterable[FailedProof],
+) -> schemas.Profile:
+    current = announced.current
+    return schemas.Profile(
+        id=known_profile.name,
+        model_type=known_profile.model_type,
+        description=known_profile.description,
+        required=required,
+        tensors=dict(known_profile.tensors),
+        sample_rate=known_profile.sample_rate,
+        frame_rate=known_profile.frame_rate,
+        ref_text_required=known_profile.ref_text_required,
+        model=known_profile.weights.repo,
+        licence=known_profile.weights.licence,
+        licence_notes=known_profile.weights.notes,
+        not_extractable=known_profile.not_extractable,
+        fingerprint=current.fingerprint if current else None,
+        extractor=current.extractor if current else {},
+        untrained=current.untrained if current else False,
+        custom_weights=current.custom_weights if current else False,
+        workers=workers.get(announced.fingerprint, 0),
+        former=list(announced.former_fingerprints),
+        candidates=candidates,
+        failed_proofs=[
+            schemas.FailedProof(worker=one.worker, device=one.device, reason=one.reason)
+            for one in failed_proofs
+        ],
+    )

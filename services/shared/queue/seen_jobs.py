@@ -1,0 +1,54 @@
+"""Remembers the jobs that a process has opened, joined, read or heard of.
+
+Clients can ask for such a job even after Redis has lost its record.
+"""
+
+import json
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping
+from typing import Any
+
+from services.shared.view.job_records import JobRecord
+
+_MOST = 5_000
+
+
+class SeenJobs:
+    """The latest jobs that this process has seen. Safe to use from several threads."""
+
+    def __init__(self, most: int = _MOST) -> None:
+        self._most = most
+        self._lock = threading.Lock()
+        self._records: OrderedDict[str, JobRecord] = OrderedDict()
+
+    def put(self, record: JobRecord) -> None:
+        """Remember a job as it is now."""
+        with self._lock:
+            self._keep(record)
+
+    def put_claimed(self, fields: Mapping[str, str], *, at: float) -> None:
+        """Remember a job as a claim of any process made it, unless it was seen since, which is newer.
+
+        Args:
+            fields: the fields of its record besides its state and its times.
+            at: the time at which it was created, in Unix seconds.
+        """
+        record = JobRecord.read({**fields, "state": "queued", "created_at": str(at)})
+        with self._lock:
+            self._keep(self._records.get(record.id, record))
+
+    def hear(self, event: Mapping[str, Any]) -> None:
+        """Remember the job that an event of the view says was claimed."""
+        if claimed := event.get("claimed"):
+            self.put_claimed(json.loads(claimed), at=float(event["at"]))
+
+    def get(self, job_id: str) -> JobRecord | None:
+        with self._lock:
+            return self._records.get(job_id)
+
+    def _keep(self, record: JobRecord) -> None:
+        self._records[record.id] = record
+        self._records.move_to_end(record.id)
+        if len(self._records) > self._most:
+            self._records.popitem(last=False)

@@ -1,0 +1,42 @@
+"""Remembers for a while which version a request with an Idempotency-Key was answered with.
+
+A version that a request makes keeps the key itself, in its document. A request that is answered with an equal
+version makes none, so its key is remembered here: a repeat gets the same answer, whatever is registered
+meanwhile. It is forgotten with the view.
+"""
+
+from redis.client import Pipeline
+
+from services.shared.model.speaker import SpeakerId
+from services.shared.view.generation import Generation
+from services.shared.view.keys import answer_key
+
+REMEMBERED_SECONDS = 30 * 60
+
+
+class Answers:
+    """The remembered answers of all speakers. Methods raise `ViewAway` or `Unavailable`."""
+
+    def __init__(self, generation: Generation) -> None:
+        self._generation = generation
+
+    def of(self, speaker_id: SpeakerId, key: str) -> str | None:
+        """Return the id of the version that a request was answered with.
+
+        Args:
+            key: the hash of its Idempotency-Key.
+        """
+        [vuid] = self._generation.read(
+            lambda pipeline, generation: pipeline.get(answer_key(generation, speaker_id, key))
+        )
+        return vuid or None
+
+    def remember(self, speaker_id: SpeakerId, key: str, vuid: str) -> str:
+        """Remember an answer, unless there is one already. Returns the version that the key stands for."""
+
+        def ask(pipeline: Pipeline, generation: str) -> None:
+            name = answer_key(generation, speaker_id, key)
+            pipeline.set(name, vuid, nx=True, ex=REMEMBERED_SECONDS)
+            pipeline.get(name)
+
+        return str(self._generation.read(ask)[-1])

@@ -1,0 +1,244 @@
+"""The records of jobs, as those who follow jobs read them. RQ is only the transport: its states are never
+shown.
+
+`open_jobs` writes the records. Nothing that is true about a speaker depends on them.
+"""
+
+import json
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, cast
+
+from services.shared.view.generation import Generation
+from services.shared.view.job_summary import summarize
+from services.shared.view.keys import jobs_key, record_key
+from speaker_registry.errors import JobNotFound
+from speaker_registry.schemas import FINISHED_STATES, JobState, JobSummary
+
+KEPT_SECONDS = 30 * 24 * 3600
+_ENDED: tuple[JobState, ...] = ("succeeded", "failed", "canceled", "superseded")
+_PAGE = 200
+_SCANNED = 5_000
+"""One filtered page looks at no more records than this. `more` then says that there are more to look at."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobRecord:
+    """Everything that is known of one job. Times are in Unix seconds."""
+
+    id: str
+    namespace: str
+    slug: str
+    name: str
+    vuid: str
+    number: int
+    profile: str
+    fingerprint: str
+    build: int
+    forced: bool
+    """True if the artifact is to be made even if there is one already or its extraction was given up."""
+    state: JobState
+    attempt: int
+    max_attempts: int
+    queue: str
+    stage: str
+    done: int
+    total: int
+    created_at: float
+    started_at: float | None
+    finished_at: float | None
+    worker: str | None
+    error: Mapping[str, Any] | None
+    traceparent: str | None
+    """The trace context of the request that asked for the job, if that request had a trace."""
+    lost: bool = False
+    """True if Redis lost the record, and nothing makes the artifact any more."""
+
+    @property
+    def finished(self) -> bool:
+        return self.state in FINISHED_STATES
+
+    @classmethod
+    def read(cls, fields: Mapping[str, str]) -> "JobRecord":
+        """Parse the hash that the scripts wrote."""
+        return cls(
+            id=fields["id"],
+            namespace=fields["ns"],
+            slug=fields["slug"],
+            name=fields["name"],
+            vuid=fields["vuid"],
+            number=int(fields["number"]),
+            profile=fields["profile"],
+            fingerprint=fields.get("fingerprint", ""),
+            build=int(fields.get("build", 1)),
+            forced=fields.get("forced") == "true",
+            state=cast(JobState, fields["state"]),
+            attempt=int(fields.get("attempt", 0)),
+            max_attempts=int(fields["max_attempts"]),
+            queue=fields["queue"],
+            stage=fields.get("stage", "queued"),
+            done=int(fields.get("done", 0)),
+            total=int(fields.get("total", 0)),
+            created_at=float(fields["created_at"]),
+            started_at=_seconds(fields.get("started_at")),
+            finished_at=_seconds(fields.get("finished_at")),
+            worker=fields.get("worker"),
+            error=json.loads(fields["error"]) if "error" in fields else None,
+            traceparent=fields.get("traceparent"),
+        )
+
+
+def _seconds(text: str | None) -> float | None:
+    return float(text) if text else None
+
+
+@dataclass(frozen=True, slots=True)
+class JobPage:
+    """One page of jobs. The next page starts after the job `last`, which the filter may have left out."""
+
+    found: list[JobRecord]
+    last: str | None
+    more: bool
+
+
+class JobRecords:
+    """Reads the records of a namespace, newest first. Every method raises `ViewAway` or `Unavailable`."""
+
+    def __init__(self, generation: Generation) -> None:
+        self._generation = generation
+
+    def get(self, namespace: str, job_id: str) -> JobRecord:
+        """Return the record of a job. Raises `JobNotFound`, also if another namespace has the job."""
+        [fields] = self._generation.read(
+            lambda pipeline, generation: pipeline.hgetall(record_key(generation, job_id))
+        )
+        if fields.get("ns") != namespace:
+            raise JobNotFound(f"No job {job_id[:80]!a}. Jobs are kept for 30 days.", param="job_id")
+        return JobRecord.read(fields)
+
+    def page(
+        self,
+        namespace: str,
+        *,
+        state: JobState | None = None,
+        slug: str | None = None,
+        profile: str | None = None,
+        created_after: float = -math.inf,
+        after: str | None = None,
+        limit: int,
+    ) -> JobPage:
+        """Return a page of jobs, newest first, that starts after the job `after`.
+
+        Args:
+            created_after: leave out jobs that were created at this time (Unix seconds) or before.
+
+        Raises:
+            JobNotFound: `after` is not a job of this namespace.
+        """
+        found: list[JobRecord] = []
+        last = after
+        for looked_at, record in enumerate(self._newest_first(namespace, state, after)):
+            if record.created_at <= created_after:  # and so are all that follow
+                return JobPage(found, last, False)
+            wanted = slug in {None, record.slug} and profile in {None, record.profile}
+            if looked_at == _SCANNED or (wanted and len(found) == limit):
+                return JobPage(found, last, True)
+            if wanted:
+                found.append(record)
+            last = record.id
+        return JobPage(found, last, False)
+
+    def counts(self, namespace: str, states: Sequence[JobState], edges: Sequence[float]) -> list[list[int]]:
+        """Count jobs by the time at which they were created.
+
+        Args:
+            edges: moments in Unix seconds, in ascending order.
+
+        Returns:
+            For each of `states`, how many of the jobs that are in it now were created from each of `edges`
+            (inclusive) until the next one (exclusive). This is one number less than there are edges.
+        """
+        bars = len(edges) - 1
+        found = self._generation.read(
+            lambda pipeline, generation: [
+                pipeline.zcount(jobs_key(generation, namespace, state), start, f"({end}")
+                for state in states
+                for start, end in pairwise(edges)
+            ]
+        )
+        return [found[first * bars : (first + 1) * bars] for first in range(len(states))]
+
+    def summary(self, namespace: str, profiles: Iterable[str], now: float) -> JobSummary:
+        """Count the jobs of a namespace by state and profile. `now` is in Unix seconds."""
+        return summarize(self._generation, namespace, profiles, now)
+
+    def forget_before(self, namespace: str, moment: float) -> int:
+        """Drop one page of each state's records of finished jobs that were created before `moment`.
+
+        Returns how many it dropped: call it again until that is 0.
+        """
+        return sum(self._forget(namespace, state, moment) for state in _ENDED)
+
+    def _forget(self, namespace: str, state: JobState, moment: float) -> int:
+        [ids] = self._generation.read(
+            lambda pipeline, generation: pipeline.zrange(
+                jobs_key(generation, namespace, state), "-inf", moment, byscore=True, offset=0, num=_PAGE
+            )
+        )
+        profiles = self._generation.read(
+            lambda pipeline, generation: [
+                pipeline.hget(record_key(generation, job_id), "profile") for job_id in ids
+            ]
+        )
+        self._generation.read(
+            lambda pipeline, generation: [
+                (
+                    pipeline.delete(record_key(generation, job_id)),
+                    pipeline.zrem(jobs_key(generation, namespace, state, profile or ""), job_id),
+                    pipeline.zrem(jobs_key(generation, namespace, state), job_id),
+                    pipeline.zrem(jobs_key(generation, namespace), job_id),
+                )
+                for job_id, profile in zip(ids, profiles, strict=True)
+            ]
+        )
+        return len(ids)
+
+    def _newest_first(self, namespace: str, state: JobState | None, after: str | None) -> Iterator[JobRecord]:
+        place = (self.get(namespace, after).created_at, after) if after is not None else (math.inf, "")
+        offset = 0
+        while True:
+            entries = self._entries(namespace, state, place[0], offset)
+            older = [entry for entry in entries if entry < place]
+            yield from self._read([job_id for _, job_id in older])
+            if len(entries) < _PAGE:
+                return
+            # The next page starts at a place, not at a number, which jobs that come meanwhile would shift.
+            place, offset = (older[-1], 0) if older else (place, offset + _PAGE)
+
+    def _entries(
+        self, namespace: str, state: JobState | None, latest: float, offset: int
+    ) -> list[tuple[float, str]]:
+        """Return the next jobs that were created at this time or before, each with its time."""
+        [found] = self._generation.read(
+            lambda pipeline, generation: pipeline.zrange(
+                jobs_key(generation, namespace, state or ""),
+                latest,
+                "-inf",
+                byscore=True,
+                desc=True,
+                offset=offset,
+                num=_PAGE,
+                withscores=True,
+            )
+        )
+        return [(score, job_id) for job_id, score in cast(list[tuple[str, float]], found)]
+
+    def _read(self, job_ids: Sequence[str]) -> list[JobRecord]:
+        found = self._generation.read(
+            lambda pipeline, generation: [
+                pipeline.hgetall(record_key(generation, job_id)) for job_id in job_ids
+            ]
+        )
+        return [JobRecord.read(fields) for fields in found if fields]

@@ -1,0 +1,15 @@
+-- Gives a process a lease on the event stream, if it has applied every event that took something away.
+-- KEYS: stamp, leases, the last event that took something away, events
+-- ARGV: stamp, process, the last event that it has applied, the last one that it had applied when it asked before
+-- -> granted, behind, or trimmed: see `leases`
+local function after(one, other)
+  local seconds, number = string.match(one, '^(%d+)-?(%d*)$')
+  local others, other_number = string.match(other, '^(%d+)-?(%d*)$')
+  if seconds ~= others then return tonumber(seconds) > tonumber(others) end
+  return (tonumber(number) or 0) > (tonumber(other_number) or 0)
+end
+local oldest = redis.call('XRANGE', KEYS[4], '-', '+', 'COUNT', 1)[1]
+if oldest and after(oldest[1], ARGV[4]) then return 'trimmed' end
+if after(redis.call('GET', KEYS[3]) or '0-0', ARGV[3]) then return 'behind' end
+redis.call('HSET', KEYS[2], ARGV[2], ARGV[3])
+return 'granted'

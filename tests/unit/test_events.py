@@ -1,0 +1,65 @@
+"""Tests of what happened between two revisions of a document, in the words of the event stream."""
+
+import pytest
+
+from services.shared.model.changes import deleted, with_alias, with_artifact, without_artifact
+from services.shared.model.document import SpeakerDocument
+from services.shared.model.events import ADMITTED, events_between
+from tests.memory_registry import ECAPA, Registry, World
+
+
+@pytest.fixture
+def registry() -> Registry:
+    return World().process()
+
+
+def told(before: SpeakerDocument, after: SpeakerDocument) -> list[tuple[str, bool]]:
+    return [(event.what, event.takes_away) for event in events_between(before, after)]
+
+
+def test_a_voice_that_is_registered_takes_nothing_away(registry: Registry) -> None:
+    registry.register("wren", 1)
+    assert told(SpeakerDocument(), registry.document("wren")) == [("version.created", False)]
+
+
+def test_a_voice_that_was_there_before_is_no_news(registry: Registry) -> None:
+    """A rebuild reads every document. Listeners must not take each of them for a new voice."""
+    registry.register("wren", 1)
+    registry.work()
+    assert told(SpeakerDocument(), registry.document("wren")) == [(ADMITTED, False)]
+
+
+def test_an_artifact_takes_something_away_if_there_was_one(registry: Registry) -> None:
+    """An engine that holds the earlier one must ask again."""
+    registry.register("wren", 1)
+    none = registry.document("wren")
+    registry.work()
+    one = registry.document("wren")
+    [made] = one.newest.artifacts["ecapa"]
+    assert ("artifact.ready", False) in told(none, one)
+    again = made.having(object="other", build=made.build + 1)
+    more = with_artifact(one, one.newest.vuid, "ecapa", again, [ECAPA], extractor={})
+    assert told(one, more) == [("artifact.ready", True)]
+    [event] = events_between(one, more)
+    assert event.fields == {"vuid": one.newest.vuid, "profile": "ecapa", "fingerprint": "f1"}
+
+
+def test_a_lost_artifact_a_moved_alias_and_a_delete_take_something_away(registry: Registry) -> None:
+    registry.register("wren", 1)
+    registry.register("wren", 2)
+    registry.work()
+    document = registry.document("wren")
+    [made] = document.newest.artifacts["ecapa"]
+    lost = without_artifact(document, document.newest.vuid, "ecapa", made.object)
+    assert told(document, lost) == [("artifact.void", True)]
+    moved = with_alias(document, "default", document.versions[0].vuid)
+    assert told(document, moved) == [("alias.updated", True)]
+    assert told(document, with_alias(document, "studio", document.newest.vuid)) == [("alias.updated", False)]
+    assert told(document, deleted(document, now=2_000_000_000)) == [("voice.deleted", True)]
+
+
+def test_a_change_that_nobody_sees_is_told_all_the_same(registry: Registry) -> None:
+    """Whoever compares revisions has to hear of each."""
+    registry.register("wren", 1)
+    document = registry.document("wren")
+    assert told(document, document.having(revision=2)) == [("voice.updated", False)]
