@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from speaker_registry.artifact import Artifact, Manifest
     from speaker_registry.async_client import AsyncRegistryClient
     from speaker_registry.cache import ArtifactCache, CacheStats
-    from speaker_registry.calls import Registration
+    from speaker_registry.calls import Alias, Registration
     from speaker_registry.client import RegistryClient
     from speaker_registry.errors import (
         ArtifactFailed,
@@ -49,11 +49,14 @@ if TYPE_CHECKING:
         ResolvedArtifact,
         Usage,
         Voice,
+        VoiceAlias,
+        VoiceChange,
         VoiceVersion,
     )
     from speaker_registry.waiting import Readiness
 
 __all__ = [
+    "Alias",
     "ApiKey",
     "Artifact",
     "ArtifactCache",
@@ -90,13 +93,15 @@ __all__ = [
     "Unavailable",
     "Usage",
     "Voice",
+    "VoiceAlias",
+    "VoiceChange",
     "VoiceVersion",
 ]
 
 _HOMES = {
     "artifact": ("Artifact", "Manifest"),
     "cache": ("ArtifactCache", "CacheStats"),
-    "calls": ("Registration",),
+    "calls": ("Alias", "Registration"),
     "async_client": ("AsyncRegistryClient",),
     "client": ("RegistryClient",),
     "errors": (
@@ -128,6 +133,8 @@ _HOMES = {
         "ResolvedArtifact",
         "Usage",
         "Voice",
+        "VoiceAlias",
+        "VoiceChange",
         "VoiceVersion",
     ),
     "waiting": ("Readiness",),

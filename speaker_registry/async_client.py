@@ -6,7 +6,7 @@ because most programs need only one of them, and importing asyncio takes time.
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Literal, Self
 
@@ -16,6 +16,7 @@ from numpy.typing import ArrayLike
 from speaker_registry.artifact import Artifact
 from speaker_registry.cache import ArtifactCache
 from speaker_registry.calls import (
+    Alias,
     Item,
     Listing,
     Registration,
@@ -62,9 +63,19 @@ from speaker_registry.schemas import (
     Quota,
     ResolvedArtifact,
     Voice,
+    VoiceAlias,
+    VoiceChange,
     VoiceVersion,
 )
-from speaker_registry.session import TRANSPORT_ERRORS, Audio, Default, Session, no_cookies, read_clip
+from speaker_registry.session import (
+    TRANSPORT_ERRORS,
+    Audio,
+    Default,
+    Session,
+    edited_members,
+    no_cookies,
+    read_clip,
+)
 from speaker_registry.waiting import OnProgress, Readiness, wait_job, wait_ready
 
 
@@ -232,13 +243,14 @@ class AsyncRegistryClient(Session):
         profile: str | None = None,
         state: str | None = None,
         q: str | None = None,
+        labels: Mapping[str, str] | None = None,
         limit: int | None = None,
     ) -> AsyncIterator[Voice]:
         """Iterate over the voices. Pages are requested as they are needed.
 
         See `RegistryClient.list`.
         """
-        return self._pages(self._calls.voices(profile, state, q, limit))
+        return self._pages(self._calls.voices(profile, state, q, labels, limit))
 
     async def get(self, name: str) -> Voice:
         """Get a voice by its name or id. Raises `NotFound` if there is none.
@@ -246,6 +258,19 @@ class AsyncRegistryClient(Session):
         See `RegistryClient.get`.
         """
         return await self._run(self._calls.voice(name))
+
+    async def edit_voice(
+        self,
+        name: str,
+        *,
+        description: str | Literal[Default.KEEP] | None = Default.KEEP,
+        labels: Mapping[str, str | None] | None = None,
+        pinned: bool | None = None,
+        if_match: str | None = None,
+    ) -> Voice:
+        """Change what people say about a voice. See `RegistryClient.edit_voice`."""
+        members = edited_members(description, labels, pinned)
+        return await self._run(self._calls.edit_voice(name, members, if_match))
 
     def versions(self, name: str, *, limit: int | None = None) -> AsyncIterator[VoiceVersion]:
         """Iterate over the versions of a voice. Pages are requested as they are needed.
@@ -260,6 +285,33 @@ class AsyncRegistryClient(Session):
         See `RegistryClient.version`.
         """
         return await self._run(self._calls.version(parse_target(speaker, version)))
+
+    def history(self, name: str, *, limit: int | None = None) -> AsyncIterator[VoiceChange]:
+        """Iterate over what was done to a voice, newest first. See `RegistryClient.history`."""
+        return self._pages(self._calls.history(name, limit))
+
+    def aliases(self, voice: str, *, limit: int | None = None) -> AsyncIterator[VoiceAlias]:
+        """Iterate over the aliases of a voice. See `RegistryClient.aliases`."""
+        return self._pages(self._calls.aliases(voice, limit))
+
+    async def alias(self, voice: str, alias: str = "default") -> Alias:
+        """Get an alias of a voice. See `RegistryClient.alias`."""
+        return await self._run(self._calls.alias(voice, alias))
+
+    async def move_alias(self, voice: str, alias: str, version: int, *, if_match: str | None = None) -> Alias:
+        """Point an alias to a version, or make a new alias. See `RegistryClient.move_alias`."""
+        return await self._run(self._calls.move_alias(voice, alias, version, if_match))
+
+    async def remove_alias(self, voice: str, alias: str, *, if_match: str | None = None) -> None:
+        """Remove an alias. `default` stays, and moves to new versions by itself again.
+
+        See `RegistryClient.remove_alias`.
+        """
+        await self._run(self._calls.remove_alias(voice, alias, if_match))
+
+    async def rollback(self, voice: str, to: int | None = None) -> Alias:
+        """Move `default` to an older version. See `RegistryClient.rollback`."""
+        return await self._run(self._calls.rollback(voice, to))
 
     async def descriptor(
         self, speaker: str, profile: str, *, version: int | str | None = None, wait: float = 0.0
@@ -292,6 +344,14 @@ class AsyncRegistryClient(Session):
         See `RegistryClient.delete`.
         """
         await self._run(self._calls.delete(name))
+
+    async def delete_version(self, voice: str, version: int, *, if_match: str | None = None) -> None:
+        """Delete one version of a voice. See `RegistryClient.delete_version`."""
+        await self._run(self._calls.delete_version(voice, version, if_match))
+
+    async def undelete(self, name: str) -> Voice:
+        """Bring back the voice that was deleted last under this name. See `RegistryClient.undelete`."""
+        return await self._run(self._calls.undelete(name))
 
     def jobs(
         self,

@@ -16,11 +16,14 @@ from numpy.typing import ArrayLike
 from pydantic import BaseModel, ValidationError
 
 from speaker_registry.artifact import canonical_json
-from speaker_registry.errors import InvalidEmbedding, InvalidRequest, Unavailable
+from speaker_registry.errors import InvalidEmbedding, InvalidRequest, Unavailable, VersionNotFound
 from speaker_registry.exchange import Plan, Reply, Request, RetryPolicy, SendRequest, error_of, exchange
-from speaker_registry.names import parse_speaker_name
+from speaker_registry.labels import changed_labels
+from speaker_registry.names import DEFAULT, parse_speaker_name
 from speaker_registry.paths import (
     Target,
+    alias_path,
+    aliases_path,
     campaign_path,
     campaigns_path,
     key_id_of,
@@ -31,6 +34,7 @@ from speaker_registry.paths import (
 from speaker_registry.schemas import (
     MAX_PROFILES,
     MAX_RESOLVED,
+    AliasMove,
     ApiKey,
     ApiKeyRequest,
     ArtifactDescriptor,
@@ -41,6 +45,7 @@ from speaker_registry.schemas import (
     Health,
     Job,
     JobSummary,
+    MovedAlias,
     NewApiKey,
     Page,
     Profile,
@@ -51,6 +56,9 @@ from speaker_registry.schemas import (
     Schema,
     Untrained,
     Voice,
+    VoiceAlias,
+    VoiceChange,
+    VoiceEdit,
     VoiceVersion,
 )
 from speaker_registry.validation import invalid_value_message
@@ -102,6 +110,13 @@ class Registration(Schema):
         return f"{self.name}@{self.version}"
 
 
+class Alias(MovedAlias):
+    """An alias of a voice, with the ETag by which a later change notices that somebody was faster."""
+
+    etag: str | None = None
+    """Value for `if_match`."""
+
+
 def target_of(speaker: str | Registration) -> Target:
     """Return the version that a registration describes, or what a text such as `alice@3` means."""
     return parse_target(speaker.reference if isinstance(speaker, Registration) else speaker)
@@ -144,6 +159,48 @@ class Calls:
 
     def version(self, target: Target) -> Plan[VoiceVersion]:
         return self._read(VoiceVersion, Request(path=target.version_path))
+
+    def history(self, voice: str, limit: int | None) -> Listing[VoiceChange]:
+        return _listing(f"{voice_path(voice)}/history", Page[VoiceChange], limit)
+
+    def aliases(self, voice: str, limit: int | None) -> Listing[VoiceAlias]:
+        return _listing(aliases_path(voice), Page[VoiceAlias], limit)
+
+    def alias(self, voice: str, alias: str) -> Plan[Alias]:
+        return self._alias(Request(path=alias_path(voice, alias)))
+
+    def move_alias(self, voice: str, alias: str, version: int, if_match: str | None) -> Plan[Alias]:
+        request = Request(
+            method="PUT",
+            path=alias_path(voice, alias),
+            headers={"content-type": "application/json", **_condition(if_match)},
+            content=_request_body(AliasMove, version=version).model_dump_json().encode(),
+        )
+        return self._alias(request)
+
+    def remove_alias(self, voice: str, alias: str, if_match: str | None) -> Plan[None]:
+        headers = _condition(if_match)
+        return self._done(Request(method="DELETE", path=alias_path(voice, alias), headers=headers))
+
+    def rollback(self, voice: str, to: int | None) -> Plan[Alias]:
+        present = yield from self.alias(voice, DEFAULT)
+        if to is None:
+            to = yield from self._version_before(voice, present.version)
+        moved = yield from self.move_alias(voice, DEFAULT, to, present.etag)
+        return moved.model_copy(update={"previous_version": present.version})
+
+    def _version_before(self, voice: str, number: int) -> Plan[int]:
+        older = _listing(f"{voice_path(voice)}/versions", Page[VoiceVersion], 1, after=str(number))
+        page = yield from self.page(older)
+        if not page.data:
+            raise VersionNotFound(
+                f"voice '{voice}' has no version before {number}, at which `default` is", param="to"
+            )
+        return page.data[0].version
+
+    def _alias(self, request: Request) -> Plan[Alias]:
+        reply = yield from exchange(self._policy, request)
+        return parsed(Alias, reply).model_copy(update={"etag": reply.headers.get("etag")})
 
     def descriptor(self, target: Target, profile: str, wait: float = 0.0) -> Plan[ArtifactDescriptor]:
         return self._read(ArtifactDescriptor, long_polled(Request(path=target.artifact_path(profile)), wait))
@@ -207,9 +264,26 @@ class Calls:
         return self._read(Job, long_polled(Request(path=f"/v1/jobs/{segment(job_id, 'id')}"), wait))
 
     def voices(
-        self, profile: str | None, state: str | None, q: str | None, limit: int | None
+        self,
+        profile: str | None,
+        state: str | None,
+        q: str | None,
+        labels: Mapping[str, str] | None,
+        limit: int | None,
     ) -> Listing[Voice]:
-        return _listing("/v1/voices", Page[Voice], limit, profile=profile, state=state, q=q)
+        label = ",".join(f"{key}={value}" for key, value in (labels or {}).items()) or None
+        return _listing("/v1/voices", Page[Voice], limit, profile=profile, state=state, q=q, label=label)
+
+    def edit_voice(self, name: str, members: Mapping[str, object], if_match: str | None) -> Plan[Voice]:
+        wanted = _request_body(VoiceEdit, **members)
+        changed_labels({}, wanted.labels)
+        request = Request(
+            method="PATCH",
+            path=voice_path(name),
+            headers={"content-type": "application/json", **_condition(if_match)},
+            content=wanted.model_dump_json(exclude_unset=True).encode(),
+        )
+        return self._read(Voice, request)
 
     def versions(self, name: str, limit: int | None) -> Listing[VoiceVersion]:
         return _listing(f"{voice_path(name)}/versions", Page[VoiceVersion], limit)
@@ -344,6 +418,15 @@ class Calls:
     def quota(self) -> Plan[Quota]:
         return self._read(Quota, Request(path="/v1/quota"))
 
+    def delete_version(self, voice: str, version: int, if_match: str | None) -> Plan[None]:
+        path = parse_target(voice, version).version_path
+        return self._done(Request(method="DELETE", path=path, headers=_condition(if_match)))
+
+    def undelete(self, name: str) -> Plan[Voice]:
+        path = f"{voice_path(name)}/undelete"
+        # A repetition would be refused because the voice exists already.
+        return self._read(Voice, Request(method="POST", path=path, repeatable=False))
+
     def delete(self, name: str) -> Plan[None]:
         return self._done(Request(method="DELETE", path=voice_path(name)))
 
@@ -444,6 +527,15 @@ def _request_body(model: type[Model], **values: object) -> Model:
         fault = error.errors()[0]
         said = invalid_value_message(fault, fault["loc"], model.model_json_schema())
         raise InvalidRequest(said, param=str(fault["loc"][0])) from None
+
+
+def _condition(if_match: str | None) -> dict[str, str]:
+    """Return the header that makes a change conditional, whose value must not begin another header."""
+    if if_match is None:
+        return {}
+    if not (if_match.isascii() and if_match.isprintable()):
+        raise InvalidRequest(f"if_match is {if_match[:40]!a}; accepted: an ETag", param="if_match")
+    return {"if-match": if_match}
 
 
 def _given(**values: str | None) -> dict[str, str]:

@@ -6,7 +6,7 @@ answers mean. `async_client` has the same methods for asyncio.
 
 import concurrent.futures
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import TracebackType
 from typing import Literal, Self
 
@@ -16,6 +16,7 @@ from numpy.typing import ArrayLike
 from speaker_registry.artifact import Artifact
 from speaker_registry.cache import ArtifactCache
 from speaker_registry.calls import (
+    Alias,
     Item,
     Listing,
     Registration,
@@ -63,9 +64,19 @@ from speaker_registry.schemas import (
     Quota,
     ResolvedArtifact,
     Voice,
+    VoiceAlias,
+    VoiceChange,
     VoiceVersion,
 )
-from speaker_registry.session import TRANSPORT_ERRORS, Audio, Default, Session, no_cookies, read_clip
+from speaker_registry.session import (
+    TRANSPORT_ERRORS,
+    Audio,
+    Default,
+    Session,
+    edited_members,
+    no_cookies,
+    read_clip,
+)
 from speaker_registry.waiting import OnProgress, Readiness, wait_job, wait_ready
 
 
@@ -319,6 +330,7 @@ class RegistryClient(Session):
         profile: str | None = None,
         state: str | None = None,
         q: str | None = None,
+        labels: Mapping[str, str] | None = None,
         limit: int | None = None,
     ) -> Iterator[Voice]:
         """Iterate over the voices. Pages are requested as they are needed.
@@ -327,13 +339,40 @@ class RegistryClient(Session):
             profile: Only voices that this profile can use, whether their artifacts are ready or not.
             state: Only voices in this state: `pending`, `processing`, `ready` or `failed`.
             q: Only voices whose name contains this text.
+            labels: Only voices with all these labels.
             limit: Maximum number of voices.
         """
-        return self._pages(self._calls.voices(profile, state, q, limit))
+        return self._pages(self._calls.voices(profile, state, q, labels, limit))
 
     def get(self, name: str) -> Voice:
         """Get a voice by its name or id. Raises `NotFound` if there is none."""
         return self._run(self._calls.voice(name))
+
+    def edit_voice(
+        self,
+        name: str,
+        *,
+        description: str | Literal[Default.KEEP] | None = Default.KEEP,
+        labels: Mapping[str, str | None] | None = None,
+        pinned: bool | None = None,
+        if_match: str | None = None,
+    ) -> Voice:
+        """Change what people say about a voice. What is not given stays, and nothing is extracted.
+
+        Args:
+            name: Name or id of the voice.
+            description: Free text about the voice. None removes it.
+            labels: Labels to set. None as the value removes a label.
+            pinned: Marks a voice that matters more than others, or ends that.
+            if_match: ETag of the voice. If it has changed, the edit is refused.
+
+        Raises:
+            InvalidRequest: The description or a label is not accepted. The message names the label.
+            NotFound: There is no such voice.
+            PreconditionFailed: The voice has changed.
+        """
+        members = edited_members(description, labels, pinned)
+        return self._run(self._calls.edit_voice(name, members, if_match))
 
     def versions(self, name: str, *, limit: int | None = None) -> Iterator[VoiceVersion]:
         """Iterate over the versions of a voice. Pages are requested as they are needed."""
@@ -342,6 +381,66 @@ class RegistryClient(Session):
     def version(self, speaker: str, version: int | str | None = None) -> VoiceVersion:
         """Get one version, such as `alice@3` or `alice@prod`. A bare `alice` means its default version."""
         return self._run(self._calls.version(parse_target(speaker, version)))
+
+    def history(self, name: str, *, limit: int | None = None) -> Iterator[VoiceChange]:
+        """Iterate over what people and their keys have done to a voice, newest first.
+
+        The registry remembers the last 100 changes, also of a deleted voice that can still be brought back.
+        """
+        return self._pages(self._calls.history(name, limit))
+
+    def aliases(self, voice: str, *, limit: int | None = None) -> Iterator[VoiceAlias]:
+        """Iterate over the aliases of a voice by name, except `latest`, which is computed."""
+        return self._pages(self._calls.aliases(voice, limit))
+
+    def alias(self, voice: str, alias: str = "default") -> Alias:
+        """Get an alias of a voice. Raises `NotFound` if there is no such voice or alias."""
+        return self._run(self._calls.alias(voice, alias))
+
+    def move_alias(self, voice: str, alias: str, version: int, *, if_match: str | None = None) -> Alias:
+        """Point an alias to a version, or make a new alias. Every engine then finds that version.
+
+        Nothing is extracted. `default` stays where it was moved to until it is moved again or removed.
+
+        Args:
+            voice: Name or id of the voice.
+            alias: `default`, or any other name of 1 to 64 of the characters `a-z 0-9 . _ -`.
+            version: Number of the version.
+            if_match: `etag` of the `Alias` that is to be moved. If somebody was faster, the move is refused.
+
+        Returns:
+            The alias, with the `previous_version` to which it pointed before.
+
+        Raises:
+            InvalidRequest: The alias or the version is malformed. `latest` is reserved.
+            NotFound: There is no such voice or version.
+            ArtifactFailed: An extraction of the version failed for a required profile. Repeat it first.
+            PreconditionFailed: The alias is not the one that `if_match` describes.
+            QuotaExceeded: The voice has as many aliases as the registry accepts.
+        """
+        return self._run(self._calls.move_alias(voice, alias, version, if_match))
+
+    def remove_alias(self, voice: str, alias: str, *, if_match: str | None = None) -> None:
+        """Remove an alias. `default` stays, and moves to new versions by itself again.
+
+        Raises:
+            NotFound: There is no such voice or alias.
+            PreconditionFailed: The alias is not the one that `if_match` describes.
+        """
+        self._run(self._calls.remove_alias(voice, alias, if_match))
+
+    def rollback(self, voice: str, to: int | None = None) -> Alias:
+        """Move `default` to an older version. `remove_alias(voice, "default")` lets it move by itself again.
+
+        Args:
+            voice: Name or id of the voice.
+            to: Number of the version. Defaults to the next lower one than that to which `default` points.
+
+        Raises:
+            NotFound: There is no such voice or version, or no older one.
+            PreconditionFailed: Somebody else moved `default` at the same moment.
+        """
+        return self._run(self._calls.rollback(voice, to))
 
     def descriptor(
         self, speaker: str, profile: str, *, version: int | str | None = None, wait: float = 0.0
@@ -381,6 +480,32 @@ class RegistryClient(Session):
     def delete(self, name: str) -> None:
         """Delete a voice with all its versions. Raises `NotFound` if there is no such voice."""
         self._run(self._calls.delete(name))
+
+    def delete_version(self, voice: str, version: int, *, if_match: str | None = None) -> None:
+        """Delete one version of a voice. The last version takes the voice along.
+
+        Args:
+            voice: Name or id of the voice.
+            version: Number of the version.
+            if_match: ETag of the version. If it has changed, nothing is deleted.
+
+        Raises:
+            NotFound: There is no such voice or version.
+            Conflict: An alias points to the version. Move or remove the alias first.
+        """
+        self._run(self._calls.delete_version(voice, version, if_match))
+
+    def undelete(self, name: str) -> Voice:
+        """Bring back the voice that was deleted last under this name, while its grace period lasts.
+
+        The call is not retried if its answer is lost; `get` tells whether the voice is back.
+
+        Raises:
+            NotFound: Nothing is left to bring back.
+            VoiceExists: The name was registered again.
+            QuotaExceeded: The namespace has no room for the voice any more.
+        """
+        return self._run(self._calls.undelete(name))
 
     def jobs(
         self,

@@ -156,3 +156,19 @@ def parse_reference(text: str) -> int | str:
         "letter.",
         param="ref",
     )
+
+
+def parse_alias(text: str) -> str:
+    """Parse an alias that may be set by hand: `default`, or another one than the reserved `latest`.
+
+    Raises:
+        InvalidReference: The text is reserved, or not `[a-z][a-z0-9._-]{0,63}`.
+    """
+    if text != LATEST and _ALIAS.fullmatch(text):
+        return text
+    reserved = f" '{LATEST}' is reserved for the newest complete version." if text == LATEST else ""
+    raise InvalidReference(
+        f"Invalid alias {_shown(text)}.{reserved} Accepted: 'default', or 1 to 64 of the characters "
+        "a-z 0-9 . _ - that start with a letter.",
+        param="alias",
+    )

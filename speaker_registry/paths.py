@@ -13,6 +13,7 @@ from speaker_registry.errors import InvalidReference, InvalidRequest
 from speaker_registry.names import (
     DEFAULT,
     SpeakerName,
+    parse_alias,
     parse_reference,
     parse_speaker_name,
     split_reference,
@@ -67,6 +68,14 @@ def parse_target(speaker: str, version: int | str | None = None) -> Target:
 
 def voice_path(name: str) -> str:
     return Target(parse_speaker_name(name), None).voice_path
+
+
+def aliases_path(voice: str) -> str:
+    return f"{voice_path(voice)}/aliases"
+
+
+def alias_path(voice: str, alias: str) -> str:
+    return f"{aliases_path(voice)}/{parse_alias(alias)}"
 
 
 def manifest_path(profile: str) -> str:

@@ -7,6 +7,7 @@ import enum
 import hashlib
 import math
 import os
+from collections.abc import Mapping
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from pathlib import Path
 from typing import IO, Any, Literal, Self
@@ -45,6 +46,7 @@ class Default(enum.Enum):
     """Marks arguments that were not given, where None has a meaning of its own."""
 
     CACHE = "a new cache for this client"
+    KEEP = "the value that there is"
 
 
 class Session:
@@ -174,3 +176,17 @@ def _scope(url: str, key: str, namespace: str) -> str:
     there.
     """
     return hashlib.sha256(f"{url}\0{key}\0{namespace}".encode()).hexdigest()
+
+
+def edited_members(
+    description: str | Literal[Default.KEEP] | None,
+    labels: Mapping[str, str | None] | None,
+    pinned: bool | None,
+) -> dict[str, object]:
+    """Return the members of a voice that an edit changes."""
+    members: dict[str, object] = {} if description is Default.KEEP else {"description": description}
+    return {
+        **members,
+        **({} if labels is None else {"labels": dict(labels)}),
+        **({} if pinned is None else {"pinned": pinned}),
+    }

@@ -26,6 +26,7 @@ from services.registry_api.protocol.headers import AnswerHeaders
 from services.registry_api.protocol.routing import TrailingSlashes
 from services.registry_api.protocol.signals import RequestSignals
 from services.registry_api.routes import (
+    aliases,
     artifacts,
     audio_voices,
     blobs,
@@ -233,6 +234,7 @@ def _add_api(app: FastAPI) -> None:
     app.include_router(audio_voices.router, responses=examples.REFUSED_COMPATIBLE)
     for module in (
         voices,
+        aliases,
         registration,
         clips,
         pictures,
@@ -265,7 +267,7 @@ def _allow_web_pages(app: FastAPI, origins: Sequence[str]) -> None:
         app.add_middleware(
             CORSMiddleware,
             allow_origins=list(origins),
-            allow_methods=["DELETE", "GET", "HEAD", "POST", "PUT"],
+            allow_methods=["DELETE", "GET", "HEAD", "PATCH", "POST", "PUT"],
             allow_headers=["*"],
             expose_headers=["*"],
         )

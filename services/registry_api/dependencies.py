@@ -27,6 +27,7 @@ from services.shared.registry.profiles import Profiles
 from services.shared.registry.speakers import Speakers
 from services.shared.view.generation import Generation
 from services.shared.view.workers import Workers
+from speaker_registry.errors import InvalidReference
 from speaker_registry.names import SpeakerName, parse_reference, parse_speaker_name
 
 
@@ -63,6 +64,8 @@ class Services:
     """None in tests that do the housekeeping themselves."""
     campaigns: Campaigns
     limits: UploadLimits
+    deleted_grace_seconds: float = 86_400
+    """A deleted voice can be brought back within this time."""
     access: Access = field(default_factory=Access)
     """By default no keys are required, and every caller may do everything."""
 
@@ -92,7 +95,7 @@ async def _at_store(slots: Annotated[Slots, Depends(_store_slots)]) -> AsyncIter
 
 
 async def _searching(request: Request) -> AsyncIterator[None]:
-    if request.query_params.keys() & {"q", "state", "profile", "ready"}:
+    if request.query_params.keys() & {"q", "state", "profile", "ready", "label"}:
         slots = request.app.state.search_slots
         assert isinstance(slots, Slots)
         async with slots.hold():
@@ -164,8 +167,29 @@ async def _reference(
     return parse_reference(ref)
 
 
+async def _version_number(
+    ref: Annotated[
+        str,
+        Path(
+            description="The number of a version.",
+            examples=["3"],
+            json_schema_extra={"format": "voice-version"},
+        ),
+    ],
+) -> int:
+    """Parse the number of a version in a path. Raises `InvalidReference`."""
+    number = parse_reference(ref)
+    if isinstance(number, int):
+        return number
+    raise InvalidReference(
+        f"Version '{ref}' is an alias. Accepted: the number of a version, as in DELETE …/versions/3.",
+        param="ref",
+    )
+
+
 VoiceName = Annotated[SpeakerName, Depends(_voice_name)]
 Reference = Annotated[int | str, Depends(_reference)]
+VersionNumber = Annotated[int, Depends(_version_number)]
 ProfileName = Annotated[
     str, Path(description="The profile that the artifact is for.", examples=["qwen3-tts-0.6b"])
 ]

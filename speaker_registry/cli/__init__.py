@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import speaker_registry
 from speaker_registry.cli import (
+    aliases,
     artifacts,
     campaigns,
     completion,
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
 
 _COMMANDS = (
     *voices.COMMANDS,
+    *aliases.COMMANDS,
     *artifacts.COMMANDS,
     *moving.COMMANDS,
     *syncing.COMMANDS,

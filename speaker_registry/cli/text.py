@@ -29,6 +29,9 @@ def voice_text(voice: "Voice") -> str:
             ("aliases", aliases or None),
             ("state", marked(voice.state, voice)),
             ("created", when(voice.created_at)),
+            ("description", voice.description),
+            ("labels", ", ".join(f"{key}={value}" for key, value in voice.labels.items()) or None),
+            ("pinned", "yes" if voice.pinned else None),
             ("held back", voice.held_back),
         ]
     )

@@ -1,12 +1,14 @@
-"""The commands for voices and their clips: `register`, `list`, `show`, `clip` and `delete`."""
+"""The commands for voices and their clips: `register`, `list`, `show`, `clip`, `delete` and others."""
 
 import argparse
+import shlex
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from speaker_registry.atomic_files import write_atomically
 from speaker_registry.cli.command import (
+    PROGRAM,
     REFUSED,
     Command,
     CommandError,
@@ -34,6 +36,8 @@ from speaker_registry.cli.text import (
     voice_text,
 )
 from speaker_registry.errors import NotFound
+from speaker_registry.labels import parse_filters
+from speaker_registry.names import parse_reference, split_reference
 from speaker_registry.terminal import printable, table
 
 if TYPE_CHECKING:
@@ -97,7 +101,8 @@ def _is_free(client: "RegistryClient", name: str) -> bool:
 
 
 def list_voices(client: "RegistryClient", arguments: argparse.Namespace) -> Output:
-    wanted = partial(client.list, profile=arguments.profile, state=arguments.state)
+    labels = parse_filters(arguments.label) if arguments.label else None
+    wanted = partial(client.list, profile=arguments.profile, state=arguments.state, labels=labels)
     voices, more = first_of(lambda limit: wanted(limit=limit), arguments)
     head = ("NAME", "VERSION", "NEWEST", "STATE", "READY FOR", "CREATED", "REASON")
     rows = [
@@ -149,10 +154,56 @@ def clip(client: "RegistryClient", arguments: argparse.Namespace) -> Output | No
 
 
 def delete(client: "RegistryClient", arguments: argparse.Namespace) -> Output:
+    name, reference = split_reference(arguments.name)
+    if reference is not None:
+        return _delete_version(client, arguments, name, reference)
     if not arguments.yes:
         confirm("delete", f"Delete {printable(arguments.name)} with all its versions?")
     client.delete(arguments.name)
-    return Output({"name": arguments.name, "deleted": True}, f"deleted {printable(arguments.name)}")
+    undo = f"`{PROGRAM} undelete {shlex.quote(name)}` brings it back within the grace period"
+    return Output({"name": name, "deleted": True}, f"deleted {printable(name)}\n{printable(undo)}")
+
+
+def _delete_version(
+    client: "RegistryClient", arguments: argparse.Namespace, name: str, reference: str
+) -> Output:
+    number = parse_reference(reference)
+    if not isinstance(number, int):
+        raise CommandError(f"delete takes the number of a version, as in {name}@3, and no alias")
+    if not arguments.yes:
+        confirm("delete", f"Delete version {number} of {printable(name)}? It cannot be brought back.")
+    client.delete_version(name, number)
+    document = {"name": name, "version": number, "deleted": True}
+    return Output(document, printable(f"deleted {name}@{number}"))
+
+
+def undelete(client: "RegistryClient", arguments: argparse.Namespace) -> Output:
+    voice = client.undelete(arguments.name)
+    text = printable(f"{voice.name} is back, with {voice.versions} versions; it is version {voice.version}")
+    return Output(voice.model_dump(mode="json"), text, warnings=about_weights([voice]))
+
+
+def list_versions(client: "RegistryClient", arguments: argparse.Namespace) -> Output:
+    voice = client.get(arguments.name)
+    versions, more = first_of(lambda limit: client.versions(arguments.name, limit=limit), arguments)
+    named = {
+        number: sorted(a for a, n in voice.aliases.items() if n == number)
+        for number in voice.aliases.values()
+    }
+    head = ("VERSION", "ALIASES", "STATE", "SOURCE", "CREATED", "DESCRIPTION")
+    rows = [
+        (
+            one.version,
+            ", ".join(named.get(one.version, ())) or "-",
+            marked(one.state, one),
+            one.source,
+            when(one.created_at),
+            one.description or "-",
+        )
+        for one in versions
+    ]
+    document, warnings = list_document(versions, more=bool(more)), [*about_weights(versions), *more]
+    return Output(document, table(head, rows), warnings=warnings)
 
 
 def _add_register(command: argparse.ArgumentParser) -> None:
@@ -182,6 +233,12 @@ def _add_register(command: argparse.ArgumentParser) -> None:
 def _add_list(command: argparse.ArgumentParser) -> None:
     command.add_argument("--profile", metavar="P", help="only voices that this profile can use")
     command.add_argument("--state", choices=("pending", "processing", "ready", "failed"))
+    command.add_argument(
+        "--label",
+        metavar="KEY=VALUE",
+        action="append",
+        help="only voices with this label; all that are given must match",
+    )
     add_limit(command)
 
 
@@ -209,8 +266,65 @@ def _add_clip(command: argparse.ArgumentParser) -> None:
     add_output(command)
 
 
-def _add_delete(command: argparse.ArgumentParser) -> None:
+def _add_name(command: argparse.ArgumentParser) -> None:
     command.add_argument("name", metavar="NAME")
+
+
+def history(client: "RegistryClient", arguments: argparse.Namespace) -> Output:
+    changes, more = first_of(lambda limit: client.history(arguments.name, limit=limit), arguments)
+    rows = [
+        (when(one.at), one.by, one.did, one.alias or "-", one.version if one.version is not None else "-")
+        for one in changes
+    ]
+    text = table(("WHEN", "BY", "DID", "ALIAS", "VERSION"), rows)
+    return Output(list_document(changes, more=bool(more)), text, warnings=more)
+
+
+def edit(client: "RegistryClient", arguments: argparse.Namespace) -> Output:
+    from speaker_registry.session import Default  # noqa: PLC0415  loads httpx, which --help does not need
+
+    description, pinned = arguments.description, arguments.pin
+    if description is None and pinned is None and not arguments.label:
+        raise CommandError("edit needs --description, --label, --pin or --no-pin")
+    voice = client.edit_voice(
+        arguments.name,
+        description=Default.KEEP if description is None else description or None,
+        labels=dict(arguments.label) if arguments.label else None,
+        pinned=pinned,
+    )
+    return Output(voice.model_dump(mode="json"), voice_text(voice), warnings=about_weights([voice]))
+
+
+def _label_change(text: str) -> tuple[str, str | None]:
+    """Parse `KEY=VALUE`, or `KEY-`, which removes a label."""
+    key, separator, value = text.partition("=")
+    if not separator and not text.endswith("-"):
+        raise argparse.ArgumentTypeError(f"{text[:80]!a}; accepted: KEY=VALUE, or KEY- to remove a label")
+    return (key, value) if separator else (text[:-1], None)
+
+
+def _add_edit(command: argparse.ArgumentParser) -> None:
+    _add_name(command)
+    command.add_argument("--description", metavar="D", help="free text; an empty one removes it")
+    command.add_argument(
+        "--label",
+        metavar="KEY=VALUE",
+        action="append",
+        type=_label_change,
+        help="label to set, or KEY- to remove one; may be repeated",
+    )
+    command.add_argument(
+        "--pin", action=argparse.BooleanOptionalAction, default=None, help="mark a voice that matters more"
+    )
+
+
+def _add_versions(command: argparse.ArgumentParser) -> None:
+    _add_name(command)
+    add_limit(command)
+
+
+def _add_delete(command: argparse.ArgumentParser) -> None:
+    command.add_argument("name", metavar="NAME[@N]", help="a voice, or one version of it")
     command.add_argument("--yes", action="store_true", help="skip the confirmation")
 
 
@@ -220,5 +334,9 @@ COMMANDS = (
     Command("list", list_voices, "List the voices.", _add_list),
     Command("show", show, "Show a voice, or one version of it.", _add_show),
     Command("clip", clip, "Write the clip of a version to a file.", _add_clip),
-    Command("delete", delete, "Delete a voice with all its versions.", _add_delete),
+    Command("edit", edit, "Change the description, labels or pin of a voice.", _add_edit),
+    Command("versions", list_versions, "List the versions of a voice, newest first.", _add_versions),
+    Command("history", history, "List who did what to a voice, newest first.", _add_versions),
+    Command("delete", delete, "Delete a voice with all its versions, or one version.", _add_delete),
+    Command("undelete", undelete, "Bring a deleted voice back within the grace period.", _add_name),
 )

@@ -57,13 +57,18 @@ from speaker_registry.schemas.registry import (
     Usage,
 )
 from speaker_registry.schemas.voices import (
+    AliasMove,
     ArtifactState,
     ArtifactStatus,
     AudioProperties,
+    MovedAlias,
     PendingPicture,
     RegisteredVersion,
     Source,
     Voice,
+    VoiceAlias,
+    VoiceChange,
+    VoiceEdit,
     VoiceVersion,
 )
 
@@ -72,6 +77,7 @@ __all__ = [
     "FINISHED_STATES",
     "MAX_PROFILES",
     "MAX_RESOLVED",
+    "AliasMove",
     "ApiKey",
     "ApiKeyRequest",
     "ArtifactDescriptor",
@@ -102,6 +108,7 @@ __all__ = [
     "JobState",
     "JobSummary",
     "Mode",
+    "MovedAlias",
     "NewApiKey",
     "NewVoice",
     "OpenAIVoice",
@@ -124,6 +131,9 @@ __all__ = [
     "UploadedVoice",
     "Usage",
     "Voice",
+    "VoiceAlias",
+    "VoiceChange",
+    "VoiceEdit",
     "VoiceList",
     "VoiceVersion",
 ]

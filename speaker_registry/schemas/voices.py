@@ -3,6 +3,9 @@
 from collections.abc import Iterable
 from typing import Literal
 
+from pydantic import BaseModel, ConfigDict, Field
+
+from speaker_registry.names import MAX_VERSION
 from speaker_registry.notebooks import html_table
 from speaker_registry.schemas.common import Schema, Untrained
 
@@ -105,6 +108,68 @@ class RegisteredVersion(VoiceVersion):
     """Maps each profile to the id of the job that extracts it."""
 
 
+MAX_DESCRIPTION = 8_000
+
+
+class VoiceEdit(BaseModel):
+    """Request body that changes some of what people say about a voice. What it leaves out stays."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    description: str | None = Field(default=None, max_length=MAX_DESCRIPTION)
+    """Free text about the voice. Null removes it."""
+    labels: dict[str, str | None] = Field(default_factory=dict, max_length=1000)
+    """Labels to set. Null as the value removes a label."""
+    pinned: bool = Field(default=False, strict=True)
+    """Marks a voice that matters more than others."""
+
+
+class VoiceChange(Schema):
+    """One change that a person or a key made to a voice."""
+
+    object: Literal["voice.change"] = "voice.change"
+    revision: int
+    """The revision of the voice's record that the change made."""
+    at: int
+    by: str
+    """Id of the API key, or of what else made the change."""
+    did: str
+    """Is `register`, `bring`, `alias`, `edit`, `cancel`, `delete_version`, `delete` or `undelete`."""
+    version: int | None = None
+    """Number of the version that the change was about, if it was about one."""
+    alias: str | None = None
+    """The alias that was moved or removed."""
+
+
+class VoiceAlias(Schema):
+    """A name for one version of a voice, such as `prod` in `alice@prod`."""
+
+    object: Literal["voice.alias"] = "voice.alias"
+    voice: str
+    alias: str
+    version: int
+    """Number of the version that the alias stands for."""
+    by_hand: bool
+    """True if somebody moved the alias. `default` then stays until that is taken back."""
+    moved: int
+    """The revision of the voice's record that moved the alias. Every state of an alias has its own."""
+
+
+class MovedAlias(VoiceAlias):
+    """Answer to a move: the alias as it is then, and where it pointed before."""
+
+    previous_version: int | None = None
+    """None if the alias is new."""
+
+
+class AliasMove(BaseModel):
+    """Request body that names the version to which an alias is moved."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    version: int = Field(ge=1, le=MAX_VERSION, strict=True)
+
+
 class Voice(Schema):
     """A voice and its default version, which is the one that its bare name means at the moment."""
 
@@ -129,6 +194,10 @@ class Voice(Schema):
     """Artifacts of the default version."""
     held_back: str | None = None
     """Tells why the alias `default` will not move to the newest version."""
+    description: str | None = None
+    """Free text about the voice as a whole. Each version may have one of its own."""
+    labels: dict[str, str] = Field(default_factory=dict)
+    pinned: bool = False
     untrained: Untrained = False
     """True if one of the artifacts was made with random weights, or will be. Absent otherwise."""
 

@@ -134,7 +134,7 @@ def history() -> list[SpeakerDocument]:
     """Return the revisions of a speaker: registered, a second version, an alias, deleted."""
     first = with_version(NOTHING, "v1")
     second = with_version(first, "v2")
-    third = following(second, changes.with_alias(second, "prod", "v1"))
+    third = following(second, changes.with_alias(second, "prod", "v1", ()))
     return [NOTHING, first, second, third, following(third, changes.deleted(third, now=100))]
 
 

@@ -14,13 +14,22 @@ from services.shared.model import changes
 from services.shared.model.document import SpeakerDocument
 from services.shared.model.profiles import BUILT_IN
 from services.shared.model.promotion import held_back, promoted
-from services.shared.model.records import ArtifactRecord, ClipRecord, FailureRecord, Version, seal, unseal
+from services.shared.model.records import (
+    About,
+    ArtifactRecord,
+    ClipRecord,
+    FailureRecord,
+    Version,
+    seal,
+    unseal,
+)
 from services.shared.model.speaker import OpenJob, Speaker
 from services.shared.model.status import last_good, profile_status
 from services.shared.model.stored_document import KEPT_CHANGES, DocumentDamaged, DocumentNewer
 from speaker_registry.engine import Profile
 from speaker_registry.errors import (
     AliasNotFound,
+    ArtifactFailed,
     Conflict,
     IdempotencyKeyReused,
     QuotaExceeded,
@@ -424,7 +433,7 @@ def test_the_default_moves_although_a_profile_can_never_be_made():
 def test_a_move_by_hand_stays_until_it_is_taken_back():
     """A caller who rolled a voice back must not be overruled by the next upload."""
     document = published(published(registered(NOTHING, "v1"), "v1", QWEN), "v1", COSY)
-    document = registered(changes.with_alias(document, "default", "v1"), "v2")
+    document = registered(changes.with_alias(document, "default", "v1", REQUIRED), "v2")
     document = published(published(document, "v2", QWEN), "v2", COSY)
     assert document.default.vuid == "v1"
     assert "by hand" in str(held_back(document, document.newest, REQUIRED))
@@ -450,7 +459,7 @@ def test_a_version_that_serves_nothing_is_left_for_one_that_serves_something():
 def test_the_default_never_moves_back():
     """An older version that becomes ready late is no newer one."""
     document = registered(registered(NOTHING, "v1"), "v2")
-    document = changes.with_alias(document, "default", "v2")
+    document = changes.with_alias(document, "default", "v2", REQUIRED)
     document = changes.without_alias(document, "default", REQUIRED)
     assert published(published(document, "v1", QWEN), "v1", COSY).default.vuid == "v2"
 
@@ -461,11 +470,11 @@ def test_the_default_never_moves_back():
 def test_aliases_point_only_to_what_is_there():
     """A move to a deleted or foreign version is refused, and an unknown alias is told from the known ones."""
     document = registered(registered(NOTHING, "v1"), "v2")
-    moved = changes.with_alias(document, "prod", "v2")
+    moved = changes.with_alias(document, "prod", "v2", REQUIRED)
     assert moved.resolve("prod", lambda _: True).number == 2
-    assert changes.with_alias(moved, "prod", "v2") is moved
+    assert changes.with_alias(moved, "prod", "v2", REQUIRED) is moved
     with pytest.raises(VersionNotFound):
-        changes.with_alias(document, "prod", "v9")
+        changes.with_alias(document, "prod", "v9", REQUIRED)
     for look in (
         lambda: document.resolve("prod", lambda _: True),
         lambda: changes.without_alias(document, "prod", REQUIRED),
@@ -473,6 +482,42 @@ def test_aliases_point_only_to_what_is_there():
         with pytest.raises(AliasNotFound):
             look()
     assert changes.without_alias(moved, "prod", REQUIRED).aliases == document.aliases
+
+
+def test_every_state_of_an_alias_has_a_revision_of_its_own():
+    """Its ETag is made of it, so a caller that saw another state must not take this one for it."""
+    document = next_revision(NOTHING, registered(registered(NOTHING, "v1"), "v2"))
+    seen = [document.aliases["default"]]
+    for vuid in ("v2", "v1", None, "v1"):
+        after = (
+            changes.with_alias(document, "default", vuid, REQUIRED)
+            if vuid
+            else changes.without_alias(document, "default", REQUIRED)
+        )
+        document = next_revision(document, after)
+        seen.append(document.aliases["default"])
+    assert [one.by_hand for one in seen] == [False, True, True, False, True]
+    assert [one.moved for one in seen] == [1, 2, 3, 4, 5]
+
+
+def test_no_alias_moves_to_a_version_that_failed():
+    """Engines would lose the voice. The message says which extraction has to be repeated."""
+    document = failed(registered(registered(NOTHING, "v1"), "v2"), "v2", COSY)
+    with pytest.raises(ArtifactFailed, match=f"extraction of version 2 .* for {COSY.name} failed"):
+        changes.with_alias(document, "prod", "v2", REQUIRED)
+    assert changes.with_alias(document, "prod", "v2", [QWEN]).aliases["prod"].vuid == "v2"
+    mended = published(document, "v2", COSY, build=2)
+    assert changes.with_alias(mended, "prod", "v2", REQUIRED).aliases["prod"].vuid == "v2"
+
+
+def test_a_voice_has_a_limited_number_of_aliases():
+    """Each reader of the voice gets all of them. Those that there are can still be moved."""
+    document = registered(registered(NOTHING, "v1"), "v2")
+    for number in range(changes.MAX_ALIASES - 1):
+        document = changes.with_alias(document, f"a{number}", "v1", REQUIRED)
+    with pytest.raises(QuotaExceeded, match="32 aliases"):
+        changes.with_alias(document, "more", "v1", REQUIRED)
+    assert changes.with_alias(document, "a0", "v2", REQUIRED).aliases["a0"].vuid == "v2"
 
 
 def test_references_stand_for_one_version_each():
@@ -508,6 +553,19 @@ def test_an_undelete_brings_back_what_was_there():
     assert back.marks.life == document.marks.life + 1
     with pytest.raises(VoiceDeleted):
         registered(back, "v3", life=document.marks.life)
+
+
+def test_what_people_say_of_a_voice_lives_as_long_as_the_voice():
+    """It comes back with the voice, is not passed on to the next voice of the name, and leaves no trace."""
+    about = About(description="calm", labels={"team": "blue"}, pinned=True)
+    document = changes.edited(registered(NOTHING, "v1"), about)
+    assert changes.edited(document, about) is document
+    assert document.counts.text_bytes == registered(NOTHING, "v1").counts.text_bytes + len("calmteamblue")
+    gone = changes.deleted(document, now=5)
+    assert gone.about == registered(gone, "v2").about == About()
+    assert changes.undeleted(gone).about == about
+    for erased in (changes.erased(document), changes.without_lives(gone, deleted_before=6)):
+        assert b"calm" not in erased.to_bytes()
 
 
 def test_an_undelete_is_refused_where_it_would_harm():
@@ -623,7 +681,7 @@ def carried_out(document: SpeakerDocument, step: Step, now: int) -> SpeakerDocum
             document, vuid, profile.name, ended.having(code=changes.CANCELED), REQUIRED
         ),
         "lose": lambda: changes.without_artifact(document, vuid, profile.name, lost),
-        "move": lambda: changes.with_alias(document, alias, vuid),
+        "move": lambda: changes.with_alias(document, alias, vuid, REQUIRED),
         "back": lambda: changes.without_alias(document, alias, REQUIRED),
         "delete": lambda: changes.deleted(document, now=now),
         "remove": lambda: changes.without_version(document, vuid, now=now),

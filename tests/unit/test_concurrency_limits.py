@@ -73,7 +73,7 @@ class Uploads:
 
     def begin(self, caller: Caller) -> "tuple[asyncio.Task[None], asyncio.Queue[dict[str, Any]]]":
         pieces: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
-        scope = {"type": "http", "method": "PUT", "path": "/", "query_string": b"", "headers": []}
+        scope = {"type": "http", "method": "POST", "path": "/v1/voices", "query_string": b"", "headers": []}
         scope["of"] = caller
         return asyncio.create_task(self.app(scope, pieces.get, _nowhere)), pieces
 

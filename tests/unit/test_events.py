@@ -52,9 +52,11 @@ def test_a_lost_artifact_a_moved_alias_and_a_delete_take_something_away(registry
     [made] = document.newest.artifacts["ecapa"]
     lost = without_artifact(document, document.newest.vuid, "ecapa", made.object)
     assert told(document, lost) == [("artifact.void", True)]
-    moved = with_alias(document, "default", document.versions[0].vuid)
+    moved = with_alias(document, "default", document.versions[0].vuid, ())
     assert told(document, moved) == [("alias.updated", True)]
-    assert told(document, with_alias(document, "studio", document.newest.vuid)) == [("alias.updated", False)]
+    assert told(document, with_alias(document, "studio", document.newest.vuid, ())) == [
+        ("alias.updated", False)
+    ]
     assert told(document, deleted(document, now=2_000_000_000)) == [("voice.deleted", True)]
 
 

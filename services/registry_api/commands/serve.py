@@ -73,6 +73,7 @@ def run() -> int:
 
 def _serve() -> int:
     settings, registry, limits = _within_open_files(ApiSettings()), RegistrySettings(), UploadLimits()
+    housekeeping = HousekeepingSettings()
     opened = open_registry(StoreSettings(), registry)
     keys, key_uses = keys_of(opened), KeyUses(opened.generation, opened.clock)
     campaigns = campaigns_of(opened)
@@ -103,11 +104,12 @@ def _serve() -> int:
                 jobs=opened.jobs,
                 profiles=opened.profiles,
                 records=opened.profile_records,
-                settings=HousekeepingSettings(),
+                settings=housekeeping,
                 sweep_keys=partial(sweep, keys, key_uses),
             ),
             limits=limits,
             access=open_access(settings, AccessSettings(), RateSettings(), keys, key_uses, redis),
+            deleted_grace_seconds=housekeeping.deleted_grace_seconds,
         )
         app = create_app(
             services,

@@ -53,6 +53,7 @@ def services_of(
     housekeeping: Housekeeping | None,
     limits: UploadLimits,
     access: Access,
+    deleted_grace_seconds: float = 86_400,
 ) -> Services:
     """Return the services of one API process."""
     return Services(
@@ -77,4 +78,5 @@ def services_of(
         campaigns=campaigns,
         limits=limits,
         access=access,
+        deleted_grace_seconds=deleted_grace_seconds,
     )

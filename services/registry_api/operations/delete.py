@@ -3,19 +3,19 @@
 Knows no HTTP.
 """
 
-from collections.abc import Callable
 from contextlib import suppress
 
 import structlog
 
-from services.shared.model.changes import deleted
+from services.registry_api.operations.live_voice import Check, change_live_voice
+from services.shared.model.changes import deleted, without_version
 from services.shared.model.document import SpeakerDocument
 from services.shared.model.speaker import SpeakerId
 from services.shared.queue.jobs import Jobs
-from services.shared.registry.lookup import locate, not_found
+from services.shared.registry.lookup import expect, locate, not_found
 from services.shared.registry.speakers import FoundSpeaker, Speakers
 from speaker_registry.errors import Unavailable, VoiceDamaged
-from speaker_registry.names import SpeakerName, parse_voice_id
+from speaker_registry.names import SpeakerName
 
 log = structlog.get_logger(__name__)
 
@@ -30,7 +30,7 @@ def delete(
     name: SpeakerName,
     *,
     by: str,
-    check: Callable[[SpeakerDocument], None] | None = None,
+    check: Check | None = None,
 ) -> FoundSpeaker:
     """Delete a voice with all its versions and jobs, at once. Returns the speaker as it was before.
 
@@ -46,7 +46,6 @@ def delete(
     """
     until = speakers.deadline()
     seen = _located(speakers, namespace, name)
-    by_id = parse_voice_id(name.key) if seen.id != SpeakerId.of(namespace, name) else None
     before = seen.document
     with speakers.changing(seen.id, by=by, until=until) as change:
         others = speakers.agenda.announced(seen.id).keys() - {change.token}
@@ -55,8 +54,8 @@ def delete(
         def decide(document: SpeakerDocument) -> SpeakerDocument:
             nonlocal before
             before = document
-            if document.live and by_id and document.version(by_id.vuid) is None:
-                raise not_found(name)  # the name was registered anew, and the id does not stand for that
+            if document.live:
+                expect(document, name, seen.id)
             if document.live and check is not None:
                 check(document)
             is_needed = document.live or may_come
@@ -70,6 +69,42 @@ def delete(
             jobs.end(seen.id, job, "superseded")
     log.info("speaker.deleted", speaker=str(seen.id), versions=len(before.versions))
     return FoundSpeaker(before, seen.open_jobs, id=seen.id)
+
+
+def delete_version(
+    speakers: Speakers,
+    jobs: Jobs,
+    namespace: str,
+    name: SpeakerName,
+    number: int,
+    *,
+    by: str,
+    check: Check | None = None,
+) -> None:
+    """Delete one version of a voice with its jobs, at once. The last version takes the voice along.
+
+    Args:
+        check: as in `change_live_voice`.
+
+    Raises:
+        VoiceNotFound, VersionNotFound, Unavailable, and what `check` raises.
+        Conflict: an alias points to the version, and it is not the last.
+    """
+    vuid = ""
+
+    def decide(document: SpeakerDocument) -> SpeakerDocument:
+        nonlocal vuid
+        vuid = document.numbered(number).vuid
+        return without_version(document, vuid, now=speakers.now())
+
+    left = change_live_voice(
+        speakers, namespace, name, decide, did="delete_version", by=by, check=check, takes_away=True
+    )
+    for job in left.open_jobs:
+        if job.vuid == vuid:
+            with suppress(Unavailable):  # its worker will find that the version is gone
+                jobs.end(left.id, job, "superseded")
+    log.info("version.deleted", speaker=str(left.id), version=number)
 
 
 def _located(speakers: Speakers, namespace: str, name: SpeakerName) -> FoundSpeaker:

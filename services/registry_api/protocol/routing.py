@@ -22,6 +22,8 @@ _UPLOADS = re.compile(
     rf"(?P<native>/v1/voices(?:/[^/]+/versions)?)|/v1/audio/voices|{PAGES}/voices", re.DOTALL
 )
 """Matches the paths of the routes that take clips, all of them by POST."""
+_FILES = re.compile(r"/v1/voices/[^/]+/versions/[^/]+/artifacts/[^/]+", re.DOTALL)
+"""Matches the paths of the routes that take a file as the body, all of them by PUT."""
 SIGN_IN = ("POST", f"{PAGES}/login")
 """Method and path of the route that takes a key in its body, so that it is called without one."""
 MONITORING_PATHS = frozenset({"/healthz", "/readyz", "/metrics"})
@@ -34,6 +36,11 @@ def clip_field_of(scope: Scope) -> str | None:
     if matched is None:
         return None
     return "audio" if matched["native"] else "audio_sample"
+
+
+def takes_file(scope: Scope) -> bool:
+    """Return whether the body of a request is a file."""
+    return scope["method"] == "PUT" and _FILES.fullmatch(scope["path"]) is not None
 
 
 class Router(APIRouter):

@@ -1,12 +1,13 @@
-"""Routes of voices: list, get and delete voices, and list and get their versions."""
+"""Routes of voices and their versions: list, get and delete them; edit and undelete voices; their history."""
 
 from dataclasses import replace
 from typing import Annotated
 
 from fastapi import Query, Request
+from pydantic import Field
 from starlette.responses import Response
 
-from services.registry_api.access.rules import VOICES_DELETE, VOICES_READ
+from services.registry_api.access.rules import VOICES_DELETE, VOICES_READ, VOICES_WRITE
 from services.registry_api.dependencies import (
     AT_STORE,
     SEARCHING,
@@ -15,22 +16,30 @@ from services.registry_api.dependencies import (
     Limit,
     NamespaceDep,
     Reference,
+    Services,
     ServicesDep,
     Usable,
+    VersionNumber,
     VoiceName,
 )
-from services.registry_api.operations.delete import delete
+from services.registry_api.operations.delete import delete, delete_version
+from services.registry_api.operations.edit import edit
+from services.registry_api.operations.live_voice import Check
+from services.registry_api.operations.undelete import undelete
 from services.registry_api.protocol.routing import Router
 from services.registry_api.wire import rendering
-from services.registry_api.wire.answers import answer, check_if_match
+from services.registry_api.wire.answers import answer, check_if_match, etag_of, json_bytes
 from services.registry_api.wire.examples import voices as examples
+from services.registry_api.wire.forms import check_characters
 from services.registry_api.wire.paging import find_voices, newest_versions
+from services.registry_api.wire.uploads import limits_of
 from services.shared.model.document import SpeakerDocument
-from services.shared.registry.lookup import find, find_version, locate
+from services.shared.registry.lookup import find, find_version, locate, not_found
 from services.shared.registry.profiles import Profiles
 from services.shared.registry.speakers import FoundSpeaker
-from speaker_registry.names import key_of_name
-from speaker_registry.schemas import ArtifactState, Page, Voice, VoiceVersion
+from speaker_registry.labels import parse_filters
+from speaker_registry.names import SpeakerName, key_of_name
+from speaker_registry.schemas import ArtifactState, Page, Voice, VoiceChange, VoiceEdit, VoiceVersion
 
 router = Router(prefix="/v1/voices", tags=["voices"])
 
@@ -48,6 +57,12 @@ def list_voices(
         str | None,
         Query(max_length=128, description="Only voices whose name contains this text. Case does not matter."),
     ] = None,
+    label: Annotated[
+        list[Annotated[str, Field(json_schema_extra={"format": "label-filter"})]],
+        Query(
+            max_length=32, description="Only voices with this label, as `team=blue`. All given must match."
+        ),
+    ] = [],  # noqa: B006 - never changed
 ) -> Response:
     """List voices by name.
 
@@ -59,13 +74,17 @@ def list_voices(
     profiles = services.profiles
     if profile is not None:
         profiles.get(profile)
+    labels = parse_filters(label)
     page = find_voices(
         services.speakers,
         services.store,
         namespace,
         after=after,
         limit=limit,
-        matches=lambda speaker: _matches(profiles, speaker, profile, state),
+        matches=lambda speaker: (
+            labels.items() <= speaker.document.about.labels.items()
+            and _matches(profiles, speaker, profile, state)
+        ),
         part=key_of_name(q) if q is not None else None,
     )
     shown = [rendering.voice(profiles, speaker) for speaker in page.found]
@@ -90,25 +109,120 @@ def get_voice(request: Request, services: ServicesDep, namespace: NamespaceDep, 
     return answer(request, rendering.voice(services.profiles, speaker))
 
 
-@router.delete("/{name}", status_code=204, responses=examples.DELETE, dependencies=[VOICES_DELETE, AT_STORE])
-def delete_voice(
-    request: Request, services: ServicesDep, namespace: NamespaceDep, name: VoiceName, caller: CallerDep
+@router.patch(
+    "/{name}",
+    responses=examples.EDIT,
+    openapi_extra=examples.EDIT_BODY,
+    dependencies=[VOICES_WRITE, AT_STORE],
+)
+def edit_voice(
+    request: Request,
+    services: ServicesDep,
+    namespace: NamespaceDep,
+    name: VoiceName,
+    wanted: VoiceEdit,
+    caller: CallerDep,
 ) -> Response:
-    """Delete a voice with all its versions. From now on its name is not found. Honours `If-Match`."""
+    """Change a voice's description, its labels, or whether it is pinned. What the body leaves out stays.
+
+    Keys and values of labels have the form of Kubernetes' labels, and a voice has up to 32. No version
+    changes, and nothing is extracted. Honours `If-Match`, compared with the ETag of the voice; the answer has
+    the new one.
+    """
+    members = {one: getattr(wanted, one) for one in wanted.model_fields_set & {"description", "pinned"}}
+    if "description" in members:
+        check_characters("description", wanted.description or "")
+        members["description"] = (wanted.description or "").strip() or None
+    speaker = edit(
+        services.speakers,
+        namespace,
+        name,
+        labels=wanted.labels,
+        members=members,
+        limits=limits_of(services.settings),
+        by=caller.id,
+        check=_check_of_voice(request, services, namespace, name),
+    )
+    shown = rendering.voice(services.profiles, speaker)
+    return answer(request, shown, headers={"ETag": etag_of(json_bytes(shown))})
+
+
+def _check_of_voice(request: Request, services: Services, namespace: str, name: SpeakerName) -> Check | None:
+    """Return what compares `If-Match` with the voice in a document, if the request has that header."""
 
     def check(document: SpeakerDocument) -> None:
         seen = locate(services.speakers, namespace, name)
         check_if_match(request, rendering.voice(services.profiles, replace(seen, document=document)))
 
+    return check if "if-match" in request.headers else None
+
+
+@router.delete("/{name}", status_code=204, responses=examples.DELETE, dependencies=[VOICES_DELETE, AT_STORE])
+def delete_voice(
+    request: Request, services: ServicesDep, namespace: NamespaceDep, name: VoiceName, caller: CallerDep
+) -> Response:
+    """Delete a voice with all its versions. From now on its name is not found. Honours `If-Match`."""
     delete(
         services.speakers,
         services.jobs,
         namespace,
         name,
         by=caller.id,
-        check=check if "if-match" in request.headers else None,
+        check=_check_of_voice(request, services, namespace, name),
     )
     return Response(status_code=204)
+
+
+@router.post("/{name}/undelete", responses=examples.UNDELETE, dependencies=[VOICES_DELETE, AT_STORE])
+def undelete_voice(
+    request: Request, services: ServicesDep, namespace: NamespaceDep, name: VoiceName, caller: CallerDep
+) -> Response:
+    """Bring back the voice that was deleted last under a name, with its versions, numbers and aliases.
+
+    That is possible until the grace period ends (a day, unless the operator says otherwise) and while nobody
+    registered the name again. Artifacts that the voice lacks by now are extracted.
+    """
+    speaker = undelete(
+        services.speakers,
+        services.jobs,
+        services.profiles,
+        namespace,
+        name,
+        limits=limits_of(services.settings),
+        grace_seconds=services.deleted_grace_seconds,
+        by=caller.id,
+    )
+    return answer(request, rendering.voice(services.profiles, speaker))
+
+
+@router.get("/{name}/history", responses=examples.HISTORY, dependencies=[VOICES_READ])
+def list_changes(
+    request: Request,
+    services: ServicesDep,
+    namespace: NamespaceDep,
+    name: VoiceName,
+    limit: Limit = 20,
+    after: Annotated[int, Query(ge=0, description="`last_id` of the previous page.")] = 0,
+) -> Response:
+    """List what people and their keys have done to a voice, newest first: the last 100 changes.
+
+    What workers publish is left out, and so are requests that changed nothing. The history of a deleted voice
+    is kept as long as the voice can be brought back, and goes with its erasure.
+    """
+    document = locate(services.speakers, namespace, name).document
+    if not document.live and not document.history:
+        raise not_found(name)
+    entries = [one for one in reversed(document.history) if not after or one.revision < after]
+    shown = [rendering.change(one) for one in entries[:limit]]
+    return answer(
+        request,
+        Page[VoiceChange](
+            data=shown,
+            first_id=str(shown[0].revision) if shown else None,
+            last_id=str(shown[-1].revision) if shown else None,
+            has_more=len(entries) > limit,
+        ),
+    )
 
 
 @router.get("/{name}/versions", responses=examples.VERSIONS, dependencies=[VOICES_READ])
@@ -145,3 +259,40 @@ def get_version(
     """Get a version by its number or an alias."""
     speaker, version = find_version(services.speakers, services.profiles, namespace, name, ref)
     return answer(request, rendering.version(services.profiles, speaker, version))
+
+
+@router.delete(
+    "/{name}/versions/{ref}",
+    name="delete_version",
+    status_code=204,
+    responses=examples.DELETE_VERSION,
+    dependencies=[VOICES_DELETE, AT_STORE],
+)
+def delete_one_version(
+    request: Request,
+    services: ServicesDep,
+    namespace: NamespaceDep,
+    name: VoiceName,
+    number: VersionNumber,
+    caller: CallerDep,
+) -> Response:
+    """Delete one version by its number. Honours `If-Match`.
+
+    A version that an alias points to is refused, unless it is the last one, which takes the voice along. A
+    single version cannot be brought back. A voice whose first version is deleted has another `id` afterwards.
+    """
+
+    def check(document: SpeakerDocument) -> None:
+        seen = replace(locate(services.speakers, namespace, name), document=document)
+        check_if_match(request, rendering.version(services.profiles, seen, document.numbered(number)))
+
+    delete_version(
+        services.speakers,
+        services.jobs,
+        namespace,
+        name,
+        number,
+        by=caller.id,
+        check=check if "if-match" in request.headers else None,
+    )
+    return Response(status_code=204)

@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.registry_api.protocol.callers import Caller
 from services.registry_api.protocol.error_answers import render
-from services.registry_api.protocol.routing import clip_field_of
+from services.registry_api.protocol.routing import clip_field_of, takes_file
 from services.registry_api.serving.concurrency_limits import ConcurrencyLimits
 from services.shared.configuration.settings import UploadLimits
 from speaker_registry.errors import InvalidRequest, PayloadTooLarge, SpeakerRegistryError, Unavailable
@@ -194,7 +194,7 @@ class _UploadBudget:
 
 
 def _is_upload(scope: Scope) -> bool:
-    return scope["method"] == "PUT" or clip_field_of(scope) is not None
+    return takes_file(scope) or clip_field_of(scope) is not None
 
 
 def _fault_of_size(scope: Scope, largest: int, too_large: _TooLarge) -> SpeakerRegistryError | None:

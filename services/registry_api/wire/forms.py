@@ -14,9 +14,10 @@ from services.registry_api.serving.limits import clip_too_large
 from services.registry_api.wire.fields import Fields
 from speaker_registry.errors import InvalidEmbedding, InvalidRequest
 from speaker_registry.names import SpeakerName, parse_speaker_name
+from speaker_registry.schemas.voices import MAX_DESCRIPTION
 
 MAX_EMBEDDING = 4096
-MAX_TEXT = 8_000
+MAX_TEXT = MAX_DESCRIPTION
 """The longest transcript or description, in characters. Thirty seconds of speech have a few hundred."""
 MAX_CONSENT = 2_000
 """The longest consent, in characters. Transcript and consent go into the artifact's header, escaped twice,
@@ -136,7 +137,7 @@ class _Form:
         if not text or (field != "name" and not text.strip()):
             raise InvalidRequest(f"Field '{field}' is missing or empty; {self._received()}.", param=field)
         if field != "name":
-            _check_characters(field, text)
+            check_characters(field, text)
         return text
 
     def _received(self) -> str:
@@ -153,7 +154,7 @@ class _Form:
         text = self._fields.text(field, max_length=MAX_TEXT)
         if text is None or not text.strip():
             return None
-        _check_characters(field, text)
+        check_characters(field, text)
         return text.strip()
 
     def clip(self, max_bytes: int) -> bytes | None:
@@ -176,7 +177,8 @@ class _Form:
             raise InvalidEmbedding(f"'{field}' {error}", param=field) from None
 
 
-def _check_characters(field: str, text: str) -> None:
+def check_characters(field: str, text: str) -> None:
+    """Raise `InvalidRequest` if a text has control characters."""
     for character in text:
         if unicodedata.category(character) == "Cc" and character not in "\t\n\r":
             raise InvalidRequest(

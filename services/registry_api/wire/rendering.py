@@ -8,6 +8,7 @@ from services.registry_api.operations.artifacts import ANY, FoundArtifact, Wante
 from services.registry_api.operations.register import Registered
 from services.shared.model.document import SpeakerDocument
 from services.shared.model.fingerprint import Fingerprint
+from services.shared.model.history import Entry
 from services.shared.model.promotion import held_back
 from services.shared.model.records import ArtifactRecord, Version
 from services.shared.model.status import ProfileStatus, given_profiles, waiting_reason, worst
@@ -42,7 +43,34 @@ def voice(profiles: Profiles, speaker: FoundSpeaker) -> schemas.Voice:
         state=profiles.state(speaker, default),
         artifacts=artifacts,
         held_back=held_back(document, document.newest, profiles.required),
+        description=document.about.description,
+        labels=document.about.labels,
+        pinned=document.about.pinned,
         untrained=any(artifact.untrained for artifact in artifacts),
+    )
+
+
+def alias(document: SpeakerDocument, name: str) -> schemas.VoiceAlias:
+    """Render an alias of a live voice. Raises `AliasNotFound`."""
+    pointed = document.resolve(name, lambda _: False)
+    present = document.aliases[name]
+    return schemas.VoiceAlias(
+        voice=document.default.name,
+        alias=name,
+        version=pointed.number,
+        by_hand=present.by_hand,
+        moved=present.moved,
+    )
+
+
+def change(entry: Entry) -> schemas.VoiceChange:
+    return schemas.VoiceChange(
+        revision=entry.revision,
+        at=entry.at,
+        by=entry.by,
+        did=entry.did,
+        version=entry.version,
+        alias=entry.alias,
     )
 
 

@@ -84,7 +84,7 @@ def register_source(
         services.blobs,
         services.jobs,
         services.profiles,
-        limits=_limits(services.settings),
+        limits=limits_of(services.settings),
         namespace=namespace,
         upload=upload,
         source=source,
@@ -101,7 +101,8 @@ def _source(services: Services, form: UploadForm) -> Source:
         return ClipSource(form.clip, services.decoder.decode(form.clip))
 
 
-def _limits(settings: RegistrySettings) -> Limits:
+def limits_of(settings: RegistrySettings) -> Limits:
+    """Return the limits of a namespace and of a voice."""
     return Limits(
         voices=settings.max_uploaded,
         bytes=settings.max_stored_bytes or NO_LIMIT,

@@ -6,12 +6,20 @@ registry, and so is decided again when the document has changed meanwhile. Times
 
 from collections.abc import Collection, Mapping, Sequence
 
-from services.shared.model.document import Alias, Life, Marks, SpeakerDocument
+from services.shared.model.document import Life, Marks, SpeakerDocument
 from services.shared.model.promotion import promoted
-from services.shared.model.records import GIVEN_FINGERPRINT, ArtifactRecord, FailureRecord, Version
+from services.shared.model.records import (
+    GIVEN_FINGERPRINT,
+    About,
+    Alias,
+    ArtifactRecord,
+    FailureRecord,
+    Version,
+)
 from speaker_registry.engine import Profile
 from speaker_registry.errors import (
     AliasNotFound,
+    ArtifactFailed,
     Conflict,
     QuotaExceeded,
     VersionNotFound,
@@ -25,6 +33,8 @@ KEPT_SWEPT_SECONDS = 30 * 24 * 3600
 """The time for which the id of collected bytes stays in the document. An upload that stood still for days
 must not name bytes that are gone.
 """
+MAX_ALIASES = 32
+"""The number of aliases that a voice may have, `default` included."""
 KEPT_FAILURES = 2
 """The number of encoders whose failures a version keeps for a profile, and of candidates whose it keeps."""
 CANCELED = "canceled"
@@ -263,15 +273,44 @@ def with_failure(
     return document if after == document else promoted(after, required)
 
 
-def with_alias(document: SpeakerDocument, alias: str, vuid: str) -> SpeakerDocument:
-    """Point an alias to a version by hand. Raises `VersionNotFound`."""
-    if document.version(vuid) is None:
+def with_alias(
+    document: SpeakerDocument, alias: str, vuid: str, required: Sequence[Profile]
+) -> SpeakerDocument:
+    """Point an alias to a version by hand.
+
+    Raises:
+        VersionNotFound: the version was deleted.
+        ArtifactFailed: the version serves no artifact for a required profile, because its extraction failed.
+        QuotaExceeded: the voice has as many aliases as are accepted.
+    """
+    version = document.version(vuid)
+    if version is None:
         raise VersionNotFound("The version that the alias shall point to was deleted.", param="version")
     present = document.aliases.get(alias)
     if present is not None and present.by_hand and present.vuid == vuid:
         return document
+    _refuse_failed(version, alias, required)
+    if present is None and len(document.aliases) >= MAX_ALIASES:
+        raise QuotaExceeded(
+            f"The voice has {len(document.aliases)} aliases. Accepted: {MAX_ALIASES} aliases of a voice. "
+            "Remove one that is not needed any more.",
+            param="alias",
+        )
     moved = _moved(document, vuid).having(by_hand=True)
     return document.having(aliases={**document.aliases, alias: moved})
+
+
+def _refuse_failed(version: Version, alias: str, required: Sequence[Profile]) -> None:
+    """Raise `ArtifactFailed` if engines that ask for an alias would find that an extraction has failed."""
+    unserved = [one.name for one in required if one.name not in version.served]
+    names = [name for name in unserved if version.failure(name) is not None]
+    if names:
+        raise ArtifactFailed(
+            f"Alias '{alias}' was not moved: the extraction of version {version.number} of voice "
+            f"'{version.name}' for {', '.join(names)} failed or was canceled. Accepted: a version that has "
+            "not failed for any required profile. Extract it again with force first.",
+            param="version",
+        )
 
 
 def without_alias(document: SpeakerDocument, alias: str, required: Sequence[Profile]) -> SpeakerDocument:
@@ -283,20 +322,31 @@ def without_alias(document: SpeakerDocument, alias: str, required: Sequence[Prof
     if present is None:
         raise AliasNotFound(f"The voice has no alias '{alias}'.", param="ref")
     if alias == DEFAULT:
-        taken_back = {**document.aliases, DEFAULT: present.having(by_hand=False)}
+        moved = present.having(by_hand=False, moved=document.revision + 1)
+        taken_back = {**document.aliases, DEFAULT: moved}
         return promoted(document.having(aliases=taken_back), required) if present.by_hand else document
     return document.having(aliases={name: one for name, one in document.aliases.items() if name != alias})
+
+
+def edited(document: SpeakerDocument, about: About) -> SpeakerDocument:
+    """Replace what people say about the voice."""
+    return document if about == document.about else document.having(about=about)
 
 
 def deleted(document: SpeakerDocument, *, now: int) -> SpeakerDocument:
     """End the present life. `life` rises also if nothing is live, so that an upload on its way is refused."""
     ended = Life(
-        life=document.marks.life, deleted_at=now, versions=document.versions, aliases=document.aliases
+        life=document.marks.life,
+        deleted_at=now,
+        versions=document.versions,
+        aliases=document.aliases,
+        about=document.about,
     )
     return document.having(
         marks=document.marks.having(life=document.marks.life + 1),
         versions=(),
         aliases={},
+        about=About(),
         dead=(*document.dead, ended) if document.live else document.dead,
     )
 
@@ -334,7 +384,10 @@ def undeleted(document: SpeakerDocument) -> SpeakerDocument:
         raise VoiceNotFound("No deleted voice of this name is left to bring back.")
     aliases = {name: alias.having(moved=document.revision + 1) for name, alias in last.aliases.items()}
     return document.having(
-        versions=last.versions, aliases=aliases, dead=tuple(one for one in document.dead if one is not last)
+        versions=last.versions,
+        aliases=aliases,
+        about=last.about,
+        dead=tuple(one for one in document.dead if one is not last),
     )
 
 

@@ -9,20 +9,14 @@ from typing import Self
 
 from pydantic import Field
 
-from services.shared.model.records import ArtifactRecord, Record, Version
+from services.shared.model.history import Entry, remembered
+from services.shared.model.records import About, Alias, ArtifactRecord, Record, Version
 from services.shared.model.stored_document import FAR_ABOVE, StoredDocument
 from speaker_registry.errors import AliasNotFound, IdempotencyKeyReused, VersionNotFound
 from speaker_registry.names import DEFAULT, LATEST
 
-
-class Alias(Record):
-    """A name for one version of a speaker."""
-
-    vuid: str
-    by_hand: bool = False
-    """True if a caller moved the alias. Then it stays until a caller takes the move back."""
-    moved: int
-    """The revision that moved the alias."""
+_SHOWN_VERSIONS = 20
+"""The number of versions that an error names."""
 
 
 class Marks(Record):
@@ -43,6 +37,7 @@ class Life(Record):
     """False for one version that was deleted while the voice lived on."""
     versions: tuple[Version, ...]
     aliases: dict[str, Alias] = Field(default_factory=dict)
+    about: About = About()
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,9 +60,12 @@ class SpeakerDocument(StoredDocument):
     extractors: dict[str, dict[str, object]] = Field(default_factory=dict)
     """For each fingerprint of an encoder what the artifacts that were made with it have in common."""
     aliases: dict[str, Alias] = Field(default_factory=dict)
+    about: About = About()
     dead: tuple[Life, ...] = ()
     swept: dict[str, int] = Field(default_factory=dict)
     """Ids whose bytes were collected as garbage, each with the time. No change may name them any more."""
+    history: tuple[Entry, ...] = ()
+    """The last changes that people and their keys have made, newest last."""
 
     @classmethod
     def after_damage(cls, known: Self | None, now: int) -> Self:
@@ -84,6 +82,10 @@ class SpeakerDocument(StoredDocument):
         life = max(now, known.marks.life + FAR_ABOVE)
         marks = Marks(number=number, created_at=max(now, known.marks.created_at), life=life)
         return cls(marks=marks, revision=max(now, known.revision + FAR_ABOVE), swept=known.swept)
+
+    def following(self, before: Self, change_id: str | None, *, at: int, by: str, did: str) -> Self:
+        after = super().following(before, change_id, at=at, by=by, did=did)
+        return after.having(history=remembered(before, after))
 
     # Questions
 
@@ -119,7 +121,7 @@ class SpeakerDocument(StoredDocument):
         if reference == LATEST:
             return next((version for version in reversed(self.versions) if complete(version)), self.newest)
         if isinstance(reference, int):
-            return self._numbered(reference)
+            return self.numbered(reference)
         alias = self.aliases.get(reference)
         found = self.version(alias.vuid) if alias else None
         if found is None:
@@ -130,12 +132,16 @@ class SpeakerDocument(StoredDocument):
             )
         return found
 
-    def _numbered(self, number: int) -> Version:
+    def numbered(self, number: int) -> Version:
+        """Return the live version with this number. Raises `VersionNotFound`, which names what exists."""
         for version in self.versions:
             if version.number == number:
                 return version
+        existing = [str(version.number) for version in self.versions]
+        shown = [*(["…"] if len(existing) > _SHOWN_VERSIONS else []), *existing[-_SHOWN_VERSIONS:]]
         raise VersionNotFound(
-            f"Voice '{self.newest.name}' has no version {number}. The newest is {self.newest.number}.",
+            f"Voice '{self.newest.name}' has no version {number}. The newest is {existing[-1]}. "
+            f"It has: {', '.join(shown)}.",
             param="ref",
         )
 
@@ -172,10 +178,11 @@ class SpeakerDocument(StoredDocument):
     @property
     def counts(self) -> Counts:
         """Return what the speaker adds to what its namespace uses."""
+        about = self.about.text_bytes
         return Counts(
             voices=int(self.live),
-            bytes=sum(version.uploaded_bytes for version in self.versions),
-            text_bytes=sum(version.text_bytes for version in self.versions),
+            bytes=sum(version.uploaded_bytes for version in self.versions) + about,
+            text_bytes=sum(version.text_bytes for version in self.versions) + about,
         )
 
 

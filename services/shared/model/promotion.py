@@ -7,8 +7,8 @@ Only profiles count here, not the fingerprints with which their artifacts were m
 
 from collections.abc import Sequence
 
-from services.shared.model.document import Alias, SpeakerDocument
-from services.shared.model.records import Version
+from services.shared.model.document import SpeakerDocument
+from services.shared.model.records import Alias, Version
 from services.shared.model.status import unsupported_reason
 from speaker_registry.engine import Profile
 from speaker_registry.names import DEFAULT

@@ -205,3 +205,27 @@ class Version(Record):
         """Return the bytes of the texts, which have a quota of their own."""
         texts = (self.name, self.consent, self.ref_text, self.description)
         return sum(len(text.encode()) for text in texts if text)
+
+
+class Alias(Record):
+    """An alias is a name for one version of a speaker."""
+
+    vuid: str
+    by_hand: bool = False
+    """True if a caller moved the alias. Then it stays until a caller takes the move back."""
+    moved: int
+    """The revision that moved the alias."""
+
+
+class About(Record):
+    """People say this about a voice. No version and no artifact depends on it."""
+
+    description: str | None = None
+    labels: dict[str, str] = Field(default_factory=dict)
+    pinned: bool = False
+
+    @property
+    def text_bytes(self) -> int:
+        """Return the bytes of the texts."""
+        texts = [self.description or "", *self.labels, *self.labels.values()]
+        return sum(len(text.encode()) for text in texts)

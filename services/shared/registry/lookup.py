@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from services.shared.model.document import SpeakerDocument
 from services.shared.model.records import Version
 from services.shared.model.speaker import SpeakerId
 from services.shared.registry.profiles import Profiles
@@ -20,6 +21,7 @@ from speaker_registry.names import (
     parse_reference,
     parse_speaker_name,
     parse_voice_id,
+    slug_of,
     split_reference,
 )
 
@@ -64,6 +66,17 @@ def _meant(speakers: Speakers, namespace: str, name: SpeakerName, named: FoundSp
     meant = speakers.read(SpeakerId(namespace, voice_id.slug))
     # If the voice with this id was deleted, a new voice with its name is not meant.
     return named if meant.document.version(voice_id.vuid) is None else meant
+
+
+def expect(document: SpeakerDocument, name: SpeakerName, speaker_id: SpeakerId) -> None:
+    """Check that a newer document of a speaker that `locate` found is still what its caller means.
+
+    Raises `VoiceNotFound` if the voice was deleted, or if the caller named the id of a voice and its name was
+    registered anew, for which that id does not stand.
+    """
+    voice_id = parse_voice_id(name.key) if speaker_id.slug != slug_of(name.key) else None
+    if not document.live or (voice_id and document.version(voice_id.vuid) is None):
+        raise not_found(name)
 
 
 def find_version(

@@ -16,6 +16,9 @@ _LONGEST_WAIT_SECONDS = 0.2
 
 schemathesis.openapi.format("voice-name", st.sampled_from(NAMES))
 schemathesis.openapi.format("voice-reference", st.sampled_from(["1", "2", "default", "latest", "prod"]))
+schemathesis.openapi.format("voice-alias", st.sampled_from(["default", "prod"]))
+schemathesis.openapi.format("voice-version", st.sampled_from(["1", "2", "30"]))
+schemathesis.openapi.format("label-filter", st.sampled_from(["team=blue", "stage=prod"]))
 schemathesis.openapi.format("speaker-embedding", st.just(EMBEDDING))
 schemathesis.openapi.format("binary", st.sampled_from([CLIP, OTHER_CLIP]))
 schemathesis.openapi.media_type("application/vnd.safetensors", st.binary(max_size=100))

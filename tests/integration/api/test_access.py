@@ -80,6 +80,7 @@ def test_a_request_takes_the_share_of_its_namespace_or_while_its_key_is_unknown_
 
 FOR_BROWSERS = {"GET /"}
 """The operations that other clients find nothing at, whatever their key may do."""
+PUT_ARTIFACT = "PUT /v1/voices/{name}/versions/{ref}/artifacts/{profile}"
 EXPECTED = {
     "GET /v1/audio/voices": {"voices:read", "engine"},
     "POST /v1/audio/voices": {"voices:write"},
@@ -103,7 +104,15 @@ EXPECTED = {
     "GET /v1/blobs/{digest}": {"artifacts:read", "engine"},
     "POST /v1/resolve": {"artifacts:read", "engine"},
     "GET /v1/profiles/{profile}/manifest": {"artifacts:read", "engine"},
-    "PUT /v1/voices/{name}/versions/{ref}/artifacts/{profile}": {"voices:write"},
+    PUT_ARTIFACT: {"voices:write"},
+    "GET /v1/voices/{name}/history": {"voices:read", "engine"},
+    "PATCH /v1/voices/{name}": {"voices:write"},
+    "POST /v1/voices/{name}/undelete": {"voices:delete"},
+    "DELETE /v1/voices/{name}/versions/{ref}": {"voices:delete"},
+    "GET /v1/voices/{name}/aliases": {"voices:read", "engine"},
+    "GET /v1/voices/{name}/aliases/{alias}": {"voices:read", "engine"},
+    "PUT /v1/voices/{name}/aliases/{alias}": {"voices:write"},
+    "DELETE /v1/voices/{name}/aliases/{alias}": {"voices:write"},
     "GET /v1/events": {"voices:read", "engine"},
     "GET /v1/jobs": {"jobs:read", "engine"},
     "GET /v1/jobs/summary": {"jobs:read", "engine"},
@@ -173,6 +182,7 @@ def tenant(registry: Registry, namespace: str) -> Tenant:
         "key_id": key_id,
         "digest": file.headers["ETag"].strip('"'),
         "campaign_id": "none",
+        "alias": "default",
     }
     return Tenant(namespace, keys, values)
 
@@ -210,7 +220,11 @@ def ask(registry: Registry, operation: str, values: dict[str, str], token: str |
         options |= {"data": {"consent": "c"}, "files": {"audio": CLIP}}
     if template.endswith("/promote") or operation == f"POST {CAMPAIGNS}":
         options["json"] = {"fingerprint": FINGERPRINT}  # the current one
-    if method == "PUT":
+    if method == "PATCH":
+        options["json"] = {"pinned": True}
+    if template.endswith("/{alias}"):
+        options["json"] = {"version": 1}
+    if operation == PUT_ARTIFACT:
         options["content"] = b"no safetensors"
     if template.endswith("/cache") and method == "POST":
         options["params"] = {"wait": 0}
@@ -303,9 +317,7 @@ def test_a_key_is_for_what_it_says(tenants: tuple[Registry, Tenant, Tenant], ope
             assert "for namespace 'ours'" in response.json()["error"]["message"]
     elif OWNED.search(operation):
         assert foreign.status_code == 404
-        assert own.status_code == (
-            404 if destroys else 422 if operation.startswith("PUT") else own.status_code
-        )
+        assert own.status_code == (404 if destroys else 422 if operation == PUT_ARTIFACT else own.status_code)
         assert own.status_code < 500
         assert destroys or own.status_code != 404
     else:

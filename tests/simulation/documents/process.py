@@ -122,7 +122,7 @@ class SimulatedRegistry(Registry):
 
     def move_alias(self, name: str, alias: str, number: int) -> SpeakerDocument:
         def decide(document: SpeakerDocument) -> SpeakerDocument:
-            return with_alias(document, alias, _numbered(document, number))
+            return with_alias(document, alias, _numbered(document, number), self.profiles.required)
 
         return self.speakers.change(id_of(name), decide, by="key", did="alias")
 

@@ -12,6 +12,9 @@ from speaker_registry.async_client import AsyncRegistryClient
 from speaker_registry.client import RegistryClient
 
 PUBLIC = {
+    "Alias",
+    "VoiceAlias",
+    "VoiceChange",
     "ApiKey",
     "InvalidApiKey",
     "NewApiKey",

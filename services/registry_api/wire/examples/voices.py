@@ -1,5 +1,6 @@
 """OpenAPI responses of `/v1/voices`: voices, versions and clips."""
 
+from services.registry_api.wire.examples.aliases import CHANGED
 from services.registry_api.wire.examples.artifacts import MEDIA_TYPE
 from services.registry_api.wire.examples.responses import (
     BAD_NAME,
@@ -35,6 +36,9 @@ _VOICE = {
     "aliases": {"default": 2},
     "state": "ready",
     "artifacts": [_STATUS],
+    "description": "Calm and low.",
+    "labels": {"team": "blue"},
+    "pinned": True,
 }
 
 VERSION_EXAMPLE = {
@@ -60,13 +64,6 @@ VERSION_EXAMPLE = {
     "state": "ready",
 }
 
-_CHANGED = error(
-    "The voice has changed: `If-Match` does not name its current ETag.",
-    'If-Match is \'"x"\'; the current ETag is "y".',
-    "precondition_failed",
-    "conflict_error",
-)
-
 VOICES: Responses = {
     200: json_answer("A page of voices.", page_of(_VOICE, "alice"), schemas.Page[schemas.Voice]),
     **READ,
@@ -81,12 +78,93 @@ VOICE: Responses = {
     404: NO_VOICE,
 }
 
+EDIT: Responses = {
+    200: {
+        **json_answer("The voice.", _VOICE, schemas.Voice),
+        "headers": response_headers({"ETag": "The ETag of the voice, for `If-Match`."}),
+    },
+    **COMMON,
+    400: error(
+        "The voice name, a label or another member is invalid. The message says what is accepted.",
+        "The value 'b c' of label 'team' is invalid. Accepted: up to 63 of the characters A-Z a-z 0-9 - _ . "
+        "that begin and end with a letter or digit, or an empty text.",
+        "invalid_request",
+    ),
+    404: NO_VOICE,
+    412: CHANGED,
+    413: error(
+        "The request body is too large.",
+        "The body has 70000 bytes; accepted here: 65536.",
+        "payload_too_large",
+    ),
+}
+
+EDIT_BODY = {
+    "requestBody": {
+        "content": {
+            "application/json": {
+                "example": {"description": "Calm and low.", "labels": {"team": "blue", "old": None}}
+            }
+        },
+    }
+}
+
 DELETE: Responses = {
     204: {"description": "Deleted."},
     **COMMON,
     400: BAD_NAME,
     404: NO_VOICE,
-    412: _CHANGED,
+    412: CHANGED,
+}
+
+UNDELETE: Responses = {
+    200: json_answer("The voice, as it was before it was deleted.", _VOICE, schemas.Voice),
+    **COMMON,
+    400: BAD_NAME,
+    404: error(
+        "No deleted voice of this name is left to bring back.",
+        "No deleted voice of this name is left to bring back.",
+        "voice_not_found",
+        "not_found_error",
+    ),
+    409: error(
+        "A voice of this name exists.",
+        "Voice 'Alice' was registered again since it was deleted.",
+        "voice_exists",
+        "conflict_error",
+    ),
+}
+
+DELETE_VERSION: Responses = {
+    204: {"description": "Deleted."},
+    **COMMON,
+    400: BAD_NAME,
+    404: NO_VOICE,
+    409: error(
+        "An alias points to the version, and it is not the last.",
+        "Version 2 is in use: default points to it. Accepted: a version that no alias points to. Move the "
+        "alias first.",
+        "conflict",
+        "conflict_error",
+    ),
+    412: CHANGED,
+}
+
+_CHANGE = {
+    "object": "voice.change",
+    "revision": 9,
+    "at": 1775133885,
+    "by": "ab12cd34",
+    "did": "alias",
+    "version": 3,
+    "alias": "default",
+}
+
+HISTORY: Responses = {
+    200: json_answer("A page of changes.", page_of(_CHANGE, "9"), schemas.Page[schemas.VoiceChange]),
+    **READ,
+    400: BAD_NAME,
+    404: NO_VOICE,
 }
 
 VERSIONS: Responses = {

@@ -1,0 +1,105 @@
+"""Moves the aliases of a voice by hand, and takes such moves back. Knows no HTTP.
+
+A move extracts nothing. Engines find the other version as soon as the call returns.
+"""
+
+from dataclasses import dataclass
+
+import structlog
+
+from services.registry_api.operations.live_voice import Check, change_live_voice
+from services.shared.model.changes import with_alias, without_alias
+from services.shared.model.document import SpeakerDocument
+from services.shared.model.records import Version
+from services.shared.registry.profiles import Profiles
+from services.shared.registry.speakers import Speakers
+from speaker_registry.errors import VersionNotFound
+from speaker_registry.names import SpeakerName
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class MovedAlias:
+    """The document after a move, and the number of the version to which the alias pointed before."""
+
+    document: SpeakerDocument
+    previous: int | None
+    """None if the alias is new."""
+
+
+def move(
+    speakers: Speakers,
+    profiles: Profiles,
+    namespace: str,
+    name: SpeakerName,
+    alias: str,
+    number: int,
+    *,
+    by: str,
+    check: Check | None = None,
+) -> MovedAlias:
+    """Point an alias to the version with this number. A repeat of a move changes nothing.
+
+    Args:
+        alias: what `parse_alias` returned.
+        check: as in `change_live_voice`.
+
+    Raises:
+        VoiceNotFound, VersionNotFound, QuotaExceeded, Unavailable, and what `check` raises.
+        ArtifactFailed: an extraction of the version failed for a required profile.
+    """
+    before = SpeakerDocument()
+
+    def decide(document: SpeakerDocument) -> SpeakerDocument:
+        nonlocal before
+        before = document
+        return with_alias(document, alias, _numbered(document, number).vuid, profiles.required)
+
+    moved = change_live_voice(
+        speakers, namespace, name, decide, did="alias", by=by, check=check, takes_away=True
+    )
+    previous = number_of(before, alias)
+    log.info("alias.moved", speaker=str(moved.id), alias=alias, version=number, previous=previous)
+    return MovedAlias(moved.document, previous)
+
+
+def take_back(
+    speakers: Speakers,
+    profiles: Profiles,
+    namespace: str,
+    name: SpeakerName,
+    alias: str,
+    *,
+    by: str,
+    check: Check | None = None,
+) -> None:
+    """Let `default` move by itself again, or remove any other alias.
+
+    Raises `VoiceNotFound`, `AliasNotFound`, `Unavailable`, and what `check` raises.
+    """
+    found = change_live_voice(
+        speakers,
+        namespace,
+        name,
+        lambda document: without_alias(document, alias, profiles.required),
+        did="alias",
+        by=by,
+        check=check,
+        takes_away=True,
+    )
+    log.info("alias.taken_back", speaker=str(found.id), alias=alias)
+
+
+def number_of(document: SpeakerDocument, alias: str) -> int | None:
+    """Return the number of the version to which an alias points, or None if there is no such alias."""
+    present = document.aliases.get(alias)
+    version = document.version(present.vuid) if present else None
+    return version.number if version else None
+
+
+def _numbered(document: SpeakerDocument, number: int) -> Version:
+    try:
+        return document.numbered(number)
+    except VersionNotFound as error:
+        raise VersionNotFound(error.message, param="version") from None

@@ -1,0 +1,71 @@
+"""Brings a deleted voice back within the grace period. Knows no HTTP."""
+
+from contextlib import suppress
+
+import structlog
+
+from services.registry_api.operations.register import Limits
+from services.shared.model.changes import undeleted, without_lives
+from services.shared.model.document import Counts, SpeakerDocument
+from services.shared.model.speaker import SpeakerId
+from services.shared.queue.jobs import Jobs
+from services.shared.registry.extract import extract_missing
+from services.shared.registry.profiles import Profiles
+from services.shared.registry.speakers import FoundSpeaker, Speakers
+from speaker_registry.errors import QuotaExceeded, Unavailable
+from speaker_registry.names import SpeakerName
+
+log = structlog.get_logger(__name__)
+
+
+def undelete(
+    speakers: Speakers,
+    jobs: Jobs,
+    profiles: Profiles,
+    namespace: str,
+    name: SpeakerName,
+    *,
+    limits: Limits,
+    grace_seconds: float,
+    by: str,
+) -> FoundSpeaker:
+    """Bring back the voice that was deleted last under a name, and start what its versions lack.
+
+    Args:
+        grace_seconds: what was deleted longer ago than this stays deleted, also while its bytes are there.
+
+    Raises:
+        VoiceExists: the name was registered again.
+        VoiceNotFound: nothing is left to bring back.
+        QuotaExceeded: the namespace has no room for it.
+        Unavailable: the voice was not brought back, or it is not known whether it was.
+    """
+    speaker_id, until = SpeakerId.of(namespace, name), speakers.deadline()
+    used = speakers.usage_so_far(namespace)
+
+    def decide(document: SpeakerDocument) -> SpeakerDocument:
+        undeleted(without_lives(document, deleted_before=speakers.now() - round(grace_seconds)))
+        after = undeleted(document)
+        _check_room(limits, used, after.counts)
+        return after
+
+    with speakers.changing(speaker_id, by=by, until=until) as change:
+        document = change.commit(decide, did="undelete")
+    log.info("speaker.undeleted", speaker=str(speaker_id), versions=len(document.versions))
+    with suppress(Unavailable):  # the voice is back, and housekeeping starts what it lacks
+        speaker = speakers.read(speaker_id)
+        for version in speaker.document.versions:
+            extract_missing(jobs, profiles, speaker, version)
+        return speakers.read(speaker_id)
+    return FoundSpeaker(document, id=speaker_id)
+
+
+def _check_room(limits: Limits, used: Counts, back: Counts) -> None:
+    if (
+        used.voices + back.voices > limits.voices
+        or used.bytes + back.bytes > limits.bytes
+        or used.text_bytes + back.text_bytes > limits.text_bytes
+    ):
+        raise QuotaExceeded(
+            "The namespace has no room for this voice any more, see GET /v1/quota. Delete another one first."
+        )

@@ -1,0 +1,158 @@
+"""Routes of aliases: list, get, move and remove the names that stand for versions of a voice."""
+
+from typing import Annotated
+
+from fastapi import Depends, Path, Request
+from starlette.responses import Response
+
+from services.registry_api.access.rules import VOICES_READ, VOICES_WRITE
+from services.registry_api.dependencies import (
+    AT_STORE,
+    After,
+    CallerDep,
+    Limit,
+    NamespaceDep,
+    ServicesDep,
+    VoiceName,
+)
+from services.registry_api.operations.alias import move, take_back
+from services.registry_api.operations.live_voice import Check
+from services.registry_api.protocol.routing import Router
+from services.registry_api.wire import rendering
+from services.registry_api.wire.answers import answer, check_if_match, etag_of, json_bytes
+from services.registry_api.wire.examples import aliases as examples
+from services.shared.model.document import SpeakerDocument
+from services.shared.registry.lookup import find
+from speaker_registry.errors import PreconditionFailed
+from speaker_registry.names import parse_alias
+from speaker_registry.schemas import AliasMove, MovedAlias, Page, VoiceAlias
+
+router = Router(prefix="/v1/voices/{name}/aliases", tags=["voices"])
+
+
+async def _alias(
+    alias: Annotated[
+        str,
+        Path(
+            description="`default` or another alias. `latest` is reserved.",
+            examples=["default"],
+            json_schema_extra={"format": "voice-alias"},
+        ),
+    ],
+) -> str:
+    """Parse the alias in a path. Raises `InvalidReference`."""
+    return parse_alias(alias)
+
+
+Alias = Annotated[str, Depends(_alias)]
+
+
+@router.get("", responses=examples.ALIASES, dependencies=[VOICES_READ])
+def list_aliases(
+    request: Request,
+    services: ServicesDep,
+    namespace: NamespaceDep,
+    name: VoiceName,
+    limit: Limit = 20,
+    after: After = "",
+) -> Response:
+    """List the aliases of a voice by name, each with its version. The computed `latest` is left out."""
+    document = find(services.speakers, namespace, name).document
+    names = sorted(one for one in document.aliases if one > after)
+    shown = [rendering.alias(document, one) for one in names[:limit]]
+    return answer(
+        request,
+        Page[VoiceAlias](
+            data=shown,
+            first_id=shown[0].alias if shown else None,
+            last_id=shown[-1].alias if shown else None,
+            has_more=len(names) > limit,
+        ),
+    )
+
+
+@router.get("/{alias}", responses=examples.ALIAS, dependencies=[VOICES_READ])
+def get_alias(
+    request: Request, services: ServicesDep, namespace: NamespaceDep, name: VoiceName, alias: Alias
+) -> Response:
+    """Get an alias: its version, whether somebody moved it by hand, and the revision that moved it."""
+    return answer(request, rendering.alias(find(services.speakers, namespace, name).document, alias))
+
+
+@router.put(
+    "/{alias}",
+    responses=examples.MOVE,
+    openapi_extra=examples.MOVE_BODY,
+    dependencies=[VOICES_WRITE, AT_STORE],
+)
+def move_alias(
+    request: Request,
+    services: ServicesDep,
+    namespace: NamespaceDep,
+    name: VoiceName,
+    alias: Alias,
+    wanted: AliasMove,
+    caller: CallerDep,
+) -> Response:
+    """Point an alias to a version, or make a new alias. Engines find that version from now on.
+
+    Nothing is extracted, so a move to an older version and back costs nothing. `default` then stays until it
+    is moved again or deleted, whatever is registered meanwhile. A repeat changes nothing. Honours `If-Match`,
+    compared with the ETag of the alias; the answer has the new one.
+    """
+    moved = move(
+        services.speakers,
+        services.profiles,
+        namespace,
+        name,
+        alias,
+        wanted.version,
+        by=caller.id,
+        check=_check(request, alias),
+    )
+    shown = rendering.alias(moved.document, alias)
+    return answer(
+        request,
+        MovedAlias(**dict(shown), previous_version=moved.previous),
+        headers={"ETag": etag_of(json_bytes(shown))},
+    )
+
+
+@router.delete("/{alias}", status_code=204, responses=examples.REMOVE, dependencies=[VOICES_WRITE, AT_STORE])
+def remove_alias(
+    request: Request,
+    services: ServicesDep,
+    namespace: NamespaceDep,
+    name: VoiceName,
+    alias: Alias,
+    caller: CallerDep,
+) -> Response:
+    """Remove an alias. Honours `If-Match`.
+
+    `default` is not removed, but moves by itself again: at once to the newest version that may have it.
+    """
+    take_back(
+        services.speakers,
+        services.profiles,
+        namespace,
+        name,
+        alias,
+        by=caller.id,
+        check=_check(request, alias),
+    )
+    return Response(status_code=204)
+
+
+def _check(request: Request, alias: str) -> Check | None:
+    """Return what compares `If-Match` with the alias in a document, if the request has that header."""
+    if "if-match" not in request.headers:
+        return None
+
+    def check(document: SpeakerDocument) -> None:
+        if alias not in document.aliases:
+            raise PreconditionFailed(
+                f"If-Match is given, and there is no alias '{alias}' yet.", param="If-Match"
+            )
+        check_if_match(request, rendering.alias(document, alias))
+
+    return check
