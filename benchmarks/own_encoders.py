@@ -38,7 +38,7 @@ class Work:
 
     @property
     def version(self) -> Any:
-        return SimpleNamespace(record=SimpleNamespace(clip=self.clip))
+        return SimpleNamespace(clip=self.clip)
 
 
 class Publisher:

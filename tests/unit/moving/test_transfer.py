@@ -3,6 +3,7 @@
 import signal
 import threading
 import time
+from collections.abc import Iterator
 
 import httpx
 import pytest
@@ -105,6 +106,15 @@ def test_an_idempotency_key_that_no_header_takes_is_refused(key: str):
         client.register("a", b"x", consent="c", idempotency_key=key)
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Let Ctrl-C raise, also where whoever started the tests has it ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_an_interruption_finishes_what_is_under_way_and_begins_nothing_more():
     """Ctrl-C ends an import soon, and cuts off no upload that has begun."""
     begun, ended = [], []
