@@ -64,7 +64,7 @@ class Services:
     """None in tests that do the housekeeping themselves."""
     campaigns: Campaigns
     limits: UploadLimits
-    deleted_grace_seconds: float = 86_400
+    deleted_grace_seconds: float
     """A deleted voice can be brought back within this time."""
     access: Access = field(default_factory=Access)
     """By default no keys are required, and every caller may do everything."""

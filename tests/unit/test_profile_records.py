@@ -307,17 +307,23 @@ def test_a_damaged_document_without_a_copy_is_left_to_trained_weights(world: Wor
     assert process.announce(B, untrained=untrained) is not untrained
 
 
-def test_a_damaged_document_is_not_read_for_every_request(world: World, process: Process) -> None:
-    """A bad disk block may take half a minute to say that it is one."""
-    world.store.put(PATH, b"{")
+def asked_of(world: World) -> list[str]:
+    """Return a list that grows by the key of each object that is asked for from now on."""
     asked: list[str] = []
     read = world.store.read
 
-    def counted(key: str) -> Object:
+    def noted(key: str) -> Object:
         asked.append(key)
         return read(key)
 
-    world.store.read = counted  # type: ignore[method-assign]
+    world.store.read = noted  # type: ignore[method-assign]
+    return asked
+
+
+def test_a_damaged_document_is_not_read_for_every_request(world: World, process: Process) -> None:
+    """A bad disk block may take half a minute to say that it is one."""
+    world.store.put(PATH, b"{")
+    asked = asked_of(world)
     for _ in range(5):
         world.pass_time(REMEMBERED_SECONDS + 0.1)
         assert process.profiles.fingerprint(PROFILE) == ""
@@ -369,14 +375,7 @@ def test_a_promotion_waits_for_every_process_that_answers_from_memory(world: Wor
 
 def test_a_profile_without_a_worker_is_not_looked_for_every_second(world: World, process: Process) -> None:
     """Every process asks for every profile of the catalogue, most of which may have no worker."""
-    asked: list[str] = []
-    read = world.store.read
-
-    def counted(key: str) -> Object:
-        asked.append(key)
-        return read(key)
-
-    world.store.read = counted  # type: ignore[method-assign]
+    asked = asked_of(world)
     for _ in range(5):
         world.pass_time(REMEMBERED_SECONDS + 0.1)
         assert process.profiles.fingerprint(PROFILE) == ""

@@ -53,7 +53,7 @@ def services_of(
     housekeeping: Housekeeping | None,
     limits: UploadLimits,
     access: Access,
-    deleted_grace_seconds: float = 86_400,
+    deleted_grace_seconds: float,
 ) -> Services:
     """Return the services of one API process."""
     return Services(

@@ -3,6 +3,7 @@
 Knows no HTTP.
 """
 
+from collections.abc import Iterable
 from contextlib import suppress
 
 import structlog
@@ -10,7 +11,7 @@ import structlog
 from services.registry_api.operations.live_voice import Check, change_live_voice
 from services.shared.model.changes import deleted, without_version
 from services.shared.model.document import SpeakerDocument
-from services.shared.model.speaker import SpeakerId
+from services.shared.model.speaker import OpenJob, SpeakerId
 from services.shared.queue.jobs import Jobs
 from services.shared.registry.lookup import expect, locate, not_found
 from services.shared.registry.speakers import FoundSpeaker, Speakers
@@ -64,9 +65,7 @@ def delete(
         change.commit(decide, did="delete", takes_away=True, mends=True)
     if not before.live and not change.mended:
         raise not_found(name)
-    for job in seen.open_jobs:
-        with suppress(Unavailable):  # its worker will find that the version is gone
-            jobs.end(seen.id, job, "superseded")
+    _end_jobs(jobs, seen.id, seen.open_jobs)
     log.info("speaker.deleted", speaker=str(seen.id), versions=len(before.versions))
     return FoundSpeaker(before, seen.open_jobs, id=seen.id)
 
@@ -100,11 +99,14 @@ def delete_version(
     left = change_live_voice(
         speakers, namespace, name, decide, did="delete_version", by=by, check=check, takes_away=True
     )
-    for job in left.open_jobs:
-        if job.vuid == vuid:
-            with suppress(Unavailable):  # its worker will find that the version is gone
-                jobs.end(left.id, job, "superseded")
+    _end_jobs(jobs, left.id, [job for job in left.open_jobs if job.vuid == vuid])
     log.info("version.deleted", speaker=str(left.id), version=number)
+
+
+def _end_jobs(jobs: Jobs, speaker_id: SpeakerId, ended: Iterable[OpenJob]) -> None:
+    for job in ended:
+        with suppress(Unavailable):  # its worker will find that the version is gone
+            jobs.end(speaker_id, job, "superseded")
 
 
 def _located(speakers: Speakers, namespace: str, name: SpeakerName) -> FoundSpeaker:

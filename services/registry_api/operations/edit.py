@@ -7,7 +7,7 @@ import structlog
 from services.registry_api.operations.live_voice import Check, change_live_voice
 from services.registry_api.operations.register import Limits
 from services.shared.model.changes import edited
-from services.shared.model.document import SpeakerDocument
+from services.shared.model.document import Counts, SpeakerDocument
 from services.shared.registry.speakers import FoundSpeaker, Speakers
 from speaker_registry.errors import QuotaExceeded
 from speaker_registry.labels import changed_labels
@@ -45,7 +45,7 @@ def edit(
         new = about.having(labels=changed_labels(about.labels, labels), **members)
         after = edited(document, new)
         added = after.counts.text_bytes - document.counts.text_bytes
-        if added > 0 and (used.text_bytes + added > limits.text_bytes or used.bytes + added > limits.bytes):
+        if added > 0 and not limits.have_room(used, Counts(voices=0, bytes=added, text_bytes=added)):
             raise QuotaExceeded(
                 f"Edit with {added} more bytes of texts refused: the namespace has no room for them, see "
                 "GET /v1/quota. Delete a voice or shorten the texts first."

@@ -83,6 +83,14 @@ class Limits:
             )
         self._check_namespace(document, version, size, used)
 
+    def have_room(self, used: Counts, added: Counts) -> bool:
+        """Return whether a namespace that uses this much may grow by so much."""
+        return (
+            (not added.voices or used.voices + added.voices <= self.voices)
+            and (not added.bytes or used.bytes + added.bytes <= self.bytes)
+            and (not added.text_bytes or used.text_bytes + added.text_bytes <= self.text_bytes)
+        )
+
     def _check_namespace(self, document: SpeakerDocument, version: Version, size: int, used: Counts) -> None:
         if not document.live and used.voices >= self.voices:
             raise QuotaExceeded(

@@ -6,7 +6,7 @@ import structlog
 
 from services.registry_api.operations.register import Limits
 from services.shared.model.changes import undeleted, without_lives
-from services.shared.model.document import Counts, SpeakerDocument
+from services.shared.model.document import SpeakerDocument
 from services.shared.model.speaker import SpeakerId
 from services.shared.queue.jobs import Jobs
 from services.shared.registry.extract import extract_missing
@@ -46,7 +46,11 @@ def undelete(
     def decide(document: SpeakerDocument) -> SpeakerDocument:
         undeleted(without_lives(document, deleted_before=speakers.now() - round(grace_seconds)))
         after = undeleted(document)
-        _check_room(limits, used, after.counts)
+        if not limits.have_room(used, after.counts):
+            raise QuotaExceeded(
+                "The namespace has no room for this voice any more, see GET /v1/quota. Delete another one "
+                "first."
+            )
         return after
 
     with speakers.changing(speaker_id, by=by, until=until) as change:
@@ -58,14 +62,3 @@ def undelete(
             extract_missing(jobs, profiles, speaker, version)
         return speakers.read(speaker_id)
     return FoundSpeaker(document, id=speaker_id)
-
-
-def _check_room(limits: Limits, used: Counts, back: Counts) -> None:
-    if (
-        used.voices + back.voices > limits.voices
-        or used.bytes + back.bytes > limits.bytes
-        or used.text_bytes + back.text_bytes > limits.text_bytes
-    ):
-        raise QuotaExceeded(
-            "The namespace has no room for this voice any more, see GET /v1/quota. Delete another one first."
-        )

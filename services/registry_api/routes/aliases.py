@@ -19,7 +19,7 @@ from services.registry_api.operations.alias import move, take_back
 from services.registry_api.operations.live_voice import Check
 from services.registry_api.protocol.routing import Router
 from services.registry_api.wire import rendering
-from services.registry_api.wire.answers import answer, check_if_match, etag_of, json_bytes
+from services.registry_api.wire.answers import answer, check_of, etag_of, json_bytes
 from services.registry_api.wire.examples import aliases as examples
 from services.shared.model.document import SpeakerDocument
 from services.shared.registry.lookup import find
@@ -145,14 +145,12 @@ def remove_alias(
 
 def _check(request: Request, alias: str) -> Check | None:
     """Return what compares `If-Match` with the alias in a document, if the request has that header."""
-    if "if-match" not in request.headers:
-        return None
 
-    def check(document: SpeakerDocument) -> None:
+    def shown(document: SpeakerDocument) -> VoiceAlias:
         if alias not in document.aliases:
             raise PreconditionFailed(
                 f"If-Match is given, and there is no alias '{alias}' yet.", param="If-Match"
             )
-        check_if_match(request, rendering.alias(document, alias))
+        return rendering.alias(document, alias)
 
-    return check
+    return check_of(request, shown)

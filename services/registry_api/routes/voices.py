@@ -28,7 +28,7 @@ from services.registry_api.operations.live_voice import Check
 from services.registry_api.operations.undelete import undelete
 from services.registry_api.protocol.routing import Router
 from services.registry_api.wire import rendering
-from services.registry_api.wire.answers import answer, check_if_match, etag_of, json_bytes
+from services.registry_api.wire.answers import answer, check_of, etag_of, json_bytes
 from services.registry_api.wire.examples import voices as examples
 from services.registry_api.wire.forms import check_characters
 from services.registry_api.wire.paging import find_voices, newest_versions
@@ -150,11 +150,11 @@ def edit_voice(
 def _check_of_voice(request: Request, services: Services, namespace: str, name: SpeakerName) -> Check | None:
     """Return what compares `If-Match` with the voice in a document, if the request has that header."""
 
-    def check(document: SpeakerDocument) -> None:
+    def shown(document: SpeakerDocument) -> Voice:
         seen = locate(services.speakers, namespace, name)
-        check_if_match(request, rendering.voice(services.profiles, replace(seen, document=document)))
+        return rendering.voice(services.profiles, replace(seen, document=document))
 
-    return check if "if-match" in request.headers else None
+    return check_of(request, shown)
 
 
 @router.delete("/{name}", status_code=204, responses=examples.DELETE, dependencies=[VOICES_DELETE, AT_STORE])
@@ -282,9 +282,9 @@ def delete_one_version(
     single version cannot be brought back. A voice whose first version is deleted has another `id` afterwards.
     """
 
-    def check(document: SpeakerDocument) -> None:
+    def shown(document: SpeakerDocument) -> VoiceVersion:
         seen = replace(locate(services.speakers, namespace, name), document=document)
-        check_if_match(request, rendering.version(services.profiles, seen, document.numbered(number)))
+        return rendering.version(services.profiles, seen, document.numbered(number))
 
     delete_version(
         services.speakers,
@@ -293,6 +293,6 @@ def delete_one_version(
         name,
         number,
         by=caller.id,
-        check=check if "if-match" in request.headers else None,
+        check=check_of(request, shown),
     )
     return Response(status_code=204)

@@ -2,13 +2,16 @@
 
 import base64
 import hashlib
+from collections.abc import Callable
 from typing import Any
 
 from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
 
+from services.registry_api.operations.live_voice import Check
 from services.registry_api.protocol.conditions import content_range, matches, part_of
+from services.shared.model.document import SpeakerDocument
 from services.shared.model.records import Version
 from speaker_registry.artifact import canonical_json
 from speaker_registry.errors import PreconditionFailed
@@ -109,3 +112,14 @@ def check_if_match(request: Request, body: BaseModel) -> None:
         raise PreconditionFailed(
             f"If-Match is {ascii(given)[:100]}; the current ETag is {tag}.", param="If-Match"
         )
+
+
+def check_of(request: Request, shown: Callable[[SpeakerDocument], BaseModel]) -> Check | None:
+    """Return a check of `If-Match` for an operation, or None if the request has no such header.
+
+    Args:
+        shown: returns what the ETag belongs to, as GET shows it of a document.
+    """
+    if "if-match" not in request.headers:
+        return None
+    return lambda document: check_if_match(request, shown(document))

@@ -29,6 +29,7 @@ from services.shared.audio import AudioDecoder
 from services.shared.configuration.settings import (
     AccessSettings,
     ApiSettings,
+    HousekeepingSettings,
     RateSettings,
     RegistrySettings,
     StoreSettings,
@@ -122,6 +123,7 @@ class Registry:
             campaigns=self.campaigns,
             housekeeping=None,
             limits=limits or UploadLimits(),
+            deleted_grace_seconds=HousekeepingSettings().deleted_grace_seconds,
             access=open_access(
                 ApiSettings(),
                 access or AccessSettings(),

@@ -19,9 +19,9 @@ import numpy as np
 import pytest
 
 from services.embedded.valkey import ValkeyServer
-from services.registry_api.routes import health, voices
+from services.registry_api.routes import health
 from services.registry_api.serving import long_polls
-from services.registry_api.wire import paging
+from services.registry_api.wire import answers, paging
 from services.shared.audio import AudioDecoder, DecodedClip
 from services.shared.configuration.settings import UploadLimits
 from services.shared.model.speaker import SpeakerId
@@ -881,13 +881,13 @@ def test_a_version_that_comes_between_look_and_delete_is_not_deleted(
     """
     registry.ready(name)
     path = f"/v1/voices/{name}"
-    check = voices.check_if_match
+    check = answers.check_if_match
 
     def check_and_upload(*arguments: Any) -> None:
         check(*arguments)
         registry.upload(name, clip=OTHER_CLIP)
 
-    monkeypatch.setattr(voices, "check_if_match", check_and_upload)
+    monkeypatch.setattr(answers, "check_if_match", check_and_upload)
     tag = registry.client.get(path).headers["ETag"]
     assert error_of(registry.client.delete(path, headers={"If-Match": tag})) == (412, "precondition_failed")
     assert get(registry, path)["versions"] == 2
@@ -977,8 +977,8 @@ def test_many_who_ask_whether_it_is_ready_cost_one_look(start: Start, monkeypatc
     monkeypatch.setattr(registry.opened.store, "check", check)
     began = time.monotonic()
     with ThreadPoolExecutor(30) as pool:
-        answers = list(pool.map(lambda _: registry.client.get("/readyz").status_code, range(90)))
-    assert set(answers) == {200}
+        codes = list(pool.map(lambda _: registry.client.get("/readyz").status_code, range(90)))
+    assert set(codes) == {200}
     assert 1 <= len(looks) <= 2 + (time.monotonic() - began) / health.CACHE_SECONDS
 
 
