@@ -910,7 +910,7 @@ def test_what_does_not_exist_is_said_to_be_missing(
         ("TRACE", VOICES, "GET, HEAD, POST"),
         ("PURGE", "/v1/voices", "GET, HEAD, POST"),
         ("DELETE", "/v1/voices/good/versions", "GET, HEAD, POST"),
-        ("POST", "/v1/voices/good", "DELETE, GET, HEAD"),
+        ("POST", "/v1/voices/good", "DELETE, GET, HEAD, PATCH"),
         ("HEAD", f"{VOICES}/good", "DELETE"),
         ("DELETE", "/v1/voices/good/versions/1/artifacts/qwen3-tts-0.6b/file", "GET, HEAD"),
         ("POST", "/healthz", "GET, HEAD"),

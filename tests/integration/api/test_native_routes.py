@@ -790,13 +790,13 @@ def test_every_get_has_a_head_that_says_the_same_without_the_body(
     job_id = registry.ready(name)["job_id"]
     registry.upload(name, clip=OTHER_CLIP)  # on its way
     templates = [path for path, methods in registry.app.openapi()["paths"].items() if "get" in methods]
-    assert len(templates) == 28
+    assert len(templates) == 31
     templates.remove("/metrics")  # which counts the GET, and then says more
     templates.remove("/v1/events")  # which has no end
     there = {"name": name, "ref": 1, "profile": PROFILE, "job_id": job_id, "key_id": "nokeyid0"}
-    there["campaign_id"] = "no-campaign"
+    there |= {"campaign_id": "no-campaign", "alias": "default"}
     there["digest"] = registry.file(name, 1).headers["ETag"].strip('"')
-    not_there = {**there, "ref": 2, "job_id": "no-job", "digest": "sha256:" + "0" * 64}
+    not_there = {**there, "ref": 2, "job_id": "no-job", "alias": "prod", "digest": "sha256:" + "0" * 64}
     paths = [one.format(**values) for values in (there, not_there) for one in templates]
     for path in (*paths, "/docs", "/openapi.json"):
         got, head = (

@@ -19,6 +19,8 @@ from tests.integration.api.registry import PROFILE, Registry
 TOLERANT = ("/v1/audio/", "/healthz", "/readyz", "/metrics", "/favicon.ico")
 BODIES: dict[str, dict[str, Any]] = {
     "/v1/voices/{name}/versions/{ref}/extractions": {},
+    "/v1/voices/{name}": {"pinned": True},
+    "/v1/voices/{name}/aliases/{alias}": {"version": 1},
     "/v1/resolve": {"voices": ["x"], "profiles": [PROFILE]},
     "/v1/keys": {"name": "test", "scopes": ["engine"]},
 }
@@ -41,9 +43,10 @@ def test_every_route_of_ours_refuses_a_parameter_that_it_does_not_take(registry:
     assert len(routes) > 15
     for route in routes:
         values = {"name": "x", "ref": "1", "profile": PROFILE, "job_id": "job_x", "key_id": "x"}
-        path = str(route.path).format(**values, digest="sha256:" + "0" * 64, campaign_id="x")
+        values |= {"alias": "prod", "campaign_id": "x", "digest": "sha256:" + "0" * 64}
+        path = str(route.path).format(**values)
         for method in route.methods or ():
-            said = BODIES.get(str(route.path)) if method == "POST" else None
+            said = BODIES.get(str(route.path)) if method in {"POST", "PUT", "PATCH"} else None
             response = registry.client.request(method, path, params={"surprise": "1"}, json=said)
             keys_are_off = path.startswith("/v1/keys")  # which is said first
             assert response.status_code == (409 if keys_are_off else 400), (method, path)
@@ -58,7 +61,7 @@ def test_every_route_of_ours_refuses_a_parameter_that_it_does_not_take(registry:
             "/v1/voices?profil=x",
             "profil",
             "Query parameter 'profil' is not known here; did you mean 'profile'? "
-            "Accepted: after, limit, profile, q, state.",
+            "Accepted: after, label, limit, profile, q, state.",
         ),
         (
             "/v1/jobs?limit=1&waits=5",
