@@ -150,6 +150,7 @@ class ApiProcess:
     async def run(self) -> None:
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, setattr, self, "_over", True)
         self._server = new_server(self._serving_speech)
+        report(serves_since=time.monotonic())
         await asyncio.gather(*(self._ask_on(start) for start in range(_REQUESTS_AT_A_TIME)))
         voices = self._server.uploaded_speakers.items()
         report(offered=[(name, info["created_at"]) for name, info in voices])
@@ -324,7 +325,10 @@ class TtsServer:
             self.reports.append(json.loads(line))
 
     def of(self, process: str, fact: str) -> list[dict[str, Any]]:
-        """Return the reports of a process that tell a fact: `look`, `voice`, `held` or `offered`."""
+        """Return the reports of a process that tell a fact.
+
+        The facts are `look`, `serves_since`, `voice`, `held` and `offered`.
+        """
         return [one for one in self.reports[:] if one["process"] == process and fact in one]
 
     def await_looks(self, *, fault: bool = False) -> None:

@@ -184,7 +184,12 @@ def await_end(writer: Writer, server: TtsServer) -> None:
 
 def check(changes: Sequence[Change], server: TtsServer) -> None:
     for process in API_PROCESSES:
-        looks = [one for one in server.of(process, "look") if one.get("fault") == ""]
+        [begin] = server.of(process, "serves_since")  # looks before it had no server to tell
+        looks = [
+            one
+            for one in server.of(process, "look")
+            if one.get("fault") == "" and one["began"] >= begin["serves_since"]
+        ]
         requests = server.of(process, "voice")
         for voice in VOICES:
             own = [one for one in changes if one.voice == voice]
