@@ -740,7 +740,7 @@ def test_a_handler_that_reports_progress_may_take_longer(queue, valkey):
     """A handler that reports progress may take longer, because a batch of long clips is slow and not hung."""
     put(queue, "a", how="work in steps", seconds=4, timeout_seconds=1)
     with worker_process(valkey.url, [NAME]):
-        wait_until(lambda: status_of(queue, "a") == "finished", seconds=8)
+        wait_until(lambda: status_of(queue, "a") == "finished")
     assert runs(queue.connection, "a") == 1
 
 

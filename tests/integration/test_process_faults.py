@@ -333,7 +333,9 @@ def test_fifty_calls_through_two_apis_share_one_extraction(
         answers = list(pool.map(lambda number: precompute(registry.urls[number % 2], "shared"), range(50)))
     assert {answer.json()["cache_status"] for answer in answers} == {"ready"}
     jobs = list(clients[1].jobs(voice="shared", profile=OPTIONAL_PROFILE))
-    assert [(job.state, job.attempt) for job in jobs] == [("succeeded", 1)]
+    # Who read the voice just before the artifact was there may open a job more, which finds it made.
+    assert {job.state for job in jobs} == {"succeeded"}
+    assert sum(job.attempt for job in jobs) == 1
 
 
 def precompute(url: str, name: str) -> httpx.Response:
