@@ -29,7 +29,10 @@ class Process:
         self.applied = self._before = self.newest()
 
     def newest(self) -> str:
-        [(position, _)] = self._redis.xrevrange(events_key(self._generation), count=1)
+        newest = self._redis.xrevrange(events_key(self._generation), count=1)
+        if not newest:
+            return "0-0"
+        [(position, _)] = newest
         return position.decode() if isinstance(position, bytes) else str(position)
 
     def apply_all(self) -> None:
@@ -175,6 +178,16 @@ def test_a_process_that_events_were_trimmed_for_gets_no_lease(
     process.apply_all()
     redis_client.xtrim(events_key(registry.generation.for_reading()), maxlen=1, approximate=False)
     assert process.renew() is Renewal.TRIMMED
+    assert process.renew() is Renewal.GRANTED
+
+
+def test_a_process_that_followed_from_before_the_first_event_has_missed_nothing(
+    world: World, redis_client: Redis
+) -> None:
+    """Its position is older than every event of the stream, and none was trimmed."""
+    process = Process(world.process(), redis_client, "one")
+    world.process().register("robin", 2)
+    process.apply_all()
     assert process.renew() is Renewal.GRANTED
 
 

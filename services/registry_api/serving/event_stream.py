@@ -192,8 +192,8 @@ class EventStream:
         renew = partial(self._leases.renew, self.generation, self._process, applied, self._renewed_position)
         try:
             answer = await self._in_thread(renew)
-        except ViewAway:  # another generation began, whose events the listeners do not know
-            self._miss()
+        except ViewAway:  # if another generation began, the next turn tells the listeners
+            self.lease_ends = float("-inf")
             raise
         if answer is Renewal.GRANTED:
             self.lease_ends = asked_at + LEASE_SECONDS

@@ -8,8 +8,14 @@ local function after(one, other)
   if seconds ~= others then return tonumber(seconds) > tonumber(others) end
   return (tonumber(number) or 0) > (tonumber(other_number) or 0)
 end
+local function is_trimmed()
+  local told = redis.call('XINFO', 'STREAM', KEYS[4])
+  local stream = {}
+  for place = 1, #told, 2 do stream[told[place]] = told[place + 1] end
+  return stream['entries-added'] > stream['length']
+end
 local oldest = redis.call('XRANGE', KEYS[4], '-', '+', 'COUNT', 1)[1]
-if oldest and after(oldest[1], ARGV[4]) then return 'trimmed' end
+if oldest and after(oldest[1], ARGV[4]) and is_trimmed() then return 'trimmed' end
 if after(redis.call('GET', KEYS[3]) or '0-0', ARGV[3]) then return 'behind' end
 redis.call('HSET', KEYS[2], ARGV[2], ARGV[3])
 return 'granted'
