@@ -33,6 +33,7 @@ from services.shared.view.generation import (
     LOOK_SECONDS,
     SETTLED_SECONDS,
     STAMP,
+    UNWATCHED_SECONDS,
     Generation,
     LeftBehind,
     Named,
@@ -407,6 +408,20 @@ def test_what_takes_away_waits_until_every_reader_has_looked(world: World, valke
 
 
 # Left behind
+
+
+def test_a_view_that_nobody_looked_at_is_looked_at_before_it_is_used(
+    world: World, valkey: ValkeyServer, other: ValkeyServer
+) -> None:
+    """The thread that looks may be stuck in a process that goes on answering."""
+    stuck = world.process(valkey)
+    apply(SpeakerView(stuck), stuck, history()[1])
+    world.process(other).for_reading()
+    world.clock.ahead += UNWATCHED_SECONDS + 1
+    with pytest.raises(LeftBehind):
+        SpeakerView(stuck).get([WREN], {})
+    with pytest.raises(LeftBehind):
+        stuck.for_reading()
 
 
 def test_a_process_that_is_left_behind_neither_reads_nor_begins(

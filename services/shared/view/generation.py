@@ -39,6 +39,8 @@ STAMP = "sr:view"
 LOOK_SECONDS = 2.0
 """`_view.json` is looked at this often. A reader of a view that is not in use any more stops within this."""
 _SERVER_LOOK_SECONDS = 1.0
+UNWATCHED_SECONDS = 5.0
+"""Whoever uses the view looks first if the last look is older than this: the thread that looks may be stuck."""
 SETTLED_SECONDS = 10.0
 """What takes something away waits until its generation is this old. By then every process has looked at
 `_view.json`, and none reads the view of before. A process that is left behind asks after the same time.
@@ -145,7 +147,7 @@ class Generation:
         self._trusted = ""
         """The stamp of the view that may be used. Empty while there is none."""
         self._named: Named | None = None
-        self._named_at = float("-inf")
+        self._named_at = self._looked_at = float("-inf")
         self._held = ""
         """The generation that this process used last."""
         self._word = ""
@@ -188,7 +190,7 @@ class Generation:
 
     def for_reading(self) -> str:
         """Return the generation whose view may be used now. Raises `ViewAway`, or `Unavailable`."""
-        if not self._trusted:
+        if not self._trusted or self._clock.since_boot() - self._looked_at > UNWATCHED_SECONDS:
             self.look()
         if not self._trusted:
             raise ViewAway
@@ -261,12 +263,13 @@ class Generation:
         """
         with self._lock, unavailable_without_redis():
             for _ in range(_TRIES):
+                began = self._clock.since_boot()
                 named, stamp, server = self._look_at_both()
                 if stamp.bucket not in {"", self._bucket}:
                     raise RedisTaken
                 is_held = stamp.server == server and self._finds_its_word(stamp)
                 if is_held and stamp.generation == named.generation:
-                    self._trust(stamp)
+                    self._trust(stamp, began)
                     self._answer(named)
                     return
                 self._trusted = ""
@@ -318,7 +321,8 @@ class Generation:
             self._gone_back = stamp.generation
         return self._gone_back != stamp.generation
 
-    def _trust(self, stamp: Stamp) -> None:
+    def _trust(self, stamp: Stamp, looked_at: float) -> None:
+        self._looked_at = looked_at
         self._held, self._behind_since = stamp.generation, None
         if self._first_seen[0] != stamp.generation:
             self._first_seen = (stamp.generation, self._clock.since_boot())
