@@ -114,13 +114,20 @@ class Fingerprints:
 
     def __init__(self) -> None:
         self.current: dict[str, str] = {profile.name: "f1" for profile in PROFILES}
+        self._former: dict[str, tuple[Encoder, ...]] = {}
+
+    def change(self, profile: str, fingerprint: str) -> None:
+        """Have another encoder make the artifacts of a profile."""
+        self._former[profile] = (Encoder(profile=profile, fingerprint=self.current[profile]),)
+        self.current[profile] = fingerprint
 
     def fingerprint(self, profile: str) -> str:
         return self.current[profile]
 
     def read(self, profile: str) -> ProfileDocument:
         """Return the document of a profile whose encoder is the current one."""
-        return ProfileDocument(current=Encoder(profile=profile, fingerprint=self.current[profile]))
+        current = Encoder(profile=profile, fingerprint=self.current[profile])
+        return ProfileDocument(current=current, former=self._former.get(profile, ()))
 
 
 class AllServed:
@@ -243,8 +250,8 @@ class Registry:
 
     # Housekeeping
 
-    def settle(self, name: str, **options: Any) -> float | None:
-        return settle(self.speakers, self.jobs, self.profiles, id_of(name), **options)
+    def settle(self, name: str) -> float | None:
+        return settle(self.speakers, self.jobs, self.profiles, id_of(name))
 
     def sweep(self, name: str) -> int:
         return sweep(self.speakers, self.blobs, id_of(name))

@@ -749,15 +749,16 @@ def test_what_was_deleted_goes_after_the_grace_period(world: World, registry: Re
 
 
 def test_artifacts_of_old_encoders_leave(registry: Registry) -> None:
-    """Otherwise every upgrade would keep another copy of everything."""
+    """Otherwise every upgrade would keep another copy of everything. Those of the one before stay."""
     registry.register("wren", 1)
     registry.work()
-    registry.fingerprints.current["ecapa"] = "f2"
-    registry.settle("wren")
-    registry.work()
-    registry.settle("wren", kept={"ecapa": {"f2"}})
+    for fingerprint in ("f2", "f3"):
+        registry.fingerprints.change("ecapa", fingerprint)
+        registry.settle("wren")
+        registry.work()
+        registry.settle("wren")
     artifacts = registry.document("wren").newest.artifacts["ecapa"]
-    assert [record.fingerprint for record in artifacts] == ["f2"]
+    assert [record.fingerprint for record in artifacts] == ["f2", "f3"]
 
 
 def test_a_look_is_put_off_and_one_that_was_asked_for_stays(world: World, registry: Registry) -> None:

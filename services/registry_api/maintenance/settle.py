@@ -4,7 +4,7 @@ Whatever a process that died left undone, this finds: a commit that was not appl
 outcome nobody knows, a job that no worker will run, a version that lacks an artifact.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 
 import structlog
@@ -31,26 +31,14 @@ AGAIN_SECONDS = 15.0
 """The time after which a speaker is looked at again while something of it is under way."""
 
 
-def settle(
-    speakers: Speakers,
-    jobs: Jobs,
-    profiles: Profiles,
-    speaker_id: SpeakerId,
-    *,
-    kept: Mapping[str, Collection[str]] | None = None,
-) -> float | None:
+def settle(speakers: Speakers, jobs: Jobs, profiles: Profiles, speaker_id: SpeakerId) -> float | None:
     """Bring a speaker to rest. Returns after how many seconds to look again, or None if it is at rest.
 
-    Args:
-        kept: for each profile the fingerprints whose artifacts stay, see `changes.without_old_artifacts`. By
-            default those that the documents of the profiles name.
-
-    Raises:
-        VoiceDamaged, VoiceUnreadable, Unavailable.
+    Raises `VoiceDamaged`, `VoiceUnreadable` or `Unavailable`.
     """
     speakers.refresh(speaker_id)
     waiting = _fence(speakers, speaker_id)
-    promote(speakers, profiles, speaker_id, kept=kept)
+    promote(speakers, profiles, speaker_id)
     speaker = speakers.read(speaker_id)
     for job in speaker.open_jobs:
         _look_at_job(speakers, jobs, profiles, speaker, job)
@@ -62,12 +50,10 @@ def settle(
     return AGAIN_SECONDS if under_way else None
 
 
-def needs_look(
-    profiles: Profiles, speaker: Speaker, *, kept: Mapping[str, Collection[str]] | None = None
-) -> bool:
+def needs_look(profiles: Profiles, speaker: Speaker) -> bool:
     """Return whether `settle` would change a speaker, or open a job for it, if no job is open."""
     document = speaker.document
-    if _settled(profiles, document, kept) is not document:
+    if _settled(profiles, document) is not document:
         return True
     return any(
         status.state_of_current == "pending" and not status.unsupported
@@ -76,19 +62,13 @@ def needs_look(
     )
 
 
-def promote(
-    speakers: Speakers,
-    profiles: Profiles,
-    speaker_id: SpeakerId,
-    *,
-    kept: Mapping[str, Collection[str]] | None = None,
-) -> SpeakerDocument:
+def promote(speakers: Speakers, profiles: Profiles, speaker_id: SpeakerId) -> SpeakerDocument:
     """Move `default` if a change of the required profiles lets it, serve what was made ahead of promotions
     that have come, and drop artifacts of old encoders.
     """
 
     def decide(document: SpeakerDocument) -> SpeakerDocument:
-        return _settled(profiles, document, kept)
+        return _settled(profiles, document)
 
     document = speakers.read(speaker_id).document
     if decide(document) is document:
@@ -96,12 +76,10 @@ def promote(
     return speakers.change(speaker_id, decide, by=BY, did="promote")
 
 
-def _settled(
-    profiles: Profiles, document: SpeakerDocument, kept: Mapping[str, Collection[str]] | None
-) -> SpeakerDocument:
+def _settled(profiles: Profiles, document: SpeakerDocument) -> SpeakerDocument:
+    # The profiles are read after the document: an encoder that made one of its artifacts is known by then.
     served = without_ahead(document, profiles.current_fingerprints())
-    kept = profiles.kept_fingerprints() if kept is None else kept
-    return promoted(without_old_artifacts(served, kept), profiles.required)
+    return promoted(without_old_artifacts(served, profiles.kept_fingerprints()), profiles.required)
 
 
 def _report(speaker: FoundSpeaker, vuid: str, opened: Mapping[str, str]) -> None:

@@ -40,7 +40,9 @@ LOOK_SECONDS = 2.0
 """`_view.json` is looked at this often. A reader of a view that is not in use any more stops within this."""
 _SERVER_LOOK_SECONDS = 1.0
 UNWATCHED_SECONDS = 5.0
-"""Whoever uses the view looks first if the last look is older than this: the thread that looks may be stuck."""
+"""Whoever uses the view looks first if the last look is older than this: the thread that looks may be
+stuck.
+"""
 SETTLED_SECONDS = 10.0
 """What takes something away waits until its generation is this old. By then every process has looked at
 `_view.json`, and none reads the view of before. A process that is left behind asks after the same time.

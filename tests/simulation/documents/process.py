@@ -162,7 +162,7 @@ class SimulatedRegistry(Registry):
         """Look at some speakers that are due."""
         for due in self.speakers.agenda.due(3):
             try:
-                again = self.settle(due.speaker_id.slug, kept=self.world.kept_fingerprints())
+                again = self.settle(due.speaker_id.slug)
             except (VoiceDamaged, VoiceUnreadable):
                 again = 60.0
             self.speakers.agenda.looked_at(due, again_in=again)

@@ -80,7 +80,7 @@ def _keep_house(world: World) -> None:
         _do(world, "erase", process, name, methodcaller("erase", name, grace=_GRACE))
         _do(world, "sweep", process, name, methodcaller("sweep", name))
         _do(world, "read", process, name, partial(_make_lost_again, world, name))
-        _do(world, "settle", process, name, methodcaller("settle", name, kept=world.kept_fingerprints()))
+        _do(world, "settle", process, name, methodcaller("settle", name))
     for _ in range(30):
         _do(world, "settle", process, "", methodcaller("keep_house"))
         _work(world, process)

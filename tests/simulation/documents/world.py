@@ -50,7 +50,6 @@ class World:
         self.ledger = Ledger(self)
         self.queue = LeasedQueue()
         self.fingerprints = Fingerprints()
-        self.former: dict[str, str] = {}
         self.trouble_until = float("-inf")
         """The time until which Redis was rolled back under processes that had not looked yet."""
         self.litter: set[str] = set()
@@ -280,14 +279,13 @@ class World:
     def _change_encoder(self) -> None:
         profile = self.random.choice(PROFILES).name
         before = self.fingerprints.current[profile]
-        self.former[profile] = before
-        self.fingerprints.current[profile] = f"f{int(before[1:]) + 1}"
+        self.fingerprints.change(profile, f"f{int(before[1:]) + 1}")
         self.note(f"   {profile} is made with {self.fingerprints.current[profile]}")
 
     def kept_fingerprints(self) -> dict[str, Collection[str]]:
         """Return for each profile the fingerprints whose artifacts stay."""
-        current = self.fingerprints.current
-        return {name: {one, self.former.get(name, one), "given"} for name, one in current.items()}
+        read = self.fingerprints.read
+        return {name: {*read(name).kept_fingerprints, "given"} for name in self.fingerprints.current}
 
     # Redis
 
