@@ -2,10 +2,13 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Annotated
 
 from pydantic import Field
 
 from speaker_registry.schemas import ArtifactState, Page, Schema, Source, Untrained
+
+Pinned = Annotated[bool, Field(exclude_if=lambda pinned: not pinned)]
 
 MAX_PAGE = 500
 """The most voices that the registry looks at for one page."""
@@ -33,6 +36,8 @@ class ManifestEntry(Schema):
     """True if the artifact was made with random weights. Absent otherwise."""
     ref_text: str | None = None
     """Transcript of the clip."""
+    pinned: Pinned = False
+    """True if the voice matters more than others, so that it is loaded first. Absent otherwise."""
 
     @property
     def reference(self) -> str:
@@ -69,8 +74,9 @@ class Manifest:
     """The pages by the cursor after which each begins."""
 
     def __iter__(self) -> Iterator[ManifestEntry]:
-        for received in self.pages.values():
-            yield from received.page.data
+        """Return the pinned voices and then the others, each in the order of their names."""
+        entries = (entry for received in self.pages.values() for entry in received.page.data)
+        return iter(sorted(entries, key=lambda entry: not entry.pinned))
 
     def __len__(self) -> int:
         return sum(len(received.page.data) for received in self.pages.values())

@@ -182,6 +182,7 @@ def manifest_entry(found: FoundArtifact) -> ManifestEntry:
         voice_id=voice_id(found.speaker.document),
         source=found.version.source,
         ref_text=found.version.ref_text,
+        pinned=found.speaker.document.about.pinned,
         **_version_and_file(found),
     )
 

@@ -139,6 +139,17 @@ def test_a_page_from_memory_ends_with_any_of_its_voices(closed_lane: tuple[Regis
         assert one not in voices(listed(registry))
 
 
+def test_a_page_from_memory_ends_with_a_pin(closed_lane: tuple[Registry, Lane]):
+    """Engines that load pinned voices first hear of it although nothing else has changed."""
+    registry, lane = closed_lane
+    registry.ready("alice")
+    assert "pinned" not in lane.get(PATH).json()["data"][0]
+    for pinned in (True, False):
+        lane.get(PATH)
+        registry.client.patch("/v1/voices/alice", json={"pinned": pinned})
+        wait_until(lambda pinned=pinned: listed(registry)["data"][0].get("pinned", False) is pinned)
+
+
 def test_a_page_from_memory_ends_with_a_new_voice(closed_lane: tuple[Registry, Lane]):
     """No event of the voices on the page says that there is another one now."""
     registry, lane = closed_lane

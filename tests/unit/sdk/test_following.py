@@ -88,6 +88,17 @@ def test_an_unchanged_page_is_not_sent_again(pages: Pages, client: RegistryClien
     assert pages.sent == [304, 304, 200]
 
 
+def test_pinned_voices_come_first(pages: Pages, client: RegistryClient):
+    """An engine whose cache is too small for all voices then holds those that matter more."""
+    pages.voices = [entry("alice"), entry("bob"), entry("carol", pinned=True), entry("dave", pinned=True)]
+    following = Following(client, QWEN)
+    following.look()
+    assert [one.voice for one in following.voices.values()] == ["carol", "dave", "alice", "bob"]
+    pages.voices[3] = entry("dave")
+    assert [one.voice for one in following.look().changed] == ["dave"]
+    assert [one.voice for one in following.voices.values()] == ["carol", "alice", "bob", "dave"]
+
+
 def test_a_name_that_is_registered_again_is_another_voice(pages: Pages, client: RegistryClient):
     """What an engine holds of the former voice must go, although the name is still there."""
     following = Following(client, QWEN)
