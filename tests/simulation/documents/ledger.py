@@ -63,8 +63,8 @@ class Ledger:
         """Speakers whose document is damaged now."""
         self._damages: dict[SpeakerId, int] = defaultdict(int)
         self._senders: dict[bytes, Request] = {}
-        self._told: dict[SpeakerId, list[tuple[float, int]]] = defaultdict(list)
-        """The highest revision of each speaker that anybody had been told, and since when."""
+        self._told: dict[SpeakerId, list[tuple[float, int, int]]] = defaultdict(list)
+        """The highest revision of each speaker that anybody had been told, and since when and which event."""
         self._numbers: dict[tuple[SpeakerId, int], str] = {}
         self._highest: dict[SpeakerId, tuple[int, int]] = defaultdict(lambda: (0, 0))
         self._contents: dict[tuple[str, str, str, int], str] = {}
@@ -279,13 +279,15 @@ class Ledger:
 
     def _tell(self, speaker_id: SpeakerId, revision: int) -> None:
         told = self._told[speaker_id]
-        if not told or revision > told[-1][1]:
-            told.append((self._world.time, revision))
+        if not told or revision > told[-1][-1]:
+            told.append((self._world.time, len(self._world.events), revision))
 
     def _floor(self, request: Request, speaker_id: SpeakerId) -> int:
         """Return the revision that had been told when the request began."""
-        moment = request.began - (READER_SECONDS if self._has_two_views(request) else 0.0)
-        return max((rev for since, rev in self._told[speaker_id] if since <= moment), default=0)
+        moment = (request.began, request.order)
+        if self._has_two_views(request):
+            moment = (request.began - READER_SECONDS, 0)
+        return max((rev for *since, rev in self._told[speaker_id] if tuple(since) <= moment), default=0)
 
     def _has_two_views(self, request: Request) -> bool:
         is_another = request.read_from not in {"", self.generation}

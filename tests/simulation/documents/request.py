@@ -19,6 +19,8 @@ class Request:
     """The name of the voice that it is about."""
     process: Any
     began: float
+    order: int = 0
+    """How many events there were when it began. Many things happen at one time of the world's clock."""
     started: float = float("inf")
     """The time at which its process took it up. Before that no rule can date it."""
     answered: float | None = None

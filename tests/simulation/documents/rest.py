@@ -25,7 +25,8 @@ from tests.simulation.documents.weather import CALM
 from tests.simulation.documents.world import World
 from tests.simulation.scheduler import Actor
 
-_STEPS = 60_000
+_STEPS = 300_000
+"""What is under way ends within this many steps. A hundred looks at a voice of many versions take 60,000."""
 _TURNS = (15 * MINUTE, 90 * MINUTE, 3 * DAY, 2 * HOUR, 4 * DAY, 35 * DAY, 2 * HOUR, 2 * HOUR)
 """The time that passes before each turn of housekeeping. Ids leave `swept` after 30 days."""
 _GRACE = timedelta(days=2)

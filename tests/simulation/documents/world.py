@@ -101,7 +101,7 @@ class World:
     # Actors
 
     def spawn(self, kind: str, process: Process, name: str, work: Callable[[Request], Any]) -> Actor:
-        request = Request(kind, name, process, self.time)
+        request = Request(kind, name, process, self.time, len(self.events))
 
         def begin() -> Any:
             request.started = self.time
