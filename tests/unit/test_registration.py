@@ -9,10 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from services.registry_api.operations.register import Registered
+from services.registry_api.operations.register import Limits, Registered
 from services.registry_api.operations.sources import profiles_taking
+from services.registry_api.operations.undelete import undelete
 from services.shared.model.document import Counts, SpeakerDocument
 from services.shared.model.profiles import ProfileCatalogue
+from services.shared.registry.speakers import FoundSpeaker
 from speaker_registry.errors import (
     EmbeddingWidthMismatch,
     IdempotencyKeyReused,
@@ -20,6 +22,7 @@ from speaker_registry.errors import (
     Unavailable,
     VoiceExists,
 )
+from speaker_registry.names import parse_speaker_name
 from tests.faults import lost, with_faults
 from tests.memory_registry import NS, ROOMY, Registry, World, id_of
 
@@ -215,6 +218,32 @@ def test_a_new_voice_counts_while_it_may_still_be_registered(world: World, regis
     registry.speakers.view.reserve(id_of("owl"))
     world.pass_time(61)
     assert registry.register("wren", 1, limits=limits).created
+
+
+def test_a_voice_that_comes_back_leaves_room_for_those_that_are_being_registered(registry: Registry) -> None:
+    """Two that come back at once are no more than the namespace may have, either."""
+    limits = replace(ROOMY, voices=1)
+    registry.register("wren", 1, limits=limits)
+    registry.delete("wren")
+    with registry.speakers.reserving(id_of("robin"), SpeakerDocument()), pytest.raises(QuotaExceeded):
+        bring_back(registry, "wren", limits)
+    assert bring_back(registry, "wren", limits).document.live
+    with pytest.raises(VoiceExists):
+        bring_back(registry, "wren", limits)
+    assert registry.speakers.usage_so_far(NS).voices == 1
+
+
+def bring_back(registry: Registry, name: str, limits: Limits) -> FoundSpeaker:
+    return undelete(
+        registry.speakers,
+        registry.jobs,
+        registry.profiles,
+        NS,
+        parse_speaker_name(name),
+        limits=limits,
+        grace_seconds=3600.0,
+        by="key",
+    )
 
 
 def test_a_voice_has_so_many_versions_and_no_more(registry: Registry) -> None:

@@ -41,19 +41,21 @@ def undelete(
         Unavailable: the voice was not brought back, or it is not known whether it was.
     """
     speaker_id, until = SpeakerId.of(namespace, name), speakers.deadline()
-    used = speakers.usage_so_far(namespace)
+    with (
+        speakers.changing(speaker_id, by=by, until=until) as change,
+        speakers.reserving(speaker_id, change.document) as used,
+    ):
 
-    def decide(document: SpeakerDocument) -> SpeakerDocument:
-        undeleted(without_lives(document, deleted_before=speakers.now() - round(grace_seconds)))
-        after = undeleted(document)
-        if not limits.have_room(used, after.counts):
-            raise QuotaExceeded(
-                "The namespace has no room for this voice any more, see GET /v1/quota. Delete another one "
-                "first."
-            )
-        return after
+        def decide(document: SpeakerDocument) -> SpeakerDocument:
+            undeleted(without_lives(document, deleted_before=speakers.now() - round(grace_seconds)))
+            after = undeleted(document)
+            if not limits.have_room(used, after.counts):
+                raise QuotaExceeded(
+                    "The namespace has no room for this voice any more, see GET /v1/quota. Delete another "
+                    "one first."
+                )
+            return after
 
-    with speakers.changing(speaker_id, by=by, until=until) as change:
         document = change.commit(decide, did="undelete")
     log.info("speaker.undeleted", speaker=str(speaker_id), versions=len(document.versions))
     with suppress(Unavailable):  # the voice is back, and housekeeping starts what it lacks
