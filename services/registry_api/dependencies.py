@@ -21,14 +21,16 @@ from services.shared.bucket.stored_bytes import StoredBytes
 from services.shared.configuration.settings import RegistrySettings, UploadLimits
 from services.shared.model.clock import Clock
 from services.shared.model.profiles import ProfileCatalogue
+from services.shared.model.speaker import SpeakerId
 from services.shared.queue.jobs import Dispatcher, Jobs
+from services.shared.registry.lookup import locate
 from services.shared.registry.profile_records import ProfileRecords
 from services.shared.registry.profiles import Profiles
 from services.shared.registry.speakers import Speakers
 from services.shared.view.generation import Generation
 from services.shared.view.workers import Workers
 from speaker_registry.errors import InvalidReference
-from speaker_registry.names import SpeakerName, parse_reference, parse_speaker_name
+from speaker_registry.names import SpeakerName, parse_reference, parse_speaker_name, parse_voice_id
 
 
 class Housekeeping(Protocol):
@@ -151,6 +153,22 @@ async def _voice_name(
     """Parse the name in a path. Raises `InvalidVoiceName` or `RateLimited`."""
     services.access.unknown_names.check(caller)
     return parse_speaker_name(name)
+
+
+def speaker_meant(services: Services, caller: Caller, namespace: str, voice: str) -> SpeakerId:
+    """Return the id of the speaker of a voice that a query names, by name or id. It need not exist.
+
+    An id is looked up, in the bucket if the view lacks it. So an id without a voice is counted, as an unknown
+    name in a path is. Raises `InvalidVoiceName`, `RateLimited` or `Unavailable`.
+    """
+    name = parse_speaker_name(voice)
+    if parse_voice_id(name.key) is None:
+        return SpeakerId.of(namespace, name)
+    services.access.unknown_names.check(caller)
+    speaker = locate(services.speakers, namespace, name)
+    if not speaker.document.live:
+        services.access.unknown_names.note(caller, voice)
+    return speaker.id
 
 
 async def _reference(

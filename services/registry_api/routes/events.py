@@ -11,18 +11,16 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from services.registry_api.access.rules import VOICES_READ, may_still_ask
-from services.registry_api.dependencies import CallerDep, NamespaceDep, Services, ServicesDep
+from services.registry_api.dependencies import CallerDep, NamespaceDep, Services, ServicesDep, speaker_meant
 from services.registry_api.protocol.callers import Caller
 from services.registry_api.protocol.routing import Router
 from services.registry_api.serving.event_feed import EventFeed, Listener, Place, parse_place
 from services.registry_api.serving.event_stream import Event
 from services.registry_api.wire import events as wire
 from services.registry_api.wire.examples import events as examples
-from services.shared.registry.lookup import identify
 from services.shared.telemetry.metrics import EVENT_RESETS, EVENTS_SENT
 from services.shared.view.redis_access import unavailable_without_redis
 from speaker_registry.errors import InvalidRequest, PermissionDenied
-from speaker_registry.names import parse_speaker_name
 
 router = Router(prefix="/v1/events", tags=["events"])
 
@@ -58,7 +56,9 @@ async def listen_to_events(
     events are missing there, because they are too old or the index was rebuilt, `reset` comes first: the
     client then asks anew for what it holds. A comment comes every 15 seconds.
     """
-    speaker = None if voice is None else await run_in_threadpool(_speaker, services, namespace, voice)
+    speaker = None
+    if voice is not None:
+        speaker = str(await run_in_threadpool(speaker_meant, services, caller, namespace, voice))
     if profile is not None:
         services.profiles.get(profile)
     wants = wire.filter_of(namespace, _wanted_types(types, caller), speaker, profile)
@@ -72,10 +72,6 @@ async def listen_to_events(
         stream.end()
         raise
     return stream
-
-
-def _speaker(services: Services, namespace: str, voice: str) -> str:
-    return str(identify(services.speakers, namespace, parse_speaker_name(voice)))
 
 
 def _wanted_types(types: str | None, caller: Caller) -> frozenset[str]:

@@ -18,6 +18,7 @@ from services.registry_api.dependencies import (
     ServicesDep,
     VoiceName,
     WaitSeconds,
+    speaker_meant,
 )
 from services.registry_api.operations.cancel import cancel
 from services.registry_api.operations.followed_jobs import follow
@@ -27,9 +28,8 @@ from services.registry_api.wire.answers import answer
 from services.registry_api.wire.examples import jobs as examples
 from services.shared.model.speaker import SpeakerId
 from services.shared.registry.extract import extract
-from services.shared.registry.lookup import find_version, identify
+from services.shared.registry.lookup import find_version
 from services.shared.view.job_records import JobRecord
-from speaker_registry.names import parse_speaker_name
 from speaker_registry.schemas import ArtifactDescriptor, ExtractionRequest, Job, JobState, Page, Profile
 
 router = Router(prefix="/v1", tags=["jobs and profiles"])
@@ -100,6 +100,7 @@ def list_jobs(
     request: Request,
     services: ServicesDep,
     namespace: NamespaceDep,
+    caller: CallerDep,
     limit: Limit = 20,
     after: After = "",
     state: Annotated[JobState | None, Query(description="Only jobs in this state.")] = None,
@@ -119,7 +120,7 @@ def list_jobs(
     """List jobs, newest first. Jobs are kept for 30 days."""
     slug = None
     if voice is not None:
-        slug = identify(services.speakers, namespace, parse_speaker_name(voice)).slug
+        slug = speaker_meant(services, caller, namespace, voice).slug
     if profile is not None:
         services.profiles.get(profile)
     page = services.jobs.records.page(

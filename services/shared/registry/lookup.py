@@ -51,13 +51,6 @@ def locate(speakers: Speakers, namespace: str, name: SpeakerName) -> FoundSpeake
     return _meant(speakers, namespace, name, speakers.read(SpeakerId.of(namespace, name)))
 
 
-def identify(speakers: Speakers, namespace: str, name: SpeakerName) -> SpeakerId:
-    """Return the id of the speaker that `find` looks for. The speaker need not exist."""
-    if parse_voice_id(name.key) is None:
-        return SpeakerId.of(namespace, name)
-    return locate(speakers, namespace, name).id
-
-
 def _meant(speakers: Speakers, namespace: str, name: SpeakerName, named: FoundSpeaker) -> FoundSpeaker:
     """Return the speaker of this name or, if it is not live, the one of this voice id."""
     voice_id = parse_voice_id(name.key)

@@ -791,6 +791,23 @@ def test_uploads_are_limited_apart(start: Start):
     assert closed.client.get("/v1/voices", headers=bearer(first)).status_code == 200
 
 
+def test_made_up_ids_are_limited_wherever_they_are_named(start: Start):
+    """An id without a voice is looked for in the bucket, whether a path or a query names it."""
+    closed = start(access=CLOSED, rates=RateSettings(unknown_names_per_minute=2))
+    stop_the_minute(closed)
+    closed.upload("alice", headers=bearer(key(closed)))
+
+    def statuses(path: str, *, head: bool = False) -> list[int]:
+        headers = bearer(key(closed))
+        method = "HEAD" if head else "GET"
+        ids = [f"voice_{number:032x}_alice" for number in range(3)]
+        return [closed.client.request(method, path.format(one), headers=headers).status_code for one in ids]
+
+    assert statuses("/v1/voices/{}") == [404, 404, 429]
+    assert statuses("/v1/jobs?voice={}") == [200, 200, 429]
+    assert statuses("/v1/events?voice={}", head=True) == [200, 200, 429]
+
+
 def test_a_forced_extraction_counts_as_an_upload(start: Start):
     """A forced extraction counts as an upload. It makes the workers as much work, and
     used to be counted nowhere.
