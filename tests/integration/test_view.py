@@ -19,7 +19,7 @@ from services.shared.bucket.documents import Documents
 from services.shared.bucket.folder_store import FolderStore
 from services.shared.bucket.layout import VIEW
 from services.shared.bucket.store import Object
-from services.shared.model import changes
+from services.shared.model import aliases, changes
 from services.shared.model.clock import Clock
 from services.shared.model.document import Counts, SpeakerDocument
 from services.shared.model.records import Version, unseal
@@ -135,7 +135,7 @@ def history() -> list[SpeakerDocument]:
     """Return the revisions of a speaker: registered, a second version, an alias, deleted."""
     first = with_version(NOTHING, "v1")
     second = with_version(first, "v2")
-    third = following(second, changes.with_alias(second, "prod", "v1", ()))
+    third = following(second, aliases.with_alias(second, "prod", "v1", ()))
     return [NOTHING, first, second, third, following(third, changes.deleted(third, now=100))]
 
 

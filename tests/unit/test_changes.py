@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from services.shared.model import changes
+from services.shared.model import aliases, artifacts, changes, swept
 from services.shared.model.document import SpeakerDocument
 from services.shared.model.profiles import BUILT_IN
 from services.shared.model.promotion import held_back, promoted
@@ -97,12 +97,12 @@ def registered(
 def published(document: SpeakerDocument, vuid: str, profile: Profile, **members: Any) -> SpeakerDocument:
     record = artifact(f"{vuid}-{profile.name}", **members)
     extractor = {"of": record.fingerprint}
-    after = changes.with_artifact(document, vuid, profile.name, record, REQUIRED, extractor=extractor)
+    after = artifacts.with_artifact(document, vuid, profile.name, record, REQUIRED, extractor=extractor)
     return next_revision(document, after)
 
 
 def failed(document: SpeakerDocument, vuid: str, profile: Profile, **members: Any) -> SpeakerDocument:
-    after = changes.with_failure(document, vuid, profile.name, failure(**members), REQUIRED)
+    after = artifacts.with_failure(document, vuid, profile.name, failure(**members), REQUIRED)
     return next_revision(document, after)
 
 
@@ -200,15 +200,15 @@ def test_an_equal_request_is_answered_with_its_version():
 def test_two_workers_that_make_one_artifact_meet_in_the_document():
     """The second one comes too late, so what was served never changes its bytes."""
     document = published(registered(NOTHING, "v1"), "v1", QWEN)
-    with pytest.raises(changes.AlreadyMade):
-        changes.with_artifact(document, "v1", QWEN.name, artifact("other"), REQUIRED, extractor={})
+    with pytest.raises(artifacts.AlreadyMade):
+        artifacts.with_artifact(document, "v1", QWEN.name, artifact("other"), REQUIRED, extractor={})
     assert published(document, "v1", QWEN) is document
 
 
 def test_a_further_build_is_served_and_the_former_ones_stay():
     """A forced extraction adds a build, and an engine may still read the one that it was told of."""
     document = published(registered(NOTHING, "v1"), "v1", QWEN)
-    document = changes.with_artifact(
+    document = artifacts.with_artifact(
         document, "v1", QWEN.name, artifact("second", build=2), REQUIRED, extractor={"of": "other"}
     )
     served = only(document).artifact(QWEN.name, "f1")
@@ -221,18 +221,18 @@ def test_a_further_build_is_served_and_the_former_ones_stay():
 def test_a_lost_artifact_leaves_and_its_build_stays_used():
     """Bytes are replaced by a further build, so no build ever has two contents."""
     document = published(registered(NOTHING, "v1"), "v1", QWEN)
-    lost = changes.without_artifact(document, "v1", QWEN.name, f"v1-{QWEN.name}")
+    lost = artifacts.without_artifact(document, "v1", QWEN.name, f"v1-{QWEN.name}")
     assert only(lost).artifact(QWEN.name) is None
-    assert changes.without_artifact(lost, "v1", QWEN.name, f"v1-{QWEN.name}") is lost
-    with pytest.raises(changes.AlreadyMade):
-        changes.with_artifact(lost, "v1", QWEN.name, artifact("again"), REQUIRED, extractor={})
+    assert artifacts.without_artifact(lost, "v1", QWEN.name, f"v1-{QWEN.name}") is lost
+    with pytest.raises(artifacts.AlreadyMade):
+        artifacts.with_artifact(lost, "v1", QWEN.name, artifact("again"), REQUIRED, extractor={})
     assert published(lost, "v1", QWEN, build=2)
 
 
 def test_a_lost_artifact_leaves_in_the_change_that_replaces_it():
     """No request falls into a gap between the two."""
     document = published(registered(NOTHING, "v1"), "v1", QWEN)
-    replaced = changes.with_artifact(
+    replaced = artifacts.with_artifact(
         document,
         "v1",
         QWEN.name,
@@ -248,9 +248,9 @@ def test_a_brought_artifact_is_never_dropped():
     """No encoder of ours can make it again, so neither lost bytes nor a new fingerprint take it away."""
     document = published(registered(NOTHING, "v1"), "v1", QWEN, brought=True)
     with pytest.raises(Conflict):
-        changes.without_artifact(document, "v1", QWEN.name, f"v1-{QWEN.name}")
-    assert changes.without_old_artifacts(document, {QWEN.name: ["f9"]}) is document
-    after = changes.with_artifact(
+        artifacts.without_artifact(document, "v1", QWEN.name, f"v1-{QWEN.name}")
+    assert artifacts.without_old_artifacts(document, {QWEN.name: ["f9"]}) is document
+    after = artifacts.with_artifact(
         document,
         "v1",
         QWEN.name,
@@ -267,7 +267,7 @@ def test_artifacts_of_old_fingerprints_leave_by_a_change():
     document = registered(NOTHING, "v1")
     for build, fingerprint in enumerate(("f1", "f2", "f3"), start=1):
         for profile in REQUIRED:
-            document = changes.with_artifact(
+            document = artifacts.with_artifact(
                 document,
                 "v1",
                 profile.name,
@@ -275,21 +275,21 @@ def test_artifacts_of_old_fingerprints_leave_by_a_change():
                 REQUIRED,
                 extractor={},
             )
-    after = changes.without_old_artifacts(document, {QWEN.name: ["f2", "f3"]})
+    after = artifacts.without_old_artifacts(document, {QWEN.name: ["f2", "f3"]})
     kept = {name: [one.fingerprint for one in made] for name, made in only(after).artifacts.items()}
     assert kept == {QWEN.name: ["f2", "f3"], COSY.name: ["f1", "f2", "f3"]}
-    assert changes.without_old_artifacts(after, {QWEN.name: ["f2", "f3"]}) is after
+    assert artifacts.without_old_artifacts(after, {QWEN.name: ["f2", "f3"]}) is after
 
 
 def test_the_last_good_artifact_stays_until_there_is_a_newer_one():
     """Engines would lose the voice if its only artifact went before the current encoder has made another."""
     document = published(registered(NOTHING, "v1"), "v1", QWEN)
-    assert changes.without_old_artifacts(document, {QWEN.name: ["f9"]}) is document
+    assert artifacts.without_old_artifacts(document, {QWEN.name: ["f9"]}) is document
     ahead = artifact("ahead", fingerprint="f9", ahead=True)
-    document = changes.with_artifact(document, "v1", QWEN.name, ahead, REQUIRED, extractor={})
-    assert changes.without_old_artifacts(document, {QWEN.name: ["f9"]}) is document
-    document = changes.without_ahead(document, {QWEN.name: "f9"})
-    after = changes.without_old_artifacts(document, {QWEN.name: ["f9"]})
+    document = artifacts.with_artifact(document, "v1", QWEN.name, ahead, REQUIRED, extractor={})
+    assert artifacts.without_old_artifacts(document, {QWEN.name: ["f9"]}) is document
+    document = artifacts.without_ahead(document, {QWEN.name: "f9"})
+    after = artifacts.without_old_artifacts(document, {QWEN.name: ["f9"]})
     assert [one.object for one in only(after).artifacts[QWEN.name]] == ["ahead"]
 
 
@@ -297,17 +297,17 @@ def test_what_was_made_ahead_of_a_promotion_is_served_after_it():
     """What was made ahead of a promotion that never came is not served."""
     document = published(registered(NOTHING, "v1"), "v1", QWEN)
     ahead = artifact("ahead", fingerprint="f9", ahead=True)
-    document = changes.with_artifact(document, "v1", QWEN.name, ahead, REQUIRED, extractor={})
-    assert changes.without_ahead(document, {QWEN.name: "f1", COSY.name: "f9"}) is document
-    after = changes.without_ahead(document, {QWEN.name: "f9"})
+    document = artifacts.with_artifact(document, "v1", QWEN.name, ahead, REQUIRED, extractor={})
+    assert artifacts.without_ahead(document, {QWEN.name: "f1", COSY.name: "f9"}) is document
+    after = artifacts.without_ahead(document, {QWEN.name: "f9"})
     assert [one.ahead for one in only(after).artifacts[QWEN.name]] == [False, False]
-    assert changes.without_ahead(after, {QWEN.name: "f9"}) is after
+    assert artifacts.without_ahead(after, {QWEN.name: "f9"}) is after
 
 
 def test_a_canceled_build_never_comes_later():
     """A cancel uses up its build. The next extraction is another build, and may be published."""
-    document = failed(registered(NOTHING, "v1"), "v1", QWEN, code=changes.CANCELED)
-    with pytest.raises(changes.AlreadyMade):
+    document = failed(registered(NOTHING, "v1"), "v1", QWEN, code=artifacts.CANCELED)
+    with pytest.raises(artifacts.AlreadyMade):
         published(document, "v1", QWEN)
     again = published(document, "v1", QWEN, build=2)
     assert only(again).failures == {}
@@ -325,7 +325,7 @@ def test_a_failure_does_not_hide_an_artifact_that_is_served():
     document = published(registered(NOTHING, "v1"), "v1", QWEN)
     assert failed(document, "v1", QWEN, build=2) is document
     assert only(failed(document, "v1", QWEN, fingerprint="f2")).failures
-    with pytest.raises(changes.AlreadyMade):
+    with pytest.raises(artifacts.AlreadyMade):
         failed(document, "v1", QWEN)
 
 
@@ -349,7 +349,7 @@ def test_a_candidate_that_failed_does_not_count_before_its_promotion():
     document = published(document, "v2", COSY)
     waits = failed(document, "v2", QWEN, fingerprint="f9", ahead=True)
     assert held_back(waits, waits.newest, REQUIRED) is None
-    promoted = changes.without_ahead(waits, {QWEN.name: "f9"})
+    promoted = artifacts.without_ahead(waits, {QWEN.name: "f9"})
     assert held_back(promoted, promoted.newest, REQUIRED) is not None
     assert not promoted.newest.failures[QWEN.name][0].ahead
 
@@ -367,7 +367,7 @@ def test_the_failures_of_many_encoders_do_not_fill_a_document():
 def test_a_worker_revives_nothing(late: Any):
     """A result for a version that was deleted is refused, also if the name was registered again."""
     document = registered(changes.deleted(registered(NOTHING, "v1"), now=1), "v2")
-    with pytest.raises(changes.VersionGone):
+    with pytest.raises(artifacts.VersionGone):
         late(document, "v1", QWEN)
 
 
@@ -412,14 +412,14 @@ def test_the_default_stays_at_what_is_served_without_being_required():
     must not lose it by an upload. Once the newer version has it too, the alias moves.
     """
     document = published(registered(NOTHING, "v1"), "v1", QWEN)
-    document = changes.with_artifact(document, "v1", COSY.name, artifact("extra"), [QWEN], extractor={})
+    document = artifacts.with_artifact(document, "v1", COSY.name, artifact("extra"), [QWEN], extractor={})
     newer = changes.with_version(
         document, version("v2"), [QWEN], key="wren", life=1, now=100, max_versions=200
     )
-    after = changes.with_artifact(newer, "v2", QWEN.name, artifact("second"), [QWEN], extractor={})
+    after = artifacts.with_artifact(newer, "v2", QWEN.name, artifact("second"), [QWEN], extractor={})
     assert after.default.vuid == "v1"
     assert COSY.name in str(held_back(after, after.newest, [QWEN]))
-    whole = changes.with_artifact(after, "v2", COSY.name, artifact("third"), [QWEN], extractor={})
+    whole = artifacts.with_artifact(after, "v2", COSY.name, artifact("third"), [QWEN], extractor={})
     assert whole.default.vuid == "v2"
 
 
@@ -433,11 +433,11 @@ def test_the_default_moves_although_a_profile_can_never_be_made():
 def test_a_move_by_hand_stays_until_it_is_taken_back():
     """A caller who rolled a voice back must not be overruled by the next upload."""
     document = published(published(registered(NOTHING, "v1"), "v1", QWEN), "v1", COSY)
-    document = registered(changes.with_alias(document, "default", "v1", REQUIRED), "v2")
+    document = registered(aliases.with_alias(document, "default", "v1", REQUIRED), "v2")
     document = published(published(document, "v2", QWEN), "v2", COSY)
     assert document.default.vuid == "v1"
     assert "by hand" in str(held_back(document, document.newest, REQUIRED))
-    assert changes.without_alias(document, "default", REQUIRED).default.vuid == "v2"
+    assert aliases.without_alias(document, "default", REQUIRED).default.vuid == "v2"
 
 
 def test_the_newest_complete_version_is_promoted_in_whatever_order_they_end():
@@ -459,8 +459,8 @@ def test_a_version_that_serves_nothing_is_left_for_one_that_serves_something():
 def test_the_default_never_moves_back():
     """An older version that becomes ready late is no newer one."""
     document = registered(registered(NOTHING, "v1"), "v2")
-    document = changes.with_alias(document, "default", "v2", REQUIRED)
-    document = changes.without_alias(document, "default", REQUIRED)
+    document = aliases.with_alias(document, "default", "v2", REQUIRED)
+    document = aliases.without_alias(document, "default", REQUIRED)
     assert published(published(document, "v1", QWEN), "v1", COSY).default.vuid == "v2"
 
 
@@ -470,18 +470,18 @@ def test_the_default_never_moves_back():
 def test_aliases_point_only_to_what_is_there():
     """A move to a deleted or foreign version is refused, and an unknown alias is told from the known ones."""
     document = registered(registered(NOTHING, "v1"), "v2")
-    moved = changes.with_alias(document, "prod", "v2", REQUIRED)
+    moved = aliases.with_alias(document, "prod", "v2", REQUIRED)
     assert moved.resolve("prod", lambda _: True).number == 2
-    assert changes.with_alias(moved, "prod", "v2", REQUIRED) is moved
+    assert aliases.with_alias(moved, "prod", "v2", REQUIRED) is moved
     with pytest.raises(VersionNotFound):
-        changes.with_alias(document, "prod", "v9", REQUIRED)
+        aliases.with_alias(document, "prod", "v9", REQUIRED)
     for look in (
         lambda: document.resolve("prod", lambda _: True),
-        lambda: changes.without_alias(document, "prod", REQUIRED),
+        lambda: aliases.without_alias(document, "prod", REQUIRED),
     ):
         with pytest.raises(AliasNotFound):
             look()
-    assert changes.without_alias(moved, "prod", REQUIRED).aliases == document.aliases
+    assert aliases.without_alias(moved, "prod", REQUIRED).aliases == document.aliases
 
 
 def test_every_state_of_an_alias_has_a_revision_of_its_own():
@@ -490,9 +490,9 @@ def test_every_state_of_an_alias_has_a_revision_of_its_own():
     seen = [document.aliases["default"]]
     for vuid in ("v2", "v1", None, "v1"):
         after = (
-            changes.with_alias(document, "default", vuid, REQUIRED)
+            aliases.with_alias(document, "default", vuid, REQUIRED)
             if vuid
-            else changes.without_alias(document, "default", REQUIRED)
+            else aliases.without_alias(document, "default", REQUIRED)
         )
         document = next_revision(document, after)
         seen.append(document.aliases["default"])
@@ -504,20 +504,20 @@ def test_no_alias_moves_to_a_version_that_failed():
     """Engines would lose the voice. The message says which extraction has to be repeated."""
     document = failed(registered(registered(NOTHING, "v1"), "v2"), "v2", COSY)
     with pytest.raises(ArtifactFailed, match=f"extraction of version 2 .* for {COSY.name} failed"):
-        changes.with_alias(document, "prod", "v2", REQUIRED)
-    assert changes.with_alias(document, "prod", "v2", [QWEN]).aliases["prod"].vuid == "v2"
+        aliases.with_alias(document, "prod", "v2", REQUIRED)
+    assert aliases.with_alias(document, "prod", "v2", [QWEN]).aliases["prod"].vuid == "v2"
     mended = published(document, "v2", COSY, build=2)
-    assert changes.with_alias(mended, "prod", "v2", REQUIRED).aliases["prod"].vuid == "v2"
+    assert aliases.with_alias(mended, "prod", "v2", REQUIRED).aliases["prod"].vuid == "v2"
 
 
 def test_a_voice_has_a_limited_number_of_aliases():
     """Each reader of the voice gets all of them. Those that there are can still be moved."""
     document = registered(registered(NOTHING, "v1"), "v2")
-    for number in range(changes.MAX_ALIASES - 1):
-        document = changes.with_alias(document, f"a{number}", "v1", REQUIRED)
+    for number in range(aliases.MAX_ALIASES - 1):
+        document = aliases.with_alias(document, f"a{number}", "v1", REQUIRED)
     with pytest.raises(QuotaExceeded, match="32 aliases"):
-        changes.with_alias(document, "more", "v1", REQUIRED)
-    assert changes.with_alias(document, "a0", "v2", REQUIRED).aliases["a0"].vuid == "v2"
+        aliases.with_alias(document, "more", "v1", REQUIRED)
+    assert aliases.with_alias(document, "a0", "v2", REQUIRED).aliases["a0"].vuid == "v2"
 
 
 def test_references_stand_for_one_version_each():
@@ -597,7 +597,7 @@ def test_a_delete_that_finds_nothing_still_refuses_uploads_on_their_way():
 def test_an_erasure_leaves_nothing_of_a_person():
     """Names, texts and members of newer releases go. Marks stay, so that no number comes twice."""
     document = registered(NOTHING, "v1", consent="secret").having(newer={"said": "secret"})
-    document = changes.with_swept(document, ["x"], gone=[], now=1)
+    document = swept.with_swept(document, ["x"], gone=[], now=1)
     left = changes.without_lives(changes.deleted(document, now=5), deleted_before=6)
     assert b"secret" not in left.to_bytes()
     assert b"wren" not in left.to_bytes().lower()
@@ -617,22 +617,22 @@ def test_lives_within_the_grace_period_stay():
 def test_what_was_collected_is_never_named_again():
     """Bytes are deleted only after their ids are fenced, and what the document names is never fenced."""
     document = registered(NOTHING, "v1")
-    swept = changes.with_swept(document, ["v1", "v2"], gone=[], now=10)
-    assert swept.swept == {"v2": 10}
-    assert changes.with_swept(swept, ["v2"], gone=[], now=20) is swept
-    with pytest.raises(changes.Swept):
-        registered(swept, "v2")
-    other = changes.with_swept(document, [f"v1-{QWEN.name}"], gone=[], now=10)
-    with pytest.raises(changes.Swept):
+    fenced = swept.with_swept(document, ["v1", "v2"], gone=[], now=10)
+    assert fenced.swept == {"v2": 10}
+    assert swept.with_swept(fenced, ["v2"], gone=[], now=20) is fenced
+    with pytest.raises(swept.Swept):
+        registered(fenced, "v2")
+    other = swept.with_swept(document, [f"v1-{QWEN.name}"], gone=[], now=10)
+    with pytest.raises(swept.Swept):
         published(other, "v1", QWEN)
 
 
 def test_a_collected_id_leaves_after_thirty_days_if_its_bytes_are_gone():
     """An upload that stood still for days must still be refused."""
-    swept = changes.with_swept(NOTHING, ["v1", "v2"], gone=[], now=0)
-    late = changes.KEPT_SWEPT_SECONDS + 1
-    assert changes.with_swept(swept, [], gone=["v1"], now=late - 1) is swept
-    assert changes.with_swept(swept, [], gone=["v1"], now=late).swept == {"v2": 0}
+    fenced = swept.with_swept(NOTHING, ["v1", "v2"], gone=[], now=0)
+    late = swept.KEPT_SWEPT_SECONDS + 1
+    assert swept.with_swept(fenced, [], gone=["v1"], now=late - 1) is fenced
+    assert swept.with_swept(fenced, [], gone=["v1"], now=late).swept == {"v2": 0}
 
 
 # Any changes in any order
@@ -673,23 +673,23 @@ def carried_out(document: SpeakerDocument, step: Step, now: int) -> SpeakerDocum
             now=now,
             max_versions=4,
         ),
-        "publish": lambda: changes.with_artifact(
+        "publish": lambda: artifacts.with_artifact(
             document, vuid, profile.name, record, REQUIRED, extractor={}
         ),
-        "fail": lambda: changes.with_failure(document, vuid, profile.name, ended, REQUIRED),
-        "cancel": lambda: changes.with_failure(
-            document, vuid, profile.name, ended.having(code=changes.CANCELED), REQUIRED
+        "fail": lambda: artifacts.with_failure(document, vuid, profile.name, ended, REQUIRED),
+        "cancel": lambda: artifacts.with_failure(
+            document, vuid, profile.name, ended.having(code=artifacts.CANCELED), REQUIRED
         ),
-        "lose": lambda: changes.without_artifact(document, vuid, profile.name, lost),
-        "move": lambda: changes.with_alias(document, alias, vuid, REQUIRED),
-        "back": lambda: changes.without_alias(document, alias, REQUIRED),
+        "lose": lambda: artifacts.without_artifact(document, vuid, profile.name, lost),
+        "move": lambda: aliases.with_alias(document, alias, vuid, REQUIRED),
+        "back": lambda: aliases.without_alias(document, alias, REQUIRED),
         "delete": lambda: changes.deleted(document, now=now),
         "remove": lambda: changes.without_version(document, vuid, now=now),
         "undelete": lambda: changes.undeleted(document),
         "forget": lambda: changes.without_lives(document, deleted_before=now - one),
         "erase": lambda: changes.erased(document),
-        "sweep": lambda: changes.with_swept(document, [vuid, object_id], gone=[vuid], now=now),
-        "drop": lambda: changes.without_old_artifacts(document, {profile.name: ["f1"]}),
+        "sweep": lambda: swept.with_swept(document, [vuid, object_id], gone=[vuid], now=now),
+        "drop": lambda: artifacts.without_old_artifacts(document, {profile.name: ["f1"]}),
     }
     try:
         return next_revision(document, steps[what]())
@@ -909,7 +909,7 @@ def test_the_last_good_artifact_is_that_of_the_encoder_that_was_current_last():
     """A voice keeps its sound until the new encoder has made it anew."""
     document = published(registered(NOTHING, "v1"), "v1", QWEN, fingerprint="f1")
     second = artifact("o2", fingerprint="f2")
-    version = changes.with_artifact(document, "v1", QWEN.name, second, REQUIRED, extractor={}).newest
+    version = artifacts.with_artifact(document, "v1", QWEN.name, second, REQUIRED, extractor={}).newest
     for former, expected in ((("f1", "f2"), "f1"), (("f2", "f1"), "f2"), (("f0", "f1"), "f1")):
         assert last_good(version, QWEN.name, former) == version.artifact(QWEN.name, expected)
     assert last_good(version, QWEN.name, ()) is not None, "one of any encoder is better than none"

@@ -2,7 +2,9 @@
 
 import pytest
 
-from services.shared.model.changes import deleted, with_alias, with_artifact, without_artifact
+from services.shared.model.aliases import with_alias
+from services.shared.model.artifacts import with_artifact, without_artifact
+from services.shared.model.changes import deleted
 from services.shared.model.document import SpeakerDocument
 from services.shared.model.events import ADMITTED, events_between
 from tests.memory_registry import ECAPA, Registry, World

@@ -1,6 +1,6 @@
 """Tests of the history of a voice: what is remembered, for how long, and of whom."""
 
-from services.shared.model import changes
+from services.shared.model import aliases, artifacts, changes
 from services.shared.model.document import SpeakerDocument
 from services.shared.model.history import KEPT_ENTRIES
 from services.shared.model.records import About
@@ -20,10 +20,10 @@ def lived() -> SpeakerDocument:
     document = done(NOTHING, registered(NOTHING, "v1"), "register")
     document = done(document, registered(document, "v2"), "register")
     document = done(document, published(document, "v2", QWEN), "publish", by="job")
-    canceled = failure().having(code=changes.CANCELED)
-    document = done(document, changes.with_failure(document, "v1", COSY.name, canceled, REQUIRED), "cancel")
-    document = done(document, changes.with_alias(document, "prod", "v2", REQUIRED), "alias", by="other")
-    document = done(document, changes.without_alias(document, "prod", REQUIRED), "alias")
+    canceled = failure().having(code=artifacts.CANCELED)
+    document = done(document, artifacts.with_failure(document, "v1", COSY.name, canceled, REQUIRED), "cancel")
+    document = done(document, aliases.with_alias(document, "prod", "v2", REQUIRED), "alias", by="other")
+    document = done(document, aliases.without_alias(document, "prod", REQUIRED), "alias")
     return done(document, changes.edited(document, About(pinned=True)), "edit")
 
 
@@ -57,7 +57,7 @@ def test_the_last_changes_are_kept():
     """A document has to stay small, however often somebody moves an alias."""
     document = lived()
     for number in range(KEPT_ENTRIES + 5):
-        moved = changes.with_alias(document, "prod", f"v{1 + number % 2}", ())
+        moved = aliases.with_alias(document, "prod", f"v{1 + number % 2}", ())
         document = done(document, moved, "alias")
     assert len(document.history) == KEPT_ENTRIES
     assert [one.revision for one in document.history] == list(

@@ -13,9 +13,9 @@ import structlog
 from services.shared.bucket.layout import bytes_of
 from services.shared.bucket.store import Listing
 from services.shared.bucket.stored_bytes import StoredBytes
-from services.shared.model.changes import with_swept
 from services.shared.model.document import SpeakerDocument
 from services.shared.model.speaker import SpeakerId
+from services.shared.model.swept import with_swept
 from services.shared.registry.speakers import Speakers
 from services.shared.telemetry.metrics import FOREIGN, GARBAGE
 

@@ -9,7 +9,7 @@ from contextlib import suppress
 
 import structlog
 
-from services.shared.model.changes import without_ahead, without_old_artifacts
+from services.shared.model.artifacts import without_ahead, without_old_artifacts
 from services.shared.model.document import SpeakerDocument
 from services.shared.model.promotion import promoted
 from services.shared.model.records import FailureRecord, Version

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import structlog
 
 from services.registry_api.operations.live_voice import Check, change_live_voice
-from services.shared.model.changes import with_alias, without_alias
+from services.shared.model.aliases import with_alias, without_alias
 from services.shared.model.document import SpeakerDocument
 from services.shared.model.records import Version
 from services.shared.registry.profiles import Profiles

@@ -14,7 +14,7 @@ import numpy as np
 import structlog
 
 from services.shared.bucket.stored_bytes import StoredBytes
-from services.shared.model.changes import AlreadyMade, VersionGone, with_artifact
+from services.shared.model.artifacts import AlreadyMade, VersionGone, with_artifact
 from services.shared.model.document import Counts, SpeakerDocument
 from services.shared.model.fingerprint import Fingerprint
 from services.shared.model.packaging import applying_tensors, package

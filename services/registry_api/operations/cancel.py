@@ -6,7 +6,7 @@ refused, and housekeeping does not start a required profile again.
 
 import structlog
 
-from services.shared.model.changes import CANCELED, AlreadyMade, VersionGone, with_failure
+from services.shared.model.artifacts import CANCELED, AlreadyMade, VersionGone, with_failure
 from services.shared.model.document import SpeakerDocument
 from services.shared.model.records import FailureRecord
 from services.shared.model.speaker import OpenJob, SpeakerId

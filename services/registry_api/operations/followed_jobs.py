@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
-from services.shared.model.changes import CANCELED
+from services.shared.model.artifacts import CANCELED
 from services.shared.model.records import FailureRecord, Version
 from services.shared.model.speaker import OpenJob, SpeakerId
 from services.shared.queue.jobs import Jobs

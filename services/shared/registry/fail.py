@@ -2,7 +2,7 @@
 
 import structlog
 
-from services.shared.model.changes import AlreadyMade, VersionGone, with_failure
+from services.shared.model.artifacts import AlreadyMade, VersionGone, with_failure
 from services.shared.model.document import SpeakerDocument
 from services.shared.model.records import FailureRecord
 from services.shared.model.speaker import OpenJob, SpeakerId

@@ -12,7 +12,7 @@ import numpy as np
 import structlog
 
 from services.shared.bucket.stored_bytes import StoredBytes
-from services.shared.model.changes import AlreadyMade, VersionGone, with_artifact
+from services.shared.model.artifacts import AlreadyMade, VersionGone, with_artifact
 from services.shared.model.document import SpeakerDocument
 from services.shared.model.packaging import package
 from services.shared.model.records import ArtifactRecord, Version

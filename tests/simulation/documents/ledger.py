@@ -25,7 +25,7 @@ from services.shared.bucket.layout import (
     rendition_key,
     speaker_of,
 )
-from services.shared.model.changes import CANCELED
+from services.shared.model.artifacts import CANCELED
 from services.shared.model.document import SpeakerDocument
 from services.shared.model.records import Version, unseal
 from services.shared.model.speaker import SpeakerId

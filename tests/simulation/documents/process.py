@@ -5,7 +5,8 @@ from typing import Any
 
 import redis
 
-from services.shared.model.changes import undeleted, with_alias, without_version
+from services.shared.model.aliases import with_alias
+from services.shared.model.changes import undeleted, without_version
 from services.shared.model.clock import Clock
 from services.shared.model.document import SpeakerDocument
 from services.shared.model.speaker import SpeakerId

@@ -1,0 +1,202 @@
+"""What extractions leave in a speaker's document, artifacts and failures: the changes that concern them.
+
+Pure, like all `changes`. `status` says which artifact is served.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+
+from services.shared.model.document import SpeakerDocument
+from services.shared.model.promotion import promoted
+from services.shared.model.records import GIVEN_FINGERPRINT, ArtifactRecord, FailureRecord, Version
+from services.shared.model.swept import refuse_swept
+from speaker_registry.engine import Profile
+from speaker_registry.errors import Conflict
+
+KEPT_FAILURES = 2
+"""The number of encoders whose failures a version keeps for a profile, and of candidates whose it keeps."""
+CANCELED = "canceled"
+"""The code of the failure by which a caller ends an extraction."""
+
+
+class VersionGone(Conflict):
+    """The version was deleted while something was made from it."""
+
+
+class AlreadyMade(Conflict):
+    """The build's number is used: another attempt made the artifact, or a caller canceled it."""
+
+
+def with_artifact(
+    document: SpeakerDocument,
+    vuid: str,
+    profile: str,
+    record: ArtifactRecord,
+    required: Sequence[Profile],
+    *,
+    extractor: Mapping[str, object],
+    instead_of: str | None = None,
+) -> SpeakerDocument:
+    """Add an artifact, and move `default` if it may.
+
+    Args:
+        extractor: what made the artifact. The artifacts with the fingerprint of an encoder have it in common.
+        instead_of: the object of an artifact whose bytes are lost. It leaves in the same change, unless
+            somebody brought it and this one was made here.
+
+    Raises:
+        VersionGone, AlreadyMade, Swept: the artifact came too late.
+    """
+    version = _existing(document, vuid)
+    made = version.artifacts.get(profile, ())
+    if any(one.object == record.object for one in made):
+        return document
+    if record.build <= version.highest_build(profile, record.fingerprint):
+        raise AlreadyMade(f"Build {record.build} for profile '{profile}' was made or canceled already.")
+    refuse_swept(document, {record.object})
+    kept = tuple(one for one in made if one.object != instead_of or (one.brought and not record.brought))
+    extractors = document.extractors
+    if record.fingerprint == GIVEN_FINGERPRINT:  # it says nothing, so it is not what they have in common
+        record = record.having(extractor=dict(extractor))
+    else:
+        extractors = {record.fingerprint: dict(extractor), **extractors}
+    version = version.having(
+        artifacts={**version.artifacts, profile: (*kept, record)},
+        failures=_still_failed(version, profile, record),
+    ).with_used_build(profile, record.fingerprint, record.build)
+    return promoted(_with(document, version).having(extractors=extractors), required)
+
+
+def without_artifact(document: SpeakerDocument, vuid: str, profile: str, lost: str) -> SpeakerDocument:
+    """Record that the bytes of an artifact are lost. Its build stays used.
+
+    Raises `Conflict` for an artifact that somebody brought: no encoder of ours can make it again.
+    """
+    version = _existing(document, vuid)
+    made = version.artifacts.get(profile, ())
+    if any(one.object == lost and one.brought for one in made):
+        raise Conflict(f"The artifact of version {version.number} for profile '{profile}' was brought.")
+    kept = tuple(one for one in made if one.object != lost)
+    return document if kept == made else _with(document, _holding(version, profile, kept))
+
+
+def without_old_artifacts(
+    document: SpeakerDocument, kept_fingerprints: Mapping[str, Collection[str]]
+) -> SpeakerDocument:
+    """Drop the artifacts that no fingerprint in use made. Brought ones stay, and the last good ones until
+    there is one of a fingerprint in use.
+
+    Args:
+        kept_fingerprints: for each profile the current fingerprint and the one before. A profile that is not
+            among them keeps everything.
+    """
+    after = document
+    for version in document.versions:
+        for profile, made in version.artifacts.items():
+            kept_for = kept_fingerprints.get(profile, {one.fingerprint for one in made})
+            kept = tuple(one for one in made if one.brought or one.fingerprint in kept_for)
+            if kept != made and any(one.fingerprint in kept_for and not one.ahead for one in kept):
+                after = _with(after, _holding(_existing(after, version.vuid), profile, kept))
+    return after
+
+
+def without_ahead(document: SpeakerDocument, current_fingerprints: Mapping[str, str]) -> SpeakerDocument:
+    """Serve what was made ahead of promotions that have come since, and tell of what failed ahead of them.
+
+    What a worker made with a former encoder, after another one was promoted, stays out of service: `default`
+    would move to it, away from a version that the current encoder has made already.
+
+    Args:
+        current_fingerprints: the current fingerprint of each profile.
+    """
+    versions = tuple(_without_ahead(version, current_fingerprints) for version in document.versions)
+    return document if versions == document.versions else document.having(versions=versions)
+
+
+def _without_ahead(version: Version, current_fingerprints: Mapping[str, str]) -> Version:
+    def came(profile: str, one: ArtifactRecord | FailureRecord) -> bool:
+        return one.ahead and one.fingerprint == current_fingerprints.get(profile)
+
+    artifacts = {
+        profile: tuple(one.having(ahead=False) if came(profile, one) else one for one in made)
+        for profile, made in version.artifacts.items()
+    }
+    failures = {
+        profile: tuple(one.having(ahead=False) if came(profile, one) else one for one in failed)
+        for profile, failed in version.failures.items()
+    }
+    if (artifacts, failures) == (version.artifacts, version.failures):
+        return version
+    return version.having(artifacts=artifacts, failures=failures)
+
+
+def with_failure(
+    document: SpeakerDocument,
+    vuid: str,
+    profile: str,
+    failure: FailureRecord,
+    required: Sequence[Profile],
+) -> SpeakerDocument:
+    """Record why an extraction was given up. A cancel uses up its build, which can then not come later.
+
+    Raises `VersionGone` or `AlreadyMade`.
+    """
+    version = _existing(document, vuid)
+    if failure in version.failures.get(profile, ()):
+        return document
+    if failure.build <= version.highest_build(profile, failure.fingerprint):
+        raise AlreadyMade(f"Build {failure.build} for profile '{profile}' was made or canceled already.")
+    if failure.code == CANCELED:
+        version = version.with_used_build(profile, failure.fingerprint, failure.build)
+    if version.artifact(profile, failure.fingerprint) is None:
+        version = version.having(failures=_also_failed(version, profile, failure))
+    after = _with(document, version)
+    return document if after == document else promoted(after, required)
+
+
+Failures = dict[str, tuple[FailureRecord, ...]]
+
+
+def _still_failed(version: Version, profile: str, made: ArtifactRecord) -> Failures:
+    """Return the failures of a version that an artifact does not make up for.
+
+    One that was made ahead of a promotion is not served yet, so the current encoder's failure stays. A
+    candidate's failure stays as well, until the candidate has made an artifact.
+    """
+    kept = tuple(
+        one
+        for one in version.failures.get(profile, ())
+        if one.fingerprint != made.fingerprint and (made.ahead or one.ahead)
+    )
+    return _having_failed(version, profile, kept)
+
+
+def _also_failed(version: Version, profile: str, failure: FailureRecord) -> Failures:
+    """Add a failure in place of the one of the same encoder. Those of encoders of long ago go."""
+    others = [one for one in version.failures.get(profile, ()) if one.fingerprint != failure.fingerprint]
+    alike = [one for one in others if one.ahead == failure.ahead]
+    kept = [one for one in others if one.ahead != failure.ahead or one in alike[1 - KEPT_FAILURES :]]
+    return _having_failed(version, profile, (*kept, failure))
+
+
+def _having_failed(version: Version, profile: str, failures: tuple[FailureRecord, ...]) -> Failures:
+    others = {name: failed for name, failed in version.failures.items() if name != profile}
+    return {**others, profile: failures} if failures else others
+
+
+def _existing(document: SpeakerDocument, vuid: str) -> Version:
+    version = document.version(vuid)
+    if version is None:
+        raise VersionGone("The version was deleted while something was made from it.")
+    return version
+
+
+def _with(document: SpeakerDocument, version: Version) -> SpeakerDocument:
+    """Return the document with another state of one of its versions."""
+    versions = tuple(version if one.vuid == version.vuid else one for one in document.versions)
+    return document.having(versions=versions)
+
+
+def _holding(version: Version, profile: str, made: tuple[ArtifactRecord, ...]) -> Version:
+    """Return the version with these artifacts for a profile."""
+    others = {name: of_profile for name, of_profile in version.artifacts.items() if name != profile}
+    return version.having(artifacts={**others, profile: made} if made else others)
