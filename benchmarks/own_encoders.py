@@ -22,7 +22,7 @@ from services.extractor_worker.pipeline.extractor import Extractor
 from services.extractor_worker.pipeline.torch_extractor import Loading
 from services.extractor_worker.weights.loading import UntrainedWeights
 from services.shared.audio import ReferenceAudio
-from services.shared.configuration.settings import ExtractorSettings, WorkerSettings
+from services.shared.configuration.worker import ExtractorSettings, WorkerSettings
 from services.shared.model.profiles import BUILT_IN
 
 

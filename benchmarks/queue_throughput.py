@@ -19,7 +19,7 @@ from rq.serializers import JSONSerializer
 
 from services.embedded.valkey import ValkeyServer
 from services.extractor_worker.jobs.batch_worker import BatchWorker
-from services.shared.configuration.settings import WorkerSettings
+from services.shared.configuration.worker import WorkerSettings
 from services.shared.queue.rq_jobs import JobQueue, QueuedJob
 
 QUEUE = "extract.benchmark"

@@ -22,7 +22,8 @@ import numpy as np
 from services.extractor_worker.pipeline.extractor import DeviceLost
 from services.extractor_worker.process import WorkerProcess
 from services.shared.audio import ReferenceAudio
-from services.shared.configuration.settings import ExtractorSettings, LogSettings
+from services.shared.configuration.telemetry import LogSettings
+from services.shared.configuration.worker import ExtractorSettings
 from services.shared.model.fingerprint import Fingerprint
 from services.shared.model.pictures import Picture
 from services.shared.telemetry.logs import configure_logs

@@ -6,7 +6,7 @@ import numpy as np
 
 from services.extractor_worker.process import WorkerProcess
 from services.shared.audio import ReferenceAudio
-from services.shared.configuration.settings import LogSettings
+from services.shared.configuration.telemetry import LogSettings
 from services.shared.telemetry.logs import configure_logs
 from tests.light_worker import MARK, LightExtractor, Prepared, draw, prove
 from tests.tts_server import number_of_samples

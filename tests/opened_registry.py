@@ -10,7 +10,9 @@ from services.registry_api.operations.delete import delete
 from services.registry_api.operations.register import Limits, NewVersion, Registered, register
 from services.registry_api.operations.sources import ClipSource, Source
 from services.shared.bucket.store import ObjectStore
-from services.shared.configuration.settings import HousekeepingSettings, RegistrySettings, StoreSettings
+from services.shared.configuration.api import HousekeepingSettings
+from services.shared.configuration.registry import RegistrySettings
+from services.shared.configuration.store import StoreSettings
 from services.shared.model.clock import Clock
 from services.shared.model.document import SpeakerDocument
 from services.shared.model.records import Version

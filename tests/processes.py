@@ -15,7 +15,8 @@ import redis
 
 from services.embedded.managed_process import ManagedProcess
 from services.embedded.valkey import ValkeyServer
-from services.shared.configuration.settings import RegistrySettings, StoreSettings
+from services.shared.configuration.registry import RegistrySettings
+from services.shared.configuration.store import StoreSettings
 from services.shared.registry.opening import Opened, open_registry
 from tests.ports import free_port
 from tests.queue_workers import START_SECONDS, wait_until

@@ -18,7 +18,7 @@ from redis import Redis
 
 from services.extractor_worker.jobs import heartbeat
 from services.extractor_worker.jobs.batch_worker import BatchWorker
-from services.shared.configuration.settings import WorkerSettings
+from services.shared.configuration.worker import WorkerSettings
 from services.shared.queue.rq_jobs import JobQueue, QueuedJob, enqueue, status_of
 
 FUNCTION = "act"

@@ -9,31 +9,23 @@ import inspect
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
-from types import ModuleType
 
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 from pydantic_settings import BaseSettings
 
-from services.embedded import settings as embedded
-from services.shared.configuration import settings as shared
+from services.embedded.settings import EmbeddedSettings
+from services.shared.configuration.all_settings import ALL_SETTINGS
 from services.shared.configuration.explanation import variable_of
 
 
 def table() -> str:
     """Markdown, a row a variable."""
     rows = ["| variable | default | what it does |", "|---|---|---|"]
-    for module in (embedded, shared):
-        for cls in _classes(module):
-            rows += [f"| **{cls.__name__}** | | {_first_sentence(cls)} |"]
-            rows += [f"| `{name}` | {default} | {text} |" for name, default, text in _variables(cls)]
+    for cls in (EmbeddedSettings, *ALL_SETTINGS):
+        rows += [f"| **{cls.__name__}** | | {_first_sentence(cls)} |"]
+        rows += [f"| `{name}` | {default} | {text} |" for name, default, text in _variables(cls)]
     return "\n".join(rows)
-
-
-def _classes(module: ModuleType) -> Iterator[type[BaseSettings]]:
-    for cls in vars(module).values():
-        if inspect.isclass(cls) and issubclass(cls, BaseSettings) and cls.__module__ == module.__name__:
-            yield cls
 
 
 def _first_sentence(cls: type[BaseSettings]) -> str:

@@ -4,7 +4,8 @@ from contextlib import suppress
 from pathlib import Path
 
 from services.registry_api.keys.key_file import write_new_key
-from services.shared.configuration.settings import AccessSettings, ApiSettings
+from services.shared.configuration.access import AccessSettings
+from services.shared.configuration.api import ApiSettings
 
 FILE = "bootstrap-key"
 

@@ -33,7 +33,8 @@ from services.embedded.valkey import (
     ValkeyError,
     ValkeyServer,
 )
-from services.shared.configuration.settings import AccessSettings, ApiSettings
+from services.shared.configuration.access import AccessSettings
+from services.shared.configuration.api import ApiSettings
 from speaker_registry import RegistryClient, SpeakerRegistryError
 
 log = structlog.get_logger()

@@ -12,7 +12,7 @@ from services.extractor_worker.pipeline.extractor import Extractor
 from services.extractor_worker.pipeline.proof import KeptProofs, prove_once
 from services.extractor_worker.pipeline.torch_extractor import Loading, SharedModels
 from services.extractor_worker.weights.loading import parse_weights
-from services.shared.configuration.settings import ExtractorSettings
+from services.shared.configuration.worker import ExtractorSettings
 from speaker_registry.engine import Profile
 
 

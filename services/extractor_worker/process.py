@@ -27,16 +27,11 @@ from services.extractor_worker.pipeline.extraction import Extraction, LoadedProf
 from services.extractor_worker.pipeline.extractor import DeviceLost, Extractor
 from services.shared.audio import AudioDecoder, ReferenceAudio
 from services.shared.configuration.explanation import explain
-from services.shared.configuration.settings import (
-    LONGEST_CLIP_SECONDS,
-    ExtractorSettings,
-    MetricsSettings,
-    RegistrySettings,
-    StoreSettings,
-    TracesSettings,
-    UploadLimits,
-    WorkerSettings,
-)
+from services.shared.configuration.registry import RegistrySettings
+from services.shared.configuration.store import StoreSettings
+from services.shared.configuration.telemetry import MetricsSettings, TracesSettings
+from services.shared.configuration.uploads import LONGEST_CLIP_SECONDS, UploadLimits
+from services.shared.configuration.worker import ExtractorSettings, WorkerSettings
 from services.shared.model.encoders import Encoder
 from services.shared.queue.dispatch import DRAW, EXTRACT
 from services.shared.queue.rq_jobs import (

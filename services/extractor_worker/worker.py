@@ -18,7 +18,8 @@ from services.shared.audio import ReferenceAudio
 from services.shared.bucket.connection import StoreUnfit
 from services.shared.configuration.explanation import explain
 from services.shared.configuration.mistyped import warn_of_unknown_variables
-from services.shared.configuration.settings import ExtractorSettings, LogSettings
+from services.shared.configuration.telemetry import LogSettings
+from services.shared.configuration.worker import ExtractorSettings
 from services.shared.model.pictures import Picture
 from services.shared.telemetry.logs import configure_logs
 from services.shared.telemetry.metrics import CannotListen

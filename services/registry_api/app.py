@@ -53,7 +53,7 @@ from services.registry_api.serving.slots import Slots
 from services.registry_api.wire.examples import responses as examples
 from services.registry_api.wire.forms import FORM_BYTES
 from services.shared.audio import decoder
-from services.shared.configuration.settings import UploadLimits
+from services.shared.configuration.uploads import UploadLimits
 from services.shared.view.generation import WATCHING
 from speaker_registry import __version__
 from speaker_registry.errors import SpeakerRegistryError, VoiceNotFound

@@ -18,7 +18,8 @@ from services.registry_api.serving.slots import Slots
 from services.shared.audio import AudioDecoder
 from services.shared.bucket.store import ObjectStore
 from services.shared.bucket.stored_bytes import StoredBytes
-from services.shared.configuration.settings import RegistrySettings, UploadLimits
+from services.shared.configuration.registry import RegistrySettings
+from services.shared.configuration.uploads import UploadLimits
 from services.shared.model.clock import Clock
 from services.shared.model.profiles import ProfileCatalogue
 from services.shared.model.speaker import SpeakerId

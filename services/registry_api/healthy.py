@@ -3,7 +3,7 @@
 import http.client
 import sys
 
-from services.shared.configuration.settings import ApiSettings
+from services.shared.configuration.api import ApiSettings
 
 ANSWER_SECONDS = 4.0
 

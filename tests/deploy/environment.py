@@ -6,14 +6,9 @@ from unittest.mock import patch
 
 from pydantic_settings import BaseSettings
 
-from services.shared.configuration import settings
+from services.shared.configuration.all_settings import ALL_SETTINGS
 from services.shared.configuration.explanation import variable_of
 
-CLASSES = [
-    cls
-    for cls in vars(settings).values()
-    if isinstance(cls, type) and issubclass(cls, BaseSettings) and cls is not BaseSettings
-]
 FOREIGN = {
     *("HOME", "HF_HOME", "PATH"),
     *("NVIDIA_DRIVER_CAPABILITIES", "NVIDIA_VISIBLE_DEVICES", "OMP_NUM_THREADS"),
@@ -21,7 +16,7 @@ FOREIGN = {
 """Read by others in our processes."""
 
 
-VARIABLES = {variable_of(cls, field) for cls in CLASSES for field in cls.model_fields}
+VARIABLES = {variable_of(cls, field) for cls in ALL_SETTINGS for field in cls.model_fields}
 
 
 @contextmanager
@@ -36,7 +31,7 @@ def check(environment: Mapping[str, str]) -> None:
     unknown = environment.keys() - VARIABLES - FOREIGN
     assert not unknown, f"nobody reads {sorted(unknown)}"
     with only(environment):
-        for cls in CLASSES:
+        for cls in ALL_SETTINGS:
             if {variable_of(cls, field) for field in _required(cls)} <= environment.keys():
                 cls()
 

@@ -42,7 +42,7 @@ MACHINE = "http://169.254.169.254"
 OPEN_STORE = """
 from services.shared.bucket.opening import open_store
 from services.shared.bucket.probe import probe_consistency
-from services.shared.configuration.settings import StoreSettings
+from services.shared.configuration.store import StoreSettings
 probe_consistency(open_store(StoreSettings()))
 """
 

@@ -12,7 +12,7 @@ import pytest
 from services.shared.bucket.connection import prepare_bucket
 from services.shared.bucket.opening import open_store
 from services.shared.bucket.probe import probe_consistency, probe_swaps
-from services.shared.configuration.settings import StoreSettings
+from services.shared.configuration.store import StoreSettings
 from tests import servers
 from tests.deploy.composed import seaweedfs_ports
 from tests.deploy.manifests import containers, name_of, of_kind

@@ -10,7 +10,7 @@ import pytest
 from services.shared.bucket.connection import StoreUnfit, prepare_bucket
 from services.shared.bucket.opening import open_store
 from services.shared.bucket.store import ObjectStore
-from services.shared.configuration.settings import StoreSettings
+from services.shared.configuration.store import StoreSettings
 from tests import servers
 from tests.servers import S3Server
 

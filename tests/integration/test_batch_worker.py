@@ -37,7 +37,7 @@ from services.embedded.valkey import ValkeyServer
 from services.extractor_worker.jobs.batch_worker import BatchWorker
 from services.extractor_worker.jobs.heartbeat import EXIT_UNFINISHED
 from services.extractor_worker.jobs.queue_maintenance import reap
-from services.shared.configuration.settings import WorkerSettings
+from services.shared.configuration.worker import WorkerSettings
 from services.shared.queue.rq_jobs import RETRIES, JobQueue, QueuedJob, enqueue, status_of
 from speaker_registry.errors import AudioTooShort
 from tests.queue_workers import QUICK, put, runs, statuses, supervised, wait_until, worker_process

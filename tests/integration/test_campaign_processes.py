@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from services.embedded.managed_process import ManagedProcess
-from services.shared.configuration.settings import ExtractorSettings
+from services.shared.configuration.worker import ExtractorSettings
 from services.shared.model.document import SpeakerDocument
 from speaker_registry import Campaign, RegistryClient
 from speaker_registry.artifact import read_tensors

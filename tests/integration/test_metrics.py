@@ -14,7 +14,7 @@ from services.shared.bucket.documents import Documents
 from services.shared.bucket.opening import open_store
 from services.shared.bucket.probe import PROBED
 from services.shared.bucket.registry_identity import open_identity
-from services.shared.configuration.settings import StoreSettings
+from services.shared.configuration.store import StoreSettings
 from services.shared.model.clock import Clock
 from speaker_registry import __version__
 from tests.process_load import noise_clip

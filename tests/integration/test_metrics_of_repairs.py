@@ -13,7 +13,7 @@ from services.embedded.valkey import ValkeyServer
 from services.extractor_worker.jobs.batch_worker import BatchWorker
 from services.extractor_worker.jobs.queue_maintenance import reap
 from services.registry_api.maintenance.garbage_sweep import sweep
-from services.shared.configuration.settings import WorkerSettings
+from services.shared.configuration.worker import WorkerSettings
 from services.shared.queue.rq_jobs import RETRIES, JobQueue, QueuedJob, enqueue, queue_name
 from services.shared.view.generation import ViewAway
 from services.shared.view.keys import record_key

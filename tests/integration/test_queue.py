@@ -17,7 +17,7 @@ from rq.serializers import JSONSerializer
 
 from services.extractor_worker.jobs.batch_worker import BatchWorker
 from services.extractor_worker.jobs.queue_maintenance import LOCK_SECONDS, QueueMaintenance, _reap_one, reap
-from services.shared.configuration.settings import WorkerSettings
+from services.shared.configuration.worker import WorkerSettings
 from services.shared.queue.rq_jobs import (
     QUARANTINE_KEY,
     QUARANTINE_LENGTH,

@@ -21,7 +21,7 @@ from services.registry_api.operations.promote import promote
 from services.shared.bucket.documents import Documents
 from services.shared.bucket.registry_identity import open_identity
 from services.shared.bucket.store import ObjectStore
-from services.shared.configuration.settings import StoreSettings
+from services.shared.configuration.store import StoreSettings
 from services.shared.model.encoders import Encoder
 from services.shared.model.profile_document import CampaignRecord, with_campaign
 from services.shared.model.profiles import ProfileCatalogue

@@ -17,7 +17,7 @@ from services.shared.bucket.connection import StoreUnfit, StoreUnreachable, prep
 from services.shared.bucket.opening import open_store
 from services.shared.bucket.probe import probe_consistency
 from services.shared.bucket.store import ObjectStore
-from services.shared.configuration.settings import StoreSettings
+from services.shared.configuration.store import StoreSettings
 from tests import servers
 from tests.integration.conftest import bucket_settings
 from tests.servers import MOTO_PAGE, Request, Response, S3Proxy, S3Server

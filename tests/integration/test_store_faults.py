@@ -21,7 +21,7 @@ from services.shared.bucket.connection import StoreUnfit, prepare_bucket
 from services.shared.bucket.opening import open_store
 from services.shared.bucket.probe import probe_consistency
 from services.shared.bucket.store import ObjectStore, ObjectUnavailable
-from services.shared.configuration.settings import RegistrySettings
+from services.shared.configuration.registry import RegistrySettings
 from services.shared.registry import opening
 from services.shared.registry.opening import open_registry
 from speaker_registry.errors import Unavailable

@@ -28,7 +28,7 @@ from services.shared.bucket.connection import AnyKeys
 from services.shared.bucket.durable_folder import TEMPORARY
 from services.shared.bucket.opening import open_store
 from services.shared.bucket.store import ObjectStore
-from services.shared.configuration.settings import StoreSettings
+from services.shared.configuration.store import StoreSettings
 from speaker_registry.errors import Unavailable
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).parent.parent.parent
 OPEN = """
 import sys
-from services.shared.configuration.settings import StoreSettings
+from services.shared.configuration.store import StoreSettings
 from services.shared.bucket.opening import open_store
 store = open_store(StoreSettings(url="file://" + sys.argv[1]))
 """
@@ -324,7 +324,7 @@ REOPENING = """
 from pathlib import Path
 from services.shared.model.clock import Clock
 from services.shared.registry.opening import _open_bucket
-from services.shared.configuration.settings import StoreSettings
+from services.shared.configuration.store import StoreSettings
 from speaker_registry.errors import Unavailable
 settings = StoreSettings(url=Path(sys.argv[1]).as_uri())
 first, identity = _open_bucket(settings, Clock())

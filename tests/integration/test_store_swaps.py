@@ -21,7 +21,8 @@ from services.shared.bucket.folder_store import FolderStore
 from services.shared.bucket.opening import open_store
 from services.shared.bucket.probe import WRITERS, probe_swaps
 from services.shared.bucket.store import MAX_READ_BYTES, Moved, Object, ObjectStore, TooLarge
-from services.shared.configuration.settings import RegistrySettings, StoreSettings
+from services.shared.configuration.registry import RegistrySettings
+from services.shared.configuration.store import StoreSettings
 from services.shared.model.clock import Clock
 from services.shared.model.records import seal, unseal
 from services.shared.registry import opening

@@ -9,7 +9,7 @@ import pytest
 from services.registry_api.protocol.callers import Caller
 from services.registry_api.serving.concurrency_limits import ConcurrencyLimits
 from services.registry_api.serving.limits import BodyTimeouts, RequestLimits
-from services.shared.configuration.settings import UploadLimits
+from services.shared.configuration.uploads import UploadLimits
 from speaker_registry.errors import RateLimited
 
 ALICE = Caller("alice", "default", frozenset())

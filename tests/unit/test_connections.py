@@ -13,7 +13,7 @@ from services.registry_api.serving import connections
 from services.registry_api.serving.connection_table import MAX_SURPLUS, ConnectionTable
 from services.registry_api.serving.connections import HttpConnection
 from services.registry_api.serving.server import server_config
-from services.shared.configuration.settings import ApiSettings
+from services.shared.configuration.api import ApiSettings
 
 ONE_BYTE = b"1\r\nx\r\n"
 """A chunk."""

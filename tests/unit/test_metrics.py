@@ -13,7 +13,7 @@ import torch
 from services.embedded.supervisor import _with_next_metrics_port
 from services.extractor_worker.device.device_memory import show_device_memory
 from services.shared.bucket.folder_store import FolderStore
-from services.shared.configuration.settings import MetricsSettings
+from services.shared.configuration.telemetry import MetricsSettings
 from services.shared.telemetry import metrics
 from speaker_registry import __version__
 from speaker_registry.errors import Unavailable

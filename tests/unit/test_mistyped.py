@@ -1,10 +1,17 @@
 """A name that nothing reads is told, with the one that was probably meant."""
 
+import importlib
+import pkgutil
+
 import pytest
+from pydantic_settings import BaseSettings
 from structlog.testing import capture_logs
 
+from services.shared import configuration
+from services.shared.configuration.all_settings import ALL_SETTINGS
 from services.shared.configuration.mistyped import nearest, warn_of_unknown_variables
-from services.shared.configuration.settings import RegistrySettings, UploadLimits
+from services.shared.configuration.registry import RegistrySettings
+from services.shared.configuration.uploads import UploadLimits
 
 
 def told(*names: str) -> list[tuple[str, str | None]]:
@@ -38,6 +45,17 @@ def test_variables_that_are_read_are_not_told():
     fields = [f"SPEAKER_UPLOAD_{field}" for field in UploadLimits.model_fields]
     aliases = [str(field.validation_alias) for field in RegistrySettings.model_fields.values()]
     assert told(*fields, *aliases, "SPEAKER_REGISTRY_URL", "SPEAKER_REGISTRY_API_KEY", "PATH") == []
+
+
+def test_every_class_of_settings_is_listed():
+    """A class that is not listed has no row in the table for operators. A process that does not load it would
+    also tell its variables as unknown.
+    """
+    names = [one.name for one in pkgutil.iter_modules(configuration.__path__, f"{configuration.__name__}.")]
+    in_modules = [vars(importlib.import_module(name)).values() for name in names]
+    classes = {one for members in in_modules for one in members if isinstance(one, type)}
+    settings = {one for one in classes if issubclass(one, BaseSettings)} - {BaseSettings}
+    assert settings == {*ALL_SETTINGS}
 
 
 def test_variables_that_kubernetes_sets_for_a_service_are_not_told():

@@ -4,7 +4,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from services.shared.bucket.connection import StoreUnfit, StoreUnreachable
-from services.shared.configuration.settings import StoreSettings
+from services.shared.configuration.store import StoreSettings
 from services.shared.model.clock import Clock
 from services.shared.registry.opening import _patiently
 

@@ -16,7 +16,7 @@ from rq.job import JobStatus
 
 from services.extractor_worker.jobs.batch_worker import HandlerContractError, call
 from services.extractor_worker.jobs.leases import fails_for_good, sort_out
-from services.shared.configuration.settings import LONGEST_JOB_SECONDS
+from services.shared.configuration.registry import LONGEST_JOB_SECONDS
 from services.shared.queue import rq_jobs
 from services.shared.queue.rq_jobs import (
     FAILURE_SECONDS,

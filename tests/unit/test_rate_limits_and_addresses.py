@@ -6,7 +6,7 @@ import pytest
 
 from services.registry_api.access.rate_limits import Limit, RateLimits
 from services.registry_api.protocol.callers import Caller, address_of
-from services.shared.configuration.settings import RateSettings
+from services.shared.configuration.access import RateSettings
 from speaker_registry.errors import RateLimited
 
 

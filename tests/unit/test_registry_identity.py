@@ -10,7 +10,7 @@ from services.shared.bucket.connection import StoreUnfit
 from services.shared.bucket.documents import Documents
 from services.shared.bucket.layout import REGISTRY
 from services.shared.bucket.registry_identity import BucketCopied, RegistryDocument, adopt, open_identity
-from services.shared.configuration.settings import StoreSettings
+from services.shared.configuration.store import StoreSettings
 from services.shared.model.records import seal, unseal
 from speaker_registry.errors import Unavailable
 from tests.memory_registry import World

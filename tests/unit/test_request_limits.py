@@ -4,7 +4,7 @@ import asyncio
 from typing import Any
 
 from services.registry_api.serving.limits import BodyTimeouts, RequestLimits
-from services.shared.configuration.settings import UploadLimits
+from services.shared.configuration.uploads import UploadLimits
 
 
 def test_once_the_body_is_there_nobody_has_to_send_anything_in_time():

@@ -8,14 +8,12 @@ from pydantic import Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from services.embedded.settings import EmbeddedSettings
+from services.shared.configuration.access import AccessSettings
 from services.shared.configuration.explanation import explain, variable_of
-from services.shared.configuration.settings import (
-    AccessSettings,
-    LogSettings,
-    RegistrySettings,
-    StoreSettings,
-    UploadLimits,
-)
+from services.shared.configuration.registry import RegistrySettings
+from services.shared.configuration.store import StoreSettings
+from services.shared.configuration.telemetry import LogSettings
+from services.shared.configuration.uploads import UploadLimits
 
 
 class Guarded(BaseSettings):

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from pydantic import SecretStr, ValidationError
 
-from services.shared.configuration.settings import StoreSettings
+from services.shared.configuration.store import StoreSettings
 
 BUCKET = "s3://voices/team/a"
 

@@ -10,7 +10,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
-from services.shared.configuration.settings import TracesSettings
+from services.shared.configuration.telemetry import TracesSettings
 from services.shared.telemetry import trace_export, tracing
 from services.shared.telemetry.open_telemetry import OpenTelemetry
 from speaker_registry.errors import Unavailable, VoiceNotFound
@@ -40,7 +40,7 @@ def test_without_settings_nothing_is_made_and_nothing_imported():
     program = """
 import sys
 from services.shared.telemetry import trace_export, tracing
-from services.shared.configuration.settings import TracesSettings
+from services.shared.configuration.telemetry import TracesSettings
 trace_export.start(TracesSettings(), "api")
 with tracing.span("a", kind="server") as span:
     assert span is tracing.NO_SPAN and not span.trace_id

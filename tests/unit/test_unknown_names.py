@@ -5,7 +5,7 @@ import pytest
 from services.registry_api.access.rate_limits import RateLimits
 from services.registry_api.access.unknown_names import UnknownNames
 from services.registry_api.protocol.callers import Caller
-from services.shared.configuration.settings import RateSettings
+from services.shared.configuration.access import RateSettings
 from speaker_registry.errors import RateLimited
 
 GREEDY, MODEST = (Caller(name, "default", frozenset()) for name in ("greedy", "modest"))

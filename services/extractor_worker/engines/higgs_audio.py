@@ -35,7 +35,7 @@ from services.extractor_worker.weights.loading import Checkpoint
 from services.extractor_worker.weights.published import expect, read_config
 from services.extractor_worker.weights.untrained import random_tensors
 from services.shared.audio import ReferenceAudio
-from services.shared.configuration.settings import OmniVoiceSettings
+from services.shared.configuration.worker import OmniVoiceSettings
 from speaker_registry.errors import AudioTooShort, WeightsInvalid
 
 _CONFIG, _TENSORS = "audio_tokenizer/config.json", "audio_tokenizer/model.safetensors"

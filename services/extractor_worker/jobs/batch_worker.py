@@ -39,7 +39,7 @@ from rq.worker.base import BaseWorker, WorkerStatus
 from services.extractor_worker.jobs.heartbeat import EXIT_UNFINISHED, Heartbeat
 from services.extractor_worker.jobs.leases import Batch, JobLeases, Recorded
 from services.extractor_worker.jobs.queue_maintenance import QueueMaintenance
-from services.shared.configuration.settings import WorkerSettings
+from services.shared.configuration.worker import WorkerSettings
 from services.shared.queue.rq_jobs import JobQueue, QueuedJob
 from services.shared.view.redis_access import ANSWER_SECONDS, CONNECT_SECONDS
 

@@ -12,7 +12,7 @@ import structlog
 from pydantic import ValidationError
 
 from services.shared.configuration.explanation import explain
-from services.shared.configuration.settings import WorkerSettings
+from services.shared.configuration.worker import WorkerSettings
 
 log = structlog.get_logger(__name__)
 

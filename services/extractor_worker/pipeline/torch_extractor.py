@@ -22,7 +22,7 @@ from services.extractor_worker.features.resample import KERNEL, resample
 from services.extractor_worker.pipeline.extractor import DeviceLost
 from services.extractor_worker.weights.loading import Checkpoint, UntrainedWeights, WeightsSource, locate
 from services.shared.audio import ReferenceAudio
-from services.shared.configuration.settings import EXTRACTOR_CACHE
+from services.shared.configuration.worker import EXTRACTOR_CACHE
 from services.shared.model.fingerprint import Fingerprint
 from speaker_registry.artifact import ComputedOn
 from speaker_registry.engine import Dtype, Profile

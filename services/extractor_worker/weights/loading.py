@@ -24,7 +24,7 @@ from safetensors import SafetensorError, safe_open
 
 from services.extractor_worker.weights.file_digest import sha256_of_file
 from services.extractor_worker.weights.hub import HubFile
-from services.shared.configuration.settings import EXTRACTOR_CACHE
+from services.shared.configuration.worker import EXTRACTOR_CACHE
 from speaker_registry.engine import PublishedWeights
 from speaker_registry.errors import WeightsInvalid, WeightsMissing
 

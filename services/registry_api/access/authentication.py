@@ -31,7 +31,8 @@ from services.registry_api.keys.key_uses import KeyUses
 from services.registry_api.protocol.callers import ANONYMOUS, Caller
 from services.registry_api.serving.concurrency_limits import ConcurrencyLimits
 from services.registry_api.serving.slots import Slots
-from services.shared.configuration.settings import AccessSettings, ApiSettings, RateSettings
+from services.shared.configuration.access import AccessSettings, RateSettings
+from services.shared.configuration.api import ApiSettings
 from speaker_registry.errors import InvalidApiKey, RateLimited
 
 log = structlog.get_logger()

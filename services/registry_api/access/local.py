@@ -14,7 +14,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from services.registry_api.protocol.error_answers import render
-from services.shared.configuration.settings import is_loopback
+from services.shared.configuration.values import is_loopback
 from speaker_registry.errors import PermissionDenied
 
 _UNGUARDED_PATHS = frozenset({"/healthz", "/readyz"})

@@ -16,7 +16,7 @@ import httpx
 
 from services.registry_api.access.provider import fetch_json, provider_client
 from services.registry_api.access.tokens import JwtVerifier
-from services.shared.configuration.settings import AccessSettings
+from services.shared.configuration.access import AccessSettings
 from speaker_registry.errors import InvalidApiKey, Unavailable
 
 SIGN_IN_SECONDS = 600

@@ -17,7 +17,7 @@ from cachetools import LRUCache
 from starlette.concurrency import run_in_threadpool
 
 from services.registry_api.protocol.callers import Caller
-from services.shared.configuration.settings import RateSettings
+from services.shared.configuration.access import RateSettings
 from services.shared.view.redis_access import unavailable_without_redis
 from speaker_registry.errors import RateLimited, Unavailable
 from speaker_registry.schemas import Rate

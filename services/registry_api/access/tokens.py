@@ -25,7 +25,7 @@ import structlog
 from services.registry_api.access.provider import fetch_json, provider_client, require_https
 from services.registry_api.keys.api_keys import ALL_SCOPES, ANY_NAMESPACE
 from services.registry_api.protocol.callers import OWN_NAMESPACE, Caller
-from services.shared.configuration.settings import AccessSettings
+from services.shared.configuration.access import AccessSettings
 from speaker_registry.errors import InvalidApiKey, Unavailable
 from speaker_registry.names import ACCEPTED_NAMESPACES, is_namespace
 

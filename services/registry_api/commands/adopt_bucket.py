@@ -10,7 +10,8 @@ from services.shared.bucket.opening import open_store
 from services.shared.bucket.registry_identity import adopt
 from services.shared.configuration.explanation import explain
 from services.shared.configuration.mistyped import warn_of_unknown_variables
-from services.shared.configuration.settings import LogSettings, StoreSettings
+from services.shared.configuration.store import StoreSettings
+from services.shared.configuration.telemetry import LogSettings
 from services.shared.model.clock import Clock
 from services.shared.telemetry.logs import configure_logs
 from speaker_registry.errors import SpeakerRegistryError

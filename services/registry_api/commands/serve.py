@@ -20,20 +20,14 @@ from services.registry_api.serving.open_files import raise_limit_for
 from services.registry_api.serving.server import server_config
 from services.shared.audio import AudioDecoder
 from services.shared.bucket.connection import StoreUnfit
+from services.shared.configuration.access import AccessSettings, RateSettings
+from services.shared.configuration.api import ApiSettings, HousekeepingSettings
 from services.shared.configuration.explanation import explain
 from services.shared.configuration.mistyped import warn_of_unknown_variables
-from services.shared.configuration.settings import (
-    AccessSettings,
-    ApiSettings,
-    HousekeepingSettings,
-    LogSettings,
-    MetricsSettings,
-    RateSettings,
-    RegistrySettings,
-    StoreSettings,
-    TracesSettings,
-    UploadLimits,
-)
+from services.shared.configuration.registry import RegistrySettings
+from services.shared.configuration.store import StoreSettings
+from services.shared.configuration.telemetry import LogSettings, MetricsSettings, TracesSettings
+from services.shared.configuration.uploads import UploadLimits
 from services.shared.registry.opening import open_queue_connection, open_registry
 from services.shared.telemetry import metrics, trace_export
 from services.shared.telemetry.logs import configure_logs

@@ -13,7 +13,8 @@ from services.registry_api.commands.exit_statuses import DONE, NOT_NOW, WRONG_SE
 from services.registry_api.maintenance.sweep import ask_for_sweep
 from services.shared.configuration.explanation import explain
 from services.shared.configuration.mistyped import warn_of_unknown_variables
-from services.shared.configuration.settings import LogSettings, RegistrySettings
+from services.shared.configuration.registry import RegistrySettings
+from services.shared.configuration.telemetry import LogSettings
 from services.shared.telemetry.logs import configure_logs
 from services.shared.view.redis_access import connect
 from speaker_registry.errors import Unavailable

@@ -15,7 +15,8 @@ from services.shared.bucket.probe import ROUNDS, WRITERS, probe_consistency, pro
 from services.shared.bucket.store import ObjectStore
 from services.shared.configuration.explanation import explain
 from services.shared.configuration.mistyped import warn_of_unknown_variables
-from services.shared.configuration.settings import LogSettings, StoreSettings
+from services.shared.configuration.store import StoreSettings
+from services.shared.configuration.telemetry import LogSettings
 from services.shared.telemetry.logs import configure_logs
 from speaker_registry.errors import Unavailable
 

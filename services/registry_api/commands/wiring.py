@@ -8,7 +8,7 @@ from services.registry_api.keys.key_uses import KeyUses
 from services.registry_api.serving.event_stream import EventStream
 from services.registry_api.serving.long_polls import LongPolls
 from services.shared.audio import AudioDecoder
-from services.shared.configuration.settings import UploadLimits
+from services.shared.configuration.uploads import UploadLimits
 from services.shared.registry.opening import Opened
 
 

@@ -20,7 +20,7 @@ from services.registry_api.maintenance.settle import needs_look, settle
 from services.registry_api.maintenance.sweep import Sweeps
 from services.shared.bucket.store import Store
 from services.shared.bucket.stored_bytes import StoredBytes
-from services.shared.configuration.settings import HousekeepingSettings
+from services.shared.configuration.api import HousekeepingSettings
 from services.shared.model.speaker import SpeakerId
 from services.shared.queue.jobs import Jobs
 from services.shared.registry.profile_records import ProfileRecords

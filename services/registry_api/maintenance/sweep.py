@@ -15,7 +15,7 @@ import structlog
 from services.registry_api.maintenance.each_speaker import in_parallel
 from services.shared.bucket.layout import bytes_folder, documents_prefix, speaker_of
 from services.shared.bucket.store import Store
-from services.shared.configuration.settings import HousekeepingSettings
+from services.shared.configuration.api import HousekeepingSettings
 from services.shared.model.records import Record
 from services.shared.model.speaker import SpeakerId, is_slug
 from services.shared.queue.jobs import Jobs

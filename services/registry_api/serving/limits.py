@@ -19,7 +19,7 @@ from services.registry_api.protocol.callers import Caller
 from services.registry_api.protocol.error_answers import render
 from services.registry_api.protocol.routing import clip_field_of, takes_file
 from services.registry_api.serving.concurrency_limits import ConcurrencyLimits
-from services.shared.configuration.settings import UploadLimits
+from services.shared.configuration.uploads import UploadLimits
 from speaker_registry.errors import InvalidRequest, PayloadTooLarge, SpeakerRegistryError, Unavailable
 
 MAX_HEAD_BYTES = 16 * 1024

@@ -5,7 +5,7 @@ from fastapi import FastAPI
 
 from services.registry_api.serving.connection_table import ConnectionTable
 from services.registry_api.serving.connections import HEAD_SECONDS, HttpConnection, Lane
-from services.shared.configuration.settings import ApiSettings
+from services.shared.configuration.api import ApiSettings
 
 
 def server_config(

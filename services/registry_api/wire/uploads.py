@@ -10,7 +10,7 @@ from services.registry_api.operations.register import Expects, Limits, NewVersio
 from services.registry_api.operations.sources import ClipSource, EmbeddingSource, Source, profiles_taking
 from services.registry_api.wire.fields import Fields
 from services.registry_api.wire.forms import FieldNames, UploadForm, parse_upload
-from services.shared.configuration.settings import RegistrySettings
+from services.shared.configuration.registry import RegistrySettings
 from services.shared.telemetry import tracing
 from speaker_registry.errors import EmbeddingWidthMismatch, InvalidAudio
 from speaker_registry.names import SpeakerName

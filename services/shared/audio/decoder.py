@@ -25,7 +25,7 @@ from services.shared.audio.processes import (
 )
 from services.shared.audio.sandbox.refusal import Refused
 from services.shared.audio.sandbox.wire import Accepted, Measurements, Request, Status
-from services.shared.configuration.settings import UploadLimits
+from services.shared.configuration.uploads import UploadLimits
 from speaker_registry.errors import InvalidAudio, PayloadTooLarge, Unavailable
 from speaker_registry.reference_audio import ReferenceAudio
 

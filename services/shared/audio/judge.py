@@ -8,7 +8,7 @@ import math
 from services.shared.audio.sandbox.refusal import Kind, Refused
 from services.shared.audio.sandbox.rules import ACCEPTED, TOLERANCE_SECONDS, check_channels, check_sample_rate
 from services.shared.audio.sandbox.wire import Measurements
-from services.shared.configuration.settings import UploadLimits
+from services.shared.configuration.uploads import UploadLimits
 from speaker_registry.errors import (
     AudioTooLong,
     AudioTooShort,

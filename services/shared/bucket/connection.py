@@ -31,7 +31,8 @@ from botocore.parsers import ResponseParserError
 from obstore.auth.boto3 import Boto3CredentialProvider
 from obstore.store import S3Store
 
-from services.shared.configuration.settings import StoreSettings, without_credentials
+from services.shared.configuration.store import StoreSettings
+from services.shared.configuration.values import without_credentials
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client

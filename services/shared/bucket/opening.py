@@ -13,7 +13,7 @@ from services.shared.bucket.connection import (
 from services.shared.bucket.folder_store import FolderStore
 from services.shared.bucket.store import ObjectStore
 from services.shared.bucket.store_calls import reason
-from services.shared.configuration.settings import StoreSettings
+from services.shared.configuration.store import StoreSettings
 
 CHECK_SECONDS = 3.0
 """The time limit of a readiness check, which has to answer before its caller gives up."""

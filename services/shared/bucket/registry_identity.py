@@ -17,7 +17,8 @@ import structlog
 from services.shared.bucket.connection import StoreUnfit
 from services.shared.bucket.documents import Base, Documents
 from services.shared.bucket.layout import REGISTRY
-from services.shared.configuration.settings import StoreSettings, without_credentials
+from services.shared.configuration.store import StoreSettings
+from services.shared.configuration.values import without_credentials
 from services.shared.model.clock import Clock
 from services.shared.model.stored_document import DocumentDamaged, DocumentNewer, StoredDocument
 

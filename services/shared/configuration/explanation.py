@@ -8,7 +8,7 @@ from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 from pydantic_settings import BaseSettings
 
-from services.shared.configuration.settings import without_credentials
+from services.shared.configuration.values import without_credentials
 from speaker_registry.validation import accepted, subschema, validator_message
 
 _SECRET = re.compile("secret|password|token|key", re.IGNORECASE)

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 import structlog
 from pydantic_settings import BaseSettings
 
+from services.shared.configuration.all_settings import ALL_SETTINGS
 from services.shared.configuration.explanation import variable_of
 from speaker_registry.environment import SDK_VARIABLES
 
@@ -44,8 +45,11 @@ def warn_of_unknown_variables(environment: Mapping[str, str] = os.environ) -> No
 
 
 def _known_variables() -> frozenset[str]:
-    """Return the variables of all settings classes that are loaded, and those of the SDK."""
-    classes = BaseSettings.__subclasses__()
+    """Return the variables of all settings, those of further classes that are loaded, and those of the SDK.
+
+    A process also knows the variables of other programs, because all of them may share one environment.
+    """
+    classes = {*ALL_SETTINGS, *BaseSettings.__subclasses__()}
     settings = {variable_of(cls, field) for cls in classes for field in cls.model_fields}
     return frozenset({*settings, *SDK_VARIABLES})
 

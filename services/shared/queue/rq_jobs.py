@@ -27,7 +27,7 @@ from rq.registry import FinishedJobRegistry, StartedJobRegistry
 from rq.serializers import JSONSerializer
 from rq.utils import as_text
 
-from services.shared.configuration.settings import LONGEST_JOB_SECONDS
+from services.shared.configuration.registry import LONGEST_JOB_SECONDS
 from services.shared.model.speaker import namespace_of
 
 log = structlog.get_logger(__name__)

@@ -21,7 +21,8 @@ from services.shared.bucket.probe import probe_consistency, probe_swaps
 from services.shared.bucket.registry_identity import open_identity
 from services.shared.bucket.store import ObjectStore
 from services.shared.bucket.stored_bytes import StoredBytes
-from services.shared.configuration.settings import RegistrySettings, StoreSettings
+from services.shared.configuration.registry import RegistrySettings
+from services.shared.configuration.store import StoreSettings
 from services.shared.model.clock import Clock
 from services.shared.model.profiles import ProfileCatalogue
 from services.shared.queue.dispatch import RqDispatcher

@@ -14,7 +14,7 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from services.shared.configuration.settings import MetricsSettings
+from services.shared.configuration.telemetry import MetricsSettings
 from speaker_registry import __version__
 
 prometheus_client.disable_created_metrics()  # type: ignore[no-untyped-call]  # they would add a series to each of ours

@@ -17,7 +17,7 @@ from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
 from opentelemetry.trace import SpanKind, StatusCode
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from services.shared.configuration.settings import TracesSettings
+from services.shared.configuration.telemetry import TracesSettings
 from services.shared.telemetry.tracing import NO_SPAN, Attributes, Kind, Span
 from speaker_registry import __version__
 from speaker_registry.errors import NotFound, SpeakerRegistryError

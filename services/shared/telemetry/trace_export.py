@@ -1,6 +1,6 @@
 """Starts and stops the sending of traces. OpenTelemetry is imported only when an endpoint is configured."""
 
-from services.shared.configuration.settings import TracesSettings
+from services.shared.configuration.telemetry import TracesSettings
 from services.shared.telemetry import tracing
 
 STOP_SECONDS = 3.0

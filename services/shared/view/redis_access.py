@@ -20,7 +20,7 @@ from redis.exceptions import ClusterDownError, NoScriptError, OutOfMemoryError, 
 from redis.retry import Retry
 from redis.utils import str_if_bytes
 
-from services.shared.configuration.settings import without_credentials
+from services.shared.configuration.values import without_credentials
 from services.shared.telemetry.logs import LogThrottle
 from speaker_registry.errors import Unavailable
 

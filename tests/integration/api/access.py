@@ -7,7 +7,7 @@ from pydantic import SecretStr
 
 from services.registry_api.access.rules import NAMESPACE_HEADER
 from services.registry_api.keys.api_keys import ALL_SCOPES, new_token
-from services.shared.configuration.settings import AccessSettings
+from services.shared.configuration.access import AccessSettings
 from tests.integration.api.registry import Registry
 
 BOOTSTRAP = new_token()

@@ -15,7 +15,7 @@ from redis import Redis
 
 from services.embedded.valkey import ValkeyServer
 from services.shared.audio import AudioDecoder
-from services.shared.configuration.settings import UploadLimits
+from services.shared.configuration.uploads import UploadLimits
 from services.shared.view import generation, redis_access
 from tests.integration.api.registry import Registry
 

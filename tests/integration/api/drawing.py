@@ -7,7 +7,7 @@ from services.extractor_worker.features.pictures import draw
 from services.extractor_worker.jobs.batch_worker import BatchWorker
 from services.extractor_worker.pipeline.drawing import Drawing
 from services.shared.audio import AudioDecoder, ReferenceAudio
-from services.shared.configuration.settings import WorkerSettings
+from services.shared.configuration.worker import WorkerSettings
 from services.shared.model.pictures import Picture
 from services.shared.queue.dispatch import DRAW
 from services.shared.queue.rq_jobs import PICTURES_QUEUE

@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from jwt.algorithms import ECAlgorithm, RSAAlgorithm
 from pydantic import SecretStr
 
-from services.shared.configuration.settings import AccessSettings
+from services.shared.configuration.access import AccessSettings
 from tests.integration.api.access import BOOTSTRAP
 
 RSA_KEY = rsa.generate_private_key(public_exponent=65537, key_size=2048)

@@ -19,7 +19,8 @@ import httpx
 from services.registry_api.access.rules import NAMESPACE_HEADER
 from services.registry_api.serving.long_polls import LongPolls
 from services.shared.configuration.explanation import variable_of
-from services.shared.configuration.settings import RegistrySettings, StoreSettings
+from services.shared.configuration.registry import RegistrySettings
+from services.shared.configuration.store import StoreSettings
 from services.shared.registry.opening import Opened, open_registry
 from services.shared.registry.publish import Attempt
 from services.shared.view.job_records import JobRecord

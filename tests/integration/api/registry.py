@@ -26,15 +26,11 @@ from services.registry_api.operations.delete import delete
 from services.registry_api.serving.limits import BodyTimeouts
 from services.registry_api.serving.server import server_config
 from services.shared.audio import AudioDecoder
-from services.shared.configuration.settings import (
-    AccessSettings,
-    ApiSettings,
-    HousekeepingSettings,
-    RateSettings,
-    RegistrySettings,
-    StoreSettings,
-    UploadLimits,
-)
+from services.shared.configuration.access import AccessSettings, RateSettings
+from services.shared.configuration.api import ApiSettings, HousekeepingSettings
+from services.shared.configuration.registry import RegistrySettings
+from services.shared.configuration.store import StoreSettings
+from services.shared.configuration.uploads import UploadLimits
 from services.shared.model.clock import Clock
 from services.shared.model.speaker import SpeakerId
 from services.shared.registry.opening import open_registry

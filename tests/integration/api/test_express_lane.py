@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from services.registry_api.routes import artifact_files
-from services.shared.configuration.settings import RateSettings
+from services.shared.configuration.access import RateSettings
 from services.shared.registry.speakers import FoundSpeaker
 from services.shared.telemetry import metrics
 from tests.integration.api import raw

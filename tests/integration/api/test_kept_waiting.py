@@ -12,7 +12,7 @@ from pydantic import SecretStr
 
 from services.registry_api.keys.api_keys import new_token
 from services.registry_api.serving import admission
-from services.shared.configuration.settings import AccessSettings
+from services.shared.configuration.access import AccessSettings
 from tests.integration.api.conftest import Start
 from tests.integration.api.registry import PROFILE, Registry
 from tests.queue_workers import wait_until

@@ -11,7 +11,8 @@ from pydantic import SecretStr
 from services.registry_api.access.authentication import AccessMisconfigured, open_access
 from services.registry_api.keys import key_rules
 from services.registry_api.keys.api_keys import new_token
-from services.shared.configuration.settings import AccessSettings, ApiSettings, RateSettings
+from services.shared.configuration.access import AccessSettings, RateSettings
+from services.shared.configuration.api import ApiSettings
 from speaker_registry import RegistryClient, cli
 from speaker_registry.errors import ApiKeyEnded, ApiKeyNotFound, ApiKeysOff
 from tests.integration.api.access import BOOTSTRAP, CLOSED, ask_for_key, bearer, id_of, key

@@ -7,7 +7,8 @@ import pytest
 from pydantic import SecretStr, ValidationError
 
 from services.registry_api.keys.api_keys import new_token
-from services.shared.configuration.settings import AccessSettings, ApiSettings
+from services.shared.configuration.access import AccessSettings
+from services.shared.configuration.api import ApiSettings
 from tests.integration.api.conftest import Start
 from tests.integration.api.registry import CLIP, Registry
 

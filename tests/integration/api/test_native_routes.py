@@ -23,7 +23,7 @@ from services.registry_api.routes import health
 from services.registry_api.serving import long_polls
 from services.registry_api.wire import answers, paging
 from services.shared.audio import AudioDecoder, DecodedClip
-from services.shared.configuration.settings import UploadLimits
+from services.shared.configuration.uploads import UploadLimits
 from services.shared.model.speaker import SpeakerId
 from services.shared.view.keys import shared_key
 from speaker_registry import RegistryClient, cli

@@ -14,7 +14,7 @@ from redis import Redis
 
 from services.embedded.valkey import ValkeyServer
 from services.registry_api.access.rate_limits import MINUTE
-from services.shared.configuration.settings import RateSettings
+from services.shared.configuration.access import RateSettings
 from services.shared.view.keys import shared_key
 from tests.integration.api.access import CLOSED, bearer, key
 from tests.integration.api.conftest import Start

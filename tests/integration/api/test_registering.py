@@ -15,7 +15,8 @@ from pydantic import SecretStr
 from services.registry_api.keys.api_keys import new_token
 from services.registry_api.protocol.routing import clip_field_of
 from services.shared.audio import AudioDecoder, DecodedClip
-from services.shared.configuration.settings import AccessSettings, RateSettings, UploadLimits
+from services.shared.configuration.access import AccessSettings, RateSettings
+from services.shared.configuration.uploads import UploadLimits
 from speaker_registry import RegistryClient
 from tests.integration.api import raw
 from tests.integration.api.conftest import Start

@@ -12,7 +12,7 @@ import pytest
 from pydantic import SecretStr
 
 from services.registry_api.keys.api_keys import new_token
-from services.shared.configuration.settings import AccessSettings, RateSettings
+from services.shared.configuration.access import AccessSettings, RateSettings
 from tests.integration.api.conftest import Start
 from tests.integration.api.registry import Registry
 from tests.integration.api.schemathesis_hooks import NAMES

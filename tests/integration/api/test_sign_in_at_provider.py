@@ -13,7 +13,7 @@ from pydantic import SecretStr
 from services.registry_api.access import provider_sign_in
 from services.registry_api.pages.provider import COOKIE
 from services.registry_api.pages.sessions import COOKIE as SESSION
-from services.shared.configuration.settings import AccessSettings
+from services.shared.configuration.access import AccessSettings
 from tests.http_server import http_server
 from tests.integration.api.access import BOOTSTRAP
 from tests.integration.api.conftest import empty

@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from services.registry_api.keys.api_keys import ALL_SCOPES
-from services.shared.configuration.settings import RateSettings
+from services.shared.configuration.access import RateSettings
 from speaker_registry.errors import InvalidAudio
 from tests.integration.api.access import CLOSED, bearer, id_of, key
 from tests.integration.api.conftest import empty

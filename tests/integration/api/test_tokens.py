@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from services.registry_api.access import provider as provider_module
 from services.registry_api.access.tokens import JwtVerifier
-from services.shared.configuration.settings import AccessSettings
+from services.shared.configuration.access import AccessSettings
 from speaker_registry.errors import InvalidApiKey, Unavailable
 from tests.http_server import http_server
 from tests.integration.api.conftest import Start

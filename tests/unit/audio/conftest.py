@@ -5,7 +5,7 @@ from collections.abc import Iterator
 import pytest
 
 from services.shared.audio import AudioDecoder
-from services.shared.configuration.settings import UploadLimits
+from services.shared.configuration.uploads import UploadLimits
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,7 @@ import pytest
 import soundfile
 
 from services.shared.audio import AudioDecoder
-from services.shared.configuration.settings import UploadLimits
+from services.shared.configuration.uploads import UploadLimits
 from speaker_registry.errors import AudioTooLong, AudioTooShort, InvalidAudio, PayloadTooLarge
 from tests.unit.audio import clips
 from tests.unit.audio.bad_clips import BAD, ODD, BadClip, OddClip

@@ -8,7 +8,7 @@ from pydantic import ValidationError
 
 from services.shared.audio.judge import judge
 from services.shared.audio.sandbox.wire import Measurements, Status
-from services.shared.configuration.settings import UploadLimits
+from services.shared.configuration.uploads import UploadLimits
 from speaker_registry.errors import AudioTooLong, AudioTooShort, AudioTruncated, InvalidAudio
 
 LIMITS = UploadLimits()

@@ -17,7 +17,7 @@ import pytest
 
 from services.shared.audio import AudioDecoder
 from services.shared.audio.processes import PROGRAM
-from services.shared.configuration.settings import UploadLimits
+from services.shared.configuration.uploads import UploadLimits
 from speaker_registry.errors import InvalidAudio, SpeakerRegistryError, Unavailable, UnsupportedAudio
 from tests.queue_workers import wait_until
 from tests.unit.audio import clips
@@ -507,7 +507,7 @@ def test_the_asking_process_never_loads_a_decoding_library_nor_a_parser():
     program = (
         "import sys\n"
         "from services.shared.audio import AudioDecoder\n"
-        "from services.shared.configuration.settings import UploadLimits\n"
+        "from services.shared.configuration.uploads import UploadLimits\n"
         "data = sys.stdin.buffer.read()\n"
         "with AudioDecoder(UploadLimits()) as decoder:\n"
         "    seconds = decoder.decode(data).audio.seconds\n"

@@ -13,7 +13,7 @@ from services.extractor_worker.engines.higgs_audio import (
 from services.extractor_worker.pipeline.torch_extractor import Loading
 from services.extractor_worker.weights.loading import LocalWeights
 from services.shared.audio import ReferenceAudio
-from services.shared.configuration.settings import OmniVoiceSettings
+from services.shared.configuration.worker import OmniVoiceSettings
 from tests.unit.extractors.conftest import extract, tiny_profile
 
 TINY = Path(__file__).parents[2] / "data/higgs_audio_tiny"

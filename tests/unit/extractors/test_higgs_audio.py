@@ -24,7 +24,7 @@ from services.extractor_worker.models.higgs_audio_codec import CodecConfig, code
 from services.extractor_worker.pipeline.torch_extractor import Loading, SharedModels
 from services.extractor_worker.weights.loading import LocalWeights
 from services.shared.audio import ReferenceAudio
-from services.shared.configuration.settings import OmniVoiceSettings
+from services.shared.configuration.worker import OmniVoiceSettings
 from services.shared.model.packaging import package
 from services.shared.model.profiles import BUILT_IN
 from speaker_registry.artifact import check_tensors

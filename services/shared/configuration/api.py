@@ -1,0 +1,103 @@
+"""The listener of an API process, its limits, and the housekeeping that it performs."""
+
+import ipaddress
+from typing import Annotated
+
+from pydantic import AfterValidator, Field
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from services.shared.configuration.values import Names, is_loopback
+
+
+def _networks(names: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the names of proxies unchanged, or raise ValueError if one is no address and no network.
+
+    A name that cannot be parsed must not pass: it would be trusted without a decision, or never be trusted.
+    """
+    for name in names:
+        try:
+            ipaddress.ip_network(name)
+        except ValueError as error:
+            raise ValueError(
+                f"{error}; accepted: addresses and networks, such as 10.1.2.3 and 10.1.0.0/16"
+            ) from None
+    return names
+
+
+class ApiSettings(BaseSettings):
+    """Settings of the API's listener and of its limits. Environment: SPEAKER_API_*."""
+
+    model_config = SettingsConfigDict(env_prefix="SPEAKER_API_", env_ignore_empty=True, frozen=True)
+
+    host: str = "127.0.0.1"
+    """Address to listen on. Addresses other than loopback require API keys, see SPEAKER_AUTH_*."""
+    port: int = Field(8300, ge=0, le=65535)
+    """Port to listen on. 0 takes any free port."""
+    max_connections: int = Field(2000, gt=0)
+    """Largest number of open connections. For a further one, the oldest idle connection of the address with
+    the most connections is closed. While none is idle, further ones are answered with 503, except health
+    checks.
+    """
+    max_active: int = Field(8, gt=0)
+    """Largest number of active requests. Further requests wait, those of each namespace in a queue of their
+    own. If requests keep waiting for longer than a burst lasts, some are refused with 429 or 503. While
+    several namespaces send requests, each has an equal share. The number is lowered while the process is
+    late. A request that waits for its body, a change, a decoder or the bucket is not active.
+    """
+    max_at_store: int = Field(16, gt=0)
+    """Largest number of requests that fetch from the bucket, or delete there, at the same time. Further ones
+    wait. A limit of 16 allows 800 files a second to be fetched from a bucket that is 20 ms away.
+    """
+    kept_bytes: int = Field(256 * 1024**2, ge=0)
+    """Memory for answers to requests for artifacts, which are given again without asking Redis or the bucket.
+    0 keeps none.
+    """
+    kept_answers: int = Field(100_000, ge=0)
+    """Largest number of such answers."""
+    redirect_seconds: int = Field(0, ge=0, le=3600)
+    """A request for an artifact's file with `redirect=1` is redirected to the bucket, at an address that is
+    valid for this long, also after the voice is deleted or the key revoked. 0 redirects nobody, and a local
+    folder has no addresses. The clients must be able to reach the bucket at the registry's own address of it.
+    """
+    keep_alive_seconds: int = Field(65, gt=0)
+    """Time for which an idle connection is kept open."""
+    shutdown_seconds: int = Field(20, gt=0)
+    """Time that requests under way may take to finish when the process is stopped."""
+
+    trusted_proxies: Annotated[Names, AfterValidator(_networks)] = ()
+    """Addresses or networks, comma-separated, whose X-Forwarded-For and X-Forwarded-Proto are believed."""
+    cors_origins: Names = ()
+    """Comma-separated origins whose web pages may call the API from a browser. None may by default."""
+
+    @property
+    def own_host(self) -> str:
+        """Return the host at which this machine reaches the API, even if the API listens on all addresses."""
+        return {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(self.host, self.host)  # noqa: S104 - nobody listens here
+
+    @property
+    def loopback(self) -> bool:
+        """Return whether only this machine can reach the API."""
+        return is_loopback(self.host)
+
+
+class HousekeepingSettings(BaseSettings):
+    """Repairs and sweeps, which each API process performs. Environment: SPEAKER_HOUSEKEEPING_*."""
+
+    model_config = SettingsConfigDict(env_prefix="SPEAKER_HOUSEKEEPING_", env_ignore_empty=True, frozen=True)
+
+    turn_seconds: float = Field(1.0, gt=0)
+    """Pause between two checks for voices that are due."""
+    sweep_seconds: float = Field(86_400, gt=0)
+    """Time between two sweeps of all voices."""
+    grace_seconds: float = Field(86_400, ge=3600)
+    """Time for which bytes that no document names are kept, because their upload or their worker may still be
+    running.
+    """
+    deleted_grace_seconds: float = Field(86_400, ge=0)
+    """Time for which the data of a deleted voice is kept."""
+    rebuild_threads: int = Field(16, gt=0)
+    """Number of documents that are read at the same time while the view is rebuilt from a bucket. A local
+    folder is read by one thread.
+    """
+    sweep_threads: int = Field(4, gt=0)
+    """Number of voices that a sweep reads at the same time. A sweep need not be fast."""
