@@ -13,18 +13,10 @@ from typing import Literal, Self
 import httpx
 from numpy.typing import ArrayLike
 
+from speaker_registry.arguments import campaign_request, key_request, promotion_request
 from speaker_registry.artifact import Artifact
 from speaker_registry.cache import ArtifactCache
-from speaker_registry.calls import (
-    Alias,
-    Item,
-    Listing,
-    Registration,
-    campaign_request,
-    key_request,
-    promotion_request,
-    target_of,
-)
+from speaker_registry.calls import Alias, Registration, target_of
 from speaker_registry.errors import SpeakerRegistryError
 from speaker_registry.exchange import (
     BodyReader,
@@ -46,6 +38,7 @@ from speaker_registry.fetching import (
     PictureKind,
     pairs_of,
 )
+from speaker_registry.listings import Item, Listing
 from speaker_registry.manifest_reading import read_manifest
 from speaker_registry.manifests import Manifest
 from speaker_registry.paths import parse_target

@@ -1,24 +1,25 @@
 """Plans for the registry's routes: the request that each call makes, and how its answer is parsed.
 
-This module does no I/O. It knows fields and pages. Paths are in `paths`, retries in `exchange`, artifacts in
-`fetching`, waiting in `waiting`, and the execution of plans in `client` and `async_client`.
+This module does no I/O. Checks of arguments are in `arguments`, paths in `paths`, pages in `listings`,
+retries in `exchange`, artifacts in `fetching`, waiting in `waiting`, and the execution of plans in `client`
+and `async_client`.
 """
 
 import dataclasses
 import math
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Generic, Self, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import TypeVar
 
-import numpy as np
 from numpy.typing import ArrayLike
 from pydantic import BaseModel, ValidationError
 
+from speaker_registry.arguments import checked_idempotency_key, condition, embedding_json, given, request_body
 from speaker_registry.artifact import canonical_json
-from speaker_registry.errors import InvalidEmbedding, InvalidRequest, Unavailable, VersionNotFound
+from speaker_registry.errors import InvalidRequest, Unavailable, VersionNotFound
 from speaker_registry.exchange import Plan, Reply, Request, RetryPolicy, SendRequest, error_of, exchange
 from speaker_registry.labels import changed_labels
+from speaker_registry.listings import Item, Listing, listing_of
 from speaker_registry.names import DEFAULT, parse_speaker_name
 from speaker_registry.paths import (
     Target,
@@ -61,25 +62,11 @@ from speaker_registry.schemas import (
     VoiceEdit,
     VoiceVersion,
 )
-from speaker_registry.validation import invalid_value_message
 
 MAX_WAIT_SECONDS = 60.0
 """Longest time that the registry holds an answer back."""
-_PAGE_SIZE = 100
-"""Maximum size of a page of the registry."""
 _NO_REGISTRY = "is there a speaker registry at this address?"
-Item = TypeVar("Item", bound=BaseModel)
 Model = TypeVar("Model", bound=BaseModel)
-
-
-def _idempotency_key(text: str) -> str:
-    """Check that a key can be sent in a header, where a line break would begin another header."""
-    if not (1 <= len(text) <= 255 and text.isascii() and text.isprintable()):
-        raise InvalidRequest(
-            f"idempotency_key is {text[:40]!a}; accepted: 1 to 255 printable ASCII characters",
-            param="idempotency_key",
-        )
-    return text
 
 
 class Registration(Schema):
@@ -122,32 +109,6 @@ def target_of(speaker: str | Registration) -> Target:
     return parse_target(speaker.reference if isinstance(speaker, Registration) else speaker)
 
 
-@dataclass(frozen=True, slots=True)
-class Listing(Generic[Item]):
-    """A list that is read page by page."""
-
-    path: str
-    page: type[Page[Item]]
-    params: Mapping[str, str]
-    limit: int | None
-    """Number of items still wanted. None means all."""
-
-    @property
-    def request(self) -> Request:
-        size = _PAGE_SIZE if self.limit is None else min(_PAGE_SIZE, self.limit)
-        return Request(path=self.path, params={**self.params, "limit": str(size)})
-
-    def following(self, page: Page[Item]) -> Self | None:
-        """Return the listing of what follows a page. Returns None if the page was the last one."""
-        left = None if self.limit is None else self.limit - len(page.data)
-        # A page that leads to itself would be read forever. An empty page that leads on is valid: the
-        # registry looked at some items, and none of them matched.
-        stuck = page.last_id == self.params.get("after")
-        if not page.has_more or page.last_id is None or stuck or left == 0:
-            return None
-        return dataclasses.replace(self, params={**self.params, "after": page.last_id}, limit=left)
-
-
 class Calls:
     """The calls of one client. Invalid arguments raise at once, not when the plan is executed."""
 
@@ -161,10 +122,10 @@ class Calls:
         return self._read(VoiceVersion, Request(path=target.version_path))
 
     def history(self, voice: str, limit: int | None) -> Listing[VoiceChange]:
-        return _listing(f"{voice_path(voice)}/history", Page[VoiceChange], limit)
+        return listing_of(f"{voice_path(voice)}/history", Page[VoiceChange], limit)
 
     def aliases(self, voice: str, limit: int | None) -> Listing[VoiceAlias]:
-        return _listing(aliases_path(voice), Page[VoiceAlias], limit)
+        return listing_of(aliases_path(voice), Page[VoiceAlias], limit)
 
     def alias(self, voice: str, alias: str) -> Plan[Alias]:
         return self._alias(Request(path=alias_path(voice, alias)))
@@ -173,13 +134,13 @@ class Calls:
         request = Request(
             method="PUT",
             path=alias_path(voice, alias),
-            headers={"content-type": "application/json", **_condition(if_match)},
-            content=_request_body(AliasMove, version=version).model_dump_json().encode(),
+            headers={"content-type": "application/json", **condition(if_match)},
+            content=request_body(AliasMove, version=version).model_dump_json().encode(),
         )
         return self._alias(request)
 
     def remove_alias(self, voice: str, alias: str, if_match: str | None) -> Plan[None]:
-        headers = _condition(if_match)
+        headers = condition(if_match)
         return self._done(Request(method="DELETE", path=alias_path(voice, alias), headers=headers))
 
     def rollback(self, voice: str, to: int | None) -> Plan[Alias]:
@@ -190,7 +151,7 @@ class Calls:
         return moved.model_copy(update={"previous_version": present.version})
 
     def _version_before(self, voice: str, number: int) -> Plan[int]:
-        older = _listing(f"{voice_path(voice)}/versions", Page[VoiceVersion], 1, after=str(number))
+        older = listing_of(f"{voice_path(voice)}/versions", Page[VoiceVersion], 1, after=str(number))
         page = yield from self.page(older)
         if not page.data:
             raise VersionNotFound(
@@ -272,21 +233,21 @@ class Calls:
         limit: int | None,
     ) -> Listing[Voice]:
         label = ",".join(f"{key}={value}" for key, value in (labels or {}).items()) or None
-        return _listing("/v1/voices", Page[Voice], limit, profile=profile, state=state, q=q, label=label)
+        return listing_of("/v1/voices", Page[Voice], limit, profile=profile, state=state, q=q, label=label)
 
     def edit_voice(self, name: str, members: Mapping[str, object], if_match: str | None) -> Plan[Voice]:
-        wanted = _request_body(VoiceEdit, **members)
+        wanted = request_body(VoiceEdit, **members)
         changed_labels({}, wanted.labels)
         request = Request(
             method="PATCH",
             path=voice_path(name),
-            headers={"content-type": "application/json", **_condition(if_match)},
+            headers={"content-type": "application/json", **condition(if_match)},
             content=wanted.model_dump_json(exclude_unset=True).encode(),
         )
         return self._read(Voice, request)
 
     def versions(self, name: str, limit: int | None) -> Listing[VoiceVersion]:
-        return _listing(f"{voice_path(name)}/versions", Page[VoiceVersion], limit)
+        return listing_of(f"{voice_path(name)}/versions", Page[VoiceVersion], limit)
 
     def jobs(
         self,
@@ -297,7 +258,7 @@ class Calls:
         limit: int | None,
     ) -> Listing[Job]:
         since = None if created_after is None else repr(created_after)
-        return _listing(
+        return listing_of(
             "/v1/jobs", Page[Job], limit, state=state, voice=voice, profile=profile, created_after=since
         )
 
@@ -305,7 +266,7 @@ class Calls:
         return self._read(JobSummary, Request(path="/v1/jobs/summary"))
 
     def profiles(self) -> Listing[Profile]:
-        return _listing("/v1/profiles", Page[Profile], None)
+        return listing_of("/v1/profiles", Page[Profile], None)
 
     def promote_encoder(self, profile: str, wanted: EncoderPromotion) -> Plan[Profile]:
         request = Request(
@@ -328,7 +289,7 @@ class Calls:
         return self._read(Campaign, request)
 
     def campaigns(self, profile: str, limit: int | None) -> Listing[Campaign]:
-        return _listing(campaigns_path(profile), Page[Campaign], limit)
+        return listing_of(campaigns_path(profile), Page[Campaign], limit)
 
     def campaign(self, profile: str, campaign_id: str) -> Plan[Campaign]:
         return self._read(Campaign, Request(path=campaign_path(profile, campaign_id)))
@@ -355,7 +316,7 @@ class Calls:
     ) -> Plan[Registration]:
         if (clip is None) == (embedding is None):
             raise InvalidRequest("give either audio or an embedding", param="audio")
-        fields = _given(
+        fields = given(
             name=parse_speaker_name(name).name,
             consent=consent,
             ref_text=ref_text,
@@ -363,7 +324,7 @@ class Calls:
             embedding=None if embedding is None else embedding_json(embedding),
         )
         # The key is made once per call, so that a retry after a lost answer does not make a second version.
-        key = uuid.uuid4().hex if idempotency_key is None else _idempotency_key(idempotency_key)
+        key = uuid.uuid4().hex if idempotency_key is None else checked_idempotency_key(idempotency_key)
         headers = {"idempotency-key": key}
         params = {"if_exists": "add_version", **({} if dedupe else {"dedupe": "false"})}
         path = "/v1/voices"
@@ -404,7 +365,7 @@ class Calls:
         return self._done(Request(method="DELETE", path=f"/v1/keys/{key_id_of(key_id)}", params=params))
 
     def keys(self, limit: int | None) -> Listing[ApiKey]:
-        return _listing("/v1/keys", Page[ApiKey], limit)
+        return listing_of("/v1/keys", Page[ApiKey], limit)
 
     def health(self) -> Plan[Health]:
         """Ask once, because an answer that says that the registry cannot serve now is an answer."""
@@ -420,7 +381,7 @@ class Calls:
 
     def delete_version(self, voice: str, version: int, if_match: str | None) -> Plan[None]:
         path = parse_target(voice, version).version_path
-        return self._done(Request(method="DELETE", path=path, headers=_condition(if_match)))
+        return self._done(Request(method="DELETE", path=path, headers=condition(if_match)))
 
     def undelete(self, name: str) -> Plan[Voice]:
         path = f"{voice_path(name)}/undelete"
@@ -436,12 +397,6 @@ class Calls:
     def _read(self, model: type[Model], request: Request) -> Plan[Model]:
         reply = yield from exchange(self._policy, request)
         return parsed(model, reply)
-
-
-def _listing(path: str, page: type[Page[Item]], limit: int | None, **filters: str | None) -> Listing[Item]:
-    if limit is not None and limit < 1:
-        raise InvalidRequest(f"limit is {limit}; accepted: from 1", param="limit")
-    return Listing(path, page, _given(**filters), limit)
 
 
 def long_polled(request: Request, wait: float) -> Request:
@@ -462,81 +417,3 @@ def parsed(model: type[Model], reply: Reply) -> Model:
     except ValidationError as error:
         name = model.__name__.lstrip("_")
         raise Unavailable(f"the answer cannot be read as {name}: {_NO_REGISTRY}") from error
-
-
-def embedding_json(embedding: ArrayLike) -> str:
-    """Encode an embedding for the form field `speaker_embedding`.
-
-    Raises:
-        InvalidEmbedding: The embedding is not one row of finite numbers.
-    """
-    try:
-        vector = np.asarray(embedding, dtype=np.float64)
-    except (TypeError, ValueError) as error:
-        raise InvalidEmbedding("the embedding is not a list of numbers", param="speaker_embedding") from error
-    if vector.ndim != 1 or not vector.size or not np.isfinite(vector).all():
-        raise InvalidEmbedding(
-            f"the embedding has shape {list(vector.shape)}, or values that are not finite; accepted: one "
-            "row of finite numbers",
-            param="speaker_embedding",
-        )
-    return canonical_json(vector.tolist())
-
-
-def key_request(
-    name: str,
-    scopes: Iterable[str],
-    *,
-    namespace: str | None,
-    expires_at: int | None,
-    requests_per_minute: int | None,
-    uploads_per_minute: int | None,
-) -> ApiKeyRequest:
-    """Build the request for a new API key. Raises `InvalidRequest` with the message that the registry would
-    send.
-    """
-    return _request_body(
-        ApiKeyRequest,
-        name=name,
-        scopes=list(scopes),
-        namespace=namespace,
-        expires_at=expires_at,
-        requests_per_minute=requests_per_minute,
-        uploads_per_minute=uploads_per_minute,
-    )
-
-
-def promotion_request(fingerprint: str, *, when: str, force: bool) -> EncoderPromotion:
-    """Build the request to promote an encoder. Raises `InvalidRequest` with the message that the registry
-    would send.
-    """
-    return _request_body(EncoderPromotion, fingerprint=fingerprint, when=when, force=force)
-
-
-def campaign_request(fingerprint: str, *, sample: int, rate: float | None) -> CampaignRequest:
-    """Build the request to start a campaign. Raises `InvalidRequest` with the message that the registry would
-    send.
-    """
-    return _request_body(CampaignRequest, fingerprint=fingerprint, sample=sample, rate=rate)
-
-
-def _request_body(model: type[Model], **values: object) -> Model:
-    try:
-        return model.model_validate(values)
-    except ValidationError as error:
-        fault = error.errors()[0]
-        said = invalid_value_message(fault, fault["loc"], model.model_json_schema())
-        raise InvalidRequest(said, param=str(fault["loc"][0])) from None
-
-
-def _condition(if_match: str | None) -> dict[str, str]:
-    """Return the header that makes a change conditional, whose value must not begin another header."""
-    if if_match is None:
-        return {}
-    if not (if_match.isascii() and if_match.isprintable()):
-        raise InvalidRequest(f"if_match is {if_match[:40]!a}; accepted: an ETag", param="if_match")
-    return {"if-match": if_match}
-
-
-def _given(**values: str | None) -> dict[str, str]:
-    return {key: value for key, value in values.items() if value is not None}

@@ -1,0 +1,109 @@
+"""Arguments of calls, checked and encoded as they are sent: bodies, form fields and headers.
+
+An argument that the registry would refuse raises here, with the message that the registry would send. This
+module knows no paths and sends nothing.
+"""
+
+from collections.abc import Iterable
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import ArrayLike
+from pydantic import BaseModel, ValidationError
+
+from speaker_registry.artifact import canonical_json
+from speaker_registry.errors import InvalidEmbedding, InvalidRequest
+from speaker_registry.schemas import ApiKeyRequest, CampaignRequest, EncoderPromotion
+from speaker_registry.validation import invalid_value_message
+
+Body = TypeVar("Body", bound=BaseModel)
+
+
+def key_request(
+    name: str,
+    scopes: Iterable[str],
+    *,
+    namespace: str | None,
+    expires_at: int | None,
+    requests_per_minute: int | None,
+    uploads_per_minute: int | None,
+) -> ApiKeyRequest:
+    """Build the request for a new API key. Raises `InvalidRequest` with the message that the registry would
+    send.
+    """
+    return request_body(
+        ApiKeyRequest,
+        name=name,
+        scopes=list(scopes),
+        namespace=namespace,
+        expires_at=expires_at,
+        requests_per_minute=requests_per_minute,
+        uploads_per_minute=uploads_per_minute,
+    )
+
+
+def promotion_request(fingerprint: str, *, when: str, force: bool) -> EncoderPromotion:
+    """Build the request to promote an encoder. Raises `InvalidRequest` with the message that the registry
+    would send.
+    """
+    return request_body(EncoderPromotion, fingerprint=fingerprint, when=when, force=force)
+
+
+def campaign_request(fingerprint: str, *, sample: int, rate: float | None) -> CampaignRequest:
+    """Build the request to start a campaign. Raises `InvalidRequest` with the message that the registry would
+    send.
+    """
+    return request_body(CampaignRequest, fingerprint=fingerprint, sample=sample, rate=rate)
+
+
+def request_body(model: type[Body], **values: object) -> Body:
+    """Build the body of a request. Raises `InvalidRequest` with the message that the registry would send."""
+    try:
+        return model.model_validate(values)
+    except ValidationError as error:
+        fault = error.errors()[0]
+        said = invalid_value_message(fault, fault["loc"], model.model_json_schema())
+        raise InvalidRequest(said, param=str(fault["loc"][0])) from None
+
+
+def embedding_json(embedding: ArrayLike) -> str:
+    """Encode an embedding for the form field `speaker_embedding`.
+
+    Raises:
+        InvalidEmbedding: The embedding is not one row of finite numbers.
+    """
+    try:
+        vector = np.asarray(embedding, dtype=np.float64)
+    except (TypeError, ValueError) as error:
+        raise InvalidEmbedding("the embedding is not a list of numbers", param="speaker_embedding") from error
+    if vector.ndim != 1 or not vector.size or not np.isfinite(vector).all():
+        raise InvalidEmbedding(
+            f"the embedding has shape {list(vector.shape)}, or values that are not finite; accepted: one "
+            "row of finite numbers",
+            param="speaker_embedding",
+        )
+    return canonical_json(vector.tolist())
+
+
+def checked_idempotency_key(text: str) -> str:
+    """Check that a key can be sent in a header, where a line break would begin another header."""
+    if not (1 <= len(text) <= 255 and text.isascii() and text.isprintable()):
+        raise InvalidRequest(
+            f"idempotency_key is {text[:40]!a}; accepted: 1 to 255 printable ASCII characters",
+            param="idempotency_key",
+        )
+    return text
+
+
+def condition(if_match: str | None) -> dict[str, str]:
+    """Return the header that makes a change conditional, whose value must not begin another header."""
+    if if_match is None:
+        return {}
+    if not (if_match.isascii() and if_match.isprintable()):
+        raise InvalidRequest(f"if_match is {if_match[:40]!a}; accepted: an ETag", param="if_match")
+    return {"if-match": if_match}
+
+
+def given(**values: str | None) -> dict[str, str]:
+    """Return the arguments that are not None."""
+    return {key: value for key, value in values.items() if value is not None}
