@@ -104,7 +104,9 @@ class Process:
                 request.met_no_view = True
             raise redis.ConnectionError("nobody answers")
         if request and "hmget" in what:
-            request.read_from = Stamp.parse(self.registry.generation._trusted).generation
+            # It may have been distrusted since this call was made, for another one.
+            trusted = Stamp.parse(self.registry.generation._trusted).generation
+            request.read_from = trusted or request.read_from
         if world.happens("redis_call_is_repeated"):
             call()
         found = call()
