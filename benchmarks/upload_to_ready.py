@@ -42,9 +42,9 @@ class Timing:
     queued: float
     """Time after `committed` until a worker had started the job."""
     worked: float
-    """Time after `queued` until the artifact was published: clip read, tensors made, stored, published."""
-    noticed: float
-    """Time after `worked` until the waiting client had its answer."""
+    """Time after `queued` until the waiting client had its answer: clip read, tensors made, stored and
+    published. The job's own end comes a little later.
+    """
 
 
 class Caller:
@@ -72,7 +72,7 @@ def upload(caller: Caller, name: str, clip: bytes) -> Timing:
     ready = time.time()
     assert state == "ready"
     job = caller.ask("GET", f"/v1/jobs/{voice['job_id']}")
-    moments = [started, job["created_at"], job["started_at"], job["finished_at"], ready]
+    moments = [started, job["created_at"], job["started_at"], ready]
     steps = [1e3 * (later - earlier) for earlier, later in pairwise(moments)]
     return Timing(1e3 * (ready - started), 1e3 * (answered - started), *steps)
 

@@ -7,6 +7,7 @@ A test gives each process a client of its own, and decides what becomes of every
 import json
 from collections.abc import Callable, Sequence
 from copy import deepcopy
+from functools import partial
 from typing import Any
 
 import redis
@@ -53,8 +54,9 @@ class MemoryServer:
     def hget(self, key: str, field: str) -> str | None:
         return self.hgetall(key).get(field)
 
-    def hset(self, key: str, field: str, value: Any) -> None:
-        self.data.setdefault(key, {})[field] = str(value)
+    def hset(self, key: str, field: str = "", value: Any = None, *, mapping: Any = None) -> None:
+        for name, one in (mapping or {field: value}).items():
+            self.data.setdefault(key, {})[name] = str(one)
 
     def hgetall(self, key: str) -> dict[str, str]:
         return dict(self.data.get(key, {}))
@@ -136,18 +138,18 @@ class MemoryClient:
     def get(self, key: str) -> Any:
         return self.run(f"GET {key}", lambda server: server.get(key))
 
-    def pipeline(self, *, transaction: bool) -> "_Pipeline":
-        assert transaction
-        return _Pipeline(self)
+    def pipeline(self, *, transaction: bool) -> "_Pipeline | _Scripts":
+        return _Pipeline(self) if transaction else _Scripts()
 
     def register_script(self, text: str) -> Callable[..., Any]:
         [name] = [
             path.stem for path in generation_module._LUA.glob("[a-z]*.lua") if text.endswith(path.read_text())
         ]
 
-        def script(keys: list[str], args: list[Any]) -> Any:
+        def script(keys: list[str], args: list[Any], client: _Scripts | None = None) -> Any:
             arguments = [str(one) for one in args]
-            return self.run(name, lambda server: _run(server, name, keys, arguments))
+            call = partial(self.run, name, lambda server: _run(server, name, keys, arguments))
+            return call() if client is None else client.calls.append(call)
 
         return script
 
@@ -172,6 +174,16 @@ class _Connection:
 
     def read_response(self) -> Any:
         return self._server.info()
+
+
+class _Scripts:
+    """Scripts that are carried out one after the other. Others come in between."""
+
+    def __init__(self) -> None:
+        self.calls: list[Callable[[], Any]] = []
+
+    def execute(self) -> list[Any]:
+        return [call() for call in self.calls]
 
 
 class _Pipeline:

@@ -21,6 +21,7 @@ from services.shared.bucket.documents import Base
 from services.shared.bucket.durable_folder import TEMPORARY
 from services.shared.bucket.pictures import store_pictures
 from services.shared.model.pictures import Picture
+from services.shared.model.speaker import SpeakerId
 from services.shared.view.copies import Listed
 from services.shared.view.job_records import KEPT_SECONDS
 from services.shared.view.keys import agenda_key
@@ -413,6 +414,28 @@ def test_a_sweep_that_was_stopped_goes_on_where_it_was(
     assert swept == ["heron"]
     housekeeping.turn()
     assert swept == ["heron", "robin", "wren"]
+
+
+def test_a_sweep_gives_way_to_a_rebuild_and_goes_on_after_it(
+    registry: OpenedRegistry, housekeeping: Housekeeping, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sweep may take hours. Lists would come from the bucket for as long after a loss of Redis."""
+    for name in ("owl", "robin", "wren"):
+        registry.register(name)
+    swept: list[str] = []
+
+    def sweep_one(_: Housekeeping, speaker_id: SpeakerId) -> None:
+        swept.append(speaker_id.slug)
+        if len(swept) == 1:
+            lose_the_view(registry)
+
+    monkeypatch.setattr(Housekeeping, "_sweep_one", sweep_one)
+    housekeeping = registry.housekeeping(sweep_threads=1, turn_seconds=1e-9)
+    ask_for_sweep(registry.redis)
+    housekeeping.turn()
+    assert (swept, registry.view.is_complete()) == (["owl"], False)
+    housekeeping.turn()
+    assert (swept, registry.view.is_complete()) == (["owl", "robin", "wren"], True)
 
 
 def test_two_processes_do_not_sweep_at_the_same_time(

@@ -129,7 +129,7 @@ class Housekeeping:
                 self._speakers,
                 look=self._look,
                 threads=self._settings.rebuild_threads,
-                between=partial(self._between, renew),
+                between=lambda: self._between(renew),
             )
             result = "done"
         except Stopped:
@@ -146,9 +146,14 @@ class Housekeeping:
         return applied
 
     def sweep(self, renew: RenewLock = lambda: None) -> None:
-        """Settle every speaker and remove garbage. Continues an interrupted sweep."""
+        """Settle every speaker and remove garbage. Continues an interrupted sweep.
+
+        It may take hours, so it is interrupted when the bucket has to be listed: Redis was lost.
+        """
         for _ in self._sweeps.steps(self._sweep_one):
-            self._between(renew)
+            if self._between(renew) and listing_is_due(self._speakers.view.listed()):
+                log.info("sweep.interrupted")
+                return
 
     def look_at(self, speaker_id: SpeakerId) -> float | None:
         """Settle a speaker, and erase what was deleted longer ago than the grace period.
@@ -180,13 +185,18 @@ class Housekeeping:
             return LOOK_SECONDS
         return erasure_due_in(speaker.document, self._deleted_grace, now=self._speakers.now())
 
-    def _between(self, renew: RenewLock) -> None:
-        """Keep the lock of long work, and look at the speakers that are due meanwhile."""
+    def _between(self, renew: RenewLock) -> bool:
+        """Keep the lock of long work, and look at the speakers that are due meanwhile, once in a turn's time.
+
+        Returns whether it was time.
+        """
         renew()
-        if self._clock.monotonic() - self._looked_at >= self._settings.turn_seconds:
+        is_time = self._clock.monotonic() - self._looked_at >= self._settings.turn_seconds
+        if is_time:
             self._look_at_due()
         if self._stop.is_set():
             raise Stopped
+        return is_time
 
     def _only_one(self, what: str) -> AbstractContextManager[RenewLock]:
         return only_one(self._speakers.generation, self._clock, what)

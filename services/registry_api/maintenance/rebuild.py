@@ -6,7 +6,7 @@ had so is taken over from there. A local folder's listing has no ETags; there in
 stand for it.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -18,9 +18,10 @@ from services.registry_api.maintenance.each_speaker import in_batches, in_parall
 from services.shared.bucket.documents import Base
 from services.shared.bucket.layout import document_key, documents_prefix, speaker_of
 from services.shared.bucket.store import Listing, StoredObject
+from services.shared.model.document import SpeakerDocument
 from services.shared.model.speaker import SpeakerId
 from services.shared.registry.speakers import FoundSpeaker, Speakers
-from services.shared.view.copies import FormerCopy
+from services.shared.view.copies import FormerCopy, Held
 from speaker_registry.errors import VoiceDamaged, VoiceUnreadable
 from speaker_registry.names import is_namespace, slug_of
 
@@ -28,6 +29,8 @@ log = structlog.get_logger(__name__)
 
 _PORTION = 500
 _NAMES = 1000
+_SHOWN, _SHOWN_BYTES = 100, 4 * 1024 * 1024
+"""The most documents that are sent to Redis at a time, and how many bytes of them are enough."""
 LOOK_SECONDS = 10.0
 """A speaker that the view lacked is looked at within this, because Redis may have lost its jobs as well."""
 _TIMES_READ, _PAUSE_SECONDS = 3, 2.0
@@ -58,6 +61,19 @@ class _Outdated:
     """True if the view has another copy of it."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """A speaker with its document, as it was read from the bucket or from the last generation."""
+
+    of: _Outdated
+    base: Base
+    document: SpeakerDocument
+
+    @property
+    def held(self) -> Held:
+        return Held(self.of.speaker_id, self.document, self.base.etag or "", self.base.body or b"")
+
+
 @dataclass
 class _Outcome:
     """What one rebuild has found."""
@@ -66,6 +82,12 @@ class _Outcome:
     contradicted: list[SpeakerId] = field(default_factory=list)
     """Speakers of whom the view has a copy that the bucket does not lead to."""
 
+    def add(self, speakers: Speakers, shown: Sequence[_Read]) -> None:
+        """Count documents that were shown, and compare those that the view had otherwise."""
+        self.applied += len(shown)
+        had = (read.of.speaker_id for read in shown if read.of.in_view)
+        self.contradicted += [one for one in had if _contradicts(speakers, one)]
+
 
 def rebuild(
     store: Listed,
@@ -73,7 +95,7 @@ def rebuild(
     *,
     look: Look = lambda _: LOOK_SECONDS,
     threads: int = 1,
-    between: Callable[[], None] = lambda: None,
+    between: Callable[[], object] = lambda: None,
 ) -> int:
     """Apply every document that the view lacks or has another one of. Returns how many there were.
 
@@ -95,8 +117,10 @@ def rebuild(
             if (speaker_id := speaker_of(stored.key))
         }
         for portion in in_batches(iter(listed.items()), _PORTION):
-            bring_up = partial(_bring_up, speakers, generation, look)
-            _apply(speakers, dict(portion), outcome, bring_up, threads=1 if store.is_local else threads)
+            read = partial(_read_each, speakers, threads=1 if store.is_local else threads)
+            for together in _together(read(_outdated(speakers, dict(portion)))):
+                _show(speakers, generation, look, together)
+                outcome.add(speakers, together)
             between()
         outcome.contradicted += _unlisted(speakers, namespace, listed)
     if _is_restored(speakers, outcome.contradicted):
@@ -105,22 +129,6 @@ def rebuild(
     else:
         speakers.view.complete(generation)
     return outcome.applied
-
-
-def _apply(
-    speakers: Speakers,
-    portion: dict[SpeakerId, StoredObject],
-    outcome: _Outcome,
-    bring_up: Callable[[_Outdated], bool],
-    *,
-    threads: int,
-) -> None:
-    outdated = _outdated(speakers, portion)
-    results = in_parallel(bring_up, outdated, threads)
-    for one, applied in zip(outdated, results, strict=True):
-        outcome.applied += applied
-        if applied and one.in_view and _contradicts(speakers, one.speaker_id):
-            outcome.contradicted.append(one.speaker_id)
 
 
 def _outdated(speakers: Speakers, portion: dict[SpeakerId, StoredObject]) -> list[_Outdated]:
@@ -145,20 +153,49 @@ def _mark(stored: StoredObject, etag: str) -> str:
     return f"{stored.mark} {etag}"
 
 
-def _bring_up(speakers: Speakers, generation: str, look: Look, one: _Outdated) -> bool:
-    """Bring the copy of one speaker up to the bucket. Returns False if its document can't be understood."""
+def _read_each(speakers: Speakers, outdated: Iterable[_Outdated], *, threads: int) -> Iterator[_Read]:
+    """Yield the speakers with their documents, without those whose documents cannot be understood."""
+    for read in in_parallel(partial(_read, speakers), outdated, threads):
+        if read is not None:
+            yield read
+
+
+def _read(speakers: Speakers, one: _Outdated) -> _Read | None:
     try:
         base = _of_former(speakers, one) or speakers.documents.read(document_key(one.speaker_id))
-        document = speakers.show(one.speaker_id, base, generation)
+        return _Read(one, base, speakers.parse(one.speaker_id, base))
     except (VoiceDamaged, VoiceUnreadable) as error:
         log.error("document.left_out", speaker=str(one.speaker_id), reason=error.message)
-        return False
-    if one.stored.mark is not None and base.etag is not None:
-        speakers.view.put_mark(one.speaker_id, _mark(one.stored, base.etag))
-    seconds = look(FoundSpeaker(document, id=one.speaker_id))
-    if seconds is not None:
-        speakers.agenda.look_within(one.speaker_id, seconds)
-    return True
+        return None
+
+
+def _together(reads: Iterable[_Read]) -> Iterator[list[_Read]]:
+    """Yield what is shown to Redis in one round trip: so many documents, and not too many bytes."""
+    together, size = list[_Read](), 0
+    for read in reads:
+        together.append(read)
+        size += len(read.base.body or b"")
+        if len(together) == _SHOWN or size >= _SHOWN_BYTES:
+            yield together
+            together, size = [], 0
+    if together:
+        yield together
+
+
+def _show(speakers: Speakers, generation: str, look: Look, together: Sequence[_Read]) -> None:
+    """Bring the copies of some speakers up to the bucket.
+
+    The looks are asked for first, and marks are kept last: a rebuild that ends in between is done again.
+    """
+    held = [read.held for read in together if read.base.etag]
+    looks = {one.speaker_id: look(FoundSpeaker(one.document, id=one.speaker_id)) for one in held}
+    if within := {one: seconds for one, seconds in looks.items() if seconds is not None}:
+        speakers.agenda.look_at_each(within)
+    if held:
+        speakers.show_each(held, generation)
+    marked = (read for read in together if read.of.stored.mark is not None and read.base.etag)
+    if marks := {read.of.speaker_id: _mark(read.of.stored, read.base.etag or "") for read in marked}:
+        speakers.view.put_marks(marks)
 
 
 def _of_former(speakers: Speakers, one: _Outdated) -> Base | None:

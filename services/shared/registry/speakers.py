@@ -29,7 +29,7 @@ from services.shared.registry.parsed import MissingSpeakers, ParsedDocuments
 from services.shared.telemetry.metrics import INTEGRITY_FAILURES
 from services.shared.view.agenda import Agenda
 from services.shared.view.answers import Answers
-from services.shared.view.copies import Copy, SpeakerView
+from services.shared.view.copies import Copy, Held, SpeakerView
 from services.shared.view.generation import Generation, ViewAway
 from services.shared.view.leases import Leases
 from speaker_registry.errors import SpeakerRegistryError, Unavailable, VoiceDamaged, VoiceUnreadable
@@ -181,20 +181,23 @@ class Speakers:
         Raises `ViewAway` if there is no view to bring up, or as `read` does.
         """
         generation = self.generation.for_reading()  # first: a later one might need a newer document
-        return self.show(speaker_id, self.documents.read(document_key(speaker_id)), generation)
-
-    def show(self, speaker_id: SpeakerId, base: Base, generation: str) -> SpeakerDocument:
-        """Return what the bucket has of a speaker, after the view's copy was brought up to it.
-
-        Args:
-            base: the document, read after the generation began.
-
-        Raises as `refresh` does.
-        """
+        base = self.documents.read(document_key(speaker_id))
         document = self.parse(speaker_id, base)
         if base.etag is not None:
             self.apply(speaker_id, document, base, generation, _NOTHING)
         return document
+
+    def show_each(self, found: Sequence[Held], generation: str) -> None:
+        """Bring the view's copies of several speakers up to what the bucket has of them.
+
+        Args:
+            found: was read after the generation began.
+
+        Raises `ViewAway` or `Unavailable`.
+        """
+        self.view.apply_each(found, generation=generation)
+        for one in found:
+            self._missing.drop(one.speaker_id)
 
     def usage(self, namespace: str) -> Counts | None:
         """Return what the speakers of a namespace use, or None while the view does not hold all of them."""

@@ -69,6 +69,15 @@ class Agenda:
         """Have the speaker looked at within so many seconds."""
         self._look_within(speaker_id, seconds, self._generation.for_reading())
 
+    def look_at_each(self, within: Mapping[SpeakerId, float]) -> None:
+        """Have each speaker looked at within so many seconds."""
+        generation = self._generation.for_reading()
+        calls: list[tuple[list[str], list[str | int | float]]] = [
+            ([agenda_key(generation)], [str(speaker_id), round(seconds * 1000)])
+            for speaker_id, seconds in within.items()
+        ]
+        self._generation.call_each("look", generation, calls)
+
     def _look_within(self, speaker_id: SpeakerId, seconds: float, generation: str) -> None:
         arguments: list[str | int | float] = [str(speaker_id), round(seconds * 1000)]
         self._generation.call("look", generation, [agenda_key(generation)], arguments)

@@ -7,6 +7,7 @@ copy never goes back. The documents in the bucket decide: nothing is decided her
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
+from typing import Any
 
 from redis.client import Pipeline
 
@@ -61,6 +62,16 @@ class FormerCopy:
     etag: str | None = None
     body: bytes | None = None
     mark: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A document as the bucket holds it."""
+
+    speaker_id: SpeakerId
+    document: SpeakerDocument
+    etag: str
+    body: bytes
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,6 +148,20 @@ class SpeakerView:
             else:
                 self.apply(speaker_id, base, "", generation=generation)
         raise AssertionError("each try meets a higher revision, and this document's is reached at last")
+
+    def apply_each(self, found: Sequence[Held], *, generation: str) -> None:
+        """Bring several copies up as `apply` does, in one round trip if the view lacks the speakers."""
+        calls = [
+            (
+                self._keys_of(generation, one.speaker_id),
+                _arguments(one.speaker_id, NO_DOCUMENT, one.document, one.etag, one.body),
+            )
+            for one in found
+        ]
+        answers = self._generation.call_each("apply", generation, calls)
+        for one, (answer, *_) in zip(found, answers, strict=True):
+            if answer == "base":
+                self.apply(one.speaker_id, one.document, one.etag, generation=generation)
 
     def names(self, namespace: str, *, after: str = "", limit: int) -> list[str]:
         """Return the keys of live speakers that come after a key, in order. Raises as `get` does."""
@@ -234,11 +259,10 @@ class SpeakerView:
         )
         return list(found)
 
-    def put_mark(self, speaker_id: SpeakerId, mark: str) -> None:
-        """Keep what a listing, taken before the document was read, said of it."""
-        self._generation.read(
-            lambda pipeline, generation: pipeline.hset(marks_key(generation), str(speaker_id), mark)
-        )
+    def put_marks(self, marks: Mapping[SpeakerId, str]) -> None:
+        """Keep what a listing, taken before the documents were read, said of each."""
+        said: dict[Any, Any] = {str(speaker_id): mark for speaker_id, mark in marks.items()}
+        self._generation.read(lambda pipeline, generation: pipeline.hset(marks_key(generation), mapping=said))
 
     def former(self, speaker_ids: Sequence[SpeakerId]) -> list[FormerCopy]:
         """Return what the last complete generation had of each speaker. It proves nothing without its ETag,
@@ -313,14 +337,18 @@ def _counts(found: Sequence[str | None]) -> Counts:
 
 
 def _arguments(
-    speaker_id: SpeakerId, base: SpeakerDocument, document: SpeakerDocument, etag: str
+    speaker_id: SpeakerId,
+    base: SpeakerDocument,
+    document: SpeakerDocument,
+    etag: str,
+    body: bytes | None = None,
 ) -> list[str | int | float]:
     counts, events = document.counts, events_between(base, document)
     before, after = base.digests, document.digests
     return [
         document.revision,
         etag,
-        document.to_bytes().decode(),
+        (body or document.to_bytes()).decode(),
         document.key or "" if document.live else "",
         counts.voices,
         counts.bytes,

@@ -15,10 +15,10 @@ class WatchedServer(MemoryServer):
         self.skew = 0.0
         self._ledger = ledger
 
-    def hset(self, key: str, field: str, value: Any) -> None:
+    def hset(self, key: str, field: str = "", value: Any = None, *, mapping: Any = None) -> None:
         if field == "rev" and ":s:" in key:
             self._note(key, int(self.hget(key, field) or 0), int(value))
-        super().hset(key, field, value)
+        super().hset(key, field, value, mapping=mapping)
 
     def _note(self, key: str, before: int, after: int) -> None:
         _, generation, _, speaker = key.split(":", 3)
