@@ -153,8 +153,33 @@ class MemoryClient:
 
         return script
 
+    def lock(self, name: str, **_: Any) -> "MemoryLock":
+        return MemoryLock(self, name)
+
     def close(self) -> None:
         pass
+
+
+class MemoryLock:
+    """A lock that never runs out. Nobody waits for it: whoever comes second is refused."""
+
+    def __init__(self, client: MemoryClient, name: str) -> None:
+        self._client = client
+        self._name = name
+
+    def acquire(self) -> bool:
+        def take(server: MemoryServer) -> bool:
+            free = not server.exists(self._name)
+            server.set(self._name, "held", nx=True)
+            return free
+
+        return bool(self._client.run(f"LOCK {self._name}", take))
+
+    def reacquire(self) -> None:
+        self._client.run(f"RENEW {self._name}", lambda _: None)
+
+    def release(self) -> None:
+        self._client.run(f"UNLOCK {self._name}", lambda server: server.data.pop(self._name, None))
 
 
 class _Connection:

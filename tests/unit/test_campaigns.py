@@ -41,7 +41,7 @@ def test_a_campaign_is_finished_after_a_walk_that_begins_nothing_or_after_the_la
     assert walked.complete
     assert not walked.model_copy(update={"begun": 1}).finished
     assert walked.model_copy(update={"begun": 1, "walk": MAX_WALKS}).finished
-    assert not walked.model_copy(update={"under_way": ("default/ada",)}).finished
+    assert not walked.model_copy(update={"under_way": {"default/ada": ("1",)}}).finished
     assert not walked.model_copy(update={"failed": 1}).complete
 
 

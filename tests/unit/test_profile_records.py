@@ -425,6 +425,29 @@ def test_artifacts_stay_that_are_served_or_may_be_served_after_the_next_promotio
     assert promoted(ended, "c").kept_fingerprints == {"c", "a"}
 
 
+def test_what_the_newest_campaign_made_stays_also_if_its_encoder_is_a_former_one() -> None:
+    """An operator may prepare the way back to the encoder before the last one."""
+    document = ProfileDocument()
+    for fingerprint in "abc":
+        document = announced(document, encoder(fingerprint)).having(revision=1)
+    document = promoted(promoted(document, "b"), "c")
+    assert document.kept_fingerprints == {"c", "b"}
+    document = with_campaign(document, campaign("a", id="1"))
+    ended = with_campaign_state(document, "1", "complete", now=1)
+    assert document.kept_fingerprints == ended.kept_fingerprints == {"c", "b", "a"}
+
+
+def test_candidates_that_no_campaign_has_prepared_are_forgotten_first() -> None:
+    """Hours of work are lost if the encoder that was to be promoted is forgotten."""
+    document = announced(ProfileDocument(), encoder("first")).having(revision=1)
+    document = with_campaign(announced(document, encoder("prepared")), campaign("prepared"))
+    document = with_campaign_state(document, "c1", "complete", now=1)
+    for number in range(MAX_CANDIDATES + 20):
+        document = announced(document, encoder(str(number)))
+    assert document.encoder("prepared") is not None
+    assert len(document.candidates) == MAX_CANDIDATES
+
+
 # -- campaigns
 
 

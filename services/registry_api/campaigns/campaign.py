@@ -7,7 +7,7 @@ newest one, if they need an artifact of the profile. Older versions are extracte
 housekeeping comes to them.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal, Self
 
@@ -69,8 +69,11 @@ class Progress(Record):
     failed: int = 0
     skipped: int = 0
     """The number of voices that need no artifact of the profile, or can have none."""
-    under_way: tuple[str, ...] = ()
-    """The voices whose extraction was begun and has not ended."""
+    under_way: Mapping[str, tuple[str, ...]] = Field(default_factory=dict)
+    """The voices whose extraction was begun and has not ended, and the ids of the versions that it is for.
+    Newer versions wait for the next walk: otherwise a voice that gets new ones all the time would keep the
+    campaign from its end.
+    """
     paced_until: float = 0.0
     """The time up to which the rate allows what was begun."""
     measured_at: float = 0.0
@@ -146,20 +149,24 @@ class Examined:
 
     state: Literal["ready", "failed", "skipped", "open"]
     missing: tuple[Version, ...] = ()
-    """The versions that have neither an artifact nor a job."""
+    """The versions that have neither an artifact nor a job. Those of a failed voice could not be begun."""
 
 
 def examine(
-    speaker: Speaker, profile: Profile, fingerprint: str, wants: Callable[[Version], bool]
+    speaker: Speaker,
+    versions: Iterable[Version],
+    profile: Profile,
+    fingerprint: str,
+    wants: Callable[[Version], bool],
 ) -> Examined:
-    """Return where a voice stands with an encoder.
+    """Return where some versions of a voice stand with an encoder.
 
     Args:
         wants: returns whether a version needs the profile, although it has no artifact of it.
     """
     found = [
         (version, profile_status(speaker, version, profile, fingerprint))
-        for version in versions_of(speaker.document)
+        for version in versions
         if wants(version) or version.artifact(profile.name) is not None
     ]
     needed = [(version, status) for version, status in found if not status.unsupported]

@@ -225,7 +225,7 @@ class Campaigns:
         """Take back the jobs of a campaign, and return its progress."""
         progress = self._shown(campaign).progress
         self._prepare(campaign).withdraw(progress)
-        return progress.model_copy(update={"under_way": (), "waits": None})
+        return progress.model_copy(update={"under_way": {}, "waits": None})
 
     def _shown(self, campaign: CampaignRecord) -> ShownCampaign:
         return self._all_shown([campaign])[0]

@@ -6,7 +6,8 @@ that no queue grows in Redis.
 """
 
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from functools import cached_property
 
 import structlog
@@ -19,11 +20,13 @@ from services.registry_api.campaigns.campaign import (
     compared,
     examine,
     paced,
+    versions_of,
 )
 from services.registry_api.maintenance.each_speaker import safely
 from services.shared.bucket.store import ObjectStore
 from services.shared.bucket.stored_bytes import StoredBytes, Unsound
 from services.shared.model.profile_document import CampaignRecord
+from services.shared.model.records import Version
 from services.shared.model.speaker import SpeakerId
 from services.shared.queue.jobs import Jobs
 from services.shared.registry.pages import page
@@ -88,7 +91,7 @@ class Preparation:
     def withdraw(self, progress: Progress) -> None:
         """Take the jobs back that have not ended. What a worker still makes of one stays in its document."""
         own = (self._profile.name, self._campaign.fingerprint)
-        for speaker in self._look(progress.under_way):
+        for speaker in filter(None, map(self._read, progress.under_way)):
             for job in speaker.open_jobs:
                 if (job.profile, job.fingerprint) == own:
                     self._jobs.remove(job)
@@ -107,15 +110,24 @@ class Preparation:
         return sorted(filter(is_namespace, map(str, self._store.folders(""))))
 
     def _settled(self, progress: Progress) -> Progress:
-        """Count the voices whose extraction has ended, and start lost ones again."""
-        left = []
-        for speaker in self._look(progress.under_way):
-            examined = self._begun(speaker, self._examined(speaker))
+        """Count the voices whose extraction has ended, and start lost ones again.
+
+        A voice whose document cannot be understood counts as failed. If it were left out, and its extraction
+        failed later, no walk would count that, and the encoder would be promoted by itself.
+        """
+        left = {}
+        for name, vuids in progress.under_way.items():
+            speaker = self._read(name)
+            if speaker is None:
+                progress = _with_one_more(progress, "failed")
+                continue
+            versions = filter(None, map(speaker.document.version, vuids))
+            examined = self._begun(speaker, self._examined(speaker, versions))
             if examined.state == "open":
-                left.append(str(speaker.id))
+                left[name] = vuids
             else:
                 progress = self._counted(progress, speaker, examined)
-        return progress.model_copy(update={"under_way": tuple(left)})
+        return progress.model_copy(update={"under_way": left})
 
     def _walked(self, progress: Progress, now: float) -> Progress:
         """Go on with the walk until enough is under way, the rate is reached, or the turn is long enough."""
@@ -157,9 +169,11 @@ class Preparation:
     def _reached(self, progress: Progress, speaker: FoundSpeaker) -> Progress:
         if str(speaker.id) in progress.under_way:
             return progress
-        examined = self._begun(speaker, self._examined(speaker))
+        versions = versions_of(speaker.document)
+        examined = self._begun(speaker, self._examined(speaker, versions))
         if examined.state == "open":
-            under_way = (*progress.under_way, str(speaker.id))
+            vuids = tuple(version.vuid for version in versions)
+            under_way = {**progress.under_way, str(speaker.id): vuids}
             new = progress.walk > 1  # it was registered, or got another version, since the walk before
             return progress.model_copy(
                 update={
@@ -168,7 +182,8 @@ class Preparation:
                     "voices": progress.voices + new,
                 }
             )
-        if progress.walk > 1:  # it was counted in an earlier walk
+        could_not_begin = examined.state == "failed" and examined.missing
+        if progress.walk > 1 and not could_not_begin:  # it was counted in an earlier walk
             return progress
         return self._counted(progress, speaker, examined)
 
@@ -183,21 +198,22 @@ class Preparation:
                 self._jobs.open(speaker_id, version, profile, fingerprint, ahead=True)
             return True
 
-        return examined if safely(open_jobs, speaker.id, otherwise=False) else Examined("failed")
+        if safely(open_jobs, speaker.id, otherwise=False):
+            return examined
+        return replace(examined, state="failed")
 
-    def _examined(self, speaker: FoundSpeaker) -> Examined:
+    def _examined(self, speaker: FoundSpeaker, versions: Iterable[Version]) -> Examined:
         return examine(
             speaker,
+            versions,
             self._profile,
             self._campaign.fingerprint,
             lambda version: self._profile.name in self._profiles.wanted(version),
         )
 
     def _counted(self, progress: Progress, speaker: FoundSpeaker, examined: Examined) -> Progress:
-        state = examined.state
-        counted = progress.model_copy(update={state: getattr(progress, state) + 1})
-        counted = counted.model_copy(update={"voices": max(counted.voices, counted.done)})
-        if state != "ready" or progress.compared >= self._campaign.sample:
+        counted = _with_one_more(progress, examined.state)
+        if examined.state != "ready" or progress.compared >= self._campaign.sample:
             return counted
         return self._compared(counted, speaker)
 
@@ -223,7 +239,12 @@ class Preparation:
             distances[name] = distances.get(name, Distance(measure=measure)).with_voice(value)
         return progress.model_copy(update={"compared": progress.compared + 1, "distances": distances})
 
-    def _look(self, speakers: tuple[str, ...]) -> list[FoundSpeaker]:
-        """Return the speakers that are under way, except those whose document cannot be understood."""
-        found = [safely(self._speakers.read, SpeakerId.parse(one), otherwise=None) for one in speakers]
-        return [one for one in found if one is not None]
+    def _read(self, speaker: str) -> FoundSpeaker | None:
+        """Return a speaker that is under way, or None if its document cannot be understood."""
+        return safely(self._speakers.read, SpeakerId.parse(speaker), otherwise=None)
+
+
+def _with_one_more(progress: Progress, state: str) -> Progress:
+    """Count one more voice that is ready, failed or skipped."""
+    counted = progress.model_copy(update={state: getattr(progress, state) + 1})
+    return counted.model_copy(update={"voices": max(counted.voices, counted.done)})

@@ -84,12 +84,24 @@ class CampaignRunner:
 
             found = [one for name in names for one in _open(self._profiles.read_anew(name))]
             progress = self._kept.of(found)
-            busy = [self._go_on(one, progress[one.id], renew) for one in found]
+            busy = [self._go_on_unless_broken(one, progress[one.id], renew) for one in found]
         return any(busy)
+
+    def _go_on_unless_broken(
+        self, campaign: CampaignRecord, before: Progress, renew: Callable[[], None]
+    ) -> bool:
+        """Go on with a campaign. One that cannot must not keep those of other profiles from going on."""
+        try:
+            return self._go_on(campaign, before, renew)
+        except Unavailable:
+            raise  # bucket or Redis is away, which concerns all campaigns
+        except Exception:
+            log.exception("campaign.failed", campaign=campaign.id, profile=campaign.profile)
+            return False
 
     def _go_on(self, campaign: CampaignRecord, before: Progress, renew: Callable[[], None]) -> bool:
         if self._profiles.fingerprint(campaign.profile) == campaign.fingerprint:
-            self._end(campaign, "promoted", before.model_copy(update={"under_way": (), "waits": None}))
+            self._end(campaign, "promoted", before.model_copy(update={"under_way": {}, "waits": None}))
             return False
         progress = self._prepare(campaign, renew).turn(before)
         if progress.finished and campaign.state == "running":

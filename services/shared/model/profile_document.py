@@ -83,11 +83,17 @@ class ProfileDocument(StoredDocument):
 
     @property
     def kept_fingerprints(self) -> frozenset[str]:
-        """Return the fingerprints whose artifacts stay: the current one, the one before, and those of
-        candidates that campaigns have prepared.
+        """Return the fingerprints whose artifacts stay: the current one, the one before, those of candidates
+        that campaigns have prepared, and that of the newest campaign, whose encoder may be a former one.
         """
-        prepared = {one.fingerprint for one in self.campaigns} & {one.fingerprint for one in self.candidates}
-        return frozenset({self.fingerprint, *self.former_fingerprints[:1], *prepared} - {""})
+        prepared = self.prepared_fingerprints & {one.fingerprint for one in self.candidates}
+        newest = {one.fingerprint for one in self.campaigns[-1:]}
+        return frozenset({self.fingerprint, *self.former_fingerprints[:1], *prepared, *newest} - {""})
+
+    @property
+    def prepared_fingerprints(self) -> frozenset[str]:
+        """Return the fingerprints of all campaigns that are remembered."""
+        return frozenset(one.fingerprint for one in self.campaigns)
 
     def encoder(self, fingerprint: str) -> Encoder | None:
         """Return an encoder that was current once, or that a worker came with."""
@@ -157,11 +163,15 @@ def _with_current(document: ProfileDocument, encoder: Encoder) -> ProfileDocumen
 
 
 def _trimmed(document: ProfileDocument, candidates: tuple[Encoder, ...]) -> tuple[Encoder, ...]:
-    """Leave out the oldest candidate that no campaign prepares, if there are too many."""
+    """Leave out the oldest candidate that no campaign has prepared, if there are too many. If campaigns have
+    prepared all of them, the oldest one goes that no open campaign prepares.
+    """
     if len(candidates) <= MAX_CANDIDATES:
         return candidates
     going = document.open_campaign
-    oldest = next(one for one in candidates if going is None or one.fingerprint != going.fingerprint)
+    others = [one for one in candidates if going is None or one.fingerprint != going.fingerprint]
+    unprepared = (one for one in others if one.fingerprint not in document.prepared_fingerprints)
+    oldest = next(unprepared, others[0])
     return tuple(one for one in candidates if one is not oldest)
 
 

@@ -1,0 +1,287 @@
+"""Tests of the turns of campaigns, over voices of several namespaces, on a registry in memory.
+
+The test itself plays the candidate's worker, and the processes that go on with a campaign.
+"""
+
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
+
+import pytest
+
+from services.registry_api.campaigns import preparation
+from services.registry_api.campaigns.control import Campaigns
+from services.registry_api.maintenance.settle import settle
+from services.shared.bucket.store import ObjectUnavailable
+from services.shared.model.profile_document import CampaignRecord
+from services.shared.model.speaker import SpeakerId
+from services.shared.registry.fail import fail
+from services.shared.registry.publish import Attempt, start
+from speaker_registry.errors import EncoderUnknown, InvalidAudio
+from tests import memory_registry
+from tests.memory_records import PROFILE, A, B, C, Process
+from tests.memory_registry import PROFILES, Registry, World
+
+NAMESPACES = ("anna", "bert", "cleo")
+
+
+class Fleet:
+    """A registry whose voices are ready, and a live worker of a candidate."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        self.records = Process.settled(world)
+        for profile in PROFILES:
+            self.records.announce(A, profile.name)
+        self.records.announce(B)
+        self.beat()
+        world.fingerprints = self.records.profiles  # type: ignore[assignment]
+        self.registry: Registry = world.process()
+        self.registry.rebuild()
+        self.made: list[tuple[str, str]] = []
+        self.campaigns = self.restarted()
+
+    def restarted(self) -> Campaigns:
+        """Return the campaigns as a process sees them that has just started."""
+        self.campaigns = Campaigns(
+            store=self.world.store,
+            speakers=self.registry.speakers,
+            blobs=self.registry.blobs,
+            jobs=self.registry.jobs,
+            profiles=self.registry.profiles,
+            profile_records=self.records.profiles,
+            workers=self.records.workers,
+            catalogue=self.records.catalogue,
+        )
+        return self.campaigns
+
+    def beat(self, fingerprint: str = B) -> None:
+        self.records.workers.beat("w2", {PROFILE: fingerprint})
+
+    def ready(self, namespace: str, name: str, content: int = 1) -> None:
+        """Register a voice, and have the current encoders extract it."""
+        self.register(namespace, name, content)
+        while self.world.queue.waiting:
+            attempt = self.take()
+            assert attempt is not None
+            assert self.registry.publish(attempt)
+
+    def register(self, namespace: str, name: str, content: int = 1) -> None:
+        with pytest.MonkeyPatch.context() as there:
+            there.setattr(memory_registry, "NS", namespace)
+            self.registry.register(name, content)
+
+    def take(self) -> Attempt | None:
+        """Begin the job that waits longest, as a worker of its encoder does."""
+        job_id, arguments = next(iter(self.world.queue.waiting.items()))
+        del self.world.queue.waiting[job_id]
+        speaker_id = SpeakerId.parse(arguments["speaker"])
+        record = self.registry.jobs.record(speaker_id.namespace, job_id)
+        provenance = memory_registry.Provenance(
+            profile=self.registry.profiles.get(record.profile),
+            fingerprint=record.fingerprint,
+            extractor={"model": record.fingerprint},
+            untrained=False,
+            worker="w",
+        )
+        self.made.append((str(speaker_id), record.fingerprint))
+        return start(self.registry.speakers, self.registry.jobs, speaker_id, job_id, provenance)
+
+    def work(self, *, failing: str = "") -> None:
+        """Do every job that waits. Those of the voice `failing` are given up."""
+        while self.world.queue.waiting:
+            attempt = self.take()
+            if attempt is not None and str(attempt.speaker_id) == failing:
+                registry = self.registry
+                fail(registry.speakers, registry.jobs, registry.profiles, attempt, InvalidAudio("no"))
+            elif attempt is not None:
+                self.registry.publish(attempt)
+
+    def turns(self, campaign: CampaignRecord, **options: Any) -> Iterator[CampaignRecord]:
+        """Let the campaign go on and its worker work, and yield it after each turn until it ends."""
+        while (seen := self.seen(campaign)).open:
+            self.campaigns.runner.turn()
+            self.work(**options)
+            yield self.seen(campaign)
+        yield seen
+
+    def finish(self, campaign: CampaignRecord, **options: Any) -> CampaignRecord:
+        ended = [one for one in islice(self.turns(campaign, **options), 40) if not one.open]
+        assert ended, f"the campaign does not end: {self.campaigns.get(PROFILE, campaign.id)}"
+        return ended[0]
+
+    def seen(self, campaign: CampaignRecord) -> CampaignRecord:
+        return self.campaigns.get(PROFILE, campaign.id).campaign
+
+    def by_candidate(self) -> list[str]:
+        """Return the voices that the candidate's worker has taken, once for each time."""
+        return sorted(speaker for speaker, fingerprint in self.made if fingerprint == B)
+
+
+@pytest.fixture
+def fleet() -> Fleet:
+    fleet = Fleet(World())
+    for namespace in NAMESPACES:
+        fleet.ready(namespace, "one")
+        fleet.ready(namespace, "two")
+    return fleet
+
+
+ALL = [f"{namespace}/{name}" for namespace in NAMESPACES for name in ("one", "two")]
+
+
+def test_a_voice_that_failed_keeps_its_campaign_from_promoting(fleet: Fleet) -> None:
+    """A person decides whether the voices that failed may keep their former artifacts."""
+    campaign = fleet.campaigns.promote_when_complete(PROFILE, B, by="me").campaign
+    assert fleet.finish(campaign, failing="bert/one").state == "complete"
+    assert fleet.records.profiles.read_anew(PROFILE).fingerprint == A
+
+
+def test_no_namespace_is_forgotten_wherever_the_process_is_restarted(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first walk reaches every voice once, although each turn is that of another process."""
+    monkeypatch.setattr(preparation, "WINDOW", 1)
+    campaign = fleet.campaigns.start(PROFILE, B, by="me").campaign
+    for _ in fleet.turns(campaign):
+        fleet.restarted()
+    assert fleet.by_candidate() == ALL
+    assert fleet.campaigns.get(PROFILE, campaign.id).progress.walk == 2
+
+
+def test_each_voice_is_prepared_once_whether_it_was_made_or_failed(fleet: Fleet) -> None:
+    """A voice that is prepared again and again costs workers without end."""
+    campaign = fleet.campaigns.start(PROFILE, B, by="me").campaign
+    fleet.finish(campaign, failing="bert/one")
+    second = fleet.campaigns.start(PROFILE, B, by="me").campaign
+    fleet.finish(second, failing="bert/one")
+    assert fleet.by_candidate() == ALL
+
+
+def test_a_pause_outlives_the_process_and_a_cancel_begins_nothing(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An operator stops the extra load for as long as they want."""
+    monkeypatch.setattr(preparation, "WINDOW", 1)
+    campaign = fleet.campaigns.start(PROFILE, B, by="me").campaign
+    fleet.campaigns.runner.turn()
+    fleet.work()
+    fleet.campaigns.pause(PROFILE, campaign.id, by="me")
+    for _ in range(3):
+        fleet.restarted().runner.turn()
+        fleet.work()
+    assert len(fleet.by_candidate()) == 1
+    fleet.campaigns.resume(PROFILE, campaign.id, by="me")
+    fleet.campaigns.runner.turn()
+    fleet.campaigns.cancel(PROFILE, campaign.id, by="me")
+    fleet.campaigns.runner.turn()
+    fleet.work()
+    assert len(fleet.by_candidate()) == 1
+
+
+def test_going_back_serves_what_the_former_encoder_made(fleet: Fleet) -> None:
+    """Nothing is extracted again, and what was served before the promotion is served again."""
+
+    def served() -> dict[str, str]:
+        speakers = [fleet.registry.speakers.read(SpeakerId.parse(one)) for one in ALL]
+        for one in speakers:
+            registry = fleet.registry
+            assert settle(registry.speakers, registry.jobs, registry.profiles, one.id) is None
+        statuses = [
+            fleet.registry.profiles.status(one, one.document.default, PROFILES[0]) for one in speakers
+        ]
+        return {name: one.artifact.object for name, one in zip(ALL, statuses, strict=True) if one.artifact}
+
+    before = served()
+    campaign = fleet.campaigns.promote_when_complete(PROFILE, B, by="me").campaign
+    assert fleet.finish(campaign).state == "promoted"
+    assert not served().items() & before.items()
+    fleet.records.promote(A, force=True)
+    assert served() == before
+    assert len(served()) == len(ALL)
+
+
+def test_a_version_is_not_made_again_while_another_one_of_its_voice_is_under_way(fleet: Fleet) -> None:
+    """Each turn looks at all versions of a voice that is under way, and one may be ready before another."""
+    fleet.register("anna", "one", content=2)  # nobody has extracted it, so `default` stays
+    fleet.world.queue.waiting.clear()
+    campaign = fleet.campaigns.start(PROFILE, B, by="me").campaign
+    fleet.campaigns.runner.turn()
+    default = fleet.take()
+    assert default is not None
+    assert fleet.registry.publish(default)
+    for _ in range(3):
+        fleet.campaigns.runner.turn()
+    fleet.finish(campaign)
+    assert fleet.by_candidate() == sorted([*ALL, "anna/one"])
+
+
+# -- Faults
+
+
+def test_a_voice_that_could_not_be_read_and_then_failed_keeps_its_campaign_from_promoting(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A failure that is seen only by a later walk, which counts no voice again, must not get lost."""
+    campaign = fleet.campaigns.promote_when_complete(PROFILE, B, by="me").campaign
+    fleet.campaigns.runner.turn()
+    read = fleet.registry.speakers.read
+
+    def unreadable(speaker_id: SpeakerId) -> Any:
+        if str(speaker_id) == "bert/one":
+            raise ObjectUnavailable("The disk cannot read this object.")
+        return read(speaker_id)
+
+    with monkeypatch.context() as broken:
+        broken.setattr(fleet.registry.speakers, "read", unreadable)
+        fleet.campaigns.runner.turn()
+    fleet.finish(campaign, failing="bert/one")
+    assert fleet.records.profiles.read_anew(PROFILE).fingerprint == A
+
+
+def test_a_campaign_ends_although_a_voice_gets_new_versions_all_the_time(fleet: Fleet) -> None:
+    """A tenant that uploads faster than workers extract must not keep a campaign from its end."""
+    campaign = fleet.campaigns.start(PROFILE, B, by="me").campaign
+    for number, seen in enumerate(islice(fleet.turns(campaign), 40)):
+        if not seen.open:
+            break
+        fleet.register("bert", "one", content=10 + number)
+    assert not fleet.seen(campaign).open
+
+
+def test_a_campaign_that_cannot_go_on_does_not_stop_the_others(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Campaigns of all profiles share one thread, and one that raises must not end each of its turns."""
+    fleet.records.announce(C, PROFILES[1].name)
+    fleet.records.workers.beat("w3", {PROFILES[1].name: C})
+    broken = fleet.campaigns.start(PROFILES[1].name, C, by="me").campaign
+    campaign = fleet.campaigns.start(PROFILE, B, by="me").campaign
+    prepare = fleet.campaigns.runner._prepare
+
+    def raises_for_one(one: CampaignRecord, *options: Any) -> Any:
+        if one.id == broken.id:
+            raise EncoderUnknown("No worker ever came with it.")
+        return prepare(one, *options)
+
+    monkeypatch.setattr(fleet.campaigns.runner, "_prepare", raises_for_one)
+    assert fleet.finish(campaign).state == "complete"
+
+
+def test_a_voice_that_a_later_walk_could_not_begin_keeps_its_campaign_from_promoting(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Later walks count no voice again, but this one was not there during the first."""
+    campaign = fleet.campaigns.promote_when_complete(PROFILE, B, by="me").campaign
+    fleet.campaigns.runner.turn()
+    fleet.ready("dora", "one")  # the candidate's worker also ends the first walk
+    opened = fleet.registry.jobs.open
+
+    def refused(speaker_id: SpeakerId, *options: Any, **said: Any) -> Any:
+        if speaker_id.namespace == "dora":
+            raise ValueError("There is no such job.")
+        return opened(speaker_id, *options, **said)
+
+    monkeypatch.setattr(fleet.registry.jobs, "open", refused)
+    assert fleet.finish(campaign).state == "complete"
+    assert fleet.records.profiles.read_anew(PROFILE).fingerprint == A
