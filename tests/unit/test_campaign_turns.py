@@ -12,6 +12,7 @@ import pytest
 from services.registry_api.campaigns import preparation
 from services.registry_api.campaigns.control import Campaigns
 from services.registry_api.maintenance.settle import settle
+from services.shared.bucket.layout import profile_key
 from services.shared.bucket.store import ObjectUnavailable
 from services.shared.model.profile_document import CampaignRecord
 from services.shared.model.speaker import SpeakerId
@@ -285,3 +286,25 @@ def test_a_voice_that_a_later_walk_could_not_begin_keeps_its_campaign_from_promo
     monkeypatch.setattr(fleet.registry.jobs, "open", refused)
     assert fleet.finish(campaign).state == "complete"
     assert fleet.records.profiles.read_anew(PROFILE).fingerprint == A
+
+
+def test_a_cancel_that_loses_its_lock_still_takes_the_jobs_back(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A slow bucket may outlast the lock. A turn of another process then finds the campaign running."""
+    campaign = fleet.campaigns.start(PROFILE, B, by="me").campaign
+    fleet.campaigns.runner.turn()
+    operator, other, swap = fleet.campaigns, fleet.restarted(), fleet.world.store.swap
+
+    def slow(key: str, data: bytes, *, etag: str | None) -> str:
+        if key == profile_key(PROFILE):
+            monkeypatch.setattr(fleet.world.store, "swap", swap)
+            for lock in [one for one in fleet.world.server.data if one.endswith(":lock")]:
+                del fleet.world.server.data[lock]
+            other.runner.turn()
+        return swap(key, data, etag=etag)
+
+    monkeypatch.setattr(fleet.world.store, "swap", slow)
+    operator.cancel(PROFILE, campaign.id, by="me")
+    fleet.work()
+    assert fleet.by_candidate() == []

@@ -117,6 +117,10 @@ class Progress(Record):
         left = max(0, self.voices - self.done)
         return left / self.per_second if self.per_second else None
 
+    def stopped(self) -> Self:
+        """Return the progress of a campaign that ends before it has reached everything."""
+        return self.model_copy(update={"under_way": {}, "waits": None})
+
     def measured_now(self, now: float) -> Self:
         """Return the progress with its rate, which is measured every few seconds."""
         passed = now - self.measured_at

@@ -148,7 +148,7 @@ class Campaigns:
 
     def cancel(self, profile: str, campaign_id: str, *, by: str) -> ShownCampaign:
         """End a campaign. What was extracted stays. Raises `CampaignNotFound`, `CampaignEnded`."""
-        return self._to_state(profile, campaign_id, "canceled", by=by, end=self._withdraw)
+        return self._to_state(profile, campaign_id, "canceled", by=by, ends=True)
 
     def coverage(self, profile: str) -> dict[str, float]:
         """Return, by fingerprint, the share of voices that the last campaign of each encoder has covered."""
@@ -194,24 +194,28 @@ class Campaigns:
         state: CampaignState,
         *,
         by: str,
-        end: Callable[[CampaignRecord], Progress] | None = None,
+        ends: bool = False,
     ) -> ShownCampaign:
         """Change a campaign that is not over. A change that was made already changes nothing.
 
         Args:
-            end: ends the work of a campaign that will be over, and returns its progress.
+            ends: the campaign will be over. Its jobs are taken back after the commit: a runner that finds the
+                campaign running, because the lock was lost, would open them again.
         """
         with self._kept.lock(wait=True):
             campaign = self._find(profile, campaign_id)
-            result = end(campaign).model_dump(mode="json") if end and campaign.open else None
+            progress = self._shown(campaign).progress if ends and campaign.open else None
             decide = partial(
                 with_campaign_state,
                 campaign_id=campaign_id,
                 state=state,
                 now=self._profiles.now(),
-                result=result,
+                result=progress.stopped().model_dump(mode="json") if progress else None,
             )
             document = self._commit(profile, decide, by=by, did=f"campaign {state}")
+            if progress is not None:
+                self._prepare(campaign).withdraw(progress)
+                self._kept.forget(campaign)
         return self._shown(known_campaign(document, campaign_id))
 
     def _commit(
@@ -220,12 +224,6 @@ class Campaigns:
         document = self._profiles.change(profile, decide, by=by, did=did)
         log.info("campaign.changed", profile=profile, did=did, by=by)
         return document
-
-    def _withdraw(self, campaign: CampaignRecord) -> Progress:
-        """Take back the jobs of a campaign, and return its progress."""
-        progress = self._shown(campaign).progress
-        self._prepare(campaign).withdraw(progress)
-        return progress.model_copy(update={"under_way": {}, "waits": None})
 
     def _shown(self, campaign: CampaignRecord) -> ShownCampaign:
         return self._all_shown([campaign])[0]

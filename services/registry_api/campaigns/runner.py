@@ -101,7 +101,7 @@ class CampaignRunner:
 
     def _go_on(self, campaign: CampaignRecord, before: Progress, renew: Callable[[], None]) -> bool:
         if self._profiles.fingerprint(campaign.profile) == campaign.fingerprint:
-            self._end(campaign, "promoted", before.model_copy(update={"under_way": {}, "waits": None}))
+            self._end(campaign, "promoted", before.stopped())
             return False
         progress = self._prepare(campaign, renew).turn(before)
         if progress.finished and campaign.state == "running":
