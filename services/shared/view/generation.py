@@ -59,7 +59,7 @@ _HISTORY = ("run_id", "evicted_keys", "master_replid")
 """These fields of INFO tell one history of a server's data from another."""
 _TRIES = 5
 _OVER = re.compile(r"^OVER|caused error: OVER$")
-"""What an error of a script says, or that of a pipeline with it, if another generation has begun."""
+"""An error of a script, or of a pipeline with it, says this if another generation has begun."""
 _LUA = Path(__file__).parent / "lua"
 _throttle = LogThrottle(60.0)
 
