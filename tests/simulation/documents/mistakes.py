@@ -88,7 +88,7 @@ MISTAKES: dict[str, Caught] = {
         changes={"if self._look_at_bucket().generation != generation:": "if False:"},
         found_as="^(6|1):",
         theme="Redis that is doubled",
-        soonest=58,
+        soonest=178,
         steps=600,
     ),
     "garbage goes before its ids are fenced": Caught(
