@@ -1,7 +1,7 @@
 """The tar file of an exported namespace: what is in it, how it is written, and how it is read without trust.
 
-Members come in one order only: `manifest.json`; for each version of each voice its `version.json`, its
-`source` and its artifacts; `end.json`. An archive is used only after it was read to its end and every digest
+Members come in one order only: `manifest.json`; for each voice, of each version its `version.json`, its
+`source` and its artifacts, and then `voice.json` if there is something to say of the voice; `end.json`. An archive is used only after it was read to its end and every digest
 was verified, so a damaged one changes nothing. The headers are parsed one by one, and everything but a plain
 member of the expected name is refused before its content is read. This module sends nothing.
 """
@@ -9,7 +9,7 @@ member of the expected name is refused before its content is read. This module s
 import hashlib
 import os
 import tarfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -17,13 +17,20 @@ from typing import Annotated, BinaryIO, Literal, NoReturn, Self, TypeVar
 
 import numpy as np
 import safetensors.numpy
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from speaker_registry.artifact import Artifact, canonical_json, read_tensors, sha256_digest
 from speaker_registry.errors import InvalidArchive, SpeakerRegistryError
 from speaker_registry.fetching import MAX_FILE_BYTES
+from speaker_registry.labels import changed_labels
 from speaker_registry.moving.candidates import Source, Texts
-from speaker_registry.names import MAX_NAME_LENGTH, MAX_VERSION, NAMESPACE_PATTERN, parse_speaker_name
+from speaker_registry.names import (
+    MAX_NAME_LENGTH,
+    MAX_VERSION,
+    NAMESPACE_PATTERN,
+    parse_alias,
+    parse_speaker_name,
+)
 from speaker_registry.session import MAX_CLIP_BYTES
 
 FORMAT: Literal["speaker-registry-export"] = "speaker-registry-export"
@@ -92,6 +99,32 @@ class VersionRecord(_Record):
         return Texts(consent=self.consent, ref_text=self.ref_text, description=self.description)
 
 
+class VoiceRecord(_Record):
+    """What people say about a voice, and the aliases that they set by hand. A voice of which nothing is said has
+    none.
+    """
+
+    description: str | None = Field(default=None, max_length=8_000)
+    labels: dict[str, str] = Field(default_factory=dict)
+    pinned: bool = False
+    aliases: dict[str, Annotated[int, Field(ge=1)]] = Field(default_factory=dict, max_length=64)
+    """Alias -> place of its version among those of the archive. `default` is here if it was moved by hand."""
+
+    @property
+    def says_something(self) -> bool:
+        return bool(self.description or self.labels or self.pinned or self.aliases)
+
+    @model_validator(mode="after")
+    def _check_names(self) -> Self:
+        try:
+            changed_labels({}, self.labels)
+            for alias in self.aliases:
+                parse_alias(alias)
+        except SpeakerRegistryError as error:
+            raise ValueError(error.message) from None
+        return self
+
+
 class EndRecord(_Record):
     """The last member. An archive without it was cut short."""
 
@@ -123,6 +156,9 @@ class ContentDigest:
         ]
         self._hash.update(canonical_json([*content, artifacts]).encode() + b"\n")
 
+    def add_voice(self, record: VoiceRecord) -> None:
+        self._hash.update(canonical_json(record.model_dump(mode="json")).encode() + b"\n")
+
     def __str__(self) -> str:
         return "sha256:" + self._hash.hexdigest()
 
@@ -141,9 +177,17 @@ class ArchiveWriter:
         self.voices = self.versions = 0
         self._add_json("manifest.json", ManifestRecord(namespace=namespace))
 
-    def add_voice(self, versions: Iterable[tuple[VersionRecord, bytes, list[bytes]]]) -> None:
-        """Add the versions of a voice, oldest first: each with its source and artifacts, as in its record."""
-        number = 0
+    def add_voice(
+        self,
+        versions: Iterable[tuple[VersionRecord, bytes, list[bytes]]],
+        about: Callable[[Sequence[int]], VoiceRecord | None] = lambda _: None,
+    ) -> None:
+        """Add the versions of a voice, oldest first: each with its source and artifacts, as in its record.
+
+        Args:
+            about: Returns what is to be said of the voice, given the numbers of the versions that were added.
+        """
+        number, numbers = 0, list[int]()
         for number, (record, source, artifacts) in enumerate(versions, start=1):
             folder = _folder(self.voices + 1, number)
             self._add_json(f"{folder}/version.json", record)
@@ -151,6 +195,11 @@ class ArchiveWriter:
             for one, data in zip(record.artifacts, artifacts, strict=True):
                 self._add(_artifact_name(folder, one), data)
             self._content.add(record)
+            numbers.append(record.version)
+        said = about(numbers) if numbers else None
+        if said is not None and said.says_something:
+            self._add_json(_about_name(self.voices + 1), said)
+            self._content.add_voice(said)
         self.voices += number > 0
         self.versions += number
 
@@ -173,6 +222,10 @@ class ArchiveWriter:
 
 def _folder(voice: int, version: int) -> str:
     return f"voices/{voice:07d}/{version:07d}"
+
+
+def _about_name(voice: int) -> str:
+    return f"voices/{voice:07d}/voice.json"
 
 
 def _artifact_name(folder: str, record: ArtifactRecord) -> str:
@@ -202,6 +255,8 @@ class ArchivedVoice:
     name: str
     where: str
     versions: list[ArchivedVersion] = field(default_factory=list)
+    about: _Member | None = None
+    """None if nothing is said of the voice."""
 
 
 class Archive:
@@ -225,6 +280,12 @@ class Archive:
 
     def record(self, version: ArchivedVersion) -> VersionRecord:
         return _parsed(VersionRecord, version.record.name, self._read(version.record))
+
+    def about(self, voice: ArchivedVoice) -> VoiceRecord:
+        """Read what is said of a voice, which may be nothing."""
+        if voice.about is None:
+            return VoiceRecord()
+        return _parsed(VoiceRecord, voice.about.name, self._read(voice.about))
 
     def source(self, version: ArchivedVersion, record: VersionRecord) -> Source:
         """Read a clip or an embedding. Raises `InvalidArchive` if the file has changed since it was
@@ -295,11 +356,24 @@ class _Scan:
                 found.name = record.name
                 found.versions.append(version)
                 content.add(record)
+            if self._next_name() == _about_name(voice):
+                found.about = self._about(voice, found, content)
             if (key := parse_speaker_name(found.name).key) in keys:
                 raise InvalidArchive(f"the voice {key!a} is there twice")
             keys.add(key)
             voice += 1
             yield found
+
+    def _about(self, number: int, voice: ArchivedVoice, content: ContentDigest) -> _Member:
+        """Verify what is said of a voice."""
+        member = self._take(_about_name(number), most=_MAX_JSON_BYTES)
+        record = self._json(VoiceRecord, member)
+        missing = [alias for alias, place in record.aliases.items() if place > len(voice.versions)]
+        if missing or not record.says_something:
+            what = f"points the alias {missing[0]!a} to no version" if missing else "says nothing"
+            raise InvalidArchive(f"{member.name!a} {what}")
+        content.add_voice(record)
+        return member
 
     def _check_order(self, voice: ArchivedVoice, record: VersionRecord) -> None:
         try:

@@ -1,6 +1,6 @@
 """Writes the voices of a namespace to an archive: versions with clips or embeddings, texts and artifacts."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,6 +18,7 @@ from speaker_registry.moving.archive import (
     ArtifactRecord,
     EndRecord,
     VersionRecord,
+    VoiceRecord,
     embedding_file,
 )
 from speaker_registry.moving.faults import concerns_one_voice, patiently
@@ -76,7 +77,7 @@ class Export:
             writer = ArchiveWriter(file, namespace)
             # A registry without its view lists voices in another order, so they are sorted here.
             for _, name in patiently(self._names):
-                writer.add_voice(self._versions(name))
+                writer.add_voice(self._versions(name), partial(self._about, name))
                 self._on_voice(name)
             end, size = writer.finish(), file.tell()
         return Exported(end=end, artifacts=self._artifacts, size=size, missing=tuple(self._missing))
@@ -94,6 +95,23 @@ class Export:
                 files = self._files(reference, version) if self._with_artifacts else []
                 self._artifacts += len(files)
                 yield _record(version, source, files), source, [file.data for file in files]
+
+    def _about(self, name: str, numbers: Sequence[int]) -> VoiceRecord | None:
+        """Return what people say of a voice, and its aliases as places among the exported versions."""
+        voice = self._read(name, partial(self._client.get, name))
+        aliases = self._read(name, lambda: list(self._client.aliases(name)))
+        if voice is None or aliases is None:
+            return None
+        return VoiceRecord(
+            description=voice.description,
+            labels=voice.labels,
+            pinned=voice.pinned,
+            aliases={
+                one.alias: numbers.index(one.version) + 1
+                for one in aliases
+                if one.by_hand and one.version in numbers
+            },
+        )
 
     def _read(self, name: str, call: Callable[[], Read]) -> Read | None:
         """Read something of one voice. Returns None, and notes it as missing, if it cannot be read."""

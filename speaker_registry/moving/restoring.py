@@ -1,17 +1,20 @@
 """Registers the voices of an archive: their versions in order, and the artifacts that they had."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
 from speaker_registry.client import RegistryClient
-from speaker_registry.errors import Conflict, InvalidRequest, NotFound, VoiceNotFound
+from speaker_registry.errors import Conflict, InvalidRequest, NotFound, SpeakerRegistryError, VoiceNotFound
 from speaker_registry.moving.archive import Archive, ArchivedVersion, ArchivedVoice, VersionRecord
 from speaker_registry.moving.candidates import Source
 from speaker_registry.moving.exporting import embedding_of
+from speaker_registry.moving.faults import asks_to_wait, concerns_one_voice
 from speaker_registry.moving.transfer import Result, State, is_equal, register, texts_of
 from speaker_registry.schemas import VoiceVersion
+from speaker_registry.session import Default
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,10 +58,34 @@ class Restoring:
             for number, archived in reversed(list(zip(numbers, self.voice.versions, strict=False))):
                 record = self.archive.record(archived)
                 notes += self._put_artifacts(client, f"{self.title}@{number}", archived, record)
+        notes += self._say(client, numbers)
         state: State = "registered" if missing > 0 else "unchanged"
         return Result(
             where=self.where, name=self.title, state=state, versions=tuple(numbers), notes=tuple(notes)
         )
+
+    def _say(self, client: RegistryClient, numbers: Sequence[int]) -> Iterator[str]:
+        """Say of the voice what the archive says and nobody has said here. Yields what was not accepted."""
+        said = self.archive.about(self.voice)
+        if not said.says_something:
+            return
+        voice = client.get(self.title)
+        labels = {key: value for key, value in said.labels.items() if key not in voice.labels}
+        is_new = voice.description is None and said.description is not None
+        if labels or is_new or (said.pinned and not voice.pinned):
+            edit = partial(
+                client.edit_voice,
+                self.title,
+                labels=labels,
+                description=said.description if is_new else Default.KEEP,
+                pinned=said.pinned or voice.pinned,
+            )
+            yield from _tried(edit, f"{self.title}: description, labels and pin were not restored")
+        there = {one.alias for one in client.aliases(self.title) if one.by_hand}
+        for alias, place in said.aliases.items():
+            if alias not in there:
+                move = partial(client.move_alias, self.title, alias, numbers[place - 1])
+                yield from _tried(move, f"{self.title}: the alias '{alias}' was not restored")
 
     def _register(self, client: RegistryClient, record: VersionRecord, source: Source, *, after: int) -> int:
         # Two equal versions of the archive stay two versions, hence no deduplication.
@@ -86,6 +113,16 @@ class Restoring:
             except (InvalidRequest, Conflict, NotFound) as error:
                 if not _serves(client, reference, wanted.profile, wanted.content_digest):
                     yield f"{reference}: the artifact for {wanted.profile} was not restored. {error}"
+
+
+def _tried(call: Callable[[], object], otherwise: str) -> Iterator[str]:
+    """Make a call. Yields what to note if the registry refuses it."""
+    try:
+        call()
+    except SpeakerRegistryError as error:
+        if asks_to_wait(error) or not concerns_one_voice(error):
+            raise
+        yield f"{otherwise}. {error}"
 
 
 def _is_same(client: RegistryClient, version: VoiceVersion, source: Source, record: VersionRecord) -> bool:

@@ -205,16 +205,25 @@ def test_a_key_that_is_checked_again_has_no_page_made_again(
     registry.ready("alice")
     unchanged = {"If-None-Match": lane.get(PATH).headers["etag"]}
 
-    def fail(*_: object, **__: object) -> None:
-        raise AssertionError("it was made again")
+    made, make = list[None](), manifests.page
 
-    monkeypatch.setattr(manifests, "page", fail)
-    registry.app.state.lane._drop_grants()
-    answered = lane.answered
-    assert registry.client.get(PATH, headers=unchanged).status_code == 304
-    assert lane.answered == answered, "its key was checked"
-    assert registry.client.get(PATH, headers=unchanged).status_code == 304
-    assert lane.answered == answered + 1
+    def counted(*arguments: Any, **options: Any) -> pages.SpeakerPage:
+        made.append(None)
+        return make(*arguments, **options)
+
+    monkeypatch.setattr(manifests, "page", counted)
+
+    def is_answered_at_once_and_then_from_memory() -> bool:
+        registry.app.state.lane._drop_grants()
+        answered, pages_made = lane.answered, len(made)
+        assert registry.client.get(PATH, headers=unchanged).status_code == 304
+        assert lane.answered == answered, "its key was checked"
+        assert registry.client.get(PATH, headers=unchanged).status_code == 304
+        return (lane.answered, len(made)) == (answered + 1, pages_made)
+
+    wait_until(
+        is_answered_at_once_and_then_from_memory, 20
+    )  # the process may be without a lease for a moment
 
 
 def test_no_tenant_is_told_anothers_voices(start: Start):

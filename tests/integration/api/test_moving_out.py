@@ -40,6 +40,8 @@ def furnish(registry: Registry) -> None:
     for _ in range(2):  # equal versions are versions of their own
         registry.ready("alice", clip=CLIP, ref_text="Hi.", params={"dedupe": "false"})
     with RegistryClient(registry.url) as client:
+        client.edit_voice("alice", description="Calm.", labels={"team": "blue"}, pinned=True)
+        client.move_alias("alice", "prod", 2)
         client.extract("alice@3", WIDER)
         registry.worker.finish_all("alice")
         client.register("Émile 名", CLIP, consent="cons_2", description="line\nbreak")
@@ -113,7 +115,7 @@ def test_nothing_has_to_be_extracted_again(moved: Move):
     assert [attempt.version.name for attempt in moved.second.worker.take_all()] == ["waiting"]
     with RegistryClient(moved.second.url) as client:
         assert client.get("alice").version == 4
-        assert client.clip("alice@2").data == OTHER_CLIP
+        assert client.clip("alice@prod").data == OTHER_CLIP
 
 
 @pytest.mark.parametrize("name", ["alice@1", "alice@2", "alice@3", "émile 名", "eve"])
@@ -158,6 +160,28 @@ def test_a_voice_with_other_content_is_left_alone(moved: Move, start: Start, run
     assert error == "conflict"
     with RegistryClient(second.url) as client:
         assert (client.get("alice").versions, client.get("eve").versions) == (1, 1)
+
+
+def test_what_was_said_elsewhere_is_not_overwritten(start: Start, run: Run, tmp_path: Path):
+    """An import adds what nobody has said here. `default` stays where it was moved to by hand."""
+    first, second = start(), start()
+    for number in (1, 2):
+        first.ready("alice", clip=clips.wav(float(number)))
+    with RegistryClient(first.url) as here, RegistryClient(second.url) as there:
+        here.edit_voice("alice", description="Calm.", labels={"team": "blue", "tier": "gold"}, pinned=True)
+        for alias in ("prod", "default"):
+            here.move_alias("alice", alias, 1)
+        run(first, "export", tmp_path / "x.tar")
+        assert run(second, "import", tmp_path / "x.tar").status == 0
+        voice = there.get("alice")
+        assert (voice.description, voice.pinned, voice.version) == ("Calm.", True, 1)
+        assert there.alias("alice").by_hand
+        there.edit_voice("alice", description="Low.", labels={"team": "red", "tier": None})
+        there.move_alias("alice", "prod", 2)
+        assert run(second, "import", tmp_path / "x.tar").states == {"alice": "unchanged"}
+        voice = there.get("alice")
+    assert (voice.description, voice.labels) == ("Low.", {"team": "red", "tier": "gold"})
+    assert (voice.aliases["prod"], voice.aliases["default"]) == (2, 1)
 
 
 def test_artifacts_of_another_encoder_are_extracted_again(start: Start, run: Run, tmp_path: Path):

@@ -7,7 +7,7 @@ import io
 import json
 import os
 import tarfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from speaker_registry.moving.archive import (
     ArchiveWriter,
     ArtifactRecord,
     VersionRecord,
+    VoiceRecord,
     embedding_file,
 )
 
@@ -77,12 +78,20 @@ def record(data: bytes = CLIP, *files: bytes, **changes: Any) -> VersionRecord:
 EMBEDDING = embedding_file(np.arange(4, dtype=np.float32))
 
 
+SAID = VoiceRecord(description="Calm.", labels={"team": "blue"}, pinned=True, aliases={"prod": 2})
+
+
+def about(numbers: Sequence[int]) -> VoiceRecord:
+    assert numbers == [1, 3]
+    return SAID
+
+
 def write(path: Path) -> Path:
     """Write an archive with two voices: one with two versions and an artifact, one from an embedding."""
     with path.open("wb") as file:
         writer = ArchiveWriter(file, "default")
         first, second = record(CLIP, artifact()), record(b"other", version=3)
-        writer.add_voice([(first, CLIP, [artifact()]), (second, b"other", [])])
+        writer.add_voice([(first, CLIP, [artifact()]), (second, b"other", [])], about)
         writer.add_voice([(record(EMBEDDING, name="Eve", source="embedding"), EMBEDDING, [])])
         writer.finish()
     return path
@@ -143,6 +152,7 @@ def test_what_was_written_is_read(good: Path):
         given = found.source(eve, found.record(eve))
         assert isinstance(given, np.ndarray)
         assert given.tolist() == [0, 1, 2, 3]
+        assert [found.about(voice) for voice in found.voices] == [SAID, VoiceRecord()]
     with tarfile.open(good) as tar:
         assert tar.getnames()[0] == "manifest.json"
 
@@ -285,6 +295,19 @@ def test_bytes_after_the_end_are_refused(good: Path):
         ("version.json", {"size": 8}, "accepted: 8"),
         ("version.json", {"source": "embedding"}, "embedding cannot be read"),
         ("version.json", {"artifacts": []}, f"artifacts/{PROFILE}' where"),
+        ("voice.json", {"aliases": {"prod": 3}}, "points the alias 'prod' to no version"),
+        ("voice.json", {"aliases": {"prod": 0}}, "aliases"),
+        ("voice.json", {"aliases": {"latest": 1}}, "Invalid alias 'latest'"),
+        ("voice.json", {"labels": {"team": "x" * 10_000}}, "of label 'team' is invalid"),
+        ("voice.json", {"labels": {f"k{n}": "" for n in range(33)}}, "would have 33 labels"),
+        ("voice.json", {"description": "x" * 8001}, "description"),
+        ("voice.json", {"pinned": "yes"}, "pinned"),
+        ("voice.json", {"description": "Loud."}, "its end says"),
+        (
+            "voice.json",
+            {"description": None, "labels": {}, "pinned": False, "aliases": {}},
+            "says nothing",
+        ),
         ("end.json", {"voices": 3}, "its end says"),
         ("end.json", {"content": "sha256:" + "0" * 64}, "its end says"),
     ],
@@ -304,6 +327,17 @@ def test_a_record_that_is_no_json_is_refused(good: Path, content: bytes):
         members[0] = (members[0][0], content)
 
     assert "'manifest.json'" in refusal(changed(good, replace))
+
+
+@pytest.mark.parametrize("name", ["version.json", "voice.json"])
+def test_what_is_said_of_a_voice_comes_once_and_after_its_versions(good: Path, name: str):
+    """An archive has one order only, so that nothing in it can be read in two ways."""
+
+    def repeat(members: Members) -> None:
+        member, data = members[index(members, "voice.json")]
+        add(members, index(members, name), member.name, data)
+
+    assert "where an export has" in refusal(changed(good, repeat))
 
 
 def test_a_voice_that_is_there_twice_is_refused(tmp_path: Path):
