@@ -1,9 +1,10 @@
 """The tar file of an exported namespace: what is in it, how it is written, and how it is read without trust.
 
 Members come in one order only: `manifest.json`; for each voice, of each version its `version.json`, its
-`source` and its artifacts, and then `voice.json` if there is something to say of the voice; `end.json`. An archive is used only after it was read to its end and every digest
-was verified, so a damaged one changes nothing. The headers are parsed one by one, and everything but a plain
-member of the expected name is refused before its content is read. This module sends nothing.
+`source` and its artifacts, and then `voice.json` if there is something to say of the voice; `end.json`. An
+archive is used only after it was read to its end and every digest was verified, so a damaged one changes
+nothing. The headers are parsed one by one, and everything but a plain member of the expected name is refused
+before its content is read. This module sends nothing.
 """
 
 import hashlib
@@ -100,8 +101,9 @@ class VersionRecord(_Record):
 
 
 class VoiceRecord(_Record):
-    """What people say about a voice, and the aliases that they set by hand. A voice of which nothing is said has
-    none.
+    """What people say about a voice, and the aliases that they set by hand.
+
+    A voice of which nothing is said has none.
     """
 
     description: str | None = Field(default=None, max_length=8_000)
