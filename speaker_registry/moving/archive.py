@@ -14,27 +14,28 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import Annotated, BinaryIO, Literal, NoReturn, Self, TypeVar
+from typing import BinaryIO, NoReturn, Self, TypeVar
 
 import numpy as np
 import safetensors.numpy
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ValidationError
 
 from speaker_registry.artifact import Artifact, canonical_json, read_tensors, sha256_digest
 from speaker_registry.errors import InvalidArchive, SpeakerRegistryError
 from speaker_registry.fetching import MAX_FILE_BYTES
-from speaker_registry.labels import changed_labels
-from speaker_registry.moving.candidates import Source, Texts
-from speaker_registry.names import (
-    MAX_NAME_LENGTH,
-    MAX_VERSION,
-    NAMESPACE_PATTERN,
-    parse_alias,
-    parse_speaker_name,
+from speaker_registry.moving.archive_records import (
+    ArchiveRecord,
+    ArtifactRecord,
+    ContentDigest,
+    EndRecord,
+    ManifestRecord,
+    VersionRecord,
+    VoiceRecord,
 )
+from speaker_registry.moving.candidates import Source
+from speaker_registry.names import parse_speaker_name
 from speaker_registry.session import MAX_CLIP_BYTES
 
-FORMAT: Literal["speaker-registry-export"] = "speaker-registry-export"
 _BLOCK = 512
 _END = bytes(2 * _BLOCK)
 _CHUNK_BYTES = 1024**2
@@ -50,119 +51,7 @@ _KINDS = {
     tarfile.GNUTYPE_SPARSE: "a sparse file",
 }
 _COMPRESSED = (b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")
-Digest = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
-Size = Annotated[int, Field(gt=0, le=MAX_FILE_BYTES)]
 Model = TypeVar("Model", bound=BaseModel)
-
-
-class _Record(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
-
-
-class ManifestRecord(_Record):
-    """The first member."""
-
-    format: Literal["speaker-registry-export"] = FORMAT
-    schema_version: Literal[1] = 1
-    namespace: str = Field(pattern=f"^{NAMESPACE_PATTERN}$")
-    """The namespace that was exported."""
-
-
-class ArtifactRecord(_Record):
-    """An artifact of a version. Its member is the file as the registry served it."""
-
-    profile: str = Field(pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}$")
-    digest: Digest
-    size: Size
-    content_digest: Digest
-    """Digest of the tensors alone, which another registry keeps."""
-    fingerprint: str = Field(max_length=100)
-
-
-class VersionRecord(_Record):
-    """A version of a voice."""
-
-    name: str = Field(max_length=MAX_NAME_LENGTH)
-    version: int = Field(ge=1, le=MAX_VERSION)
-    created_at: int = Field(ge=0)
-    """Unix seconds. Another registry gives a time of its own."""
-    source: Literal["audio", "embedding"]
-    digest: Digest
-    """Digest of the clip as uploaded, or of the safetensors file with the embedding."""
-    size: Size
-    consent: str = Field(min_length=1, max_length=2_000)
-    ref_text: str | None = Field(max_length=8_000)
-    description: str | None = Field(max_length=8_000)
-    artifacts: list[ArtifactRecord] = Field(max_length=64)
-
-    @property
-    def texts(self) -> Texts:
-        return Texts(consent=self.consent, ref_text=self.ref_text, description=self.description)
-
-
-class VoiceRecord(_Record):
-    """What people say about a voice, and the aliases that they set by hand.
-
-    A voice of which nothing is said has none.
-    """
-
-    description: str | None = Field(default=None, max_length=8_000)
-    labels: dict[str, str] = Field(default_factory=dict)
-    pinned: bool = False
-    aliases: dict[str, Annotated[int, Field(ge=1)]] = Field(default_factory=dict, max_length=64)
-    """Alias -> place of its version among those of the archive. `default` is here if it was moved by hand."""
-
-    @property
-    def says_something(self) -> bool:
-        return bool(self.description or self.labels or self.pinned or self.aliases)
-
-    @model_validator(mode="after")
-    def _check_names(self) -> Self:
-        try:
-            changed_labels({}, self.labels)
-            for alias in self.aliases:
-                parse_alias(alias)
-        except SpeakerRegistryError as error:
-            raise ValueError(error.message) from None
-        return self
-
-
-class EndRecord(_Record):
-    """The last member. An archive without it was cut short."""
-
-    voices: int
-    versions: int
-    content: Digest
-    """Digest of everything that survives a move to another registry, see `ContentDigest`."""
-
-
-class ContentDigest:
-    """The digest of a namespace's content: names, order of versions, sources, texts and tensors.
-
-    It leaves out what each registry gives itself: version numbers, ids, times, and so the digests of artifact
-    files, whose headers name them.
-    """
-
-    def __init__(self) -> None:
-        self._hash = hashlib.sha256()
-
-    def add(self, record: VersionRecord) -> None:
-        artifacts = sorted([one.profile, one.fingerprint, one.content_digest] for one in record.artifacts)
-        content = [
-            record.name,
-            record.source,
-            record.digest,
-            record.consent,
-            record.ref_text,
-            record.description,
-        ]
-        self._hash.update(canonical_json([*content, artifacts]).encode() + b"\n")
-
-    def add_voice(self, record: VoiceRecord) -> None:
-        self._hash.update(canonical_json(record.model_dump(mode="json")).encode() + b"\n")
-
-    def __str__(self) -> str:
-        return "sha256:" + self._hash.hexdigest()
 
 
 def embedding_file(embedding: np.ndarray) -> bytes:
@@ -211,7 +100,7 @@ class ArchiveWriter:
         self._file.write(_END)
         return end
 
-    def _add_json(self, name: str, record: _Record) -> None:
+    def _add_json(self, name: str, record: ArchiveRecord) -> None:
         self._add(name, canonical_json(record.model_dump(mode="json")).encode())
 
     def _add(self, name: str, data: bytes) -> None:

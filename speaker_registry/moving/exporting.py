@@ -13,14 +13,8 @@ from speaker_registry.atomic_files import replacing
 from speaker_registry.client import RegistryClient
 from speaker_registry.errors import InvalidArtifact, SpeakerRegistryError
 from speaker_registry.fetching import File
-from speaker_registry.moving.archive import (
-    ArchiveWriter,
-    ArtifactRecord,
-    EndRecord,
-    VersionRecord,
-    VoiceRecord,
-    embedding_file,
-)
+from speaker_registry.moving.archive import ArchiveWriter, embedding_file
+from speaker_registry.moving.archive_records import ArtifactRecord, EndRecord, VersionRecord, VoiceRecord
 from speaker_registry.moving.faults import concerns_one_voice, patiently
 from speaker_registry.schemas import VoiceVersion
 

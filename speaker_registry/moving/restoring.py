@@ -8,7 +8,8 @@ import numpy as np
 
 from speaker_registry.client import RegistryClient
 from speaker_registry.errors import Conflict, InvalidRequest, NotFound, SpeakerRegistryError, VoiceNotFound
-from speaker_registry.moving.archive import Archive, ArchivedVersion, ArchivedVoice, VersionRecord
+from speaker_registry.moving.archive import Archive, ArchivedVersion, ArchivedVoice
+from speaker_registry.moving.archive_records import VersionRecord
 from speaker_registry.moving.candidates import Source
 from speaker_registry.moving.exporting import embedding_of
 from speaker_registry.moving.faults import asks_to_wait, concerns_one_voice

@@ -15,7 +15,8 @@ import pytest
 from services.embedded.valkey import ValkeyServer
 from services.shared.audio import AudioDecoder
 from speaker_registry import RegistryClient, Unavailable
-from speaker_registry.moving.archive import Archive, VersionRecord
+from speaker_registry.moving.archive import Archive
+from speaker_registry.moving.archive_records import VersionRecord
 from speaker_registry.moving.exporting import Export, Exported
 from speaker_registry.moving.restoring import Restoring
 from speaker_registry.moving.transfer import Report, Transfer

@@ -17,13 +17,12 @@ import pytest
 from speaker_registry.artifact import Artifact, Manifest, encode, sha256_digest
 from speaker_registry.errors import InvalidArchive
 from speaker_registry.moving import archive
-from speaker_registry.moving.archive import (
-    Archive,
-    ArchiveWriter,
+from speaker_registry.moving.archive import Archive, ArchiveWriter, embedding_file
+from speaker_registry.moving.archive_records import (
     ArtifactRecord,
+    ContentDigest,
     VersionRecord,
     VoiceRecord,
-    embedding_file,
 )
 
 CLIP = b"RIFF clip"
@@ -166,7 +165,7 @@ def test_the_content_digest_leaves_out_what_a_registry_gives_itself():
     """Numbers, times and ids differ between registries. The texts, clips and tensors must not."""
 
     def content(*records: VersionRecord) -> str:
-        digest = archive.ContentDigest()
+        digest = ContentDigest()
         for one in records:
             digest.add(one)
         return str(digest)

@@ -1,0 +1,127 @@
+"""The records of an exported namespace: what its JSON members may say, and the digest of its content."""
+
+import hashlib
+from typing import Annotated, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from speaker_registry.artifact import canonical_json
+from speaker_registry.errors import SpeakerRegistryError
+from speaker_registry.fetching import MAX_FILE_BYTES
+from speaker_registry.labels import changed_labels
+from speaker_registry.moving.candidates import Texts
+from speaker_registry.names import MAX_NAME_LENGTH, MAX_VERSION, NAMESPACE_PATTERN, parse_alias
+
+FORMAT: Literal["speaker-registry-export"] = "speaker-registry-export"
+Digest = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
+Size = Annotated[int, Field(gt=0, le=MAX_FILE_BYTES)]
+
+
+class ArchiveRecord(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class ManifestRecord(ArchiveRecord):
+    """The first member."""
+
+    format: Literal["speaker-registry-export"] = FORMAT
+    schema_version: Literal[1] = 1
+    namespace: str = Field(pattern=f"^{NAMESPACE_PATTERN}$")
+    """The namespace that was exported."""
+
+
+class ArtifactRecord(ArchiveRecord):
+    """An artifact of a version. Its member is the file as the registry served it."""
+
+    profile: str = Field(pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]{0,63}$")
+    digest: Digest
+    size: Size
+    content_digest: Digest
+    """Digest of the tensors alone, which another registry keeps."""
+    fingerprint: str = Field(max_length=100)
+
+
+class VersionRecord(ArchiveRecord):
+    """A version of a voice."""
+
+    name: str = Field(max_length=MAX_NAME_LENGTH)
+    version: int = Field(ge=1, le=MAX_VERSION)
+    created_at: int = Field(ge=0)
+    """Unix seconds. Another registry gives a time of its own."""
+    source: Literal["audio", "embedding"]
+    digest: Digest
+    """Digest of the clip as uploaded, or of the safetensors file with the embedding."""
+    size: Size
+    consent: str = Field(min_length=1, max_length=2_000)
+    ref_text: str | None = Field(max_length=8_000)
+    description: str | None = Field(max_length=8_000)
+    artifacts: list[ArtifactRecord] = Field(max_length=64)
+
+    @property
+    def texts(self) -> Texts:
+        return Texts(consent=self.consent, ref_text=self.ref_text, description=self.description)
+
+
+class VoiceRecord(ArchiveRecord):
+    """What people say about a voice, and the aliases that they set by hand.
+
+    A voice of which nothing is said has none.
+    """
+
+    description: str | None = Field(default=None, max_length=8_000)
+    labels: dict[str, str] = Field(default_factory=dict)
+    pinned: bool = False
+    aliases: dict[str, Annotated[int, Field(ge=1)]] = Field(default_factory=dict, max_length=64)
+    """Alias -> place of its version among those of the archive. `default` is here if it was moved by hand."""
+
+    @property
+    def says_something(self) -> bool:
+        return bool(self.description or self.labels or self.pinned or self.aliases)
+
+    @model_validator(mode="after")
+    def _check_names(self) -> Self:
+        try:
+            changed_labels({}, self.labels)
+            for alias in self.aliases:
+                parse_alias(alias)
+        except SpeakerRegistryError as error:
+            raise ValueError(error.message) from None
+        return self
+
+
+class EndRecord(ArchiveRecord):
+    """The last member. An archive without it was cut short."""
+
+    voices: int
+    versions: int
+    content: Digest
+    """Digest of everything that survives a move to another registry, see `ContentDigest`."""
+
+
+class ContentDigest:
+    """The digest of a namespace's content: names, order of versions, sources, texts and tensors.
+
+    It leaves out what each registry gives itself: version numbers, ids, times, and so the digests of artifact
+    files, whose headers name them.
+    """
+
+    def __init__(self) -> None:
+        self._hash = hashlib.sha256()
+
+    def add(self, record: VersionRecord) -> None:
+        artifacts = sorted([one.profile, one.fingerprint, one.content_digest] for one in record.artifacts)
+        content = [
+            record.name,
+            record.source,
+            record.digest,
+            record.consent,
+            record.ref_text,
+            record.description,
+        ]
+        self._hash.update(canonical_json([*content, artifacts]).encode() + b"\n")
+
+    def add_voice(self, record: VoiceRecord) -> None:
+        self._hash.update(canonical_json(record.model_dump(mode="json")).encode() + b"\n")
+
+    def __str__(self) -> str:
+        return "sha256:" + self._hash.hexdigest()
