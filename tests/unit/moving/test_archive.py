@@ -16,7 +16,6 @@ import pytest
 
 from speaker_registry.artifact import Artifact, Manifest, encode, sha256_digest
 from speaker_registry.errors import InvalidArchive
-from speaker_registry.moving import archive
 from speaker_registry.moving.archive import Archive, ArchiveWriter, embedding_file
 from speaker_registry.moving.archive_records import (
     ArtifactRecord,
