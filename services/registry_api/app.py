@@ -50,7 +50,7 @@ from services.registry_api.serving.fair_queue import FairQueue
 from services.registry_api.serving.limits import BodyTimeouts, RequestIds, RequestLimits
 from services.registry_api.serving.shared_reads import SharedReads
 from services.registry_api.serving.slots import Slots
-from services.registry_api.wire.examples import responses as examples
+from services.registry_api.wire.documented import responses
 from services.registry_api.wire.forms import FORM_BYTES
 from services.shared.audio import decoder
 from services.shared.configuration.uploads import UploadLimits
@@ -231,7 +231,7 @@ def _store_slots(many: int) -> Slots:
 
 
 def _add_api(app: FastAPI) -> None:
-    app.include_router(audio_voices.router, responses=examples.REFUSED_COMPATIBLE)
+    app.include_router(audio_voices.router, responses=responses("refused_compatible"))
     for module in (
         voices,
         aliases,
@@ -248,7 +248,7 @@ def _add_api(app: FastAPI) -> None:
         campaigns,
         keys,
     ):
-        app.include_router(module.router, responses=examples.REFUSED)
+        app.include_router(module.router, responses=responses("refused"))
     app.include_router(health.router)
 
 

@@ -104,7 +104,7 @@ def envelope(
     """Render an error in OpenAI's envelope, as JSON."""
     body = {
         "message": error.message,
-        "type": _type_of(status, compatible=compatible),
+        "type": type_of(status, compatible=compatible),
         "param": error.param,
         "code": status if compatible else error.code,
         **({"reason": error.code} if compatible else {}),
@@ -124,7 +124,8 @@ def _headers(error: SpeakerRegistryError, status: int) -> dict[str, str]:
     return headers
 
 
-def _type_of(status: int, *, compatible: bool) -> str:
+def type_of(status: int, *, compatible: bool) -> str:
+    """Return the `type` of errors with this status, by its name in vLLM-Omni if `compatible`."""
     if compatible:
         fallback = "InternalServerError" if status >= 500 else "BadRequestError"
         return _COMPATIBLE_TYPES.get(status, fallback)

@@ -20,7 +20,7 @@ from services.registry_api.operations.live_voice import Check
 from services.registry_api.protocol.routing import Router
 from services.registry_api.wire import rendering
 from services.registry_api.wire.answers import answer, check_of, etag_of, json_bytes
-from services.registry_api.wire.examples import aliases as examples
+from services.registry_api.wire.documented import request_body, responses
 from services.shared.model.document import SpeakerDocument
 from services.shared.registry.lookup import find
 from speaker_registry.errors import PreconditionFailed
@@ -47,7 +47,7 @@ async def _alias(
 Alias = Annotated[str, Depends(_alias)]
 
 
-@router.get("", responses=examples.ALIASES, dependencies=[VOICES_READ])
+@router.get("", responses=responses("list_aliases"), dependencies=[VOICES_READ])
 def list_aliases(
     request: Request,
     services: ServicesDep,
@@ -71,7 +71,7 @@ def list_aliases(
     )
 
 
-@router.get("/{alias}", responses=examples.ALIAS, dependencies=[VOICES_READ])
+@router.get("/{alias}", responses=responses("get_alias"), dependencies=[VOICES_READ])
 def get_alias(
     request: Request, services: ServicesDep, namespace: NamespaceDep, name: VoiceName, alias: Alias
 ) -> Response:
@@ -81,8 +81,8 @@ def get_alias(
 
 @router.put(
     "/{alias}",
-    responses=examples.MOVE,
-    openapi_extra=examples.MOVE_BODY,
+    responses=responses("move_alias"),
+    openapi_extra=request_body("move_alias"),
     dependencies=[VOICES_WRITE, AT_STORE],
 )
 def move_alias(
@@ -118,7 +118,9 @@ def move_alias(
     )
 
 
-@router.delete("/{alias}", status_code=204, responses=examples.REMOVE, dependencies=[VOICES_WRITE, AT_STORE])
+@router.delete(
+    "/{alias}", status_code=204, responses=responses("remove_alias"), dependencies=[VOICES_WRITE, AT_STORE]
+)
 def remove_alias(
     request: Request,
     services: ServicesDep,

@@ -13,8 +13,7 @@ from services.registry_api.dependencies import Services
 from services.registry_api.operations.artifacts import StoredArtifact
 from services.registry_api.serving.shared_reads import SharedReads
 from services.registry_api.serving.slots import Slots
-from services.registry_api.wire.answers import answer_with_bytes, answer_without_bytes
-from services.registry_api.wire.examples.artifacts import MEDIA_TYPE
+from services.registry_api.wire.answers import SAFETENSORS, answer_with_bytes, answer_without_bytes
 from services.shared.bucket.stored_bytes import StoredBytes
 from services.shared.registry.repair import artifact_or_replacement
 from services.shared.telemetry.metrics import ARTIFACT_REQUESTS
@@ -45,14 +44,14 @@ async def answer_with_file(
     headers["X-Artifact-Fingerprint"] = artifact.record.fingerprint
     if artifact.record.untrained:
         headers["X-Artifact-Untrained"] = "true"
-    short = answer_without_bytes(request, headers, artifact.record.size, MEDIA_TYPE)
+    short = answer_without_bytes(request, headers, artifact.record.size, SAFETENSORS)
     if short is not None:
         return short
     address = _bucket_address(request, artifact) if redirect else None
     if address is not None:
         return Response(status_code=307, headers={"Location": address, "Cache-Control": "no-store"})
     data = await _read_once(request, slots, artifact)
-    return None if data is None else answer_with_bytes(request, data, headers, MEDIA_TYPE)
+    return None if data is None else answer_with_bytes(request, data, headers, SAFETENSORS)
 
 
 def _bucket_address(request: Request, artifact: StoredArtifact) -> str | None:

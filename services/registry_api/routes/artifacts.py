@@ -38,7 +38,7 @@ from services.registry_api.routes.artifact_files import (
 from services.registry_api.serving.slots import Slots
 from services.registry_api.wire import rendering
 from services.registry_api.wire.answers import answer, file_headers
-from services.registry_api.wire.examples import artifacts as examples
+from services.registry_api.wire.documented import request_body, responses
 from services.registry_api.wire.uploads import NO_LIMIT
 from services.shared.model.speaker import SpeakerId
 from services.shared.registry.lookup import find_version
@@ -103,7 +103,7 @@ GivenFingerprint = Annotated[
 ]
 
 
-@router.get("", responses=examples.DESCRIPTORS, dependencies=[ARTIFACTS_READ])
+@router.get("", responses=responses("list_artifacts"), dependencies=[ARTIFACTS_READ])
 def list_artifacts(
     request: Request, services: ServicesDep, namespace: NamespaceDep, name: VoiceName, ref: Reference
 ) -> Response:
@@ -116,7 +116,7 @@ def list_artifacts(
     return answer(request, Page[ArtifactDescriptor](data=shown, first_id=first, last_id=last))
 
 
-@router.get("/{profile}", responses=examples.DESCRIPTOR, dependencies=[ARTIFACTS_READ])
+@router.get("/{profile}", responses=responses("get_artifact"), dependencies=[ARTIFACTS_READ])
 async def get_artifact(
     request: Request,
     target: TargetDep,
@@ -137,7 +137,7 @@ async def get_artifact(
 
 @router.get(
     "/{profile}/file",
-    responses=examples.FILE,
+    responses=responses("get_artifact_file"),
     response_class=Response,
     dependencies=[ARTIFACTS_READ],
 )
@@ -196,8 +196,8 @@ def _offer(request: Request, target: _Target, found: FoundArtifact, *, is_file: 
 @router.put(
     "/{profile}",
     status_code=201,
-    responses=examples.PUT_ARTIFACT,
-    openapi_extra=examples.FILE_BODY,
+    responses=responses("put_artifact"),
+    openapi_extra=request_body("put_artifact"),
     dependencies=[VOICES_WRITE, COUNTED_UPLOAD],
 )
 async def put_artifact(

@@ -38,8 +38,7 @@ from services.registry_api.operations.register import Registered
 from services.registry_api.protocol.routing import Router
 from services.registry_api.wire import rendering
 from services.registry_api.wire.answers import answer
-from services.registry_api.wire.examples import audio_voices as examples
-from services.registry_api.wire.examples.uploads import COMPATIBLE_BODY
+from services.registry_api.wire.documented import request_body, responses
 from services.registry_api.wire.fields import Fields, read_fields
 from services.registry_api.wire.forms import COMPATIBLE, ignored
 from services.registry_api.wire.paging import PAGE_SIZE, VoicePage, find_voices, key_of
@@ -76,7 +75,7 @@ CacheWait = Annotated[
 ]
 
 
-@router.get("", responses=examples.LIST_COMPATIBLE, dependencies=[VOICES_READ, SEARCHING])
+@router.get("", responses=responses("list_audio_voices"), dependencies=[VOICES_READ, SEARCHING])
 def list_audio_voices(
     request: Request,
     services: ServicesDep,
@@ -160,8 +159,8 @@ def _listing(profiles: Profiles, page: VoicePage) -> dict[str, Any]:
 
 @router.post(
     "",
-    openapi_extra=COMPATIBLE_BODY,
-    responses=examples.UPLOAD,
+    openapi_extra=request_body("create_audio_voice"),
+    responses=responses("create_audio_voice"),
     dependencies=[VOICES_WRITE, COUNTED_UPLOAD],
 )
 async def create_audio_voice(
@@ -216,7 +215,7 @@ def _registered(profiles: Profiles, registered: Registered, warnings: Sequence[s
     }
 
 
-@router.delete("/{name}", responses=examples.DELETE_COMPATIBLE, dependencies=[VOICES_DELETE, AT_STORE])
+@router.delete("/{name}", responses=responses("delete_audio_voice"), dependencies=[VOICES_DELETE, AT_STORE])
 def delete_audio_voice(
     request: Request, services: ServicesDep, namespace: NamespaceDep, name: VoiceName, caller: CallerDep
 ) -> Response:
@@ -230,7 +229,7 @@ def delete_audio_voice(
     return answer(request, body)
 
 
-@router.get("/{name}/cache", responses=examples.CACHE_STATUS, dependencies=[VOICES_READ])
+@router.get("/{name}/cache", responses=responses("get_cache_status"), dependencies=[VOICES_READ])
 def get_cache_status(
     request: Request,
     services: ServicesDep,
@@ -244,7 +243,7 @@ def get_cache_status(
     return answer(request, _without_nulls(precomputation.body(precomputation.look())))
 
 
-@router.post("/{name}/cache", responses=examples.CACHE, dependencies=[JOBS_WRITE, COUNTED_IF_FORCED])
+@router.post("/{name}/cache", responses=responses("fill_cache"), dependencies=[JOBS_WRITE, COUNTED_IF_FORCED])
 async def fill_cache(
     request: Request,
     services: ServicesDep,

@@ -15,7 +15,7 @@ from services.registry_api.protocol.routing import Router
 from services.registry_api.protocol.signals import route_of
 from services.registry_api.routes.artifact_files import Redirect, answer_with_file, counted
 from services.registry_api.wire.answers import file_headers
-from services.registry_api.wire.examples import artifacts as examples
+from services.registry_api.wire.documented import example_value, responses
 
 router = Router(prefix="/v1/blobs", tags=["artifacts"])
 
@@ -24,14 +24,16 @@ Digest = Annotated[
     Path(
         pattern="^sha256:[0-9a-f]{64}$",
         description="The `digest` of a descriptor.",
-        examples=[examples.READY_DESCRIPTOR["digest"]],
+        examples=[example_value("digest")],
     ),
 ]
 _IMMUTABLE = "private, max-age=31536000, immutable"
 """The bytes of a digest never change. Not `public`: who may read them is asked each time."""
 
 
-@router.get("/{digest}", responses=examples.BLOB, response_class=Response, dependencies=[ARTIFACTS_READ])
+@router.get(
+    "/{digest}", responses=responses("get_blob"), response_class=Response, dependencies=[ARTIFACTS_READ]
+)
 async def get_blob(
     request: Request,
     services: ServicesDep,

@@ -12,7 +12,7 @@ from services.registry_api.protocol.routing import Router
 from services.registry_api.routes.profiles import Profile
 from services.registry_api.wire import profile_rendering
 from services.registry_api.wire.answers import answer
-from services.registry_api.wire.examples import campaigns as examples
+from services.registry_api.wire.documented import request_body, responses
 from speaker_registry.schemas import Campaign, CampaignRequest, Page
 
 router = Router(prefix="/v1/profiles/{profile}/campaigns", tags=["jobs and profiles"])
@@ -23,8 +23,8 @@ _RULES = [CAMPAIGNS, AT_STORE]
 @router.post(
     "",
     status_code=201,
-    responses=examples.STARTED,
-    openapi_extra=examples.CAMPAIGN_BODY,
+    responses=responses("start_campaign"),
+    openapi_extra=request_body("start_campaign"),
     dependencies=_RULES,
 )
 def start_campaign(
@@ -41,7 +41,7 @@ def start_campaign(
     return _answer(request, started, status=201)
 
 
-@router.get("", responses=examples.CAMPAIGNS, dependencies=_RULES)
+@router.get("", responses=responses("list_campaigns"), dependencies=_RULES)
 def list_campaigns(
     request: Request, services: ServicesDep, profile: Profile, limit: Limit = 20, after: After = ""
 ) -> Response:
@@ -57,7 +57,7 @@ def list_campaigns(
     )
 
 
-@router.get("/{campaign_id}", responses=examples.CAMPAIGN, dependencies=_RULES)
+@router.get("/{campaign_id}", responses=responses("get_campaign"), dependencies=_RULES)
 def get_campaign(
     request: Request, services: ServicesDep, profile: Profile, campaign_id: CampaignId
 ) -> Response:
@@ -65,7 +65,7 @@ def get_campaign(
     return _answer(request, services.campaigns.get(profile, campaign_id))
 
 
-@router.post("/{campaign_id}/pause", responses=examples.CHANGED, dependencies=_RULES)
+@router.post("/{campaign_id}/pause", responses=responses("change_campaign"), dependencies=_RULES)
 def pause_campaign(
     request: Request, services: ServicesDep, caller: CallerDep, profile: Profile, campaign_id: CampaignId
 ) -> Response:
@@ -73,7 +73,7 @@ def pause_campaign(
     return _answer(request, services.campaigns.pause(profile, campaign_id, by=caller.id))
 
 
-@router.post("/{campaign_id}/resume", responses=examples.CHANGED, dependencies=_RULES)
+@router.post("/{campaign_id}/resume", responses=responses("change_campaign"), dependencies=_RULES)
 def resume_campaign(
     request: Request, services: ServicesDep, caller: CallerDep, profile: Profile, campaign_id: CampaignId
 ) -> Response:
@@ -81,7 +81,7 @@ def resume_campaign(
     return _answer(request, services.campaigns.resume(profile, campaign_id, by=caller.id))
 
 
-@router.post("/{campaign_id}/cancel", responses=examples.CHANGED, dependencies=_RULES)
+@router.post("/{campaign_id}/cancel", responses=responses("change_campaign"), dependencies=_RULES)
 def cancel_campaign(
     request: Request, services: ServicesDep, caller: CallerDep, profile: Profile, campaign_id: CampaignId
 ) -> Response:

@@ -6,9 +6,13 @@ from starlette.responses import Response
 from services.registry_api.access.rules import AUDIO_READ
 from services.registry_api.dependencies import AT_STORE, NamespaceDep, Reference, ServicesDep, VoiceName
 from services.registry_api.protocol.routing import Router
-from services.registry_api.wire.answers import answer_with_bytes, answer_without_bytes, file_headers
-from services.registry_api.wire.examples import voices as examples
-from services.registry_api.wire.examples.artifacts import MEDIA_TYPE
+from services.registry_api.wire.answers import (
+    SAFETENSORS,
+    answer_with_bytes,
+    answer_without_bytes,
+    file_headers,
+)
+from services.registry_api.wire.documented import responses
 from services.shared.bucket.stored_bytes import clip_of
 from services.shared.registry.lookup import find_version
 from services.shared.registry.repair import sound_rendition_bytes
@@ -16,7 +20,7 @@ from services.shared.registry.repair import sound_rendition_bytes
 router = Router(prefix="/v1/voices/{name}/versions/{ref}/audio", tags=["voices"])
 
 
-@router.get("", responses=examples.CLIP, response_class=Response, dependencies=[AUDIO_READ, AT_STORE])
+@router.get("", responses=responses("get_clip"), response_class=Response, dependencies=[AUDIO_READ, AT_STORE])
 def get_clip(
     request: Request, services: ServicesDep, namespace: NamespaceDep, name: VoiceName, ref: Reference
 ) -> Response:
@@ -34,7 +38,10 @@ def get_clip(
 
 
 @router.get(
-    "/samples", responses=examples.SAMPLES, response_class=Response, dependencies=[AUDIO_READ, AT_STORE]
+    "/samples",
+    responses=responses("get_samples"),
+    response_class=Response,
+    dependencies=[AUDIO_READ, AT_STORE],
 )
 def get_samples(
     request: Request, services: ServicesDep, namespace: NamespaceDep, name: VoiceName, ref: Reference
@@ -47,5 +54,5 @@ def get_samples(
     speaker, version = find_version(services.speakers, services.profiles, namespace, name, ref)
     headers = file_headers(f"sha256:{clip_of(version).rendition_sha256}", version)
     data = sound_rendition_bytes(services.blobs, speaker.id, version, services.decoder.decode)
-    short = answer_without_bytes(request, headers, len(data), MEDIA_TYPE)
-    return short or answer_with_bytes(request, data, headers, MEDIA_TYPE)
+    short = answer_without_bytes(request, headers, len(data), SAFETENSORS)
+    return short or answer_with_bytes(request, data, headers, SAFETENSORS)

@@ -17,7 +17,7 @@ from services.registry_api.protocol.routing import Router
 from services.registry_api.serving.event_feed import EventFeed, Listener, Place, parse_place
 from services.registry_api.serving.event_stream import Event
 from services.registry_api.wire import events as wire
-from services.registry_api.wire.examples import events as examples
+from services.registry_api.wire.documented import responses
 from services.shared.telemetry.metrics import EVENT_RESETS, EVENTS_SENT
 from services.shared.view.redis_access import unavailable_without_redis
 from speaker_registry.errors import InvalidRequest, PermissionDenied
@@ -30,7 +30,7 @@ _OF_JOBS = frozenset({"jobs:read", "engine"})
 """The scopes of which a key needs one to hear of jobs."""
 
 
-@router.get("", responses=examples.EVENTS, response_class=Response, dependencies=[VOICES_READ])
+@router.get("", responses=responses("listen_to_events"), response_class=Response, dependencies=[VOICES_READ])
 async def listen_to_events(
     request: Request,
     services: ServicesDep,

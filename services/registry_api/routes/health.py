@@ -12,7 +12,7 @@ from starlette.responses import JSONResponse, Response
 from services.registry_api.access.rules import METRICS, PUBLIC
 from services.registry_api.dependencies import Services
 from services.registry_api.protocol.routing import PAGES, Router
-from services.registry_api.wire.examples import health as examples
+from services.registry_api.wire.documented import responses
 from services.shared.model.status import waiting_reason
 from services.shared.telemetry.metrics import exposition
 from speaker_registry import __version__
@@ -23,7 +23,7 @@ _ICON = Path(__file__).with_name("favicon.ico").read_bytes()
 router = Router(tags=["health"], any_query=True)
 
 
-@router.get("/healthz", responses=examples.HEALTH, dependencies=[PUBLIC])
+@router.get("/healthz", responses=responses("get_health"), dependencies=[PUBLIC])
 async def get_health() -> dict[str, str]:
     """Check that the process is alive.
 
@@ -32,7 +32,7 @@ async def get_health() -> dict[str, str]:
     return {"status": "ok"}
 
 
-@router.get("/readyz", responses=examples.READY, dependencies=[PUBLIC])
+@router.get("/readyz", responses=responses("get_readiness"), dependencies=[PUBLIC])
 async def get_readiness(request: Request) -> Response:
     """Check that the store and the index answer and that the index is trusted.
 
@@ -51,7 +51,7 @@ async def get_readiness(request: Request) -> Response:
     return JSONResponse(body, status_code=200 if good else 503, headers={} if good else {"Retry-After": "1"})
 
 
-@router.get("/metrics", responses=examples.METRICS, response_class=Response, dependencies=[METRICS])
+@router.get("/metrics", responses=responses("get_metrics"), response_class=Response, dependencies=[METRICS])
 def get_metrics(request: Request) -> Response:
     """Get the metrics for Prometheus: those of this process, and of queues and index as Redis holds them."""
     content, media_type = exposition(request.headers.get("accept", ""))

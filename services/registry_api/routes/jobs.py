@@ -25,7 +25,7 @@ from services.registry_api.operations.followed_jobs import follow
 from services.registry_api.protocol.routing import Router
 from services.registry_api.wire import profile_rendering, rendering
 from services.registry_api.wire.answers import answer
-from services.registry_api.wire.examples import jobs as examples
+from services.registry_api.wire.documented import request_body, responses
 from services.shared.model.speaker import SpeakerId
 from services.shared.registry.extract import extract
 from services.shared.registry.lookup import find_version
@@ -47,8 +47,8 @@ JobId = Annotated[str, Path(description="The id of a job, as uploads, lists and 
 @router.post(
     "/voices/{name}/versions/{ref}/extractions",
     status_code=202,
-    responses=examples.EXTRACTIONS,
-    openapi_extra=examples.EXTRACTION_BODY,
+    responses=responses("create_extractions"),
+    openapi_extra=request_body("create_extractions"),
     dependencies=[JOBS_WRITE, Depends(_count_if_forced)],
 )
 def create_extractions(
@@ -95,7 +95,7 @@ def create_extractions(
     return answer(request, body, status=202, headers={"Location": f"/v1/jobs/{job_id}", "Retry-After": "1"})
 
 
-@router.get("/jobs", responses=examples.JOBS, dependencies=[JOBS_READ])
+@router.get("/jobs", responses=responses("list_jobs"), dependencies=[JOBS_READ])
 def list_jobs(
     request: Request,
     services: ServicesDep,
@@ -137,7 +137,7 @@ def list_jobs(
     return answer(request, Page[Job](data=shown, first_id=first, last_id=page.last, has_more=page.more))
 
 
-@router.get("/jobs/summary", responses=examples.SUMMARY, dependencies=[JOBS_READ])
+@router.get("/jobs/summary", responses=responses("summarize_jobs"), dependencies=[JOBS_READ])
 def summarize_jobs(request: Request, services: ServicesDep, namespace: NamespaceDep) -> Response:
     """Count the jobs by state and profile: how many there are, since when the oldest waits, and how many
     ended within the last minute, hour and day. No job is looked at, so the answer is as fast with millions.
@@ -146,7 +146,7 @@ def summarize_jobs(request: Request, services: ServicesDep, namespace: Namespace
     return answer(request, summary)
 
 
-@router.get("/jobs/{job_id}", responses=examples.JOB, dependencies=[JOBS_READ])
+@router.get("/jobs/{job_id}", responses=responses("get_job"), dependencies=[JOBS_READ])
 async def get_job(
     request: Request,
     services: ServicesDep,
@@ -180,7 +180,7 @@ async def get_job(
     return answer(request, await run_in_threadpool(rendering.job, services.profiles, seen))
 
 
-@router.post("/jobs/{job_id}/cancel", responses=examples.CANCEL, dependencies=[JOBS_CANCEL, AT_STORE])
+@router.post("/jobs/{job_id}/cancel", responses=responses("cancel_job"), dependencies=[JOBS_CANCEL, AT_STORE])
 def cancel_job(
     request: Request, services: ServicesDep, namespace: NamespaceDep, job_id: JobId, caller: CallerDep
 ) -> Response:
@@ -194,7 +194,7 @@ def cancel_job(
     return answer(request, rendering.job(services.profiles, record))
 
 
-@router.get("/profiles", responses=examples.PROFILES, dependencies=[ANY_KEY])
+@router.get("/profiles", responses=responses("list_profiles"), dependencies=[ANY_KEY])
 def list_profiles(request: Request, services: ServicesDep, limit: Limit = 100, after: After = "") -> Response:
     """List profiles by name: the tensors of their artifacts, how many workers extract them now, and the
     encoders that could be promoted.

@@ -27,7 +27,7 @@ from services.registry_api.protocol.callers import Caller
 from services.registry_api.protocol.routing import Router
 from services.registry_api.wire import key_rendering
 from services.registry_api.wire.answers import answer
-from services.registry_api.wire.examples import keys as examples
+from services.registry_api.wire.documented import request_body, responses
 from services.shared.model.document import Counts
 from services.shared.view.copies import ViewIncomplete
 from speaker_registry.errors import PermissionDenied
@@ -53,8 +53,8 @@ WhoseKeysDep = Annotated[str, Depends(_whose_keys)]
 @router.post(
     "/keys",
     status_code=201,
-    responses=examples.NEW_KEY,
-    openapi_extra=examples.KEY_BODY,
+    responses=responses("create_key"),
+    openapi_extra=request_body("create_key"),
     dependencies=[ADMIN, AT_STORE],
 )
 def create_key(
@@ -111,7 +111,7 @@ def _namespace_for(caller: Caller, namespace: str, wanted: str | None) -> str:
 _NOT_KEPT = {"Cache-Control": "no-store"}
 
 
-@router.get("/keys", responses=examples.KEYS, dependencies=[ADMIN, AT_STORE])
+@router.get("/keys", responses=responses("list_keys"), dependencies=[ADMIN, AT_STORE])
 def list_keys(
     request: Request, services: ServicesDep, whose: WhoseKeysDep, limit: Limit = 20, after: After = ""
 ) -> Response:
@@ -138,7 +138,7 @@ def list_keys(
     )
 
 
-@router.get("/keys/{key_id}", responses=examples.KEY, dependencies=[ADMIN, AT_STORE])
+@router.get("/keys/{key_id}", responses=responses("get_key"), dependencies=[ADMIN, AT_STORE])
 def get_key(request: Request, services: ServicesDep, whose: WhoseKeysDep, key_id: KeyId) -> Response:
     """Get an API key that the list of keys contains."""
     key = _find(services.keys, whose, key_id)
@@ -146,7 +146,7 @@ def get_key(request: Request, services: ServicesDep, whose: WhoseKeysDep, key_id
 
 
 @router.delete(
-    "/keys/{key_id}", status_code=204, responses=examples.REVOKE_KEY, dependencies=[ADMIN, AT_STORE]
+    "/keys/{key_id}", status_code=204, responses=responses("revoke_key"), dependencies=[ADMIN, AT_STORE]
 )
 def revoke_key(
     services: ServicesDep,
@@ -168,7 +168,10 @@ def revoke_key(
 
 
 @router.post(
-    "/keys/{key_id}/rotate", status_code=201, responses=examples.ROTATED_KEY, dependencies=[ADMIN, AT_STORE]
+    "/keys/{key_id}/rotate",
+    status_code=201,
+    responses=responses("rotate_key"),
+    dependencies=[ADMIN, AT_STORE],
 )
 def rotate_key(
     request: Request,
@@ -208,7 +211,7 @@ def _find(keys: HeldKeys, whose: str, key_id: str) -> ApiKey:
     return key
 
 
-@router.get("/quota", responses=examples.QUOTA, dependencies=[ANY_KEY])
+@router.get("/quota", responses=responses("get_quota"), dependencies=[ANY_KEY])
 async def get_quota(
     request: Request, services: ServicesDep, caller: CallerDep, namespace: NamespaceDep
 ) -> Response:

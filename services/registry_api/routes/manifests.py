@@ -23,7 +23,7 @@ from services.registry_api.protocol.routing import Router
 from services.registry_api.protocol.signals import route_of
 from services.registry_api.wire import rendering
 from services.registry_api.wire.answers import answer, not_modified
-from services.registry_api.wire.examples import manifests as examples
+from services.registry_api.wire.documented import responses
 from services.shared.registry.pages import SpeakerPage, page
 from speaker_registry.manifests import MAX_PAGE, ManifestPage
 
@@ -33,7 +33,9 @@ ManifestLimit = Annotated[
 ]
 
 
-@router.get("/v1/profiles/{profile}/manifest", responses=examples.MANIFEST, dependencies=[ARTIFACTS_READ])
+@router.get(
+    "/v1/profiles/{profile}/manifest", responses=responses("get_manifest"), dependencies=[ARTIFACTS_READ]
+)
 async def get_manifest(
     request: Request,
     services: ServicesDep,

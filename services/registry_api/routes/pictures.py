@@ -14,7 +14,7 @@ from services.registry_api.dependencies import (
 )
 from services.registry_api.protocol.routing import Router
 from services.registry_api.wire.answers import answer
-from services.registry_api.wire.examples import voices as examples
+from services.registry_api.wire.documented import responses
 from services.registry_api.wire.pictures import ASKED, answer_with_picture
 from services.shared.model.pictures import Picture
 from services.shared.registry.lookup import find_version
@@ -25,7 +25,10 @@ router = Router(prefix="/v1/voices/{name}/versions/{ref}", tags=["voices"])
 
 
 @router.get(
-    "/waveform.svg", responses=examples.WAVEFORM, response_class=Response, dependencies=[AUDIO_READ, AT_STORE]
+    "/waveform.svg",
+    responses=responses("get_waveform"),
+    response_class=Response,
+    dependencies=[AUDIO_READ, AT_STORE],
 )
 def get_waveform(
     request: Request, services: ServicesDep, namespace: NamespaceDep, name: VoiceName, ref: Reference
@@ -38,7 +41,9 @@ def get_waveform(
     return _picture(request, services, namespace, name, ref, Picture.WAVEFORM)
 
 
-@router.get("/mel.png", responses=examples.MEL, response_class=Response, dependencies=[AUDIO_READ, AT_STORE])
+@router.get(
+    "/mel.png", responses=responses("get_mel"), response_class=Response, dependencies=[AUDIO_READ, AT_STORE]
+)
 def get_mel(
     request: Request, services: ServicesDep, namespace: NamespaceDep, name: VoiceName, ref: Reference
 ) -> Response:

@@ -11,7 +11,7 @@ from services.registry_api.operations.promote import promote
 from services.registry_api.protocol.routing import Router
 from services.registry_api.wire import profile_rendering
 from services.registry_api.wire.answers import answer
-from services.registry_api.wire.examples import profiles as examples
+from services.registry_api.wire.documented import request_body, responses
 from speaker_registry.schemas import EncoderPromotion
 
 router = Router(prefix="/v1/profiles/{profile}", tags=["jobs and profiles"])
@@ -20,8 +20,8 @@ Profile = Annotated[str, Path(max_length=128, description="The name of a profile
 
 @router.post(
     "/promote",
-    responses=examples.PROMOTE,
-    openapi_extra=examples.PROMOTE_BODY,
+    responses=responses("promote_encoder"),
+    openapi_extra=request_body("promote_encoder"),
     dependencies=[PROFILES_PROMOTE, AT_STORE],
 )
 def promote_encoder(

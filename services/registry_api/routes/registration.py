@@ -19,7 +19,7 @@ from services.registry_api.operations.register import voice_to_register
 from services.registry_api.protocol.routing import Router
 from services.registry_api.wire import rendering
 from services.registry_api.wire.answers import answer
-from services.registry_api.wire.examples import uploads as examples
+from services.registry_api.wire.documented import request_body, responses
 from services.registry_api.wire.fields import Fields, read_fields
 from services.registry_api.wire.forms import NATIVE, NATIVE_VERSION, FieldNames, refuse_unknown
 from services.registry_api.wire.uploads import Dedupe, IdempotencyKey, register, replayed
@@ -38,8 +38,8 @@ IfExists = Annotated[
 @router.post(
     "",
     status_code=201,
-    openapi_extra=examples.VOICE_BODY,
-    responses=examples.CREATE_VOICE,
+    openapi_extra=request_body("create_voice"),
+    responses=responses("create_voice"),
     dependencies=[VOICES_WRITE, COUNTED_UPLOAD],
 )
 async def create_voice(
@@ -71,8 +71,8 @@ async def create_voice(
 @router.post(
     "/{name}/versions",
     status_code=201,
-    openapi_extra=examples.VERSION_BODY,
-    responses=examples.CREATE_VERSION,
+    openapi_extra=request_body("create_version"),
+    responses=responses("create_version"),
     dependencies=[VOICES_WRITE, COUNTED_UPLOAD],
 )
 async def create_version(

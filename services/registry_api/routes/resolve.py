@@ -13,7 +13,7 @@ from services.registry_api.protocol.routing import Router
 from services.registry_api.protocol.signals import route_of
 from services.registry_api.wire import rendering
 from services.registry_api.wire.answers import answer_to_question, not_modified
-from services.registry_api.wire.examples import artifacts as examples
+from services.registry_api.wire.documented import request_body, responses
 from services.shared.model.speaker import SpeakerId
 from speaker_registry.errors import InvalidRequest, SpeakerRegistryError, VoiceNotFound
 from speaker_registry.names import parse_speaker_name, split_reference
@@ -24,8 +24,8 @@ router = Router(tags=["artifacts"])
 
 @router.post(
     RESOLVE,
-    responses=examples.RESOLUTION,
-    openapi_extra=examples.RESOLVE_BODY,
+    responses=responses("resolve_voices"),
+    openapi_extra=request_body("resolve_voices"),
     dependencies=[ARTIFACTS_READ],
 )
 async def resolve_voices(

@@ -29,7 +29,7 @@ from services.registry_api.operations.undelete import undelete
 from services.registry_api.protocol.routing import Router
 from services.registry_api.wire import rendering
 from services.registry_api.wire.answers import answer, check_of, etag_of, json_bytes
-from services.registry_api.wire.examples import voices as examples
+from services.registry_api.wire.documented import request_body, responses
 from services.registry_api.wire.forms import check_characters
 from services.registry_api.wire.paging import find_voices, newest_versions
 from services.registry_api.wire.uploads import limits_of
@@ -44,7 +44,7 @@ from speaker_registry.schemas import ArtifactState, Page, Voice, VoiceChange, Vo
 router = Router(prefix="/v1/voices", tags=["voices"])
 
 
-@router.get("", responses=examples.VOICES, dependencies=[VOICES_READ, SEARCHING])
+@router.get("", responses=responses("list_voices"), dependencies=[VOICES_READ, SEARCHING])
 def list_voices(
     request: Request,
     services: ServicesDep,
@@ -102,7 +102,7 @@ def _matches(profiles: Profiles, speaker: FoundSpeaker, profile: str | None, sta
     return not status.unsupported and state in {None, status.state}
 
 
-@router.get("/{name}", responses=examples.VOICE, dependencies=[VOICES_READ])
+@router.get("/{name}", responses=responses("get_voice"), dependencies=[VOICES_READ])
 def get_voice(request: Request, services: ServicesDep, namespace: NamespaceDep, name: VoiceName) -> Response:
     """Get a voice, with the version that its name currently resolves to."""
     speaker = find(services.speakers, namespace, name)
@@ -111,8 +111,8 @@ def get_voice(request: Request, services: ServicesDep, namespace: NamespaceDep, 
 
 @router.patch(
     "/{name}",
-    responses=examples.EDIT,
-    openapi_extra=examples.EDIT_BODY,
+    responses=responses("edit_voice"),
+    openapi_extra=request_body("edit_voice"),
     dependencies=[VOICES_WRITE, AT_STORE],
 )
 def edit_voice(
@@ -157,7 +157,9 @@ def _check_of_voice(request: Request, services: Services, namespace: str, name: 
     return check_of(request, shown)
 
 
-@router.delete("/{name}", status_code=204, responses=examples.DELETE, dependencies=[VOICES_DELETE, AT_STORE])
+@router.delete(
+    "/{name}", status_code=204, responses=responses("delete_voice"), dependencies=[VOICES_DELETE, AT_STORE]
+)
 def delete_voice(
     request: Request, services: ServicesDep, namespace: NamespaceDep, name: VoiceName, caller: CallerDep
 ) -> Response:
@@ -173,7 +175,9 @@ def delete_voice(
     return Response(status_code=204)
 
 
-@router.post("/{name}/undelete", responses=examples.UNDELETE, dependencies=[VOICES_DELETE, AT_STORE])
+@router.post(
+    "/{name}/undelete", responses=responses("undelete_voice"), dependencies=[VOICES_DELETE, AT_STORE]
+)
 def undelete_voice(
     request: Request, services: ServicesDep, namespace: NamespaceDep, name: VoiceName, caller: CallerDep
 ) -> Response:
@@ -195,7 +199,7 @@ def undelete_voice(
     return answer(request, rendering.voice(services.profiles, speaker))
 
 
-@router.get("/{name}/history", responses=examples.HISTORY, dependencies=[VOICES_READ])
+@router.get("/{name}/history", responses=responses("list_changes"), dependencies=[VOICES_READ])
 def list_changes(
     request: Request,
     services: ServicesDep,
@@ -225,7 +229,7 @@ def list_changes(
     )
 
 
-@router.get("/{name}/versions", responses=examples.VERSIONS, dependencies=[VOICES_READ])
+@router.get("/{name}/versions", responses=responses("list_versions"), dependencies=[VOICES_READ])
 def list_versions(
     request: Request,
     services: ServicesDep,
@@ -252,7 +256,7 @@ def list_versions(
     )
 
 
-@router.get("/{name}/versions/{ref}", responses=examples.VERSION, dependencies=[VOICES_READ])
+@router.get("/{name}/versions/{ref}", responses=responses("get_version"), dependencies=[VOICES_READ])
 def get_version(
     request: Request, services: ServicesDep, namespace: NamespaceDep, name: VoiceName, ref: Reference
 ) -> Response:
@@ -265,7 +269,7 @@ def get_version(
     "/{name}/versions/{ref}",
     name="delete_version",
     status_code=204,
-    responses=examples.DELETE_VERSION,
+    responses=responses("delete_version"),
     dependencies=[VOICES_DELETE, AT_STORE],
 )
 def delete_one_version(

@@ -16,6 +16,8 @@ from services.shared.model.records import Version
 from speaker_registry.artifact import canonical_json
 from speaker_registry.errors import PreconditionFailed
 
+SAFETENSORS = "application/vnd.safetensors"
+"""The media type of artifacts and samples."""
 _UNSHARED = {"Cache-Control": "private, no-cache"}
 """Only the client itself may keep an answer, and it asks each time whether the answer has changed."""
 

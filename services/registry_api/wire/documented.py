@@ -1,0 +1,180 @@
+"""Reads from `examples/` how the OpenAPI document describes the responses and request bodies of the routes.
+
+No route's behaviour depends on them. Each file there has one or more of these sections:
+
+- `responses`: the id of an operation -> its responses by status.
+- `compatible_responses`: the same, with errors as vLLM-Omni's routes answer them.
+- `bodies`: the id of an operation -> its `requestBody`, as OpenAPI has it.
+- `values`: name -> what is written once and used several times, in this file or in others.
+
+In a text, `{name}` stands for the value of that name. In an object, `"...": "name"` stands for the members of
+that value, and so for each of a list of names; later members replace them. A response has a `description` and
+may have
+
+- `code` and `message`: those of an error; its `type` follows from the status,
+- `example` and `model`: a JSON body, and the name of its schema,
+- `page_of`, `item` and `id`: the name of a schema, and the only item of a page,
+- `bytes`: the media type of a file,
+- `content`: any other content, as OpenAPI has it,
+- `headers`: the name of each header -> its description,
+- `links`: the id of each operation -> its parameters, as runtime expressions on the answer.
+
+A mistake in these files fails the import of the route that it concerns. Tests check every example, and every
+answer that they receive, against the schemas.
+"""
+
+import json
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from services.registry_api.protocol.error_answers import type_of
+from speaker_registry import schemas
+from speaker_registry.manifests import ManifestPage
+
+Responses = dict[int | str, dict[str, Any]]
+
+_FOLDER = Path(__file__).parent / "examples"
+_NAME = re.compile(r"\{(\w+)\}")
+_SECTIONS = ("values", "bodies", "responses", "compatible_responses")
+
+
+class Health(BaseModel):
+    status: str
+
+
+class Readiness(BaseModel):
+    status: str
+    version: str
+    parts: dict[str, str]
+    """Name of each part -> `ok`, or what is wrong with it."""
+    details: dict[str, str] = {}
+    """Name of each required profile that no worker serves -> what that means. Absent if there is none."""
+
+
+_OTHER_MODELS: dict[str, type[BaseModel]] = {
+    "Health": Health,
+    "ManifestPage": ManifestPage,
+    "Readiness": Readiness,
+}
+"""The models that `schemas` does not have, or has in another form for the SDK."""
+
+
+def responses(operation: str) -> Responses:
+    """Return the responses of an operation as FastAPI takes them."""
+    compatible = operation in _sections()["compatible_responses"]
+    described = _find("compatible_responses" if compatible else "responses", operation)
+    return {status: _response(status, one, compatible=compatible) for status, one in described.items()}
+
+
+def request_body(operation: str) -> dict[str, Any]:
+    """Return the request body of an operation as FastAPI takes it in `openapi_extra`."""
+    return {"requestBody": _find("bodies", operation)}
+
+
+def example_value(name: str) -> Any:
+    """Return a copy of the value of this name."""
+    return _find("values", name)
+
+
+@cache
+def _sections() -> dict[str, dict[str, Any]]:
+    """Return the sections of all files, each as one."""
+    read: dict[str, list[tuple[str, Any]]] = {section: [] for section in _SECTIONS}
+    for path in sorted(_FOLDER.glob("*.json")):
+        for section, members in json.loads(path.read_text("utf-8"), object_pairs_hook=_distinct).items():
+            if section not in read:
+                raise ValueError(f"{path.name} has the section {section!r}; accepted: {', '.join(read)}.")
+            read[section].extend(members.items())
+    return {section: _distinct(members) for section, members in read.items()}
+
+
+def _distinct(members: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return the members as an object. JSON itself would take the last of two with the same name."""
+    names = [name for name, _ in members]
+    if twice := sorted({name for name in names if names.count(name) > 1}):
+        raise ValueError(f"The examples have several members of one name: {', '.join(twice)}.")
+    return dict(members)
+
+
+def _find(section: str, name: str) -> Any:
+    if name not in _sections()[section]:
+        raise ValueError(f"The examples have no {name!r} among their {section}.")
+    return _filled(_sections()[section][name])
+
+
+def _filled(written: Any) -> Any:
+    """Return a copy of what a file has, with values in the place of their names."""
+    if isinstance(written, str):
+        if whole := re.fullmatch(_NAME, written):
+            return example_value(whole[1])
+        return re.sub(_NAME, lambda name: str(example_value(name[1])), written)
+    if isinstance(written, list):
+        return [_filled(one) for one in written]
+    if not isinstance(written, dict):
+        return written
+    filled: dict[str, Any] = {}
+    for name, one in written.items():
+        if name == "...":
+            for taken in [one] if isinstance(one, str) else one:
+                filled |= example_value(taken)
+        else:
+            filled[name] = _filled(one)
+    return filled
+
+
+def _response(status: int | str, described: dict[str, Any], *, compatible: bool) -> dict[str, Any]:
+    given = dict(described)
+    response = {"description": given.pop("description")}
+    if "code" in given:
+        error = _error(status, given.pop("code"), given.pop("message"), compatible=compatible)
+        response |= _json(error, schemas.ErrorEnvelope)
+    elif "page_of" in given:
+        item, item_id = given.pop("item"), given.pop("id")
+        page = {"object": "list", "has_more": False, "data": [item], "first_id": item_id, "last_id": item_id}
+        page_of: Any = _model(given.pop("page_of"))
+        response |= _json(page, schemas.Page[page_of])
+    elif "example" in given:
+        response |= _json(given.pop("example"), _model(given.pop("model")))
+    elif "bytes" in given:
+        response["content"] = {given.pop("bytes"): example_value("binary")}
+    elif "content" in given:
+        response["content"] = given.pop("content")
+    if links := given.pop("links", {}):
+        response["links"] = {id_: {"operationId": id_, "parameters": where} for id_, where in links.items()}
+    if headers := given.pop("headers", {}):
+        texts = {"schema": {"type": "string"}}
+        response["headers"] = {name: {"description": says, **texts} for name, says in headers.items()}
+    if given:
+        raise ValueError(f"A response {status} has {', '.join(given)}, which the examples do not use so.")
+    return response
+
+
+def _json(example: dict[str, Any], model: type[BaseModel]) -> dict[str, Any]:
+    return {"content": {"application/json": {"example": example}}, "model": model}
+
+
+def _model(name: str) -> type[BaseModel]:
+    model = _OTHER_MODELS.get(name) or getattr(schemas, name)
+    assert isinstance(model, type)
+    assert issubclass(model, BaseModel)
+    return model
+
+
+def _error(status: int | str, code: str, message: str, *, compatible: bool) -> dict[str, Any]:
+    """Return an error as it is answered. The one that stands for all others, `default`, has OpenAI's form."""
+    compatible = compatible and status != "default"
+    number = 500 if status == "default" else int(status)
+    return {
+        "error": {
+            "message": message,
+            "type": type_of(number, compatible=compatible),
+            "param": None,
+            "code": number if compatible else code,
+            **({"reason": code} if compatible else {}),
+            "request_id": "req_5f1e",
+        }
+    }

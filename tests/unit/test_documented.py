@@ -1,0 +1,142 @@
+"""Tests of the files that describe responses and request bodies for the OpenAPI document."""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from services.registry_api.app import api_document
+from services.registry_api.protocol.error_answers import status_of
+from services.registry_api.wire import documented, forms
+from services.registry_api.wire.documented import request_body, responses
+from speaker_registry.errors import BY_CODE
+
+CHANGES = {"pause_campaign", "resume_campaign", "cancel_campaign"}
+"""Operations whose responses are described once, as `change_campaign`."""
+
+
+@pytest.fixture(scope="module")
+def operations() -> dict[str, dict[str, Any]]:
+    paths = api_document()["paths"].values()
+    return {operation["operationId"]: operation for methods in paths for operation in methods.values()}
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Return an empty folder that the examples are read from."""
+    monkeypatch.setattr(documented, "_FOLDER", tmp_path)
+    documented._sections.cache_clear()
+    yield tmp_path
+    documented._sections.cache_clear()
+
+
+def write(folder: Path, **sections: Any) -> None:
+    (folder / "some.json").write_text(json.dumps(sections))
+
+
+def test_everything_described_is_in_the_document(operations: dict[str, dict[str, Any]]):
+    """What no route uses any more would otherwise stay in the files for ever."""
+    sections = documented._sections()
+    described = {*sections["responses"], *sections["compatible_responses"]}
+    described -= {"change_campaign", "refused", "refused_compatible"}
+    assert described == operations.keys() - CHANGES
+    for name, body in sections["bodies"].items():
+        assert body["content"].keys() == operations[name]["requestBody"]["content"].keys(), name
+
+
+def test_every_value_is_used():
+    """A value that nothing takes in is a leftover."""
+    text = "".join(path.read_text("utf-8") for path in documented._FOLDER.glob("*.json"))
+    taken = {
+        name for names in re.findall(r'"\.\.\.": (\[.*?\]|".*?")', text) for name in re.findall(r"\w+", names)
+    }
+    assert documented._sections()["values"].keys() == taken | {*re.findall(documented._NAME, text)}
+
+
+def test_an_error_has_the_status_of_its_code(operations: dict[str, dict[str, Any]]):
+    """Clients choose what to do by status and code, so the document must not pair two that never meet."""
+    checked = 0
+    for name, operation in operations.items():
+        for status, response in operation["responses"].items():
+            example = response.get("content", {}).get("application/json", {}).get("example", {})
+            if "error" not in example or status == "default":
+                continue
+            error = example["error"]
+            code = error.get("reason", error["code"])
+            assert status_of(BY_CODE[code]("."), compatible="reason" in error) == int(status), (name, code)
+            checked += 1
+    assert checked > 300
+
+
+@pytest.mark.parametrize(
+    ("operation", "names"),
+    [
+        ("create_audio_voice", forms.COMPATIBLE),
+        ("create_voice", forms.NATIVE),
+        ("create_version", forms.NATIVE_VERSION),
+    ],
+)
+def test_a_form_is_described_as_it_is_parsed(operation: str, names: forms.FieldNames):
+    """The schema is written by hand, and generated clients send what it says."""
+    schema = request_body(operation)["requestBody"]["content"]["multipart/form-data"]["schema"]
+    fields = schema["properties"]
+    assert [*fields] == [*names]
+    assert schema["oneOf"] == [{"required": [names.clip]}, {"required": [names.embedding]}]
+    assert fields["consent"]["maxLength"] == forms.MAX_CONSENT
+    assert fields["ref_text"]["maxLength"] == fields[names.description]["maxLength"] == forms.MAX_TEXT
+    assert f"1 to {forms.MAX_EMBEDDING} " in fields[names.embedding]["description"]
+
+
+def test_values_take_the_place_of_their_names(folder: Path):
+    """Later members replace those that were taken in, at the place where these stood."""
+    write(
+        folder,
+        values={
+            "id": "a1",
+            "voice": {"id": "voice_{id}", "names": ["{id}"]},
+            "both": {"...": ["voice", "state"], "names": []},
+            "state": {"state": 'ready {version="1"}'},
+        },
+        bodies={"edit": {"content": "{both}"}},
+    )
+    content = request_body("edit")["requestBody"]["content"]
+    assert json.dumps(content) == json.dumps({"id": "voice_a1", "names": [], "state": 'ready {version="1"}'})
+
+
+@pytest.mark.parametrize(
+    ("written", "message"),
+    [
+        ({"values": {}, "examples": {}}, "'examples'; accepted: values, bodies"),
+        ({"responses": {"get": {"200": "{voice}"}}}, "no 'voice' among their values"),
+        ({"responses": {"get": {"...": "read"}}}, "no 'read' among their values"),
+        ({"responses": {"list": {}}}, "no 'get' among their responses"),
+        ({"responses": {"get": {"204": {"description": "Done.", "header": {}}}}}, "204 has header"),
+        (
+            {
+                "responses": {
+                    "get": {"200": {"description": "It.", "bytes": "a/b", "code": "x", "message": ""}}
+                }
+            },
+            "bytes",
+        ),
+    ],
+)
+def test_a_mistake_in_a_file_is_refused(folder: Path, written: dict[str, Any], message: str):
+    """A mistyped name would otherwise be published as it stands."""
+    write(folder, **written)
+    with pytest.raises(ValueError, match=message):
+        responses("get")
+
+
+def test_a_name_that_is_used_twice_is_refused(folder: Path):
+    """The later of two would replace the earlier one without a word, in one file or in two."""
+    (folder / "one.json").write_text('{"responses": {"get": {"404": {}, "404": {}}}}')
+    with pytest.raises(ValueError, match="one name: 404"):
+        responses("get")
+    (folder / "one.json").write_text('{"values": {"voice": 1}}')
+    (folder / "two.json").write_text('{"values": {"voice": 2}}')
+    with pytest.raises(ValueError, match="one name: voice"):
+        responses("get")
