@@ -21,11 +21,12 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class MovedAlias:
-    """The document after a move, and the number of the version to which the alias pointed before."""
+    """The document after a move, and what the alias was before: its version, and who had moved it."""
 
     document: SpeakerDocument
     previous: int | None
     """None if the alias is new."""
+    was_by_hand: bool
 
 
 def move(
@@ -38,12 +39,14 @@ def move(
     *,
     by: str,
     check: Check | None = None,
+    then_by_itself: bool = False,
 ) -> MovedAlias:
     """Point an alias to the version with this number. A repeat of a move changes nothing.
 
     Args:
         alias: what `parse_alias` returned.
         check: as in `change_live_voice`.
+        then_by_itself: have `default` move by itself from there on, as before somebody moved it by hand.
 
     Raises:
         VoiceNotFound, VersionNotFound, QuotaExceeded, Unavailable, and what `check` raises.
@@ -54,14 +57,16 @@ def move(
     def decide(document: SpeakerDocument) -> SpeakerDocument:
         nonlocal before
         before = document
-        return with_alias(document, alias, _numbered(document, number).vuid, profiles.required)
+        after = with_alias(document, alias, _numbered(document, number).vuid, profiles.required)
+        return without_alias(after, alias, profiles.required) if then_by_itself else after
 
     moved = change_live_voice(
         speakers, namespace, name, decide, did="alias", by=by, check=check, takes_away=True
     )
     previous = number_of(before, alias)
     log.info("alias.moved", speaker=str(moved.id), alias=alias, version=number, previous=previous)
-    return MovedAlias(moved.document, previous)
+    present = before.aliases.get(alias)
+    return MovedAlias(moved.document, previous, was_by_hand=present is not None and present.by_hand)
 
 
 def take_back(
