@@ -21,12 +21,11 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class MovedAlias:
-    """The document after a move, and what the alias was before: its version, and who had moved it."""
+    """The document after a move, and the number of the version to which the alias pointed before."""
 
     document: SpeakerDocument
     previous: int | None
     """None if the alias is new."""
-    was_by_hand: bool
 
 
 def move(
@@ -57,7 +56,10 @@ def move(
     def decide(document: SpeakerDocument) -> SpeakerDocument:
         nonlocal before
         before = document
-        after = with_alias(document, alias, _numbered(document, number).vuid, profiles.required)
+        vuid, present = _numbered(document, number).vuid, document.aliases.get(alias)
+        if then_by_itself and present is not None and present.vuid == vuid and not present.by_hand:
+            return document
+        after = with_alias(document, alias, vuid, profiles.required)
         return without_alias(after, alias, profiles.required) if then_by_itself else after
 
     moved = change_live_voice(
@@ -65,8 +67,7 @@ def move(
     )
     previous = number_of(before, alias)
     log.info("alias.moved", speaker=str(moved.id), alias=alias, version=number, previous=previous)
-    present = before.aliases.get(alias)
-    return MovedAlias(moved.document, previous, was_by_hand=present is not None and present.by_hand)
+    return MovedAlias(moved.document, previous)
 
 
 def take_back(

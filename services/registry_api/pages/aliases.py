@@ -71,9 +71,13 @@ def tag_of_default(document: SpeakerDocument) -> str:
 async def page_move_default(
     request: Request, services: ServicesDep, namespace: NamespaceDep, voice_id: VoiceId, caller: CallerDep
 ) -> Response:
-    """Point `default` to a version, unless it is not any more what the page showed."""
+    """Point `default` to a version, unless it is not any more what the page showed.
+
+    What it was is in the form, so that a second click on the same button leads to the same page.
+    """
     async with checked_form(request) as fields:
-        number, by_itself = _number(fields), "by_itself" in fields.names
+        number, by_itself = _number(fields, "version"), "by_itself" in fields.names
+        former, was_by_itself = _number(fields, "former"), "former_by_itself" in fields.names
         tag = fields.text("if_match", max_length=MAX_FIELD)
 
     def check(document: SpeakerDocument) -> None:
@@ -103,15 +107,15 @@ async def page_move_default(
         f"/voices/{rendering.voice_id(moved.document)}",
         version=number,
         moved=moved.document.aliases[DEFAULT].moved,
-        former=moved.previous,
-        by_itself=None if moved.was_by_hand else "yes",
+        former=former,
+        by_itself="yes" if was_by_itself else None,
     )
 
 
-def _number(fields: Fields) -> int:
-    text = fields.text("version", max_length=MAX_FIELD) or ""
+def _number(fields: Fields, field: str) -> int:
+    text = fields.text(field, max_length=MAX_FIELD) or ""
     if not (text.isascii() and text.isdigit() and 0 < int(text[:12]) <= MAX_VERSION):
         raise InvalidRequest(
-            f"The version is {text[:40]!a}; accepted: the number of a version.", param="version"
+            f"Field '{field}' is {text[:40]!a}; accepted: the number of a version.", param=field
         )
-    return int(text)
+    return int(text[:12])
