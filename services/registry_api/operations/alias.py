@@ -38,12 +38,14 @@ def move(
     *,
     by: str,
     check: Check | None = None,
+    then_by_itself: bool = False,
 ) -> MovedAlias:
     """Point an alias to the version with this number. A repeat of a move changes nothing.
 
     Args:
         alias: what `parse_alias` returned.
         check: as in `change_live_voice`.
+        then_by_itself: have `default` move by itself from there on, as before somebody moved it by hand.
 
     Raises:
         VoiceNotFound, VersionNotFound, QuotaExceeded, Unavailable, and what `check` raises.
@@ -54,7 +56,11 @@ def move(
     def decide(document: SpeakerDocument) -> SpeakerDocument:
         nonlocal before
         before = document
-        return with_alias(document, alias, _numbered(document, number).vuid, profiles.required)
+        vuid, present = _numbered(document, number).vuid, document.aliases.get(alias)
+        if then_by_itself and present is not None and present.vuid == vuid and not present.by_hand:
+            return document
+        after = with_alias(document, alias, vuid, profiles.required)
+        return without_alias(after, alias, profiles.required) if then_by_itself else after
 
     moved = change_live_voice(
         speakers, namespace, name, decide, did="alias", by=by, check=check, takes_away=True

@@ -29,6 +29,7 @@ ASSETS = {path.name: path.read_bytes() for path in sorted((HERE / "assets").iter
 _RIGHTS = {
     "see_voices": rules.VOICES_READ,
     "register": rules.VOICES_WRITE,
+    "move": rules.VOICES_WRITE,
     "delete": rules.VOICES_DELETE,
     "listen": rules.AUDIO_READ,
     "download": rules.ARTIFACTS_READ,
@@ -155,11 +156,15 @@ def ago(moment: float | None) -> Markup:
     """Return a point in time as people say it, with the exact time as its title."""
     if moment is None:
         return Markup("–")
-    exact = datetime.fromtimestamp(moment, UTC)
     seconds = time.time() - moment
     words = f"{duration(seconds)} ago" if seconds >= 0 else f"in {duration(-seconds)}"
-    shown = exact.strftime("%Y-%m-%d %H:%M:%S UTC")
-    return Markup('<time datetime="{}" title="{}">{}</time>').format(exact.isoformat(), shown, words)
+    iso = datetime.fromtimestamp(moment, UTC).isoformat()
+    return Markup('<time datetime="{}" title="{}">{}</time>').format(iso, exactly(moment), words)
+
+
+def exactly(moment: float) -> str:
+    """Return a point in time as date and time in UTC."""
+    return datetime.fromtimestamp(moment, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
 
 
 def duration(seconds: float) -> str:
@@ -192,7 +197,14 @@ def _environment() -> Environment:
         auto_reload=False,
     )
     environment.filters.update(
-        given=given, visible=visible, marked=marked, ago=ago, clock=clock, size=size, duration=duration
+        given=given,
+        visible=visible,
+        marked=marked,
+        ago=ago,
+        exactly=exactly,
+        clock=clock,
+        size=size,
+        duration=duration,
     )
     shared: Mapping[str, Any] = {"asset": asset_url, "root": PAGES, "version": __version__}
     environment.globals.update(shared)

@@ -5,7 +5,17 @@ from fastapi import FastAPI
 from services.registry_api.dependencies import Services
 from services.registry_api.keys.ended_sessions import EndedSessions
 from services.registry_api.keys.seal import Seal
-from services.registry_api.pages import jobs, keys, overview, provider, signing_in, voice, voices
+from services.registry_api.pages import (
+    aliases,
+    deleted,
+    jobs,
+    keys,
+    overview,
+    provider,
+    signing_in,
+    voice,
+    voices,
+)
 from services.registry_api.pages.activity import Activity
 from services.registry_api.pages.live import LiveRegions
 from services.registry_api.pages.situation import Situation
@@ -18,5 +28,5 @@ def add_pages(app: FastAPI, services: Services) -> None:
     app.state.ended_sessions = EndedSessions(services.generation.plain)
     app.state.live_regions = LiveRegions()
     app.state.activity = Activity(services.jobs.records)
-    for module in (overview, signing_in, provider, voices, voice, jobs, keys):
+    for module in (overview, signing_in, provider, voices, voice, aliases, deleted, jobs, keys):
         app.include_router(module.router)

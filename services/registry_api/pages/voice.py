@@ -3,7 +3,7 @@
 from typing import Annotated
 from urllib.parse import quote
 
-from fastapi import Depends, Path, Query, Request
+from fastapi import Path, Query, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
@@ -26,7 +26,20 @@ from services.registry_api.dependencies import (
 from services.registry_api.operations.artifacts import find_artifact
 from services.registry_api.operations.delete import delete
 from services.registry_api.operations.pictures import ask_for_pictures, find_pictures
-from services.registry_api.pages.forms import MAX_FIELD, address, checked_form, lead_to, page_router, show
+from services.registry_api.pages.aliases import FormerDep, shown_aliases, tag_of_default
+from services.registry_api.pages.deleted import path_of, show_deleted
+from services.registry_api.pages.forms import (
+    MAX_FIELD,
+    Revision,
+    VoiceId,
+    address,
+    checked_form,
+    lead_to,
+    page_router,
+    show,
+)
+from services.registry_api.pages.history import past_of
+from services.registry_api.pages.sessions import is_partial
 from services.registry_api.protocol.routing import PAGES
 from services.registry_api.wire import rendering
 from services.registry_api.wire.answers import answer_with_bytes, answer_without_bytes, file_headers
@@ -39,21 +52,15 @@ from services.shared.registry.extract import extract
 from services.shared.registry.lookup import find, find_version
 from services.shared.registry.repair import artifact_or_replacement
 from services.shared.registry.speakers import FoundSpeaker
-from speaker_registry.errors import NotFound, PicturesFailed, Unavailable
-from speaker_registry.names import DEFAULT, SpeakerName, parse_speaker_name
+from speaker_registry.errors import NotFound, PicturesFailed, Unavailable, VoiceNotFound
+from speaker_registry.names import DEFAULT, LATEST, MAX_VERSION
 
 router = page_router("/voices/{voice_id}")
 _VERSIONS = 20
 _SAFETENSORS = "application/octet-stream"
 
 
-async def _voice_id(voice_id: Annotated[str, Path(max_length=512)]) -> SpeakerName:
-    """Parse the id in a path, which may be a name as well. Raises `InvalidVoiceName`."""
-    return parse_speaker_name(voice_id)
-
-
-VoiceId = Annotated[SpeakerName, Depends(_voice_id)]
-Number = Annotated[int, Path(ge=1, le=10**9)]
+Number = Annotated[int, Path(ge=1, le=MAX_VERSION)]
 
 
 @router.get("", dependencies=[VOICES_READ])
@@ -62,18 +69,27 @@ def page_voice(
     services: ServicesDep,
     namespace: NamespaceDep,
     voice_id: VoiceId,
-    version: Annotated[int, Query(ge=0, le=10**9)] = 0,
-    before: Annotated[int, Query(ge=0, le=10**9)] = 0,
-    beside: Annotated[int, Query(ge=0, le=10**9)] = 0,
+    former: FormerDep,
+    version: Annotated[int, Query(ge=0, le=MAX_VERSION)] = 0,
+    before: Annotated[int, Query(ge=0, le=MAX_VERSION)] = 0,
+    beside: Annotated[int, Query(ge=0, le=MAX_VERSION)] = 0,
     known: Annotated[str, Query(max_length=8)] = "",
+    past: Revision = 0,
 ) -> Response:
     """Show a voice and one of its versions: the default one, or the one with this number.
 
-    The clip of the version `beside` is shown next to that version's.
+    The clip of the version `beside` is shown next to that version's. Of a voice that was deleted, the page
+    says until when it can be brought back.
     """
     profiles = services.profiles
-    speaker = find(services.speakers, namespace, voice_id)
-    page, more = newest_versions(speaker.document, before=before or None, limit=_VERSIONS)
+    try:
+        speaker = find(services.speakers, namespace, voice_id)
+    except VoiceNotFound:
+        if is_partial(request):
+            raise
+        return show_deleted(request, services, namespace, voice_id, past=past)
+    document = speaker.document
+    page, more = newest_versions(document, before=before or None, limit=_VERSIONS)
     one = _version(services, speaker, version or DEFAULT)
     made = profiles.all_statuses(speaker, one)
     selected = rendering.version(profiles, speaker, one)
@@ -93,6 +109,11 @@ def page_voice(
         earlier=address(path, version=version, before=page[-1].number) if more and page else None,
         busy=any(status.state in {"pending", "processing"} for status in made),
         known=bool(known),
+        aliases=shown_aliases(document),
+        latest=_version(services, speaker, LATEST).number,
+        default_tag=tag_of_default(document),
+        former=former if former.was_before(document) else None,
+        **past_of(document, path, past=past, version=version),
     )
 
 
@@ -209,12 +230,13 @@ async def page_extract(
 async def page_delete(
     request: Request, services: ServicesDep, namespace: NamespaceDep, voice_id: VoiceId, caller: CallerDep
 ) -> Response:
-    """Delete a voice with all its versions."""
+    """Delete a voice with all its versions, and lead to its page, which says until when it can come back."""
     async with checked_form(request):
         pass
 
-    def delete_voice() -> None:
-        delete(services.speakers, services.jobs, namespace, voice_id, by=caller.id)
+    def delete_voice() -> FoundSpeaker:
+        return delete(services.speakers, services.jobs, namespace, voice_id, by=caller.id)
 
-    await run_in_threadpool(delete_voice)
-    return lead_to("/voices")
+    before = (await run_in_threadpool(delete_voice)).document
+    can_come_back = before.live and services.deleted_grace_seconds
+    return lead_to(path_of(before.newest.name) if can_come_back else "/voices")

@@ -31,7 +31,7 @@ from services.registry_api.wire import rendering
 from services.registry_api.wire.answers import answer, check_of, etag_of, json_bytes
 from services.registry_api.wire.documented import request_body, responses
 from services.registry_api.wire.forms import check_characters
-from services.registry_api.wire.paging import find_voices, newest_versions
+from services.registry_api.wire.paging import find_voices, newest_changes, newest_versions
 from services.registry_api.wire.uploads import limits_of
 from services.shared.model.document import SpeakerDocument
 from services.shared.registry.lookup import find, find_version, locate, not_found
@@ -216,15 +216,15 @@ def list_changes(
     document = locate(services.speakers, namespace, name).document
     if not document.live and not document.history:
         raise not_found(name)
-    entries = [one for one in reversed(document.history) if not after or one.revision < after]
-    shown = [rendering.change(one) for one in entries[:limit]]
+    entries, more = newest_changes(document, before=after or None, limit=limit)
+    shown = [rendering.change(one) for one in entries]
     return answer(
         request,
         Page[VoiceChange](
             data=shown,
             first_id=str(shown[0].revision) if shown else None,
             last_id=str(shown[-1].revision) if shown else None,
-            has_more=len(entries) > limit,
+            has_more=more,
         ),
     )
 

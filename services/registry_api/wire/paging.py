@@ -1,4 +1,5 @@
-"""Finds one page of the voices that match a filter, in the order of their keys, or of the versions of one.
+"""Finds one page of the voices that match a filter, in the order of their keys, or of the versions or the
+history of one.
 
 Knows no answers.
 """
@@ -7,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from services.shared.model.document import SpeakerDocument
+from services.shared.model.history import Entry
 from services.shared.model.records import Version
 from services.shared.registry.pages import Listed
 from services.shared.registry.pages import page as page_of
@@ -84,4 +86,12 @@ def newest_versions(
 ) -> tuple[list[Version], bool]:
     """Return the newest versions with a number below `before`, newest first, and whether there are more."""
     found = [one for one in reversed(document.versions) if before is None or one.number < before]
+    return found[:limit], len(found) > limit
+
+
+def newest_changes(document: SpeakerDocument, *, before: int | None, limit: int) -> tuple[list[Entry], bool]:
+    """Return the newest remembered changes with a revision below `before`, newest first, and whether there
+    are more.
+    """
+    found = [one for one in reversed(document.history) if before is None or one.revision < before]
     return found[:limit], len(found) > limit

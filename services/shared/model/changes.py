@@ -139,7 +139,7 @@ def undeleted(document: SpeakerDocument) -> SpeakerDocument:
     """
     if document.live:
         raise VoiceExists(f"Voice '{document.newest.name}' was registered again since it was deleted.")
-    last = next((life for life in reversed(document.dead) if life.whole), None)
+    last = document.last_deleted
     if last is None:
         raise VoiceNotFound("No deleted voice of this name is left to bring back.")
     aliases = {name: alias.having(moved=document.revision + 1) for name, alias in last.aliases.items()}

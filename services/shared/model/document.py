@@ -105,6 +105,11 @@ class SpeakerDocument(StoredDocument):
     def newest(self) -> Version:
         return self.versions[-1]
 
+    @property
+    def last_deleted(self) -> Life | None:
+        """Return the life that an undelete would bring back. None if nothing is left of one."""
+        return next((life for life in reversed(self.dead) if life.whole), None)
+
     def version(self, vuid: str) -> Version | None:
         """Return the live version with this id."""
         return next((version for version in self.versions if version.vuid == vuid), None)

@@ -11,6 +11,7 @@ from tests.integration.api.access import BOOTSTRAP, bearer, key
 from tests.integration.api.registry import EMBEDDING, Registry
 
 SERVED, MANY, FAILED, BUSY = "Nora Lindqvist", "narrator-de", "call-center-07", "Émile, warm"
+DELETED = "demo-2025"
 _READY = (
     "Aiyana",
     "Björn Karlsson",
@@ -34,6 +35,12 @@ def furnish(registry: Registry) -> None:
     for number in range(4):
         text = f"Es war einmal, Fassung {number + 1}, ein Müller, der hatte drei Söhne."
         registry.ready(MANY, headers=_ME, ref_text=text)
+    about = {"description": "Fairy tales, read slowly", "labels": {"team": "audiobooks", "language": "de"}}
+    registry.client.patch(f"/v1/voices/{MANY}", json=about, headers=_ME)
+    registry.client.put(f"/v1/voices/{MANY}/aliases/default", json={"version": 3}, headers=_ME)
+    registry.client.put(f"/v1/voices/{MANY}/aliases/prod", json={"version": 2}, headers=_ME)
+    registry.ready(DELETED, headers=_ME)
+    registry.client.delete(f"/v1/voices/{DELETED}", headers=_ME)
     registry.upload(FAILED, headers=_ME, ref_text="Thank you for calling.")
     registry.worker.fail_all(FAILED, InvalidAudio("the encoder found no speech in 4.2 s of audio"))
     registry.upload("call-center-08", headers=_ME)

@@ -6,8 +6,10 @@ import html
 import re
 import time
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from html.parser import HTMLParser
 from typing import Any
+from urllib.parse import quote
 
 import httpx
 import pytest
@@ -15,7 +17,7 @@ import pytest
 from services.registry_api.access.rules import accepted_scopes, our_routes
 from services.registry_api.keys.api_keys import ALL_SCOPES
 from services.registry_api.keys.seal import Seal
-from services.registry_api.pages import voices
+from services.registry_api.pages import history, voices
 from services.registry_api.pages.activity import Activity
 from services.registry_api.pages.sessions import COOKIE, is_page
 from services.shared.view.keys import jobs_key
@@ -23,7 +25,8 @@ from speaker_registry.errors import WorkerError
 from tests.integration.api.access import BOOTSTRAP, CLOSED, bearer, id_of, key
 from tests.integration.api.conftest import Start, empty
 from tests.integration.api.pages import TOKEN, Visitor
-from tests.integration.api.registry import CLIP, EMBEDDING, PROFILE, Registry
+from tests.integration.api.registry import CLIP, EMBEDDING, OTHER_CLIP, PROFILE, Registry
+from tests.integration.api.test_aliases import make_versions, put
 from tests.unit.audio import clips
 
 RULES: dict[str, set[str] | None] = {
@@ -45,7 +48,9 @@ RULES: dict[str, set[str] | None] = {
     "GET /dashboard/voices/{voice_id}/versions/{number}/pictures/{picture}": {"audio:read"},
     "GET /dashboard/voices/{voice_id}/versions/{number}/artifacts/{profile}": {"artifacts:read", "engine"},
     "POST /dashboard/voices/{voice_id}/versions/{number}/extractions": {"jobs:write", "engine"},
+    "POST /dashboard/voices/{voice_id}/default": {"voices:write"},
     "POST /dashboard/voices/{voice_id}/delete": {"voices:delete"},
+    "POST /dashboard/voices/{voice_id}/undelete": {"voices:delete"},
     "GET /dashboard/jobs": {"jobs:read", "engine"},
     "POST /dashboard/jobs/{job_id}/cancel": {"jobs:write"},
     "GET /dashboard/profiles": set(ALL_SCOPES),
@@ -348,7 +353,7 @@ def test_a_voice_goes_in_and_its_artifact_comes_out(registry: Registry, visitor:
     assert file.content == registry.file(name).content
     assert file.headers["content-disposition"] == f'attachment; filename="{name}-1-{PROFILE}.safetensors"'
     gone = visitor.post(answer.url.path.removeprefix("/dashboard") + "/delete")
-    assert gone.url.path == "/dashboard/voices"
+    assert gone.url.path == f"/dashboard/voices/{name}"
     assert registry.client.get(f"/v1/voices/{name}").status_code == 404
 
 
@@ -383,6 +388,143 @@ def test_a_second_clip_is_a_version(registry: Registry, visitor: Visitor, name: 
     second = visitor.register(name, CLIP, ref_text="Another text.")
     assert "version 1 is served" in second.text
     assert registry.client.get(f"/v1/voices/{name}").json()["latest"] == 2
+
+
+def form_of(page: str, label: str) -> tuple[str, dict[str, str]]:
+    """Return the path and the fields of the first form whose button begins with a label."""
+    for action, content in re.findall(
+        r'<form method="post" action="/dashboard([^"]+)"[^>]*>(.*?)</form>', page, re.S
+    ):
+        if re.search(rf"<button[^>]*>{label}", content):
+            fields = re.findall(r'name="([^"]+)" value="([^"]*)"', content)
+            return action, {name: html.unescape(value) for name, value in fields}
+    raise AssertionError(f"no form {label}")
+
+
+def default_of(registry: Registry, name: str) -> tuple[int, bool]:
+    shown = registry.client.get(f"/v1/voices/{name}/aliases/default").json()
+    return shown["version"], shown["by_hand"]
+
+
+def test_default_is_moved_by_hand_and_put_back(registry: Registry, visitor: Visitor, name: str):
+    """A voice that sounds wrong is rolled back by one button, and that by another, as if nothing had been."""
+    make_versions(registry, name, 3)
+    moved = visitor.post(*form_of(visitor.get(f"/voices/{name}").text, "Make default"))
+    assert default_of(registry, name) == (2, True)
+    assert "Before, it was version 3, and <code>default</code> moved by itself" in moved.text
+    for _ in range(2):  # a second click on the same button
+        undone = visitor.post(*form_of(moved.text, "Undo"))
+        assert default_of(registry, name) == (3, False)
+    visitor.post(*form_of(undone.text, "Undo"))
+    assert default_of(registry, name) == (2, True)
+    assert "Before, it was version" not in visitor.http.get(moved.url).text
+    path = f"/voices/{name}"
+    visitor.post(*form_of(visitor.get(path).text, "Let it move by itself"))
+    assert default_of(registry, name) == (3, False)
+    assert "Let it move by itself" not in visitor.get(path).text
+    history = registry.client.get(f"/v1/voices/{name}/history").json()["data"]
+    assert [one["did"] for one in history[:5]] == ["alias"] * 4 + ["register"]
+
+
+def test_a_move_that_somebody_made_meanwhile_stays(registry: Registry, visitor: Visitor, name: str):
+    """Two people must not overtake each other, and an old page must not undo what came after it."""
+    make_versions(registry, name, 3)
+    old = visitor.get(f"/voices/{name}").text
+    moved = visitor.post(*form_of(old, "Make default"))
+    put(registry, name, "default", 1)
+    for page, label in ((old, "Make default"), (moved.text, "Undo")):
+        refused = visitor.post(*form_of(page, label))
+        assert refused.status_code == 412
+        assert "means version 1 now. Nothing was changed." in refused.text
+    assert default_of(registry, name) == (1, True)
+    action, fields = form_of(old, "Make default")
+    for wrong in (
+        {"version": "9"},
+        {"version": "x"},
+        {"version": "\u00b2"},
+        {"if_match": "2"},
+        {"former": ""},
+    ):
+        assert visitor.post(action, fields | {"version": "3"} | wrong).status_code in {400, 404, 412}
+    assert default_of(registry, name) == (1, True)
+
+
+def test_the_page_of_a_voice_tells_aliases_and_history(
+    registry: Registry, visitor: Visitor, name: str, monkeypatch: pytest.MonkeyPatch
+):
+    """Also of aliases and versions that are gone. A history of many changes has pages."""
+    make_versions(registry, name, 3)
+    put(registry, name, "prod", 1)
+    put(registry, name, "old", 2)
+    registry.client.delete(f"/v1/voices/{name}/aliases/old")
+    registry.client.delete(f"/v1/voices/{name}/versions/2")
+    monkeypatch.setattr(history, "_CHANGES", 4)
+    page = visitor.get(f"/voices/{name}")
+    text = plain(page.text)
+    for said in (
+        "prod 1",
+        "latest 3",
+        "Version 2 deleted",
+        "Alias old removed",
+        "Alias prod set to version 1",
+    ):
+        assert said in text
+    assert "Version 1 registered" not in text
+    [earlier] = re.findall(r'href="([^"]+)#history"', page.text)
+    rest = plain(visitor.http.get(html.unescape(earlier)).text)
+    assert "Version 1 registered" in rest
+    assert "Version 2 deleted" not in rest
+
+
+def plain(page: str) -> str:
+    """Return the text of a page with single spaces."""
+    return " ".join(html.unescape(re.sub(r"<[^>]+>", " ", page)).split())
+
+
+def test_a_deleted_voice_is_brought_back(start: Start):
+    """The page says until when that is possible, also under the address that the voice had, and then no more.
+    A name may hold what has a meaning in addresses.
+    """
+    registry, name = start(), "50%?a#b"
+    make_versions(registry, name)
+    now, named = registry.opened.speakers.now(), f"/voices/{quote(name)}"
+    registry.opened.speakers.now = lambda: now
+    address = f"/voices/{registry.client.get(f'/v1{named}').json()['id']}"
+    with Visitor(registry) as visitor:
+        deleted = plain(visitor.post(f"{address}/delete").text)
+        assert f"{datetime.fromtimestamp(now + 86_400, UTC):%Y-%m-%d %H:%M:%S UTC}" in deleted
+        assert "with its 2 versions" in deleted
+        assert "Voice deleted" in deleted
+        part = visitor.get(address, headers={"HX-Request": "true"})
+        assert (part.status_code, part.headers["hx-retarget"]) == (404, "#problem")
+        back = visitor.post(*form_of(visitor.get(address).text, "Bring it back"))
+        assert back.url.path == f"/dashboard{address}"
+        assert "Voice brought back" in back.text
+        visitor.post(f"{address}/delete")
+        registry.upload(name)
+        assert visitor.get(address).status_code == 404
+        assert visitor.post(f"{named}/undelete").status_code == 409
+        registry.delete(name)
+        assert visitor.get(named).status_code == 200
+        registry.opened.speakers.now = lambda: now + 86_401
+        assert [visitor.get(path).status_code for path in (address, named)] == [404, 404]
+        assert visitor.post(f"{named}/undelete").status_code == 404
+
+
+def test_a_key_that_may_only_look_gets_no_button(closed: Registry, name: str):
+    """Neither the moves nor the way back of a deleted voice are offered, and both are refused."""
+    made = key(closed, "voices:read")
+    for clip in (CLIP, OTHER_CLIP):
+        closed.upload(name, clip=clip, headers=bearer(BOOTSTRAP))
+    with Visitor(closed, made) as visitor:
+        assert "<form" not in visitor.get(f"/voices/{name}").text.partition("<main")[2]
+        fields = {"version": "1"}
+        assert visitor.post(f"/voices/{name}/default", fields).status_code == 403
+        closed.delete(name)
+        page = visitor.get(f"/voices/{name}").text.partition("<main")[2]
+        assert "it can be brought back" in page
+        assert "<form" not in page
+        assert visitor.post(f"/voices/{name}/undelete").status_code == 403
 
 
 @pytest.mark.parametrize(

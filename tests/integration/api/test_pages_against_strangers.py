@@ -12,9 +12,14 @@ from urllib.parse import quote
 import httpx
 import pytest
 
+from services.registry_api.operations.delete import delete
 from services.registry_api.pages.sessions import COOKIE
+from services.shared.model.changes import edited, with_alias
+from services.shared.model.records import About
+from services.shared.model.speaker import SpeakerId
 from services.shared.view.workers import FailedProof
 from speaker_registry.errors import WorkerError
+from speaker_registry.names import parse_speaker_name
 from tests.encoders import make_current
 from tests.integration.api.access import BOOTSTRAP, CLOSED, bearer, key
 from tests.integration.api.conftest import empty
@@ -34,6 +39,8 @@ TEXTS = [
 CONTROLS = "\u202e\u2066\u200b"
 NAMES = [text.replace("/", "")[:120] for text in TEXTS]
 """Names of voices have no slash and 128 characters at most."""
+GONE = [f"~{name[:100]}" for name in NAMES]
+"""Names of voices that were deleted."""
 PAGES = [
     "",
     "/voices",
@@ -48,15 +55,21 @@ PAGES = [
     *(f"/login?next={quote(text[:100])}" for text in TEXTS),
     *(f"/voices?state={quote(text[:100])}" for text in TEXTS),
     *(f"/voices/{quote(name[:100])}" for name in NAMES),
+    *(f"/voices/{quote(name)}" for name in GONE),
 ]
 """Every page, with all that it takes of an address. A number stands for the voice with this text."""
+ABOUT = ("description", "label", "value", "alias", "key")
 SHOWN = {
     "": TEXTS,
     "/voices": NAMES,
     "/jobs": [*NAMES, *TEXTS],
     "/profiles": TEXTS,
     "/keys": [text[:128] for text in TEXTS],
-    **{f"/voices/{number}": [NAMES[number], text] for number, text in enumerate(TEXTS)},
+    **{
+        f"/voices/{number}": [NAMES[number], text, *(f"{what} {text}" for what in ABOUT)]
+        for number, text in enumerate(TEXTS)
+    },
+    **{f"/voices/{quote(name)}": [name, f"key {text}"] for name, text in zip(GONE, TEXTS, strict=True)},
 }
 """Pages -> the texts that a person must be able to read there."""
 
@@ -104,6 +117,11 @@ def strange(tmp_path_factory: pytest.TempPathFactory, valkey: Any, decoder: Any)
                 registry.upload(name, headers=me, **fields, **clip)
                 registry.worker.fail_all(name, WorkerError(text))
             key(registry, "engine", name=text[:128])
+            _describe(registry, name, text)
+        for name, text in zip(GONE, TEXTS, strict=True):
+            registry.upload(name, headers=me)
+            speaker, opened = parse_speaker_name(name), registry.opened
+            delete(opened.speakers, opened.jobs, registry.namespace, speaker, by=f"key {text}")
         profiles = registry.opened.profile_records
         make_current(profiles, PROFILE, registry.worker.fingerprint, {text: text for text in TEXTS})
         make_current(profiles, WIDER, "sha256:" + "2" * 64, {text: text for text in TEXTS})
@@ -111,6 +129,18 @@ def strange(tmp_path_factory: pytest.TempPathFactory, valkey: Any, decoder: Any)
             proof = FailedProof(worker=text, device=text, reason=text)
             registry.opened.workers.report_failed({WIDER: proof})
         yield registry
+
+
+def _describe(registry: Registry, name: str, text: str) -> None:
+    """Say about a voice what the API would not accept, and some newer release may."""
+    about = About(description=f"description {text}", labels={f"label {text}": f"value {text}"})
+    speakers, speaker_id = registry.opened.speakers, SpeakerId.of("default", parse_speaker_name(name))
+    for did, decide in (
+        ("edit", lambda document: edited(document, about)),
+        ("alias", lambda document: with_alias(document, f"alias {text}", document.newest.vuid, ())),
+    ):
+        with speakers.changing(speaker_id, by=f"key {text}") as change:
+            change.commit(decide, did=did)
 
 
 @pytest.fixture(scope="module")

@@ -79,8 +79,11 @@ def test_a_dropped_clip_becomes_a_voice_that_plays(visit: Open, closed: Registry
     page.locator("audio").evaluate("audio => { audio.muted = true; return audio.play(); }")
     page.get_by_text("Delete…").click()
     page.get_by_role("button", name="Delete the voice").click()
-    expect(page).to_have_url(re.compile("/dashboard/voices$"))
+    expect(page.get_by_text("it can be brought back")).to_be_visible()
     assert closed.client.get(f"/v1/voices/{name}", headers=bearer(BOOTSTRAP)).status_code == 404
+    page.get_by_role("button", name="Bring it back").click()
+    expect(page.get_by_text("Voice brought back")).to_be_visible()
+    expect(page.locator(".summary .state")).to_have_text("ready")
 
 
 def test_a_file_that_is_no_clip_loses_nothing(visit: Open, name: str):
@@ -174,6 +177,20 @@ def test_two_versions_are_heard_in_turn(visit: Open, closed: Registry, name: str
     assert first.evaluate("one => one.paused")
     page.get_by_role("link", name="End the comparison").click()
     expect(second).to_have_count(0)
+
+
+def test_a_version_is_made_the_default_and_that_is_undone(visit: Open, closed: Registry, name: str):
+    """A person who looks at an old page is told so, and changes nothing."""
+    for clip in (CLIP, OTHER_CLIP):
+        closed.ready(name, clip=clip, headers=bearer(BOOTSTRAP))
+    page, old = visit(f"/voices/{name}"), visit(f"/voices/{name}", java_script_enabled=False)
+    page.get_by_role("button", name="Make default version 1").click()
+    served = page.get_by_role("row").filter(has_text="served")
+    expect(served.get_by_role("link", name="1", exact=True)).to_be_visible()
+    page.get_by_role("button", name="Undo").click()
+    expect(served.get_by_role("link", name="2", exact=True)).to_be_visible()
+    old.get_by_role("button", name="Make default version 1").click()
+    expect(old.get_by_role("heading", name="Changed meanwhile")).to_be_visible()
 
 
 def test_jobs_are_live_and_can_be_cancelled(visit: Open, closed: Registry, name: str):

@@ -15,7 +15,7 @@ from tests.integration.api.access import BOOTSTRAP, CLOSED, bearer
 from tests.integration.api.browser import CHROMIUM, NO_CHROMIUM, PHONE, WIDE, chromium, grave_faults, opener
 from tests.integration.api.conftest import empty
 from tests.integration.api.drawing import draw_all
-from tests.integration.api.furnished import BUSY, FAILED, MANY, SERVED, furnish
+from tests.integration.api.furnished import BUSY, DELETED, FAILED, MANY, SERVED, furnish
 from tests.integration.api.openid import Provider, provided_by
 from tests.integration.api.registry import Registry
 from tools.documentation.screenshots import PICTURES, note_taken
@@ -32,6 +32,7 @@ PAGES = {
     "voice-compared": f"/voices/{SERVED}?beside=1",
     "voice-failed": f"/voices/{FAILED}",
     "voice-busy": f"/voices/{BUSY}",
+    "voice-deleted": f"/voices/{DELETED}",
     "jobs": "/jobs",
     "profiles": "/profiles",
     "keys": "/keys",
