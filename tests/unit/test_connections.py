@@ -9,7 +9,7 @@ from fastapi import FastAPI
 from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.server import ServerState
 
-from services.registry_api.serving import connections
+from services.registry_api.serving import client_limits, connections
 from services.registry_api.serving.connection_table import MAX_SURPLUS, ConnectionTable
 from services.registry_api.serving.connections import HttpConnection
 from services.registry_api.serving.server import server_config
@@ -141,7 +141,7 @@ def test_a_body_in_tiny_chunks_is_read_a_few_at_a_time():
         client = Client(app)
         await client.send(post(CHUNKED), ONE_BYTE * 2_000 + b"0\r\n\r\n")
         assert not client.wire.reading, "no more is read until these are"
-        assert len(client.connection.cycle.body) <= connections._MAX_PIECES + connections._CHUNKS_SLICE_BYTES
+        assert len(client.connection.cycle.body) <= client_limits.MAX_PIECES + connections._CHUNKS_SLICE_BYTES
         await client.answers(1)
         assert app.bytes == 2_000
         assert app.pieces <= 10
@@ -161,7 +161,7 @@ def test_a_body_in_tiny_packets_is_read_a_few_at_a_time():
         await client.send(*[b"x"] * 60)
         await client.answers(1)
         assert app.bytes == 60
-        at_once = connections._MAX_PIECES // connections._SMALL_READ_PIECES + 1
+        at_once = client_limits.MAX_PIECES // client_limits.SMALL_READ_PIECES + 1
         assert client.wire.pauses >= 60 // at_once
 
     in_loop(test)
@@ -176,7 +176,7 @@ def test_large_pieces_are_not_held_up():
         await client.send(post(f"Content-Length: {100 * 65_536}"))
         for _ in range(100):
             await client.send(bytes(65_536))
-            assert not client.connection._paced
+            assert not client.connection._pace._pauses
             await asyncio.sleep(0)
         await client.answers(1)
         assert app.bytes == 100 * 65_536

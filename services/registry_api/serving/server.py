@@ -4,7 +4,8 @@ import uvicorn
 from fastapi import FastAPI
 
 from services.registry_api.serving.connection_table import ConnectionTable
-from services.registry_api.serving.connections import HEAD_SECONDS, HttpConnection, Lane
+from services.registry_api.serving.connections import HEAD_SECONDS, HttpConnection
+from services.registry_api.serving.lane_access import Lane
 from services.shared.configuration.api import ApiSettings
 
 

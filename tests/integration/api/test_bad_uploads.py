@@ -17,7 +17,7 @@ import psutil
 import pytest
 from structlog.testing import capture_logs
 
-from services.registry_api.serving import connections
+from services.registry_api.serving import refusals
 from services.registry_api.serving.limits import BodyTimeouts
 from services.shared.telemetry.logs import LogThrottle
 from speaker_registry.errors import InvalidAudio
@@ -452,7 +452,7 @@ def test_a_client_that_speaks_https_is_mentioned_in_the_log_once_a_minute(
     """A client that speaks HTTPS to the plain port is mentioned in the log once a minute. The client sees
     only an error of its TLS library, so the cause must be in the log, and clients may try again and again.
     """
-    monkeypatch.setattr(connections, "_tls_warnings", LogThrottle(60))
+    monkeypatch.setattr(refusals, "_tls_warnings", LogThrottle(60))
     context = ssl.create_default_context()
     with capture_logs() as lines:
         for _ in range(3):

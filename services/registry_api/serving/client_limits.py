@@ -1,0 +1,113 @@
+"""Limits on one client: how much is read from it before other clients have their turn, and how long the
+server waits for it. Knows no HTTP.
+"""
+
+import asyncio
+from collections.abc import Callable
+from enum import Enum
+
+_PACE_SECONDS = 0.01
+MAX_PIECES = 250
+"""The pieces of bodies that are read from one connection in `_PACE_SECONDS`."""
+_SMALL_READ_BYTES = 4096
+SMALL_READ_PIECES = 50
+"""A read of fewer than `_SMALL_READ_BYTES` counts as so many pieces, since it wakes the application as a
+large one does.
+"""
+_MAX_ANSWERS = 64
+"""Other connections have their turn after this many answers of the lane to one client."""
+
+
+class Pace:
+    """Says when reading from a client must pause, and lets it go on later.
+
+    Args:
+        read_on: is called at the end of a pause.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, read_on: Callable[[], None]) -> None:
+        self._loop = loop
+        self._read_on = read_on
+        self.pieces = 0
+        """The pieces of bodies that were read lately."""
+        self.answers = 0
+        """The requests that the lane has answered since other connections had their turn."""
+        self._pieces_since = 0.0
+        self._pauses = False
+
+    def count_read(self, size: int) -> None:
+        """Count a read of so many bytes that goes on with a request."""
+        if size < _SMALL_READ_BYTES:
+            self.pieces += SMALL_READ_PIECES
+
+    def pauses(self) -> bool:
+        """Return whether the client sent as much as is read at once. If so, a pause begins."""
+        if self._pauses:
+            return True
+        if self.answers >= _MAX_ANSWERS:
+            self._pauses = True
+            self._loop.call_soon(self._end_pause)
+            return True
+        if self.pieces <= MAX_PIECES:
+            return False
+        now = self._loop.time()
+        if now - self._pieces_since > _PACE_SECONDS:
+            self.pieces, self._pieces_since = 0, now
+            return False
+        self._pauses = True
+        self._loop.call_later(_PACE_SECONDS, self._end_pause)
+        return True
+
+    def _end_pause(self) -> None:
+        self._pauses, self.answers = False, 0
+        self.pieces, self._pieces_since = 0, self._loop.time()
+        self._read_on()
+
+
+class Awaited(Enum):
+    """Says what the server waits for."""
+
+    HEAD = "head"
+    REST = "rest of an answered request"
+    REQUEST = "next request"
+
+
+class Deadline:
+    """Calls `passed` when the server has waited too long for the same thing.
+
+    To set it is cheap: the timer may be older than the deadline, because most deadlines never pass.
+    """
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, passed: Callable[[Awaited], None]) -> None:
+        self._loop = loop
+        self._passed = passed
+        self.awaited: Awaited | None = None
+        """May be set to None: then the server waits for nothing."""
+        self._due = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+
+    def expect(self, awaited: Awaited, seconds: float) -> None:
+        """Begin to wait, unless the server already waits for the same."""
+        if awaited is self.awaited:
+            return
+        self.awaited, self._due = awaited, self._loop.time() + seconds
+        if self._timer is not None and self._timer.when() > self._due:
+            self._timer.cancel()
+            self._timer = None
+        if self._timer is None:
+            self._timer = self._loop.call_at(self._due, self._check)
+
+    def cancel(self) -> None:
+        """Wait for nothing any more."""
+        self.awaited = None
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _check(self) -> None:
+        self._timer = None
+        if self.awaited is None:
+            return
+        if self._loop.time() < self._due:
+            self._timer = self._loop.call_at(self._due, self._check)
+        else:
+            self._passed(self.awaited)

@@ -1,0 +1,103 @@
+"""One request between a connection and the application: uvicorn's parts for it, with what ours do besides.
+
+They are uvicorn's internals; `tests/unit/test_uvicorn_internals.py` says what is expected of them.
+"""
+
+import asyncio
+from typing import Any, Self
+from urllib.parse import unquote
+
+import httptools
+from uvicorn._types import HTTPScope
+from uvicorn.protocols.http.flow_control import FlowControl
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+from services.registry_api.serving.lane_access import Offer
+
+
+class Flow(FlowControl):
+    """Flow control that can also hold reading, whatever the application wants to read."""
+
+    def __init__(self, transport: asyncio.Transport) -> None:
+        super().__init__(transport)
+        self._held = False
+
+    def resume_reading(self) -> None:
+        if not self._held:
+            super().resume_reading()
+
+    def hold(self) -> None:
+        self._held = True
+        self.pause_reading()
+
+    def let_go(self) -> None:
+        if self._held:
+            self._held = False
+            self.resume_reading()
+
+
+class Cycle(RequestResponseCycle):
+    """A request and its answer. The connection ends after an answer that leaves part of the body unread."""
+
+    offer: Offer | None = None
+
+    async def send(self, message: Any) -> None:
+        if self.more_body and message["type"] == "http.response.start":
+            self.keep_alive = False
+        if self.offer is not None:
+            self.offer.observe_message(message)
+        await super().send(message)
+
+    @classmethod
+    def of(cls, connection: HttpToolsProtocol, *, keep_alive: bool, offer: Offer | None) -> Self:
+        """Return the cycle of the request that the connection has just parsed, to its scope."""
+        cycle = cls(
+            scope=connection.scope,
+            transport=connection.transport,
+            flow=connection.flow,
+            logger=connection.logger,
+            access_logger=connection.access_logger,
+            access_log=False,
+            default_headers=connection.server_state.default_headers,
+            message_event=asyncio.Event(),
+            expect_100_continue=connection.expect_100_continue,
+            keep_alive=keep_alive,
+            on_response=connection.on_response_complete,
+        )
+        cycle.offer = offer
+        return cycle
+
+
+def give_up(cycle: RequestResponseCycle) -> None:
+    """Tell the application that its answer can no longer be sent."""
+    cycle.disconnected = True
+    cycle.message_event.set()
+
+
+def scope_of(connection: HttpToolsProtocol) -> HTTPScope:
+    """Return the scope of the request whose head the connection has just parsed."""
+    url = httptools.parse_url(connection.url)
+    path = url.path.decode("ascii")
+    return {
+        "type": "http",
+        "asgi": {"version": connection.asgi_version, "spec_version": "2.3"},
+        "http_version": connection.parser.get_http_version(),
+        "server": connection.server,
+        "client": connection.client,
+        "scheme": "https" if connection.scheme == "https" else "http",
+        "root_path": connection.root_path,
+        "headers": connection.headers,
+        "state": connection.app_state.copy(),
+        "method": connection.parser.get_method().decode("ascii"),
+        "path": unquote(path) if "%" in path else path,
+        "raw_path": url.path,
+        "query_string": url.query or b"",
+    }
+
+
+def stays_open(parser: httptools.HttpRequestParser) -> bool:
+    """Return whether the connection stays open after the answer, unless a body is left unread.
+
+    A client of an older version than 1.1 would have to be told that it does.
+    """
+    return parser.should_keep_alive() and parser.get_http_version() not in {"1.0", "0.9"}
