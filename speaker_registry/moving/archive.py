@@ -1,15 +1,16 @@
 """The tar file of an exported namespace: what is in it, how it is written, and how it is read without trust.
 
-Members come in one order only: `manifest.json`; for each version of each voice its `version.json`, its
-`source` and its artifacts; `end.json`. An archive is used only after it was read to its end and every digest
-was verified, so a damaged one changes nothing. The headers are parsed one by one, and everything but a plain
-member of the expected name is refused before its content is read. This module sends nothing.
+Members come in one order only: `manifest.json`; for each voice its `voice.json`, unless nothing is said about
+the voice, and for each of its versions `version.json`, `source` and the artifacts; `end.json`. An archive is
+used only after it was read to its end and every digest was verified, so a damaged one changes nothing. The
+headers are parsed one by one, and everything but a plain member of the expected name is refused before its
+content is read. This module sends nothing.
 """
 
 import hashlib
 import os
 import tarfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -17,13 +18,21 @@ from typing import Annotated, BinaryIO, Literal, NoReturn, Self, TypeVar
 
 import numpy as np
 import safetensors.numpy
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from speaker_registry.artifact import Artifact, canonical_json, read_tensors, sha256_digest
 from speaker_registry.errors import InvalidArchive, SpeakerRegistryError
 from speaker_registry.fetching import MAX_FILE_BYTES
+from speaker_registry.labels import changed_labels
 from speaker_registry.moving.candidates import Source, Texts
-from speaker_registry.names import MAX_NAME_LENGTH, MAX_VERSION, NAMESPACE_PATTERN, parse_speaker_name
+from speaker_registry.names import (
+    MAX_NAME_LENGTH,
+    MAX_VERSION,
+    NAMESPACE_PATTERN,
+    parse_alias,
+    parse_speaker_name,
+)
+from speaker_registry.schemas.voices import MAX_DESCRIPTION
 from speaker_registry.session import MAX_CLIP_BYTES
 
 FORMAT: Literal["speaker-registry-export"] = "speaker-registry-export"
@@ -92,6 +101,40 @@ class VersionRecord(_Record):
         return Texts(consent=self.consent, ref_text=self.ref_text, description=self.description)
 
 
+class VoiceRecord(_Record):
+    """What people say about a voice as a whole. Its member is left out if they say nothing."""
+
+    description: str | None = Field(default=None, min_length=1, max_length=MAX_DESCRIPTION)
+    labels: Annotated[dict[str, str], AfterValidator(lambda labels: changed_labels({}, labels))] = {}
+    pinned: bool = False
+    aliases: dict[
+        Annotated[str, AfterValidator(parse_alias)], Annotated[int, Field(ge=1, le=MAX_VERSION)]
+    ] = Field(default={}, max_length=64)
+    """Aliases that were moved by hand, with the place of their version among those of the archive. The oldest
+    version has the place 1. The registry that imports the archive gives versions numbers of its own.
+    """
+
+    def __bool__(self) -> bool:
+        """Return whether anything is said."""
+        return self != VoiceRecord()
+
+    def without_aliases(self) -> Self:
+        return self.model_copy(update={"aliases": {}})
+
+    def placed(self, numbers: Sequence[int]) -> Self:
+        """Replace the version numbers in `aliases` by places. Aliases of other versions are left out.
+
+        Args:
+            numbers: The numbers of the archived versions, oldest first.
+        """
+        places = {number: place for place, number in enumerate(numbers, start=1)}
+        aliases = {alias: places[number] for alias, number in self.aliases.items() if number in places}
+        return self.model_copy(update={"aliases": aliases})
+
+    def json_text(self) -> str:
+        return canonical_json(self.model_dump(mode="json", exclude_defaults=True))
+
+
 class EndRecord(_Record):
     """The last member. An archive without it was cut short."""
 
@@ -102,7 +145,8 @@ class EndRecord(_Record):
 
 
 class ContentDigest:
-    """The digest of a namespace's content: names, order of versions, sources, texts and tensors.
+    """The digest of a namespace's content: names, order of versions, sources, texts and tensors, and what
+    people say about voices.
 
     It leaves out what each registry gives itself: version numbers, ids, times, and so the digests of artifact
     files, whose headers name them.
@@ -123,6 +167,11 @@ class ContentDigest:
         ]
         self._hash.update(canonical_json([*content, artifacts]).encode() + b"\n")
 
+    def add_said(self, said: VoiceRecord) -> None:
+        """Add what is said about the voice whose versions were added last."""
+        if said:  # an archive from before there was a `voice.json` keeps its digest
+            self._hash.update(said.json_text().encode() + b"\n")
+
     def __str__(self) -> str:
         return "sha256:" + self._hash.hexdigest()
 
@@ -133,7 +182,7 @@ def embedding_file(embedding: np.ndarray) -> bytes:
 
 
 class ArchiveWriter:
-    """Writes an archive member by member, so that only one version is in memory."""
+    """Writes an archive member by member, so that only one version is in memory. The file can seek."""
 
     def __init__(self, file: BinaryIO, namespace: str) -> None:
         self._file = file
@@ -141,18 +190,52 @@ class ArchiveWriter:
         self.voices = self.versions = 0
         self._add_json("manifest.json", ManifestRecord(namespace=namespace))
 
-    def add_voice(self, versions: Iterable[tuple[VersionRecord, bytes, list[bytes]]]) -> None:
-        """Add the versions of a voice, oldest first: each with its source and artifacts, as in its record."""
-        number = 0
-        for number, (record, source, artifacts) in enumerate(versions, start=1):
-            folder = _folder(self.voices + 1, number)
+    def add_voice(
+        self,
+        versions: Iterable[tuple[VersionRecord, bytes, list[bytes]]],
+        said: VoiceRecord = VoiceRecord(),  # noqa: B008  it is never changed
+    ) -> VoiceRecord:
+        """Add the versions of a voice, oldest first: each with its source and artifacts, as in its record.
+
+        Args:
+            said: What people say about the voice, with version numbers in `aliases` instead of places.
+
+        Returns:
+            What was written of that. An alias is left out if its version did not come.
+        """
+        start, numbers = self._file.tell(), list[int]()
+        if said:
+            self._add(_said_name(_voice_folder(self.voices + 1)), said.json_text().encode())
+        for record, source, artifacts in versions:
+            numbers.append(record.version)
+            folder = _folder(self.voices + 1, len(numbers))
             self._add_json(f"{folder}/version.json", record)
             self._add(f"{folder}/source", source)
             for one, data in zip(record.artifacts, artifacts, strict=True):
                 self._add(_artifact_name(folder, one), data)
             self._content.add(record)
-        self.voices += number > 0
-        self.versions += number
+        if not numbers:
+            self._file.seek(start)
+            self._file.truncate()
+            return VoiceRecord()
+        placed = said.placed(numbers)
+        if placed != said:
+            self._say_again(start + _BLOCK, placed, size=len(said.json_text().encode()))
+        self._content.add_said(placed)
+        self.voices += 1
+        self.versions += len(numbers)
+        return placed
+
+    def _say_again(self, start: int, said: VoiceRecord, *, size: int) -> None:
+        """Overwrite a `voice.json` when the places of the versions are known.
+
+        Which versions can be read is known only when they have been read. A place is never longer than a
+        number, so the new text fits, and blanks fill the rest.
+        """
+        end = self._file.tell()
+        self._file.seek(start)
+        self._file.write(said.json_text().encode().ljust(size))
+        self._file.seek(end)
 
     def finish(self) -> EndRecord:
         end = EndRecord(voices=self.voices, versions=self.versions, content=str(self._content))
@@ -171,8 +254,16 @@ class ArchiveWriter:
         self._file.write(bytes(-len(data) % _BLOCK))
 
 
+def _voice_folder(voice: int) -> str:
+    return f"voices/{voice:07d}"
+
+
+def _said_name(voice_folder: str) -> str:
+    return f"{voice_folder}/voice.json"
+
+
 def _folder(voice: int, version: int) -> str:
-    return f"voices/{voice:07d}/{version:07d}"
+    return f"{_voice_folder(voice)}/{version:07d}"
 
 
 def _artifact_name(folder: str, record: ArtifactRecord) -> str:
@@ -197,10 +288,11 @@ class ArchivedVersion:
 
 @dataclass(slots=True)
 class ArchivedVoice:
-    """The places of the versions of a voice in the archive, oldest first."""
+    """The places of the versions of a voice in the archive, oldest first, and of what is said about it."""
 
     name: str
     where: str
+    said: _Member | None = None
     versions: list[ArchivedVersion] = field(default_factory=list)
 
 
@@ -222,6 +314,10 @@ class Archive:
         except BaseException:
             self._file.close()
             raise
+
+    def said(self, voice: ArchivedVoice) -> VoiceRecord:
+        """Read what people say about a voice. Raises `InvalidArchive` if the file has changed."""
+        return VoiceRecord() if voice.said is None else _said_of(voice, voice.said, self._read(voice.said))
 
     def record(self, version: ArchivedVersion) -> VersionRecord:
         return _parsed(VersionRecord, version.record.name, self._read(version.record))
@@ -286,7 +382,7 @@ class _Scan:
         keys: set[str] = set()
         voice = 1
         while self._next_name() != "end.json":
-            found, last = ArchivedVoice("", f"voices/{voice:07d}"), 0
+            found, last = self._begun(_voice_folder(voice)), 0
             # The next member belongs to this voice if it has the name that its next version would have.
             while not found.versions or self._next_name() == f"{_folder(voice, last + 1)}/version.json":
                 last += 1
@@ -298,8 +394,16 @@ class _Scan:
             if (key := parse_speaker_name(found.name).key) in keys:
                 raise InvalidArchive(f"the voice {key!a} is there twice")
             keys.add(key)
+            if found.said is not None:
+                content.add_said(_said_of(found, found.said, self._read(found.said)))
             voice += 1
             yield found
+
+    def _begun(self, where: str) -> ArchivedVoice:
+        """Begin a voice, and go over its `voice.json` if it has one."""
+        name = _said_name(where)
+        said = self._take(name, most=_MAX_JSON_BYTES) if self._next_name() == name else None
+        return ArchivedVoice("", where, said)
 
     def _check_order(self, voice: ArchivedVoice, record: VersionRecord) -> None:
         try:
@@ -393,6 +497,19 @@ def _parsed(model: type[Model], name: str, data: bytes) -> Model:
     except ValidationError as error:
         faults = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors()[:5])
         raise InvalidArchive(f"{name!a} is not as this version of the registry writes it: {faults}") from None
+    except SpeakerRegistryError as error:  # a label or an alias that no registry accepts
+        raise InvalidArchive(f"{name!a} is not as this version of the registry writes it: {error}") from None
+
+
+def _said_of(voice: ArchivedVoice, member: _Member, data: bytes) -> VoiceRecord:
+    said = _parsed(VoiceRecord, member.name, data)
+    for alias, place in said.aliases.items():
+        if place > len(voice.versions):
+            raise InvalidArchive(
+                f"{member.name!a} has the alias '{alias}' for version {place} of the voice, which has "
+                f"{len(voice.versions)} in the archive"
+            )
+    return said
 
 
 def _embedding_of(data: bytes) -> np.ndarray:

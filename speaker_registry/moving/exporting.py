@@ -1,6 +1,8 @@
-"""Writes the voices of a namespace to an archive: versions with clips or embeddings, texts and artifacts."""
+"""Writes the voices of a namespace to an archive: versions with clips or embeddings, texts and artifacts, and
+what people say about each voice.
+"""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -11,8 +13,9 @@ import numpy as np
 from speaker_registry.artifact import sha256_digest
 from speaker_registry.atomic_files import replacing
 from speaker_registry.client import RegistryClient
-from speaker_registry.errors import InvalidArtifact, SpeakerRegistryError
+from speaker_registry.errors import InvalidArtifact, SpeakerRegistryError, VersionNotFound
 from speaker_registry.fetching import File
+from speaker_registry.moving.about import said_about
 from speaker_registry.moving.archive import (
     ArchiveWriter,
     ArtifactRecord,
@@ -28,10 +31,10 @@ Read = TypeVar("Read")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Missing:
-    """A voice, version or artifact that could not be exported."""
+    """A voice, version, alias or artifact that could not be exported."""
 
     name: str
-    """Such as `alice`, `alice@3` or `alice@3 for qwen3-tts-0.6b`."""
+    """Such as `alice`, `alice@3`, `alice@prod` or `alice@3 for qwen3-tts-0.6b`."""
     error: SpeakerRegistryError
 
 
@@ -76,7 +79,7 @@ class Export:
             writer = ArchiveWriter(file, namespace)
             # A registry without its view lists voices in another order, so they are sorted here.
             for _, name in patiently(self._names):
-                writer.add_voice(self._versions(name))
+                self._add(writer, name)
                 self._on_voice(name)
             end, size = writer.finish(), file.tell()
         return Exported(end=end, artifacts=self._artifacts, size=size, missing=tuple(self._missing))
@@ -85,9 +88,22 @@ class Export:
         """Return key and name of each voice, sorted by key."""
         return sorted((voice.key, voice.name) for voice in self._client.list())
 
-    def _versions(self, name: str) -> Iterator[tuple[VersionRecord, bytes, list[bytes]]]:
-        listed = self._read(name, lambda: list(self._client.versions(name)))
-        for version in reversed(listed or []):  # they are listed newest first
+    def _add(self, writer: ArchiveWriter, name: str) -> None:
+        client = self._client
+        read = self._read(name, lambda: (said_about(client, name), list(client.versions(name))))
+        if read is None:
+            return
+        said, versions = read
+        written = writer.add_voice(self._versions(versions[::-1]), said)  # they are listed newest first
+        for alias, number in said.aliases.items():
+            if alias not in written.aliases:
+                error = VersionNotFound(f"alias '{alias}' points to version {number}, which was not exported")
+                self._missing.append(Missing(name=f"{name}@{alias}", error=error))
+
+    def _versions(
+        self, versions: Sequence[VoiceVersion]
+    ) -> Iterator[tuple[VersionRecord, bytes, list[bytes]]]:
+        for version in versions:
             reference = f"{version.voice}@{version.version}"
             source = self._read(reference, partial(self._source, reference, version))
             if source is not None:

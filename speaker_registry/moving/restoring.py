@@ -1,12 +1,15 @@
-"""Registers the voices of an archive: their versions in order, and the artifacts that they had."""
+"""Registers the voices of an archive: their versions in order, what people said about them, and the artifacts
+that they had.
+"""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from speaker_registry.client import RegistryClient
 from speaker_registry.errors import Conflict, InvalidRequest, NotFound, VoiceNotFound
+from speaker_registry.moving.about import Unsaid, compare, say
 from speaker_registry.moving.archive import Archive, ArchivedVersion, ArchivedVoice, VersionRecord
 from speaker_registry.moving.candidates import Source
 from speaker_registry.moving.exporting import embedding_of
@@ -40,9 +43,9 @@ class Restoring:
         for version, archived in zip(there, self.voice.versions, strict=False):
             self._check_same(client, version, archived)
         missing = len(self.voice.versions) - len(there)
-        if dry_run:
-            return Result(where=self.where, name=self.title, state="planned" if missing > 0 else "unchanged")
         numbers, notes = [version.version for version in there], list[str]()
+        if dry_run:
+            return self._planned(client, numbers)
         for index, archived in enumerate(self.voice.versions):
             record = self.archive.record(archived)
             if index == len(numbers):
@@ -50,15 +53,35 @@ class Restoring:
                 numbers.append(self._register(client, record, source, after=numbers[-1] if numbers else 0))
             if numbers[index] != record.version:
                 notes.append(f"version {record.version} of the archive is version {numbers[index]} here")
+        # Before the artifacts, so that engines never find another version under the bare name on the way.
+        unsaid = self._unsaid(client, numbers)
+        notes += unsaid.notes
+        refused = say(client, self.title, unsaid.said)
         if self.artifacts:
             # The newest first: `default` moves to it, and to none that serves more profiles on the way.
             for number, archived in reversed(list(zip(numbers, self.voice.versions, strict=False))):
                 record = self.archive.record(archived)
                 notes += self._put_artifacts(client, f"{self.title}@{number}", archived, record)
-        state: State = "registered" if missing > 0 else "unchanged"
+        state: State = "registered" if missing > 0 or unsaid.said else "unchanged"
         return Result(
-            where=self.where, name=self.title, state=state, versions=tuple(numbers), notes=tuple(notes)
+            where=self.where,
+            name=self.title,
+            state="refused" if refused else state,
+            versions=tuple(numbers),
+            error=refused,
+            notes=tuple(notes),
         )
+
+    def _planned(self, client: RegistryClient, numbers: Sequence[int]) -> Result:
+        if len(numbers) < len(self.voice.versions):
+            return Result(where=self.where, name=self.title, state="planned")
+        unsaid = self._unsaid(client, numbers)
+        state: State = "planned" if unsaid.said else "unchanged"
+        return Result(where=self.where, name=self.title, state=state, notes=unsaid.notes)
+
+    def _unsaid(self, client: RegistryClient, numbers: Sequence[int]) -> Unsaid:
+        said, count = self.archive.said(self.voice), len(self.voice.versions)
+        return compare(client, self.title, said, numbers[:count], grown=len(numbers) > count)
 
     def _register(self, client: RegistryClient, record: VersionRecord, source: Source, *, after: int) -> int:
         # Two equal versions of the archive stay two versions, hence no deduplication.

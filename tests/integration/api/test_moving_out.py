@@ -1,5 +1,5 @@
 """Tests of `export` and of importing what it wrote: a namespace moves to another registry with everything
-that makes its voices.
+that makes its voices. What people say about voices is tested in `test_moving_what_is_said.py`.
 """
 
 import signal
@@ -34,7 +34,9 @@ def run(capsys: pytest.CaptureFixture[str]) -> Run:
 
 
 def furnish(registry: Registry) -> None:
-    """Register voices of every kind: versions, an embedding, odd names, a voice that is not ready."""
+    """Register voices of every kind: versions, an embedding, odd names, a voice that is not ready. People say
+    something about each of them.
+    """
     registry.ready("Alice", ref_text="Hi.", consent="cons_1", speaker_description="warm")
     registry.ready("alice", clip=OTHER_CLIP, ref_text="Ho.")
     for _ in range(2):  # equal versions are versions of their own
@@ -46,6 +48,13 @@ def furnish(registry: Registry) -> None:
     registry.worker.finish_all("Émile 名")
     registry.upload("eve", clip=None, speaker_embedding=EMBEDDING.replace("0.25", "0.1", 5))
     registry.upload("waiting", clip=clips.wav(1.3))
+    with RegistryClient(registry.url) as client:
+        client.move_alias("alice", "prod", 2)
+        client.move_alias("eve", "default", 1)
+        client.edit_voice(
+            "Émile 名", description="calm «é»", labels={"team": "blue", "lead": ""}, pinned=True
+        )
+        client.edit_voice("waiting", description="soon")
 
 
 def records(path: Path) -> list[VersionRecord]:

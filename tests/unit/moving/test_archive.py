@@ -22,12 +22,15 @@ from speaker_registry.moving.archive import (
     ArchiveWriter,
     ArtifactRecord,
     VersionRecord,
+    VoiceRecord,
     embedding_file,
 )
 
 CLIP = b"RIFF clip"
 FINGERPRINT = "sha256:" + "1" * 64
 PROFILE = "qwen3-tts-0.6b"
+OLD_CONTENT = "sha256:6d1debb21d595d270155a454872013894154452c2b9f295d0af9f88e671cfaf5"
+"""The digest of `write` by the release that did not archive what is said about voices."""
 Members = list[tuple[tarfile.TarInfo, bytes]]
 
 
@@ -75,14 +78,18 @@ def record(data: bytes = CLIP, *files: bytes, **changes: Any) -> VersionRecord:
 
 
 EMBEDDING = embedding_file(np.arange(4, dtype=np.float32))
+SAID = VoiceRecord(
+    description="calm «é»", labels={"team": "blue"}, pinned=True, aliases={"default": 1, "prod": 3}
+)
+"""What is said about Alice, with the numbers of her versions."""
 
 
-def write(path: Path) -> Path:
+def write(path: Path, said: VoiceRecord = SAID) -> Path:
     """Write an archive with two voices: one with two versions and an artifact, one from an embedding."""
     with path.open("wb") as file:
         writer = ArchiveWriter(file, "default")
         first, second = record(CLIP, artifact()), record(b"other", version=3)
-        writer.add_voice([(first, CLIP, [artifact()]), (second, b"other", [])])
+        writer.add_voice([(first, CLIP, [artifact()]), (second, b"other", [])], said)
         writer.add_voice([(record(EMBEDDING, name="Eve", source="embedding"), EMBEDDING, [])])
         writer.finish()
     return path
@@ -143,8 +150,96 @@ def test_what_was_written_is_read(good: Path):
         given = found.source(eve, found.record(eve))
         assert isinstance(given, np.ndarray)
         assert given.tolist() == [0, 1, 2, 3]
+        assert found.said(found.voices[0]) == SAID.model_copy(update={"aliases": {"default": 1, "prod": 2}})
+        assert not found.said(found.voices[1])
     with tarfile.open(good) as tar:
-        assert tar.getnames()[0] == "manifest.json"
+        assert tar.getnames()[:2] == ["manifest.json", "voices/0000001/voice.json"]
+        assert len([one for one in tar.getnames() if one.endswith("voice.json")]) == 1
+
+
+def test_an_archive_from_before_voices_were_described_keeps_its_digest(tmp_path: Path):
+    """Whoever noted the digest of a former export can still compare it."""
+    with Archive(write(tmp_path / "old.tar", VoiceRecord())) as found:
+        assert found.end.content == OLD_CONTENT
+        assert not found.said(found.voices[0])
+
+
+def test_what_is_said_about_a_voice_is_part_of_the_content(tmp_path: Path):
+    """Two registries that say different things about a voice do not print the same digest."""
+    others = [
+        {"description": None},
+        {"labels": {"team": "red"}},
+        {"pinned": False},
+        {"aliases": {"default": 1, "prod": 1}},
+        {"aliases": {"prod": 3}},
+    ]
+    said = [SAID, VoiceRecord(), *(SAID.model_copy(update=other) for other in others)]
+    digests = set()
+    for one in said:
+        with Archive(write(tmp_path / "x.tar", one)) as found:
+            digests.add(found.end.content)
+    assert len(digests) == len(said)
+
+
+def test_an_alias_of_a_version_that_could_not_be_read_is_left_out(tmp_path: Path):
+    """The archive stays one that can be imported, and the other aliases still mean their versions."""
+    path, said = tmp_path / "x.tar", SAID.model_copy(update={"aliases": {"a": 1, "b": 1000, "c": 10}})
+    with path.open("wb") as file:
+        writer = ArchiveWriter(file, "default")
+        assert not writer.add_voice([], said)
+        written = writer.add_voice([(record(version=number), CLIP, []) for number in (10, 1000)], said)
+        writer.add_voice([(record(name="Eve"), CLIP, [])], VoiceRecord(aliases={"gone": 2}))
+        writer.finish()
+    assert written.aliases == {"b": 2, "c": 1}
+    with Archive(path) as found:
+        assert [(voice.name, found.said(voice)) for voice in found.voices] == [
+            ("Alice", written),
+            ("Eve", VoiceRecord()),
+        ]
+
+
+def put_voice(members: Members, at: int, data: bytes) -> None:
+    add(members, at, "voices/0000001/voice.json", data)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda members: put_voice(members, 1, b"{}"), "found 'voices/0000001/voice.json'"),
+        (lambda members: put_voice(members, 6, b"{}"), "found 'voices/0000001/voice.json'"),
+        (lambda members: members.insert(7, members.pop(1)), "found 'voices/0000001/voice.json'"),
+        (lambda members: members.insert(3, members.pop(1)), "found 'voices/0000001/voice.json'"),
+        (lambda members: members.pop(1), "its end says"),
+        (lambda members: edit(members, "voice.json", {"pinned": False}), "its end says"),
+        (lambda members: edit(members, "voice.json", {"pinned": 1}), "pinned"),
+        (lambda members: edit(members, "voice.json", {"more": 1}), "more"),
+        (lambda members: edit(members, "voice.json", {"description": ""}), "description"),
+        (lambda members: edit(members, "voice.json", {"description": "x" * 8001}), "description"),
+        (
+            lambda members: edit(members, "voice.json", {"description": "x" * 300_000}),
+            "accepted: 1 to 262144",
+        ),
+        (lambda members: edit(members, "voice.json", {"labels": {"team": "x" * 10_000}}), "of label 'team'"),
+        (
+            lambda members: edit(members, "voice.json", {"labels": {f"l{n}": "x" * 60 for n in range(160)}}),
+            "160 labels",
+        ),
+        (lambda members: edit(members, "voice.json", {"labels": {"a b": "x"}}), "'a b'"),
+        (lambda members: edit(members, "voice.json", {"aliases": {"latest": 1}}), "'latest' is reserved"),
+        (lambda members: edit(members, "voice.json", {"aliases": {"7": 1}}), "Invalid alias"),
+        (lambda members: edit(members, "voice.json", {"aliases": {"prod": 3}}), "alias 'prod' for version 3"),
+        (lambda members: edit(members, "voice.json", {"aliases": {"prod": 0}}), "aliases.prod"),
+        (
+            lambda members: edit(members, "voice.json", {"aliases": {f"a{n}": 1 for n in range(65)}}),
+            "aliases",
+        ),
+    ],
+)
+def test_what_no_registry_says_about_a_voice_is_refused(
+    good: Path, change: Callable[[Members], object], says: str
+):
+    """What is said is as strictly read as all else: once, before the versions, in the registry's forms."""
+    assert says in refusal(changed(good, change))
 
 
 def test_the_same_content_gives_the_same_bytes(tmp_path: Path):
@@ -284,7 +379,6 @@ def test_bytes_after_the_end_are_refused(good: Path):
         ("version.json", {"digest": "sha256:" + "0" * 64}, "is damaged"),
         ("version.json", {"size": 8}, "accepted: 8"),
         ("version.json", {"source": "embedding"}, "embedding cannot be read"),
-        ("version.json", {"artifacts": []}, f"artifacts/{PROFILE}' where"),
         ("end.json", {"voices": 3}, "its end says"),
         ("end.json", {"content": "sha256:" + "0" * 64}, "its end says"),
     ],
@@ -293,6 +387,13 @@ def test_a_record_that_does_not_fit_is_refused(good: Path, member: str, changes:
     """Each record is checked against the data beside it, and a manifest of another program is refused."""
     said = refusal(changed(good, lambda members: edit(members, member, changes)))
     assert says in said
+
+
+def test_an_artifact_that_its_version_does_not_name_is_refused(tmp_path: Path):
+    """Nothing is skipped in silence."""
+    path = write(tmp_path / "x.tar", VoiceRecord())
+    said = refusal(changed(path, lambda members: edit(members, "version.json", {"artifacts": []})))
+    assert f"artifacts/{PROFILE}' where" in said
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b"{", b"\xff", b"[" * 100_000])
