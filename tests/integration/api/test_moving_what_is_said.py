@@ -204,13 +204,14 @@ def test_what_a_key_may_not_say_is_reported_for_the_voice(path: Path, start: Sta
         assert client.get("alice").pinned
 
 
-def test_a_request_to_come_back_later_is_obeyed_in_between(path: Path, start: Start):
-    """A rate limit loses nothing of what is said, and repeats none of it."""
+@pytest.mark.parametrize(("status", "code"), [(429, "rate_limited"), (503, "voice_unreadable")])
+def test_a_request_to_come_back_later_is_obeyed_in_between(path: Path, start: Start, status: int, code: str):
+    """A pause loses nothing of what is said, and repeats none of it."""
     second, waits = start(), iter([1])
 
     def limited(request: httpx.Request) -> httpx.Response | None:
         if request.url.path.endswith("/aliases/prod") and next(waits, None):
-            return error_answer(429, "rate_limited", headers={"retry-after": "0"})
+            return error_answer(status, code, headers={"retry-after": "0"})
         return None
 
     assert states(restored(second, path, fault=limited))["alice"] == "registered"

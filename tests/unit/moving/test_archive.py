@@ -189,6 +189,7 @@ def test_an_alias_of_a_version_that_could_not_be_read_is_left_out(tmp_path: Path
         assert not writer.add_voice([], said)
         written = writer.add_voice([(record(version=number), CLIP, []) for number in (10, 1000)], said)
         writer.add_voice([(record(name="Eve"), CLIP, [])], VoiceRecord(aliases={"gone": 2}))
+        assert not writer.add_voice([], VoiceRecord(description="x" * 8000))
         writer.finish()
     assert written.aliases == {"b": 2, "c": 1}
     with Archive(path) as found:
