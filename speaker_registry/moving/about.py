@@ -18,10 +18,10 @@ from speaker_registry.schemas import VoiceChange
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unsaid:
-    """What an archive says about a voice and the registry does not."""
+    """The part of what an archive says about a voice that the registry does not say."""
 
     said: VoiceRecord = field(default_factory=VoiceRecord)
-    """What can be restored, with version numbers of the registry in `aliases`."""
+    """The part that can be restored, with version numbers of the registry in `aliases`."""
     notes: tuple[str, ...] = ()
     """Differences that stay."""
 

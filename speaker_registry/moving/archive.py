@@ -102,7 +102,7 @@ class VersionRecord(_Record):
 
 
 class VoiceRecord(_Record):
-    """What people say about a voice as a whole. Its member is left out if they say nothing."""
+    """The words of people about a voice as a whole. The archive has no member for a voice without any."""
 
     description: str | None = Field(default=None, min_length=1, max_length=MAX_DESCRIPTION)
     labels: Annotated[dict[str, str], AfterValidator(lambda labels: changed_labels({}, labels))] = {}
