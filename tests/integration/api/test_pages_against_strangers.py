@@ -14,7 +14,8 @@ import pytest
 
 from services.registry_api.operations.delete import delete
 from services.registry_api.pages.sessions import COOKIE
-from services.shared.model.changes import edited, with_alias
+from services.shared.model.aliases import with_alias
+from services.shared.model.changes import edited
 from services.shared.model.records import About
 from services.shared.model.speaker import SpeakerId
 from services.shared.view.workers import FailedProof
