@@ -198,7 +198,7 @@ def check_events(world: World, valkey: ValkeyServer) -> None:
     apply(view, process, revisions[1])
     apply(view, process, revisions[3], base=revisions[2])  # the apply of the second revision was lost
     told = [event["what"] for _, event in process.redis.xrange(events_key(process.for_reading())) if event]
-    assert told == ["version.created", "version.created", "alias.updated"]
+    assert told == ["voice.created", "version.created", "version.created", "alias.updated"]
 
 
 def check_order_of_beginning(world: World, valkey: ValkeyServer, other: ValkeyServer) -> None:

@@ -21,7 +21,25 @@ def told(before: SpeakerDocument, after: SpeakerDocument) -> list[tuple[str, boo
 
 def test_a_voice_that_is_registered_takes_nothing_away(registry: Registry) -> None:
     registry.register("wren", 1)
-    assert told(SpeakerDocument(), registry.document("wren")) == [("version.created", False)]
+    assert told(SpeakerDocument(), registry.document("wren")) == [
+        ("voice.created", False),
+        ("version.created", False),
+    ]
+
+
+def test_only_a_voice_that_was_not_there_is_a_new_voice(registry: Registry) -> None:
+    """Lists of voices end when one is added, and not with each version of those that they have."""
+    registry.register("wren", 1)
+    one = registry.document("wren")
+    registry.register("wren", 2)
+    two = registry.document("wren")
+    assert "version.created" in dict(told(one, two))
+    assert "voice.created" not in dict(told(one, two))
+    registry.delete("wren")
+    gone = registry.document("wren")
+    registry.register("wren", 3)
+    assert ("voice.created", False) in told(gone, registry.document("wren"))
+    assert ("voice.created", False) in told(two, registry.document("wren")), "the delete was not heard of"
 
 
 def test_a_voice_that_was_there_before_is_no_news(registry: Registry) -> None:

@@ -784,7 +784,7 @@ def test_every_change_is_told(registry: Registry, world: World) -> None:
     registry.work()
     stream = world.server.data[events_key(registry.generation.for_reading())]
     told = [event["what"] for event in stream if event["what"] != "job"]
-    assert told == ["version.created", "artifact.ready", "artifact.ready"]
+    assert told == ["voice.created", "version.created", "artifact.ready", "artifact.ready"]
 
 
 # What a process keeps

@@ -18,6 +18,7 @@ from hashlib import blake2b
 from http import HTTPStatus
 from time import perf_counter
 
+from starlette.responses import Response
 from starlette.types import Message, Scope
 
 from services.registry_api.access.rate_limits import REQUESTS, RateLimits, Taking
@@ -30,14 +31,14 @@ from services.registry_api.protocol.signals import metrics_of
 from services.registry_api.serving.connections import OFFER
 from services.registry_api.serving.event_stream import Event, EventStream
 from services.registry_api.serving.limits import is_request_id
-from services.shared.model.events import ADMITTED
+from services.shared.model.events import ADMITTED, CREATED
 from services.shared.model.profile_document import ProfileDocument
 from services.shared.model.speaker import namespace_of
 from services.shared.telemetry import tracing
 from services.shared.telemetry.metrics import ARTIFACT_REQUESTS, Batch
 
-_NEW_VOICES = frozenset({"version.created", ADMITTED})
-"""What the events say that may put a voice on a list. Lists that it is not on yet end with them."""
+_NEW_VOICES = frozenset({CREATED, ADMITTED})
+"""What the events say that put a voice on a list. Lists that it is not on yet end with them."""
 _GRANT_SECONDS = 1.0
 """A key that is older than this is checked in the ordinary way again, which also notes that it was used."""
 _MAX_GRANT_BYTES = 16 * 1024**2
@@ -80,6 +81,8 @@ _CHANGING = frozenset(
 """Headers that differ from answer to answer."""
 _OF_BODIES = frozenset((b"content-length", b"content-type", b"content-encoding"))
 """Headers that 304 lacks."""
+_OF_ROUTES = (b"etag", b"cache-control", b"content-type", b"content-encoding")
+"""Headers of answers from memory that no middleware adds."""
 _HEAD = b"HEAD"
 _METHODS = frozenset({b"GET", _HEAD})
 _JSON = b"application/json"
@@ -167,8 +170,8 @@ class Offer:
             speakers=speakers, profiles=profiles, route=route, is_file=is_file, etag=b"", unchanged=b""
         )
 
-    def unchanged(self, caller: Caller, namespace: str) -> str | None:
-        """Return the ETag that the request names, if memory still has the answer with it, else None.
+    def kept(self, caller: Caller, namespace: str) -> Response | None:
+        """Return the answer to the request if it is in memory, else None.
 
         The key of the request was checked just now, so it is granted the express lane again. A route whose
         answers are dear asks this first. Must be called from the event loop.
@@ -176,7 +179,7 @@ class Offer:
         Args:
             caller: was authenticated, and may read artifacts of the namespace.
         """
-        return self.lane.unchanged(self, caller, namespace)
+        return self.lane.kept(self, caller, namespace)
 
     def observe_message(self, message: Message) -> None:
         """Take note of a part of the answer as it is sent."""
@@ -270,17 +273,17 @@ class ExpressLane:
                 return
         self._answers.put(namespace, offer.question.key, answer)
 
-    def unchanged(self, offer: Offer, caller: Caller, namespace: str) -> str | None:
-        """Return the ETag that a request names, if memory has that answer, and grant its key the lane."""
-        if self._events.now() >= self._events.lease_ends:
+    def kept(self, offer: Offer, caller: Caller, namespace: str) -> Response | None:
+        """Return the answer to a request if it is in memory, and grant its key the lane."""
+        if self._events.now() >= self._events.lease_ends or offer.question.method == _HEAD:
             return None
-        kept = self._answers.get(namespace, offer.question.key)
-        found = None if kept is None else _fitting(kept, offer.question)
-        if kept is None or found is None or found[0] != 304:
+        answer = self._answers.get(namespace, offer.question.key)
+        found = None if answer is None else _fitting(answer, offer.question)
+        if found is None:
             return None
         if offer.began >= self._keys_changed:
             self._grant(offer.question.credentials, caller, namespace)
-        return kept.etag.decode()
+        return _response(*found)
 
     def _grant(self, credentials: Credentials, caller: Caller, namespace: str) -> None:
         seconds = _GRANT_SECONDS
@@ -429,6 +432,13 @@ def _prepare(
     if status == 304 or body is None:
         return replace(known, etag=etag, unchanged=unchanged)
     return replace(known, etag=etag, unchanged=unchanged, whole=_head(200, lines), body=body)
+
+
+def _response(status: int, head: bytes, body: bytes) -> Response:
+    """Return an answer from memory for the middleware, which adds its headers again."""
+    lines = dict(line.split(b": ", 1) for line in head.splitlines()[1:])
+    headers = {name.decode(): lines[name].decode("latin-1") for name in _OF_ROUTES if name in lines}
+    return Response(body, status, headers)
 
 
 @cache  # bounded by routes, profiles and statuses: an evicted batch would count on unseen

@@ -1,5 +1,7 @@
 """The route that tells the engines of a profile which voices they should hold, page by page."""
 
+from dataclasses import dataclass
+from functools import partial
 from typing import Annotated
 
 from fastapi import Query, Request
@@ -18,13 +20,13 @@ from services.registry_api.dependencies import (
 from services.registry_api.express.lane import offer_of
 from services.registry_api.express.prepared import new_voices_of
 from services.registry_api.operations.artifacts import of_defaults
-from services.registry_api.protocol.callers import Caller
 from services.registry_api.protocol.routing import Router
 from services.registry_api.protocol.signals import route_of
+from services.registry_api.serving.shared_reads import SharedReads
 from services.registry_api.wire import rendering
-from services.registry_api.wire.answers import answer, not_modified
+from services.registry_api.wire.answers import answer, json_bytes
 from services.registry_api.wire.documented import responses
-from services.shared.registry.pages import SpeakerPage, page
+from services.shared.registry.pages import page
 from speaker_registry.manifests import MAX_PAGE, ManifestPage
 
 router = Router(tags=["artifacts"])
@@ -52,49 +54,51 @@ async def get_manifest(
     `has_more` is true. Every page has an ETag, and a request with `If-None-Match` gets 304 while nothing on
     the page has changed, so an engine may ask every few seconds.
     """
+    make = partial(_page, services, namespace, profile, limit, after)
     offer = offer_of(request.scope)
-    if offer is not None and (tag := offer.unchanged(caller, namespace)) is not None:
-        return not_modified(tag)
-    return await run_in_threadpool(_manifest, request, services, namespace, profile, caller, limit, after)
+    if offer is None:
+        return answer(request, (await run_in_threadpool(make)).content)
+    if (kept := offer.kept(caller, namespace)) is not None:
+        return kept
+    # Fifty engines that start together make each page once. Who comes after a change sees it, and so does
+    # not wait for a page that was begun before it.
+    reads: SharedReads = request.app.state.shared_reads
+    key = route_of(request.scope), namespace, profile, limit, after, offer.began
+    made = await reads.read(key, lambda: run_in_threadpool(make), computes=True)
+    if made.speakers is not None:
+        offer.accept(
+            caller,
+            namespace,
+            speakers=(new_voices_of(namespace), *made.speakers),
+            profiles=(profile,),
+            route=route_of(request.scope),
+            is_file=False,
+        )
+    return answer(request, made.content)
 
 
-def _manifest(
-    request: Request,
-    services: Services,
-    namespace: str,
-    profile: str,
-    caller: Caller,
-    limit: int,
-    after: str,
-) -> Response:
+@dataclass(frozen=True, slots=True)
+class _Made:
+    """A page of the manifest, as it is sent."""
+
+    content: bytes
+    speakers: tuple[str, ...] | None
+    """Ids of the speakers on the page. None if the view did not tell all of it, so that it is not kept."""
+
+
+def _page(services: Services, namespace: str, profile: str, limit: int, after: str) -> _Made:
     model_type = services.profiles.get(profile).model_type
     listed = page(services.speakers, services.store, namespace, after=after, limit=limit).within_page_bytes()
     found = of_defaults(services.profiles, listed.speakers, profile)
-    _offer(request, caller, namespace, profile, listed)
-    data = [rendering.manifest_entry(one) for one in found if not one.status.unsupported]
+    of_view = not listed.of_bucket and all(one.of_view for one in listed.speakers)
     shown = ManifestPage(
         namespace=namespace,
         profile=profile,
         model_type=model_type,
-        data=data,
+        data=[rendering.manifest_entry(one) for one in found if not one.status.unsupported],
         first_id=listed.entries[0][0] if listed.entries else None,
         last_id=listed.last or None,
         has_more=listed.more,
     )
-    return answer(request, shown)
-
-
-def _offer(request: Request, caller: Caller, namespace: str, profile: str, listed: SpeakerPage) -> None:
-    """Have the page kept for the same request, if the view said what it is."""
-    offer = offer_of(request.scope)
-    if offer is None or listed.of_bucket or not all(one.of_view for one in listed.speakers):
-        return
-    ids = (one.id for one in listed.speakers)
-    offer.accept(
-        caller,
-        namespace,
-        speakers=(new_voices_of(namespace), *map(str, ids)),
-        profiles=(profile,),
-        route=route_of(request.scope),
-        is_file=False,
-    )
+    speakers = tuple(str(one.id) for one in listed.speakers) if of_view else None
+    return _Made(json_bytes(shown), speakers)

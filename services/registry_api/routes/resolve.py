@@ -12,7 +12,7 @@ from services.registry_api.protocol.callers import Caller
 from services.registry_api.protocol.routing import Router
 from services.registry_api.protocol.signals import route_of
 from services.registry_api.wire import rendering
-from services.registry_api.wire.answers import answer_to_question, not_modified
+from services.registry_api.wire.answers import answer_to_question
 from services.registry_api.wire.documented import request_body, responses
 from services.shared.model.speaker import SpeakerId
 from speaker_registry.errors import InvalidRequest, SpeakerRegistryError, VoiceNotFound
@@ -49,8 +49,8 @@ async def resolve_voices(
         )
     services.access.unknown_names.check(caller)
     offer = offer_of(request.scope)
-    if offer is not None and (tag := offer.unchanged(caller, namespace)) is not None:
-        return not_modified(tag)
+    if offer is not None and (kept := offer.kept(caller, namespace)) is not None:
+        return kept
     return await run_in_threadpool(_resolution, request, services, namespace, body, caller)
 
 

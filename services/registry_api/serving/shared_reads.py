@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Awaitable, Callable, Hashable
+from contextlib import nullcontext
 from typing import Any, TypeVar
 
 from services.registry_api.serving.admission import pause_request
@@ -15,16 +16,23 @@ class SharedReads:
     def __init__(self) -> None:
         self._under_way: dict[Hashable, asyncio.Task[Any]] = {}  # bounded: each has a request that waits
 
-    async def read(self, key: Hashable, read: Callable[[], Awaitable[Result]]) -> Result:
+    async def read(
+        self, key: Hashable, read: Callable[[], Awaitable[Result]], *, computes: bool = False
+    ) -> Result:
         """Return the result of `read`, or of the read for the same key that another request has begun.
 
         The read goes on if the request that began it is abandoned. Raises what the read raises.
+
+        Args:
+            computes: whether the read keeps the processor busy. If so, the request that begins it counts as
+                active until it ends.
         """
         task = self._under_way.get(key)
+        begins = task is None
         if task is None:
             task = self._under_way[key] = asyncio.create_task(_awaited(read))
             task.add_done_callback(lambda done: self._end(key, done))
-        with pause_request():
+        with nullcontext() if computes and begins else pause_request():
             return await asyncio.shield(task)
 
     def _end(self, key: Hashable, task: "asyncio.Task[Any]") -> None:

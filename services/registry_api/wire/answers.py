@@ -29,7 +29,7 @@ def etag_of(content: bytes) -> str:
 
 def answer(
     request: Request,
-    body: BaseModel | dict[str, Any],
+    body: BaseModel | dict[str, Any] | bytes,
     *,
     status: int = 200,
     headers: dict[str, str] | None = None,
@@ -100,7 +100,10 @@ def answer_with_bytes(request: Request, data: bytes, headers: dict[str, str], me
     return Response(data[part.start : part.stop], status_code=206, headers=headers, media_type=media_type)
 
 
-def json_bytes(body: BaseModel | dict[str, Any]) -> bytes:
+def json_bytes(body: BaseModel | dict[str, Any] | bytes) -> bytes:
+    """Return the body as JSON. Bytes are JSON already."""
+    if isinstance(body, bytes):
+        return body
     if isinstance(body, BaseModel):
         return body.model_dump_json().encode()
     return canonical_json(body).encode()

@@ -11,6 +11,8 @@ from services.shared.model.records import ArtifactRecord, Version
 
 ADMITTED = "voice.admitted"
 """The view learned of a speaker that was there before. Nothing has changed."""
+CREATED = "voice.created"
+"""A voice lives from now on that was not there before, or that was deleted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,8 @@ def _events(before: SpeakerDocument, after: SpeakerDocument) -> Iterator[Speaker
         yield SpeakerEvent("voice.deleted", True)
     if same_life and old.keys() - {version.vuid for version in after.versions}:
         yield SpeakerEvent("versions.removed", True)
+    if after.live and not same_life:
+        yield SpeakerEvent(CREATED)
     for version in after.versions:
         known = old.get(version.vuid)
         if known is None:
