@@ -24,6 +24,7 @@ VOICES = int(os.environ.get("POLLED_VOICES", "10000"))
 ENGINES = int(os.environ.get("POLLING_ENGINES", "50"))
 SECONDS = float(os.environ.get("POLLING_SECONDS", "30"))
 INTERVAL_SECONDS = 5.0
+QUIET_WITHIN_SECONDS, QUIET_PERCENT = 300, 5.0
 GOAL_CORES = 0.05
 PATH = f"/v1/profiles/{PROFILE}/manifest"
 
@@ -97,6 +98,14 @@ async def measure(registry: RegistryProcesses, *, engines: int, changes: bool) -
     return used, counts
 
 
+def wait_until_quiet(process: psutil.Process) -> None:
+    """Wait until the process has done what it does after a rebuild. Raises `TimeoutError`."""
+    deadline = time.monotonic() + QUIET_WITHIN_SECONDS
+    while process.cpu_percent(2.0) > QUIET_PERCENT:
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"The API process is still busy {QUIET_WITHIN_SECONDS} s after the rebuild.")
+
+
 def change(registry: RegistryProcesses) -> None:
     """Give one voice another version every `INTERVAL_SECONDS`."""
     caller = Caller(registry.urls[0])
@@ -114,6 +123,7 @@ def main() -> bool:
         assert sum(1 for _ in copies(registry.bucket, VOICES)) == VOICES
         lose(registry)
         wait_until_complete(registry)
+        wait_until_quiet(psutil.Process(registry.apis[0].pid))
         print(f"{VOICES:,} voices, {ENGINES} engines that ask every {INTERVAL_SECONDS:g} s\n")
         print("| what | % of a core | answers |\n|---|---|---|")
         idle, _ = asyncio.run(measure(registry, engines=0, changes=False))
