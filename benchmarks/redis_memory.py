@@ -51,7 +51,7 @@ def register_voices(registry: OpenedRegistry, voices: int) -> None:
     """Register voices, each with its artifact."""
     registry.worker.announce()
     for number in range(voices):
-        registry.register(f"voice-{number:06d}", number, consent="cons_1", ref_text=REF_TEXT)
+        registry.register(f"voice-{number:06d}", number, ref_text=REF_TEXT)
         if number % BATCH == BATCH - 1:
             registry.worker.finish_all()
             registry.worker.taken.clear()
