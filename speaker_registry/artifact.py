@@ -23,9 +23,9 @@ from safetensors import SafetensorError
 
 from speaker_registry.errors import InvalidArtifact
 from speaker_registry.notebooks import html_table
+from speaker_registry.safetensors_header import read_header
 from speaker_registry.terminal import printable
 
-MAX_HEADER_BYTES = 64 * 1024
 MAX_TENSORS = 256
 _MAX_NAME = 200
 """Maximum number of characters in the name of a device or library."""
@@ -175,7 +175,7 @@ class Artifact:
         Raises:
             InvalidArtifact: The file is not an artifact.
         """
-        header = _read_header(data)
+        header = read_header(data)
         manifest = _read_manifest(header.pop("__metadata__", None))
         if manifest is None:
             raise InvalidArtifact("the file has no manifest in its safetensors header")
@@ -251,7 +251,7 @@ def read_tensors(data: bytes) -> tuple[dict[str, np.ndarray], Manifest | None]:
             names are duplicate or not accepted, there are more than 256 tensors, the manifest is invalid, or
             values are not finite.
     """
-    header = _read_header(data)
+    header = read_header(data)
     manifest = _read_manifest(header.pop("__metadata__", None))
     if len(header) > MAX_TENSORS:
         raise InvalidArtifact(f"the file has {len(header)} tensors; at most {MAX_TENSORS} are accepted")
@@ -268,19 +268,6 @@ def read_tensors(data: bytes) -> tuple[dict[str, np.ndarray], Manifest | None]:
     return tensors, manifest
 
 
-def read_metadata(data: bytes) -> dict[str, str]:
-    """Read the metadata in the header of a safetensors file. The first 8 bytes and the header suffice.
-
-    Entries that are not text are left out, because safetensors allows only text.
-
-    Raises:
-        InvalidArtifact: The header is incomplete, larger than 64 KiB, or not a JSON object.
-    """
-    metadata = _read_header(data).get("__metadata__")
-    entries = metadata.items() if isinstance(metadata, dict) else ()
-    return {key: value for key, value in entries if isinstance(value, str)}
-
-
 def encode(tensors: Mapping[str, np.ndarray], manifest: Manifest) -> bytes:
     """Encode an artifact file. The same tensors and manifest always give the same bytes.
 
@@ -291,7 +278,7 @@ def encode(tensors: Mapping[str, np.ndarray], manifest: Manifest) -> bytes:
     data = safetensors.numpy.save(
         contiguous, metadata={"manifest": canonical_json(manifest.model_dump(mode="json"))}
     )
-    _read_header(data)  # applies the limits that readers apply
+    read_header(data)  # applies the limits that readers apply
     return data
 
 
@@ -407,32 +394,6 @@ def _dtype_code(name: str, tensor: np.ndarray) -> str:
         return _CODES_BY_DTYPE[tensor.dtype]
     except KeyError:
         raise InvalidArtifact(f"tensor '{name}' is {tensor.dtype}; accepted: {sorted(_DTYPES)}") from None
-
-
-def _read_header(data: bytes | mmap.mmap) -> dict[str, Any]:
-    """Parse the header of a safetensors file, before any library allocates memory as the header says."""
-    if len(data) < 8:
-        raise InvalidArtifact(f"the file has {len(data)} bytes and is not a safetensors file")
-    (length,) = struct.unpack("<Q", data[:8])
-    if length > MAX_HEADER_BYTES or length > len(data) - 8:
-        raise InvalidArtifact(
-            f"the safetensors header declares {length} bytes; "
-            f"the file has {len(data)} bytes, and the header may have at most {MAX_HEADER_BYTES}"
-        )
-    try:
-        header = json.loads(data[8 : 8 + length], object_pairs_hook=_without_duplicates)
-    except (ValueError, RecursionError) as error:
-        raise InvalidArtifact("the safetensors header is not valid JSON, or has duplicate keys") from error
-    if not isinstance(header, dict):
-        raise InvalidArtifact("the safetensors header is not a JSON object")
-    return header
-
-
-def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    result = dict(pairs)
-    if len(result) != len(pairs):
-        raise ValueError("duplicate key")
-    return result
 
 
 def _read_manifest(metadata: Any) -> Manifest | None:

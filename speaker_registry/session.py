@@ -52,6 +52,11 @@ class Default(enum.Enum):
 class Session:
     """Base class of both clients."""
 
+    url: str
+    """Address of the registry."""
+    cache: ArtifactCache | None
+    """Cache for fetched artifacts, or None if caching is off."""
+
     def __init__(
         self,
         url: str | None,
@@ -78,7 +83,7 @@ class Session:
             self._headers["x-speaker-namespace"] = parse_namespace(namespace)
         if cache is Default.CACHE:
             cache = ArtifactCache()
-        self.cache: ArtifactCache | None = cache
+        self.cache = cache
         self._policy = policy
         self._calls = Calls(policy)
         # A cache without entries stands for no cache, so that the code has only one path.

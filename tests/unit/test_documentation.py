@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from playwright.sync_api import Browser, expect, sync_playwright
 
 import speaker_registry
@@ -60,6 +61,16 @@ def test_every_public_name_of_the_sdk_is_in_the_reference():
     """What can be imported is documented."""
     reference = sdk_reference()
     assert [name for name in speaker_registry.__all__ if f".{name}\n" not in reference] == []
+
+
+@pytest.mark.parametrize("client", [speaker_registry.RegistryClient, speaker_registry.AsyncRegistryClient])
+def test_the_reference_lists_all_methods_of_a_client_and_begins_with_voices(client: type):
+    """They come from several classes, and a reader looks for them under the client, `register` first."""
+    block = sdk_reference().split(f".{client.__name__}\n")[1].partition("\n\n")[0]
+    listed: list[str] = yaml.safe_load(block)["options"]["members"]
+    methods = {name for name in dir(client) if not name.startswith("_")}
+    assert listed[0] == "register"
+    assert methods <= set(listed)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ import speaker_registry
 from speaker_registry import errors
 
 _CLIENTS = {"client", "async_client"}
-_WITH_INHERITED = "    options:\n      inherited_members: true\n"
 _TITLES = {
     "client": "Client",
     "async_client": "Client for asyncio",
@@ -55,6 +54,16 @@ def _errors() -> list[str]:
 
 
 def _section(title: str, module: str, paths: list[str]) -> str:
-    inherited = _WITH_INHERITED if module in _CLIENTS else ""
-    blocks = [f"::: {path}\n{inherited}" for path in paths]
+    blocks = [f"::: {path}\n{_client_options(path) if module in _CLIENTS else ''}" for path in paths]
     return "\n".join([f"## {title}\n", *blocks])
+
+
+def _client_options(path: str) -> str:
+    """Return the options of a client's block: its members in the order of its bases, which are its subjects.
+
+    The generator would begin with the last base.
+    """
+    client = getattr(speaker_registry, path.rpartition(".")[2])
+    names = [name for cls in client.__mro__ for name in (*inspect.get_annotations(cls), *vars(cls))]
+    members = [name for name in dict.fromkeys(names) if not name.startswith("_")]
+    return f"    options:\n      inherited_members: true\n      members: {members}\n"

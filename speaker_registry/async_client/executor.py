@@ -1,0 +1,109 @@
+"""Executes the plans of the client for asyncio over HTTP.
+
+It does not know which requests a plan sends.
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from types import TracebackType
+from typing import Literal, Self
+
+import httpx
+
+from speaker_registry.cache import ArtifactCache
+from speaker_registry.errors import SpeakerRegistryError
+from speaker_registry.exchange import (
+    BodyReader,
+    Join,
+    Outcome,
+    Plan,
+    Reply,
+    Result,
+    RetryPolicy,
+    Sleep,
+    Step,
+    Work,
+)
+from speaker_registry.listings import Item, Listing
+from speaker_registry.session import TRANSPORT_ERRORS, Default, Session, no_cookies
+
+
+class AsyncPlanExecutor(Session):
+    """The part of `AsyncRegistryClient` that all its calls use. `RegistryClient` documents the arguments."""
+
+    def __init__(
+        self,
+        url: str | None = None,
+        *,
+        api_key: str | None = None,
+        namespace: str | None = None,
+        timeout: float = 60.0,
+        retries: int = 3,
+        cache: ArtifactCache | Literal[Default.CACHE] | None = Default.CACHE,
+        transport: httpx.AsyncBaseTransport | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
+    ) -> None:
+        super().__init__(
+            url, api_key, namespace, RetryPolicy(timeout_seconds=timeout, retries=retries, clock=clock), cache
+        )
+        self._sleep = sleep
+        self._http = httpx.AsyncClient(transport=transport, cookies=no_cookies())
+
+    async def close(self) -> None:
+        """Close the connections."""
+        await self._http.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def _pages(self, listing: Listing[Item]) -> AsyncIterator[Item]:
+        following: Listing[Item] | None = listing
+        while following is not None:
+            page = await self._run(self._calls.page(following))
+            for item in page.data:
+                yield item
+            following = following.following(page)
+
+    async def _run(self, plan: Plan[Result]) -> Result:
+        outcome: Outcome = None
+        try:
+            while True:
+                try:
+                    step = plan.send(outcome)
+                except StopIteration as end:
+                    result: Result = end.value
+                    return result
+                outcome = await self._perform(step)
+        finally:
+            plan.close()  # a canceled plan releases the calls that wait for it
+
+    async def _perform(self, step: Step) -> Outcome:
+        if isinstance(step, Sleep):
+            await self._sleep(step.seconds)
+            return None
+        if isinstance(step, Work):
+            await asyncio.to_thread(step.function)
+            return None
+        if isinstance(step, Join):
+            await asyncio.wait([asyncio.wrap_future(step.done)], timeout=step.seconds)
+            return None
+        try:
+            async with (
+                asyncio.timeout(step.deadline - self._policy.clock()),
+                self._http.stream(**self._arguments(step)) as response,
+            ):
+                body = BodyReader(step, response.headers, self._policy.clock)
+                async for chunk in response.aiter_bytes():
+                    body.add(chunk)
+                return Reply(response.status_code, dict(response.headers), body.whole())
+        except SpeakerRegistryError as error:
+            return error
+        except (*TRANSPORT_ERRORS, TimeoutError) as error:
+            return self._unreachable(error)

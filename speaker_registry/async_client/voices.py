@@ -1,0 +1,127 @@
+"""Voices and their versions, for asyncio: registering, reading, editing and deleting them."""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from typing import Literal
+
+from numpy.typing import ArrayLike
+
+from speaker_registry.async_client.executor import AsyncPlanExecutor
+from speaker_registry.calls import Registration, target_of
+from speaker_registry.paths import parse_target
+from speaker_registry.schemas import Voice, VoiceChange, VoiceVersion
+from speaker_registry.session import Audio, Default, edited_members, read_clip
+from speaker_registry.waiting import OnProgress, Readiness, wait_ready
+
+
+class AsyncVoices(AsyncPlanExecutor):
+    async def register(
+        self,
+        name: str,
+        audio: Audio | None = None,
+        *,
+        embedding: ArrayLike | None = None,
+        consent: str,
+        ref_text: str | None = None,
+        description: str | None = None,
+        idempotency_key: str | None = None,
+        dedupe: bool = True,
+    ) -> Registration:
+        """Upload a clip, or a precomputed speaker embedding, as a new version of a voice.
+
+        See `RegistryClient.register`.
+        """
+        return await self._run(
+            self._calls.register(
+                name,
+                clip=None if audio is None else await asyncio.to_thread(read_clip, audio),
+                embedding=embedding,
+                consent=consent,
+                ref_text=ref_text,
+                description=description,
+                idempotency_key=idempotency_key,
+                dedupe=dedupe,
+            )
+        )
+
+    async def wait_ready(
+        self,
+        speaker: str | Registration,
+        profile: str | None = None,
+        timeout: float = 600.0,
+        on_progress: OnProgress | None = None,
+    ) -> Readiness:
+        """Wait until a version is ready for a profile, or for all required profiles.
+
+        See `RegistryClient.wait_ready`. `on_progress` is called and not awaited, so it must be an ordinary
+        function.
+        """
+        return await self._run(wait_ready(self._policy, target_of(speaker), profile, timeout, on_progress))
+
+    def list(
+        self,
+        *,
+        profile: str | None = None,
+        state: str | None = None,
+        q: str | None = None,
+        labels: Mapping[str, str] | None = None,
+        limit: int | None = None,
+    ) -> AsyncIterator[Voice]:
+        """Iterate over the voices. Pages are requested as they are needed.
+
+        See `RegistryClient.list`.
+        """
+        return self._pages(self._calls.voices(profile, state, q, labels, limit))
+
+    async def get(self, name: str) -> Voice:
+        """Get a voice by its name or id. Raises `NotFound` if there is none.
+
+        See `RegistryClient.get`.
+        """
+        return await self._run(self._calls.voice(name))
+
+    async def edit_voice(
+        self,
+        name: str,
+        *,
+        description: str | Literal[Default.KEEP] | None = Default.KEEP,
+        labels: Mapping[str, str | None] | None = None,
+        pinned: bool | None = None,
+        if_match: str | None = None,
+    ) -> Voice:
+        """Change what people say about a voice. See `RegistryClient.edit_voice`."""
+        members = edited_members(description, labels, pinned)
+        return await self._run(self._calls.edit_voice(name, members, if_match))
+
+    def versions(self, name: str, *, limit: int | None = None) -> AsyncIterator[VoiceVersion]:
+        """Iterate over the versions of a voice. Pages are requested as they are needed.
+
+        See `RegistryClient.versions`.
+        """
+        return self._pages(self._calls.versions(name, limit))
+
+    async def version(self, speaker: str, version: int | str | None = None) -> VoiceVersion:
+        """Get one version, such as `alice@3` or `alice@prod`. A bare `alice` means its default version.
+
+        See `RegistryClient.version`.
+        """
+        return await self._run(self._calls.version(parse_target(speaker, version)))
+
+    def history(self, name: str, *, limit: int | None = None) -> AsyncIterator[VoiceChange]:
+        """Iterate over what was done to a voice, newest first. See `RegistryClient.history`."""
+        return self._pages(self._calls.history(name, limit))
+
+    async def delete(self, name: str) -> None:
+        """Delete a voice with all its versions. Raises `NotFound` if there is no such voice.
+
+        See `RegistryClient.delete`.
+        """
+        await self._run(self._calls.delete(name))
+
+    async def delete_version(self, voice: str, version: int, *, if_match: str | None = None) -> None:
+        """Delete one version of a voice. See `RegistryClient.delete_version`."""
+        await self._run(self._calls.delete_version(voice, version, if_match))
+
+    async def undelete(self, name: str) -> Voice:
+        """Bring back the voice that was deleted last under this name. See `RegistryClient.undelete`."""
+        return await self._run(self._calls.undelete(name))
