@@ -64,7 +64,7 @@ class VersionRecord(ArchiveRecord):
 
 
 class VoiceRecord(ArchiveRecord):
-    """What people say about a voice, and the aliases that they set by hand.
+    """The words of people about a voice, and the aliases that they set by hand.
 
     A voice of which nothing is said has none.
     """

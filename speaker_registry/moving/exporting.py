@@ -85,7 +85,7 @@ class Export:
 
     def _add(self, writer: ArchiveWriter, name: str) -> None:
         client = self._client
-        # What is said is read first, so an alias that moves to a version of after the listing is none of it.
+        # The aliases are read before the versions, so the listing has every version that an alias points to.
         read = self._read(name, lambda: (said_about(client, name), list(client.versions(name))))
         if read is None:
             return
