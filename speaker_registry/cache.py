@@ -188,7 +188,7 @@ class ArtifactCache:
                 self._expired[old_scope, None] = max(at, self._expired_at(old_scope, None))
 
     def recall(self, key: Key) -> None:
-        """Read what the directory knows into memory, if a process asked later than memory knows of."""
+        """Read the directory's entry into memory, if another process asked the registry later."""
         if self._disk is None:
             return
         with self._disk_errors_counted():

@@ -58,8 +58,8 @@ class Request:
     max_bytes: int = MAX_JSON_BYTES
     """Maximum size of the answer. A longer answer is refused before it is read."""
     wait_seconds: float = 0.0
-    """How long the server may hold the answer back. It is added to the deadline and to the timeouts of reads
-    and writes.
+    """The time for which the server may hold the answer back. It is added to the deadline and to the timeouts
+    of reads and writes.
     """
     repeatable: bool = True
     """True if sending the request twice has the same effect as sending it once. Otherwise the request is only
@@ -116,7 +116,7 @@ Plan = Generator[Step, Outcome, Result]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryPolicy:
-    """How long a client tries to get an answer, and how often."""
+    """The time and the number of attempts that a client spends on an answer."""
 
     timeout_seconds: float = 60.0
     """Maximum duration of one call, including all attempts and pauses."""

@@ -37,8 +37,8 @@ Audio = str | os.PathLike[str] | bytes | IO[bytes]
 
 
 TRANSPORT_ERRORS = (httpx.TransportError, httpx.InvalidURL, UnicodeError)
-"""What httpx raises if there is no answer, or only one that it cannot read. It also parses the addresses of
-redirects that it does not follow.
+"""The errors that httpx raises if there is no answer, or only one that it cannot read. It also parses the
+addresses of redirects that it does not follow.
 """
 
 

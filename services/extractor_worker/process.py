@@ -96,7 +96,7 @@ class WorkerProcess:
         self._opened = open_registry(StoreSettings(), self._registry)
         self._name = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
         self._not_served: dict[str, str] = {}
-        """For each profile that was not served from the start, the reason."""
+        """Maps each profile that was not served from the start to the reason."""
         self._failed_proofs: dict[str, FailedProof] = {}
         """The failed proofs by profile name."""
 

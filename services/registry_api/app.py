@@ -258,7 +258,8 @@ def _add_routes(app: FastAPI, services: Services) -> None:
     check_rules(app)
     if not services.access.required:
         documented = app.openapi
-        # As FastAPI's manual does it. Made at the first request for it, since it takes longer than the rest.
+        # FastAPI's manual replaces the method, too. The document is made at the first request for it, because
+        # making it takes longer than everything else here.
         app.openapi = lambda: without_security(documented())  # type: ignore[method-assign]
 
 

@@ -99,7 +99,7 @@ def about_weights(voices: Iterable["MaybeUntrained"]) -> list[str]:
 
 
 class MaybeUntrained(Protocol):
-    """Whatever says whether its artifacts are made with untrained weights."""
+    """An answer that says whether its artifacts are made with untrained weights."""
 
     @property
     def untrained(self) -> bool: ...

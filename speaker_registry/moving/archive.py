@@ -10,7 +10,7 @@ before its content is read. This module sends nothing.
 import hashlib
 import os
 import tarfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -71,28 +71,35 @@ class ArchiveWriter:
     def add_voice(
         self,
         versions: Iterable[tuple[VersionRecord, bytes, list[bytes]]],
-        about: Callable[[Sequence[int]], VoiceRecord | None] = lambda _: None,
-    ) -> None:
+        said: VoiceRecord = VoiceRecord(),  # noqa: B008  it is never changed
+    ) -> VoiceRecord:
         """Add the versions of a voice, oldest first: each with its source and artifacts, as in its record.
 
         Args:
-            about: Returns what is to be said of the voice, given the numbers of the versions that were added.
+            said: What people say of the voice, with version numbers in `aliases` instead of places.
+
+        Returns:
+            What was written of `said`. It lacks the aliases whose versions did not come, and is empty if no
+            version came.
         """
-        number, numbers = 0, list[int]()
-        for number, (record, source, artifacts) in enumerate(versions, start=1):
-            folder = _folder(self.voices + 1, number)
+        numbers = list[int]()
+        for record, source, artifacts in versions:
+            numbers.append(record.version)
+            folder = _folder(self.voices + 1, len(numbers))
             self._add_json(f"{folder}/version.json", record)
             self._add(f"{folder}/source", source)
             for one, data in zip(record.artifacts, artifacts, strict=True):
                 self._add(_artifact_name(folder, one), data)
             self._content.add(record)
-            numbers.append(record.version)
-        said = about(numbers) if numbers else None
-        if said is not None and said.says_something:
-            self._add_json(_about_name(self.voices + 1), said)
-            self._content.add_voice(said)
-        self.voices += number > 0
-        self.versions += number
+        if not numbers:
+            return VoiceRecord()
+        written = said.placed(numbers)
+        if written.says_something:
+            self._add_json(_about_name(self.voices + 1), written)
+            self._content.add_voice(written)
+        self.voices += 1
+        self.versions += len(numbers)
+        return written
 
     def finish(self) -> EndRecord:
         end = EndRecord(voices=self.voices, versions=self.versions, content=str(self._content))

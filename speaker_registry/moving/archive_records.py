@@ -1,6 +1,7 @@
 """The records of an exported namespace: what its JSON members may say, and the digest of its content."""
 
 import hashlib
+from collections.abc import Sequence
 from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -63,7 +64,7 @@ class VersionRecord(ArchiveRecord):
 
 
 class VoiceRecord(ArchiveRecord):
-    """What people say about a voice, and the aliases that they set by hand.
+    """The words of people about a voice, and the aliases that they set by hand.
 
     A voice of which nothing is said has none.
     """
@@ -72,11 +73,27 @@ class VoiceRecord(ArchiveRecord):
     labels: dict[str, str] = Field(default_factory=dict)
     pinned: bool = False
     aliases: dict[str, Annotated[int, Field(ge=1)]] = Field(default_factory=dict, max_length=64)
-    """Alias -> place of its version among those of the archive. `default` is here if it was moved by hand."""
+    """Alias -> place of its version among those of the archive. `default` is here if it was moved by hand.
+
+    The oldest version has the place 1, because the registry that imports the archive numbers versions anew.
+    """
 
     @property
     def says_something(self) -> bool:
         return bool(self.description or self.labels or self.pinned or self.aliases)
+
+    def without_aliases(self) -> Self:
+        return self.model_copy(update={"aliases": {}})
+
+    def placed(self, numbers: Sequence[int]) -> Self:
+        """Replace the version numbers in `aliases` by places. Aliases of other versions are left out.
+
+        Args:
+            numbers: The numbers of the archived versions, oldest first.
+        """
+        places = {number: place for place, number in enumerate(numbers, start=1)}
+        aliases = {alias: places[number] for alias, number in self.aliases.items() if number in places}
+        return self.model_copy(update={"aliases": aliases})
 
     @model_validator(mode="after")
     def _check_names(self) -> Self:

@@ -1,4 +1,6 @@
-"""Writes the voices of a namespace to an archive: versions with clips or embeddings, texts and artifacts."""
+"""Writes the voices of a namespace to an archive: versions with clips or embeddings, texts and artifacts, and
+what people say of each voice.
+"""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -11,10 +13,11 @@ import numpy as np
 from speaker_registry.artifact import sha256_digest
 from speaker_registry.atomic_files import replacing
 from speaker_registry.client import RegistryClient
-from speaker_registry.errors import InvalidArtifact, SpeakerRegistryError
+from speaker_registry.errors import InvalidArtifact, SpeakerRegistryError, VersionNotFound
 from speaker_registry.fetching import File
+from speaker_registry.moving.about import said_about
 from speaker_registry.moving.archive import ArchiveWriter, embedding_file
-from speaker_registry.moving.archive_records import ArtifactRecord, EndRecord, VersionRecord, VoiceRecord
+from speaker_registry.moving.archive_records import ArtifactRecord, EndRecord, VersionRecord
 from speaker_registry.moving.faults import concerns_one_voice, patiently
 from speaker_registry.schemas import VoiceVersion
 
@@ -23,10 +26,10 @@ Read = TypeVar("Read")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Missing:
-    """A voice, version or artifact that could not be exported."""
+    """A voice, version, alias or artifact that could not be exported."""
 
     name: str
-    """Such as `alice`, `alice@3` or `alice@3 for qwen3-tts-0.6b`."""
+    """Such as `alice`, `alice@3`, `alice@prod` or `alice@3 for qwen3-tts-0.6b`."""
     error: SpeakerRegistryError
 
 
@@ -71,7 +74,7 @@ class Export:
             writer = ArchiveWriter(file, namespace)
             # A registry without its view lists voices in another order, so they are sorted here.
             for _, name in patiently(self._names):
-                writer.add_voice(self._versions(name), partial(self._about, name))
+                self._add(writer, name)
                 self._on_voice(name)
             end, size = writer.finish(), file.tell()
         return Exported(end=end, artifacts=self._artifacts, size=size, missing=tuple(self._missing))
@@ -80,32 +83,29 @@ class Export:
         """Return key and name of each voice, sorted by key."""
         return sorted((voice.key, voice.name) for voice in self._client.list())
 
-    def _versions(self, name: str) -> Iterator[tuple[VersionRecord, bytes, list[bytes]]]:
-        listed = self._read(name, lambda: list(self._client.versions(name)))
-        for version in reversed(listed or []):  # they are listed newest first
+    def _add(self, writer: ArchiveWriter, name: str) -> None:
+        client = self._client
+        # The aliases are read before the versions, so the listing has every version that an alias points to.
+        read = self._read(name, lambda: (said_about(client, name), list(client.versions(name))))
+        if read is None:
+            return
+        said, versions = read
+        written = writer.add_voice(self._versions(versions[::-1]), said)  # they are listed newest first
+        for alias, number in said.aliases.items():
+            if alias not in written.aliases:
+                error = VersionNotFound(f"alias '{alias}' points to version {number}, which was not exported")
+                self._missing.append(Missing(name=f"{name}@{alias}", error=error))
+
+    def _versions(
+        self, versions: Sequence[VoiceVersion]
+    ) -> Iterator[tuple[VersionRecord, bytes, list[bytes]]]:
+        for version in versions:
             reference = f"{version.voice}@{version.version}"
             source = self._read(reference, partial(self._source, reference, version))
             if source is not None:
                 files = self._files(reference, version) if self._with_artifacts else []
                 self._artifacts += len(files)
                 yield _record(version, source, files), source, [file.data for file in files]
-
-    def _about(self, name: str, numbers: Sequence[int]) -> VoiceRecord | None:
-        """Return what people say of a voice, and its aliases as places among the exported versions."""
-        voice = self._read(name, partial(self._client.get, name))
-        aliases = self._read(name, lambda: list(self._client.aliases(name)))
-        if voice is None or aliases is None:
-            return None
-        return VoiceRecord(
-            description=voice.description,
-            labels=voice.labels,
-            pinned=voice.pinned,
-            aliases={
-                one.alias: numbers.index(one.version) + 1
-                for one in aliases
-                if one.by_hand and one.version in numbers
-            },
-        )
 
     def _read(self, name: str, call: Callable[[], Read]) -> Read | None:
         """Read something of one voice. Returns None, and notes it as missing, if it cannot be read."""

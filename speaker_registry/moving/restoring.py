@@ -1,21 +1,21 @@
-"""Registers the voices of an archive: their versions in order, and the artifacts that they had."""
+"""Registers the voices of an archive: their versions in order, what people said of them, and the artifacts
+that they had.
+"""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 
 import numpy as np
 
 from speaker_registry.client import RegistryClient
-from speaker_registry.errors import Conflict, InvalidRequest, NotFound, SpeakerRegistryError, VoiceNotFound
+from speaker_registry.errors import Conflict, InvalidRequest, NotFound, VoiceNotFound
+from speaker_registry.moving.about import Unsaid, compare, say
 from speaker_registry.moving.archive import Archive, ArchivedVersion, ArchivedVoice
 from speaker_registry.moving.archive_records import VersionRecord
 from speaker_registry.moving.candidates import Source
 from speaker_registry.moving.exporting import embedding_of
-from speaker_registry.moving.faults import asks_to_wait, concerns_one_voice
 from speaker_registry.moving.transfer import Result, State, is_equal, register, texts_of
 from speaker_registry.schemas import VoiceVersion
-from speaker_registry.session import Default
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,9 +44,9 @@ class Restoring:
         for version, archived in zip(there, self.voice.versions, strict=False):
             self._check_same(client, version, archived)
         missing = len(self.voice.versions) - len(there)
-        if dry_run:
-            return Result(where=self.where, name=self.title, state="planned" if missing > 0 else "unchanged")
         numbers, notes = [version.version for version in there], list[str]()
+        if dry_run:
+            return self._planned(client, numbers)
         for index, archived in enumerate(self.voice.versions):
             record = self.archive.record(archived)
             if index == len(numbers):
@@ -54,39 +54,35 @@ class Restoring:
                 numbers.append(self._register(client, record, source, after=numbers[-1] if numbers else 0))
             if numbers[index] != record.version:
                 notes.append(f"version {record.version} of the archive is version {numbers[index]} here")
+        # Before the artifacts, so that engines never find another version under the bare name on the way.
+        unsaid = self._unsaid(client, numbers)
+        notes += unsaid.notes
+        refused = say(client, self.title, unsaid.said)
         if self.artifacts:
             # The newest first: `default` moves to it, and to none that serves more profiles on the way.
             for number, archived in reversed(list(zip(numbers, self.voice.versions, strict=False))):
                 record = self.archive.record(archived)
                 notes += self._put_artifacts(client, f"{self.title}@{number}", archived, record)
-        notes += self._say(client, numbers)
-        state: State = "registered" if missing > 0 else "unchanged"
+        state: State = "registered" if missing > 0 or unsaid.said.says_something else "unchanged"
         return Result(
-            where=self.where, name=self.title, state=state, versions=tuple(numbers), notes=tuple(notes)
+            where=self.where,
+            name=self.title,
+            state="refused" if refused else state,
+            versions=tuple(numbers),
+            error=refused,
+            notes=tuple(notes),
         )
 
-    def _say(self, client: RegistryClient, numbers: Sequence[int]) -> Iterator[str]:
-        """Say of the voice what the archive says and nobody has said here. Yields what was not accepted."""
-        said = self.archive.about(self.voice)
-        if not said.says_something:
-            return
-        voice = client.get(self.title)
-        labels = {key: value for key, value in said.labels.items() if key not in voice.labels}
-        is_new = voice.description is None and said.description is not None
-        if labels or is_new or (said.pinned and not voice.pinned):
-            edit = partial(
-                client.edit_voice,
-                self.title,
-                labels=labels,
-                description=said.description if is_new else Default.KEEP,
-                pinned=said.pinned or voice.pinned,
-            )
-            yield from _tried(edit, f"{self.title}: description, labels and pin were not restored")
-        there = {one.alias for one in client.aliases(self.title) if one.by_hand}
-        for alias, place in said.aliases.items():
-            if alias not in there:
-                move = partial(client.move_alias, self.title, alias, numbers[place - 1])
-                yield from _tried(move, f"{self.title}: the alias '{alias}' was not restored")
+    def _planned(self, client: RegistryClient, numbers: Sequence[int]) -> Result:
+        if len(numbers) < len(self.voice.versions):
+            return Result(where=self.where, name=self.title, state="planned")
+        unsaid = self._unsaid(client, numbers)
+        state: State = "planned" if unsaid.said.says_something else "unchanged"
+        return Result(where=self.where, name=self.title, state=state, notes=unsaid.notes)
+
+    def _unsaid(self, client: RegistryClient, numbers: Sequence[int]) -> Unsaid:
+        archived, count = self.archive.about(self.voice), len(self.voice.versions)
+        return compare(client, self.title, archived, numbers[:count], grown=len(numbers) > count)
 
     def _register(self, client: RegistryClient, record: VersionRecord, source: Source, *, after: int) -> int:
         # Two equal versions of the archive stay two versions, hence no deduplication.
@@ -114,16 +110,6 @@ class Restoring:
             except (InvalidRequest, Conflict, NotFound) as error:
                 if not _serves(client, reference, wanted.profile, wanted.content_digest):
                     yield f"{reference}: the artifact for {wanted.profile} was not restored. {error}"
-
-
-def _tried(call: Callable[[], object], otherwise: str) -> Iterator[str]:
-    """Make a call. Yields what to note if the registry refuses it."""
-    try:
-        call()
-    except SpeakerRegistryError as error:
-        if asks_to_wait(error) or not concerns_one_voice(error):
-            raise
-        yield f"{otherwise}. {error}"
 
 
 def _is_same(client: RegistryClient, version: VoiceVersion, source: Source, record: VersionRecord) -> bool:

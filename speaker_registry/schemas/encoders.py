@@ -47,8 +47,8 @@ class EncoderPromotion(BaseModel):
     fingerprint: str = Field(pattern="^sha256:[0-9a-f]{64}$")
     """The fingerprint of a candidate, or of a former encoder to go back to."""
     when: Literal["now", "complete"] = "now"
-    """When the encoder becomes the current one: at once, or when its campaign has covered every voice. That
-    campaign is started if there is none.
+    """`now` makes the encoder the current one at once, `complete` when its campaign has covered every voice.
+    That campaign is started if there is none.
     """
     force: bool = Field(default=False, strict=True)
     """Promote the encoder even if no live worker has it. The profile is then without a worker."""
@@ -86,7 +86,7 @@ class CampaignProgress(Schema):
 
 
 class TensorDistance(Schema):
-    """How near the new values of a tensor are to the old ones. 1 means that they are equal."""
+    """The similarity of the new values of a tensor to the old ones. 1 means that they are equal."""
 
     measure: Literal["cosine", "equal"]
     """`cosine`: the cosine between the numbers. `equal`: the share of codes that are equal."""

@@ -85,7 +85,7 @@ class Quota(Schema):
     key_id: str | None = None
     """Id of the API key of the request, or the subject of its token. `anonymous` if no key is needed."""
     scopes: list[str] = Field(default_factory=list)
-    """What the key may do."""
+    """The rights of the key, such as `voices:write`."""
     voices: Usage
     bytes: Usage
     """Size of all clips, embeddings, texts and uploaded artifacts, as they were sent. Artifacts that the
@@ -107,7 +107,7 @@ class Quota(Schema):
 
 
 class Health(Schema):
-    """Whether a registry can serve requests, and what keeps it from that."""
+    """The state of a registry: whether it can serve requests, and what keeps it from that."""
 
     status: str
     """`ok` or `unavailable`."""
@@ -127,7 +127,7 @@ class RegistryEvent(Schema):
     """Names the place behind this event in the stream."""
     type: str
     at: float
-    """When it happened (Unix seconds)."""
+    """Time of the event (Unix seconds)."""
     voice_slug: str | None = None
     """The voice: its name's key if that is plain, else `x-` and a hash of it. See `names.slug_of`."""
     voice_id: str | None = None

@@ -1,4 +1,4 @@
-"""How voices of the registry are called inside a server.
+"""The names of the registry's voices inside a server.
 
 A server has no versions. Each version is therefore a voice of its own there, `wren@3`, which never changes:
 a request that has begun with one version ends with it.

@@ -1,4 +1,4 @@
-"""What vLLM-Omni 0.30 keeps of a voice in its speaker cache: the keys and values of each model.
+"""The entries of a voice in the speaker cache of vLLM-Omni 0.30: the keys and values of each model.
 
 Every model reads the cache under its own model type and names the tensors in its own way. The functions here
 are pure. A test reads what they make with vLLM-Omni's own cache.

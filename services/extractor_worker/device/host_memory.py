@@ -9,7 +9,7 @@ import ctypes
 from pathlib import Path
 
 SURPLUS_BYTES = 2 * 2**30
-"""How much freed memory is kept at most. Clips of different lengths leave gaps in it, so without a bound it
+"""The most freed memory that is kept. Clips of different lengths leave gaps in it, so without a bound it
 would grow to several times what any clip needs."""
 _TRIM_THRESHOLD, _MAPPINGS_AT_MOST = -1, -4
 """Parameters of glibc's mallopt(3)."""

@@ -52,7 +52,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Batch:
-    """Jobs that this worker has started, all of one queue, and by job id the start of each."""
+    """Jobs of one queue that this worker has started, and the start of each by job id."""
 
     queue: JobQueue
     jobs: Sequence[QueuedJob]
@@ -89,7 +89,7 @@ class JobLeases:
         self._functions = functions
 
     def claim(self, queue: JobQueue, taken: Sequence[bytes], add_commands: AddCommands) -> Batch | None:
-        """Start those jobs that wait for a start, and return them. The others are put where they belong.
+        """Start those jobs that are still queued, and return them. The others are put where they belong.
 
         If two workers have taken the same job, one of them starts it.
 

@@ -36,7 +36,7 @@ class WrappedCausalConv(nn.Module):
 
 
 class Block(nn.Module):
-    """Layers that run one after the other, as the attribute `block`."""
+    """Runs several layers one after the other. Published weights call them `block`."""
 
     def __init__(self, *layers: nn.Module) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What the pipeline does with the attempts at its jobs, and its only access to bucket and Redis.
+"""The pipeline begins, follows and ends attempts here, and has no other access to bucket and Redis.
 
 Each method is one verb of `services.shared.registry`. This module knows no encoder.
 """

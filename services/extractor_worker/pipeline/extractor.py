@@ -28,7 +28,7 @@ class Extractor(Protocol):
     profile_name: str
     fingerprint: Fingerprint
     batch_seconds: float
-    """How many seconds of audio, padded to the longest clip, are encoded at once. With 0, clips are encoded
+    """The seconds of audio, padded to the longest clip, that are encoded at once. With 0, clips are encoded
     one by one, and no artifact depends on what else is encoded."""
 
     @property

@@ -46,12 +46,12 @@ common strides in length: one library computes a convolution wrongly only where 
 """
 
 _MOST_KEPT = 500
-"""How many proofs are remembered at most. Each takes a few kilobytes, and a worker needs one per profile."""
+"""The most proofs that are remembered. Each takes a few kilobytes, and a worker needs one per profile."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """How far a result may be from the result of the trusted path."""
+    """The largest differences that are allowed between a result and that of the trusted path."""
 
     equal_codes: float
     """The share of codes that must be equal at least."""

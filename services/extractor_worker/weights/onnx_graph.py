@@ -74,7 +74,7 @@ def refuse_unfit_weights(graph: onnx.GraphProto, name: str) -> None:
 
 
 def _tensors(message: Any) -> Iterator[onnx.TensorProto]:
-    """Wherever a graph may have them: as initialisers, as attributes of nodes, in graphs within the graph."""
+    """Yield all tensors of a graph: initialisers, attributes of nodes, and those of inner graphs."""
     if isinstance(message, onnx.TensorProto):
         yield message
         return

@@ -219,7 +219,7 @@ class Taking:
 
 
 class Left(NamedTuple):
-    """What is left of a limit, as `Rate` says it. Made for every answer from memory, so it is cheap."""
+    """The rest of a limit, in the form of `Rate`. Made for every answer from memory, so it is cheap."""
 
     limit: int | None
     remaining: int | None

@@ -56,7 +56,7 @@ _Keys = Mapping[str | None, Mapping[str, jwt.PyJWK]]
 
 @dataclass(frozen=True, slots=True)
 class _ProviderKeys:
-    """What the provider published at the last fetch."""
+    """The keys and addresses that the provider published at the last fetch."""
 
     keys: _Keys = field(default_factory=dict)
     metadata: Mapping[str, Any] = field(default_factory=dict)

@@ -1,4 +1,4 @@
-"""What campaigns have done, and the rules that decide what they do next. Pure: no clock, no bucket, no Redis.
+"""The progress of campaigns, and the rules of what they do next. Pure: no clock, no bucket, no Redis.
 
 What an operator wants of a campaign is in the document of its profile, see `profile_document`.
 

@@ -24,7 +24,7 @@ _PROBES: dict[str, Callable[[ObjectStore], None]] = {
     "what was put or deleted shows at once in reads and listings": probe_consistency,
     f"of {WRITERS} simultaneous writers one replaces an object, in {ROUNDS} rounds": probe_swaps,
 }
-"""What the registry needs, in the words that are printed, with the probe that raises where it is missing."""
+"""A need of the registry, in the words that are printed, with the probe that raises if it is not met."""
 
 
 def run() -> int:

@@ -21,7 +21,7 @@ Key = tuple[bytes, bytes | None]
 
 
 def new_voices_of(namespace: str) -> str:
-    """Return what stands in `PreparedAnswer.speakers` for all speakers that a namespace may get yet."""
+    """Return the entry of `PreparedAnswer.speakers` that stands for all future speakers of a namespace."""
     return f"{namespace}/"
 
 

@@ -78,7 +78,7 @@ def _checksum(text: str) -> str:
 
 
 class ApiKeyRecord(Record):
-    """What was said of a key when it was made. It is never edited."""
+    """The permissions and limits that a key was made with. They are never edited."""
 
     id: str
     secret_sha256: str = Field(repr=False)

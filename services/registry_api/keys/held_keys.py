@@ -31,8 +31,8 @@ log = structlog.get_logger(__name__)
 FRESH_SECONDS = 0.8
 """A key that is held is good for this long after the look that confirmed it."""
 _SETTLED_SECONDS = FRESH_SECONDS + 0.1
-"""What takes a key away is acknowledged after this time. It is a little longer, because the clocks of two
-machines do not run at exactly the same speed.
+"""A change that takes a key away is acknowledged after this time. It is a little longer, because the clocks
+of two machines do not run at exactly the same speed.
 """
 _MISSING_SECONDS = 5.0
 """A key that the bucket does not have, or whose document is damaged, is looked for again after this long."""
@@ -126,7 +126,7 @@ class HeldKeys:
         self._run_in_background = run_in_background
         self._wait = wait
         self._outdated_since = float("-inf")
-        """What was held at this time is not trusted, because keys have changed since."""
+        """Keys that were held at this time are not trusted, because keys have changed since."""
         self._held: dict[str, _Held] = {}  # bounded by `_MAX_HELD`
         self._heard: _Heard | None = None
         self._hearing = threading.Lock()

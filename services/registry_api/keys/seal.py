@@ -16,7 +16,7 @@ from redis import Redis
 from services.shared.view.redis_access import unavailable_without_redis
 
 SEALED_SECONDS = 12 * 3600
-"""What was sealed longer ago than this cannot be opened."""
+"""A seal that is older than this cannot be opened."""
 _SECRET = "sr:seal_secret"  # noqa: S105 - the name of the key in Redis
 _REREAD_SECONDS = 1.0
 """The secret is read again this often at most, however much that cannot be opened is sent."""

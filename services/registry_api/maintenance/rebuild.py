@@ -76,7 +76,7 @@ class _Read:
 
 @dataclass
 class _Outcome:
-    """What one rebuild has found."""
+    """The findings of one rebuild."""
 
     applied: int = 0
     contradicted: list[SpeakerId] = field(default_factory=list)

@@ -33,7 +33,7 @@ class CacheState:
     pending_job_ids: Sequence[str]
     """Jobs of this call that have not ended."""
     failed: Sequence[str]
-    """For each failed profile, its name and the reason."""
+    """The name of each failed profile, and the reason."""
     jobs_ended: bool
     """True if the call had jobs and all of them have ended."""
 

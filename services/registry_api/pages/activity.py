@@ -23,7 +23,7 @@ _KINDS: dict[str, tuple[JobState, ...]] = {
     "unfinished": ("queued", "processing"),
     "failed": ("failed",),
 }
-"""What the charts tell apart -> the states of jobs that belong to it. Other jobs were called off."""
+"""Maps each series of the charts to the states of its jobs. Other jobs were called off."""
 _STATES = [state for states in _KINDS.values() for state in states]
 _SPANS = (("hour", 120, 30), ("day", 3600, 24))
 """Name of the span, seconds of one bar, and number of bars."""

@@ -31,7 +31,7 @@ router = page_router("/voices/{voice_id}/default")
 
 @dataclass(frozen=True, slots=True)
 class Former:
-    """What `default` was before the move that led to a page."""
+    """The state of `default` before the move that led to a page."""
 
     version: int
     by_itself: bool

@@ -1,4 +1,4 @@
-"""What all pages share: parameters, checked forms, rendered answers, and answers that lead elsewhere."""
+"""All pages share these: parameters, checked forms, rendered answers, and answers that lead elsewhere."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

@@ -1,4 +1,4 @@
-"""What pages show of a voice's history, as long as the voice lives and after it."""
+"""Shows a voice's history on pages, as long as the voice lives and after it."""
 
 from typing import Any
 

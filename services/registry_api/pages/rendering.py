@@ -38,7 +38,7 @@ _RIGHTS = {
     "cancel": rules.JOBS_CANCEL,
     "manage_keys": rules.ADMIN,
 }
-"""What a page may offer, and the rule of the route that does it. No page offers what would be refused."""
+"""An action of a page, and the rule of the route that does it. No page offers what would be refused."""
 _TITLES = {
     400: "That cannot be read",
     401: "Sign in again",

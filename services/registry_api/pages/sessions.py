@@ -34,7 +34,7 @@ from speaker_registry.errors import InvalidApiKey, PermissionDenied, SpeakerRegi
 
 COOKIE = "speaker_registry_session"
 CALLBACK = f"{PAGES}/login/callback"
-"""Where the OpenID provider leads people back to, from its own site."""
+"""The path to which the OpenID provider leads people back from its own site."""
 _ENDED = (
     "Your session has ended, for example because its key was revoked. Nothing was stored. Sign in in another "
     "tab, and copy what you typed here into a new form."
@@ -48,7 +48,7 @@ _UNTRUSTED = (b"authorization", NAMESPACE_HEADER.lower().encode())
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """What the cookie holds."""
+    """The content of the cookie."""
 
     key: str | None = None
     """The API key or token, or None if nobody has signed in."""

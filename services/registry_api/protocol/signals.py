@@ -31,7 +31,7 @@ _METHODS = frozenset(map(str, HTTPMethod))
 
 @dataclass(slots=True)
 class _Answer:
-    """What this middleware has seen so far of the answer to a request."""
+    """The part of the answer to a request that this middleware has seen so far."""
 
     status: int = 500
     """The status of a crash until the answer begins, because a crash is answered outside this middleware."""

@@ -56,7 +56,7 @@ class ConcurrencyLimits:
 
     @contextmanager
     def hold(self, caller: Caller, namespace: str) -> Iterator[None]:
-        """Hold one for as long as the context lasts. Raises `RateLimited` where `acquire` does."""
+        """Count one more while the context lasts. Raises `RateLimited` where `acquire` does."""
         self.acquire(caller, namespace)
         try:
             yield

@@ -71,7 +71,7 @@ class Listener:
         self._news.set()
 
     async def wait(self, seconds: float) -> None:
-        """Wait for an event, for a lost place or for `wake`, at most so long. Raises TimeoutError."""
+        """Wait for an event, for a lost place or for `wake`. Raises TimeoutError after `seconds`."""
         await asyncio.wait_for(self._news.wait(), seconds)
 
     def take(self) -> list[Event]:

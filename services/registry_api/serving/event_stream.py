@@ -38,7 +38,7 @@ _RETRY_SECONDS = 0.5
 TAKES = "takes"
 """An event that takes something away from readers has this field."""
 Event = Mapping[str, Any]
-"""What an event says. `id` is its position in the stream."""
+"""The content of an event. `id` is its position in the stream."""
 Result = TypeVar("Result")
 
 

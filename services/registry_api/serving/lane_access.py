@@ -1,4 +1,4 @@
-"""How one connection uses the express lane: which requests the lane is asked about, and when it may answer.
+"""The use of the express lane by one connection: which requests it is asked about, and when it may answer.
 Knows neither what the lane answers nor how requests are parsed.
 """
 
@@ -85,7 +85,7 @@ class LaneAccess:
             self._lane.remember(data, self._question)
 
     def waits_for_body(self, request: HttpToolsProtocol, length: int) -> bool:
-        """Return whether `ask` must be called with the body, of so many bytes, and not before it."""
+        """Return whether `ask` must wait for the body of a request, which has `length` bytes."""
         if not self._lane.wants_body(request.parser.get_method(), request.url):
             return False
         return 0 < length <= _MAX_HELD_BYTES and not request.expect_100_continue

@@ -75,8 +75,8 @@ class LongPolls:
         reads, so their `read` functions must return the same.
 
         Args:
-            wake_on_progress: also read at events of a job that goes on. Each extraction has several; where
-                only its end matters, they cause no read.
+            wake_on_progress: also read when a job reports progress. Each extraction does so several times,
+                so leave this off if only its end matters.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + seconds

@@ -1,4 +1,4 @@
-"""What a connection answers in place of the application: to surplus connections, and to what is not HTTP."""
+"""Answers of a connection in place of the application: to surplus connections, and to what is not HTTP."""
 
 from http import HTTPStatus
 

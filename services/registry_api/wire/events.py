@@ -20,7 +20,7 @@ _SHOWN = {
     "job": "job.updated",
     "profile.updated": "profile.updated",
 }
-"""What an event of the view says -> what callers call it. Other events concern no caller."""
+"""Maps events of the view to the names that callers see. Other events concern no caller."""
 TYPES = tuple(sorted(_SHOWN.values()))
 JOB_UPDATED = "job.updated"
 RESET = "reset"
@@ -56,7 +56,7 @@ def filter_of(
 
 
 def render(event: Event, place: object) -> bytes:
-    """Return an event as it is sent. `place` is what a client names to go on behind it."""
+    """Return an event as it is sent. A client that sends `place` later gets the events after this one."""
     kind = shown_type(event)
     assert kind is not None
     vuid, about = event.get("vuid"), event["speaker"]

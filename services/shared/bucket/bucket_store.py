@@ -70,7 +70,7 @@ class BucketStore:
     def put(self, key: str, data: bytes) -> None:
         check_key(key)
         with self._translating("put"):
-            # In one request: the parts of an interrupted multipart upload would stay, and are not listed.
+            # One request: the parts of an interrupted multipart upload would stay, and no listing shows them.
             obstore.put(self._client, key, data, use_multipart=False)
 
     def swap(self, key: str, data: bytes, *, etag: str | None) -> str:

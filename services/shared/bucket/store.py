@@ -1,4 +1,4 @@
-"""What the registry expects of an object store: objects under keys, in a bucket or a local folder.
+"""The object store that the registry expects: objects under keys, in a bucket or a local folder.
 
 The promises are the same on both: an object is durable once `put` returns, `get` returns whole objects, and
 `list` is complete and shows what was put before. This module holds the protocol, keys and listings. It knows
@@ -72,7 +72,7 @@ class StoredObject:
     etag: str | None = None
     """The ETag that `read` returns. None in a local folder, whose files have to be read to know it."""
     mark: str | None = None
-    """In a local folder, what changes with every replacement of the object: inode, size and time."""
+    """In a local folder, the inode, size and time, which change with every replacement of the object."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,7 +183,7 @@ def listing_of(found: Iterable[StoredObject], taken_at: datetime) -> Listing:
 
 
 def check_key(key: str) -> str:
-    """Return the key. Raises ValueError if it is not one."""
+    """Return the key. Raises ValueError if stores do not accept it."""
     if len(key) >= MAX_KEY_BYTES or not _KEY.fullmatch(key):
         raise ValueError(f"not a key: {key[:80]!a}")
     return key

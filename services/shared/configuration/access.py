@@ -1,4 +1,4 @@
-"""Who may call the API, and how often."""
+"""Settings of who may call the API, and how often."""
 
 from typing import Self
 

@@ -1,4 +1,4 @@
-"""What the API and the workers of one registry have in common: requirements, quotas, and Redis."""
+"""Settings that the API and the workers of one registry have in common: requirements, quotas, and Redis."""
 
 from typing import Literal, Self
 from urllib.parse import quote, urlsplit

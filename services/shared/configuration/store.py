@@ -1,4 +1,4 @@
-"""Where the objects of a registry are stored."""
+"""Settings of where the objects of a registry are stored."""
 
 import re
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Where processes write logs, metrics and traces."""
+"""Settings of where processes write logs, metrics and traces."""
 
 from typing import Literal
 

@@ -1,4 +1,4 @@
-"""What several settings have in common: files and secrets, lists of names, and addresses."""
+"""Values that several settings have in common: files and secrets, lists of names, and addresses."""
 
 import ipaddress
 import re

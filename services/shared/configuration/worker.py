@@ -1,4 +1,4 @@
-"""What a worker loads, and how it takes jobs."""
+"""Settings of what a worker loads, and of how it takes jobs."""
 
 from pathlib import Path
 from typing import Literal

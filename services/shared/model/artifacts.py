@@ -1,4 +1,4 @@
-"""What extractions leave in a speaker's document, artifacts and failures: the changes that concern them.
+"""Changes that put the results of extractions, artifacts and failures, into a speaker's document.
 
 Pure, like all `changes`. `status` says which artifact is served.
 """

@@ -33,7 +33,7 @@ class Clock:
         return random.uniform(0, seconds)  # noqa: S311 - no secret depends on it
 
     def new_id(self) -> str:
-        """32 hex digits in the layout of a UUIDv7 (RFC 9562): later ones sort later, to the millisecond."""
+        """Return 32 hex digits in the layout of a UUIDv7 (RFC 9562). Ids sort by time, to the millisecond."""
         milliseconds = int(self.now() * 1000) & (2**48 - 1)
         noise = secrets.randbits(74)
         value = milliseconds << 80 | 0x7 << 76 | (noise >> 62) << 64 | 0b10 << 62 | noise & (2**62 - 1)

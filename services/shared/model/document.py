@@ -58,7 +58,7 @@ class SpeakerDocument(StoredDocument):
     versions: tuple[Version, ...] = ()
     """The live versions, oldest first."""
     extractors: dict[str, dict[str, object]] = Field(default_factory=dict)
-    """For each fingerprint of an encoder what the artifacts that were made with it have in common."""
+    """Maps an encoder's fingerprint to what the artifacts that were made with it have in common."""
     aliases: dict[str, Alias] = Field(default_factory=dict)
     about: About = About()
     dead: tuple[Life, ...] = ()

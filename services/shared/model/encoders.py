@@ -63,7 +63,7 @@ def former_after(current: Encoder | None, former: tuple[str, ...], successor: st
 
 
 def differences(current: Mapping[str, Any], candidate: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Return the inputs in which two encoders differ: dotted name -> value of the current, of the candidate.
+    """Return the inputs in which two encoders differ: dotted name -> values of the current and the candidate.
 
     An input that only one of them has is None for the other. At most `MAX_DIFFERENCES` are returned.
     """

@@ -1,4 +1,4 @@
-"""What happened to a speaker between two revisions of its document, in the words of the event stream. Pure.
+"""Events that tell how two revisions of a speaker's document differ, in the words of the event stream. Pure.
 
 Listeners may miss events, and compare revisions: an event says what to look at, never what is true.
 """

@@ -1,4 +1,4 @@
-"""What people and their keys have done to a voice, oldest first. Pure.
+"""The history of a voice: what people and their keys have done to it, oldest first. Pure.
 
 Workers and housekeeping are left out, because nothing bounds how often they change a document.
 """

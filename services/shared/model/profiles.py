@@ -33,8 +33,8 @@ def _qwen3_tts(size: str, width: int) -> Profile:
         f"Qwen3-TTS 12Hz {size} Base: speaker embedding (ECAPA-TDNN) and codes (SpeechTokenizer)",
         tensors={
             "speaker_embedding": _embedding(width),
-            # Not required: a voice registered with a ready embedding has none, and serves x-vector cloning
-            # only.
+            # This tensor is not required: a voice registered with a ready embedding lacks it, and serves
+            # x-vector cloning only.
             "ref_code": TensorSpec(dtype="I32", shape=("T", 16), minimum=0, maximum=2047, required=False),
         },
         sample_rate=24_000,
@@ -109,8 +109,8 @@ _VOXCPM2 = _built_in(
     "VoxCPM2: latents of its audio VAE in patches of four, for reference and continuation",
     tensors={
         "ref_audio_feat": TensorSpec(dtype="F32", shape=("T", 4, 64)),
-        # For continuation. Engines that are told no mode derive it from the tensors they find: with this one
-        # they would continue a transcript that is not there.
+        # Engines that are told no mode derive it from the tensors that they find. With this tensor they
+        # would continue a transcript, which must then be there.
         "audio_feat": TensorSpec(dtype="F32", shape=("T", 4, 64), required=False, needs_ref_text=True),
     },
     sample_rate=16_000,
@@ -127,7 +127,7 @@ _VOXTRAL = _built_in(
     "voxtral",
     "voxtral_tts",
     "Voxtral TTS: a voice in the language model's own embedding space, to be uploaded ready-made",
-    # As wide as the language model; how long is each voice's own.
+    # The width is that of the language model. The length differs from voice to voice.
     tensors={"voice_embedding": TensorSpec(dtype="F32", shape=("L", 3072))},
     sample_rate=24_000,
     not_extractable="Mistral has not published Voxtral's encoder; upload a ready voice embedding",

@@ -1,4 +1,4 @@
-"""When the alias `default` moves to a newer version by itself, and why it does not. Pure.
+"""Decides when the alias `default` moves to a newer version by itself, and why it does not. Pure.
 
 It moves once every required profile of the newer version is ready or will never be, and never to a version
 that lacks a profile which the present one serves, required or not, or a required one which it will serve.

@@ -96,8 +96,8 @@ class ArtifactRecord(Record):
     """
     untrained: bool = False
     extractor: dict[str, Any] = {}
-    """What made the artifact, if its fingerprint does not tell. Otherwise `SpeakerDocument.extractors` has
-    it.
+    """The inputs that made the artifact, if its fingerprint does not tell. Otherwise they are in
+    `SpeakerDocument.extractors`.
     """
     seconds_spent: float = 0.0
 
@@ -137,9 +137,9 @@ class Version(Record):
     artifacts: dict[str, tuple[ArtifactRecord, ...]] = {}
     """The artifacts by profile, in the order in which they were added."""
     failures: dict[str, tuple[FailureRecord, ...]] = {}
-    """For each profile the reasons why extractions were given up: one for each encoder, the newest last."""
+    """The reasons why extractions were given up, by profile: one for each encoder, the newest last."""
     builds: dict[str, dict[str, int]] = {}
-    """For each profile and fingerprint the highest build that was made or canceled. It never falls."""
+    """The highest build that was made or canceled, by profile and fingerprint. It never falls."""
 
     def artifact(self, profile: str, fingerprint: str | None = None) -> ArtifactRecord | None:
         """Return the artifact to serve: the highest build that was made with `fingerprint`, or with any if

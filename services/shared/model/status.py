@@ -1,4 +1,4 @@
-"""Where a version stands with a profile: derived from its document, the open jobs and the encoders of the
+"""The status of a version with a profile, derived from its document, the open jobs and the encoders of the
 profile. Pure.
 """
 

@@ -54,7 +54,7 @@ QUEUE_NAME = re.compile(r"(?:extract|prepare)\.[a-z0-9][a-z0-9._-]{0,90}")
 
 _PREPARE = "prepare."
 _FINGERPRINT_DIGITS = 16
-"""So many digits of a fingerprint tell the encoders of one profile apart. Jobs carry all of them."""
+"""This many digits of a fingerprint tell the encoders of one profile apart. Jobs carry all of them."""
 
 PICTURES_QUEUE = "draw.pictures"
 """The queue of the pictures of clips. Every worker takes jobs of it, whichever profiles it serves."""

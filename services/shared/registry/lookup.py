@@ -64,8 +64,8 @@ def _meant(speakers: Speakers, namespace: str, name: SpeakerName, named: FoundSp
 def expect(document: SpeakerDocument, name: SpeakerName, speaker_id: SpeakerId) -> None:
     """Check that a newer document of a speaker that `locate` found is still what its caller means.
 
-    Raises `VoiceNotFound` if the voice was deleted, or if the caller named the id of a voice and its name was
-    registered anew, for which that id does not stand.
+    Raises `VoiceNotFound` if the voice was deleted, or if the caller named the id of a voice whose name has
+    been registered anew since: the new voice has another id.
     """
     voice_id = parse_voice_id(name.key) if speaker_id.slug != slug_of(name.key) else None
     if not document.live or (voice_id and document.version(voice_id.vuid) is None):

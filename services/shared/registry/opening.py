@@ -183,7 +183,7 @@ class ConcurrentRunner:
 
     def __call__(self, steps: Iterable[Callable[[], object]]) -> None:
         """Run all steps and return when all have ended. Raises the error of the first that failed."""
-        # In our context: their log lines carry the request's id.
+        # The steps run in the caller's context, so that their log lines carry the request's id.
         futures = [self._pool.submit(copy_context().run, step) for step in steps]
         wait(futures)
         for future in futures:

@@ -44,7 +44,7 @@ class SpeakerPage:
     """One page of a namespace's live speakers."""
 
     entries: Sequence[tuple[str, FoundSpeaker]]
-    """For each speaker, the cursor at which the list continues after it, and the speaker."""
+    """Each speaker, preceded by the cursor at which the list continues after it."""
     last: str
     """The cursor at which the next page starts. More speakers than the entries may have been examined."""
     more: bool

@@ -49,7 +49,7 @@ class ProfileRecords:
     """The documents of all profiles. Safe to use from several threads.
 
     Args:
-        wait: returns when every process that answers from memory has heard of it.
+        wait: returns when every process that answers from memory has heard of the last change.
     """
 
     def __init__(

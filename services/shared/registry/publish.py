@@ -29,7 +29,7 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Provenance:
-    """What makes the artifacts of a profile. The manifest of each artifact records it."""
+    """The profile, encoder, worker and machine that make artifacts. Each artifact's manifest has them."""
 
     profile: Profile
     fingerprint: str

@@ -104,7 +104,7 @@ class Batch:
         count, seconds = self.count, self.seconds
         for counter in self._counters:
             counter.inc(count - self._added)
-        # As `observe` does, which takes one event at a time.
+        # This is what `observe` does, but that takes one event at a time.
         self._histogram._sum.inc(seconds - self._added_seconds)
         self._histogram._buckets[0].inc(count - self._added)
         self._added, self._added_seconds = count, seconds

@@ -1,9 +1,9 @@
-"""Whom housekeeping looks at next, and whose writes may still land. Times are those of Redis' own clock.
+"""The agenda: the speakers that housekeeping looks at next, and the writes that may still land.
 
-A write is announced before its bytes are stored. So a process that dies in the middle leaves something to
-look at, and a delete that finds nothing knows whether an upload may be on its way. An announcement leaves
-when its outcome is known. The age of one does not end it: `maintenance/settle` first makes a change after
-which the announced one cannot come any more.
+Times are those of Redis' own clock. A write is announced before its bytes are stored. So a process that dies
+in the middle leaves something to look at, and a delete that finds nothing knows whether an upload may be on
+its way. An announcement leaves when its outcome is known. The age of one does not end it:
+`maintenance/settle` first makes a change after which the announced one cannot come any more.
 """
 
 from collections.abc import Mapping

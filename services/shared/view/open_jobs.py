@@ -1,4 +1,4 @@
-"""At most one open job for a (version, profile, fingerprint). Writes the record of every job.
+"""Keeps at most one open job for a (version, profile, fingerprint). Writes the record of every job.
 
 A claim only saves work: two workers that make the same artifact meet in the document. It runs out, by Redis'
 own clock, unless it is renewed: by the worker while it computes, and by housekeeping while the job waits in

@@ -27,7 +27,7 @@ started again within five minutes, so its failed proof is shown all the time.
 
 
 class FailedProof(Record):
-    """A worker that does not serve a profile, because its encoder computes something else than it should."""
+    """A worker that does not serve a profile, because its encoder computes wrong results."""
 
     worker: str
     device: str

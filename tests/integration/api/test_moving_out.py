@@ -1,5 +1,5 @@
 """Tests of `export` and of importing what it wrote: a namespace moves to another registry with everything
-that makes its voices.
+that makes its voices. What people say of voices is tested in `test_moving_what_is_said.py`.
 """
 
 import signal
@@ -35,7 +35,10 @@ def run(capsys: pytest.CaptureFixture[str]) -> Run:
 
 
 def furnish(registry: Registry) -> None:
-    """Register voices of every kind: versions, an embedding, odd names, a voice that is not ready."""
+    """Register voices of every kind: versions, an embedding, odd names, a voice that is not ready.
+
+    People say something of each of them.
+    """
     registry.ready("Alice", ref_text="Hi.", consent="cons_1", speaker_description="warm")
     registry.ready("alice", clip=OTHER_CLIP, ref_text="Ho.")
     for _ in range(2):  # equal versions are versions of their own
@@ -49,6 +52,10 @@ def furnish(registry: Registry) -> None:
     registry.worker.finish_all("Émile 名")
     registry.upload("eve", clip=None, speaker_embedding=EMBEDDING.replace("0.25", "0.1", 5))
     registry.upload("waiting", clip=clips.wav(1.3))
+    with RegistryClient(registry.url) as client:
+        client.move_alias("eve", "default", 1)
+        client.edit_voice("Émile 名", description="calm «é»", labels={"lead": ""}, pinned=True)
+        client.edit_voice("waiting", description="soon")
 
 
 def records(path: Path) -> list[VersionRecord]:
@@ -161,28 +168,6 @@ def test_a_voice_with_other_content_is_left_alone(moved: Move, start: Start, run
     assert error == "conflict"
     with RegistryClient(second.url) as client:
         assert (client.get("alice").versions, client.get("eve").versions) == (1, 1)
-
-
-def test_what_was_said_elsewhere_is_not_overwritten(start: Start, run: Run, tmp_path: Path):
-    """An import adds what nobody has said here. `default` stays where it was moved to by hand."""
-    first, second = start(), start()
-    for number in (1, 2):
-        first.ready("alice", clip=clips.wav(float(number)))
-    with RegistryClient(first.url) as here, RegistryClient(second.url) as there:
-        here.edit_voice("alice", description="Calm.", labels={"team": "blue", "tier": "gold"}, pinned=True)
-        for alias in ("prod", "default"):
-            here.move_alias("alice", alias, 1)
-        run(first, "export", tmp_path / "x.tar")
-        assert run(second, "import", tmp_path / "x.tar").status == 0
-        voice = there.get("alice")
-        assert (voice.description, voice.pinned, voice.version) == ("Calm.", True, 1)
-        assert there.alias("alice").by_hand
-        there.edit_voice("alice", description="Low.", labels={"team": "red", "tier": None})
-        there.move_alias("alice", "prod", 2)
-        assert run(second, "import", tmp_path / "x.tar").states == {"alice": "unchanged"}
-        voice = there.get("alice")
-    assert (voice.description, voice.labels) == ("Low.", {"team": "red", "tier": "gold"})
-    assert (voice.aliases["prod"], voice.aliases["default"]) == (2, 1)
 
 
 def test_artifacts_of_another_encoder_are_extracted_again(start: Start, run: Run, tmp_path: Path):

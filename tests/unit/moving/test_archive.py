@@ -7,7 +7,7 @@ import io
 import json
 import os
 import tarfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,10 @@ from speaker_registry.moving.archive_records import (
 CLIP = b"RIFF clip"
 FINGERPRINT = "sha256:" + "1" * 64
 PROFILE = "qwen3-tts-0.6b"
+OLD_CONTENT = "sha256:6d1debb21d595d270155a454872013894154452c2b9f295d0af9f88e671cfaf5"
+"""The digest of what `write` wrote before archives said anything of voices as a whole."""
+CONTENT = "sha256:0ad338c27eddd3b595874f1856ebd66359053bef1dc7f09b1c77f5389843df84"
+"""The digest of what `write` writes since then."""
 Members = list[tuple[tarfile.TarInfo, bytes]]
 
 
@@ -76,20 +80,17 @@ def record(data: bytes = CLIP, *files: bytes, **changes: Any) -> VersionRecord:
 EMBEDDING = embedding_file(np.arange(4, dtype=np.float32))
 
 
-SAID = VoiceRecord(description="Calm.", labels={"team": "blue"}, pinned=True, aliases={"prod": 2})
+SAID = VoiceRecord(description="Calm.", labels={"team": "blue"}, pinned=True, aliases={"prod": 3})
+"""What is said of Alice, with the numbers of her versions."""
+PLACED = SAID.model_copy(update={"aliases": {"prod": 2}})
 
 
-def about(numbers: Sequence[int]) -> VoiceRecord:
-    assert numbers == [1, 3]
-    return SAID
-
-
-def write(path: Path) -> Path:
+def write(path: Path, said: VoiceRecord = SAID) -> Path:
     """Write an archive with two voices: one with two versions and an artifact, one from an embedding."""
     with path.open("wb") as file:
         writer = ArchiveWriter(file, "default")
         first, second = record(CLIP, artifact()), record(b"other", version=3)
-        writer.add_voice([(first, CLIP, [artifact()]), (second, b"other", [])], about)
+        writer.add_voice([(first, CLIP, [artifact()]), (second, b"other", [])], said)
         writer.add_voice([(record(EMBEDDING, name="Eve", source="embedding"), EMBEDDING, [])])
         writer.finish()
     return path
@@ -150,9 +151,50 @@ def test_what_was_written_is_read(good: Path):
         given = found.source(eve, found.record(eve))
         assert isinstance(given, np.ndarray)
         assert given.tolist() == [0, 1, 2, 3]
-        assert [found.about(voice) for voice in found.voices] == [SAID, VoiceRecord()]
+        assert [found.about(voice) for voice in found.voices] == [PLACED, VoiceRecord()]
     with tarfile.open(good) as tar:
         assert tar.getnames()[0] == "manifest.json"
+
+
+@pytest.mark.parametrize(("said", "content"), [(VoiceRecord(), OLD_CONTENT), (SAID, CONTENT)])
+def test_the_digest_of_a_former_export_holds(tmp_path: Path, said: VoiceRecord, content: str):
+    """Archives that were written before are imported, and a digest that somebody noted can be compared."""
+    with Archive(write(tmp_path / "x.tar", said)) as found:
+        assert found.end.content == content
+
+
+def test_what_is_said_of_a_voice_is_part_of_the_content(tmp_path: Path):
+    """Two registries that say different things of a voice do not print the same digest."""
+    others: list[dict[str, Any]] = [
+        {"description": None},
+        {"labels": {"team": "red"}},
+        {"pinned": False},
+        {"aliases": {"prod": 1}},
+        {"aliases": {}},
+    ]
+    said = [SAID, VoiceRecord(), *(SAID.model_copy(update=other) for other in others)]
+    digests = set()
+    for one in said:
+        with Archive(write(tmp_path / "x.tar", one)) as found:
+            digests.add(found.end.content)
+    assert len(digests) == len(said)
+
+
+def test_an_alias_of_a_version_that_could_not_be_read_is_left_out(tmp_path: Path):
+    """The archive stays one that can be imported, and the other aliases still mean their versions."""
+    path, said = tmp_path / "x.tar", SAID.model_copy(update={"aliases": {"a": 1, "b": 1000, "c": 10}})
+    with path.open("wb") as file:
+        writer = ArchiveWriter(file, "default")
+        assert not writer.add_voice([], said).says_something
+        written = writer.add_voice([(record(version=number), CLIP, []) for number in (10, 1000)], said)
+        writer.add_voice([(record(name="Eve"), CLIP, [])], VoiceRecord(aliases={"gone": 2}))
+        writer.finish()
+    assert written.aliases == {"b": 2, "c": 1}
+    with Archive(path) as found:
+        assert [(voice.name, found.about(voice)) for voice in found.voices] == [
+            ("Alice", written),
+            ("Eve", VoiceRecord()),
+        ]
 
 
 def test_the_same_content_gives_the_same_bytes(tmp_path: Path):

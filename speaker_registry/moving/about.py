@@ -1,0 +1,114 @@
+"""Restores what an archive says of a voice: description, labels and pin, and the aliases moved by hand.
+
+What the registry says counts more. Whatever somebody has said or taken back there stays, as the voice and its
+history tell. So a repeated import goes on where an interrupted one ended, and changes nothing twice.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import takewhile
+
+from speaker_registry.client import RegistryClient
+from speaker_registry.errors import PermissionDenied, SpeakerRegistryError
+from speaker_registry.moving.archive_records import VoiceRecord
+from speaker_registry.moving.faults import asks_to_wait, concerns_one_voice
+from speaker_registry.schemas import VoiceChange
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unsaid:
+    """The part of what an archive says of a voice that the registry does not say."""
+
+    said: VoiceRecord = field(default_factory=VoiceRecord)
+    """The part that can be restored, with version numbers of the registry in `aliases`."""
+    notes: tuple[str, ...] = ()
+    """Differences that stay."""
+
+
+def said_about(client: RegistryClient, name: str) -> VoiceRecord:
+    """Return what the registry says of a voice, with version numbers in `aliases`."""
+    voice = client.get(name)
+    return VoiceRecord(
+        description=voice.description,
+        labels=voice.labels,
+        pinned=voice.pinned,
+        aliases={one.alias: one.version for one in client.aliases(name) if one.by_hand},
+    )
+
+
+def compare(
+    client: RegistryClient, name: str, archived: VoiceRecord, numbers: Sequence[int], *, grown: bool
+) -> Unsaid:
+    """Compare what an archive says of a voice with what the registry says.
+
+    Args:
+        archived: Has places in `aliases`, as in the archive.
+        numbers: The numbers that the archived versions have in the registry, oldest first.
+        grown: The registry has further versions of the voice. Nothing is restored then, because what the
+            archive says was decided without them.
+    """
+    if not archived.says_something:
+        return Unsaid()
+    here, changes = said_about(client, name), list(_changes(client, name, since=numbers[0]))
+    wanted, there, notes = archived.without_aliases(), here.without_aliases(), list[str]()
+    edited = there.says_something or any(one.did == "edit" for one in changes)
+    if wanted.says_something and (grown or edited):
+        if wanted != there:
+            notes.append("description, labels and pin stay as they are here; the archive has others")
+        wanted = VoiceRecord()
+    moved = {*here.aliases, *(one.alias for one in changes)}
+    aliases = dict[str, int]()
+    for alias, place in archived.aliases.items():
+        number = numbers[place - 1]
+        if not grown and alias not in moved:
+            aliases[alias] = number
+        elif here.aliases.get(alias) != number:
+            notes.append(f"alias '{alias}' stays as it is here; the archive has it at version {number}")
+    return Unsaid(said=wanted.model_copy(update={"aliases": aliases}), notes=tuple(notes))
+
+
+def _changes(client: RegistryClient, name: str, *, since: int) -> Iterator[VoiceChange]:
+    """Return what people did to a voice since they registered version `since`, newest first.
+
+    Older changes are those of a deleted voice of the same name.
+    """
+    return takewhile(lambda one: (one.did, one.version) != ("register", since), client.history(name))
+
+
+def say(client: RegistryClient, name: str, said: VoiceRecord) -> SpeakerRegistryError | None:
+    """Say something of a voice. Return an error that tells what the registry has refused of it.
+
+    Args:
+        said: Has version numbers in `aliases`.
+
+    Raises:
+        SpeakerRegistryError: The registry asks to come back later, cannot be reached or refuses the API key.
+    """
+    faults = list[tuple[str, SpeakerRegistryError]]()
+    for title, step in _steps(client, name, said):
+        try:
+            step()
+        except SpeakerRegistryError as error:
+            # The key may register versions, so a permission that it lacks is no reason to end everything.
+            if asks_to_wait(error) or not (concerns_one_voice(error) or isinstance(error, PermissionDenied)):
+                raise
+            faults.append((title, error))
+    if not faults:
+        return None
+    reasons = "; ".join(f"{title} ({error})" for title, error in faults)
+    return type(faults[0][1])(
+        f"the versions are there, but not all that the archive says of the voice: {reasons}"
+    )
+
+
+def _steps(
+    client: RegistryClient, name: str, said: VoiceRecord
+) -> Iterator[tuple[str, Callable[[], object]]]:
+    if said.without_aliases().says_something:
+        edit = partial(
+            client.edit_voice, name, description=said.description, labels=said.labels, pinned=said.pinned
+        )
+        yield "description, labels and pin", edit
+    for alias, number in sorted(said.aliases.items()):
+        yield f"alias '{alias}'", partial(client.move_alias, name, alias, number)
