@@ -19,7 +19,7 @@ from services.registry_api.pages.forms import (
     page_router,
 )
 from services.registry_api.wire import rendering
-from services.registry_api.wire.answers import etag_of, json_bytes
+from services.registry_api.wire.answers import tag_of
 from services.registry_api.wire.fields import Fields
 from services.shared.model.document import SpeakerDocument
 from speaker_registry.errors import InvalidRequest, PreconditionFailed
@@ -64,7 +64,7 @@ def shown_aliases(document: SpeakerDocument) -> list[VoiceAlias]:
 
 def tag_of_default(document: SpeakerDocument) -> str:
     """Return the ETag that the API tells for `default`. Every move makes another one."""
-    return etag_of(json_bytes(rendering.alias(document, DEFAULT)))
+    return tag_of(rendering.alias(document, DEFAULT))
 
 
 @router.post("", dependencies=[VOICES_WRITE, AT_STORE])
