@@ -504,15 +504,15 @@ def test_an_announced_write_is_looked_at_soon_and_stays_until_its_outcome_is_kno
 def test_a_look_that_was_asked_for_during_another_one_stays(world: World, valkey: ValkeyServer) -> None:
     """What a process finds after it has begun to look belongs to the next look."""
     agenda = Agenda(world.process(valkey))
-    agenda.look_within(WREN, 0)
+    agenda.look_within({WREN: 0})
     [due] = agenda.due(9)
-    agenda.look_within(WREN, 30)
+    agenda.look_within({WREN: 30})
     agenda.looked_at(due, again_in=None)
     wait_until(lambda: agenda.due(9))  # it is due a millisecond after the one that was under way
     [again] = agenda.due(9)
     agenda.looked_at(again, again_in=60)
     assert agenda.due(9) == []
-    agenda.look_within(WREN, -1)
+    agenda.look_within({WREN: -1})
     [soon] = agenda.due(9)
     agenda.looked_at(soon, again_in=None)
     assert agenda.due(9) == []

@@ -767,7 +767,7 @@ def test_a_look_is_put_off_and_one_that_was_asked_for_stays(world: World, regist
     registry.register("wren", 1)
     world.pass_time(11)
     [due] = agenda.due(9)
-    agenda.look_within(WREN, 5)
+    agenda.look_within({WREN: 5})
     agenda.looked_at(due, again_in=None)
     [still] = agenda.due(9)
     agenda.looked_at(still, again_in=60)

@@ -177,7 +177,7 @@ class Housekeeping:
         remove = partial(sweep_bytes, self._speakers, self._blobs, grace=self._grace)
         safely(remove, speaker_id, otherwise=0)
         if again is not None:
-            self._speakers.agenda.look_within(speaker_id, again)
+            self._speakers.agenda.look_within({speaker_id: again})
 
     def _look(self, speaker: FoundSpeaker) -> float | None:
         """Return in how many seconds to look at a speaker whose document the view lacked."""

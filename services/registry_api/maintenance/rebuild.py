@@ -190,7 +190,7 @@ def _show(speakers: Speakers, generation: str, look: Look, together: Sequence[_R
     held = [read.held for read in together if read.base.etag]
     looks = {one.speaker_id: look(FoundSpeaker(one.document, id=one.speaker_id)) for one in held}
     if within := {one: seconds for one, seconds in looks.items() if seconds is not None}:
-        speakers.agenda.look_at_each(within)
+        speakers.agenda.look_within(within)
     if held:
         speakers.show_each(held, generation)
     marked = (read for read in together if read.of.stored.mark is not None and read.base.etag)
