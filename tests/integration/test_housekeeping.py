@@ -111,7 +111,7 @@ def test_a_rebuild_takes_over_what_the_last_generation_had(
     housekeeping.rebuild()  # notes how the files look
     lose_the_view(registry)
     read: list[str] = []
-    documents = registry.speakers.documents
+    documents = registry.speakers.documents.stored
     original = documents.read
 
     def noted(key: str) -> Base:

@@ -15,7 +15,7 @@ from services.registry_api.maintenance import garbage_sweep
 from services.registry_api.operations import delete
 from services.shared.bucket import documents
 from services.shared.model import records
-from services.shared.registry import speakers
+from services.shared.registry import change, speakers
 from services.shared.view import generation
 from tests import memory_redis, memory_registry, memory_store
 
@@ -148,7 +148,7 @@ MISTAKES: dict[str, Caught] = {
     "what the view lacks is taken for missing": Caught(
         owner=speakers.Speakers,
         function="_found",
-        changes={"document = self._from_bucket(": "document = _NOTHING if copy else self._from_bucket("},
+        changes={"document = self._from_bucket(": "document = NO_DOCUMENT if copy else self._from_bucket("},
         found_as="^6:",
         theme="Redis that is emptied",
         soonest=2,
@@ -203,7 +203,7 @@ MISTAKES: dict[str, Caught] = {
         soonest=2,
     ),
     "a commit is acknowledged before the view has it": Caught(
-        owner=speakers.Change,
+        owner=change.Change,
         function="_show",
         changes={"if committed.etag is not None:": "if committed.etag is not None and takes_away:"},
         found_as="^6:",
