@@ -27,23 +27,14 @@ from services.shared.model.speaker import OpenJob, SpeakerId
 from services.shared.view import generation as generation_module
 from services.shared.view import open_jobs
 from services.shared.view.agenda import Agenda
+from services.shared.view.away import LeftBehind, RedisTaken, ViewAway
 from services.shared.view.copies import SpeakerView
-from services.shared.view.generation import (
-    ASKED_SECONDS,
-    LOOK_SECONDS,
-    SETTLED_SECONDS,
-    STAMP,
-    UNWATCHED_SECONDS,
-    Generation,
-    LeftBehind,
-    Named,
-    RedisTaken,
-    Stamp,
-    ViewAway,
-)
+from services.shared.view.generation import SETTLED_SECONDS, UNWATCHED_SECONDS, Generation
 from services.shared.view.job_records import JobRecords
 from services.shared.view.keys import events_key, open_jobs_key
 from services.shared.view.open_jobs import OpenJobs
+from services.shared.view.stamp import STAMP, Stamp
+from services.shared.view.view_document import ASKED_SECONDS, LOOK_SECONDS, Named
 from speaker_registry.errors import JobNotFound, Unavailable
 from tests.queue_workers import wait_until
 
@@ -267,7 +258,7 @@ class RedisFirst(Generation):
         generation = self._clock.new_id()
         seen = str(stamp) if stamp.generation else ""
         self._begin(keys=[STAMP], args=[seen, str(Stamp(server, self._bucket, generation))])
-        self._swap(named, generation=generation, question="")
+        self._document.swap(named, generation=generation, question="")
 
 
 @pytest.fixture

@@ -28,8 +28,8 @@ from services.shared.registry.profiles import Profiles
 from services.shared.registry.speakers import FoundSpeaker, Speakers
 from services.shared.telemetry.logs import LogThrottle
 from services.shared.telemetry.metrics import REBUILD_SECONDS, REBUILDS
+from services.shared.view.away import ViewAway
 from services.shared.view.copies import Listed
-from services.shared.view.generation import ViewAway
 from speaker_registry.errors import Unavailable
 
 log = structlog.get_logger()

@@ -21,8 +21,9 @@ from services.shared.registry.change import Change, Decide
 from services.shared.registry.speaker_documents import SpeakerDocuments
 from services.shared.view.agenda import Agenda
 from services.shared.view.answers import Answers
+from services.shared.view.away import ViewAway
 from services.shared.view.copies import NO_DOCUMENT, Copy, SpeakerView
-from services.shared.view.generation import Generation, ViewAway
+from services.shared.view.generation import Generation
 from services.shared.view.leases import Leases
 from speaker_registry.errors import Unavailable, VoiceDamaged, VoiceUnreadable
 
