@@ -32,6 +32,7 @@ TOKEN = new_token()
 ENVIRONMENT = {
     "SPEAKER_AUTH_BOOTSTRAP_KEY": str(TOKEN),
     "SPEAKER_LIMIT_REQUESTS_PER_MINUTE": "100000000",
+    "SPEAKER_LIMIT_UPLOADS_PER_MINUTE": "100000000",
 }
 KEY = f"Authorization: Bearer {TOKEN}"
 ARTIFACT = "/v1/voices/{}/versions/default/artifacts/" + PROFILE

@@ -29,8 +29,8 @@ from services.registry_api.pages.situation import LONG_KEPT_SECONDS
 from services.registry_api.protocol.routing import PAGES
 from services.shared.model.document import SpeakerDocument
 from services.shared.model.speaker import SpeakerId
-from services.shared.view.generation import STAMP, Stamp
 from services.shared.view.keys import copy_key, jobs_key, names_key, record_key
+from services.shared.view.stamp import STAMP, Stamp
 from tests.processes import PROFILE, RegistryProcesses
 from tests.unit.audio import clips
 

@@ -22,8 +22,8 @@ from services.embedded.valkey import ValkeyServer
 from services.shared.bucket.layout import document_key, version_prefix
 from services.shared.model.document import SpeakerDocument
 from services.shared.model.speaker import SpeakerId
-from services.shared.view.generation import STAMP, Stamp
 from services.shared.view.keys import complete_key
+from services.shared.view.stamp import STAMP, Stamp
 from tests.processes import RegistryProcesses
 
 VOICES = int(os.environ.get("REBUILD_VOICES", "20000"))

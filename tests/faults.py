@@ -41,7 +41,7 @@ def with_faults(world: World, *faults: tuple[str, str, Callable[[], None]]) -> R
     """Return a process whose store fails so."""
     registry = world.process()
     store = Faulty(world.store)
-    registry.speakers.documents._store = store  # type: ignore[assignment]
+    registry.speakers.documents.stored._store = store  # type: ignore[assignment]
     registry.blobs = StoredBytes(store)  # type: ignore[arg-type]
     registry.generation.for_reading()
     store.faults = list(faults)

@@ -266,7 +266,7 @@ class Registry:
 
     def document(self, name: str) -> SpeakerDocument:
         """Return the document in the bucket."""
-        return SpeakerDocument.parse(self.speakers.documents.read(f"{NS}/s/{id_of(name).slug}.json").body)
+        return SpeakerDocument.parse(self.speakers.documents.read(id_of(name)).body)
 
 
 def id_of(name: str) -> SpeakerId:

@@ -17,7 +17,8 @@ from services.shared.model.clock import Clock
 from services.shared.model.document import SpeakerDocument
 from services.shared.model.records import Version
 from services.shared.model.speaker import SpeakerId
-from services.shared.registry.opening import Opened, open_registry, registry_over
+from services.shared.registry.opened import Opened
+from services.shared.registry.opening import open_registry, registry_over
 from services.shared.registry.speakers import FoundSpeaker
 from speaker_registry.names import parse_speaker_name
 from tests.integration.api.worker import StandIn

@@ -17,7 +17,8 @@ from services.embedded.managed_process import ManagedProcess
 from services.embedded.valkey import ValkeyServer
 from services.shared.configuration.registry import RegistrySettings
 from services.shared.configuration.store import StoreSettings
-from services.shared.registry.opening import Opened, open_registry
+from services.shared.registry.opened import Opened
+from services.shared.registry.opening import open_registry
 from tests.ports import free_port
 from tests.queue_workers import START_SECONDS, wait_until
 

@@ -118,7 +118,7 @@ def create_app(
 def _note_unknown_name(request: Request, error: SpeakerRegistryError) -> None:
     """Count a name without a voice against the key that asked for it."""
     if isinstance(error, VoiceNotFound) and "caller" in request.scope:
-        name = request.path_params.get("name") or request.path_params.get("voice_id") or ""
+        name = request.path_params.get("name") or ""
         access_of(request).unknown_names.note(request.scope["caller"], name)
 
 

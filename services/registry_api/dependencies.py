@@ -16,20 +16,10 @@ from services.registry_api.serving.event_stream import EventStream
 from services.registry_api.serving.long_polls import LongPolls
 from services.registry_api.serving.slots import Slots
 from services.shared.audio import AudioDecoder
-from services.shared.bucket.store import ObjectStore
-from services.shared.bucket.stored_bytes import StoredBytes
-from services.shared.configuration.registry import RegistrySettings
 from services.shared.configuration.uploads import UploadLimits
-from services.shared.model.clock import Clock
-from services.shared.model.profiles import ProfileCatalogue
 from services.shared.model.speaker import SpeakerId
-from services.shared.queue.jobs import Dispatcher, Jobs
 from services.shared.registry.lookup import locate
-from services.shared.registry.profile_records import ProfileRecords
-from services.shared.registry.profiles import Profiles
-from services.shared.registry.speakers import Speakers
-from services.shared.view.generation import Generation
-from services.shared.view.workers import Workers
+from services.shared.registry.opened import Opened
 from speaker_registry.errors import InvalidReference
 from speaker_registry.names import SpeakerName, parse_reference, parse_speaker_name, parse_voice_id
 
@@ -43,26 +33,14 @@ class Housekeeping(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Services:
+class Services(Opened):
     """Everything long-lived in an API process. Routes hand each operation what it needs, and never all."""
 
-    store: ObjectStore
-    clock: Clock
-    settings: RegistrySettings
-    catalogue: ProfileCatalogue
-    generation: Generation
-    speakers: Speakers
-    blobs: StoredBytes
-    jobs: Jobs
-    profiles: Profiles
-    profile_records: ProfileRecords
-    workers: Workers
-    dispatcher: Dispatcher
     keys: HeldKeys
     key_uses: KeyUses
     decoder: AudioDecoder
     events: EventStream
-    long_polls: LongPolls
+    long_polls: LongPolls = field(default_factory=LongPolls)
     housekeeping: Housekeeping | None
     """None in tests that do the housekeeping themselves."""
     campaigns: Campaigns

@@ -24,7 +24,7 @@ from services.shared.registry.extract import extract
 from services.shared.registry.fail import fail
 from services.shared.registry.publish import Attempt
 from services.shared.view import redis_access
-from services.shared.view.generation import LOOK_SECONDS
+from services.shared.view.view_document import LOOK_SECONDS
 from speaker_registry.errors import Conflict, InvalidAudio, JobFinished, Unavailable, VoiceNotFound
 from tests.encoders import make_current
 from tests.failing_calls import WAYS, FailingRegistry

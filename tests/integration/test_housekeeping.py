@@ -59,7 +59,7 @@ def age(bucket: Path, seconds: float) -> None:
 
 
 def look_now(registry: OpenedRegistry, housekeeping: Housekeeping, name: str) -> None:
-    registry.speakers.agenda.look_within(id_of(name), 0)
+    registry.speakers.agenda.look_within({id_of(name): 0})
     housekeeping.turn()
 
 
@@ -111,7 +111,7 @@ def test_a_rebuild_takes_over_what_the_last_generation_had(
     housekeeping.rebuild()  # notes how the files look
     lose_the_view(registry)
     read: list[str] = []
-    documents = registry.speakers.documents
+    documents = registry.speakers.documents.stored
     original = documents.read
 
     def noted(key: str) -> Base:
@@ -264,7 +264,7 @@ def test_one_speaker_that_cannot_be_settled_does_not_keep_the_others_from_it(
     [lost] = registry.register("robin", 2).jobs.values()
     registry.opened.dispatcher.remove(lost, registry.jobs.record(NS, lost).queue)
     (bucket / NS / "s" / "wren.json").write_bytes(b"{")
-    registry.speakers.agenda.look_within(WREN, 0)
+    registry.speakers.agenda.look_within({WREN: 0})
     look_now(registry, housekeeping, "robin")
     assert registry.find("robin").open_jobs[0].job_id != lost
 

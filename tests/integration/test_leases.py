@@ -11,7 +11,7 @@ from redis import Redis
 from services.embedded.valkey import ValkeyServer
 from services.shared.bucket.opening import open_store
 from services.shared.configuration.store import StoreSettings
-from services.shared.view.generation import ViewAway
+from services.shared.view.away import ViewAway
 from services.shared.view.keys import events_key, leases_key
 from services.shared.view.leases import WAIT_SECONDS, Renewal
 from tests.integration.test_rooms import MovableClock, World

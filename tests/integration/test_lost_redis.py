@@ -16,7 +16,7 @@ from services.shared.bucket.store import Listing
 from services.shared.registry.extract import extract
 from services.shared.registry.lookup import find
 from services.shared.registry.pages import page
-from services.shared.view.generation import ViewAway
+from services.shared.view.away import ViewAway
 from services.shared.view.keys import copy_key
 from speaker_registry.errors import Unavailable, VoiceNotFound
 from speaker_registry.names import parse_speaker_name

@@ -15,7 +15,7 @@ from services.extractor_worker.jobs.queue_maintenance import reap
 from services.registry_api.maintenance.garbage_sweep import sweep
 from services.shared.configuration.worker import WorkerSettings
 from services.shared.queue.rq_jobs import RETRIES, JobQueue, QueuedJob, enqueue, queue_name
-from services.shared.view.generation import ViewAway
+from services.shared.view.away import ViewAway
 from services.shared.view.keys import record_key
 from speaker_registry.errors import InvalidAudio, Unavailable, VoiceDamaged
 from tests.opened_registry import NS, OpenedRegistry, folder_settings, id_of

@@ -9,7 +9,7 @@ from redis import Redis
 
 from services.embedded.valkey import ValkeyServer
 from services.shared.view import generation
-from services.shared.view.generation import ViewAway
+from services.shared.view.away import ViewAway
 from tests import servers
 from tests.opened_registry import NS, OpenedRegistry, folder_settings
 
@@ -52,7 +52,7 @@ def test_a_server_that_does_not_tell_its_history_is_refused(
 ) -> None:
     """Some servers that speak the protocol do not tell it. The message says what is accepted."""
     with closing(OpenedRegistry(folder_settings(tmp_path / "bucket"), valkey.url)) as registry:
-        monkeypatch.setattr(generation, "_SECTIONS", ["stats"])
+        monkeypatch.setattr(generation, "SECTIONS", ["stats"])
         for use in (registry.opened.generation.look, registry.view.is_complete):
             registry.opened.generation.redis.connection_pool.disconnect()
             with pytest.raises(

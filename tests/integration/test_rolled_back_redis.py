@@ -10,7 +10,7 @@ import redis
 
 from services.embedded.valkey import ValkeyServer
 from services.shared.registry.lookup import find
-from services.shared.view.generation import LeftBehind
+from services.shared.view.away import LeftBehind
 from speaker_registry.errors import Unavailable, VoiceNotFound
 from speaker_registry.names import parse_speaker_name
 from tests.opened_registry import NS, OpenedRegistry, folder_settings

@@ -27,23 +27,14 @@ from services.shared.model.speaker import OpenJob, SpeakerId
 from services.shared.view import generation as generation_module
 from services.shared.view import open_jobs
 from services.shared.view.agenda import Agenda
+from services.shared.view.away import LeftBehind, RedisTaken, ViewAway
 from services.shared.view.copies import SpeakerView
-from services.shared.view.generation import (
-    ASKED_SECONDS,
-    LOOK_SECONDS,
-    SETTLED_SECONDS,
-    STAMP,
-    UNWATCHED_SECONDS,
-    Generation,
-    LeftBehind,
-    Named,
-    RedisTaken,
-    Stamp,
-    ViewAway,
-)
+from services.shared.view.generation import SETTLED_SECONDS, UNWATCHED_SECONDS, Generation
 from services.shared.view.job_records import JobRecords
 from services.shared.view.keys import events_key, open_jobs_key
 from services.shared.view.open_jobs import OpenJobs
+from services.shared.view.stamp import STAMP, Stamp
+from services.shared.view.view_document import ASKED_SECONDS, LOOK_SECONDS, Named
 from speaker_registry.errors import JobNotFound, Unavailable
 from tests.queue_workers import wait_until
 
@@ -267,7 +258,7 @@ class RedisFirst(Generation):
         generation = self._clock.new_id()
         seen = str(stamp) if stamp.generation else ""
         self._begin(keys=[STAMP], args=[seen, str(Stamp(server, self._bucket, generation))])
-        self._swap(named, generation=generation, question="")
+        self._document.swap(named, generation=generation, question="")
 
 
 @pytest.fixture
@@ -504,15 +495,15 @@ def test_an_announced_write_is_looked_at_soon_and_stays_until_its_outcome_is_kno
 def test_a_look_that_was_asked_for_during_another_one_stays(world: World, valkey: ValkeyServer) -> None:
     """What a process finds after it has begun to look belongs to the next look."""
     agenda = Agenda(world.process(valkey))
-    agenda.look_within(WREN, 0)
+    agenda.look_within({WREN: 0})
     [due] = agenda.due(9)
-    agenda.look_within(WREN, 30)
+    agenda.look_within({WREN: 30})
     agenda.looked_at(due, again_in=None)
     wait_until(lambda: agenda.due(9))  # it is due a millisecond after the one that was under way
     [again] = agenda.due(9)
     agenda.looked_at(again, again_in=60)
     assert agenda.due(9) == []
-    agenda.look_within(WREN, -1)
+    agenda.look_within({WREN: -1})
     [soon] = agenda.due(9)
     agenda.looked_at(soon, again_in=None)
     assert agenda.due(9) == []

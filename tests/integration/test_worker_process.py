@@ -19,7 +19,7 @@ import pytest
 from services.embedded.managed_process import ROOT
 from services.extractor_worker.jobs.heartbeat import EXIT_UNFINISHED
 from services.extractor_worker.process import EXIT_NOTHING_TO_SERVE
-from services.shared.registry.opening import Opened
+from services.shared.registry.opened import Opened
 from speaker_registry import RegistryClient
 from speaker_registry.errors import ArtifactNotReady, Unavailable
 from speaker_registry.schemas import Profile

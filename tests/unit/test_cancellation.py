@@ -214,7 +214,7 @@ def test_whichever_call_fails_asking_again_cancels_it(when: str, where: str) -> 
 
         caller = world.process(weather=weather) if where == "redis" else world.process()
         if where == "store":
-            caller.speakers.documents._store = Weathered(world.store, weather)  # type: ignore[assignment]
+            caller.speakers.documents.stored._store = Weathered(world.store, weather)  # type: ignore[assignment]
         with suppress(Unavailable):
             assert caller.cancel(job).state == "canceled"
         if left[0] > 0:

@@ -216,7 +216,7 @@ def test_a_voice_that_process_and_view_lose_at_once_is_read_from_the_bucket(worl
     registry.register("wren", 1)
 
     def forget() -> None:
-        registry.speakers._parsed = ParsedDocuments()
+        registry.speakers.documents.parsed = ParsedDocuments()
         world.lose_redis()
 
     lose.append(forget)
@@ -688,7 +688,7 @@ def test_a_write_whose_outcome_nobody_knows_is_fenced(world: World) -> None:
     """A swap that is on its way for hours then fails on its condition."""
     swaps: list[Any] = []
     registry = with_faults(world, ("swap", "before", lost), *[("read", "before", lost)] * 400)
-    store = registry.speakers.documents._store
+    store = registry.speakers.documents.stored._store
     real = world.store.swap
 
     def sent(key: str, data: bytes, *, etag: str | None) -> str:
@@ -767,7 +767,7 @@ def test_a_look_is_put_off_and_one_that_was_asked_for_stays(world: World, regist
     registry.register("wren", 1)
     world.pass_time(11)
     [due] = agenda.due(9)
-    agenda.look_within(WREN, 5)
+    agenda.look_within({WREN: 5})
     agenda.looked_at(due, again_in=None)
     [still] = agenda.due(9)
     agenda.looked_at(still, again_in=60)

@@ -3,15 +3,19 @@
 import gc
 import signal
 import sys
+from collections.abc import Callable
 from functools import partial
 
 import structlog
 import uvicorn
+from fastapi import FastAPI
 from pydantic import ValidationError
 
 from services.registry_api.access.authentication import AccessMisconfigured, open_access
 from services.registry_api.app import create_app
-from services.registry_api.commands.wiring import campaigns_of, keys_of, services_of
+from services.registry_api.campaigns.control import Campaigns
+from services.registry_api.commands.wiring import campaigns_of, events_of, keys_of
+from services.registry_api.dependencies import Services
 from services.registry_api.keys.forget import sweep
 from services.registry_api.keys.key_uses import KeyUses
 from services.registry_api.maintenance.housekeeping import Housekeeping
@@ -28,6 +32,7 @@ from services.shared.configuration.registry import RegistrySettings
 from services.shared.configuration.store import StoreSettings
 from services.shared.configuration.telemetry import LogSettings, MetricsSettings, TracesSettings
 from services.shared.configuration.uploads import UploadLimits
+from services.shared.registry.opened import Opened
 from services.shared.registry.opening import open_queue_connection, open_registry
 from services.shared.telemetry import metrics, trace_export
 from services.shared.telemetry.logs import configure_logs
@@ -71,54 +76,68 @@ def _serve() -> int:
     opened = open_registry(StoreSettings(), registry)
     keys, key_uses = keys_of(opened), KeyUses(opened.generation, opened.clock)
     campaigns = campaigns_of(opened)
-    metrics.REGISTRY.register(
-        RedisSignals(
-            opened.speakers.view,
-            opened.profile_records,
-            opened.workers,
-            opened.catalogue,
-            open_queue_connection(registry),
-            campaigns.signals,
-        )
-    )
+    metrics.REGISTRY.register(_signals(opened, campaigns))
     metrics.listen(MetricsSettings())
     trace_export.start(TracesSettings(), "api")
     with AudioDecoder(limits) as decoder:
         redis = opened.generation.plain
-        services = services_of(
-            opened,
+        services = Services(
+            **opened.by_name(),
             keys=keys,
             key_uses=key_uses,
             decoder=decoder,
+            events=events_of(opened),
+            housekeeping=_housekeeping(opened, housekeeping, partial(sweep, keys, key_uses)),
             campaigns=campaigns,
-            housekeeping=Housekeeping(
-                store=opened.store,
-                speakers=opened.speakers,
-                blobs=opened.blobs,
-                jobs=opened.jobs,
-                profiles=opened.profiles,
-                records=opened.profile_records,
-                settings=housekeeping,
-                sweep_keys=partial(sweep, keys, key_uses),
-            ),
             limits=limits,
             access=open_access(settings, AccessSettings(), RateSettings(), keys, key_uses, redis),
             deleted_grace_seconds=housekeeping.deleted_grace_seconds,
         )
-        app = create_app(
-            services,
-            max_active=settings.max_active,
-            max_at_store=settings.max_at_store,
-            kept_bytes=settings.kept_bytes,
-            kept_answers=settings.kept_answers,
-            redirect_seconds=settings.redirect_seconds,
-            cors_origins=settings.cors_origins,
-        )
+        app = _app(services, settings)
         server = uvicorn.Server(server_config(app, settings, lane=app.state.lane))
         services.long_polls.closing = lambda: server.should_exit
         _run(server)
     trace_export.stop()
     return 0 if server.started else 1
+
+
+def _signals(opened: Opened, campaigns: Campaigns) -> RedisSignals:
+    """Return what the metrics tell of queues, workers and campaigns."""
+    return RedisSignals(
+        opened.speakers.view,
+        opened.profile_records,
+        opened.workers,
+        opened.catalogue,
+        open_queue_connection(opened.settings),
+        campaigns.signals,
+    )
+
+
+def _housekeeping(
+    opened: Opened, settings: HousekeepingSettings, sweep_keys: Callable[[], object]
+) -> Housekeeping:
+    return Housekeeping(
+        store=opened.store,
+        speakers=opened.speakers,
+        blobs=opened.blobs,
+        jobs=opened.jobs,
+        profiles=opened.profiles,
+        records=opened.profile_records,
+        settings=settings,
+        sweep_keys=sweep_keys,
+    )
+
+
+def _app(services: Services, settings: ApiSettings) -> FastAPI:
+    return create_app(
+        services,
+        max_active=settings.max_active,
+        max_at_store=settings.max_at_store,
+        kept_bytes=settings.kept_bytes,
+        kept_answers=settings.kept_answers,
+        redirect_seconds=settings.redirect_seconds,
+        cors_origins=settings.cors_origins,
+    )
 
 
 def _run(server: uvicorn.Server) -> None:

@@ -11,21 +11,26 @@ import itertools
 import secrets
 import time
 from collections import OrderedDict
-from collections.abc import Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
-from hashlib import blake2b
-from http import HTTPStatus
 from time import perf_counter
 
 from starlette.responses import Response
 from starlette.types import Message, Scope
 
 from services.registry_api.access.rate_limits import REQUESTS, RateLimits, Taking
-from services.registry_api.express.prepared import Key, PreparedAnswer, PreparedAnswers, new_voices_of
+from services.registry_api.express.answer_bytes import fitting, lines_of, prepare, response
+from services.registry_api.express.prepared import PreparedAnswer, PreparedAnswers, new_voices_of
+from services.registry_api.express.questions import (
+    HEAD,
+    Credentials,
+    Headers,
+    Question,
+    question_of,
+    wants_body,
+)
 from services.registry_api.keys.key_document import KeyDocument
 from services.registry_api.protocol.callers import Caller
-from services.registry_api.protocol.conditions import content_range, matches, part_of
 from services.registry_api.protocol.headers import rate_lines
 from services.registry_api.protocol.signals import metrics_of
 from services.registry_api.serving.connections import OFFER
@@ -51,44 +56,6 @@ longer than answering it.
 """
 _MAX_CHANGED = 10_000
 """The last events of this many speakers are remembered."""
-RESOLVE = "/v1/resolve"
-"""The path of the one POST that is answered from memory. Engines repeat it for the same voices."""
-_RESOLVE = RESOLVE.encode()
-_TARGETS = (b"/v1/voices/", b"/v1/blobs/", b"/v1/profiles/")
-_READ = (
-    *(b"authorization", b"x-speaker-namespace", b"host", b"accept-encoding"),
-    *(b"if-none-match", b"range", b"x-request-id", b"content-type"),
-)
-_POSITIONS = {name: position for position, name in enumerate(_READ)}
-_IGNORED = frozenset(
-    {
-        *(b"accept", b"accept-language", b"cache-control", b"connection", b"pragma", b"user-agent"),
-        *(b"traceparent", b"tracestate"),
-    }
-)
-_OF_PROXIES = frozenset(
-    {
-        *(b"forwarded", b"via", b"x-real-ip"),
-        *(b"x-forwarded-for", b"x-forwarded-host", b"x-forwarded-port", b"x-forwarded-proto"),
-    }
-)
-_CHANGING = frozenset(
-    {
-        *(b"date", b"x-request-id"),
-        *(b"ratelimit-limit", b"ratelimit-remaining", b"ratelimit-reset", b"ratelimit-policy"),
-    }
-)
-"""Headers that differ from answer to answer."""
-_OF_BODIES = frozenset((b"content-length", b"content-type", b"content-encoding"))
-"""Headers that 304 lacks."""
-_OF_ROUTES = (b"etag", b"cache-control", b"content-type", b"content-encoding")
-"""Headers of answers from memory that no middleware adds."""
-_HEAD = b"HEAD"
-_METHODS = frozenset({b"GET", _HEAD})
-_JSON = b"application/json"
-
-Headers = Sequence[tuple[bytes, bytes]]
-Credentials = tuple[bytes | None, bytes | None, bytes | None]
 
 
 @dataclass(slots=True)
@@ -108,21 +75,6 @@ class _Grant:
             return True
         self.renewal = self.until
         return False
-
-
-@dataclass(frozen=True, slots=True)
-class Question:
-    """A request that may be answered from memory."""
-
-    method: bytes
-    credentials: Credentials
-    key: Key
-    tag: bytes | None
-    """The value of `If-None-Match`."""
-    part: bytes | None
-    """The value of `Range`."""
-    request_id: bytes | None
-    """The value of `X-Request-Id`."""
 
 
 def offer_of(scope: Scope) -> "Offer | None":
@@ -188,9 +140,9 @@ class Offer:
         if message["type"] == "http.response.start":
             self._status, self._headers = message["status"], message["headers"]
         elif not message.get("more_body", False):
-            is_head = self.question.method == _HEAD
+            is_head = self.question.method == HEAD
             body = None if is_head else message.get("body", b"")
-            answer = _prepare(self._known, self._status, self._headers, body)
+            answer = prepare(self._known, self._status, self._headers, body)
             self._known = None
             if answer is not None:
                 self.lane.keep(self, self._caller, self._namespace, answer)
@@ -213,8 +165,6 @@ class ExpressLane:
         self._rates = rates
         self._answers = answers
         self._local = local
-        self._ignored = _IGNORED if local else _IGNORED | _OF_PROXIES
-        self._ignored_beside_body = self._ignored | {b"content-length"}
         self._grants: dict[Credentials, _Grant] = {}
         self._grant_bytes = 0
         self._heads: dict[bytes, Question] = {}
@@ -275,15 +225,15 @@ class ExpressLane:
 
     def kept(self, offer: Offer, caller: Caller, namespace: str) -> Response | None:
         """Return the answer to a request if it is in memory, and grant its key the lane."""
-        if self._events.now() >= self._events.lease_ends or offer.question.method == _HEAD:
+        if self._events.now() >= self._events.lease_ends or offer.question.method == HEAD:
             return None
         answer = self._answers.get(namespace, offer.question.key)
-        found = None if answer is None else _fitting(answer, offer.question)
+        found = None if answer is None else fitting(answer, offer.question)
         if found is None:
             return None
         if offer.began >= self._keys_changed:
             self._grant(offer.question.credentials, caller, namespace)
-        return _response(*found)
+        return response(*found)
 
     def _grant(self, credentials: Credentials, caller: Caller, namespace: str) -> None:
         seconds = _GRANT_SECONDS
@@ -306,28 +256,13 @@ class ExpressLane:
 
     def wants_body(self, method: bytes, target: bytes) -> bool:
         """Return whether requests like this one may be answered from memory once their body is there."""
-        return target == _RESOLVE and method == b"POST"
+        return wants_body(method, target)
 
     def question(
         self, method: bytes, target: bytes, headers: Headers, body: bytes | None = None
     ) -> Question | None:
-        """Return what a request asks for, or None if it takes the ordinary way.
-
-        Args:
-            target: the path and query as they were sent.
-            body: the body of a request for which `wants_body` holds, else None.
-        """
-        if body is None and (method not in _METHODS or not target.startswith(_TARGETS)):
-            return None
-        read = self._read(headers, self._ignored if body is None else self._ignored_beside_body)
-        if read is None:
-            return None
-        authorization, namespace, host, encoding, tag, part, request_id, media_type = read
-        if media_type != (None if body is None else _JSON):
-            return None
-        credentials = (authorization, namespace, host if self._local else None)
-        key = (target if body is None else target + blake2b(body).digest(), encoding)
-        return Question(method, credentials, key, tag, part, request_id)
+        """Return what a request asks for, or None if it takes the ordinary way. See `question_of`."""
+        return question_of(method, target, headers, body, local=self._local)
 
     def remember(self, head: bytes, question: Question) -> None:
         """Keep what a head means, the bytes as they were sent, for the next time that it comes."""
@@ -355,7 +290,7 @@ class ExpressLane:
         if grant is not None and now < self._events.lease_ends and grant.holds(now):
             prepared = self._answers.get(grant.namespace, question.key)
             if prepared is not None:
-                found = _fitting(prepared, question)
+                found = fitting(prepared, question)
                 if found is not None and (taken := grant.taking.take()) is not None:
                     status, head, body = found
                     date, rate = self._date_lines(default_headers), rate_lines(*taken)
@@ -367,78 +302,15 @@ class ExpressLane:
                     return b"".join((head, date, rate, self._id_line(question.request_id))), body
         return None if tracing.is_on() else Offer(lane=self, question=question, began=self._heard)
 
-    def _read(self, headers: Headers, ignored: Set[bytes]) -> list[bytes | None] | None:
-        """Return the values of `_READ`; None if there are others that matter, or one twice."""
-        read: list[bytes | None] = [None] * len(_READ)
-        for name, value in headers:
-            position = _POSITIONS.get(name)
-            if position is None:
-                if name not in ignored:
-                    return None
-            elif read[position] is not None:
-                return None
-            else:
-                read[position] = value
-        return read
-
     def _date_lines(self, default_headers: Headers) -> bytes:
         if self._date[0] is not default_headers:
-            self._date = (default_headers, _lines(default_headers))
+            self._date = (default_headers, lines_of(default_headers))
         return self._date[1]
 
     def _id_line(self, given: bytes | None) -> bytes:
         if given is None or not is_request_id(given):
             return b"x-request-id: %s%08x\r\n\r\n" % (self._id_prefix, next(self._ids))
         return b"x-request-id: %s\r\n\r\n" % given
-
-
-def _fitting(answer: PreparedAnswer, question: Question) -> tuple[int, bytes, bytes] | None:
-    """Return status, head and body that fit the conditions of a request; None: the ordinary way knows."""
-    tag, part = question.tag, question.part
-    if tag is not None and (tag == answer.etag or matches(tag.decode("latin-1"), answer.etag.decode())):
-        return 304, answer.unchanged, b""
-    if answer.whole is None:
-        return None
-    if question.method == _HEAD:
-        return 200, answer.whole, b""
-    if part is None or not answer.is_file:
-        return 200, answer.whole, answer.body
-    return _part(answer, answer.whole, part.decode("latin-1"))
-
-
-def _part(answer: PreparedAnswer, whole: bytes, header: str) -> tuple[int, bytes, bytes]:
-    size = len(answer.body)
-    part = part_of(size, header)
-    if part is None:
-        return 200, whole, answer.body
-    head = whole.replace(_status_line(200), _status_line(206), 1)
-    head = head.replace(b"\r\ncontent-digest: ", b"\r\nrepr-digest: ", 1)
-    lengths = b"content-length: %d\r\ncontent-range: %s" % (len(part), content_range(part, size))
-    head = head.replace(b"content-length: %d" % size, lengths, 1)
-    return 206, head, answer.body[part.start : part.stop]
-
-
-def _prepare(
-    known: PreparedAnswer, status: int, headers: Headers, body: bytes | None
-) -> PreparedAnswer | None:
-    """Return the answer with what was sent, or None if it is not to be kept. Without a body it answers
-    revalidations only.
-    """
-    lines = [(name.lower(), value) for name, value in headers if name.lower() not in _CHANGING]
-    etag = dict(lines).get(b"etag")
-    if etag is None or status not in {200, 304}:
-        return None
-    unchanged = _head(304, [line for line in lines if line[0] not in _OF_BODIES])
-    if status == 304 or body is None:
-        return replace(known, etag=etag, unchanged=unchanged)
-    return replace(known, etag=etag, unchanged=unchanged, whole=_head(200, lines), body=body)
-
-
-def _response(status: int, head: bytes, body: bytes) -> Response:
-    """Return an answer from memory for the middleware, which adds its headers again."""
-    lines = dict(line.split(b": ", 1) for line in head.splitlines()[1:])
-    headers = {name.decode(): lines[name].decode("latin-1") for name in _OF_ROUTES if name in lines}
-    return Response(body, status, headers)
 
 
 @cache  # bounded by routes, profiles and statuses: an evicted batch would count on unseen
@@ -449,15 +321,3 @@ def _batch(route: str, profile: str, is_file: bool, method: bytes, status: int) 
         return Batch([counter], histogram)
     result = "not_modified" if status == 304 else "hit"
     return Batch([counter, ARTIFACT_REQUESTS.labels(profile, result)], histogram)
-
-
-def _head(status: int, lines: Headers) -> bytes:
-    return _status_line(status) + _lines(lines)
-
-
-def _lines(headers: Headers) -> bytes:
-    return b"".join([b"%s: %s\r\n" % line for line in headers])
-
-
-def _status_line(status: int) -> bytes:
-    return f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\n".encode()

@@ -28,8 +28,8 @@ from services.shared.registry.profiles import Profiles
 from services.shared.registry.speakers import FoundSpeaker, Speakers
 from services.shared.telemetry.logs import LogThrottle
 from services.shared.telemetry.metrics import REBUILD_SECONDS, REBUILDS
+from services.shared.view.away import ViewAway
 from services.shared.view.copies import Listed
-from services.shared.view.generation import ViewAway
 from speaker_registry.errors import Unavailable
 
 log = structlog.get_logger()
@@ -177,7 +177,7 @@ class Housekeeping:
         remove = partial(sweep_bytes, self._speakers, self._blobs, grace=self._grace)
         safely(remove, speaker_id, otherwise=0)
         if again is not None:
-            self._speakers.agenda.look_within(speaker_id, again)
+            self._speakers.agenda.look_within({speaker_id: again})
 
     def _look(self, speaker: FoundSpeaker) -> float | None:
         """Return in how many seconds to look at a speaker whose document the view lacked."""

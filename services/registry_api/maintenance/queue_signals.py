@@ -24,8 +24,8 @@ from services.shared.model.profiles import ProfileCatalogue
 from services.shared.queue.rq_jobs import PICTURES_QUEUE, QUARANTINE_KEY, JobQueue, job_key, queue_name
 from services.shared.registry.profile_records import ProfileRecords
 from services.shared.telemetry import metrics
+from services.shared.view.away import ViewAway
 from services.shared.view.copies import SpeakerView
-from services.shared.view.generation import ViewAway
 from services.shared.view.workers import Workers
 from speaker_registry.errors import Unavailable
 

@@ -16,7 +16,7 @@ import structlog
 
 from services.registry_api.maintenance.each_speaker import in_batches, in_parallel
 from services.shared.bucket.documents import Base
-from services.shared.bucket.layout import document_key, documents_prefix, speaker_of
+from services.shared.bucket.layout import documents_prefix, speaker_of
 from services.shared.bucket.store import Listing, StoredObject
 from services.shared.model.document import SpeakerDocument
 from services.shared.model.speaker import SpeakerId
@@ -162,8 +162,8 @@ def _read_each(speakers: Speakers, outdated: Iterable[_Outdated], *, threads: in
 
 def _read(speakers: Speakers, one: _Outdated) -> _Read | None:
     try:
-        base = _of_former(speakers, one) or speakers.documents.read(document_key(one.speaker_id))
-        return _Read(one, base, speakers.parse(one.speaker_id, base))
+        base = _of_former(speakers, one) or speakers.documents.read(one.speaker_id)
+        return _Read(one, base, speakers.documents.parse(one.speaker_id, base))
     except (VoiceDamaged, VoiceUnreadable) as error:
         log.error("document.left_out", speaker=str(one.speaker_id), reason=error.message)
         return None
@@ -190,9 +190,9 @@ def _show(speakers: Speakers, generation: str, look: Look, together: Sequence[_R
     held = [read.held for read in together if read.base.etag]
     looks = {one.speaker_id: look(FoundSpeaker(one.document, id=one.speaker_id)) for one in held}
     if within := {one: seconds for one, seconds in looks.items() if seconds is not None}:
-        speakers.agenda.look_at_each(within)
+        speakers.agenda.look_within(within)
     if held:
-        speakers.show_each(held, generation)
+        speakers.documents.show_each(held, generation)
     marked = (read for read in together if read.of.stored.mark is not None and read.base.etag)
     if marks := {read.of.speaker_id: _mark(read.of.stored, read.base.etag or "") for read in marked}:
         speakers.view.put_marks(marks)
@@ -205,14 +205,14 @@ def _of_former(speakers: Speakers, one: _Outdated) -> Base | None:
         return None
     base = Base(former.body, former.etag, former.revision)
     with suppress(VoiceDamaged):
-        speakers.parse(one.speaker_id, base)
+        speakers.documents.parse(one.speaker_id, base)
         return base
     return None
 
 
 def _contradicts(speakers: Speakers, speaker_id: SpeakerId) -> bool:
     """Return whether the view has a copy that no change of the bucket's document leads to."""
-    base = speakers.documents.read(document_key(speaker_id))
+    base = speakers.documents.read(speaker_id)
     [copy] = speakers.view.get([speaker_id], {})
     return copy.etag is not None and copy.etag != base.etag and base.revision <= (copy.revision or 0)
 

@@ -20,9 +20,10 @@ from services.shared.model.fingerprint import Fingerprint
 from services.shared.model.packaging import applying_tensors, package
 from services.shared.model.records import GIVEN_FINGERPRINT, ArtifactRecord, Version
 from services.shared.model.status import cache_unsupported, missing_transcript
+from services.shared.registry.change import Change
 from services.shared.registry.extract import check_builds
 from services.shared.registry.profiles import Profiles
-from services.shared.registry.speakers import Change, FoundSpeaker, Speakers
+from services.shared.registry.speakers import FoundSpeaker, Speakers
 from speaker_registry.artifact import Manifest, content_digest
 from speaker_registry.engine import Profile
 from speaker_registry.errors import (

@@ -3,8 +3,9 @@
 from collections.abc import Callable
 
 from services.shared.model.document import SpeakerDocument
+from services.shared.registry.change import Decide
 from services.shared.registry.lookup import expect, locate
-from services.shared.registry.speakers import Decide, FoundSpeaker, Speakers
+from services.shared.registry.speakers import FoundSpeaker, Speakers
 from speaker_registry.names import SpeakerName
 
 Check = Callable[[SpeakerDocument], None]

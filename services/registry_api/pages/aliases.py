@@ -8,25 +8,24 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from services.registry_api.access.rules import VOICES_WRITE
-from services.registry_api.dependencies import AT_STORE, CallerDep, NamespaceDep, ServicesDep
+from services.registry_api.dependencies import AT_STORE, CallerDep, NamespaceDep, ServicesDep, VoiceName
 from services.registry_api.operations.alias import MovedAlias, move
 from services.registry_api.pages.forms import (
     MAX_FIELD,
     Revision,
-    VoiceId,
     checked_form,
     lead_to,
     page_router,
 )
 from services.registry_api.wire import rendering
-from services.registry_api.wire.answers import etag_of, json_bytes
+from services.registry_api.wire.answers import tag_of
 from services.registry_api.wire.fields import Fields
 from services.shared.model.document import SpeakerDocument
 from speaker_registry.errors import InvalidRequest, PreconditionFailed
 from speaker_registry.names import DEFAULT, MAX_VERSION
 from speaker_registry.schemas import VoiceAlias
 
-router = page_router("/voices/{voice_id}/default")
+router = page_router("/voices/{name}/default")
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +63,12 @@ def shown_aliases(document: SpeakerDocument) -> list[VoiceAlias]:
 
 def tag_of_default(document: SpeakerDocument) -> str:
     """Return the ETag that the API tells for `default`. Every move makes another one."""
-    return etag_of(json_bytes(rendering.alias(document, DEFAULT)))
+    return tag_of(rendering.alias(document, DEFAULT))
 
 
 @router.post("", dependencies=[VOICES_WRITE, AT_STORE])
 async def page_move_default(
-    request: Request, services: ServicesDep, namespace: NamespaceDep, voice_id: VoiceId, caller: CallerDep
+    request: Request, services: ServicesDep, namespace: NamespaceDep, name: VoiceName, caller: CallerDep
 ) -> Response:
     """Point `default` to a version, unless it is not any more what the page showed.
 
@@ -94,7 +93,7 @@ async def page_move_default(
             services.speakers,
             services.profiles,
             namespace,
-            voice_id,
+            name,
             DEFAULT,
             number,
             by=caller.id,

@@ -7,24 +7,30 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from services.registry_api.access.rules import VOICES_DELETE
-from services.registry_api.dependencies import AT_STORE, CallerDep, NamespaceDep, Services, ServicesDep
+from services.registry_api.dependencies import (
+    AT_STORE,
+    CallerDep,
+    NamespaceDep,
+    Services,
+    ServicesDep,
+    VoiceName,
+)
 from services.registry_api.operations.undelete import undelete
-from services.registry_api.pages.forms import VoiceId, checked_form, lead_to, page_router, show
+from services.registry_api.pages.forms import checked_form, lead_to, page_router, show
 from services.registry_api.pages.history import past_of
 from services.registry_api.wire import rendering
 from services.registry_api.wire.uploads import limits_of
 from services.shared.model.document import SpeakerDocument
-from services.shared.model.speaker import SpeakerId
 from services.shared.registry.lookup import not_found
 from services.shared.registry.speakers import FoundSpeaker
-from speaker_registry.names import SpeakerName, parse_voice_id
+from speaker_registry.names import SpeakerName
 
-router = page_router("/voices/{voice_id}/undelete")
+router = page_router("/voices/{name}/undelete")
 
 
 @router.post("", dependencies=[VOICES_DELETE, AT_STORE])
 async def page_undelete(
-    request: Request, services: ServicesDep, namespace: NamespaceDep, voice_id: VoiceId, caller: CallerDep
+    request: Request, services: ServicesDep, namespace: NamespaceDep, name: VoiceName, caller: CallerDep
 ) -> Response:
     """Bring back the voice that was deleted last under a name, and lead to its page."""
     async with checked_form(request):
@@ -36,7 +42,7 @@ async def page_undelete(
             services.jobs,
             services.profiles,
             namespace,
-            voice_id,
+            name,
             limits=limits_of(services.settings),
             grace_seconds=services.deleted_grace_seconds,
             by=caller.id,
@@ -52,13 +58,16 @@ def path_of(name: str) -> str:
 
 
 def show_deleted(
-    request: Request, services: Services, namespace: str, name: SpeakerName, *, past: int
+    request: Request, services: Services, document: SpeakerDocument, name: SpeakerName, *, past: int
 ) -> Response:
-    """Show a voice that was deleted and can still be brought back. Raises `VoiceNotFound` for any other."""
-    document = _document(services, namespace, name)
+    """Show a voice that was deleted and can still be brought back. Raises `VoiceNotFound` for any other.
+
+    Args:
+        document: the document of a voice that is not live.
+    """
     life = document.last_deleted
     until = life.deleted_at + round(services.deleted_grace_seconds) if life else 0
-    if life is None or document.live or services.speakers.now() > until:
+    if life is None or services.speakers.now() > until:
         raise not_found(name)
     path = path_of(life.versions[-1].name)
     return show(
@@ -71,14 +80,3 @@ def show_deleted(
         versions=len(life.versions),
         **past_of(document, path, past=past),
     )
-
-
-def _document(services: Services, namespace: str, name: SpeakerName) -> SpeakerDocument:
-    """Return the document of a voice by its name, or by the id that its page had while it was live."""
-    document = services.speakers.read(SpeakerId.of(namespace, name)).document
-    voice_id = parse_voice_id(name.key)
-    if voice_id is None or document.last_deleted:
-        return document
-    meant = services.speakers.read(SpeakerId(namespace, voice_id.slug)).document
-    ended = meant.last_deleted.versions if meant.last_deleted else ()
-    return meant if any(one.vuid == voice_id.vuid for one in ended) else document

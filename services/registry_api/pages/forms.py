@@ -5,7 +5,7 @@ from contextlib import asynccontextmanager
 from typing import Annotated, Any
 from urllib.parse import urlencode
 
-from fastapi import Depends, Path, Query, Request
+from fastapi import Query, Request
 from starlette.responses import RedirectResponse, Response
 
 from services.registry_api.pages.live import TOKEN, is_region
@@ -13,19 +13,10 @@ from services.registry_api.pages.rendering import page
 from services.registry_api.pages.sessions import check_token, session_of
 from services.registry_api.protocol.routing import PAGES, Router
 from services.registry_api.wire.fields import Fields, read_fields
-from speaker_registry.names import SpeakerName, parse_speaker_name
 
 MAX_FIELD = 512
 Revision = Annotated[int, Query(ge=0, le=10**15)]
 """A revision of a voice's record, or 0."""
-
-
-async def _voice_id(voice_id: Annotated[str, Path(max_length=512)]) -> SpeakerName:
-    """Parse the id in a path, which may be a name as well. Raises `InvalidVoiceName`."""
-    return parse_speaker_name(voice_id)
-
-
-VoiceId = Annotated[SpeakerName, Depends(_voice_id)]
 
 
 def page_router(prefix: str = "") -> Router:

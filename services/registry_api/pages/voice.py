@@ -22,6 +22,7 @@ from services.registry_api.dependencies import (
     ProfileName,
     Services,
     ServicesDep,
+    VoiceName,
 )
 from services.registry_api.operations.artifacts import find_artifact
 from services.registry_api.operations.delete import delete
@@ -31,7 +32,6 @@ from services.registry_api.pages.deleted import path_of, show_deleted
 from services.registry_api.pages.forms import (
     MAX_FIELD,
     Revision,
-    VoiceId,
     address,
     checked_form,
     lead_to,
@@ -49,13 +49,13 @@ from services.shared.bucket.stored_bytes import clip_of
 from services.shared.model.pictures import Picture
 from services.shared.model.records import Version
 from services.shared.registry.extract import extract
-from services.shared.registry.lookup import find, find_version
+from services.shared.registry.lookup import find_version, locate, not_found
 from services.shared.registry.repair import artifact_or_replacement
 from services.shared.registry.speakers import FoundSpeaker
-from speaker_registry.errors import NotFound, PicturesFailed, Unavailable, VoiceNotFound
+from speaker_registry.errors import NotFound, PicturesFailed, Unavailable
 from speaker_registry.names import DEFAULT, LATEST, MAX_VERSION
 
-router = page_router("/voices/{voice_id}")
+router = page_router("/voices/{name}")
 _VERSIONS = 20
 _SAFETENSORS = "application/octet-stream"
 
@@ -68,7 +68,7 @@ def page_voice(
     request: Request,
     services: ServicesDep,
     namespace: NamespaceDep,
-    voice_id: VoiceId,
+    name: VoiceName,
     former: FormerDep,
     version: Annotated[int, Query(ge=0, le=MAX_VERSION)] = 0,
     before: Annotated[int, Query(ge=0, le=MAX_VERSION)] = 0,
@@ -82,13 +82,12 @@ def page_voice(
     says until when it can be brought back.
     """
     profiles = services.profiles
-    try:
-        speaker = find(services.speakers, namespace, voice_id)
-    except VoiceNotFound:
-        if is_partial(request):
-            raise
-        return show_deleted(request, services, namespace, voice_id, past=past)
+    speaker = locate(services.speakers, namespace, name, also_deleted=True)
     document = speaker.document
+    if not document.live:
+        if is_partial(request):
+            raise not_found(name)
+        return show_deleted(request, services, document, name, past=past)
     page, more = newest_versions(document, before=before or None, limit=_VERSIONS)
     one = _version(services, speaker, version or DEFAULT)
     made = profiles.all_statuses(speaker, one)
@@ -123,10 +122,10 @@ def _version(services: Services, speaker: FoundSpeaker, reference: int | str) ->
 
 @router.get("/versions/{number}/audio", dependencies=[AUDIO_READ, AT_STORE])
 def page_clip(
-    request: Request, services: ServicesDep, namespace: NamespaceDep, voice_id: VoiceId, number: Number
+    request: Request, services: ServicesDep, namespace: NamespaceDep, name: VoiceName, number: Number
 ) -> Response:
     """Get the clip of a version for the player of its page."""
-    speaker, version = find_version(services.speakers, services.profiles, namespace, voice_id, number)
+    speaker, version = find_version(services.speakers, services.profiles, namespace, name, number)
     clip = clip_of(version)
     headers = file_headers(f"sha256:{clip.sha256}", version)
     if (short := answer_without_bytes(request, headers, clip.size, clip.mime_type)) is not None:
@@ -137,10 +136,10 @@ def page_clip(
 
 @router.get("/versions/{number}/pictures", dependencies=[AUDIO_READ, AT_STORE])
 def page_pictures(
-    request: Request, services: ServicesDep, namespace: NamespaceDep, voice_id: VoiceId, number: Number
+    request: Request, services: ServicesDep, namespace: NamespaceDep, name: VoiceName, number: Number
 ) -> Response:
     """Show the pictures of a version's clip, as a part of the voice's page. Ask workers for missing ones."""
-    speaker, version = find_version(services.speakers, services.profiles, namespace, voice_id, number)
+    speaker, version = find_version(services.speakers, services.profiles, namespace, name, number)
     drawn = all(find_pictures(services.store, speaker.id, version, picture) for picture in Picture)
     problem = None
     if not drawn:
@@ -148,7 +147,7 @@ def page_pictures(
             ask_for_pictures(services.dispatcher, speaker.id, version)
         except PicturesFailed as error:
             problem = error.message
-    path = f"{PAGES}/voices/{quote(voice_id.name, safe='')}/versions/{number}/pictures"
+    path = f"{PAGES}/voices/{quote(name.name, safe='')}/versions/{number}/pictures"
     return show(request, "pictures.html", drawn=drawn, problem=problem, path=path, number=number)
 
 
@@ -157,12 +156,12 @@ def page_picture(
     request: Request,
     services: ServicesDep,
     namespace: NamespaceDep,
-    voice_id: VoiceId,
+    name: VoiceName,
     number: Number,
     picture: Picture,
 ) -> Response:
     """Get a picture of a version's clip."""
-    speaker, version = find_version(services.speakers, services.profiles, namespace, voice_id, number)
+    speaker, version = find_version(services.speakers, services.profiles, namespace, name, number)
     found = answer_with_picture(request, services, speaker, version, picture)
     if found is None:
         raise NotFound("The picture is not drawn yet. Load the page again in a moment.")
@@ -174,12 +173,12 @@ def page_artifact(
     request: Request,
     services: ServicesDep,
     namespace: NamespaceDep,
-    voice_id: VoiceId,
+    name: VoiceName,
     number: Number,
     profile: ProfileName,
 ) -> Response:
     """Download the artifact of a version for a profile."""
-    found = find_artifact(services.speakers, services.profiles, namespace, voice_id, number, profile)
+    found = find_artifact(services.speakers, services.profiles, namespace, name, number, profile)
     artifact = found.artifact
     if artifact is None:
         raise found.fault or NotFound("The artifact is not ready yet.")
@@ -196,14 +195,14 @@ def page_artifact(
     if data is None:
         raise Unavailable("The artifact's file is lost, and is made again.", retry_after_seconds=5)
     headers = file_headers(artifact.record.digest, artifact.version)
-    name = f"{artifact.speaker.id.slug}-{number}-{profile}.safetensors"
-    headers["Content-Disposition"] = f'attachment; filename="{name}"'
+    filename = f"{artifact.speaker.id.slug}-{number}-{profile}.safetensors"
+    headers["Content-Disposition"] = f'attachment; filename="{filename}"'
     return answer_with_bytes(request, data, headers, _SAFETENSORS)
 
 
 @router.post("/versions/{number}/extractions", dependencies=[JOBS_WRITE])
 async def page_extract(
-    request: Request, services: ServicesDep, namespace: NamespaceDep, voice_id: VoiceId, number: Number
+    request: Request, services: ServicesDep, namespace: NamespaceDep, name: VoiceName, number: Number
 ) -> Response:
     """Extract an artifact of a version again."""
     async with checked_form(request) as fields:
@@ -211,7 +210,7 @@ async def page_extract(
     await count_upload(request)
 
     def extract_again() -> None:
-        speaker, version = find_version(services.speakers, services.profiles, namespace, voice_id, number)
+        speaker, version = find_version(services.speakers, services.profiles, namespace, name, number)
         extract(
             services.jobs,
             services.profiles,
@@ -223,19 +222,19 @@ async def page_extract(
         )
 
     await run_in_threadpool(extract_again)
-    return lead_to(f"/voices/{voice_id.name}", version=number)
+    return lead_to(f"/voices/{name.name}", version=number)
 
 
 @router.post("/delete", dependencies=[VOICES_DELETE, AT_STORE])
 async def page_delete(
-    request: Request, services: ServicesDep, namespace: NamespaceDep, voice_id: VoiceId, caller: CallerDep
+    request: Request, services: ServicesDep, namespace: NamespaceDep, name: VoiceName, caller: CallerDep
 ) -> Response:
     """Delete a voice with all its versions, and lead to its page, which says until when it can come back."""
     async with checked_form(request):
         pass
 
     def delete_voice() -> FoundSpeaker:
-        return delete(services.speakers, services.jobs, namespace, voice_id, by=caller.id)
+        return delete(services.speakers, services.jobs, namespace, name, by=caller.id)
 
     before = (await run_in_threadpool(delete_voice)).document
     can_come_back = before.live and services.deleted_grace_seconds

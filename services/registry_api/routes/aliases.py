@@ -19,7 +19,7 @@ from services.registry_api.operations.alias import move, take_back
 from services.registry_api.operations.live_voice import Check
 from services.registry_api.protocol.routing import Router
 from services.registry_api.wire import rendering
-from services.registry_api.wire.answers import answer, check_of, etag_of, json_bytes
+from services.registry_api.wire.answers import answer, check_of, tag_of
 from services.registry_api.wire.documented import request_body, responses
 from services.shared.model.document import SpeakerDocument
 from services.shared.registry.lookup import find
@@ -114,7 +114,7 @@ def move_alias(
     return answer(
         request,
         MovedAlias(**dict(shown), previous_version=moved.previous),
-        headers={"ETag": etag_of(json_bytes(shown))},
+        headers={"ETag": tag_of(shown)},
     )
 
 

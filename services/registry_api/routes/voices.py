@@ -28,7 +28,7 @@ from services.registry_api.operations.live_voice import Check
 from services.registry_api.operations.undelete import undelete
 from services.registry_api.protocol.routing import Router
 from services.registry_api.wire import rendering
-from services.registry_api.wire.answers import answer, check_of, etag_of, json_bytes
+from services.registry_api.wire.answers import answer, check_of, tag_of
 from services.registry_api.wire.documented import request_body, responses
 from services.registry_api.wire.forms import check_characters
 from services.registry_api.wire.paging import find_voices, newest_changes, newest_versions
@@ -144,7 +144,7 @@ def edit_voice(
         check=_check_of_voice(request, services, namespace, name),
     )
     shown = rendering.voice(services.profiles, speaker)
-    return answer(request, shown, headers={"ETag": etag_of(json_bytes(shown))})
+    return answer(request, shown, headers={"ETag": tag_of(shown)})
 
 
 def _check_of_voice(request: Request, services: Services, namespace: str, name: SpeakerName) -> Check | None:

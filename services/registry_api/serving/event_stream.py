@@ -18,7 +18,8 @@ import structlog
 
 from services.shared.bucket.layout import profile_of
 from services.shared.telemetry.logs import LogThrottle
-from services.shared.view.generation import Generation, ViewAway
+from services.shared.view.away import ViewAway
+from services.shared.view.generation import Generation
 from services.shared.view.keys import events_key
 from services.shared.view.leases import LEASE_SECONDS, Leases, Renewal
 from speaker_registry.errors import Unavailable

@@ -22,7 +22,12 @@ _UNSHARED = {"Cache-Control": "private, no-cache"}
 """Only the client itself may keep an answer, and it asks each time whether the answer has changed."""
 
 
-def etag_of(content: bytes) -> str:
+def tag_of(body: BaseModel | dict[str, Any]) -> str:
+    """Return the ETag that `answer` gives to this body."""
+    return _tag_of_content(json_bytes(body))
+
+
+def _tag_of_content(content: bytes) -> str:
     """Return the ETag of a JSON answer: a weak one, because `compression` may compress the answer."""
     return f'W/"{hashlib.sha256(content).hexdigest()[:32]}"'
 
@@ -39,7 +44,7 @@ def answer(
     headers = {**_UNSHARED, **(headers or {})}
     if request.method not in {"GET", "HEAD"}:
         return Response(content, status_code=status, headers=headers, media_type="application/json")
-    headers["ETag"] = tag = etag_of(content)
+    headers["ETag"] = tag = _tag_of_content(content)
     if status == 200 and matches(request.headers.get("if-none-match"), tag):
         return Response(status_code=304, headers=headers)
     return Response(content, status_code=status, headers=headers, media_type="application/json")
@@ -48,7 +53,7 @@ def answer(
 def answer_to_question(request: Request, body: BaseModel) -> Response:
     """Return the answer to a POST that changes nothing as JSON, or 304 if `If-None-Match` names its ETag."""
     content = json_bytes(body)
-    tag = etag_of(content)
+    tag = _tag_of_content(content)
     if matches(request.headers.get("if-none-match"), tag):
         return not_modified(tag)
     return Response(content, headers={**_UNSHARED, "ETag": tag}, media_type="application/json")
@@ -112,7 +117,7 @@ def json_bytes(body: BaseModel | dict[str, Any] | bytes) -> bytes:
 def check_if_match(request: Request, body: BaseModel) -> None:
     """Raise `PreconditionFailed` if `If-Match` is given and does not name the current ETag of `body`."""
     given = request.headers.get("if-match")
-    tag = etag_of(json_bytes(body))
+    tag = tag_of(body)
     if given is not None and not matches(given, tag):
         raise PreconditionFailed(
             f"If-Match is {ascii(given)[:100]}; the current ETag is {tag}.", param="If-Match"

@@ -46,19 +46,37 @@ def find(speakers: Speakers, namespace: str, name: SpeakerName) -> FoundSpeaker:
     return speaker
 
 
-def locate(speakers: Speakers, namespace: str, name: SpeakerName) -> FoundSpeaker:
-    """Return the speaker that `find` looks for, which need not be live."""
-    return _meant(speakers, namespace, name, speakers.read(SpeakerId.of(namespace, name)))
+def locate(
+    speakers: Speakers, namespace: str, name: SpeakerName, *, also_deleted: bool = False
+) -> FoundSpeaker:
+    """Return the speaker that `find` looks for, which need not be live.
+
+    Args:
+        also_deleted: take the id of the voice that was deleted last under a name for that name.
+    """
+    named = speakers.read(SpeakerId.of(namespace, name))
+    return _meant(speakers, namespace, name, named, also_deleted=also_deleted)
 
 
-def _meant(speakers: Speakers, namespace: str, name: SpeakerName, named: FoundSpeaker) -> FoundSpeaker:
+def _meant(
+    speakers: Speakers,
+    namespace: str,
+    name: SpeakerName,
+    named: FoundSpeaker,
+    *,
+    also_deleted: bool = False,
+) -> FoundSpeaker:
     """Return the speaker of this name or, if it is not live, the one of this voice id."""
     voice_id = parse_voice_id(name.key)
     if voice_id is None or named.document.live:
         return named
     meant = speakers.read(SpeakerId(namespace, voice_id.slug))
+    if meant.document.version(voice_id.vuid) is not None:
+        return meant
     # If the voice with this id was deleted, a new voice with its name is not meant.
-    return named if meant.document.version(voice_id.vuid) is None else meant
+    wants_deleted = also_deleted and not meant.document.live and named.document.last_deleted is None
+    last = meant.document.last_deleted if wants_deleted else None
+    return meant if last and any(one.vuid == voice_id.vuid for one in last.versions) else named
 
 
 def expect(document: SpeakerDocument, name: SpeakerName, speaker_id: SpeakerId) -> None:

@@ -6,7 +6,6 @@ Only what wires a process holds an `Opened`. Everything else takes the nouns tha
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextvars import copy_context
-from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
@@ -26,12 +25,13 @@ from services.shared.configuration.store import StoreSettings
 from services.shared.model.clock import Clock
 from services.shared.model.profiles import ProfileCatalogue
 from services.shared.queue.dispatch import RqDispatcher
-from services.shared.queue.jobs import Dispatcher, Jobs
+from services.shared.queue.jobs import Jobs
+from services.shared.registry.opened import Opened
 from services.shared.registry.profile_records import ProfileRecords
 from services.shared.registry.profiles import Profiles
 from services.shared.registry.served import ServedEncoders
 from services.shared.registry.shared_documents import SharedDocuments
-from services.shared.registry.speakers import RunAll, Speakers
+from services.shared.registry.speakers import Speakers
 from services.shared.view.generation import Generation
 from services.shared.view.job_records import JobRecords
 from services.shared.view.open_jobs import OpenJobs
@@ -43,31 +43,6 @@ log = structlog.get_logger()
 
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 1.0, 10.0
 """The pause between two attempts to reach the store at the start grows from the first to the longest."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Opened:
-    """The nouns of a registry, which a process opens once."""
-
-    store: ObjectStore
-    documents: Documents
-    clock: Clock
-    settings: RegistrySettings
-    catalogue: ProfileCatalogue
-    generation: Generation
-    speakers: Speakers
-    blobs: StoredBytes
-    jobs: Jobs
-    profiles: Profiles
-    profile_records: ProfileRecords
-    workers: Workers
-    shared: SharedDocuments
-    dispatcher: Dispatcher
-    run_all: RunAll
-
-    def close(self) -> None:
-        """Close the connections to Redis, except those of the queue."""
-        self.generation.close()
 
 
 def open_registry(

@@ -4,48 +4,30 @@ Reading takes the copy and, where the view lacks one, the document in the bucket
 
     announce the write -> decide on the document -> swap, the commit -> apply to the view -> confirm
 
-Only the swap decides. If a step after it fails, the change stands and the caller is told to ask again; the
-repeat finds what it did. Nothing else in the code base swaps a speaker's document or writes a copy of it.
+Announcing is done here, and the rest by `change`. Nothing else in the code base swaps a speaker's document or
+writes a copy of it.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TypeVar
-
-import structlog
 
 from services.shared.bucket.documents import Base, Documents
-from services.shared.bucket.layout import document_key
-from services.shared.bucket.store import MAX_READ_BYTES
-from services.shared.model.changes import fitting
 from services.shared.model.clock import Clock
 from services.shared.model.document import Counts, SpeakerDocument
-from services.shared.model.events import events_between
 from services.shared.model.speaker import Speaker, SpeakerId
-from services.shared.model.stored_document import DocumentDamaged, DocumentNewer
-from services.shared.registry.parsed import MissingSpeakers, ParsedDocuments
-from services.shared.telemetry.metrics import INTEGRITY_FAILURES
+from services.shared.registry.change import Change, Decide
+from services.shared.registry.speaker_documents import SpeakerDocuments
 from services.shared.view.agenda import Agenda
 from services.shared.view.answers import Answers
-from services.shared.view.copies import Copy, Held, SpeakerView
-from services.shared.view.generation import Generation, ViewAway
+from services.shared.view.away import ViewAway
+from services.shared.view.copies import NO_DOCUMENT, Copy, SpeakerView
+from services.shared.view.generation import Generation
 from services.shared.view.leases import Leases
-from speaker_registry.errors import SpeakerRegistryError, Unavailable, VoiceDamaged, VoiceUnreadable
-
-log = structlog.get_logger(__name__)
+from speaker_registry.errors import Unavailable, VoiceDamaged, VoiceUnreadable
 
 MAX_DOCUMENT_BYTES = 1024 * 1024
-_NOTHING = SpeakerDocument()
-Answer = TypeVar("Answer")
-
-Decide = Callable[[SpeakerDocument], SpeakerDocument]
-"""A decision returns the next document, or its argument if nothing is to be changed. It refuses by raising an
-error of the registry. It may be called several times, on newer documents.
-"""
-Done = Callable[[SpeakerDocument], bool]
-"""This says whether a document holds the change already."""
 NotUnderstood = VoiceDamaged | VoiceUnreadable
 """The reason why a document that was read says nothing about its speaker."""
 RunAll = Callable[[Iterable[Callable[[], object]]], None]
@@ -87,9 +69,9 @@ class Speakers:
             now: returns the store's time in Unix seconds, by which everything in a document is dated.
             run_all: reads several documents from the bucket at once.
         """
-        self.documents = documents
         self.generation = generation
         self.view = SpeakerView(generation)
+        self.documents = SpeakerDocuments(documents, self.view)
         self.agenda = Agenda(generation)
         self.answers = Answers(generation)
         self.leases = Leases(generation, clock)
@@ -101,8 +83,6 @@ class Speakers:
         limits how many of them are active at once.
         """
         self._run_all = run_all
-        self._parsed = ParsedDocuments()
-        self._missing = MissingSpeakers()
 
     # Reading
 
@@ -123,7 +103,7 @@ class Speakers:
 
         One whose document cannot be understood is an error in its place. Raises `Unavailable`.
         """
-        known = {one: etag for one in speaker_ids if (etag := self._parsed.etag(one))}
+        known = {one: etag for one in speaker_ids if (etag := self.documents.parsed.etag(one))}
         copies: Sequence[Copy | None]
         try:
             copies = self.view.get(speaker_ids, known)
@@ -146,12 +126,12 @@ class Speakers:
         if copy is None or copy.etag is None:
             document = self._from_bucket(speaker_id, view_lacks_it=copy is not None)
             return FoundSpeaker(document, copy.open_jobs if copy else (), id=speaker_id, of_view=False)
-        kept = self._parsed.get(speaker_id, copy.etag) if copy.body is None else None
+        kept = self.documents.parsed.get(speaker_id, copy.etag) if copy.body is None else None
         if kept is not None:
             return FoundSpeaker(kept, copy.open_jobs, id=speaker_id)
         if copy.body is None:  # this process dropped it meanwhile, and the view may have lost it as well
             return self.read(speaker_id)
-        document = self.parse(speaker_id, Base(copy.body, copy.etag))
+        document = self.documents.parse(speaker_id, Base(copy.body, copy.etag))
         return FoundSpeaker(document, copy.open_jobs, id=speaker_id)
 
     def _from_bucket(self, speaker_id: SpeakerId, *, view_lacks_it: bool = False) -> SpeakerDocument:
@@ -163,16 +143,17 @@ class Speakers:
         generation = None
         with suppress(Unavailable):
             generation = self.generation.for_reading()
-        if view_lacks_it and self._missing.holds(speaker_id, generation, self.clock.monotonic()):
-            return _NOTHING
+        missing = self.documents.missing
+        if view_lacks_it and missing.holds(speaker_id, generation, self.clock.monotonic()):
+            return NO_DOCUMENT
         with self.reading_bucket():
-            base = self.documents.read(document_key(speaker_id))
-        document = self.parse(speaker_id, base)
+            base = self.documents.read(speaker_id)
+        document = self.documents.parse(speaker_id, base)
         if base.etag is None:
-            self._missing.put(speaker_id, generation, self.clock.monotonic())
+            missing.put(speaker_id, generation, self.clock.monotonic())
         elif generation:
             with suppress(Unavailable):
-                self.apply(speaker_id, document, base, generation, _NOTHING)
+                self.documents.show(speaker_id, document, base, generation=generation)
         return document
 
     def refresh(self, speaker_id: SpeakerId) -> SpeakerDocument:
@@ -181,23 +162,11 @@ class Speakers:
         Raises `ViewAway` if there is no view to bring up, or as `read` does.
         """
         generation = self.generation.for_reading()  # first: a later one might need a newer document
-        base = self.documents.read(document_key(speaker_id))
-        document = self.parse(speaker_id, base)
+        base = self.documents.read(speaker_id)
+        document = self.documents.parse(speaker_id, base)
         if base.etag is not None:
-            self.apply(speaker_id, document, base, generation, _NOTHING)
+            self.documents.show(speaker_id, document, base, generation=generation)
         return document
-
-    def show_each(self, found: Sequence[Held], generation: str) -> None:
-        """Bring the view's copies of several speakers up to what the bucket has of them.
-
-        Args:
-            found: was read after the generation began.
-
-        Raises `ViewAway` or `Unavailable`.
-        """
-        self.view.apply_each(found, generation=generation)
-        for one in found:
-            self._missing.drop(one.speaker_id)
 
     def usage(self, namespace: str) -> Counts | None:
         """Return what the speakers of a namespace use, or None while the view does not hold all of them."""
@@ -229,7 +198,7 @@ class Speakers:
     # Changing
 
     @contextmanager
-    def changing(self, speaker_id: SpeakerId, *, by: str, until: float | None = None) -> Iterator["Change"]:
+    def changing(self, speaker_id: SpeakerId, *, by: str, until: float | None = None) -> Iterator[Change]:
         """Begin a change of a speaker: announce it, and read the document that it starts from.
 
         Args:
@@ -242,7 +211,18 @@ class Speakers:
         until = self.deadline() if until is None else until
         token = self.clock.new_id()
         generation = self._announce(speaker_id, token)
-        change = Change(self, speaker_id, token, generation, by=by, until=until)
+        change = Change(
+            self.documents,
+            self.generation,
+            self.leases,
+            speaker_id,
+            token,
+            announced_in=generation,
+            by=by,
+            until=until,
+            now=self.now,
+            max_bytes=self.max_document_bytes,
+        )
         try:
             yield change
         finally:
@@ -262,7 +242,7 @@ class Speakers:
 
     def deadline(self) -> float:
         """Return the moment until which a request that arrives now may change speakers."""
-        return self.documents.deadline()
+        return self.documents.stored.deadline()
 
     def change(
         self, speaker_id: SpeakerId, decide: Decide, *, by: str, did: str, until: float | None = None
@@ -270,215 +250,3 @@ class Speakers:
         """Make a change that needs no bytes. Arguments and errors are those of `Change.commit`."""
         with self.changing(speaker_id, by=by, until=until) as change:
             return change.commit(decide, did=did)
-
-    def parse(self, speaker_id: SpeakerId, base: Base) -> SpeakerDocument:
-        """Parse a document, and keep it. Raises `VoiceDamaged` or `VoiceUnreadable`."""
-        if base.etag and (kept := self._parsed.get(speaker_id, base.etag)):
-            return kept
-        try:
-            document = SpeakerDocument.parse(base.body)
-        except DocumentDamaged as error:
-            log.error("document.damaged", speaker=str(speaker_id), reason=str(error))
-            INTEGRITY_FAILURES.labels("record").inc()
-            raise _damaged(speaker_id, base.oversize) from None
-        except DocumentNewer as error:
-            log.error("document.newer", speaker=str(speaker_id), reason=str(error))
-            raise _newer(error) from None
-        if base.etag and base.body:
-            self._parsed.put(speaker_id, base.etag, document, len(base.body))
-        return document
-
-    def apply(
-        self,
-        speaker_id: SpeakerId,
-        document: SpeakerDocument,
-        base: Base,
-        generation: str,
-        before: SpeakerDocument,
-    ) -> None:
-        assert base.etag is not None
-        self.view.apply(speaker_id, document, base.etag, generation=generation, base=before)
-        self._missing.drop(speaker_id)
-
-
-class Change:
-    """One announced change of a speaker. `Speakers.changing` makes it."""
-
-    def __init__(
-        self,
-        speakers: Speakers,
-        speaker_id: SpeakerId,
-        token: str,
-        generation: str,
-        *,
-        by: str,
-        until: float,
-    ) -> None:
-        self._speakers = speakers
-        self._speaker_id = speaker_id
-        self._key = document_key(speaker_id)
-        self._generation = generation
-        self._by = by
-        self.token = token
-        """The id of this change. It is new, so it may name what the change stores."""
-        self.until = until
-        self.is_settled = True
-        """False while a swap of this change may still be carried out. Then the announcement stays."""
-        self.mended = False
-        """True if the change was decided in place of a damaged document."""
-        self._base: Base | None = None
-
-    @property
-    def document(self) -> SpeakerDocument:
-        """Return the document that the change starts from, which may be an outdated copy; after the commit,
-        the one that it led to.
-        """
-        return self._understood(self._start())
-
-    def ask(self, question: Callable[[SpeakerDocument], Answer]) -> Answer:
-        """Return what `question` says of the document that the change starts from.
-
-        A refusal of the copy is decided again on the document in the bucket: the copy may be outdated.
-        """
-        try:
-            return question(self.document)
-        except SpeakerRegistryError:
-            self._base = self._speakers.documents.read(self._key)
-            self._bring_up_view()
-            return question(self.document)
-
-    def commit(
-        self,
-        decide: Decide,
-        *,
-        did: str,
-        done: Done | None = None,
-        takes_away: bool = False,
-        mends: bool = False,
-    ) -> SpeakerDocument:
-        """Commit what `decide` makes of the newest document. Returns the document then.
-
-        Args:
-            did: the kind of change, for those who read the document or the events.
-            done: says whether a document holds the change already, where what it adds has an id. By default
-                the document keeps the change's own id.
-            takes_away: answer only when no reader of an older view is left.
-            mends: decide on an empty document in place of a damaged one, instead of raising.
-
-        Raises:
-            Unavailable: the change was not made, or stands but could not be shown; a repeat finds out.
-            VoiceDamaged, VoiceUnreadable: the document cannot be understood. What `decide` raises.
-        """
-        before, seen = _NOTHING, None
-
-        def next_body(base: Base) -> bytes | None:
-            nonlocal before, seen
-            self.mended = mends and self._is_damaged(base)
-            before = found = self._mended() if self.mended else self._understood(base)
-            seen = base
-            after = decide(found)
-            if after is found and not self.mended:
-                return None
-            after = after.following(
-                found, None if done else self.token, at=self._speakers.now(), by=self._by, did=did
-            )
-            if not takes_away:  # what was deleted is named with its date, and that must always fit
-                fitting(found, after, max_bytes=self._speakers.max_document_bytes)
-            body = after.to_bytes()
-            self.is_settled = False  # from here on a swap may be on its way
-            return body
-
-        try:
-            committed = self._speakers.documents.change(
-                self._key, next_body, done=self._is_done(done), base=self._start(), until=self.until
-            )
-        except Unavailable:
-            raise
-        except SpeakerRegistryError:
-            self.is_settled = True  # refused on a newer document, to which no earlier try can apply any more
-            self._base = seen
-            self._bring_up_view()
-            raise
-        self.is_settled, self._base = True, committed
-        self._show(committed, before, takes_away=takes_away)
-        return self.document
-
-    def _show(self, committed: Base, before: SpeakerDocument, *, takes_away: bool) -> None:
-        """Apply a document to the view, see that this view is still the one in use, and wait until nobody
-        answers from memory what the change took away.
-        """
-        if committed.etag is not None:
-            base = _NOTHING if self.mended else before
-            self._speakers.apply(self._speaker_id, self.document, committed, self._generation, base)
-        if takes_away:
-            self._speakers.generation.settle()
-        self._speakers.generation.confirm(self._generation)
-        if takes_away or any(event.takes_away for event in events_between(before, self.document)):
-            self._speakers.leases.settle()
-
-    def _bring_up_view(self) -> None:
-        """Apply the document in the bucket that a change is refused on, of which the copy may lag behind.
-
-        Otherwise the caller could be told of a change that a later reader does not see.
-        """
-        base = self._base
-        if base is not None and base.etag is not None and not self.mended:
-            with suppress(Unavailable, VoiceDamaged, VoiceUnreadable):
-                self._speakers.apply(
-                    self._speaker_id, self._understood(base), base, self._generation, _NOTHING
-                )
-
-    def _start(self) -> Base:
-        """Return the document that the change starts from, from the view or else from the bucket."""
-        if self._base is None:
-            [copy] = self._speakers.view.get([self._speaker_id], {})
-            self._base = (
-                Base(copy.body, copy.etag, copy.revision or 0)
-                if copy.body and copy.etag
-                else self._speakers.documents.read(self._key)
-            )
-        return self._base
-
-    def _understood(self, base: Base) -> SpeakerDocument:
-        return self._speakers.parse(self._speaker_id, base)
-
-    def _is_damaged(self, base: Base) -> bool:
-        try:
-            self._understood(base)
-        except VoiceDamaged:
-            return True
-        return False
-
-    def _mended(self) -> SpeakerDocument:
-        """Return the document that a delete decides on in place of a damaged one."""
-        [copy] = self._speakers.view.get([self._speaker_id], {})
-        known = SpeakerDocument.parse(copy.body) if copy.body else None
-        return SpeakerDocument.after_damage(known, self._speakers.now())
-
-    def _is_done(self, done: Done | None) -> Callable[[bytes], bool]:
-        def holds(body: bytes) -> bool:
-            try:
-                document = SpeakerDocument.parse(body)
-            except (DocumentDamaged, DocumentNewer):
-                return False
-            return self.token in document.changes if done is None else done(document)
-
-        return holds
-
-
-def _damaged(speaker_id: SpeakerId, oversize: int | None) -> VoiceDamaged:
-    how = "is damaged"
-    if oversize is not None:
-        how = f"takes {oversize} bytes, more than the {MAX_READ_BYTES} bytes that are accepted,"
-    return VoiceDamaged(
-        f"The record of this voice {how} in the bucket, so what the name stands for is unknown. Restore "
-        f"the object '{document_key(speaker_id)}' from a backup, or delete the voice."
-    )
-
-
-def _newer(error: DocumentNewer) -> VoiceUnreadable:
-    return VoiceUnreadable(
-        f"The record of this voice was written by a newer release: {error}. Accepted: a release of the "
-        "registry that is at least as new.",
-        retry_after_seconds=60,
-    )

@@ -36,7 +36,7 @@ class Agenda:
 
     def announce(self, speaker_id: SpeakerId, token: str, generation: str) -> None:
         """Say that a write to this speaker begins now. If this raises, nothing may be written."""
-        self._look_within(speaker_id, _LOOK_SECONDS, generation)
+        self._look_within({speaker_id: _LOOK_SECONDS}, generation)
         self._generation.call("announce", generation, [announcements_key(generation, speaker_id)], [token])
 
     def withdraw(self, speaker_id: SpeakerId, token: str) -> None:
@@ -65,22 +65,16 @@ class Agenda:
         )
         return [Due(SpeakerId.parse(text), int(at)) for text, at in found if at <= milliseconds(time)]
 
-    def look_within(self, speaker_id: SpeakerId, seconds: float) -> None:
-        """Have the speaker looked at within so many seconds."""
-        self._look_within(speaker_id, seconds, self._generation.for_reading())
-
-    def look_at_each(self, within: Mapping[SpeakerId, float]) -> None:
+    def look_within(self, within: Mapping[SpeakerId, float]) -> None:
         """Have each speaker looked at within so many seconds."""
-        generation = self._generation.for_reading()
+        self._look_within(within, self._generation.for_reading())
+
+    def _look_within(self, within: Mapping[SpeakerId, float], generation: str) -> None:
         calls: list[tuple[list[str], list[str | int | float]]] = [
             ([agenda_key(generation)], [str(speaker_id), round(seconds * 1000)])
             for speaker_id, seconds in within.items()
         ]
         self._generation.call_each("look", generation, calls)
-
-    def _look_within(self, speaker_id: SpeakerId, seconds: float, generation: str) -> None:
-        arguments: list[str | int | float] = [str(speaker_id), round(seconds * 1000)]
-        self._generation.call("look", generation, [agenda_key(generation)], arguments)
 
     def looked_at(self, due: Due, *, again_in: float | None) -> None:
         """Take a speaker off, or have it looked at again later. A look that was asked for meanwhile stays."""

@@ -14,7 +14,8 @@ from redis.client import Pipeline
 from services.shared.model.document import Counts, SpeakerDocument
 from services.shared.model.events import SpeakerEvent, events_between
 from services.shared.model.speaker import OpenJob, SpeakerId
-from services.shared.view.generation import Generation, ViewAway, milliseconds
+from services.shared.view.away import ViewAway
+from services.shared.view.generation import Generation, milliseconds
 from services.shared.view.keys import (
     FORMER,
     complete_key,

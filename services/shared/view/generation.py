@@ -10,11 +10,9 @@ generation there, after its commit, knows that every later generation will read 
 not know what a view holds.
 """
 
-import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from threading import Event, Lock, Thread
 from typing import Any
@@ -24,21 +22,20 @@ import structlog
 from redis.client import Pipeline
 from redis.commands.core import Script
 
-from services.shared.bucket.documents import Base, Documents
-from services.shared.bucket.layout import VIEW
+from services.shared.bucket.documents import Documents
 from services.shared.model.clock import Clock
-from services.shared.model.records import seal, unseal
 from services.shared.telemetry import tracing
 from services.shared.telemetry.logs import LogThrottle
-from services.shared.view.keys import FORMER, complete_key, words_key
+from services.shared.view.away import LeftBehind, RedisTaken, ViewAway
+from services.shared.view.keys import FORMER, complete_key
 from services.shared.view.redis_access import connect, unavailable_without_redis
-from speaker_registry.errors import Conflict, Unavailable
+from services.shared.view.stamp import SECTIONS, STAMP, Stamp, history_of
+from services.shared.view.view_document import Named, ViewDocument
+from services.shared.view.words import Words
+from speaker_registry.errors import Unavailable
 
 log = structlog.get_logger(__name__)
 
-STAMP = "sr:view"
-LOOK_SECONDS = 2.0
-"""`_view.json` is looked at this often. A reader of a view that is not in use any more stops within this."""
 _SERVER_LOOK_SECONDS = 1.0
 UNWATCHED_SECONDS = 5.0
 """Whoever uses the view looks first if the last look is older than this: the thread that looks may be
@@ -48,83 +45,15 @@ SETTLED_SECONDS = 10.0
 """What takes something away waits until its generation is this old. By then every process has looked at
 `_view.json`, and none reads the view of before. A process that is left behind asks after the same time.
 """
-ASKED_SECONDS = 60.0
-"""A question that nobody answers for this long shows that no process holds the generation in use."""
 WATCHING = "view"
 """The name of the thread that looks again and again."""
 _END_SECONDS = 10.0
 """A process that ends does not wait longer for that thread, which may wait for a server."""
-_SECTIONS = ("server", "stats", "replication")
-_HISTORY = ("run_id", "evicted_keys", "master_replid")
-"""These fields of INFO tell one history of a server's data from another."""
 _TRIES = 5
 _OVER = re.compile(r"^OVER|caused error: OVER$")
 """An error of a script, or of a pipeline with it, says this if another generation has begun."""
 _LUA = Path(__file__).parent / "lua"
 _throttle = LogThrottle(60.0)
-
-
-class ViewAway(Unavailable):
-    """The view cannot be used now. What it would show is read from the bucket."""
-
-    def __init__(self, message: str = "The view in Redis is being replaced; try again shortly.") -> None:
-        super().__init__(message, retry_after_seconds=1)
-
-
-class LeftBehind(ViewAway):
-    """The view in use lies in another Redis than the one of this process."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            "The view in use lies in another Redis than the one of this process. Accepted: the same "
-            "SPEAKER_REDIS_URL for every process of the registry."
-        )
-
-
-class RedisTaken(ViewAway):
-    """The server holds the view of another bucket."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            "Redis holds the view of another bucket. Accepted: a Redis of its own for each registry, or this "
-            "one once it has been emptied."
-        )
-
-
-@dataclass(frozen=True, slots=True)
-class Stamp:
-    """What Redis says of its view."""
-
-    server: str
-    """The history of the server's data, under which the generation began."""
-    bucket: str
-    generation: str
-
-    def __str__(self) -> str:
-        return f"{self.server}/{self.bucket}/{self.generation}"
-
-    @classmethod
-    def parse(cls, text: str) -> "Stamp":
-        """Parse what `str` returned. An empty text is the stamp of a server without a view."""
-        server, _, rest = text.partition("/")
-        bucket, _, generation = rest.rpartition("/")
-        return cls(server, bucket, generation)
-
-
-@dataclass(frozen=True, slots=True)
-class Named:
-    """What `_view.json` said when it was looked at."""
-
-    base: Base
-    generation: str = ""
-    question: str = ""
-    """The id of a question whether anybody still serves the generation. Empty if nobody asks."""
-
-    @classmethod
-    def of(cls, base: Base) -> "Named":
-        """Parse a document. A missing or damaged one names no generation, and may be replaced."""
-        members = {} if base.body is None or base.damaged else unseal(base.body)
-        return cls(base, str(members.get("generation", "")), str(members.get("question", "")))
 
 
 class Generation:
@@ -145,29 +74,21 @@ class Generation:
             bucket: the identity of the bucket whose documents the view shows.
         """
         self._bucket = bucket
-        self._documents = documents
+        self._document = ViewDocument(documents, clock)
         self._clock = clock
-        self._process = clock.new_id()
         self._lock = Lock()
         self._trusted = ""
         """The stamp of the view that may be used. Empty while there is none."""
-        self._named: Named | None = None
-        self._named_at = self._looked_at = float("-inf")
+        self._looked_at = float("-inf")
         self._held = ""
         """The generation that this process used last."""
-        self._word = ""
-        """The word that this process left at its last look. Empty if there was none in this generation."""
-        self._fields = (f"{self._process}:0", f"{self._process}:1")
-        """The fields that hold this word and the next one."""
-        self._gone_back = ""
-        """The generation that this process knows to have been rolled back."""
         self._first_seen: tuple[str, float] = ("", 0.0)
         self._behind_since: float | None = None
-        self._asked: tuple[str, float] = ("", 0.0)
         self.redis = connect(url, connect_hook=self._on_connect)
         """The connections of this client exist only while the view may be used."""
         self.plain = connect(url)
         """This client works whatever state the view is in. What it is used for belongs to no generation."""
+        self._words = Words(self.plain, clock)
         self._begin = self.plain.register_script((_LUA / "begin.lua").read_text())
         prelude = (_LUA / "_prelude.lua").read_text()
         self._scripts: dict[str, Script] = {
@@ -262,7 +183,7 @@ class Generation:
 
         Raises `Unavailable` otherwise: the commit stands, but a view that began meanwhile may lack it.
         """
-        if self._look_at_bucket().generation != generation:
+        if self._document.look().generation != generation:
             self._distrust(self._trusted)
             raise ViewAway(
                 "The change was made, but the view in Redis was replaced meanwhile. Send it again: a change "
@@ -311,42 +232,19 @@ class Generation:
         While the two agree, `_view.json` is read only when that is due, and a failure to read it changes
         nothing.
         """
-        server = _history(self.plain.info(*_SECTIONS))
+        server = history_of(self.plain.info(*SECTIONS))
         stamp = Stamp.parse(str(self.plain.get(STAMP) or ""))
-        named = self._named
+        named = self._document.seen
         agrees = named is not None and str(stamp) == self._trusted and stamp.generation == named.generation
         if named is None or not agrees:
-            return self._look_at_bucket(), stamp, server
-        if self._clock.monotonic() - self._named_at >= LOOK_SECONDS:
+            return self._document.look(), stamp, server
+        if self._document.is_due():
             with suppress(Unavailable):
-                named = self._look_at_bucket()
+                named = self._document.look()
         return named, stamp, server
 
-    def _look_at_bucket(self) -> Named:
-        began = self._clock.monotonic()
-        named = Named.of(self._documents.read(VIEW))
-        self._named, self._named_at = named, began
-        if named.question != self._asked[0]:
-            self._asked = (named.question, self._clock.since_boot())
-        return named
-
     def _finds_its_word(self, stamp: Stamp) -> bool:
-        """Leave a fresh word in Redis, and return whether the last one is there.
-
-        A server that was rolled back under one `run_id` does not have it. The two words take turns in two
-        fields: the client repeats a pipeline whose reply was lost, and must find the same then.
-        """
-        key, word = words_key(stamp.generation), self._clock.new_id()
-        expected = self._word if stamp.generation == self._held else ""
-        last, next_one = self._fields
-        pipeline = self.plain.pipeline(transaction=True)
-        pipeline.hget(key, last)
-        pipeline.hset(key, next_one, word)
-        found, _ = pipeline.execute()
-        self._word, self._fields = word, (next_one, last)
-        if expected and found != expected:
-            self._gone_back = stamp.generation
-        return self._gone_back != stamp.generation
+        return self._words.is_there(stamp.generation, used_last=stamp.generation == self._held)
 
     def _trust(self, stamp: Stamp, looked_at: float) -> None:
         self._looked_at = looked_at
@@ -363,8 +261,8 @@ class Generation:
     def _on_connect(self, connection: Any) -> None:
         """Check a new connection before its first command: the server may be another one since the last."""
         connection.on_connect()
-        connection.send_command("INFO", *_SECTIONS)
-        server = _history(connection.read_response())
+        connection.send_command("INFO", *SECTIONS)
+        server = history_of(connection.read_response())
         trusted = self._trusted
         if not trusted or Stamp.parse(trusted).server != server:
             connection.disconnect()  # or the pool would hand it out as checked
@@ -381,17 +279,15 @@ class Generation:
         """
         is_starting = not self._held
         own = named.generation in {"", self._held, stamp.generation}
-        question, since = self._asked
-        unanswered = bool(question) and self._clock.since_boot() - since > ASKED_SECONDS
-        return is_starting or own or unanswered
+        return is_starting or own or self._document.is_unanswered()
 
     def _begin_generation(self, named: Named, stamp: Stamp, server: str) -> None:
         """Name a new generation in the bucket and then in Redis. The caller looks again in any case."""
         generation = self._clock.new_id()
-        if not self._swap(named, generation=generation, question=""):
+        if not self._document.swap(named, generation=generation, question=""):
             return
         self._held = generation  # named by this process, so its Redis may begin another one if this is lost
-        self._word = ""
+        self._words.begin()
         begun = Stamp(server, self._bucket, generation)
         seen = str(stamp) if stamp.generation else ""
         keys = [STAMP, FORMER, complete_key(stamp.generation)]
@@ -410,26 +306,6 @@ class Generation:
                 self._begin_generation(named, stamp, server)
         self.look()
 
-    def _swap(self, named: Named, **members: str) -> bool:
-        """Replace `_view.json` while it is what was looked at. Returns whether this process replaced it."""
-        nonce = self._clock.new_id()
-        kept = {"format": 1, "generation": named.generation, "question": named.question}
-
-        def decide(base: Base) -> bytes:
-            if base.etag != named.base.etag:
-                raise Conflict("Another process was first.")
-            return seal({**kept, **members, "revision": base.revision + 1, "nonce": nonce})
-
-        try:
-            changed = self._documents.change(
-                VIEW, decide, base=named.base, done=lambda body: json.loads(body).get("nonce") == nonce
-            )
-        except Conflict:
-            self._named = None
-            return False
-        self._named = Named.of(changed)
-        return True
-
     # Being left behind
 
     def _be_left_behind(self, named: Named) -> None:
@@ -440,14 +316,14 @@ class Generation:
         if _throttle.due("left behind"):
             log.error("view.left_behind", setting="SPEAKER_REDIS_URL")
         if now - self._behind_since > SETTLED_SECONDS and not named.question:
-            self._swap(named, question=self._clock.new_id())
+            self._document.swap(named, question=self._clock.new_id())
         raise LeftBehind
 
     def _answer(self, named: Named) -> None:
         """Take a question out of `_view.json`, because this process serves the generation."""
         if named.question:
             with suppress(Unavailable):
-                self._swap(named, question="")
+                self._document.swap(named, question="")
 
 
 @contextmanager
@@ -466,17 +342,3 @@ def watched(generation: Generation) -> Iterator[None]:
 def milliseconds(time: tuple[int, int]) -> int:
     """Return what Redis answers to TIME in ms."""
     return time[0] * 1000 + time[1] // 1000
-
-
-def _history(info: Any) -> str:
-    """Return what tells one history of a server's data from another. Raises `ViewAway` if INFO lacks it."""
-    if not isinstance(info, dict):
-        lines = (line.partition(":") for line in str(info).splitlines())
-        info = {name: value for name, _, value in lines}
-    history = [str(info.get(name, "")) for name in _HISTORY]
-    if not all(history):
-        raise ViewAway(
-            f"INFO of this Redis-compatible server lacks one of {', '.join(_HISTORY)}, so a loss of data "
-            "would stay unnoticed. Accepted: Valkey or Redis from 7.2."
-        )
-    return ".".join(history)

@@ -17,7 +17,7 @@ leases          processes that may answer from memory: process -> the last event
 b:{namespace}   the artifacts of live versions: digest of the file -> speaker
 complete        there once every document that the bucket lists has been applied: times of listings
 marks           of a store whose listings have no ETags: speaker -> what one said of the document applied
-words           what each process left at its last look, see `generation`
+words           what each process left at its last look, see `words`
 shared          copies of documents that every process keeps: path -> revision, ETag and, of some, the JSON
 told            the paths of such documents, by the order in which they were last said to have changed
 workers:{profile}, failed:{profile}   live workers, and failed proofs, by time

@@ -38,7 +38,7 @@ class OpenJobs:
             fields: the fields of the job's record besides its state and its times.
         """
         # First, so that housekeeping finds a claim whose process dies before it hands the job to the queue.
-        self._agenda.look_within(speaker_id, _LOOK_SECONDS)
+        self._agenda.look_within({speaker_id: _LOOK_SECONDS})
         generation = self._generation.for_reading()
         keys = [
             open_jobs_key(generation, speaker_id),

@@ -21,7 +21,8 @@ from services.registry_api.serving.long_polls import LongPolls
 from services.shared.configuration.explanation import variable_of
 from services.shared.configuration.registry import RegistrySettings
 from services.shared.configuration.store import StoreSettings
-from services.shared.registry.opening import Opened, open_registry
+from services.shared.registry.opened import Opened
+from services.shared.registry.opening import open_registry
 from services.shared.registry.publish import Attempt
 from services.shared.view.job_records import JobRecord
 from speaker_registry.schemas import FINISHED_STATES

@@ -18,7 +18,8 @@ import uvicorn
 
 from services.registry_api.access.authentication import open_access
 from services.registry_api.app import create_app
-from services.registry_api.commands.wiring import campaigns_of, keys_of, services_of
+from services.registry_api.commands.wiring import campaigns_of, events_of, keys_of
+from services.registry_api.dependencies import Services
 from services.registry_api.keys.key_uses import KeyUses
 from services.registry_api.maintenance.rebuild import rebuild
 from services.registry_api.maintenance.settle import settle
@@ -111,11 +112,12 @@ class Registry:
             (limits, body_timeouts, head_seconds, max_active, max_at_store, rates, access, settings)
         )
         self.campaigns = campaigns_of(self.opened)
-        services = services_of(
-            self.opened,
+        services = Services(
+            **self.opened.by_name(),
             keys=self.keys,
             key_uses=self.key_uses,
             decoder=decoder,
+            events=events_of(self.opened),
             campaigns=self.campaigns,
             housekeeping=None,
             limits=limits or UploadLimits(),

@@ -7,7 +7,7 @@ import pytest
 
 from services.registry_api.campaigns import preparation
 from services.registry_api.commands.wiring import campaigns_of
-from services.shared.view.generation import STAMP
+from services.shared.view.stamp import STAMP
 from speaker_registry import RegistryClient
 from speaker_registry.artifact import read_tensors
 from speaker_registry.cli import campaigns, main

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from services.shared.registry import pages
-from services.shared.view.generation import ViewAway
+from services.shared.view.away import ViewAway
 from tests.integration.api.conftest import Start
 from tests.integration.api.registry import EMBEDDING, Registry
 from tests.integration.api.test_kept_waiting import Standstill, asking

@@ -20,6 +20,7 @@ from services.registry_api.keys.seal import Seal
 from services.registry_api.pages import history, voices
 from services.registry_api.pages.activity import Activity
 from services.registry_api.pages.sessions import COOKIE, is_page
+from services.shared.configuration.access import RateSettings
 from services.shared.view.keys import jobs_key
 from speaker_registry.errors import WorkerError
 from tests.integration.api.access import BOOTSTRAP, CLOSED, bearer, id_of, key
@@ -42,15 +43,15 @@ RULES: dict[str, set[str] | None] = {
     "GET /dashboard/voices/new": {"voices:write"},
     "POST /dashboard/voices": {"voices:write"},
     "POST /dashboard/voices/sample": {"voices:write"},
-    "GET /dashboard/voices/{voice_id}": {"voices:read", "engine"},
-    "GET /dashboard/voices/{voice_id}/versions/{number}/audio": {"audio:read"},
-    "GET /dashboard/voices/{voice_id}/versions/{number}/pictures": {"audio:read"},
-    "GET /dashboard/voices/{voice_id}/versions/{number}/pictures/{picture}": {"audio:read"},
-    "GET /dashboard/voices/{voice_id}/versions/{number}/artifacts/{profile}": {"artifacts:read", "engine"},
-    "POST /dashboard/voices/{voice_id}/versions/{number}/extractions": {"jobs:write", "engine"},
-    "POST /dashboard/voices/{voice_id}/default": {"voices:write"},
-    "POST /dashboard/voices/{voice_id}/delete": {"voices:delete"},
-    "POST /dashboard/voices/{voice_id}/undelete": {"voices:delete"},
+    "GET /dashboard/voices/{name}": {"voices:read", "engine"},
+    "GET /dashboard/voices/{name}/versions/{number}/audio": {"audio:read"},
+    "GET /dashboard/voices/{name}/versions/{number}/pictures": {"audio:read"},
+    "GET /dashboard/voices/{name}/versions/{number}/pictures/{picture}": {"audio:read"},
+    "GET /dashboard/voices/{name}/versions/{number}/artifacts/{profile}": {"artifacts:read", "engine"},
+    "POST /dashboard/voices/{name}/versions/{number}/extractions": {"jobs:write", "engine"},
+    "POST /dashboard/voices/{name}/default": {"voices:write"},
+    "POST /dashboard/voices/{name}/delete": {"voices:delete"},
+    "POST /dashboard/voices/{name}/undelete": {"voices:delete"},
     "GET /dashboard/jobs": {"jobs:read", "engine"},
     "POST /dashboard/jobs/{job_id}/cancel": {"jobs:write"},
     "GET /dashboard/profiles": set(ALL_SCOPES),
@@ -63,7 +64,7 @@ is opened by mistake.
 """
 FORMS = sorted(what.removeprefix("POST ") for what in RULES if what.startswith("POST"))
 ADDRESS = {
-    "voice_id": "nobody",
+    "name": "nobody",
     "number": "1",
     "picture": "mel.png",
     "profile": PROFILE,
@@ -108,7 +109,7 @@ def test_a_stranger_is_led_to_sign_in(closed: Registry, what: str):
     """Whoever has no session sees the page to sign in at, and nothing of the registry."""
     method, path = what.split()
     with httpx.Client(base_url=closed.url) as http:
-        answer = http.request(method, path.format(**ADDRESS, name="dashboard.css"))
+        answer = http.request(method, path.format(**{**ADDRESS, "name": "dashboard.css"}))
     if RULES[what] is not None:
         assert answer.status_code == 303
         assert answer.headers["location"].startswith("/dashboard/login")
@@ -509,6 +510,21 @@ def test_a_deleted_voice_is_brought_back(start: Start):
         registry.opened.speakers.now = lambda: now + 86_401
         assert [visitor.get(path).status_code for path in (address, named)] == [404, 404]
         assert visitor.post(f"{named}/undelete").status_code == 404
+
+
+def test_made_up_names_are_limited_on_pages_too(start: Start):
+    """A name without a voice is looked for in the bucket, whichever way it is asked for, and once."""
+    closed = start(access=CLOSED, rates=RateSettings(unknown_names_per_minute=2))
+    closed.app.state.access.rate_limits.now = lambda: 1_775_133_885.0
+    stored = closed.opened.speakers.documents.stored
+    read, asked = stored.read, list[str]()
+    with Visitor(closed, key(closed)) as visitor, pytest.MonkeyPatch.context() as patches:
+        patches.setattr(closed.opened.speakers.documents.missing, "holds", lambda *_: False)
+        patches.setattr(stored, "read", lambda path: (asked.append(path), read(path))[1])
+        answers = [visitor.get(f"/voices/nobody-{number}") for number in range(3)]
+    assert [answer.status_code for answer in answers] == [404, 404, 429]
+    assert "2 voices that do not exist" in answers[2].text
+    assert [path for path in asked if "/s/" in path] == ["default/s/nobody-0.json", "default/s/nobody-1.json"]
 
 
 def test_a_key_that_may_only_look_gets_no_button(closed: Registry, name: str):

@@ -10,7 +10,7 @@ import numpy as np
 
 from services.shared.model.speaker import SpeakerId
 from services.shared.registry.fail import fail
-from services.shared.registry.opening import Opened
+from services.shared.registry.opened import Opened
 from services.shared.registry.publish import Attempt, Provenance, publish, start
 from services.shared.view.job_records import JobRecord
 from services.shared.view.keys import jobs_key

@@ -7,7 +7,8 @@ from typing import Any
 
 from services.shared.bucket.stored_bytes import Unsound
 from services.shared.model.speaker import SpeakerId
-from services.shared.view.generation import ASKED_SECONDS, SETTLED_SECONDS
+from services.shared.view.generation import SETTLED_SECONDS
+from services.shared.view.view_document import ASKED_SECONDS
 from speaker_registry.errors import AudioNotFound, Unavailable, VoiceNotFound
 from speaker_registry.names import DEFAULT, LATEST
 from tests.memory_registry import PROFILES, id_of

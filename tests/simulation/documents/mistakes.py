@@ -15,8 +15,8 @@ from services.registry_api.maintenance import garbage_sweep
 from services.registry_api.operations import delete
 from services.shared.bucket import documents
 from services.shared.model import records
-from services.shared.registry import speakers
-from services.shared.view import generation
+from services.shared.registry import change, speakers
+from services.shared.view import generation, words
 from tests import memory_redis, memory_registry, memory_store
 
 
@@ -85,7 +85,7 @@ MISTAKES: dict[str, Caught] = {
     "nobody looks at `_view.json` after a commit": Caught(
         owner=generation.Generation,
         function="confirm",
-        changes={"if self._look_at_bucket().generation != generation:": "if False:"},
+        changes={"if self._document.look().generation != generation:": "if False:"},
         found_as="^(6|1):",
         theme="Redis that is doubled",
         soonest=178,
@@ -148,7 +148,7 @@ MISTAKES: dict[str, Caught] = {
     "what the view lacks is taken for missing": Caught(
         owner=speakers.Speakers,
         function="_found",
-        changes={"document = self._from_bucket(": "document = _NOTHING if copy else self._from_bucket("},
+        changes={"document = self._from_bucket(": "document = NO_DOCUMENT if copy else self._from_bucket("},
         found_as="^6:",
         theme="Redis that is emptied",
         soonest=2,
@@ -170,9 +170,9 @@ MISTAKES: dict[str, Caught] = {
         soonest=188,
     ),
     "a rollback under one run of Redis is not noticed": Caught(
-        owner=generation.Generation,
-        function="_finds_its_word",
-        changes={"return self._gone_back != stamp.generation": "return True"},
+        owner=words.Words,
+        function="is_there",
+        changes={"return self._gone_back != generation": "return True"},
         found_as="^(6|5):",
         theme="Redis that is rolled back",
         soonest=3,
@@ -203,7 +203,7 @@ MISTAKES: dict[str, Caught] = {
         soonest=2,
     ),
     "a commit is acknowledged before the view has it": Caught(
-        owner=speakers.Change,
+        owner=change.Change,
         function="_show",
         changes={"if committed.etag is not None:": "if committed.etag is not None and takes_away:"},
         found_as="^6:",

@@ -12,7 +12,7 @@ from services.shared.model.document import SpeakerDocument
 from services.shared.model.speaker import SpeakerId
 from services.shared.registry.extract import extract_missing
 from services.shared.registry.fail import fail
-from services.shared.view.generation import Stamp
+from services.shared.view.stamp import Stamp
 from speaker_registry.errors import ExtractorOutOfMemory, VersionNotFound, VoiceDamaged, VoiceUnreadable
 from tests.memory_registry import Registry, id_of
 from tests.simulation import scheduler

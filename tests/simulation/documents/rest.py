@@ -12,8 +12,9 @@ from services.shared.model.document import SpeakerDocument
 from services.shared.model.events import events_between
 from services.shared.model.speaker import Speaker, SpeakerId
 from services.shared.model.status import profile_status, unsupported_reason
-from services.shared.view.generation import STAMP, Stamp, ViewAway
+from services.shared.view.away import ViewAway
 from services.shared.view.keys import agenda_key, announcements_key, events_key, names_key
+from services.shared.view.stamp import STAMP, Stamp
 from speaker_registry.artifact import sha256_digest
 from tests.memory_registry import NS, PROFILES, id_of
 from tests.simulation.documents.ledger import NOTHING, Violation, named

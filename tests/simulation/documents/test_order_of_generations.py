@@ -22,9 +22,9 @@ WRONG_ORDER = Mistake(
     owner=Generation,
     function="_begin_generation",
     changes={
-        'if not self._swap(named, generation=generation, question=""):': "if False:",
+        'if not self._document.swap(named, generation=generation, question=""):': "if False:",
         'log.info("view.begun", generation=generation)': (
-            'self._swap(named, generation=generation, question="")'
+            'self._document.swap(named, generation=generation, question="")'
         ),
     },
 )

@@ -1,0 +1,214 @@
+"""One change of a speaker's document, from the decision to the confirmation. `Speakers.changing` begins it.
+
+Only the swap decides. If a step after it fails, the change stands and the caller is told to ask again; the
+repeat finds what it did.
+"""
+
+from collections.abc import Callable
+from contextlib import suppress
+from typing import TypeVar
+
+from services.shared.bucket.documents import Base
+from services.shared.bucket.layout import document_key
+from services.shared.model.changes import fitting
+from services.shared.model.document import SpeakerDocument
+from services.shared.model.events import events_between
+from services.shared.model.speaker import SpeakerId
+from services.shared.model.stored_document import DocumentDamaged, DocumentNewer
+from services.shared.registry.speaker_documents import SpeakerDocuments
+from services.shared.view.copies import NO_DOCUMENT
+from services.shared.view.generation import Generation
+from services.shared.view.leases import Leases
+from speaker_registry.errors import SpeakerRegistryError, Unavailable, VoiceDamaged, VoiceUnreadable
+
+Answer = TypeVar("Answer")
+
+Decide = Callable[[SpeakerDocument], SpeakerDocument]
+"""A decision returns the next document, or its argument if nothing is to be changed. It refuses by raising an
+error of the registry. It may be called several times, on newer documents.
+"""
+Done = Callable[[SpeakerDocument], bool]
+"""This says whether a document holds the change already."""
+
+
+class Change:
+    """One announced change of a speaker."""
+
+    def __init__(
+        self,
+        documents: SpeakerDocuments,
+        generation: Generation,
+        leases: Leases,
+        speaker_id: SpeakerId,
+        token: str,
+        *,
+        announced_in: str,
+        by: str,
+        until: float,
+        now: Callable[[], int],
+        max_bytes: int,
+    ) -> None:
+        """Take a change that was announced.
+
+        Args:
+            announced_in: the generation in which it was announced.
+            now: returns the store's time in Unix seconds.
+            max_bytes: a change that adds something must not make the document larger than this.
+        """
+        self._documents = documents
+        self._generation = generation
+        self._leases = leases
+        self._speaker_id = speaker_id
+        self._announced_in = announced_in
+        self._by = by
+        self._now = now
+        self._max_bytes = max_bytes
+        self.token = token
+        """The id of this change. It is new, so it may name what the change stores."""
+        self.until = until
+        self.is_settled = True
+        """False while a swap of this change may still be carried out. Then the announcement stays."""
+        self.mended = False
+        """True if the change was decided in place of a damaged document."""
+        self._base: Base | None = None
+
+    @property
+    def document(self) -> SpeakerDocument:
+        """Return the document that the change starts from, which may be an outdated copy; after the commit,
+        the one that it led to.
+        """
+        return self._understood(self._start())
+
+    def ask(self, question: Callable[[SpeakerDocument], Answer]) -> Answer:
+        """Return what `question` says of the document that the change starts from.
+
+        A refusal of the copy is decided again on the document in the bucket: the copy may be outdated.
+        """
+        try:
+            return question(self.document)
+        except SpeakerRegistryError:
+            self._base = self._documents.read(self._speaker_id)
+            self._bring_up_view()
+            return question(self.document)
+
+    def commit(
+        self,
+        decide: Decide,
+        *,
+        did: str,
+        done: Done | None = None,
+        takes_away: bool = False,
+        mends: bool = False,
+    ) -> SpeakerDocument:
+        """Commit what `decide` makes of the newest document. Returns the document then.
+
+        Args:
+            did: the kind of change, for those who read the document or the events.
+            done: says whether a document holds the change already, where what it adds has an id. By default
+                the document keeps the change's own id.
+            takes_away: answer only when no reader of an older view is left.
+            mends: decide on an empty document in place of a damaged one, instead of raising.
+
+        Raises:
+            Unavailable: the change was not made, or stands but could not be shown; a repeat finds out.
+            VoiceDamaged, VoiceUnreadable: the document cannot be understood. What `decide` raises.
+        """
+        before, seen = NO_DOCUMENT, None
+
+        def next_body(base: Base) -> bytes | None:
+            nonlocal before, seen
+            self.mended = mends and self._is_damaged(base)
+            before, seen = self._mended() if self.mended else self._understood(base), base
+            after = decide(before)
+            if after is before and not self.mended:
+                return None
+            change_id = None if done else self.token
+            after = after.following(before, change_id, at=self._now(), by=self._by, did=did)
+            if not takes_away:  # what was deleted is named with its date, and that must always fit
+                fitting(before, after, max_bytes=self._max_bytes)
+            body = after.to_bytes()
+            self.is_settled = False  # from here on a swap may be on its way
+            return body
+
+        try:
+            committed = self._documents.stored.change(
+                document_key(self._speaker_id),
+                next_body,
+                done=self._is_done(done),
+                base=self._start(),
+                until=self.until,
+            )
+        except Unavailable:
+            raise
+        except SpeakerRegistryError:
+            self.is_settled = True  # refused on a newer document, to which no earlier try can apply any more
+            self._base = seen
+            self._bring_up_view()
+            raise
+        self.is_settled, self._base = True, committed
+        self._show(committed, before, takes_away=takes_away)
+        return self.document
+
+    def _show(self, committed: Base, before: SpeakerDocument, *, takes_away: bool) -> None:
+        """Apply a document to the view, see that this view is still the one in use, and wait until nobody
+        answers from memory what the change took away.
+        """
+        if committed.etag is not None:
+            self._bring_up_to(committed, NO_DOCUMENT if self.mended else before)
+        if takes_away:
+            self._generation.settle()
+        self._generation.confirm(self._announced_in)
+        if takes_away or any(event.takes_away for event in events_between(before, self.document)):
+            self._leases.settle()
+
+    def _bring_up_view(self) -> None:
+        """Apply the document in the bucket that a change is refused on, of which the copy may lag behind.
+
+        Otherwise the caller could be told of a change that a later reader does not see.
+        """
+        base = self._base
+        if base is not None and base.etag is not None and not self.mended:
+            with suppress(Unavailable, VoiceDamaged, VoiceUnreadable):
+                self._bring_up_to(base)
+
+    def _bring_up_to(self, base: Base, before: SpeakerDocument = NO_DOCUMENT) -> None:
+        """Bring the view's copy up to a document."""
+        document = self._understood(base)
+        self._documents.show(self._speaker_id, document, base, generation=self._announced_in, before=before)
+
+    def _start(self) -> Base:
+        """Return the document that the change starts from, from the view or else from the bucket."""
+        if self._base is None:
+            [copy] = self._documents.view.get([self._speaker_id], {})
+            self._base = (
+                Base(copy.body, copy.etag, copy.revision or 0)
+                if copy.body and copy.etag
+                else self._documents.read(self._speaker_id)
+            )
+        return self._base
+
+    def _understood(self, base: Base) -> SpeakerDocument:
+        return self._documents.parse(self._speaker_id, base)
+
+    def _is_damaged(self, base: Base) -> bool:
+        try:
+            self._understood(base)
+        except VoiceDamaged:
+            return True
+        return False
+
+    def _mended(self) -> SpeakerDocument:
+        """Return the document that a delete decides on in place of a damaged one."""
+        [copy] = self._documents.view.get([self._speaker_id], {})
+        known = SpeakerDocument.parse(copy.body) if copy.body else None
+        return SpeakerDocument.after_damage(known, self._now())
+
+    def _is_done(self, done: Done | None) -> Callable[[bytes], bool]:
+        def holds(body: bytes) -> bool:
+            try:
+                document = SpeakerDocument.parse(body)
+            except (DocumentDamaged, DocumentNewer):
+                return False
+            return self.token in document.changes if done is None else done(document)
+
+        return holds

@@ -1,0 +1,104 @@
+"""The documents of speakers: in the bucket, as copies in the view, and as this process has parsed them.
+
+Both ways through the gate use them, `speakers` to read and `change` to change. Nothing is decided here.
+"""
+
+from collections.abc import Sequence
+
+import structlog
+
+from services.shared.bucket.documents import Base, Documents
+from services.shared.bucket.layout import document_key
+from services.shared.bucket.store import MAX_READ_BYTES
+from services.shared.model.document import SpeakerDocument
+from services.shared.model.speaker import SpeakerId
+from services.shared.model.stored_document import DocumentDamaged, DocumentNewer
+from services.shared.registry.parsed import MissingSpeakers, ParsedDocuments
+from services.shared.telemetry.metrics import INTEGRITY_FAILURES
+from services.shared.view.copies import NO_DOCUMENT, Held, SpeakerView
+from speaker_registry.errors import VoiceDamaged, VoiceUnreadable
+
+log = structlog.get_logger(__name__)
+
+
+class SpeakerDocuments:
+    """The stored documents of speakers, what the view shows of them, and what this process knows of them."""
+
+    def __init__(self, stored: Documents, view: SpeakerView) -> None:
+        self.stored = stored
+        self.view = view
+        self.parsed = ParsedDocuments()
+        self.missing = MissingSpeakers()
+
+    def read(self, speaker_id: SpeakerId) -> Base:
+        """Return the document in the bucket as it is stored. Raises `Unavailable`."""
+        return self.stored.read(document_key(speaker_id))
+
+    def parse(self, speaker_id: SpeakerId, base: Base) -> SpeakerDocument:
+        """Parse a document, and keep it. Raises `VoiceDamaged` or `VoiceUnreadable`."""
+        if base.etag and (kept := self.parsed.get(speaker_id, base.etag)):
+            return kept
+        try:
+            document = SpeakerDocument.parse(base.body)
+        except DocumentDamaged as error:
+            log.error("document.damaged", speaker=str(speaker_id), reason=str(error))
+            INTEGRITY_FAILURES.labels("record").inc()
+            raise _damaged(speaker_id, base.oversize) from None
+        except DocumentNewer as error:
+            log.error("document.newer", speaker=str(speaker_id), reason=str(error))
+            raise _newer(error) from None
+        if base.etag and base.body:
+            self.parsed.put(speaker_id, base.etag, document, len(base.body))
+        return document
+
+    def show(
+        self,
+        speaker_id: SpeakerId,
+        document: SpeakerDocument,
+        base: Base,
+        *,
+        generation: str,
+        before: SpeakerDocument = NO_DOCUMENT,
+    ) -> None:
+        """Bring the view's copy up to a document.
+
+        Args:
+            base: the document as it is stored.
+            generation: was in use before the document was read or changed.
+            before: the document that the copy probably shows. Events tell of what has changed since.
+
+        Raises `ViewAway` or `Unavailable`.
+        """
+        assert base.etag is not None
+        self.view.apply(speaker_id, document, base.etag, generation=generation, base=before)
+        self.missing.drop(speaker_id)
+
+    def show_each(self, found: Sequence[Held], generation: str) -> None:
+        """Bring the view's copies of several speakers up to what the bucket has of them.
+
+        Args:
+            found: was read after the generation began.
+
+        Raises `ViewAway` or `Unavailable`.
+        """
+        self.view.apply_each(found, generation=generation)
+        for one in found:
+            self.missing.drop(one.speaker_id)
+
+
+def _damaged(speaker_id: SpeakerId, oversize: int | None) -> VoiceDamaged:
+    how = "is damaged"
+    if oversize is not None:
+        how = f"takes {oversize} bytes, more than the {MAX_READ_BYTES} bytes that are accepted,"
+    return VoiceDamaged(
+        f"The record of this voice {how} in the bucket, so what the name stands for is unknown. Restore "
+        f"the object '{document_key(speaker_id)}' from a backup, or delete the voice."
+    )
+
+
+def _newer(error: DocumentNewer) -> VoiceUnreadable:
+    return VoiceUnreadable(
+        f"The record of this voice was written by a newer release: {error}. Accepted: a release of the "
+        "registry that is at least as new.",
+        retry_after_seconds=60,
+    )

@@ -1,0 +1,46 @@
+"""What Redis says of its view: the stamp, and what tells one history of a server's data from another."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from services.shared.view.away import ViewAway
+
+STAMP = "sr:view"
+SECTIONS = ("server", "stats", "replication")
+"""The sections of INFO that `history_of` needs."""
+_HISTORY = ("run_id", "evicted_keys", "master_replid")
+"""These fields of INFO tell one history of a server's data from another."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    """What Redis says of its view."""
+
+    server: str
+    """The history of the server's data, under which the generation began."""
+    bucket: str
+    generation: str
+
+    def __str__(self) -> str:
+        return f"{self.server}/{self.bucket}/{self.generation}"
+
+    @classmethod
+    def parse(cls, text: str) -> "Stamp":
+        """Parse what `str` returned. An empty text is the stamp of a server without a view."""
+        server, _, rest = text.partition("/")
+        bucket, _, generation = rest.rpartition("/")
+        return cls(server, bucket, generation)
+
+
+def history_of(info: Any) -> str:
+    """Return what tells one history of a server's data from another. Raises `ViewAway` if INFO lacks it."""
+    if not isinstance(info, dict):
+        lines = (line.partition(":") for line in str(info).splitlines())
+        info = {name: value for name, _, value in lines}
+    history = [str(info.get(name, "")) for name in _HISTORY]
+    if not all(history):
+        raise ViewAway(
+            f"INFO of this Redis-compatible server lacks one of {', '.join(_HISTORY)}, so a loss of data "
+            "would stay unnoticed. Accepted: Valkey or Redis from 7.2."
+        )
+    return ".".join(history)
