@@ -61,6 +61,9 @@ class MemoryServer:
     def hgetall(self, key: str) -> dict[str, str]:
         return dict(self.data.get(key, {}))
 
+    def hkeys(self, key: str) -> list[str]:
+        return list(self.data.get(key, {}))
+
     def hmget(self, key: str, fields: Sequence[str]) -> list[str | None]:
         return [self.hgetall(key).get(field) for field in fields]
 

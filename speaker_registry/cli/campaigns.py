@@ -116,10 +116,20 @@ def _shown(campaign: "Campaign") -> Output:
         printable(f"  {name}: {_MEASURES[one.measure]} {one.mean:.4f} on average, {one.lowest:.4f} at least")
         for name, one in sample.tensors.items()
     ]
+    lines += [
+        printable(f"failed: {one.namespace}/{one.voice}{_version(one.version)}: {one.code}: {one.message}")
+        for one in campaign.failures
+    ]
+    if (others := done.failed - len(campaign.failures)) > 0 and campaign.failures:
+        lines.append(f"failed: {others} more")
     return Output(campaign.model_dump(mode="json"), "\n".join(lines))
 
 
 _MEASURES = {"cosine": "cosine", "equal": "share of equal codes"}
+
+
+def _version(number: int | None) -> str:
+    return "" if number is None else f"@{number}"
 
 
 def _percent(share: float) -> str:

@@ -132,7 +132,8 @@ def _add_promote(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--force",
         action="store_true",
-        help="promote the encoder even if no live worker has it; the profile is then without a worker",
+        help="promote the encoder even if no live worker has it, after which the profile is without one; "
+        "with --when complete, also if voices could not be prepared",
     )
     command.add_argument("--yes", action="store_true", help="skip the confirmation")
 

@@ -32,7 +32,8 @@ class Encoders(PlanExecutor):
             fingerprint: Fingerprint of a candidate, or of a former encoder.
             when: `complete` promotes the encoder once its campaign has covered every voice, and starts that
                 campaign if there is none.
-            force: Promote the encoder even if no live worker has it. The profile is then without a worker.
+            force: Promote the encoder even if no live worker has it, after which the profile is without a
+                worker. With `complete`, also promote it if voices failed, which `Campaign.failures` lists.
 
         Returns:
             The profile with its new fingerprint; with `complete` as it is now.

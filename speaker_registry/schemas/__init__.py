@@ -25,6 +25,7 @@ from speaker_registry.schemas.compatible import (
 from speaker_registry.schemas.encoders import (
     DEFAULT_SAMPLE,
     Campaign,
+    CampaignFailure,
     CampaignProgress,
     CampaignRequest,
     CampaignSample,
@@ -86,6 +87,7 @@ __all__ = [
     "AudioProperties",
     "CacheStatus",
     "Campaign",
+    "CampaignFailure",
     "CampaignProgress",
     "CampaignRequest",
     "CampaignSample",

@@ -51,7 +51,9 @@ class EncoderPromotion(BaseModel):
     That campaign is started if there is none.
     """
     force: bool = Field(default=False, strict=True)
-    """Promote the encoder even if no live worker has it. The profile is then without a worker."""
+    """Promote the encoder even if no live worker has it, after which the profile is without a worker. If
+    `when` is `complete`, also promote it if voices failed, which then keep their last artifact.
+    """
 
 
 DEFAULT_SAMPLE = 20
@@ -83,6 +85,20 @@ class CampaignProgress(Schema):
     """Number of voices that need no artifact of the profile, or can have none."""
     under_way: int
     """Number of voices that are being extracted."""
+
+
+class CampaignFailure(Schema):
+    """A voice that a campaign could not prepare."""
+
+    namespace: str
+    voice: str
+    version: int | None = None
+    """Number of the version that failed. None if the voice could not be read."""
+    code: str
+    """Error code of the extraction, for example `audio_too_short`."""
+    message: str
+    retryable: bool
+    """True if another campaign tries the voice again. It does not if the encoder refuses the clip."""
 
 
 class TensorDistance(Schema):
@@ -118,6 +134,8 @@ class Campaign(Schema):
     promotes: bool
     """True if the encoder is promoted once it has covered every voice."""
     progress: CampaignProgress
+    failures: list[CampaignFailure] = Field(default_factory=list)
+    """The voices that failed, of which the first 20 are listed."""
     coverage: float
     """The share of voices that lack nothing, from 0 to 1."""
     per_second: float | None = None

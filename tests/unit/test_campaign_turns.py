@@ -18,7 +18,12 @@ from services.shared.model.profile_document import CampaignRecord
 from services.shared.model.speaker import SpeakerId
 from services.shared.registry.fail import fail
 from services.shared.registry.publish import Attempt, start
-from speaker_registry.errors import EncoderUnknown, InvalidAudio
+from speaker_registry.errors import (
+    EncoderUnknown,
+    ExtractorOutOfMemory,
+    InvalidAudio,
+    SpeakerRegistryError,
+)
 from tests import memory_registry
 from tests.memory_records import PROFILE, A, B, C, Process
 from tests.memory_registry import PROFILES, Registry, World
@@ -88,13 +93,16 @@ class Fleet:
         self.made.append((str(speaker_id), record.fingerprint))
         return start(self.registry.speakers, self.registry.jobs, speaker_id, job_id, provenance)
 
-    def work(self, *, failing: str = "") -> None:
-        """Do every job that waits. Those of the voice `failing` are given up."""
+    def work(self, *, failing: str = "", why: SpeakerRegistryError | None = None) -> None:
+        """Do every job that waits. Those of the voice `failing` fail, because of its clip or of `why`."""
         while self.world.queue.waiting:
             attempt = self.take()
             if attempt is not None and str(attempt.speaker_id) == failing:
                 registry = self.registry
-                fail(registry.speakers, registry.jobs, registry.profiles, attempt, InvalidAudio("no"))
+                error = why or InvalidAudio("no")
+                fail(registry.speakers, registry.jobs, registry.profiles, attempt, error)
+                if not registry.jobs.record(attempt.speaker_id.namespace, attempt.job_id).finished:
+                    self.world.queue.waiting[attempt.job_id] = {"speaker": failing}
             elif attempt is not None:
                 self.registry.publish(attempt)
 
@@ -308,3 +316,121 @@ def test_a_cancel_that_loses_its_lock_still_takes_the_jobs_back(
     operator.cancel(PROFILE, campaign.id, by="me")
     fleet.work()
     assert fleet.by_candidate() == []
+
+
+class Killed(BaseException):
+    """Ends the code of a process where a test wants it to end."""
+
+
+def cancel_and_be_killed(fleet: Fleet, campaign: CampaignRecord) -> None:
+    """Cancel a campaign in a process that is killed between the commit and what follows it."""
+
+    def killed(*_: object) -> None:
+        raise Killed
+
+    with pytest.MonkeyPatch.context() as broken:
+        broken.setattr(preparation.Preparation, "withdraw", killed)
+        with pytest.raises(Killed):
+            fleet.campaigns.cancel(PROFILE, campaign.id, by="me")
+
+
+def test_a_cancel_that_is_killed_after_its_commit_has_its_jobs_taken_back_by_the_next_turn(
+    fleet: Fleet,
+) -> None:
+    """Workers of a candidate must not go on with voices of a campaign that nobody wants any more."""
+    campaign = fleet.campaigns.start(PROFILE, B, by="me").campaign
+    fleet.campaigns.runner.turn()
+    assert len(fleet.world.queue.waiting) == len(ALL)
+    cancel_and_be_killed(fleet, campaign)
+    assert fleet.seen(campaign).state == "canceled"
+    fleet.restarted().runner.turn()
+    assert list(fleet.world.queue.waiting) == []
+    assert fleet.campaigns._kept.ids() == set()
+    fleet.work()
+    assert fleet.by_candidate() == []
+    assert not fleet.campaigns.runner.turn()
+
+
+def test_a_campaign_takes_over_the_jobs_of_a_killed_cancel_for_its_encoder(
+    fleet: Fleet,
+) -> None:
+    """What is taken back for the canceled campaign is begun again by the new one, each voice once."""
+    campaign = fleet.campaigns.start(PROFILE, B, by="me").campaign
+    fleet.campaigns.runner.turn()
+    cancel_and_be_killed(fleet, campaign)
+    second = fleet.restarted().start(PROFILE, B, by="me").campaign
+    assert fleet.finish(second).state == "complete"
+    assert fleet.by_candidate() == ALL
+
+
+def test_jobs_of_a_killed_cancel_stay_if_their_encoder_was_promoted(
+    fleet: Fleet,
+) -> None:
+    """After the promotion, every voice needs what those jobs make."""
+    campaign = fleet.campaigns.start(PROFILE, B, by="me").campaign
+    fleet.campaigns.runner.turn()
+    cancel_and_be_killed(fleet, campaign)
+    fleet.records.promote(B)
+    fleet.restarted().runner.turn()
+    assert len(fleet.world.queue.waiting) == len(ALL)
+    assert fleet.campaigns._kept.ids() == set()
+
+
+# -- Voices that failed
+
+
+def oom() -> ExtractorOutOfMemory:
+    return ExtractorOutOfMemory("the device has too little memory")
+
+
+def test_a_new_campaign_tries_voices_that_failed_for_a_moment_once_more(fleet: Fleet) -> None:
+    """A worker that was short of memory must not keep an encoder from its promotion for ever."""
+    first = fleet.campaigns.promote_when_complete(PROFILE, B, by="me").campaign
+    assert fleet.finish(first, failing="bert/one", why=oom()).state == "complete"
+    tries = fleet.by_candidate().count("bert/one")
+    second = fleet.campaigns.promote_when_complete(PROFILE, B, by="me").campaign
+    ended = fleet.finish(second)
+    assert ended.state == "promoted"
+    assert fleet.by_candidate().count("bert/one") == tries + 1
+    assert fleet.campaigns.get(PROFILE, second.id).progress.failed == 0
+
+
+def test_a_voice_that_fails_again_is_not_tried_a_third_time_by_its_campaign(fleet: Fleet) -> None:
+    """The second campaign ends, although whatever it forgives fails once more."""
+    first = fleet.campaigns.start(PROFILE, B, by="me").campaign
+    fleet.finish(first, failing="bert/one", why=oom())
+    tries = fleet.by_candidate().count("bert/one")
+    second = fleet.campaigns.start(PROFILE, B, by="me").campaign
+    fleet.finish(second, failing="bert/one", why=oom())
+    progress = fleet.campaigns.get(PROFILE, second.id).progress
+    assert (progress.failed, progress.ready, dict(progress.forgiven)) == (1, len(ALL) - 1, {})
+    assert fleet.by_candidate().count("bert/one") == 2 * tries
+
+
+def test_a_lost_job_of_a_voice_that_is_tried_once_more_is_opened_again(fleet: Fleet) -> None:
+    """The former failure is still in the document, and must not be taken for that of the lost job."""
+    first = fleet.campaigns.start(PROFILE, B, by="me").campaign
+    fleet.finish(first, failing="bert/one", why=oom())
+    second = fleet.campaigns.start(PROFILE, B, by="me").campaign
+    fleet.campaigns.runner.turn()
+    speaker = fleet.registry.speakers.read(SpeakerId.parse("bert/one"))
+    [job] = speaker.open_jobs
+    fleet.world.queue.waiting.clear()
+    fleet.registry.jobs.end(speaker.id, job, "superseded")
+    assert fleet.finish(second).state == "complete"
+    assert fleet.campaigns.get(PROFILE, second.id).progress.ready == len(ALL)
+
+
+def test_a_campaign_names_the_voices_that_failed_and_promotes_all_the_same_if_forced(fleet: Fleet) -> None:
+    """An operator sees whom a promotion leaves behind, and decides."""
+    first = fleet.campaigns.promote_when_complete(PROFILE, B, by="me").campaign
+    fleet.finish(first, failing="bert/one")
+    shown = fleet.campaigns.get(PROFILE, first.id)
+    [failed] = shown.progress.named
+    assert (failed.namespace, failed.voice, failed.version) == ("bert", "one", 1)
+    assert (failed.code, failed.message, failed.retryable) == ("invalid_audio", "no", False)
+    assert str(shown.reason).startswith("1 voice could not be prepared (bert/one)")
+    second = fleet.campaigns.promote_when_complete(PROFILE, B, by="me", force=True).campaign
+    assert fleet.finish(second).state == "promoted"
+    assert fleet.records.profiles.read_anew(PROFILE).fingerprint == B
+    assert fleet.by_candidate().count("bert/one") == 1

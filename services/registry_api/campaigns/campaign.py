@@ -7,7 +7,7 @@ newest one, if they need an artifact of the profile. Older versions are extracte
 housekeeping comes to them.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal, Self
 
@@ -16,10 +16,11 @@ from pydantic import Field
 
 from services.shared.model.document import SpeakerDocument
 from services.shared.model.profile_document import CampaignRecord
-from services.shared.model.records import Record, Version
+from services.shared.model.records import FailureRecord, Record, Version
 from services.shared.model.speaker import Speaker
 from services.shared.model.status import ProfileStatus, profile_status
 from speaker_registry.engine import Profile
+from speaker_registry.errors import BY_CODE, InvalidRequest
 
 MAX_WALKS = 3
 """Each walk through all voices finds those that were registered during the one before. What is registered
@@ -27,6 +28,12 @@ during the last walk is extracted after the promotion.
 """
 _MEASURED_SECONDS = 5.0
 """The time over which the rate of a campaign is measured."""
+MAX_NAMED = 20
+"""A campaign names this many of the voices that failed. Their names are part of the profile's document, which
+every process reads all the time.
+"""
+_MAX_MESSAGE = 200
+"""Longer messages of failures are cut at this many characters."""
 
 
 class Distance(Record):
@@ -47,6 +54,22 @@ class Distance(Record):
                 "lowest": min(self.lowest, value),
             }
         )
+
+
+class FailedVoice(Record):
+    """A voice that a campaign could not prepare."""
+
+    namespace: str
+    voice: str
+    """The key of the voice's name."""
+    version: int | None = None
+    """The number of the version. None if the document of the voice could not be read."""
+    code: str
+    message: str
+
+    @property
+    def retryable(self) -> bool:
+        return may_succeed(self.code)
 
 
 class Progress(Record):
@@ -74,6 +97,10 @@ class Progress(Record):
     Newer versions wait for the next walk: otherwise a voice that gets new ones all the time would keep the
     campaign from its end.
     """
+    forgiven: Mapping[str, tuple[str, ...]] = Field(default_factory=dict)
+    """For voices under way, the jobs that failed in earlier campaigns. The voices are tried once more."""
+    named: tuple[FailedVoice, ...] = ()
+    """The first `MAX_NAMED` voices that failed."""
     paced_until: float = 0.0
     """The time up to which the rate allows what was begun."""
     measured_at: float = 0.0
@@ -119,7 +146,21 @@ class Progress(Record):
 
     def stopped(self) -> Self:
         """Return the progress of a campaign that ends before it has reached everything."""
-        return self.model_copy(update={"under_way": {}, "waits": None})
+        return self.model_copy(update={"under_way": {}, "forgiven": {}, "waits": None})
+
+    def with_voice(self, state: Literal["ready", "failed", "skipped"]) -> Self:
+        """Return the progress with one more voice that is done."""
+        counted = self.model_copy(update={state: getattr(self, state) + 1})
+        return counted.model_copy(update={"voices": max(counted.voices, counted.done)})
+
+    def with_failed(self, voice: FailedVoice) -> Self:
+        """Return the progress with one more voice that failed, which is named if there is room."""
+        known = {(one.namespace, one.voice) for one in self.named}
+        counted = self.with_voice("failed")
+        if len(known) >= MAX_NAMED or (voice.namespace, voice.voice) in known:
+            return counted
+        short = voice.having(message=voice.message[:_MAX_MESSAGE])
+        return counted.model_copy(update={"named": (*self.named, short)})
 
     def measured_now(self, now: float) -> Self:
         """Return the progress with its rate, which is measured every few seconds."""
@@ -154,6 +195,8 @@ class Examined:
     state: Literal["ready", "failed", "skipped", "open"]
     missing: tuple[Version, ...] = ()
     """The versions that have neither an artifact nor a job. Those of a failed voice could not be begun."""
+    failure: tuple[Version, FailureRecord] | None = None
+    """The version of a failed voice that failed, and why. None if it could not be begun."""
 
 
 def examine(
@@ -162,15 +205,17 @@ def examine(
     profile: Profile,
     fingerprint: str,
     wants: Callable[[Version], bool],
+    forgiven: Collection[str] = (),
 ) -> Examined:
     """Return where some versions of a voice stand with an encoder.
 
     Args:
         wants: returns whether a version needs the profile, although it has no artifact of it.
+        forgiven: the ids of jobs whose failures do not count.
     """
     found = [
         (version, profile_status(speaker, version, profile, fingerprint))
-        for version in versions
+        for version in (_without_failures(one, profile.name, forgiven) for one in versions)
         if wants(version) or version.artifact(profile.name) is not None
     ]
     needed = [(version, status) for version, status in found if not status.unsupported]
@@ -179,8 +224,31 @@ def examine(
     if states & {"pending", "processing"}:
         return Examined("open", missing)
     if "failed" in states:
-        return Examined("failed")
+        version = next(version for version, status in needed if status.state == "failed")
+        why = version.failure(profile.name, fingerprint)
+        return Examined("failed", failure=(version, why) if why else None)
     return Examined("ready" if states else "skipped")
+
+
+def _without_failures(version: Version, profile: str, forgiven: Collection[str]) -> Version:
+    if not forgiven:
+        return version
+    kept = tuple(one for one in version.failures.get(profile, ()) if one.job not in forgiven)
+    return version.having(failures={**version.failures, profile: kept})
+
+
+def may_succeed(code: str) -> bool:
+    """Return whether an extraction that failed with this code may succeed with the same clip and encoder.
+
+    An encoder refuses the same clip each time. Whatever else went wrong may have passed since.
+    """
+    return not issubclass(BY_CODE.get(code, Exception), InvalidRequest)
+
+
+def jobs_to_forgive(versions: Iterable[Version], profile: str, fingerprint: str) -> tuple[str, ...]:
+    """Return the jobs that failed with an encoder although their voice may not be the reason."""
+    failures = filter(None, (version.failure(profile, fingerprint) for version in versions))
+    return tuple(one.job for one in failures if may_succeed(one.code))
 
 
 def _is_missing(status: ProfileStatus) -> bool:

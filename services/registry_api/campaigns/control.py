@@ -39,6 +39,9 @@ from speaker_registry.schemas import DEFAULT_SAMPLE, CampaignState
 
 log = structlog.get_logger()
 
+_IN_A_REASON = 5
+"""A reason names this many of the voices that failed."""
+
 
 @dataclass(frozen=True, slots=True)
 class ShownCampaign:
@@ -51,7 +54,7 @@ class ShownCampaign:
     def reason(self) -> str | None:
         """Say why nothing is begun now, or why the encoder was not promoted. None if nothing is wrong."""
         if self.campaign.state == "complete" and self.campaign.promotes:
-            return f"{self.progress.failed} voices failed, so the encoder was not promoted by itself"
+            return _not_promoted(self.progress)
         return self.progress.waits if self.campaign.state == "running" else None
 
 
@@ -115,6 +118,10 @@ class Campaigns:
         self, profile: str, fingerprint: str, *, by: str, force: bool = False
     ) -> ShownCampaign:
         """Promote an encoder once it has an artifact of every voice. A campaign is started if there is none.
+
+        Args:
+            force: promote it at the end of the campaign even if voices failed, or if no live worker has it
+                then.
 
         Raises what `start` raises, the last only if the other campaign is one of another encoder.
         """
@@ -232,3 +239,15 @@ class Campaigns:
         found = list(campaigns)
         progress = self._kept.of(found)
         return [ShownCampaign(one, progress[one.id]) for one in found]
+
+
+def _not_promoted(progress: Progress) -> str:
+    """Say which voices kept an encoder from its promotion, and what an operator can do."""
+    names = [f"{one.namespace}/{one.voice}" for one in progress.named[:_IN_A_REASON]]
+    if (others := progress.failed - len(names)) > 0:
+        names.append(f"{others} more")
+    voices = "1 voice" if progress.failed == 1 else f"{progress.failed} voices"
+    return (
+        f"{voices} could not be prepared ({', '.join(names)}), so the encoder was not promoted by itself. "
+        "To promote it nevertheless, send force=true"
+    )

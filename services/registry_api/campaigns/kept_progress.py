@@ -34,6 +34,17 @@ class KeptProgress:
         kept = self._read(ids) if ids else {}
         return {campaign_id: one or kept[campaign_id] for campaign_id, one in progress.items()}
 
+    def ids(self) -> set[str]:
+        """Return the ids of the campaigns whose progress is kept."""
+        [found] = self._generation.read(
+            lambda pipeline, generation: pipeline.hkeys(campaigns_key(generation))
+        )
+        return set(found)
+
+    def last_of(self, campaign: CampaignRecord) -> Progress:
+        """Return the progress that was kept last, also of a campaign that is over."""
+        return self._read([campaign.id])[campaign.id]
+
     def write(self, campaign: CampaignRecord, progress: Progress) -> None:
         self._generation.read(
             lambda pipeline, generation: pipeline.hset(

@@ -6,7 +6,7 @@ that no queue grows in Redis.
 """
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 from functools import cached_property
 
@@ -15,10 +15,12 @@ import structlog
 from services.registry_api.campaigns.campaign import (
     Distance,
     Examined,
+    FailedVoice,
     Progress,
     allowed,
     compared,
     examine,
+    jobs_to_forgive,
     paced,
     versions_of,
 )
@@ -34,8 +36,8 @@ from services.shared.registry.profiles import Profiles
 from services.shared.registry.speakers import FoundSpeaker, Speakers
 from services.shared.view.workers import Workers
 from speaker_registry.artifact import read_tensors
-from speaker_registry.errors import SpeakerRegistryError, Unavailable
-from speaker_registry.names import is_namespace
+from speaker_registry.errors import SpeakerRegistryError, Unavailable, VoiceUnreadable
+from speaker_registry.names import is_namespace, key_of_name
 
 log = structlog.get_logger()
 
@@ -119,15 +121,17 @@ class Preparation:
         for name, vuids in progress.under_way.items():
             speaker = self._read(name)
             if speaker is None:
-                progress = _with_one_more(progress, "failed")
+                progress = self._failed(progress, _unreadable(SpeakerId.parse(name)))
                 continue
             versions = filter(None, map(speaker.document.version, vuids))
-            examined = self._begun(speaker, self._examined(speaker, versions))
+            forgiven = progress.forgiven.get(name, ())
+            examined = self._begun(speaker, self._examined(speaker, versions, forgiven))
             if examined.state == "open":
                 left[name] = vuids
             else:
                 progress = self._counted(progress, speaker, examined)
-        return progress.model_copy(update={"under_way": left})
+        forgiven_left = {name: jobs for name, jobs in progress.forgiven.items() if name in left}
+        return progress.model_copy(update={"under_way": left, "forgiven": forgiven_left})
 
     def _walked(self, progress: Progress, now: float) -> Progress:
         """Go on with the walk until enough is under way, the rate is reached, or the turn is long enough."""
@@ -170,14 +174,19 @@ class Preparation:
         if str(speaker.id) in progress.under_way:
             return progress
         versions = versions_of(speaker.document)
-        examined = self._begun(speaker, self._examined(speaker, versions))
+        forgiven: tuple[str, ...] = ()
+        if progress.walk == 1:  # whatever failed before this campaign, and may succeed, is tried once more
+            forgiven = jobs_to_forgive(versions, self._profile.name, self._campaign.fingerprint)
+        examined = self._begun(speaker, self._examined(speaker, versions, forgiven))
         if examined.state == "open":
+            name = str(speaker.id)
             vuids = tuple(version.vuid for version in versions)
-            under_way = {**progress.under_way, str(speaker.id): vuids}
+            under_way = {**progress.under_way, name: vuids}
             new = progress.walk > 1  # it was registered, or got another version, since the walk before
             return progress.model_copy(
                 update={
                     "under_way": under_way,
+                    "forgiven": {**progress.forgiven, **({name: forgiven} if forgiven else {})},
                     "begun": progress.begun + 1,
                     "voices": progress.voices + new,
                 }
@@ -202,20 +211,36 @@ class Preparation:
             return examined
         return replace(examined, state="failed")
 
-    def _examined(self, speaker: FoundSpeaker, versions: Iterable[Version]) -> Examined:
+    def _examined(
+        self, speaker: FoundSpeaker, versions: Iterable[Version], forgiven: Collection[str]
+    ) -> Examined:
         return examine(
             speaker,
             versions,
             self._profile,
             self._campaign.fingerprint,
             lambda version: self._profile.name in self._profiles.wanted(version),
+            forgiven,
         )
 
     def _counted(self, progress: Progress, speaker: FoundSpeaker, examined: Examined) -> Progress:
-        counted = _with_one_more(progress, examined.state)
-        if examined.state != "ready" or progress.compared >= self._campaign.sample:
+        """Count a voice that is done, and compare its artifacts if the sample lacks voices."""
+        if examined.state == "failed":
+            return self._failed(progress, _failed_voice(speaker, examined))
+        counted = progress.with_voice("ready" if examined.state == "ready" else "skipped")
+        if examined.state == "skipped" or progress.compared >= self._campaign.sample:
             return counted
         return self._compared(counted, speaker)
+
+    def _failed(self, progress: Progress, voice: FailedVoice) -> Progress:
+        """Count a voice that failed. The log names each of them, the campaign only the first."""
+        log.warning(
+            "campaign.voice_failed",
+            campaign=self._campaign.id,
+            profile=self._profile.name,
+            **voice.model_dump(),
+        )
+        return progress.with_failed(voice)
 
     def _compared(self, progress: Progress, speaker: FoundSpeaker) -> Progress:
         """Compare the artifacts of a voice's default version. A voice that has not both is left out."""
@@ -244,7 +269,26 @@ class Preparation:
         return safely(self._speakers.read, SpeakerId.parse(speaker), otherwise=None)
 
 
-def _with_one_more(progress: Progress, state: str) -> Progress:
-    """Count one more voice that is ready, failed or skipped."""
-    counted = progress.model_copy(update={state: getattr(progress, state) + 1})
-    return counted.model_copy(update={"voices": max(counted.voices, counted.done)})
+def _failed_voice(speaker: FoundSpeaker, examined: Examined) -> FailedVoice:
+    code, message = "internal_error", "No job could be opened for the voice."
+    version = speaker.document.default
+    if examined.failure is not None:
+        version, why = examined.failure
+        code, message = why.code, why.message
+    return FailedVoice(
+        namespace=speaker.id.namespace,
+        voice=key_of_name(version.name),
+        version=version.number,
+        code=code,
+        message=message,
+    )
+
+
+def _unreadable(speaker_id: SpeakerId) -> FailedVoice:
+    """Return a voice whose name is not known, because its document cannot be read."""
+    return FailedVoice(
+        namespace=speaker_id.namespace,
+        voice=speaker_id.slug,
+        code=VoiceUnreadable.code,
+        message="The voice could not be read.",
+    )

@@ -72,8 +72,12 @@ class CampaignRunner:
             stop.wait(_BUSY_SECONDS if busy else _IDLE_SECONDS)
 
     def turn(self) -> bool:
-        """Go on with every campaign that is not over. Returns whether anything is under way."""
-        names = [name for name in sorted(self._catalogue.names) if _open(self._profiles.read(name))]
+        """Go on with every campaign that is not over. Returns whether anything is under way.
+
+        The jobs of canceled campaigns are taken back first, if the process ended that was to do so.
+        """
+        documents = {name: self._profiles.read(name) for name in sorted(self._catalogue.names)}
+        names = [name for name, one in documents.items() if _open(one) or self._left_over(one)]
         if not names:
             return False
         with self._kept.lock(wait=False) as lock:
@@ -82,10 +86,28 @@ class CampaignRunner:
                 with suppress(LockError), unavailable_without_redis():
                     lock.reacquire()
 
-            found = [one for name in names for one in _open(self._profiles.read_anew(name))]
+            newest = [self._profiles.read_anew(name) for name in names]
+            for one in newest:
+                for campaign in self._left_over(one):
+                    self._take_back(campaign, renew)
+            found = [campaign for one in newest for campaign in _open(one)]
             progress = self._kept.of(found)
             busy = [self._go_on_unless_broken(one, progress[one.id], renew) for one in found]
         return any(busy)
+
+    def _left_over(self, document: ProfileDocument) -> list[CampaignRecord]:
+        """Return the campaigns that are over and whose progress is still kept."""
+        over = [one for one in document.campaigns if not one.open]
+        kept = self._kept.ids() if over else set()
+        return [one for one in over if one.id in kept]
+
+    def _take_back(self, campaign: CampaignRecord, renew: Callable[[], None]) -> None:
+        """Do what has to follow the end of a campaign. Jobs of an encoder that is current now are wanted."""
+        current = self._profiles.fingerprint(campaign.profile)
+        if campaign.state == "canceled" and campaign.fingerprint != current:
+            self._prepare(campaign, renew).withdraw(self._kept.last_of(campaign))
+            log.info("campaign.taken_back", campaign=campaign.id, profile=campaign.profile)
+        self._kept.forget(campaign)
 
     def _go_on_unless_broken(
         self, campaign: CampaignRecord, before: Progress, renew: Callable[[], None]
@@ -105,7 +127,7 @@ class CampaignRunner:
             return False
         progress = self._prepare(campaign, renew).turn(before)
         if progress.finished and campaign.state == "running":
-            if not (campaign.promotes and progress.complete):
+            if not (campaign.promotes and (progress.complete or campaign.force)):
                 self._end(campaign, "complete", progress)
                 return True
             if self._promote(campaign, progress):
@@ -116,8 +138,8 @@ class CampaignRunner:
         return bool(progress.under_way) or progress != before
 
     def _promote(self, campaign: CampaignRecord, progress: Progress) -> bool:
-        """Promote the encoder of a campaign that has reached every voice. None of them failed: otherwise an
-        operator decides.
+        """Promote the encoder of a campaign that has reached every voice. None of them failed, or an operator
+        has said that it does not matter.
 
         Returns False if a live worker has to have the encoder, and none has.
         """

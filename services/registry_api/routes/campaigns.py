@@ -32,7 +32,8 @@ def start_campaign(
 ) -> Response:
     """Have the workers of another encoder extract every voice of all namespaces, behind their other jobs.
 
-    Of each voice the version of `default` and the newest one are extracted. Nothing that is served changes
+    Of each voice the version of `default` and the newest one are extracted. Voices that failed in an earlier
+    campaign are tried once more, except those whose clip the encoder refused. Nothing that is served changes
     until the encoder is promoted. A live worker must have the encoder.
     """
     started = services.campaigns.start(

@@ -30,7 +30,8 @@ def promote_encoder(
     """Make another encoder the current one of a profile, for all namespaces.
 
     `when` is `now`, or `complete`: then the encoder is promoted by itself once its campaign has covered every
-    voice, and the profile is returned as it is now. It is not promoted if voices failed.
+    voice, and the profile is returned as it is now. If voices failed, it is promoted only with `force`;
+    `reason` and `failures` of the campaign say which.
 
     Each voice keeps its last artifact until the new one is ready. To go back, promote the former fingerprint:
     its artifacts are still there, and nothing is extracted again.

@@ -83,6 +83,17 @@ def campaign(found: ShownCampaign) -> schemas.Campaign:
             skipped=progress.skipped,
             under_way=len(progress.under_way),
         ),
+        failures=[
+            schemas.CampaignFailure(
+                namespace=failed.namespace,
+                voice=failed.voice,
+                version=failed.version,
+                code=failed.code,
+                message=failed.message,
+                retryable=failed.retryable,
+            )
+            for failed in progress.named
+        ],
         coverage=progress.coverage,
         per_second=progress.per_second if one.state == "running" else None,
         eta_seconds=progress.eta_seconds if one.state == "running" else None,

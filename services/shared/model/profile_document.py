@@ -45,7 +45,7 @@ class CampaignRecord(Record):
     promotes: bool = False
     """True if the encoder is promoted once it has an artifact of every voice."""
     force: bool = False
-    """True if the encoder is promoted even if no live worker has it then."""
+    """True if the encoder is promoted even if voices failed, or if no live worker has it then."""
     state: CampaignState = "running"
     created_at: int = 0
     changed_at: int = 0

@@ -12,12 +12,15 @@ from speaker_registry import RegistryClient
 from speaker_registry.artifact import read_tensors
 from speaker_registry.cli import campaigns, main
 from speaker_registry.errors import (
+    AudioTooShort,
     CampaignEnded,
     CampaignNotFound,
     CampaignOpen,
     ExtractorFailed,
+    ExtractorOutOfMemory,
     InvalidAudio,
     InvalidRequest,
+    SpeakerRegistryError,
 )
 from tests.encoders import come_with
 from tests.integration.api.conftest import Start
@@ -272,18 +275,57 @@ def test_a_campaign_with_a_failure_promotes_nothing_by_itself(registry: Registry
     candidate.fail_all("bob", ExtractorFailed("no"))
     ended = finish_failing(registry, candidate, campaign)
     assert (ended["state"], ended["progress"]["failed"]) == ("complete", 1)
-    assert "1 voices failed" in ended["reason"]
+    assert "1 voice could not be prepared (default/bob)" in ended["reason"]
     assert shown(registry)["fingerprint"] == FINGERPRINT
 
 
-def finish_failing(registry: Registry, candidate: StandIn, campaign: dict) -> dict:
+def test_the_voices_that_failed_are_named_and_a_forced_promotion_leaves_them_behind(
+    registry: Registry, candidate: StandIn, capsys: pytest.CaptureFixture[str]
+):
+    """An operator sees which voices keep an encoder from its promotion, and why, and decides."""
+    assert promote(registry, NEWER, when="complete")[0] == 200
+    [campaign] = registry.client.get(CAMPAIGNS).json()["data"]
+    assert campaign["failures"] == []
+    ended = finish_failing(registry, candidate, campaign, AudioTooShort("the clip is too short"))
+    failure = {"code": "audio_too_short", "message": "the clip is too short", "retryable": False}
+    assert ended["failures"] == [{"namespace": "default", "voice": "bob", "version": 1, **failure}]
+    with RegistryClient(registry.url, retries=0) as operator:
+        assert [one.voice for one in operator.campaign(PROFILE, campaign["id"]).failures] == ["bob"]
+    assert main(["--url", registry.url, "campaigns", "show", PROFILE, campaign["id"]]) == 0
+    assert "failed: default/bob@1: audio_too_short: the clip is too short" in capsys.readouterr().out
+    before = files(registry)["bob"]
+    said = ["profiles", "promote", PROFILE, NEWER, "--when", "complete", "--force", "--yes"]
+    assert main(["--url", registry.url, *said]) == 0
+    forced = registry.client.get(CAMPAIGNS).json()["data"][0]
+    again = finish_failing(registry, candidate, forced, AudioTooShort("the clip is too short"))
+    assert (again["state"], shown(registry)["fingerprint"]) == ("promoted", NEWER)
+    assert files(registry)["bob"] == before
+
+
+def test_a_voice_that_failed_for_a_moment_keeps_no_later_campaign_from_promoting(
+    registry: Registry, candidate: StandIn
+):
+    """A worker that was short of memory once must not block the encoder for ever."""
+    campaign = start_one(registry)
+    ended = finish_failing(registry, candidate, campaign, ExtractorOutOfMemory("no room"))
+    assert [(one["voice"], one["retryable"]) for one in ended["failures"]] == [("bob", True)]
+    assert promote(registry, NEWER, when="complete")[0] == 200
+    second = registry.client.get(CAMPAIGNS).json()["data"][0]
+    ended = finish(registry, candidate, second)
+    assert (ended["state"], ended["failures"]) == ("promoted", [])
+    assert registry.file("bob").headers["X-Artifact-Fingerprint"] == NEWER
+
+
+def finish_failing(
+    registry: Registry, candidate: StandIn, campaign: dict, error: SpeakerRegistryError | None = None
+) -> dict:
     """Let the campaign end, while every extraction of `bob` fails."""
     for _ in range(20):
-        candidate.fail_all("bob", ExtractorFailed("no"))
+        candidate.fail_all("bob", error or ExtractorFailed("no"))
         candidate.finish_all("ada")
         candidate.finish_all("cyd")
         turn(registry)
-        if seen(registry, campaign)["state"] == "complete":
+        if seen(registry, campaign)["state"] not in {"running", "paused"}:
             break
     return seen(registry, campaign)
 
@@ -400,7 +442,14 @@ def test_metrics_of_campaigns_are_left_out_while_the_index_cannot_be_used(regist
         ({"fingerprint": "sha256:2"}, 400, "invalid_request", "sha256:2"),
         ({"fingerprint": NEWER, "sample": 0}, 400, "invalid_request", "'sample' is 0"),
         ({"fingerprint": NEWER, "sample": 201}, 400, "invalid_request", "'sample' is 201"),
+        ({"fingerprint": NEWER, "sample": -1}, 400, "invalid_request", "'sample' is -1"),
+        ({"fingerprint": NEWER, "sample": 10**30}, 400, "invalid_request", "sample"),
         ({"fingerprint": NEWER, "sample": 1.5}, 400, "invalid_request", "sample"),
+        ({"fingerprint": NEWER, "sample": "20"}, 400, "invalid_request", "sample"),
+        ({"fingerprint": NEWER, "sample": True}, 400, "invalid_request", "sample"),
+        ({"fingerprint": NEWER, "sample": None}, 400, "invalid_request", "sample"),
+        ({"fingerprint": NEWER, "rate": -1}, 400, "invalid_request", "'rate' is -1"),
+        ({"fingerprint": NEWER, "rate": "fast"}, 400, "invalid_request", "rate"),
         ({"fingerprint": NEWER, "rate": 0}, 400, "invalid_request", "'rate' is 0"),
         ({"fingerprint": NEWER, "rate": 1001}, 400, "invalid_request", "'rate' is 1001"),
         ({"fingerprint": NEWER, "rate": True}, 400, "invalid_request", "rate"),
@@ -480,6 +529,49 @@ def test_an_unknown_campaign_is_not_found(registry: Registry):
         assert (answer.status_code, answer.json()["error"]["code"]) == (404, "campaign_not_found")
         assert "'nothing'" in answer.json()["error"]["message"]
     assert registry.client.get("/v1/profiles/nothing/campaigns").status_code == 404
+
+
+def test_a_change_of_a_campaign_that_is_over_is_refused_and_changes_nothing(
+    registry: Registry, candidate: StandIn
+):
+    """What has ended stays as it ended, and the answer says how that was."""
+    ended = finish(registry, candidate, start_one(registry))
+    for change in ("pause", "resume", "cancel"):
+        answer = registry.client.post(f"{CAMPAIGNS}/{ended['id']}/{change}")
+        assert (answer.status_code, answer.json()["error"]["code"]) == (409, "campaign_ended")
+        assert f"'{ended['id']}' is complete" in answer.json()["error"]["message"]
+        assert answer.headers["x-should-retry"] == "false"
+    assert seen(registry, ended) == ended
+
+
+def test_a_change_that_was_made_already_changes_nothing(registry: Registry):
+    """A client that repeats a request whose answer was lost gets the same answer."""
+    campaign = start_one(registry)
+    assert registry.client.post(f"{CAMPAIGNS}/{campaign['id']}/resume").json() == campaign
+    canceled = registry.client.post(f"{CAMPAIGNS}/{campaign['id']}/cancel").json()
+    again = registry.client.post(f"{CAMPAIGNS}/{campaign['id']}/cancel")
+    assert (again.status_code, again.json()) == (200, canceled)
+    assert canceled["state"] == "canceled"
+    for change in ("pause", "resume"):
+        answer = registry.client.post(f"{CAMPAIGNS}/{campaign['id']}/{change}")
+        assert (answer.status_code, answer.json()["error"]["code"]) == (409, "campaign_ended")
+    assert seen(registry, campaign) == canceled
+
+
+def test_a_promotion_at_the_end_waits_for_a_worker_of_its_encoder(registry: Registry, candidate: StandIn):
+    """The worker may leave after it has made the last artifact. Then nothing new could be extracted."""
+    assert promote(registry, NEWER, when="complete")[0] == 200
+    [campaign] = registry.client.get(CAMPAIGNS).json()["data"]
+    turn(registry)
+    candidate.finish_all()
+    registry.opened.workers.leave("w2", {PROFILE: NEWER})
+    for _ in range(3):
+        turn(registry)
+    waiting = seen(registry, campaign)
+    assert (waiting["state"], waiting["reason"]) == ("running", preparation.NO_WORKER)
+    assert shown(registry)["fingerprint"] == FINGERPRINT
+    registry.opened.workers.beat("w2", {PROFILE: NEWER})
+    assert finish(registry, candidate, campaign)["state"] == "promoted"
 
 
 def test_a_damaged_document_costs_no_campaign_while_redis_has_a_copy(registry: Registry):
