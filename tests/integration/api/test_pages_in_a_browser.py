@@ -215,7 +215,7 @@ def test_what_is_said_of_a_voice_is_edited_and_its_versions_are_tidied_up(
     expect(page.locator("#problem")).to_contain_text("There is an alias `default` already")
     expect(page.locator("#problem")).to_be_in_viewport()
     page.get_by_label("Alias", exact=True).fill("prod")
-    page.get_by_label("Version", exact=True).select_option("1")
+    page.locator(".more select").select_option("1")
     page.get_by_role("button", name="Set the alias").click()
     expect(page.get_by_text("Before, there was no such alias.")).to_be_in_viewport()
     page.locator("summary", has_text="Delete… version 1").click()
