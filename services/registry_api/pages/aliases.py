@@ -1,5 +1,6 @@
-"""The aliases on a voice's page: moving `default` by hand, and putting the former one back."""
+"""The aliases on a voice's page: setting, moving and removing them by hand, and undoing that."""
 
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Annotated
 
@@ -9,50 +10,56 @@ from starlette.responses import Response
 
 from services.registry_api.access.rules import VOICES_WRITE
 from services.registry_api.dependencies import AT_STORE, CallerDep, NamespaceDep, ServicesDep, VoiceName
-from services.registry_api.operations.alias import MovedAlias, move
+from services.registry_api.operations.alias import MovedAlias, move, take_back
+from services.registry_api.operations.live_voice import Check
+from services.registry_api.pages.deleted import path_of
 from services.registry_api.pages.forms import (
     MAX_FIELD,
+    MAX_REVISION,
     Revision,
     checked_form,
     lead_to,
     page_router,
 )
 from services.registry_api.wire import rendering
-from services.registry_api.wire.answers import tag_of
 from services.registry_api.wire.fields import Fields
 from services.shared.model.document import SpeakerDocument
-from speaker_registry.errors import InvalidRequest, PreconditionFailed
-from speaker_registry.names import DEFAULT, MAX_VERSION
+from speaker_registry.errors import AliasNotFound, InvalidRequest, PreconditionFailed
+from speaker_registry.names import DEFAULT, MAX_VERSION, parse_alias
 from speaker_registry.schemas import VoiceAlias
 
-router = page_router("/voices/{name}/default")
+router = page_router("/voices/{name}/aliases")
 
 
 @dataclass(frozen=True, slots=True)
 class Former:
-    """The state of `default` before the move that led to a page."""
+    """What an alias was before the change that led to a page."""
 
+    alias: str
     version: int
+    """0 if there was no such alias."""
     by_itself: bool
     moved: int
-    """The revision that this move made."""
+    """The revision that the change made, or 0 if it removed the alias."""
 
-    def was_before(self, document: SpeakerDocument) -> bool:
-        """Return whether `default` was not moved since, and can be put back."""
+    def can_come_back(self, document: SpeakerDocument) -> bool:
+        """Return whether the alias was not changed since, and can be made again what it was."""
         is_live = any(one.number == self.version for one in document.versions)
-        return is_live and document.aliases[DEFAULT].moved == self.moved
+        was_new = not self.version and self.moved > 0 and self.alias != DEFAULT
+        return (is_live or was_new) and _moved(document, self.alias) == self.moved
 
 
 async def _former(
+    alias: Annotated[str, Query(max_length=MAX_FIELD)] = "",
     former: Annotated[int, Query(ge=0, le=MAX_VERSION)] = 0,
     by_itself: Annotated[str, Query(max_length=8)] = "",
     moved: Revision = 0,
-) -> Former:
-    """Read from a page's address what `page_move_default` put there."""
-    return Former(former, bool(by_itself), moved)
+) -> Former | None:
+    """Read from a page's address what the routes below put there. Raises `InvalidReference`."""
+    return Former(parse_alias(alias), former, bool(by_itself), moved) if alias else None
 
 
-FormerDep = Annotated[Former, Depends(_former)]
+FormerDep = Annotated[Former | None, Depends(_former)]
 
 
 def shown_aliases(document: SpeakerDocument) -> list[VoiceAlias]:
@@ -61,60 +68,118 @@ def shown_aliases(document: SpeakerDocument) -> list[VoiceAlias]:
     return [rendering.alias(document, name) for name in names]
 
 
-def tag_of_default(document: SpeakerDocument) -> str:
-    """Return the ETag that the API tells for `default`. Every move makes another one."""
-    return tag_of(rendering.alias(document, DEFAULT))
-
-
 @router.post("", dependencies=[VOICES_WRITE, AT_STORE])
-async def page_move_default(
+async def page_move_alias(
     request: Request, services: ServicesDep, namespace: NamespaceDep, name: VoiceName, caller: CallerDep
 ) -> Response:
-    """Point `default` to a version, unless it is not any more what the page showed.
+    """Point an alias to a version, unless it is not any more what the page showed.
 
     What it was is in the form, so that a second click on the same button leads to the same page.
     """
     async with checked_form(request) as fields:
-        number, by_itself = _number(fields, "version"), "by_itself" in fields.names
+        alias, number = _alias(fields), _number(fields, "version", least=1)
+        by_itself = alias == DEFAULT and "by_itself" in fields.names
         former, was_by_itself = _number(fields, "former"), "former_by_itself" in fields.names
-        tag = fields.text("if_match", max_length=MAX_FIELD)
+        seen = _number(fields, "moved", most=MAX_REVISION)
 
-    def check(document: SpeakerDocument) -> None:
-        if tag_of_default(document) != tag:
-            raise PreconditionFailed(
-                "`default` was moved after the page with this button was loaded, and means version "
-                f"{document.default.number} now. Nothing was changed. Load the page of the voice again to "
-                "decide anew.",
-                param="if_match",
-            )
-
-    def move_default() -> MovedAlias:
+    def move_alias() -> MovedAlias:
         return move(
             services.speakers,
             services.profiles,
             namespace,
             name,
-            DEFAULT,
+            alias,
             number,
             by=caller.id,
-            check=check,
+            check=_unmoved_since(alias, seen),
             then_by_itself=by_itself,
         )
 
-    moved = await run_in_threadpool(move_default)
+    moved = await run_in_threadpool(move_alias)
+    path = f"/voices/{rendering.voice_id(moved.document)}"
+    if not former and moved.previous is not None:  # somebody had set the same alias to the same version
+        return lead_to(path, version=number)
     return lead_to(
-        f"/voices/{rendering.voice_id(moved.document)}",
+        path,
         version=number,
-        moved=moved.document.aliases[DEFAULT].moved,
+        alias=alias,
+        moved=_moved(moved.document, alias),
         former=former,
         by_itself="yes" if was_by_itself else None,
     )
 
 
-def _number(fields: Fields, field: str) -> int:
-    text = fields.text(field, max_length=MAX_FIELD) or ""
-    if not (text.isascii() and text.isdigit() and 0 < int(text[:12]) <= MAX_VERSION):
-        raise InvalidRequest(
-            f"Field '{field}' is {text[:40]!a}; accepted: the number of a version.", param=field
+@router.post("/remove", dependencies=[VOICES_WRITE, AT_STORE])
+async def page_remove_alias(
+    request: Request, services: ServicesDep, namespace: NamespaceDep, name: VoiceName, caller: CallerDep
+) -> Response:
+    """Remove an alias other than `default`, unless it is not any more what the page showed."""
+    async with checked_form(request) as fields:
+        alias, former = _alias(fields), _number(fields, "former")
+        seen = _number(fields, "moved", most=MAX_REVISION)
+    if alias == DEFAULT:
+        raise InvalidRequest("`default` cannot be removed. Accepted: another alias.", param="alias")
+
+    def remove_alias() -> None:
+        with suppress(AliasNotFound):  # a second click on the same button
+            take_back(
+                services.speakers,
+                services.profiles,
+                namespace,
+                name,
+                alias,
+                by=caller.id,
+                check=_unmoved_since(alias, seen),
+            )
+
+    await run_in_threadpool(remove_alias)
+    return lead_to(path_of(name.name), version=former, alias=alias, former=former)
+
+
+def _unmoved_since(alias: str, seen: int) -> Check:
+    """Return what refuses a change of an alias that is not any more what a page showed.
+
+    Args:
+        seen: the revision that had moved the alias, or 0 if there was no such alias.
+    """
+
+    def check(document: SpeakerDocument) -> None:
+        if _moved(document, alias) == seen:
+            return
+        if alias not in document.aliases:
+            now = f"Alias `{alias}` was removed after the page with this button was loaded."
+        elif not seen:
+            now = f"There is an alias `{alias}` already, and it means version {_meant(document, alias)}."
+        else:
+            now = (
+                f"`{alias}` was moved after the page with this button was loaded, and means version "
+                f"{_meant(document, alias)} now."
+            )
+        raise PreconditionFailed(
+            f"{now} Nothing was changed. Load the page of the voice again to decide anew.", param="moved"
         )
-    return int(text[:12])
+
+    return check
+
+
+def _moved(document: SpeakerDocument, alias: str) -> int:
+    """Return the revision that moved an alias, or 0 if there is no such alias."""
+    present = document.aliases.get(alias)
+    return present.moved if present else 0
+
+
+def _meant(document: SpeakerDocument, alias: str) -> int:
+    return rendering.alias(document, alias).version
+
+
+def _alias(fields: Fields) -> str:
+    return parse_alias((fields.text("alias", max_length=MAX_FIELD) or "").strip())
+
+
+def _number(fields: Fields, field: str, *, least: int = 0, most: int = MAX_VERSION) -> int:
+    text = fields.text(field, max_length=MAX_FIELD) or ""
+    if not (text.isascii() and text.isdigit() and least <= int(text[:16]) <= most):
+        raise InvalidRequest(
+            f"Field '{field}' is {text[:40]!a}; accepted: a number from {least} to {most}.", param=field
+        )
+    return int(text[:16])

@@ -15,7 +15,8 @@ from services.registry_api.protocol.routing import PAGES, Router
 from services.registry_api.wire.fields import Fields, read_fields
 
 MAX_FIELD = 512
-Revision = Annotated[int, Query(ge=0, le=10**15)]
+MAX_REVISION = 10**15
+Revision = Annotated[int, Query(ge=0, le=MAX_REVISION)]
 """A revision of a voice's record, or 0."""
 
 

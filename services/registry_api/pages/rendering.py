@@ -30,6 +30,7 @@ _RIGHTS = {
     "see_voices": rules.VOICES_READ,
     "register": rules.VOICES_WRITE,
     "move": rules.VOICES_WRITE,
+    "edit": rules.VOICES_WRITE,
     "delete": rules.VOICES_DELETE,
     "listen": rules.AUDIO_READ,
     "download": rules.ARTIFACTS_READ,
@@ -121,7 +122,14 @@ def failure_page(request: Request, status: int, message: str, *, token: str, par
     if not partial:
         return page(request, "failure.html", token=token, status=status, **values)
     response = page(request, "problem.html", token=token, status=status, **values)
-    response.headers.update({"HX-Retarget": "#problem", "HX-Reswap": "innerHTML", "HX-Reselect": "#message"})
+    response.headers.update(
+        {
+            "HX-Retarget": "#problem",
+            "HX-Reswap": "innerHTML show:window:top",  # the form may be far below the place for problems
+            "HX-Reselect": "#message",
+            "HX-Push-Url": "false",
+        }
+    )
     return response
 
 

@@ -8,6 +8,7 @@ from services.registry_api.keys.seal import Seal
 from services.registry_api.pages import (
     aliases,
     deleted,
+    editing,
     jobs,
     keys,
     overview,
@@ -28,5 +29,5 @@ def add_pages(app: FastAPI, services: Services) -> None:
     app.state.ended_sessions = EndedSessions(services.generation.plain)
     app.state.live_regions = LiveRegions()
     app.state.activity = Activity(services.jobs.records)
-    for module in (overview, signing_in, provider, voices, voice, aliases, deleted, jobs, keys):
+    for module in (overview, signing_in, provider, voices, voice, aliases, editing, deleted, jobs, keys):
         app.include_router(module.router)

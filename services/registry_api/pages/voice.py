@@ -25,9 +25,9 @@ from services.registry_api.dependencies import (
     VoiceName,
 )
 from services.registry_api.operations.artifacts import find_artifact
-from services.registry_api.operations.delete import delete
+from services.registry_api.operations.delete import delete, delete_version
 from services.registry_api.operations.pictures import ask_for_pictures, find_pictures
-from services.registry_api.pages.aliases import FormerDep, shown_aliases, tag_of_default
+from services.registry_api.pages.aliases import FormerDep, shown_aliases
 from services.registry_api.pages.deleted import path_of, show_deleted
 from services.registry_api.pages.forms import (
     MAX_FIELD,
@@ -46,13 +46,14 @@ from services.registry_api.wire.answers import answer_with_bytes, answer_without
 from services.registry_api.wire.paging import newest_versions
 from services.registry_api.wire.pictures import answer_with_picture
 from services.shared.bucket.stored_bytes import clip_of
+from services.shared.model.document import SpeakerDocument
 from services.shared.model.pictures import Picture
 from services.shared.model.records import Version
 from services.shared.registry.extract import extract
 from services.shared.registry.lookup import find_version, locate, not_found
 from services.shared.registry.repair import artifact_or_replacement
 from services.shared.registry.speakers import FoundSpeaker
-from speaker_registry.errors import NotFound, PicturesFailed, Unavailable
+from speaker_registry.errors import Conflict, NotFound, PicturesFailed, Unavailable
 from speaker_registry.names import DEFAULT, LATEST, MAX_VERSION
 
 router = page_router("/voices/{name}")
@@ -74,12 +75,13 @@ def page_voice(
     before: Annotated[int, Query(ge=0, le=MAX_VERSION)] = 0,
     beside: Annotated[int, Query(ge=0, le=MAX_VERSION)] = 0,
     known: Annotated[str, Query(max_length=8)] = "",
+    gone: Annotated[int, Query(ge=0, le=MAX_VERSION)] = 0,
     past: Revision = 0,
 ) -> Response:
     """Show a voice and one of its versions: the default one, or the one with this number.
 
-    The clip of the version `beside` is shown next to that version's. Of a voice that was deleted, the page
-    says until when it can be brought back.
+    The clip of the version `beside` is shown next to that version's. `gone` is the version that was deleted
+    by the form that led here. Of a voice that was deleted, the page says until when it can be brought back.
     """
     profiles = services.profiles
     speaker = locate(services.speakers, namespace, name, also_deleted=True)
@@ -110,10 +112,25 @@ def page_voice(
         known=bool(known),
         aliases=shown_aliases(document),
         latest=_version(services, speaker, LATEST).number,
-        default_tag=tag_of_default(document),
-        former=former if former.was_before(document) else None,
+        numbers=[one.number for one in reversed(document.versions)],
+        meaning=_meaning(document),
+        gone=gone if _was_deleted(document, gone) else 0,
+        former=former if former and former.can_come_back(document) else None,
         **past_of(document, path, past=past, version=version),
     )
+
+
+def _meaning(document: SpeakerDocument) -> dict[int, list[str]]:
+    """Return which aliases mean each version that is meant by one, by the number of the version."""
+    found: dict[int, list[str]] = {}
+    for one in shown_aliases(document):
+        found.setdefault(one.version, []).append(one.alias)
+    return found
+
+
+def _was_deleted(document: SpeakerDocument, number: int) -> bool:
+    is_live = any(one.number == number for one in document.versions)
+    return 0 < number <= document.marks.number and not is_live
 
 
 def _version(services: Services, speaker: FoundSpeaker, reference: int | str) -> Version:
@@ -222,7 +239,37 @@ async def page_extract(
         )
 
     await run_in_threadpool(extract_again)
-    return lead_to(f"/voices/{name.name}", version=number)
+    return lead_to(path_of(name.name), version=number)
+
+
+@router.post("/versions/{number}/delete", dependencies=[VOICES_DELETE, AT_STORE])
+async def page_delete_version(
+    request: Request,
+    services: ServicesDep,
+    namespace: NamespaceDep,
+    name: VoiceName,
+    number: Number,
+    caller: CallerDep,
+) -> Response:
+    """Delete one version, unless it is the only one that is left: nobody confirmed to delete the voice."""
+    async with checked_form(request):
+        pass
+    kept = ""
+
+    def check(document: SpeakerDocument) -> None:
+        nonlocal kept
+        if len(document.versions) == 1:
+            raise Conflict(
+                f"Version {number} is the only version that is left, and the voice would go with it. Nothing "
+                "was changed. Accepted: deleting the voice."
+            )
+        kept = document.default.name
+
+    def delete_one() -> None:
+        delete_version(services.speakers, services.jobs, namespace, name, number, by=caller.id, check=check)
+
+    await run_in_threadpool(delete_one)
+    return lead_to(path_of(kept), gone=number)  # the voice may have another id now
 
 
 @router.post("/delete", dependencies=[VOICES_DELETE, AT_STORE])

@@ -30,7 +30,7 @@ from services.registry_api.protocol.routing import Router
 from services.registry_api.wire import rendering
 from services.registry_api.wire.answers import answer, check_of, tag_of
 from services.registry_api.wire.documented import request_body, responses
-from services.registry_api.wire.forms import check_characters
+from services.registry_api.wire.forms import parse_description
 from services.registry_api.wire.paging import find_voices, newest_changes, newest_versions
 from services.registry_api.wire.uploads import limits_of
 from services.shared.model.document import SpeakerDocument
@@ -131,8 +131,7 @@ def edit_voice(
     """
     members = {one: getattr(wanted, one) for one in wanted.model_fields_set & {"description", "pinned"}}
     if "description" in members:
-        check_characters("description", wanted.description or "")
-        members["description"] = (wanted.description or "").strip() or None
+        members["description"] = parse_description(wanted.description or "")
     speaker = edit(
         services.speakers,
         namespace,

@@ -177,6 +177,15 @@ class _Form:
             raise InvalidEmbedding(f"'{field}' {error}", param=field) from None
 
 
+def parse_description(text: str) -> str | None:
+    """Return the description of a voice without blanks around it. None if it is empty.
+
+    Raises `InvalidRequest` if it has control characters.
+    """
+    check_characters("description", text)
+    return text.strip() or None
+
+
 def check_characters(field: str, text: str) -> None:
     """Raise `InvalidRequest` if a text has control characters."""
     for character in text:

@@ -49,7 +49,11 @@ RULES: dict[str, set[str] | None] = {
     "GET /dashboard/voices/{name}/versions/{number}/pictures/{picture}": {"audio:read"},
     "GET /dashboard/voices/{name}/versions/{number}/artifacts/{profile}": {"artifacts:read", "engine"},
     "POST /dashboard/voices/{name}/versions/{number}/extractions": {"jobs:write", "engine"},
-    "POST /dashboard/voices/{name}/default": {"voices:write"},
+    "POST /dashboard/voices/{name}/versions/{number}/delete": {"voices:delete"},
+    "GET /dashboard/voices/{name}/about": {"voices:write"},
+    "POST /dashboard/voices/{name}/about": {"voices:write"},
+    "POST /dashboard/voices/{name}/aliases": {"voices:write"},
+    "POST /dashboard/voices/{name}/aliases/remove": {"voices:write"},
     "POST /dashboard/voices/{name}/delete": {"voices:delete"},
     "POST /dashboard/voices/{name}/undelete": {"voices:delete"},
     "GET /dashboard/jobs": {"jobs:read", "engine"},
@@ -443,8 +447,10 @@ def test_a_move_that_somebody_made_meanwhile_stays(registry: Registry, visitor: 
         {"version": "9"},
         {"version": "x"},
         {"version": "\u00b2"},
-        {"if_match": "2"},
+        {"moved": "2"},
+        {"moved": ""},
         {"former": ""},
+        {"alias": "latest"},
     ):
         assert visitor.post(action, fields | {"version": "3"} | wrong).status_code in {400, 404, 412}
     assert default_of(registry, name) == (1, True)
@@ -533,9 +539,11 @@ def test_a_key_that_may_only_look_gets_no_button(closed: Registry, name: str):
     for clip in (CLIP, OTHER_CLIP):
         closed.upload(name, clip=clip, headers=bearer(BOOTSTRAP))
     with Visitor(closed, made) as visitor:
-        assert "<form" not in visitor.get(f"/voices/{name}").text.partition("<main")[2]
-        fields = {"version": "1"}
-        assert visitor.post(f"/voices/{name}/default", fields).status_code == 403
+        page = visitor.get(f"/voices/{name}").text.partition("<main")[2]
+        assert not re.search(r"<form|Delete…|Edit|Move…", page)
+        for path in ("aliases", "aliases/remove", "about", "versions/1/delete", "delete"):
+            assert visitor.post(f"/voices/{name}/{path}", {"version": "1"}).status_code == 403
+        assert visitor.get(f"/voices/{name}/about").status_code == 403
         closed.delete(name)
         page = visitor.get(f"/voices/{name}").text.partition("<main")[2]
         assert "it can be brought back" in page

@@ -193,6 +193,40 @@ def test_a_version_is_made_the_default_and_that_is_undone(visit: Open, closed: R
     expect(old.get_by_role("heading", name="Changed meanwhile")).to_be_visible()
 
 
+def test_what_is_said_of_a_voice_is_edited_and_its_versions_are_tidied_up(
+    visit: Open, closed: Registry, name: str
+):
+    """What is refused is told where a person looks, and what was typed stays."""
+    for clip in (CLIP, OTHER_CLIP):
+        closed.ready(name, clip=clip, headers=bearer(BOOTSTRAP))
+    page = visit(f"/voices/{name}")
+    page.get_by_role("link", name="Edit").click()
+    page.get_by_label("Description").fill("Fairy tales")
+    page.get_by_label("Labels").fill("-team=blue")
+    page.get_by_role("button", name="Save").click()
+    expect(page.get_by_role("main")).to_contain_text("The key '-team' of a label is invalid")
+    expect(page.get_by_label("Description")).to_have_value("Fairy tales")
+    page.get_by_label("Labels").fill("team=blue")
+    page.get_by_role("button", name="Save").click()
+    expect(page.get_by_text("team=blue")).to_be_visible()
+    page.get_by_text("Set another alias").click()
+    page.get_by_label("Alias", exact=True).fill("default")
+    page.get_by_role("button", name="Set the alias").click()
+    expect(page.locator("#problem")).to_contain_text("There is an alias `default` already")
+    expect(page.locator("#problem")).to_be_in_viewport()
+    page.get_by_label("Alias", exact=True).fill("prod")
+    page.locator(".more select").select_option("1")
+    page.get_by_role("button", name="Set the alias").click()
+    expect(page.get_by_text("Before, there was no such alias.")).to_be_in_viewport()
+    page.locator("summary", has_text="Delete… version 1").click()
+    expect(page.get_by_text("Version 1 cannot be deleted while engines find it under prod.")).to_be_visible()
+    page.keyboard.press("Escape")
+    page.get_by_role("button", name="Undo prod").click()
+    page.locator("summary", has_text="Delete… version 1").click()
+    page.get_by_role("button", name="Delete version 1", exact=True).click()
+    expect(page.get_by_text("Version 1 is deleted.")).to_be_in_viewport()
+
+
 def test_jobs_are_live_and_can_be_cancelled(visit: Open, closed: Registry, name: str):
     """A job appears on an open page by itself, and a button cancels it."""
     page = visit("/jobs?state=queued")

@@ -30,6 +30,7 @@ PAGES = {
     "new-voice": "/voices/new",
     "voice-many-versions": f"/voices/{MANY}",
     "voice-compared": f"/voices/{SERVED}?beside=1",
+    "voice-edit": f"/voices/{MANY}/about",
     "voice-failed": f"/voices/{FAILED}",
     "voice-busy": f"/voices/{BUSY}",
     "voice-deleted": f"/voices/{DELETED}",

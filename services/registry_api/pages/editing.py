@@ -1,0 +1,184 @@
+"""The page that edits what people say about a voice: its description, its labels, and whether it is pinned.
+
+Whatever is refused, the page shows again what was typed. Two people who edit at once overwrite nothing of
+each other's without having seen it.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fastapi import Request
+from starlette.concurrency import run_in_threadpool
+from starlette.responses import Response
+
+from services.registry_api.access.rules import VOICES_WRITE
+from services.registry_api.dependencies import (
+    AT_STORE,
+    CallerDep,
+    NamespaceDep,
+    Services,
+    ServicesDep,
+    VoiceName,
+)
+from services.registry_api.operations.edit import edit
+from services.registry_api.pages.deleted import path_of
+from services.registry_api.pages.forms import MAX_FIELD, checked_form, lead_to, page_router, show
+from services.registry_api.protocol.error_answers import status_of
+from services.registry_api.wire import rendering
+from services.registry_api.wire.answers import tag_of
+from services.registry_api.wire.fields import Fields
+from services.registry_api.wire.forms import FORM_BYTES, MAX_TEXT, parse_description
+from services.registry_api.wire.uploads import limits_of
+from services.shared.model.document import SpeakerDocument
+from services.shared.registry.lookup import find
+from speaker_registry.errors import InvalidRequest, NotFound, PreconditionFailed, SpeakerRegistryError
+from speaker_registry.labels import MAX_LABELS, MAX_LENGTH
+from speaker_registry.names import SpeakerName
+
+router = page_router("/voices/{name}/about")
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """What the form holds: as it is saved, or as somebody typed it."""
+
+    description: str
+    labels: str
+    """One label in each line, as `team=blue`."""
+    pinned: bool
+
+    @classmethod
+    def saved(cls, document: SpeakerDocument) -> "About":
+        about = document.about
+        labels = "\n".join(f"{key}={value}" if value else key for key, value in about.labels.items())
+        return cls(about.description or "", labels, about.pinned)
+
+    @classmethod
+    def typed(cls, fields: Fields) -> "About":
+        """Read the form. Its lengths are checked later, when what was typed can be shown again."""
+
+        def text(field: str) -> str:
+            return (fields.text(field, max_length=FORM_BYTES) or "").replace("\r\n", "\n")
+
+        return cls(text("description"), text("labels"), "pinned" in fields.names)
+
+    @property
+    def tag(self) -> str:
+        """Return what says whether two people saw the same. States of artifacts have no part in it."""
+        return tag_of({"about": [self.description, self.labels, self.pinned]})
+
+    def members(self) -> dict[str, str | bool | None]:
+        """Return the members besides labels. Raises `InvalidRequest`."""
+        if len(self.description) > MAX_TEXT:
+            raise InvalidRequest(
+                f"The description has {len(self.description)} characters; accepted: up to {MAX_TEXT}.",
+                param="description",
+            )
+        return {"description": parse_description(self.description), "pinned": self.pinned}
+
+
+@router.get("", dependencies=[VOICES_WRITE])
+def page_about(request: Request, services: ServicesDep, namespace: NamespaceDep, name: VoiceName) -> Response:
+    """Show the form with what is saved."""
+    document = find(services.speakers, namespace, name).document
+    saved = About.saved(document)
+    return _show_form(request, document, typed=saved, saved=saved)
+
+
+@router.post("", dependencies=[VOICES_WRITE, AT_STORE])
+async def page_edit(
+    request: Request, services: ServicesDep, namespace: NamespaceDep, name: VoiceName, caller: CallerDep
+) -> Response:
+    """Save what the form says, and lead to the voice, unless something else is saved than the form showed."""
+    async with checked_form(request) as fields:
+        typed, tag = About.typed(fields), fields.text("if_match", max_length=MAX_FIELD) or ""
+    return await run_in_threadpool(_save, request, services, namespace, name, typed, tag, caller.id)
+
+
+def _save(
+    request: Request,
+    services: Services,
+    namespace: str,
+    name: SpeakerName,
+    typed: About,
+    tag: str,
+    by: str,
+) -> Response:
+    before = find(services.speakers, namespace, name).document
+
+    def check(document: SpeakerDocument) -> None:
+        if About.saved(document).tag != tag:
+            raise PreconditionFailed(
+                "Somebody saved something else after this form was loaded. Nothing of yours was saved yet. "
+                "What is saved now stands below the form. Saving again replaces it with what you typed.",
+                param="if_match",
+            )
+
+    try:
+        wanted = _parse_labels(typed.labels)
+        edit(
+            services.speakers,
+            namespace,
+            name,
+            labels={**dict.fromkeys(before.about.labels.keys() - wanted.keys()), **wanted},
+            members=typed.members(),
+            limits=limits_of(services.settings),
+            by=by,
+            check=check,
+        )
+    except NotFound:
+        raise
+    except SpeakerRegistryError as error:
+        document = find(services.speakers, namespace, name).document
+        # A rival's text is to be seen before it is replaced. Without a rival the form stays what it was.
+        rival = isinstance(error, PreconditionFailed)
+        return _show_form(
+            request,
+            document,
+            typed=typed,
+            saved=About.saved(document),
+            tag=None if rival else tag,
+            problem=error.message,
+            rival=rival,
+            status=status_of(error, compatible=False),
+        )
+    return lead_to(path_of(name.name))
+
+
+def _parse_labels(text: str) -> dict[str, str]:
+    """Parse one label from each line that is not blank. Raises `InvalidRequest` if a key is given twice."""
+    found: dict[str, str] = {}
+    for line in filter(None, map(str.strip, text.split("\n"))):
+        key, _, value = (part.strip() for part in line.partition("="))
+        if key in found:
+            raise InvalidRequest(
+                f"Label {key[:80]!a} is given twice; accepted: one line for each label.", param="labels"
+            )
+        found[key] = value
+    return found
+
+
+def _show_form(
+    request: Request,
+    document: SpeakerDocument,
+    *,
+    typed: About,
+    saved: About,
+    tag: str | None = None,
+    problem: str | None = None,
+    rival: bool = False,
+    status: int = 200,
+) -> Response:
+    values: Mapping[str, Any] = {
+        "name": document.default.name,
+        "voice_id": rendering.voice_id(document),
+        "typed": typed,
+        "saved": saved if rival else None,
+        "tag": saved.tag if tag is None else tag,
+        "problem": problem,
+        "max_text": MAX_TEXT,
+        "max_labels": MAX_LABELS,
+        "max_length": MAX_LENGTH,
+    }
+    return show(request, "about.html", status=status, **values)
