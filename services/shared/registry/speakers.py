@@ -187,17 +187,18 @@ class Speakers:
             self.apply(speaker_id, document, base, generation, _NOTHING)
         return document
 
-    def show_each(self, found: Sequence[Held], generation: str) -> None:
+    def show_each(self, found: Sequence[Held], generation: str) -> list[SpeakerId]:
         """Bring the view's copies of several speakers up to what the bucket has of them.
 
-        Args:
-            found: was read after the generation began.
+        Returns the speakers of whom the view has a copy that is as new. Raises `ViewAway` or `Unavailable`.
 
-        Raises `ViewAway` or `Unavailable`.
+        Args:
+            found: speakers of one namespace, read after the generation began.
         """
-        self.view.apply_each(found, generation=generation)
+        kept = self.view.apply_each(found, generation=generation)
         for one in found:
             self._missing.drop(one.speaker_id)
+        return kept
 
     def usage(self, namespace: str) -> Counts | None:
         """Return what the speakers of a namespace use, or None while the view does not hold all of them."""
@@ -271,12 +272,16 @@ class Speakers:
         with self.changing(speaker_id, by=by, until=until) as change:
             return change.commit(decide, did=did)
 
-    def parse(self, speaker_id: SpeakerId, base: Base) -> SpeakerDocument:
-        """Parse a document, and keep it. Raises `VoiceDamaged` or `VoiceUnreadable`."""
+    def parse(self, speaker_id: SpeakerId, base: Base, *, keep: bool = True) -> SpeakerDocument:
+        """Parse a document. Raises `VoiceDamaged` or `VoiceUnreadable`.
+
+        Args:
+            keep: the document is kept in memory, because it will be used again.
+        """
         if base.etag and (kept := self._parsed.get(speaker_id, base.etag)):
             return kept
         try:
-            document = SpeakerDocument.parse(base.body)
+            document = SpeakerDocument.parse(base.body, base.members)
         except DocumentDamaged as error:
             log.error("document.damaged", speaker=str(speaker_id), reason=str(error))
             INTEGRITY_FAILURES.labels("record").inc()
@@ -284,7 +289,7 @@ class Speakers:
         except DocumentNewer as error:
             log.error("document.newer", speaker=str(speaker_id), reason=str(error))
             raise _newer(error) from None
-        if base.etag and base.body:
+        if keep and base.etag and base.body:
             self._parsed.put(speaker_id, base.etag, document, len(base.body))
         return document
 
@@ -297,7 +302,9 @@ class Speakers:
         before: SpeakerDocument,
     ) -> None:
         assert base.etag is not None
-        self.view.apply(speaker_id, document, base.etag, generation=generation, base=before)
+        assert base.body is not None
+        held = Held(speaker_id, document, base.etag, base.body)
+        self.view.apply(held, generation=generation, base=before)
         self._missing.drop(speaker_id)
 
 

@@ -36,7 +36,7 @@ class Agenda:
 
     def announce(self, speaker_id: SpeakerId, token: str, generation: str) -> None:
         """Say that a write to this speaker begins now. If this raises, nothing may be written."""
-        self._look_within(speaker_id, _LOOK_SECONDS, generation)
+        self._look_at_each({speaker_id: _LOOK_SECONDS}, generation)
         self._generation.call("announce", generation, [announcements_key(generation, speaker_id)], [token])
 
     def withdraw(self, speaker_id: SpeakerId, token: str) -> None:
@@ -67,20 +67,11 @@ class Agenda:
 
     def look_within(self, speaker_id: SpeakerId, seconds: float) -> None:
         """Have the speaker looked at within so many seconds."""
-        self._look_within(speaker_id, seconds, self._generation.for_reading())
+        self.look_at_each({speaker_id: seconds})
 
     def look_at_each(self, within: Mapping[SpeakerId, float]) -> None:
         """Have each speaker looked at within so many seconds."""
-        generation = self._generation.for_reading()
-        calls: list[tuple[list[str], list[str | int | float]]] = [
-            ([agenda_key(generation)], [str(speaker_id), round(seconds * 1000)])
-            for speaker_id, seconds in within.items()
-        ]
-        self._generation.call_each("look", generation, calls)
-
-    def _look_within(self, speaker_id: SpeakerId, seconds: float, generation: str) -> None:
-        arguments: list[str | int | float] = [str(speaker_id), round(seconds * 1000)]
-        self._generation.call("look", generation, [agenda_key(generation)], arguments)
+        self._look_at_each(within, self._generation.for_reading())
 
     def looked_at(self, due: Due, *, again_in: float | None) -> None:
         """Take a speaker off, or have it looked at again later. A look that was asked for meanwhile stays."""
@@ -88,3 +79,9 @@ class Agenda:
         again: str | int = "" if again_in is None else round(again_in * 1000)
         arguments: list[str | int | float] = [str(due.speaker_id), due.at, again]
         self._generation.call("put_off", generation, [agenda_key(generation)], arguments)
+
+    def _look_at_each(self, within: Mapping[SpeakerId, float], generation: str) -> None:
+        arguments: list[str | int | float] = []
+        for speaker_id, seconds in within.items():
+            arguments += [str(speaker_id), round(seconds * 1000)]
+        self._generation.call("look", generation, [agenda_key(generation)], arguments)
