@@ -7,6 +7,7 @@ A test gives each process a client of its own, and decides what becomes of every
 import json
 from collections.abc import Callable, Sequence
 from copy import deepcopy
+from io import BytesIO
 from typing import Any
 
 import redis
@@ -147,7 +148,7 @@ class MemoryClient:
         ]
 
         def script(keys: list[str], args: list[Any]) -> Any:
-            arguments = [str(one) for one in args]
+            arguments = [one.decode() if isinstance(one, bytes) else str(one) for one in args]
             return self.run(name, lambda server: _run(server, name, keys, arguments))
 
         return script
@@ -243,8 +244,10 @@ def _begin(server: MemoryServer, keys: list[str], args: list[str]) -> int:
 
 
 def _apply(server: MemoryServer, keys: list[str], args: list[str]) -> list[Any]:
-    copies = zip(keys[7:], args[1::2], args[2::2], strict=True)
-    return [_apply_one(server, keys, copy, json.loads(new), document) for copy, new, document in copies]
+    documents, answers = BytesIO(args[2].encode()), []
+    for copy, new in zip(keys[7:], json.loads(args[1]), strict=True):
+        answers.append(_apply_one(server, keys, copy, new, documents.read(new["size"]).decode()))
+    return answers
 
 
 def _apply_one(

@@ -8,7 +8,7 @@ stand for it.
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
@@ -220,7 +220,7 @@ def _of_former(speakers: Speakers, one: _Outdated) -> _Read | None:
 def _parsed(speakers: Speakers, one: _Outdated, base: Base) -> _Read:
     # A rebuild needs each document once, so it is not kept in memory in place of those that requests need.
     document = speakers.parse(one.speaker_id, base, keep=False)
-    return _Read(one, replace(base, members=None), document)
+    return _Read(one, Base(base.body, base.etag, base.revision), document)
 
 
 def _contradicts(speakers: Speakers, speaker_id: SpeakerId) -> bool:

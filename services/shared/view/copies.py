@@ -152,10 +152,11 @@ class SpeakerView:
 
     def _apply(self, found: Sequence[Held], base: SpeakerDocument, generation: str) -> list[Any]:
         """Run the script once for several copies. All of them are supposed to hold `base`."""
-        arguments: list[str | int | float] = []
-        for one in found:
-            arguments += [_told(one, base), one.body.decode()]
-        answers: list[Any] = self._generation.call("apply", generation, _keys(generation, found), arguments)
+        told = canonical_json([_told(one, base) for one in found])
+        bodies = b"".join(one.body for one in found)  # one argument: the client sends each by itself
+        answers: list[Any] = self._generation.call(
+            "apply", generation, _keys(generation, found), [told, bodies]
+        )
         return answers
 
     def names(self, namespace: str, *, after: str = "", limit: int) -> list[str]:
@@ -332,28 +333,27 @@ def _keys(generation: str, found: Sequence[Held]) -> list[str]:
     ]
 
 
-def _told(held: Held, base: SpeakerDocument) -> str:
-    """Return what `apply` is told of a document besides its text, as JSON."""
+def _told(held: Held, base: SpeakerDocument) -> dict[str, Any]:
+    """Return what `apply` is told of a document."""
     document, counts = held.document, held.document.counts
     events = events_between(base, document)
     before, after = base.digests, document.digests
-    return canonical_json(
-        {
-            "speaker": str(held.speaker_id),
-            "rev": document.revision,
-            "etag": held.etag,
-            "life": document.marks.life,
-            "key": document.key or "" if document.live else "",
-            "voices": counts.voices,
-            "bytes": counts.bytes,
-            "text_bytes": counts.text_bytes,
-            "base": base.revision,
-            "went": sorted(before - after),
-            "came": sorted(after - before),
-            "events": [_fields(event, document.at) for event in events],
-            "takes": any(event.takes_away for event in events),
-        }
-    )
+    return {
+        "speaker": str(held.speaker_id),
+        "rev": document.revision,
+        "etag": held.etag,
+        "life": document.marks.life,
+        "key": document.key or "" if document.live else "",
+        "voices": counts.voices,
+        "bytes": counts.bytes,
+        "text_bytes": counts.text_bytes,
+        "base": base.revision,
+        "size": len(held.body),
+        "went": sorted(before - after),
+        "came": sorted(after - before),
+        "events": [_fields(event, document.at) for event in events],
+        "takes": any(event.takes_away for event in events),
+    }
 
 
 def _fields(event: SpeakerEvent, at: int) -> list[str]:

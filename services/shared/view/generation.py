@@ -217,7 +217,7 @@ class Generation:
         raise ViewAway
 
     def call(
-        self, script: str, generation: str, keys: list[str], arguments: Sequence[str | int | float]
+        self, script: str, generation: str, keys: list[str], arguments: Sequence[str | bytes | int | float]
     ) -> Any:
         """Run one of `lua/` on a generation. Raises `ViewAway` if it is not the one in use any more."""
         stamp = self._trusted

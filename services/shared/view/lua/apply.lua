@@ -1,9 +1,10 @@
 -- Replaces copies of speakers of one namespace by newer ones, and keeps names, counts, digests and events in step. Knows no rule
 -- of the domain.
 -- KEYS: stamp, names, counts, events, the last event that took something away, speakers by digest, reserved voices, copies...
--- ARGV: stamp, and for each copy: a JSON object, document. Members of the object: speaker, rev, etag, life,
---       key (that of the name, '' if the speaker is not live), voices, bytes, text_bytes, base (the revision that the events
---       start from), went and came (digests), events (each the fields of one), takes (an event takes something away).
+-- ARGV: stamp, a JSON object for each copy, all documents one after the other. Members of an object: speaker, size (that of the
+--       document in bytes), rev, etag, life, key (that of the name, '' if the speaker is not live), voices, bytes, text_bytes,
+--       base (the revision that the events start from), went and came (digests), events (each the fields of one),
+--       takes (an event takes something away).
 -- -> for each copy: 'applied'; 'kept' if the stored revision is as high; {stored document} if the events do not start from the
 --    stored revision, so that the caller computes them again.
 local function apply(copy, new, document)
@@ -34,8 +35,9 @@ local function apply(copy, new, document)
   if new.takes then redis.call('SET', KEYS[5], last) end
   return 'applied'
 end
-local answers = {}
-for place = 8, #KEYS do
-  answers[place - 7] = apply(KEYS[place], cjson.decode(ARGV[2 * place - 14]), ARGV[2 * place - 13])
+local answers, last = {}, 0
+for place, new in ipairs(cjson.decode(ARGV[2])) do
+  answers[place] = apply(KEYS[7 + place], new, string.sub(ARGV[3], last + 1, last + new.size))
+  last = last + new.size
 end
 return answers
