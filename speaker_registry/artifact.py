@@ -39,6 +39,7 @@ _DTYPES = {
     "I16": np.int16,
 }
 _PER_FRAME: Mapping[int | str, int] = {"T": 1, "2T": 2}
+_CANONICAL = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 _CODES_BY_DTYPE = {np.dtype(dtype): code for code, dtype in _DTYPES.items()}
 
 
@@ -410,7 +411,7 @@ def canonical_json(value: object) -> str:
     """Encode a value as JSON with sorted keys, no spaces between tokens, unescaped non-ASCII characters and
     no NaN, so that each value has exactly one text.
     """
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    return _CANONICAL.encode(value)
 
 
 def sha256_digest(data: bytes) -> str:

@@ -7,7 +7,7 @@ A test gives each process a client of its own, and decides what becomes of every
 import json
 from collections.abc import Callable, Sequence
 from copy import deepcopy
-from functools import partial
+from io import BytesIO
 from typing import Any
 
 import redis
@@ -141,18 +141,18 @@ class MemoryClient:
     def get(self, key: str) -> Any:
         return self.run(f"GET {key}", lambda server: server.get(key))
 
-    def pipeline(self, *, transaction: bool) -> "_Pipeline | _Scripts":
-        return _Pipeline(self) if transaction else _Scripts()
+    def pipeline(self, *, transaction: bool) -> "_Pipeline":
+        assert transaction, "nothing here carries out commands while others come in between"
+        return _Pipeline(self)
 
     def register_script(self, text: str) -> Callable[..., Any]:
         [name] = [
             path.stem for path in generation_module._LUA.glob("[a-z]*.lua") if text.endswith(path.read_text())
         ]
 
-        def script(keys: list[str], args: list[Any], client: _Scripts | None = None) -> Any:
-            arguments = [str(one) for one in args]
-            call = partial(self.run, name, lambda server: _run(server, name, keys, arguments))
-            return call() if client is None else client.calls.append(call)
+        def script(keys: list[str], args: list[Any]) -> Any:
+            arguments = [one.decode() if isinstance(one, bytes) else str(one) for one in args]
+            return self.run(name, lambda server: _run(server, name, keys, arguments))
 
         return script
 
@@ -204,16 +204,6 @@ class _Connection:
         return self._server.info()
 
 
-class _Scripts:
-    """Scripts that are carried out one after the other. Others come in between."""
-
-    def __init__(self) -> None:
-        self.calls: list[Callable[[], Any]] = []
-
-    def execute(self) -> list[Any]:
-        return [call() for call in self.calls]
-
-
 class _Pipeline:
     """Commands that are carried out at one moment."""
 
@@ -256,37 +246,45 @@ def _begin(server: MemoryServer, keys: list[str], args: list[str]) -> int:
     return 1
 
 
-def _apply(server: MemoryServer, keys: list[str], args: list[str]) -> list[str]:
-    _, copy, names, counts, events, taken, digests, reserved = keys
+def _apply(server: MemoryServer, keys: list[str], args: list[str]) -> list[Any]:
+    documents, answers = BytesIO(args[2].encode()), []
+    for copy, new in zip(keys[7:], json.loads(args[1]), strict=True):
+        answers.append(_apply_one(server, keys, copy, new, documents.read(new["size"]).decode()))
+    return answers
+
+
+def _apply_one(
+    server: MemoryServer, keys: list[str], copy: str, new: dict[str, Any], document: str
+) -> str | list[str]:
+    _, names, counts, events, taken, digests, reserved, *_ = keys
     stored = server.hgetall(copy)
     revision = int(stored.get("rev", 0))
-    if revision >= int(args[1]):
-        return ["kept"]
-    if revision != int(args[8]):
-        return ["base", stored.get("doc", "")]
-    fields = ("rev", "etag", "doc", "key", "voices", "bytes", "text_bytes")
-    for field, value in zip(fields, args[1:8], strict=True):
-        server.hset(copy, field, value)
-    for place, counted in enumerate(("voices", "bytes", "text_bytes")):
-        server.hincrby(counts, counted, int(args[5 + place]) - int(stored.get(counted, 0)))
-    if stored.get("key") and stored["key"] != args[4]:
+    if revision >= new["rev"]:
+        return "kept"
+    if revision != new["base"]:
+        return [stored.get("doc", "")]
+    for field in ("rev", "etag", "key", "voices", "bytes", "text_bytes"):
+        server.hset(copy, field, new[field])
+    server.hset(copy, "doc", document)
+    for counted in ("voices", "bytes", "text_bytes"):
+        server.hincrby(counts, counted, new[counted] - int(stored.get(counted, 0)))
+    if stored.get("key") and stored["key"] != new["key"]:
         server.hdel(names, stored["key"])
-    if args[4]:
-        server.zadd(names, {args[4]: 0})
-        server.zrem(reserved, args[9])
-    for digest in json.loads(args[12]):
-        if server.hget(digests, digest) == args[9]:
+    if new["key"]:
+        server.zadd(names, {new["key"]: 0})
+        server.zrem(reserved, new["speaker"])
+    for digest in new["went"]:
+        if server.hget(digests, digest) == new["speaker"]:
             server.hdel(digests, digest)
-    for digest in json.loads(args[13]):
-        server.hset(digests, digest, args[9])
+    for digest in new["came"]:
+        server.hset(digests, digest, new["speaker"])
     last = ""
-    for event in args[14:]:
-        parts = json.loads(event)
-        fields = dict(zip(parts[::2], parts[1::2], strict=True))
-        last = server.xadd(events, speaker=args[9], revision=args[1], life=args[10], **fields)
-    if args[11] == "1":
+    for event in new["events"]:
+        fields = dict(zip(event[::2], event[1::2], strict=True))
+        last = server.xadd(events, speaker=new["speaker"], revision=new["rev"], life=new["life"], **fields)
+    if new["takes"]:
         server.set(taken, last)
-    return ["applied"]
+    return "applied"
 
 
 def _reserve(server: MemoryServer, keys: list[str], args: list[str]) -> list[Any]:
@@ -304,9 +302,10 @@ def _announce(server: MemoryServer, keys: list[str], args: list[str]) -> None:
 
 def _look(server: MemoryServer, keys: list[str], args: list[str]) -> None:
     now = _milliseconds(server)
-    at = now + int(args[2])
-    due = server.data.get(keys[1], {}).get(args[1], at)
-    server.zadd(keys[1], {args[1]: due + 1 if due <= now else min(at, due)})
+    for speaker, within in zip(args[1::2], args[2::2], strict=True):
+        at = now + int(within)
+        due = server.data.get(keys[1], {}).get(speaker, at)
+        server.zadd(keys[1], {speaker: due + 1 if due <= now else min(at, due)})
 
 
 def _put_off(server: MemoryServer, keys: list[str], args: list[str]) -> None:

@@ -4,7 +4,7 @@ Any number of processes may run this at once. All of it is idempotent, and a loc
 """
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from datetime import timedelta
 from functools import partial
@@ -16,16 +16,17 @@ from services.registry_api.maintenance.erase import erase, erasure_due_in
 from services.registry_api.maintenance.garbage_sweep import sweep as sweep_bytes
 from services.registry_api.maintenance.locks import RenewLock, only_one
 from services.registry_api.maintenance.rebuild import LOOK_SECONDS, rebuild
-from services.registry_api.maintenance.settle import needs_look, settle
+from services.registry_api.maintenance.settle import need_look, settle
 from services.registry_api.maintenance.sweep import Sweeps
 from services.shared.bucket.store import Store
 from services.shared.bucket.stored_bytes import StoredBytes
 from services.shared.configuration.api import HousekeepingSettings
+from services.shared.model.document import SpeakerDocument
 from services.shared.model.speaker import SpeakerId
 from services.shared.queue.jobs import Jobs
 from services.shared.registry.profile_records import ProfileRecords
 from services.shared.registry.profiles import Profiles
-from services.shared.registry.speakers import FoundSpeaker, Speakers
+from services.shared.registry.speakers import Speakers
 from services.shared.telemetry.logs import LogThrottle
 from services.shared.telemetry.metrics import REBUILD_SECONDS, REBUILDS
 from services.shared.view.away import ViewAway
@@ -127,7 +128,7 @@ class Housekeeping:
             applied = rebuild(
                 self._store,
                 self._speakers,
-                look=self._look,
+                looks=self._looks,
                 threads=self._settings.rebuild_threads,
                 between=lambda: self._between(renew),
             )
@@ -179,11 +180,13 @@ class Housekeeping:
         if again is not None:
             self._speakers.agenda.look_within({speaker_id: again})
 
-    def _look(self, speaker: FoundSpeaker) -> float | None:
-        """Return in how many seconds to look at a speaker whose document the view lacked."""
-        if needs_look(self._profiles, speaker):
-            return LOOK_SECONDS
-        return erasure_due_in(speaker.document, self._deleted_grace, now=self._speakers.now())
+    def _looks(self, found: Sequence[SpeakerDocument]) -> list[float | None]:
+        """Return in how many seconds to look at each speaker whose document the view lacked."""
+        now = self._speakers.now()
+        return [
+            LOOK_SECONDS if needed else erasure_due_in(document, self._deleted_grace, now=now)
+            for document, needed in zip(found, need_look(self._profiles, found), strict=True)
+        ]
 
     def _between(self, renew: RenewLock) -> bool:
         """Keep the lock of long work, and look at the speakers that are due meanwhile, once in a turn's time.

@@ -20,7 +20,7 @@ from services.shared.bucket.layout import documents_prefix, speaker_of
 from services.shared.bucket.store import Listing, StoredObject
 from services.shared.model.document import SpeakerDocument
 from services.shared.model.speaker import SpeakerId
-from services.shared.registry.speakers import FoundSpeaker, Speakers
+from services.shared.registry.speakers import Speakers
 from services.shared.view.copies import FormerCopy, Held
 from speaker_registry.errors import VoiceDamaged, VoiceUnreadable
 from speaker_registry.names import is_namespace, slug_of
@@ -36,8 +36,15 @@ LOOK_SECONDS = 10.0
 _TIMES_READ, _PAUSE_SECONDS = 3, 2.0
 """A copy contradicts the bucket only if that shows each time, because a node of the store may be behind."""
 
-Look = Callable[[FoundSpeaker], float | None]
-"""This returns after how many seconds a speaker has to be looked at, or None if that is not needed."""
+Looks = Callable[[Sequence[SpeakerDocument]], Sequence[float | None]]
+"""This returns for each of some documents, which were just read, after how many seconds its speaker has to be
+looked at, or None if that is not needed.
+"""
+
+
+def all_soon(documents: Sequence[SpeakerDocument]) -> list[float | None]:
+    """Have every speaker looked at. This is a `Looks`."""
+    return [LOOK_SECONDS] * len(documents)
 
 
 class Listed(Protocol):
@@ -57,8 +64,6 @@ class _Outdated:
     speaker_id: SpeakerId
     stored: StoredObject
     former: FormerCopy
-    in_view: bool
-    """True if the view has another copy of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,18 +87,12 @@ class _Outcome:
     contradicted: list[SpeakerId] = field(default_factory=list)
     """Speakers of whom the view has a copy that the bucket does not lead to."""
 
-    def add(self, speakers: Speakers, shown: Sequence[_Read]) -> None:
-        """Count documents that were shown, and compare those that the view had otherwise."""
-        self.applied += len(shown)
-        had = (read.of.speaker_id for read in shown if read.of.in_view)
-        self.contradicted += [one for one in had if _contradicts(speakers, one)]
-
 
 def rebuild(
     store: Listed,
     speakers: Speakers,
     *,
-    look: Look = lambda _: LOOK_SECONDS,
+    looks: Looks = all_soon,
     threads: int = 1,
     between: Callable[[], object] = lambda: None,
 ) -> int:
@@ -104,7 +103,7 @@ def rebuild(
     the next rebuild fills it.
 
     Args:
-        look: says which speakers housekeeping has to look at.
+        looks: says which speakers housekeeping has to look at.
         between: is called now and then. What it raises ends the rebuild.
 
     Raises `Unavailable` if the bucket or Redis went away; then the view is as complete as it was.
@@ -119,8 +118,9 @@ def rebuild(
         for portion in in_batches(iter(listed.items()), _PORTION):
             read = partial(_read_each, speakers, threads=1 if store.is_local else threads)
             for together in _together(read(_outdated(speakers, dict(portion)))):
-                _show(speakers, generation, look, together)
-                outcome.add(speakers, together)
+                kept = _show(speakers, generation, looks, together)
+                outcome.applied += len(together)
+                outcome.contradicted += [one for one in kept if _contradicts(speakers, one)]
             between()
         outcome.contradicted += _unlisted(speakers, namespace, listed)
     if _is_restored(speakers, outcome.contradicted):
@@ -135,11 +135,12 @@ def _outdated(speakers: Speakers, portion: dict[SpeakerId, StoredObject]) -> lis
     """Return the speakers of whom the view may hold another document than the listed one."""
     ids = list(portion)
     has_marks = any(stored.etag is None for stored in portion.values())
-    marks = speakers.view.marks(ids) if has_marks else [None] * len(ids)
-    held = zip(ids, speakers.view.etags(ids), marks, strict=True)
-    found = {one: etag is not None for one, etag, mark in held if not _is_as_listed(portion[one], etag, mark)}
-    former = zip(found, speakers.view.former(list(found)), strict=True)
-    return [_Outdated(one, portion[one], copy, found[one]) for one, copy in former]
+    marks = dict(zip(ids, speakers.view.marks(ids) if has_marks else [None] * len(ids), strict=True))
+    known = [one for one in ids if portion[one].etag or marks[one]]
+    etags = dict(zip(known, speakers.view.etags(known), strict=True))
+    found = [one for one in ids if not _is_as_listed(portion[one], etags.get(one), marks[one])]
+    former = zip(found, speakers.view.former(found), strict=True)
+    return [_Outdated(one, portion[one], copy) for one, copy in former]
 
 
 def _is_as_listed(stored: StoredObject, etag: str | None, mark: str | None) -> bool:
@@ -162,8 +163,7 @@ def _read_each(speakers: Speakers, outdated: Iterable[_Outdated], *, threads: in
 
 def _read(speakers: Speakers, one: _Outdated) -> _Read | None:
     try:
-        base = _of_former(speakers, one) or speakers.documents.read(one.speaker_id)
-        return _Read(one, base, speakers.documents.parse(one.speaker_id, base))
+        return _of_former(speakers, one) or _of_bucket(speakers, one)
     except (VoiceDamaged, VoiceUnreadable) as error:
         log.error("document.left_out", speaker=str(one.speaker_id), reason=error.message)
         return None
@@ -182,32 +182,45 @@ def _together(reads: Iterable[_Read]) -> Iterator[list[_Read]]:
         yield together
 
 
-def _show(speakers: Speakers, generation: str, look: Look, together: Sequence[_Read]) -> None:
+def _show(speakers: Speakers, generation: str, looks: Looks, together: Sequence[_Read]) -> list[SpeakerId]:
     """Bring the copies of some speakers up to the bucket.
 
-    The looks are asked for first, and marks are kept last: a rebuild that ends in between is done again.
+    Returns those of whom the view may have another copy than that: it was as new, or the listed document is
+    not there. The looks are asked for first, and marks are kept last: a rebuild that ends in between is done
+    again.
     """
-    held = [read.held for read in together if read.base.etag]
-    looks = {one.speaker_id: look(FoundSpeaker(one.document, id=one.speaker_id)) for one in held}
-    if within := {one: seconds for one, seconds in looks.items() if seconds is not None}:
+    missing = [read.of.speaker_id for read in together if read.base.etag is None]
+    found = [read for read in together if read.base.etag is not None]
+    if not found:
+        return missing
+    needed = zip(found, looks([read.document for read in found]), strict=True)
+    if within := {read.of.speaker_id: seconds for read, seconds in needed if seconds is not None}:
         speakers.agenda.look_within(within)
-    if held:
-        speakers.documents.show_each(held, generation)
-    marked = (read for read in together if read.of.stored.mark is not None and read.base.etag)
+    kept = speakers.documents.show_each([read.held for read in found], generation)
+    marked = (read for read in found if read.of.stored.mark is not None)
     if marks := {read.of.speaker_id: _mark(read.of.stored, read.base.etag or "") for read in marked}:
         speakers.view.put_marks(marks)
+    return missing + kept
 
 
-def _of_former(speakers: Speakers, one: _Outdated) -> Base | None:
+def _of_bucket(speakers: Speakers, one: _Outdated) -> _Read:
+    return _parsed(speakers, one, speakers.documents.read(one.speaker_id))
+
+
+def _of_former(speakers: Speakers, one: _Outdated) -> _Read | None:
     """Return the copy of the last generation if it is the listed document, and not damaged in Redis."""
     former = one.former
     if former.body is None or not _is_as_listed(one.stored, former.etag, former.mark):
         return None
-    base = Base(former.body, former.etag, former.revision)
     with suppress(VoiceDamaged):
-        speakers.documents.parse(one.speaker_id, base)
-        return base
+        return _parsed(speakers, one, Base(former.body, former.etag, former.revision))
     return None
+
+
+def _parsed(speakers: Speakers, one: _Outdated, base: Base) -> _Read:
+    # A rebuild needs each document once, so it is not kept in memory in place of those that requests need.
+    document = speakers.documents.parse(one.speaker_id, base, keep=False)
+    return _Read(one, Base(base.body, base.etag, base.revision), document)
 
 
 def _contradicts(speakers: Speakers, speaker_id: SpeakerId) -> bool:

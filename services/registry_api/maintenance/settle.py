@@ -4,7 +4,7 @@ Whatever a process that died left undone, this finds: a commit that was not appl
 outcome nobody knows, a job that no worker will run, a version that lacks an artifact.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 
 import structlog
@@ -50,14 +50,17 @@ def settle(speakers: Speakers, jobs: Jobs, profiles: Profiles, speaker_id: Speak
     return AGAIN_SECONDS if under_way else None
 
 
-def needs_look(profiles: Profiles, speaker: Speaker) -> bool:
-    """Return whether `settle` would change a speaker, or open a job for it, if no job is open."""
-    document = speaker.document
-    if _settled(profiles, document) is not document:
-        return True
+def need_look(profiles: Profiles, found: Iterable[SpeakerDocument]) -> list[bool]:
+    """Return for each document whether `settle` would change it, or open a job, if no job is open."""
+    settled = _settling(profiles)
+    return [settled(one) is not one or _lacks_artifact(profiles, Speaker(one)) for one in found]
+
+
+def _lacks_artifact(profiles: Profiles, speaker: Speaker) -> bool:
+    """Return whether an artifact has to be made."""
     return any(
         status.state_of_current == "pending" and not status.unsupported
-        for version in document.versions
+        for version in speaker.document.versions
         for status in profiles.wanted_statuses(speaker, version)
     )
 
@@ -68,7 +71,7 @@ def promote(speakers: Speakers, profiles: Profiles, speaker_id: SpeakerId) -> Sp
     """
 
     def decide(document: SpeakerDocument) -> SpeakerDocument:
-        return _settled(profiles, document)
+        return _settling(profiles)(document)
 
     document = speakers.read(speaker_id).document
     if decide(document) is document:
@@ -76,10 +79,17 @@ def promote(speakers: Speakers, profiles: Profiles, speaker_id: SpeakerId) -> Sp
     return speakers.change(speaker_id, decide, by=BY, did="promote")
 
 
-def _settled(profiles: Profiles, document: SpeakerDocument) -> SpeakerDocument:
-    # The profiles are read after the document: an encoder that made one of its artifacts is known by then.
-    served = without_ahead(document, profiles.current_fingerprints())
-    return promoted(without_old_artifacts(served, profiles.kept_fingerprints()), profiles.required)
+def _settling(profiles: Profiles) -> Callable[[SpeakerDocument], SpeakerDocument]:
+    """Return what brings a document up to the profiles of now.
+
+    A document has to be read before: an encoder that made one of its artifacts is known by then.
+    """
+    current, kept, required = profiles.current_fingerprints(), profiles.kept_fingerprints(), profiles.required
+
+    def settled(document: SpeakerDocument) -> SpeakerDocument:
+        return promoted(without_old_artifacts(without_ahead(document, current), kept), required)
+
+    return settled
 
 
 def _report(speaker: FoundSpeaker, vuid: str, opened: Mapping[str, str]) -> None:

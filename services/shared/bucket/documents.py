@@ -6,8 +6,9 @@ module knows stores, ETags and lost replies, but not what a document says.
 
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
+from typing import Any
 
 from services.shared.bucket.store import Moved, SwappingStore, TooLarge
 from services.shared.model.clock import Clock
@@ -42,6 +43,8 @@ class Base:
     """True if the body did not verify, with the same bytes each time it was read, or is too large."""
     oversize: int | None = None
     """The size of a document that is too large to be read. Its body is then empty."""
+    members: dict[str, Any] | None = field(default=None, repr=False, compare=False)
+    """What `unseal` returned of the body, where that was called."""
 
 
 NOTHING = Base(None, None)
@@ -78,7 +81,8 @@ class Documents:
         for _ in range(_TIMES_READ):
             try:
                 found = self._store.read(key)
-                revision = int(unseal(found.data).get("revision", 0))
+                members = unseal(found.data)
+                revision = int(members.get("revision", 0))
             except FileNotFoundError:
                 continue
             except TooLarge as error:
@@ -88,7 +92,7 @@ class Documents:
                     return Base(found.data, found.etag, damaged=True)
                 wrong.add(found.data)
                 continue
-            return Base(found.data, found.etag, revision)
+            return Base(found.data, found.etag, revision, members=members)
         if wrong:
             raise Unavailable(
                 "A document in the object store could not be read as a whole.",

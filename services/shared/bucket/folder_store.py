@@ -60,11 +60,10 @@ class FolderStore:
     def read(self, key: str) -> Object:
         check_key(key)
         with self._translating("get"):
-            size = self._folder.size(key)
-            if size <= MAX_READ_BYTES:
-                data = self._folder.read(key)
+            data = self._folder.read_within(key, MAX_READ_BYTES)
+            if data is not None:
                 return Object(data, etag_of(data))
-            etag = self._folder.etag(key)
+            size, etag = self._folder.size(key), self._folder.etag(key)
         raise TooLarge(size, etag)
 
     def address(self, key: str, seconds: int) -> None:  # noqa: ARG002 - a folder has no addresses

@@ -21,10 +21,13 @@ def promoted(document: SpeakerDocument, required: Sequence[Profile]) -> SpeakerD
     """
     if not document.live or document.aliases[DEFAULT].by_hand:
         return document
-    kept = _serves_or_will(document.default, required)
+    default = document.default
+    if document.newest.number <= default.number:
+        return document
+    kept = _serves_or_will(default, required)
     names = {profile.name for profile in required}
     for version in reversed(document.versions):
-        if version.number <= document.default.number:
+        if version.number <= default.number:
             break
         ended = all(_ended(version, profile) for profile in required)
         if ended and version.served & names and version.served >= kept:

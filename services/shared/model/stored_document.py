@@ -4,7 +4,7 @@ Pure: no clock, no bucket, no Redis. Each kind of document adds what it is about
 and `profile_document` for profiles.
 """
 
-from typing import ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, ValidationError
 
@@ -47,15 +47,18 @@ class StoredDocument(Record):
     did: str = ""
 
     @classmethod
-    def parse(cls, body: bytes | None) -> Self:
+    def parse(cls, body: bytes | None, members: dict[str, Any] | None = None) -> Self:
         """Parse a stored document; None is one that the bucket does not have.
+
+        Args:
+            members: what `unseal` returned of the body, if that was called before.
 
         Raises `DocumentDamaged` or `DocumentNewer`.
         """
         if body is None:
             return cls()
         try:
-            members = unseal(body)
+            members = unseal(body) if members is None else members
             _refuse_newer(members)
             return cls.model_validate(members)
         except (ValueError, ValidationError) as error:

@@ -34,12 +34,16 @@ class SpeakerDocuments:
         """Return the document in the bucket as it is stored. Raises `Unavailable`."""
         return self.stored.read(document_key(speaker_id))
 
-    def parse(self, speaker_id: SpeakerId, base: Base) -> SpeakerDocument:
-        """Parse a document, and keep it. Raises `VoiceDamaged` or `VoiceUnreadable`."""
+    def parse(self, speaker_id: SpeakerId, base: Base, *, keep: bool = True) -> SpeakerDocument:
+        """Parse a document. Raises `VoiceDamaged` or `VoiceUnreadable`.
+
+        Args:
+            keep: the document is kept in memory, because it will be used again.
+        """
         if base.etag and (kept := self.parsed.get(speaker_id, base.etag)):
             return kept
         try:
-            document = SpeakerDocument.parse(base.body)
+            document = SpeakerDocument.parse(base.body, base.members)
         except DocumentDamaged as error:
             log.error("document.damaged", speaker=str(speaker_id), reason=str(error))
             INTEGRITY_FAILURES.labels("record").inc()
@@ -47,7 +51,7 @@ class SpeakerDocuments:
         except DocumentNewer as error:
             log.error("document.newer", speaker=str(speaker_id), reason=str(error))
             raise _newer(error) from None
-        if base.etag and base.body:
+        if keep and base.etag and base.body:
             self.parsed.put(speaker_id, base.etag, document, len(base.body))
         return document
 
@@ -70,20 +74,23 @@ class SpeakerDocuments:
         Raises `ViewAway` or `Unavailable`.
         """
         assert base.etag is not None
-        self.view.apply(speaker_id, document, base.etag, generation=generation, base=before)
+        assert base.body is not None
+        held = Held(speaker_id, document, base.etag, base.body)
+        self.view.apply(held, generation=generation, base=before)
         self.missing.drop(speaker_id)
 
-    def show_each(self, found: Sequence[Held], generation: str) -> None:
+    def show_each(self, found: Sequence[Held], generation: str) -> list[SpeakerId]:
         """Bring the view's copies of several speakers up to what the bucket has of them.
 
-        Args:
-            found: was read after the generation began.
+        Returns the speakers of whom the view has a copy that is as new. Raises `ViewAway` or `Unavailable`.
 
-        Raises `ViewAway` or `Unavailable`.
+        Args:
+            found: speakers of one namespace, read after the generation began.
         """
-        self.view.apply_each(found, generation=generation)
+        kept = self.view.apply_each(found, generation=generation)
         for one in found:
             self.missing.drop(one.speaker_id)
+        return kept
 
 
 def _damaged(speaker_id: SpeakerId, oversize: int | None) -> VoiceDamaged:

@@ -70,11 +70,10 @@ class Agenda:
         self._look_within(within, self._generation.for_reading())
 
     def _look_within(self, within: Mapping[SpeakerId, float], generation: str) -> None:
-        calls: list[tuple[list[str], list[str | int | float]]] = [
-            ([agenda_key(generation)], [str(speaker_id), round(seconds * 1000)])
-            for speaker_id, seconds in within.items()
-        ]
-        self._generation.call_each("look", generation, calls)
+        arguments: list[str | int | float] = []
+        for speaker_id, seconds in within.items():
+            arguments += [str(speaker_id), round(seconds * 1000)]
+        self._generation.call("look", generation, [agenda_key(generation)], arguments)
 
     def looked_at(self, due: Due, *, again_in: float | None) -> None:
         """Take a speaker off, or have it looked at again later. A look that was asked for meanwhile stays."""

@@ -39,6 +39,7 @@ _SCANNED, _FORGOTTEN = 1000, 500
 """The numbers of keys that are looked at, and removed, at a time. Redis answers nothing else meanwhile."""
 _RESERVED_SECONDS = 60
 """The time for which a reservation counts whose process died. No registration takes as long."""
+_APPLIED = "applied"
 _TRIES = 20
 """The number of times that events are computed again because another process applied a revision meanwhile."""
 
@@ -118,51 +119,46 @@ class SpeakerView:
                 copies[place] = Copy(int(rev), etag, body.encode(), jobs) if rev else Copy()
         return copies
 
-    def apply(
-        self,
-        speaker_id: SpeakerId,
-        document: SpeakerDocument,
-        etag: str,
-        *,
-        generation: str,
-        base: SpeakerDocument = NO_DOCUMENT,
-    ) -> None:
+    def apply(self, held: Held, *, generation: str, base: SpeakerDocument = NO_DOCUMENT) -> bool:
         """Bring the copy up to a document that the bucket holds, with names, counts, digests and events.
 
-        A copy that is as new stays. Raises `ViewAway` if the generation has ended, or `Unavailable`.
+        Returns False if the copy is as new, and stays. Raises `ViewAway` if the generation has ended, or
+        `Unavailable`.
 
         Args:
             base: the document that the copy probably holds. Events start from what it does hold. A view that
                 lacks the speaker gets `base` first, so that listeners hear of what came after it.
         """
         for _ in range(_TRIES):
-            answer, *stored = self._generation.call(
-                "apply",
-                generation,
-                self._keys_of(generation, speaker_id),
-                _arguments(speaker_id, base, document, etag),
-            )
-            if answer != "base":
-                return
-            if stored[0]:
-                base = SpeakerDocument.parse(stored[0].encode())
+            [answer] = self._apply([held], base, generation)
+            if isinstance(answer, str):
+                return answer == _APPLIED
+            [stored] = answer
+            if stored:
+                base = SpeakerDocument.parse(stored.encode())
             else:
-                self.apply(speaker_id, base, "", generation=generation)
+                self.apply(Held(held.speaker_id, base, "", base.to_bytes()), generation=generation)
         raise AssertionError("each try meets a higher revision, and this document's is reached at last")
 
-    def apply_each(self, found: Sequence[Held], *, generation: str) -> None:
-        """Bring several copies up as `apply` does, in one round trip if the view lacks the speakers."""
-        calls = [
-            (
-                self._keys_of(generation, one.speaker_id),
-                _arguments(one.speaker_id, NO_DOCUMENT, one.document, one.etag, one.body),
-            )
-            for one in found
+    def apply_each(self, found: Sequence[Held], *, generation: str) -> list[SpeakerId]:
+        """Bring several copies up as `apply` does, in one round trip if the view lacks the speakers, who
+        are all of one namespace. Returns the speakers whose copies are as new, and stay.
+        """
+        answers = zip(found, self._apply(found, NO_DOCUMENT, generation), strict=True)
+        return [
+            one.speaker_id
+            for one, answer in answers
+            if answer != _APPLIED and (isinstance(answer, str) or not self.apply(one, generation=generation))
         ]
-        answers = self._generation.call_each("apply", generation, calls)
-        for one, (answer, *_) in zip(found, answers, strict=True):
-            if answer == "base":
-                self.apply(one.speaker_id, one.document, one.etag, generation=generation)
+
+    def _apply(self, found: Sequence[Held], base: SpeakerDocument, generation: str) -> list[Any]:
+        """Run the script once for several copies. All of them are supposed to hold `base`."""
+        told = canonical_json([_told(one, base) for one in found])
+        bodies = b"".join(one.body for one in found)  # one argument: the client sends each by itself
+        answers: list[Any] = self._generation.call(
+            "apply", generation, _keys(generation, found), [told, bodies]
+        )
+        return answers
 
     def names(self, namespace: str, *, after: str = "", limit: int) -> list[str]:
         """Return the keys of live speakers that come after a key, in order. Raises as `get` does."""
@@ -318,54 +314,51 @@ class SpeakerView:
 
         return self._generation.read(ask)
 
-    @staticmethod
-    def _keys_of(generation: str, speaker_id: SpeakerId) -> list[str]:
-        namespace = speaker_id.namespace
-        return [
-            copy_key(generation, speaker_id),
-            names_key(generation, namespace),
-            counts_key(generation, namespace),
-            events_key(generation),
-            taken_key(generation),
-            digests_key(generation, namespace),
-            reservations_key(generation, namespace),
-        ]
-
 
 def _counts(found: Sequence[str | None]) -> Counts:
     voices, size, text_bytes = (int(one or 0) for one in found)
     return Counts(voices=voices, bytes=size, text_bytes=text_bytes)
 
 
-def _arguments(
-    speaker_id: SpeakerId,
-    base: SpeakerDocument,
-    document: SpeakerDocument,
-    etag: str,
-    body: bytes | None = None,
-) -> list[str | int | float]:
-    counts, events = document.counts, events_between(base, document)
-    before, after = base.digests, document.digests
+def _keys(generation: str, found: Sequence[Held]) -> list[str]:
+    """Return the keys that `apply` works on."""
+    [namespace] = {one.speaker_id.namespace for one in found}
     return [
-        document.revision,
-        etag,
-        (body or document.to_bytes()).decode(),
-        document.key or "" if document.live else "",
-        counts.voices,
-        counts.bytes,
-        counts.text_bytes,
-        base.revision,
-        str(speaker_id),
-        document.marks.life,
-        int(any(event.takes_away for event in events)),
-        canonical_json(sorted(before - after)),
-        canonical_json(sorted(after - before)),
-        *(_fields(event, document.at) for event in events),
+        names_key(generation, namespace),
+        counts_key(generation, namespace),
+        events_key(generation),
+        taken_key(generation),
+        digests_key(generation, namespace),
+        reservations_key(generation, namespace),
+        *(copy_key(generation, one.speaker_id) for one in found),
     ]
 
 
-def _fields(event: SpeakerEvent, at: int) -> str:
-    """Return the fields of an event in the stream, as JSON: names and values in turn."""
+def _told(held: Held, base: SpeakerDocument) -> dict[str, Any]:
+    """Return what `apply` is told of a document."""
+    document, counts = held.document, held.document.counts
+    events = events_between(base, document)
+    before, after = base.digests, document.digests
+    return {
+        "speaker": str(held.speaker_id),
+        "rev": document.revision,
+        "etag": held.etag,
+        "life": document.marks.life,
+        "key": document.key or "" if document.live else "",
+        "voices": counts.voices,
+        "bytes": counts.bytes,
+        "text_bytes": counts.text_bytes,
+        "base": base.revision,
+        "size": len(held.body),
+        "went": sorted(before - after),
+        "came": sorted(after - before),
+        "events": [_fields(event, document.at) for event in events],
+        "takes": any(event.takes_away for event in events),
+    }
+
+
+def _fields(event: SpeakerEvent, at: int) -> list[str]:
+    """Return the fields of an event in the stream: names and values in turn."""
     takes = {"takes": "1"} if event.takes_away else {}
     fields = {"what": event.what, "at": str(at), **takes, **event.fields}
-    return canonical_json([part for field in fields.items() for part in field])
+    return [part for field in fields.items() for part in field]

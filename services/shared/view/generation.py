@@ -10,7 +10,6 @@ generation there, after its commit, knows that every later generation will read 
 not know what a view holds.
 """
 
-import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -50,8 +49,6 @@ WATCHING = "view"
 _END_SECONDS = 10.0
 """A process that ends does not wait longer for that thread, which may wait for a server."""
 _TRIES = 5
-_OVER = re.compile(r"^OVER|caused error: OVER$")
-"""An error of a script, or of a pipeline with it, says this if another generation has begun."""
 _LUA = Path(__file__).parent / "lua"
 _throttle = LogThrottle(60.0)
 
@@ -141,42 +138,20 @@ class Generation:
         raise ViewAway
 
     def call(
-        self, script: str, generation: str, keys: list[str], arguments: Sequence[str | int | float]
+        self, script: str, generation: str, keys: list[str], arguments: Sequence[str | bytes | int | float]
     ) -> Any:
         """Run one of `lua/` on a generation. Raises `ViewAway` if it is not the one in use any more."""
-        [answer] = self.call_each(script, generation, [(keys, arguments)])
-        return answer
-
-    def call_each(
-        self, script: str, generation: str, calls: Sequence[tuple[list[str], Sequence[str | int | float]]]
-    ) -> list[Any]:
-        """Run one of `lua/` with each of several keys and arguments, in one round trip.
-
-        Other processes come in between. Raises `ViewAway` as `call` does; some may have run then.
-        """
         stamp = self._trusted
         if not stamp or Stamp.parse(stamp).generation != generation:
             raise ViewAway
         with tracing.span(f"view.{script}", kind="client"), unavailable_without_redis():
             try:
-                return self._run(script, stamp, calls)
+                return self._scripts[script](keys=[STAMP, *keys], args=[stamp, *arguments])
             except redis.ResponseError as error:
-                if not _OVER.search(str(error)):
+                if not str(error).startswith("OVER"):
                     raise
                 self._distrust(stamp)
                 raise ViewAway from None
-
-    def _run(
-        self, script: str, stamp: str, calls: Sequence[tuple[list[str], Sequence[str | int | float]]]
-    ) -> list[Any]:
-        if len(calls) == 1:
-            [(keys, arguments)] = calls
-            return [self._scripts[script](keys=[STAMP, *keys], args=[stamp, *arguments])]
-        pipeline = self.redis.pipeline(transaction=False)
-        for keys, arguments in calls:
-            self._scripts[script](keys=[STAMP, *keys], args=[stamp, *arguments], client=pipeline)
-        answers: list[Any] = pipeline.execute()
-        return answers
 
     def confirm(self, generation: str) -> None:
         """Check after a commit that `_view.json` still names this generation.

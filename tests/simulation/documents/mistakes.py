@@ -32,9 +32,6 @@ class Mistake:
 
     def made(self) -> Any:
         """Return a context in which the mistake is made."""
-        if self.owner is memory_redis:
-            scripts = {self.function.strip("_"): self._replacement()}
-            return patch.dict(memory_redis.SCRIPTS, scripts)
         return patch.object(self.owner, self.function, self._replacement())
 
     def _replacement(self) -> Callable[..., Any]:
@@ -105,8 +102,8 @@ MISTAKES: dict[str, Caught] = {
     ),
     "`apply` trusts its caller's base": Caught(
         owner=memory_redis,
-        function="_apply",
-        changes={"if revision != int(args[8]):": "if False:"},
+        function="_apply_one",
+        changes={'if revision != new["base"]:': "if False:"},
         found_as="^5: the events",
         theme="many changes at once",
         soonest=1,
@@ -126,11 +123,11 @@ MISTAKES: dict[str, Caught] = {
     ),
     "the view counts by differences alone": Caught(
         owner=memory_redis,
-        function="_apply",
+        function="_apply_one",
         changes={
-            "if revision != int(args[8]):": "if False:",
-            "int(args[5 + place]) - int(stored.get(counted, 0))": (
-                "int(args[5 + place]) - (int(stored.get(counted, 0)) if revision == int(args[8]) else 0)"
+            'if revision != new["base"]:': "if False:",
+            "new[counted] - int(stored.get(counted, 0))": (
+                'new[counted] - (int(stored.get(counted, 0)) if revision == new["base"] else 0)'
             ),
         },
         found_as="^5: at rest the view counts",

@@ -1,34 +1,43 @@
--- Replaces the copy of one speaker by a newer one, and keeps names, counts, digests and events in step. Knows no rule of the
--- domain.
--- KEYS: stamp, copy, names, counts, events, the last event that took something away, speakers by digest, reserved voices
--- ARGV: stamp, revision, etag, document, key of the name ('' if the speaker is not live), voices, bytes, text bytes,
---       the revision that the events start from, the speaker, life, 1 if an event takes something away or else 0,
---       digests that went and digests that came (JSON), events (each the fields of one, JSON)...
--- -> {'kept'} if the stored revision is as high; {'base', stored document} if the events do not start from the stored revision,
---    so that the caller computes them again; {'applied'}.
-local stored = redis.call('HMGET', KEYS[2], 'rev', 'key', 'doc', 'voices', 'bytes', 'text_bytes')
-local revision = tonumber(stored[1] or '0')
-if revision >= tonumber(ARGV[2]) then return {'kept'} end
-if revision ~= tonumber(ARGV[9]) then return {'base', stored[3] or ''} end
-redis.call('HSET', KEYS[2], 'rev', ARGV[2], 'etag', ARGV[3], 'doc', ARGV[4], 'key', ARGV[5],
-  'voices', ARGV[6], 'bytes', ARGV[7], 'text_bytes', ARGV[8])
-for place, counted in ipairs({'voices', 'bytes', 'text_bytes'}) do
-  local more = tonumber(ARGV[5 + place]) - tonumber(stored[3 + place] or '0')
-  redis.call('HINCRBY', KEYS[4], counted, string.format('%.0f', more))
+-- Replaces copies of speakers of one namespace by newer ones, and keeps names, counts, digests and events in step. Knows no rule
+-- of the domain.
+-- KEYS: stamp, names, counts, events, the last event that took something away, speakers by digest, reserved voices, copies...
+-- ARGV: stamp, a JSON object for each copy, all documents one after the other. Members of an object: speaker, size (that of the
+--       document in bytes), rev, etag, life, key (that of the name, '' if the speaker is not live), voices, bytes, text_bytes,
+--       base (the revision that the events start from), went and came (digests), events (each the fields of one),
+--       takes (an event takes something away).
+-- -> for each copy: 'applied'; 'kept' if the stored revision is as high; {stored document} if the events do not start from the
+--    stored revision, so that the caller computes them again.
+local function apply(copy, new, document)
+  local stored = redis.call('HMGET', copy, 'rev', 'key', 'voices', 'bytes', 'text_bytes')
+  local revision = tonumber(stored[1] or '0')
+  if revision >= new.rev then return 'kept' end
+  if revision ~= new.base then return {redis.call('HGET', copy, 'doc') or ''} end
+  redis.call('HSET', copy, 'rev', new.rev, 'etag', new.etag, 'doc', document, 'key', new.key,
+    'voices', new.voices, 'bytes', new.bytes, 'text_bytes', new.text_bytes)
+  for place, counted in ipairs({'voices', 'bytes', 'text_bytes'}) do
+    local more = new[counted] - tonumber(stored[2 + place] or '0')
+    redis.call('HINCRBY', KEYS[3], counted, string.format('%.0f', more))
+  end
+  if stored[2] and stored[2] ~= '' and stored[2] ~= new.key then redis.call('ZREM', KEYS[2], stored[2]) end
+  if new.key ~= '' then
+    redis.call('ZADD', KEYS[2], 0, new.key)
+    redis.call('ZREM', KEYS[7], new.speaker)
+  end
+  for _, digest in ipairs(new.went) do
+    if redis.call('HGET', KEYS[6], digest) == new.speaker then redis.call('HDEL', KEYS[6], digest) end
+  end
+  for _, digest in ipairs(new.came) do redis.call('HSET', KEYS[6], digest, new.speaker) end
+  local last
+  for _, event in ipairs(new.events) do
+    last = redis.call('XADD', KEYS[4], 'MAXLEN', '~', 50000, '*', 'speaker', new.speaker, 'revision', new.rev, 'life', new.life,
+      unpack(event))
+  end
+  if new.takes then redis.call('SET', KEYS[5], last) end
+  return 'applied'
 end
-if stored[2] and stored[2] ~= '' and stored[2] ~= ARGV[5] then redis.call('ZREM', KEYS[3], stored[2]) end
-if ARGV[5] ~= '' then
-  redis.call('ZADD', KEYS[3], 0, ARGV[5])
-  redis.call('ZREM', KEYS[8], ARGV[10])
+local answers, last = {}, 0
+for place, new in ipairs(cjson.decode(ARGV[2])) do
+  answers[place] = apply(KEYS[7 + place], new, string.sub(ARGV[3], last + 1, last + new.size))
+  last = last + new.size
 end
-for _, digest in ipairs(cjson.decode(ARGV[13])) do
-  if redis.call('HGET', KEYS[7], digest) == ARGV[10] then redis.call('HDEL', KEYS[7], digest) end
-end
-for _, digest in ipairs(cjson.decode(ARGV[14])) do redis.call('HSET', KEYS[7], digest, ARGV[10]) end
-local last
-for place = 15, #ARGV do
-  last = redis.call('XADD', KEYS[5], 'MAXLEN', '~', 50000, '*', 'speaker', ARGV[10], 'revision', ARGV[2], 'life', ARGV[11],
-    unpack(cjson.decode(ARGV[place])))
-end
-if ARGV[12] == '1' then redis.call('SET', KEYS[6], last) end
-return {'applied'}
+return answers
