@@ -150,9 +150,8 @@ def test_a_folder_without_weights_says_what_is_expected_where_and_how_to_get_it(
     message = str(caught.value)
     assert "config.json, model.safetensors, speech_tokenizer/config.json and 1 more missing" in message
     assert "either itself or in a sub-folder qwen3-tts-0.6b/" in message
-    command = (
-        "python -m services.extractor_worker download --profiles qwen3-tts-0.6b --to FOLDER --commit HEX"
-    )
+    # The name of the interpreter is that of the process.
+    command = "-m services.extractor_worker download --profiles qwen3-tts-0.6b --to FOLDER --commit HEX"
     assert f"{command}` (HEX: of the commit" in message
     assert "WEIGHTS=untrained" in message
 
