@@ -7,7 +7,7 @@ from services.shared.view.away import ViewAway
 
 STAMP = "sr:view"
 SECTIONS = ("server", "stats", "replication")
-"""The sections of INFO that `history_of` needs."""
+"""`history_of` needs these sections of INFO."""
 _HISTORY = ("run_id", "evicted_keys", "master_replid")
 """These fields of INFO tell one history of a server's data from another."""
 
