@@ -151,15 +151,15 @@ def test_what_older_generations_left_is_removed(
     assert generations(redis_client) == {registry.opened.generation.for_reading()}
 
 
+@pytest.mark.parametrize("later", ["wren", "robin"])
 def test_a_bucket_that_was_restored_begins_another_generation(
-    registry: OpenedRegistry, housekeeping: Housekeeping, bucket: Path
+    registry: OpenedRegistry, housekeeping: Housekeeping, bucket: Path, later: str
 ) -> None:
     """The view is ahead of a restored bucket, and keeps the newer copy for good."""
     registry.make_ready("wren")
     backup = bucket.parent / "backup"
     shutil.copytree(bucket / NS / "s", backup)
-    registry.register("wren", 5)
-    registry.register("robin", 6)
+    registry.register(later, 5)
     before = registry.opened.generation.for_reading()
     shutil.rmtree(bucket / NS / "s")
     shutil.copytree(backup, bucket / NS / "s")

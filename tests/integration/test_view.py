@@ -114,8 +114,8 @@ def following(before: SpeakerDocument, after: SpeakerDocument) -> SpeakerDocumen
     return after.following(before, None, at=100, by="k", did="test")
 
 
-def with_version(document: SpeakerDocument, vuid: str) -> SpeakerDocument:
-    version = Version(vuid=vuid, name="Wren", source="audio", consent="c", ref_text="text")
+def with_version(document: SpeakerDocument, vuid: str, ref_text: str = "text") -> SpeakerDocument:
+    version = Version(vuid=vuid, name="Wren", source="audio", consent="c", ref_text=ref_text)
     added = changes.with_version(
         document, version, (), key="wren", life=document.marks.life, now=100, max_versions=9
     )
@@ -181,6 +181,23 @@ def test_a_voice_that_is_registered_counts_once(world: World, valkey: ValkeyServ
     view.release(robin)
     assert view.reserve(SpeakerId("default", "owl")).voices == 1
     assert view.reserve(SpeakerId("elsewhere", "owl")).voices == 0
+
+
+def test_copies_that_are_brought_up_together_are_each_whole(world: World, valkey: ValkeyServer) -> None:
+    """A rebuild sends the documents in one piece. Characters of several bytes must not shift the next one."""
+    process = world.process(valkey)
+    view, generation = SpeakerView(process), process.for_reading()
+    names = ["owl", "wren", "robin"]
+    found = [
+        Held(SpeakerId("default", name), document, f"e{name}", document.to_bytes())
+        for name in names
+        if (document := with_version(NOTHING, name * 3, ref_text="über " * len(name)))
+    ]
+    assert view.apply_each(found[1:], generation=generation) == []
+    assert view.apply_each(found, generation=generation) == [one.speaker_id for one in found[1:]]
+    copies = view.get([one.speaker_id for one in found], {})
+    assert [(one.etag, one.body) for one in copies] == [(one.etag, one.body) for one in found]
+    assert view.usage("default").voices == len(names)
 
 
 def check_events(world: World, valkey: ValkeyServer) -> None:

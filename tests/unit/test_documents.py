@@ -321,6 +321,7 @@ def test_a_document_that_is_damaged_on_the_way_is_read_again(documents: Document
         b"[" * 100_000,
         body_of(["a"]).replace(b'"a"', b'"b"'),
         body_of(["a"])[:-1],
+        body_of(["a"]).decode().encode("utf-16"),
         json.dumps({**unseal(body_of(["a"])), "digest": 7}).encode(),
         seal({"revision": None}),
         seal({"revision": "many"}),
@@ -352,3 +353,13 @@ def test_a_digest_does_not_depend_on_the_order_or_the_spacing_of_members():
     body = json.dumps(dict(reversed(json.loads(body_of(["a", "é"])).items())), indent=4).encode()
     assert unseal(body) == unseal(body_of(["a", "é"]))
     assert seal(unseal(body)) == body_of(["a", "é"])
+
+
+def test_a_digest_within_another_member_is_not_taken_for_that_of_the_body():
+    """Artifacts have digests too. A body is as intact with them as without, and as damaged."""
+    members = {"made": [{"digest": f"sha256:{number}", "size": number} for number in range(3)], "zone": "é"}
+    body = seal(members)
+    assert unseal(body) == members
+    for other in (body.replace(b"sha256:1", b"sha256:2"), body.replace(b'"zone"', b'"zona"')):
+        with pytest.raises(ValueError, match="digest"):
+            unseal(other)

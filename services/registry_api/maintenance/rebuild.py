@@ -218,7 +218,8 @@ def _of_former(speakers: Speakers, one: _Outdated) -> _Read | None:
 
 
 def _parsed(speakers: Speakers, one: _Outdated, base: Base) -> _Read:
-    # A rebuild needs each document once, so it is not kept in memory in place of those that requests need.
+    # Each document is needed once, so it is not kept in place of those that requests need. Its body is shown,
+    # so it is not taken from memory either.
     document = speakers.documents.parse(one.speaker_id, base, keep=False)
     return _Read(one, Base(base.body, base.etag, base.revision), document)
 

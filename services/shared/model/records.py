@@ -4,11 +4,11 @@ A record keeps the members that this release does not know, nested ones too, bec
 rewrite the document of a newer one. Pure: no clock, no bucket, no Redis.
 """
 
-import json
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field
+from pydantic_core import from_json
 
 from speaker_registry.artifact import TensorInfo, canonical_json, sha256_digest
 
@@ -37,7 +37,7 @@ def unseal(body: bytes) -> dict[str, Any]:
     Raises ValueError if the body does not verify.
     """
     try:
-        members: dict[str, Any] = json.loads(body)
+        members: dict[str, Any] = from_json(body, allow_inf_nan=False)
         digest = members.pop(_DIGEST)
         verifies = _verifies(digest, body, members)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):

@@ -38,9 +38,10 @@ class SpeakerDocuments:
         """Parse a document. Raises `VoiceDamaged` or `VoiceUnreadable`.
 
         Args:
-            keep: the document is kept in memory, because it will be used again.
+            keep: the document is taken from memory if it is there, whatever the body is, and kept there. If
+                False, it is what the body says.
         """
-        if base.etag and (kept := self.parsed.get(speaker_id, base.etag)):
+        if keep and base.etag and (kept := self.parsed.get(speaker_id, base.etag)):
             return kept
         try:
             document = SpeakerDocument.parse(base.body, base.members)
@@ -74,8 +75,8 @@ class SpeakerDocuments:
         Raises `ViewAway` or `Unavailable`.
         """
         assert base.etag is not None
-        assert base.body is not None
-        held = Held(speaker_id, document, base.etag, base.body)
+        # The body that was read may be damaged, and the document of this ETag be from memory.
+        held = Held(speaker_id, document, base.etag, document.to_bytes())
         self.view.apply(held, generation=generation, base=before)
         self.missing.drop(speaker_id)
 
