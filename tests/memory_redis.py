@@ -247,9 +247,13 @@ def _begin(server: MemoryServer, keys: list[str], args: list[str]) -> int:
 
 
 def _apply(server: MemoryServer, keys: list[str], args: list[str]) -> list[Any]:
-    documents, answers = BytesIO(args[2].encode()), []
+    documents, answers, admitted = BytesIO(args[2].encode()), [], list[str]()
     for copy, new in zip(keys[7:], json.loads(args[1]), strict=True):
         answers.append(_apply_one(server, keys, copy, new, documents.read(new["size"]).decode()))
+        if answers[-1] == "applied" and new["admitted"]:
+            admitted.append(new["speaker"])
+    if admitted:
+        server.xadd(keys[3], speakers=json.dumps(admitted), **_fields(json.loads(args[3])))
     return answers
 
 
@@ -280,11 +284,15 @@ def _apply_one(
         server.hset(digests, digest, new["speaker"])
     last = ""
     for event in new["events"]:
-        fields = dict(zip(event[::2], event[1::2], strict=True))
+        fields = _fields(event)
         last = server.xadd(events, speaker=new["speaker"], revision=new["rev"], life=new["life"], **fields)
     if new["takes"]:
         server.set(taken, last)
     return "applied"
+
+
+def _fields(event: list[str]) -> dict[str, str]:
+    return dict(zip(event[::2], event[1::2], strict=True))
 
 
 def _reserve(server: MemoryServer, keys: list[str], args: list[str]) -> list[Any]:

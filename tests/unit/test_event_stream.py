@@ -70,3 +70,29 @@ def test_following_ends_though_a_command_loses_the_cancellation(monkeypatch: pyt
 
     asyncio.run(follow_and_cancel())
     assert turns == [1, 0]
+
+
+def test_an_entry_about_several_speakers_is_an_event_of_each():
+    """A rebuild tells of a hundred voices at once, and what is kept of each of them must go."""
+
+    class Read:
+        async def xread(self, *_: Any, **__: Any) -> Any:
+            entries = [("5-1", {"what": "voice.admitted", "speakers": '["a/wren", "a/owl"]'})]
+            return [("events", [*entries, ("5-2", {"what": "voice.deleted", "speaker": "a/wren"})])]
+
+    async def read_on() -> list[tuple[str, str, str]]:
+        nothing: Any = None
+        stream = EventStream("redis://127.0.0.1:1", nothing, nothing, process="this one", now=lambda: 0.0)
+        heard: list[tuple[str, str, str]] = []
+        stream.subscribe(lambda event: heard.append((event["id"], event["what"], event["speaker"])))
+        redis: Any = Read()
+        stream._redis, stream._position = redis, "0-0"
+        await stream._read_on()
+        assert stream.position == "5-2"
+        return heard
+
+    assert asyncio.run(read_on()) == [
+        ("5-1", "voice.admitted", "a/wren"),
+        ("5-1", "voice.admitted", "a/owl"),
+        ("5-2", "voice.deleted", "a/wren"),
+    ]

@@ -6,8 +6,9 @@ something away and whose change was acknowledged, so what they keep in memory ma
 """
 
 import asyncio
+import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import partial
@@ -35,6 +36,8 @@ _BATCH_SECONDS = 0.002
 """After a batch of events the stream is read again no earlier than this, so that many events cost few reads.
 """
 _RETRY_SECONDS = 0.5
+_READ = 100
+"""The entries that are read at a time. After a loss of Redis each may tell of a hundred speakers."""
 
 TAKES = "takes"
 """An event that takes something away from readers has this field."""
@@ -167,22 +170,22 @@ class EventStream:
     async def _read_on(self) -> bool:
         assert self._position is not None
         block = max(1, int(1000 * (self._renewed_at + _RENEWAL_SECONDS - self.now())))
-        streams: Any = await self._redis.xread({self._stream: self._position}, block=block, count=500)
+        streams: Any = await self._redis.xread({self._stream: self._position}, block=block, count=_READ)
         due = self.now() >= self._renewed_at + _RENEWAL_SECONDS
         for position, fields in (entry for _, entries in streams or [] for entry in entries):
             self._position = position
-            event = _event_of(position, fields)
-            due |= TAKES in event
-            for hear in self._listeners:
-                hear(event)
+            due |= TAKES in fields
+            for event in _events_of(position, fields):
+                for hear in self._listeners:
+                    hear(event)
         if due:
             await self._renew(self._position)
         return bool(streams)
 
     async def read(self, after: str, until: str, count: int) -> list[Event]:
-        """Return up to `count` events behind a position, up to another one."""
+        """Return the events of up to `count` entries behind a position, up to another one."""
         entries: Any = await self._redis.xrange(self._stream, f"({after}", until, count)
-        return [_event_of(position, fields) for position, fields in entries]
+        return [event for position, fields in entries for event in _events_of(position, fields)]
 
     async def has(self, position: str) -> bool:
         """Return whether the event with this position is still there, and with it all later ones."""
@@ -226,10 +229,18 @@ def _is_cancelled() -> bool:
     return task is not None and task.cancelling() > 0
 
 
-def _event_of(position: str, fields: Mapping[str, str]) -> dict[str, Any]:
-    """Return an event of the stream. One about the document of a profile names the profile."""
+def _events_of(position: str, fields: Mapping[str, str]) -> Iterator[dict[str, Any]]:
+    """Yield the events of an entry of the stream, several if it says the same of several speakers.
+
+    An event about the document of a profile names the profile.
+    """
     profile = profile_of(fields.get("document", ""))
-    return {**fields, **({"profile": profile} if profile else {}), "id": position}
+    event = {**fields, **({"profile": profile} if profile else {}), "id": position}
+    if (speakers := fields.get("speakers")) is None:
+        yield event
+        return
+    for speaker in json.loads(speakers):
+        yield {**event, "speaker": speaker}
 
 
 def seconds_now() -> float:

@@ -12,7 +12,7 @@ from typing import Any
 from redis.client import Pipeline
 
 from services.shared.model.document import Counts, SpeakerDocument
-from services.shared.model.events import SpeakerEvent, events_between
+from services.shared.model.events import ADMITTED, SpeakerEvent, events_between
 from services.shared.model.speaker import OpenJob, SpeakerId
 from services.shared.view.away import ViewAway
 from services.shared.view.generation import Generation, milliseconds
@@ -40,6 +40,8 @@ _SCANNED, _FORGOTTEN = 1000, 500
 _RESERVED_SECONDS = 60
 """The time for which a reservation counts whose process died. No registration takes as long."""
 _APPLIED = "applied"
+_ADMITS = canonical_json(["what", ADMITTED])
+"""The fields of the one event that tells of all speakers who are admitted together."""
 _TRIES = 20
 """The number of times that events are computed again because another process applied a revision meanwhile."""
 
@@ -156,7 +158,7 @@ class SpeakerView:
         told = canonical_json([_told(one, base) for one in found])
         bodies = b"".join(one.body for one in found)  # one argument: the client sends each by itself
         answers: list[Any] = self._generation.call(
-            "apply", generation, _keys(generation, found), [told, bodies]
+            "apply", generation, _keys(generation, found), [told, bodies, _ADMITS]
         )
         return answers
 
@@ -352,7 +354,8 @@ def _told(held: Held, base: SpeakerDocument) -> dict[str, Any]:
         "size": len(held.body),
         "went": sorted(before - after),
         "came": sorted(after - before),
-        "events": [_fields(event, document.at) for event in events],
+        "events": [_fields(event, document.at) for event in events if event.what != ADMITTED],
+        "admitted": any(event.what == ADMITTED for event in events),
         "takes": any(event.takes_away for event in events),
     }
 

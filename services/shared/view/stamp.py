@@ -1,4 +1,4 @@
-"""What Redis says of its view: the stamp, and what tells one history of a server's data from another."""
+"""Reads the stamp of the view in Redis, and tells one history of a server's data from another."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +14,7 @@ _HISTORY = ("run_id", "evicted_keys", "master_replid")
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """What Redis says of its view."""
+    """A stamp names the view that Redis has."""
 
     server: str
     """The history of the server's data, under which the generation began."""

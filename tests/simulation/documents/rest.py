@@ -2,7 +2,8 @@
 reckoning compares what is left with what is owed.
 """
 
-from collections.abc import Callable
+import json
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from functools import partial
 from operator import methodcaller
@@ -179,9 +180,14 @@ def _reckon_view(world: World, generation: str, speaker_id: SpeakerId, document:
             told += [event.what for event in events_between(line.get(before, NOTHING), line[after])]
             at = after
     events = server.data.get(events_key(generation), [])
-    heard = [one["what"] for one in events if one["speaker"] == str(speaker_id) and one["what"] != "job"]
+    heard = [one["what"] for one in events if _is_about(one, speaker_id) and one["what"] != "job"]
     if heard != told:
         raise Violation(f"5: the events of {speaker_id} are {heard}, the changes were {told}")
+
+
+def _is_about(event: Mapping[str, str], speaker_id: SpeakerId) -> bool:
+    about = event.get("speaker")
+    return str(speaker_id) in ([about] if about is not None else json.loads(event["speakers"]))
 
 
 def _reckon_work(world: World, speaker_id: SpeakerId, document: SpeakerDocument) -> None:

@@ -1,12 +1,14 @@
 -- Replaces copies of speakers of one namespace by newer ones, and keeps names, counts, digests and events in step. Knows no rule
 -- of the domain.
 -- KEYS: stamp, names, counts, events, the last event that took something away, speakers by digest, reserved voices, copies...
--- ARGV: stamp, a JSON object for each copy, all documents one after the other. Members of an object: speaker, size (that of the
---       document in bytes), rev, etag, life, key (that of the name, '' if the speaker is not live), voices, bytes, text_bytes,
---       base (the revision that the events start from), went and came (digests), events (each the fields of one),
---       takes (an event takes something away).
+-- ARGV: stamp, a JSON object for each copy, all documents one after the other, fields of the event that tells of all speakers that
+--       were admitted (JSON). Members of an object: speaker, size (that of the document in bytes), rev, etag, life, key (that of
+--       the name, '' if the speaker is not live), voices, bytes, text_bytes, base (the revision that the events start from),
+--       went and came (digests), events (each the fields of one), takes (an event takes something away), admitted (the speaker
+--       was there before).
 -- -> for each copy: 'applied'; 'kept' if the stored revision is as high; {stored document} if the events do not start from the
 --    stored revision, so that the caller computes them again.
+local admitted = {}
 local function apply(copy, new, document)
   local stored = redis.call('HMGET', copy, 'rev', 'key', 'voices', 'bytes', 'text_bytes')
   local revision = tonumber(stored[1] or '0')
@@ -32,6 +34,7 @@ local function apply(copy, new, document)
     last = redis.call('XADD', KEYS[4], 'MAXLEN', '~', 50000, '*', 'speaker', new.speaker, 'revision', new.rev, 'life', new.life,
       unpack(event))
   end
+  if new.admitted then admitted[#admitted + 1] = new.speaker end
   if new.takes then redis.call('SET', KEYS[5], last) end
   return 'applied'
 end
@@ -39,5 +42,8 @@ local answers, last = {}, 0
 for place, new in ipairs(cjson.decode(ARGV[2])) do
   answers[place] = apply(KEYS[7 + place], new, string.sub(ARGV[3], last + 1, last + new.size))
   last = last + new.size
+end
+if #admitted > 0 then
+  redis.call('XADD', KEYS[4], 'MAXLEN', '~', 50000, '*', 'speakers', cjson.encode(admitted), unpack(cjson.decode(ARGV[4])))
 end
 return answers
