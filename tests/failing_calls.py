@@ -173,13 +173,15 @@ class FailingRegistry(OpenedRegistry):
     def check_sums(self) -> None:
         """Check that names and counts of the view are what the documents say."""
         keys = [stored.key for stored in self.stored.list(documents_prefix(NS)).objects]
-        live = [one for key in keys if (one := SpeakerDocument.parse(self.stored.get(key))).live]
-        counts = [one.counts for one in live]
+        documents = [SpeakerDocument.parse(self.stored.get(key)) for key in keys]
+        live, counts = [one for one in documents if one.live], [one.counts for one in documents]
         assert self.view.names(NS, limit=999) == sorted(str(one.key) for one in live)
         assert self.speakers.usage_so_far(NS) == Counts(
             voices=len(live),
             bytes=sum(one.bytes for one in counts),
             text_bytes=sum(one.text_bytes for one in counts),
+            deleted_bytes=sum(one.deleted_bytes for one in counts),
+            deleted_text_bytes=sum(one.deleted_text_bytes for one in counts),
         )
 
 

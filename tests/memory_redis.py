@@ -267,11 +267,12 @@ def _apply_one(
         return "kept"
     if revision != new["base"]:
         return [stored.get("doc", "")]
-    for field in ("rev", "etag", "key", "voices", "bytes", "text_bytes"):
+    for field in ("rev", "etag", "key"):
         server.hset(copy, field, new[field])
     server.hset(copy, "doc", document)
-    for counted in ("voices", "bytes", "text_bytes"):
-        server.hincrby(counts, counted, new[counted] - int(stored.get(counted, 0)))
+    for counted, count in new["counts"].items():
+        server.hset(copy, counted, count)
+        server.hincrby(counts, counted, count - int(stored.get(counted, 0)))
     if stored.get("key") and stored["key"] != new["key"]:
         server.hdel(names, stored["key"])
     if new["key"]:
@@ -301,7 +302,7 @@ def _reserve(server: MemoryServer, keys: list[str], args: list[str]) -> list[Any
     last = max(server.data.get(keys[1], {}).values(), default=0.0)
     server.zadd(keys[1], {args[1]: max(now, last + 1)})
     reserved = [one for one, _ in server.zrange(keys[1], 0, 10**6)]
-    return [reserved.index(args[1]), *server.hmget(keys[2], ["voices", "bytes", "text_bytes"])]
+    return [reserved.index(args[1]), *server.hmget(keys[2], args[3:])]
 
 
 def _announce(server: MemoryServer, keys: list[str], args: list[str]) -> None:

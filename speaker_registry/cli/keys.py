@@ -99,6 +99,8 @@ def show_quota(client: "RegistryClient", _: argparse.Namespace) -> Output:
         ("voices", *_usage(quota.voices)),
         ("bytes of uploads", *_usage(quota.bytes)),
         ("bytes of texts", *_usage(quota.text_bytes)),
+        *(("bytes of deleted uploads", *_usage(one)) for one in [quota.deleted_bytes] if one),
+        *(("bytes of deleted texts", *_usage(one)) for one in [quota.deleted_text_bytes] if one),
         ("requests a minute, this key", *_rate(quota.requests_per_minute)),
         ("uploads a minute, this key", *_rate(quota.uploads_per_minute)),
         ("requests a minute, namespace", *_rate(quota.namespace_requests_per_minute)),

@@ -93,6 +93,12 @@ class Quota(Schema):
     """
     text_bytes: Usage
     """Size of the names, consents, transcripts and descriptions of all versions, in UTF-8."""
+    deleted_bytes: Usage | None = None
+    """Like `bytes`, of versions that were deleted and are kept until their grace period ends. None if the
+    registry does not limit them.
+    """
+    deleted_text_bytes: Usage | None = None
+    """Like `text_bytes`, of the same versions, and 1 KiB for the record of each."""
     max_versions: int
     """Maximum number of versions of one voice."""
     max_builds: int

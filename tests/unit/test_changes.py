@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.shared.model import aliases, artifacts, changes, swept
-from services.shared.model.document import SpeakerDocument
+from services.shared.model.document import RECORD_BYTES, SpeakerDocument
 from services.shared.model.profiles import BUILT_IN
 from services.shared.model.promotion import held_back, promoted
 from services.shared.model.records import (
@@ -850,12 +850,18 @@ def test_the_last_change_ids_are_kept():
     assert "id4" not in document.changes
 
 
-def test_a_speaker_counts_what_is_live():
-    """What was deleted no longer counts against a namespace."""
+def test_a_speaker_counts_what_is_live_and_apart_from_it_what_was_deleted():
+    """What was deleted leaves room for other voices, and is in the bucket and in Redis all the same."""
     document = published(registered(NOTHING, "v1"), "v1", QWEN)
     assert (document.counts.voices, document.counts.bytes, document.counts.text_bytes) == (1, 1006, 6)
     counts = changes.deleted(document, now=1).counts
     assert (counts.voices, counts.bytes, counts.text_bytes) == (0, 0, 0)
+    assert (counts.deleted_bytes, counts.deleted_text_bytes) == (1006, 6 + RECORD_BYTES)
+    again = registered(changes.deleted(document, now=1), "v2")
+    both = changes.deleted(again, now=2)
+    assert both.counts.deleted_bytes == 1006 + again.counts.bytes
+    assert changes.without_lives(both, deleted_before=2).counts.deleted_bytes == again.counts.bytes
+    assert changes.without_lives(both, deleted_before=9).counts == NOTHING.counts
 
 
 # Status

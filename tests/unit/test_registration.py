@@ -4,6 +4,7 @@ overtaken. Store and Redis are in memory; all else is real.
 
 from collections.abc import Callable
 from dataclasses import replace
+from datetime import timedelta
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ import pytest
 from services.registry_api.operations.register import Limits, Registered
 from services.registry_api.operations.sources import profiles_taking
 from services.registry_api.operations.undelete import undelete
-from services.shared.model.document import Counts, SpeakerDocument
+from services.shared.model.document import RECORD_BYTES, Counts, SpeakerDocument
 from services.shared.model.profiles import ProfileCatalogue
 from services.shared.registry.speakers import FoundSpeaker
 from speaker_registry.errors import (
@@ -266,7 +267,31 @@ def test_texts_count_as_the_bytes_that_are_stored(registry: Registry) -> None:
     used = Counts(voices=1, bytes=len(b"clip 1") + texts, text_bytes=texts)
     assert registry.speakers.usage_so_far(NS) == used
     registry.delete("wren")
-    assert registry.speakers.usage_so_far(NS) == Counts(voices=0, bytes=0, text_bytes=0)
+    assert registry.speakers.usage_so_far(NS) == Counts(
+        voices=0,
+        bytes=0,
+        text_bytes=0,
+        deleted_bytes=used.bytes,
+        deleted_text_bytes=used.text_bytes + RECORD_BYTES,
+    )
+
+
+@pytest.mark.parametrize("limit", ["bytes", "text_bytes"])
+def test_who_registers_and_deletes_in_turn_is_stopped_until_some_of_it_is_erased(
+    registry: Registry, world: World, limit: str
+) -> None:
+    """Otherwise one key fills the bucket and Redis for all namespaces while its own quota shows nothing."""
+    most = replace(ROOMY, **{limit: 3 * RECORD_BYTES})
+    texts = {"ref_text": "x" * RECORD_BYTES}
+    for number in range({"bytes": 3, "text_bytes": 2}[limit]):
+        registry.register("wren", number, limits=most, **texts)
+        registry.delete("wren")
+    with pytest.raises(QuotaExceeded, match=r"were deleted still take \d+ bytes, .* accepted: .*3072"):
+        registry.register("wren", 9, limits=most, **texts)
+    assert registry.register("robin", 1, limits=ROOMY, **texts).created, "the limit is the operator's"
+    world.pass_time(60)
+    registry.erase("wren", grace=timedelta(seconds=30))
+    assert registry.register("wren", 1, limits=replace(most, **{limit: 5000}), **texts).created
 
 
 @pytest.mark.parametrize(

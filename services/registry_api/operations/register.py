@@ -82,6 +82,7 @@ class Limits:
                 f"{self.versions}. Delete the voice, or take another name."
             )
         self._check_namespace(document, version, size, used)
+        self._check_deleted(used)
 
     def have_room(self, used: Counts, added: Counts) -> bool:
         """Return whether a namespace that uses this much may grow by so much."""
@@ -109,6 +110,19 @@ class Limits:
                 f"and descriptions of all versions together may take {self.text_bytes}, see GET /v1/quota. "
                 "Delete a voice before registering more, shorten the texts, or raise the cap via "
                 "SPEAKER_MAX_TEXT_BYTES."
+            )
+
+    def _check_deleted(self, used: Counts) -> None:
+        """Refuse an upload while what was deleted takes as much as live voices may.
+
+        Otherwise a caller who registers and deletes in turn would fill the bucket and Redis for all others.
+        """
+        if used.deleted_bytes > self.bytes or used.deleted_text_bytes > self.text_bytes:
+            raise QuotaExceeded(
+                f"Voices and versions that were deleted still take {used.deleted_bytes} bytes, and their "
+                f"records {used.deleted_text_bytes}; accepted: {self.bytes} and {self.text_bytes}, as for "
+                "live ones. They are erased after SPEAKER_HOUSEKEEPING_DELETED_GRACE_SECONDS, see GET "
+                "/v1/quota. Register later, or raise SPEAKER_MAX_BYTES and SPEAKER_MAX_TEXT_BYTES."
             )
 
 

@@ -233,6 +233,8 @@ async def _quota(services: Services, caller: Caller, namespace: str, used: Count
         voices=Usage(used=used.voices, limit=settings.max_uploaded),
         bytes=Usage(used=used.bytes, limit=settings.max_stored_bytes),
         text_bytes=Usage(used=used.text_bytes, limit=settings.max_text_bytes),
+        deleted_bytes=Usage(used=used.deleted_bytes, limit=settings.max_stored_bytes),
+        deleted_text_bytes=Usage(used=used.deleted_text_bytes, limit=settings.max_text_bytes),
         max_versions=settings.max_versions,
         max_builds=settings.max_builds,
         max_clip_bytes=services.limits.max_bytes,

@@ -40,6 +40,10 @@ class Life(Record):
     about: About = About()
 
 
+RECORD_BYTES = 1024
+"""A deleted version takes about this much of the document besides its texts, and so of Redis."""
+
+
 @dataclass(frozen=True, slots=True)
 class Counts:
     """The share of a speaker in what its namespace uses."""
@@ -47,6 +51,10 @@ class Counts:
     voices: int
     bytes: int
     text_bytes: int
+    deleted_bytes: int = 0
+    """The bytes of deleted versions, which are kept until their grace period ends."""
+    deleted_text_bytes: int = 0
+    """The bytes of the texts of deleted versions, and `RECORD_BYTES` for each of these versions."""
 
 
 class SpeakerDocument(StoredDocument):
@@ -183,11 +191,14 @@ class SpeakerDocument(StoredDocument):
     @property
     def counts(self) -> Counts:
         """Return what the speaker adds to what its namespace uses."""
-        about = self.about.text_bytes
+        about, deleted_about = self.about.text_bytes, sum(life.about.text_bytes for life in self.dead)
+        deleted = [version for life in self.dead for version in life.versions]
         return Counts(
             voices=int(self.live),
             bytes=sum(version.uploaded_bytes for version in self.versions) + about,
             text_bytes=sum(version.text_bytes for version in self.versions) + about,
+            deleted_bytes=sum(version.uploaded_bytes for version in deleted) + deleted_about,
+            deleted_text_bytes=sum(version.text_bytes + RECORD_BYTES for version in deleted) + deleted_about,
         )
 
 

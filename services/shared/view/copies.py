@@ -5,7 +5,7 @@ copy never goes back. The documents in the bucket decide: nothing is decided her
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from itertools import islice
 from typing import Any
 
@@ -39,6 +39,7 @@ _SCANNED, _FORGOTTEN = 1000, 500
 """The numbers of keys that are looked at, and removed, at a time. Redis answers nothing else meanwhile."""
 _RESERVED_SECONDS = 60
 """The time for which a reservation counts whose process died. No registration takes as long."""
+_COUNTED = [field.name for field in fields(Counts)]
 _APPLIED = "applied"
 _ADMITS = canonical_json(["what", ADMITTED])
 """The fields of the one event that tells of all speakers who are admitted together."""
@@ -175,9 +176,7 @@ class SpeakerView:
     def usage(self, namespace: str) -> Counts:
         """Return the sums of a namespace. Raises as `get` does."""
         [found] = self._generation.read(
-            lambda pipeline, generation: pipeline.hmget(
-                counts_key(generation, namespace), ["voices", "bytes", "text_bytes"]
-            )
+            lambda pipeline, generation: pipeline.hmget(counts_key(generation, namespace), _COUNTED)
         )
         return _counts(found)
 
@@ -191,7 +190,7 @@ class SpeakerView:
             "reserve",
             generation,
             [reservations_key(generation, namespace), counts_key(generation, namespace)],
-            [str(speaker_id), _RESERVED_SECONDS * 1000],
+            [str(speaker_id), _RESERVED_SECONDS * 1000, *_COUNTED],
         )
         counts = _counts(found)
         return replace(counts, voices=counts.voices + int(before))
@@ -318,8 +317,7 @@ class SpeakerView:
 
 
 def _counts(found: Sequence[str | None]) -> Counts:
-    voices, size, text_bytes = (int(one or 0) for one in found)
-    return Counts(voices=voices, bytes=size, text_bytes=text_bytes)
+    return Counts(**{name: int(one or 0) for name, one in zip(_COUNTED, found, strict=True)})
 
 
 def _keys(generation: str, found: Sequence[Held]) -> list[str]:
@@ -347,9 +345,7 @@ def _told(held: Held, base: SpeakerDocument) -> dict[str, Any]:
         "etag": held.etag,
         "life": document.marks.life,
         "key": document.key or "" if document.live else "",
-        "voices": counts.voices,
-        "bytes": counts.bytes,
-        "text_bytes": counts.text_bytes,
+        "counts": asdict(counts),
         "base": base.revision,
         "size": len(held.body),
         "went": sorted(before - after),

@@ -4,6 +4,7 @@ reckoning compares what is left with what is owed.
 
 import json
 from collections.abc import Callable, Mapping
+from dataclasses import astuple
 from datetime import timedelta
 from functools import partial
 from operator import methodcaller
@@ -237,11 +238,7 @@ def _reckon_sums(world: World, generation: str) -> None:
     if set(server.data.get(names_key(generation, NS), {})) != live:
         raise Violation("5: at rest the names in the view are not those of the documents")
     usage = world.processes[0].registry.speakers.view.usage(NS)
-    counts = [document.counts for document in documents]
-    sums = (
-        sum(one.voices for one in counts),
-        sum(one.bytes for one in counts),
-        sum(one.text_bytes for one in counts),
-    )
-    if (usage.voices, usage.bytes, usage.text_bytes) != sums:
+    counts = [astuple(document.counts) for document in documents]
+    sums = tuple(map(sum, zip(*counts, strict=True)))
+    if astuple(usage) != sums:
         raise Violation(f"5: at rest the view counts {usage}, the documents say {sums}")

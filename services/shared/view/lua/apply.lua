@@ -3,22 +3,26 @@
 -- KEYS: stamp, names, counts, events, the last event that took something away, speakers by digest, reserved voices, copies...
 -- ARGV: stamp, a JSON object for each copy, all documents one after the other, fields of the event that tells of all speakers that
 --       were admitted (JSON). Members of an object: speaker, size (that of the document in bytes), rev, etag, life, key (that of
---       the name, '' if the speaker is not live), voices, bytes, text_bytes, base (the revision that the events start from),
+--       the name, '' if the speaker is not live), counts, base (the revision that the events start from),
 --       went and came (digests), events (each the fields of one), takes (an event takes something away), admitted (the speaker
 --       was there before).
 -- -> for each copy: 'applied'; 'kept' if the stored revision is as high; {stored document} if the events do not start from the
 --    stored revision, so that the caller computes them again.
+local COUNTED = {'voices', 'bytes', 'text_bytes', 'deleted_bytes', 'deleted_text_bytes'}
 local admitted = {}
 local function apply(copy, new, document)
-  local stored = redis.call('HMGET', copy, 'rev', 'key', 'voices', 'bytes', 'text_bytes')
+  local stored = redis.call('HMGET', copy, 'rev', 'key', unpack(COUNTED))
   local revision = tonumber(stored[1] or '0')
   if revision >= new.rev then return 'kept' end
   if revision ~= new.base then return {redis.call('HGET', copy, 'doc') or ''} end
-  redis.call('HSET', copy, 'rev', new.rev, 'etag', new.etag, 'doc', document, 'key', new.key,
-    'voices', new.voices, 'bytes', new.bytes, 'text_bytes', new.text_bytes)
-  for place, counted in ipairs({'voices', 'bytes', 'text_bytes'}) do
-    local more = new[counted] - tonumber(stored[2 + place] or '0')
-    redis.call('HINCRBY', KEYS[3], counted, string.format('%.0f', more))
+  redis.call('HSET', copy, 'rev', new.rev, 'etag', new.etag, 'doc', document, 'key', new.key)
+  for place, counted in ipairs(COUNTED) do
+    local count = new.counts[counted]
+    local more = count - tonumber(stored[2 + place] or '0')
+    if more ~= 0 then
+      redis.call('HSET', copy, counted, string.format('%.0f', count))
+      redis.call('HINCRBY', KEYS[3], counted, string.format('%.0f', more))
+    end
   end
   if stored[2] and stored[2] ~= '' and stored[2] ~= new.key then redis.call('ZREM', KEYS[2], stored[2]) end
   if new.key ~= '' then
