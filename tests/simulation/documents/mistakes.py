@@ -126,8 +126,8 @@ MISTAKES: dict[str, Caught] = {
         function="_apply_one",
         changes={
             'if revision != new["base"]:': "if False:",
-            "new[counted] - int(stored.get(counted, 0))": (
-                'new[counted] - (int(stored.get(counted, 0)) if revision == new["base"] else 0)'
+            "count - int(stored.get(counted, 0))": (
+                'count - (int(stored.get(counted, 0)) if revision == new["base"] else 0)'
             ),
         },
         found_as="^5: at rest the view counts",
