@@ -1,4 +1,4 @@
-"""Jobs, and how many there are."""
+"""Extraction jobs, and counts of them."""
 
 from typing import Literal
 
@@ -71,7 +71,7 @@ class JobRate(Schema):
     """The jobs that ended lately."""
 
     seconds: int
-    """The length of the time until now in which these jobs ended."""
+    """Length of the period in seconds. It ends now."""
     succeeded: int
     failed: int
     per_second: float
@@ -103,4 +103,4 @@ class JobSummary(Schema):
     rates: list[JobRate]
     """The jobs that ended within the last minute, hour and day."""
     profiles: list[ProfileJobs]
-    """The same for each profile that has jobs, by name."""
+    """Counts and rates of each profile that has jobs, in the order of their names."""

@@ -34,7 +34,8 @@ class ApiKey(Schema):
     """
     requests_per_minute: int | None = None
     uploads_per_minute: int | None = None
-    """None means the limit that the registry sets for every key."""
+    """Limit of uploads per minute with this key. None means the limit that the registry sets for every key.
+    """
 
 
 class NewApiKey(ApiKey):
@@ -124,7 +125,7 @@ class RegistryEvent(Schema):
 
     object: Literal["event"] = "event"
     id: str
-    """Names the place behind this event in the stream."""
+    """Position in the stream behind this event. A reader that resumes from it gets the events that follow."""
     type: str
     at: float
     """Time of the event (Unix seconds)."""
