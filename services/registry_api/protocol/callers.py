@@ -22,7 +22,7 @@ class Caller:
     scopes: frozenset[str]
     requests_per_minute: int | None = None
     uploads_per_minute: int | None = None
-    """None: the default for all keys applies, for uploads as for requests."""
+    """Limit of uploads per minute. None means the default for all keys, here and in `requests_per_minute`."""
     ends_at: float | None = None
     """The time at which the key ends, in Unix seconds; None: it has no end, or ends by an event."""
     limits_id: str | None = None
