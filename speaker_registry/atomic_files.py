@@ -48,8 +48,8 @@ def replacing(path: Path, *, mode: int = 0o666) -> Iterator[BinaryIO]:
 
 
 def temporary_for(name: str) -> str | None:
-    """Return the name of the file that the temporary file `name` of `replacing` was to replace, or None if
-    `name` is no such file.
+    """Return the name of the file that a temporary file of `replacing` belongs to, or None if `name` is not
+    the name of such a temporary file.
     """
     match = _TEMPORARY.fullmatch(name)
     return match[1] if match else None

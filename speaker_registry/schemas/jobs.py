@@ -68,7 +68,7 @@ class JobCounts(Schema):
 
 
 class JobRate(Schema):
-    """The jobs that ended lately."""
+    """The number of jobs that ended within a recent period."""
 
     seconds: int
     """Length of the period in seconds. It ends now."""
@@ -84,9 +84,9 @@ class ProfileJobs(Schema):
     profile: str
     counts: JobCounts
     oldest_queued_at: float | None = None
-    """The time, in Unix seconds, at which the queued job was created that has waited longest."""
+    """Creation time of the queued job that has waited longest, in Unix seconds."""
     oldest_processing_at: float | None = None
-    """The time, in Unix seconds, at which the oldest of the jobs in hand was created."""
+    """Creation time of the oldest job that a worker is processing, in Unix seconds."""
     rates: list[JobRate]
     """The jobs that ended within the last minute, hour and day."""
 
@@ -97,9 +97,9 @@ class JobSummary(Schema):
     object: Literal["job_summary"] = "job_summary"
     counts: JobCounts
     oldest_queued_at: float | None = None
-    """The time, in Unix seconds, at which the queued job was created that has waited longest."""
+    """Creation time of the queued job that has waited longest, in Unix seconds."""
     oldest_processing_at: float | None = None
-    """The time, in Unix seconds, at which the oldest of the jobs in hand was created."""
+    """Creation time of the oldest job that a worker is processing, in Unix seconds."""
     rates: list[JobRate]
     """The jobs that ended within the last minute, hour and day."""
     profiles: list[ProfileJobs]

@@ -63,7 +63,9 @@ class ApiKeyRequest(BaseModel):
 
 
 class Usage(Schema):
-    """The used amount of a resource, and its limit. If `limit` is None, only the available room limits it."""
+    """The used amount of a resource, and its limit. If `limit` is None, only the available storage limits
+    it.
+    """
 
     used: int
     limit: int | None = None
@@ -79,7 +81,7 @@ class Rate(Schema):
 
 
 class Quota(Schema):
-    """Limits and current usage. Read this before bulk work to see what will not be refused."""
+    """Limits and current usage. Read this before bulk work to see how much will be accepted."""
 
     object: Literal["quota"] = "quota"
     namespace: str
@@ -121,7 +123,7 @@ class Health(Schema):
 
 
 class RegistryEvent(Schema):
-    """Something that changed. Fields that an event has nothing to say about are left out."""
+    """A change in the registry. Fields that do not apply to an event are left out."""
 
     object: Literal["event"] = "event"
     id: str

@@ -112,7 +112,9 @@ MAX_DESCRIPTION = 8_000
 
 
 class VoiceEdit(BaseModel):
-    """Request body that changes some of what people say about a voice. What it leaves out stays."""
+    """Request body that changes the description, the labels or the pin of a voice. Members that it leaves out
+    stay unchanged.
+    """
 
     model_config = ConfigDict(extra="forbid")
 

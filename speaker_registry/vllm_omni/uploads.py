@@ -24,7 +24,7 @@ from speaker_registry.vllm_omni.names import bare_name, versioned_name
 log = logging.getLogger(__name__)
 
 GRACE_SECONDS = 60.0
-"""A replaced version stays for requests that have begun with it."""
+"""How long a replaced version stays, in seconds, for requests that have begun with it."""
 _MARK = "registry_voice_id"
 """The entry in a file's header, and in vLLM-Omni's record of a voice, that marks a voice of the registry."""
 Info = dict[str, Any]

@@ -57,7 +57,7 @@ _EXPECTED = {
 }
 """The values that a configuration must have. Most determine how the two branches' frames are aligned."""
 _LOUDNESS = 0.1
-"""The root mean square that quieter clips are amplified to."""
+"""The root mean square to which OmniVoice's own package amplifies quieter clips."""
 
 
 @dataclass(frozen=True, slots=True)

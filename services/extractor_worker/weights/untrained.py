@@ -13,7 +13,9 @@ import torch
 from torch import Tensor
 
 _RESIDUAL_SCALE = 0.3
-"""Published layer scales start at 0.01, which would leave an untrained transformer without any effect."""
+"""The value of layer scales. Published models start with 0.01, which would leave an untrained transformer
+without any effect.
+"""
 _ONES = (
     "norm.weight",
     "bn.weight",

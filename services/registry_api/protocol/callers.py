@@ -26,7 +26,9 @@ class Caller:
     ends_at: float | None = None
     """The time at which the key ends, in Unix seconds; None: it has no end, or ends by an event."""
     limits_id: str | None = None
-    """The id under which limits are counted: a rotated key shares the limits of its first key. None: `id`."""
+    """The id under which limits are counted: a rotated key shares the limits of its first key. None means
+    `id`.
+    """
 
     @property
     def counted_id(self) -> str:

@@ -123,7 +123,7 @@ def edit_voice(
     wanted: VoiceEdit,
     caller: CallerDep,
 ) -> Response:
-    """Change a voice's description, its labels, or whether it is pinned. What the body leaves out stays.
+    """Change a voice's description, labels or pin. Members that the body leaves out stay unchanged.
 
     Keys and values of labels have the form of Kubernetes' labels, and a voice has up to 32. No version
     changes, and nothing is extracted. Honours `If-Match`, compared with the ETag of the voice; the answer has
