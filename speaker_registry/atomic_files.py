@@ -12,7 +12,9 @@ _TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{8}\.part")
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Replace a file by these bytes. A device or a pipe is written to. An OSError names `path`."""
+    """Replace the content of a file in one step. Devices and pipes are written to directly. An OSError names
+    `path`.
+    """
     try:
         if path.exists() and not path.is_file():
             path.write_bytes(data)  # /dev/null, a pipe: renaming onto it would replace the device
@@ -25,7 +27,7 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 @contextlib.contextmanager
 def replacing(path: Path, *, mode: int = 0o666) -> Iterator[BinaryIO]:
-    """Open a temporary file beside `path`, which takes its place, on disk, when the block ends.
+    """Open a temporary file beside `path`. It is flushed to disk and replaces `path` when the block ends.
 
     The file has the permissions `mode` from the beginning, less those that the umask takes away.
 
@@ -46,6 +48,8 @@ def replacing(path: Path, *, mode: int = 0o666) -> Iterator[BinaryIO]:
 
 
 def temporary_for(name: str) -> str | None:
-    """Return the file for which `name` is a temporary file of `replacing`, or None if it is none."""
+    """Return the name of the file that a temporary file of `replacing` belongs to, or None if `name` is not
+    the name of such a temporary file.
+    """
     match = _TEMPORARY.fullmatch(name)
     return match[1] if match else None

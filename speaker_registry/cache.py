@@ -31,7 +31,7 @@ manifest.
 _REFERENCES_PER_ENTRY = 4
 """Several references, such as `alice`, `alice@3` and `alice@prod`, may lead to one artifact."""
 _EXPIRED_VOICES = 10_000
-"""Number of voices of which is known when they last changed."""
+"""Maximum number of voices for which the cache remembers when they last changed."""
 
 
 class Key(NamedTuple):
@@ -47,7 +47,7 @@ class Key(NamedTuple):
 
     @property
     def target(self) -> str:
-        """Reference and profile in one text, which names no other pair."""
+        """Reference and profile joined into one text, which is different for every pair."""
         return f"{self.reference}\0{self.profile}"
 
 
@@ -165,8 +165,8 @@ class ArtifactCache:
             return self._answer(key, max_age_seconds)
 
     def stale(self, key: Key, max_age_seconds: float) -> Artifact | None:
-        """Return the artifact although it may have changed. One whose voice is known to have changed is not
-        returned.
+        """Return the artifact if the registry confirmed it within `max_age_seconds`, for use without an
+        answer. Returns None if its voice is known to have changed since.
         """
         with self._lock:
             if self._confirmed_at(key) < self._expired_at(key.scope, key.speaker):
@@ -176,19 +176,21 @@ class ArtifactCache:
             return artifact
 
     def expire(self, scope: str, speaker: str | None) -> None:
-        """Confirm artifacts of a voice anew before `fresh` returns them, or of all voices if `speaker` is
-        None.
+        """Keep `fresh` from returning artifacts of a voice until the registry has confirmed them again. If
+        `speaker` is None, this applies to all voices.
         """
         with self._lock:
             self._expired.pop((scope, speaker), None)
             self._expired[scope, speaker] = self._clock()
             while len(self._expired) > _EXPIRED_VOICES:
                 (old_scope, _), at = self._expired.popitem(last=False)
-                # Forgetting which voice it was, all voices of the client are confirmed anew.
+                # Once the voice is forgotten, all voices of the client have to be confirmed again.
                 self._expired[old_scope, None] = max(at, self._expired_at(old_scope, None))
 
     def recall(self, key: Key) -> None:
-        """Read the directory's entry into memory, if another process asked the registry later."""
+        """Read an artifact from the directory into memory if another process confirmed it later than this
+        one.
+        """
         if self._disk is None:
             return
         with self._disk_errors_counted():
@@ -197,7 +199,7 @@ class ArtifactCache:
                 return
             asked_at = self._clock() - (time.time() - ref.confirmed_at)
             with self._lock:
-                # A time in the future says that a clock was set back, and nothing about the age.
+                # A time in the future shows that a clock was set back, and tells nothing about the age.
                 asked_at = float("-inf") if asked_at > self._clock() + 1 else min(asked_at, self._clock())
                 known = self._find(key)
                 if known is not None and self._confirmed_at(key) >= asked_at:

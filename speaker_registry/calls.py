@@ -98,14 +98,18 @@ class Registration(Schema):
 
 
 class Alias(MovedAlias):
-    """An alias of a voice, with the ETag by which a later change notices that somebody was faster."""
+    """An alias of a voice, with its ETag. A later change that sends the ETag is refused if the alias has
+    changed.
+    """
 
     etag: str | None = None
     """Value for `if_match`."""
 
 
 def target_of(speaker: str | Registration) -> Target:
-    """Return the version that a registration describes, or what a text such as `alice@3` means."""
+    """Return the target of a call: the version of a registration, or the one that a text such as `alice@3`
+    names.
+    """
     return parse_target(speaker.reference if isinstance(speaker, Registration) else speaker)
 
 
@@ -368,7 +372,9 @@ class Calls:
         return listing_of("/v1/keys", Page[ApiKey], limit)
 
     def health(self) -> Plan[Health]:
-        """Ask once, because an answer that says that the registry cannot serve now is an answer."""
+        """Ask for the registry's health once. An answer that it cannot serve requests is a result, not an
+        error.
+        """
         deadline = self._policy.clock() + self._policy.timeout_seconds
         outcome = yield SendRequest(Request(path="/readyz"), deadline)
         if isinstance(outcome, Reply) and outcome.status in {200, 503}:

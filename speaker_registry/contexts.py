@@ -51,7 +51,9 @@ class Context:
 
     @property
     def options(self) -> dict[str, Any]:
-        """The arguments of a client. What is empty stays empty, whatever the environment says."""
+        """The arguments for a client. Empty ones are given too, so that the environment does not replace
+        them.
+        """
         return {"url": self.url, "api_key": self.api_key, "namespace": self.namespace}
 
 
@@ -161,7 +163,7 @@ def _context(name: str, table: Mapping[str, Any]) -> Context:
 
 
 def checked_context(*, url: str, api_key: str = "", namespace: str = "") -> Context:
-    """Make a context of texts. Raises ValueError if one of them is not accepted, and never shows the key."""
+    """Make a context from texts. Raises ValueError, without showing the key, if one is not accepted."""
     return Context(
         url=parse_url(url),
         api_key=parse_api_key(api_key),
@@ -189,13 +191,15 @@ def changing_contexts() -> Iterator["Change"]:
 
 @dataclass(slots=True)
 class Change:
-    """The contexts as they are, to be replaced by what they shall be."""
+    """The contexts of the configuration file. Assign to `contexts` to have the file written."""
 
     contexts: Contexts
 
 
 def _written(contexts: Contexts) -> str:
-    """Return the file. All values are printable ASCII, so that a JSON string is a TOML string as well."""
+    """Return the text of the configuration file. All values are printable ASCII, so JSON strings are TOML
+    strings too.
+    """
     lines = ["# Written by `speaker-registry login` and `speaker-registry contexts`."]
     if contexts.current is not None:
         lines.append(f"current = {json.dumps(contexts.current)}")

@@ -16,7 +16,7 @@ import httpx
 from speaker_registry.errors import Unavailable
 
 _WRITE_BYTES = 64 * 1024
-"""The deadline is checked after each such piece of a request."""
+"""Size of the pieces in which a request is written. The deadline is checked after each piece."""
 
 
 class Deadlines(httpcore.NetworkBackend):

@@ -88,7 +88,7 @@ class DiskCache:
             raise ValueError(f"the cache directory {self.directory} is not a directory of this user")
 
     def ref(self, scope: str, speaker: str, target: str) -> Ref | None:
-        """Return what the registry last said about a request, or None if that is not known."""
+        """Return the registry's last answer to a request, or None if there is none in the directory."""
         name = _ref_name(scope, speaker, target)
         with self._folder("refs") as refs:
             ref = _read_ref(refs, name)
@@ -109,7 +109,8 @@ class DiskCache:
                 raise DamagedFile(f"the cached file {name} was damaged: {error}") from error
 
     def store(self, scope: str, speaker: str, target: str, ref: Ref, data: bytes | None) -> None:
-        """Record what the registry said. Without `data`, nothing is recorded unless the file is there.
+        """Record the registry's answer to a request. Without `data`, nothing is recorded unless the file is
+        there.
 
         A file that is larger than a tenth of the limit is not kept, because it would displace all others.
         """
@@ -189,7 +190,8 @@ class DiskCache:
         _write_used(lock, _read_used(lock) + new_bytes)
 
     def _shrink(self, lock: int, refs: int, blobs: int, limit: int) -> None:
-        """Remove what no ref names, what a killed process left, and the least recently used artifacts.
+        """Remove blobs that no ref names, files that killed processes left, and the least recently used
+        artifacts.
 
         This is called with the lock held, so no other process is between a blob and its ref.
         """

@@ -127,9 +127,9 @@ class Fetching:
         *,
         require_current: bool = False,
     ) -> Plan[Artifact]:
-        """Fetch an artifact. Calls that ask for the same at the same time share one request."""
+        """Fetch an artifact. Concurrent calls for the same artifact share one request."""
         _check_seconds(wait=wait, max_age=0.0 if max_age is None else max_age, stale_if_error=stale_if_error)
-        # What the registry confirmed to somebody who takes any artifact need not be current.
+        # An artifact that was confirmed for a call without `require_current` need not be current.
         asked = f"{profile}?current=true" if require_current else profile
         key = Key(self._scope, target.speaker.key, target.reference or DEFAULT, asked)
         called_at = self._cache.now()
@@ -214,14 +214,14 @@ class Fetching:
         return Clip(reply.body, reply.headers.get("content-type", "application/octet-stream"))
 
     def samples(self, target: Target) -> Plan[ReferenceAudio]:
-        """Fetch the decoded samples of a clip. They are never cached either."""
+        """Fetch the decoded samples of a clip. Samples are never cached."""
         path = f"{target.version_path}/audio/samples"
         reply = yield from exchange(self._policy, Request(path=path, max_bytes=MAX_FILE_BYTES))
         check_digest(reply, "decoded clip")
         return ReferenceAudio.from_bytes(reply.body)
 
     def picture(self, target: Target, kind: PictureKind, wait: float) -> Plan[ClipPicture]:
-        """Fetch a picture of a clip. Pictures are never cached either."""
+        """Fetch a picture of a clip. Pictures are never cached."""
         _check_seconds(wait=wait)
         if kind not in _PICTURES:
             raise InvalidRequest(f"kind is {shortened(kind)}; accepted: waveform, mel", param="kind")
@@ -289,7 +289,7 @@ def _check_seconds(**times: float) -> None:
 
 
 def pairs_of(voices: Iterable[str], profiles: Iterable[str]) -> list[tuple[str, str]]:
-    """Return each pair of a voice and a profile once. A text in place of a list is refused."""
+    """Return each pair of voice and profile once. Raises `InvalidRequest` for a text in place of a list."""
     for given, what in ((voices, "voices"), (profiles, "profiles")):
         if isinstance(given, str):
             raise InvalidRequest(f"{what} is the text {given[:80]!a}; accepted: a list of texts", param=what)

@@ -24,7 +24,7 @@ class Flight:
     def answers(self, called_at: float) -> bool:
         """Return whether the result is valid for a call that began at `called_at`.
 
-        A result that was asked for before that may miss a change that the caller knows of.
+        A result of an earlier request may miss a change that the caller knows of.
         """
         if isinstance(self.error, Unavailable):
             return True

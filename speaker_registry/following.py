@@ -1,7 +1,7 @@
 """Follows a registry: which voices the engines of a profile should hold, and what has changed since the last
 look.
 
-It knows nothing of what is done with the voices. Looking costs one small request per page as long as nothing
+It does not know what is done with the voices. Looking costs one small request per page as long as nothing
 changes, so it may be done every few seconds.
 """
 
@@ -24,9 +24,9 @@ class Changes:
 
     added: tuple[ManifestEntry, ...] = ()
     changed: tuple[ManifestEntry, ...] = ()
-    """Voices with another version, artifact or state, as they are now."""
+    """Voices that are new, or have another version, artifact or state, as they are now."""
     removed: tuple[ManifestEntry, ...] = ()
-    """Voices that are gone, as they were."""
+    """Voices that were removed, as they were at the previous look."""
 
     def __bool__(self) -> bool:
         return bool(self.added or self.changed or self.removed)
@@ -56,7 +56,7 @@ class Following:
         return None if self._manifest is None else self._manifest.namespace
 
     def look(self) -> Changes:
-        """Ask the registry what has changed.
+        """Ask the registry which voices have changed since the last look.
 
         Raises:
             SpeakerRegistryError: The registry cannot be reached or refuses the API key. The voices stay as

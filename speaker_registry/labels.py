@@ -7,7 +7,7 @@ from speaker_registry.errors import InvalidRequest
 
 MAX_LABELS = 32
 MAX_LENGTH = 63
-"""The most characters of a key or a value."""
+"""Maximum number of characters of a key or a value."""
 
 _NAME = r"[A-Za-z0-9](?:[A-Za-z0-9_.-]*[A-Za-z0-9])?"
 _KEY = re.compile(rf"(?:[a-z0-9](?:[a-z0-9.-]*[a-z0-9])?/)?{_NAME}")
@@ -16,7 +16,9 @@ _FORM = f"up to {MAX_LENGTH} of the characters A-Z a-z 0-9 - _ . that begin and 
 
 
 def check_label(key: str, value: str | None) -> None:
-    """Raise `InvalidRequest`, which names the key or the value, if it is not accepted. None is no value."""
+    """Check the key and the value of a label. If `value` is None, only the key is checked. Raises
+    `InvalidRequest`, which names the part that is not accepted.
+    """
     if len(key) > MAX_LENGTH or not _KEY.fullmatch(key):
         raise InvalidRequest(
             f"The key {key[:80]!a} of a label is invalid. Accepted: {_FORM}, also after a prefix as in "
@@ -31,7 +33,9 @@ def check_label(key: str, value: str | None) -> None:
 
 
 def changed_labels(labels: Mapping[str, str], changes: Mapping[str, str | None]) -> dict[str, str]:
-    """Return labels after changes, in which None removes a label. Raises `InvalidRequest`."""
+    """Return the labels after changes, in which None removes a label. Raises `InvalidRequest` for a label
+    that is not accepted, or too many labels.
+    """
     for key, value in changes.items():
         check_label(key, value)
     merged = {**labels, **changes}

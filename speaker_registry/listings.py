@@ -1,4 +1,4 @@
-"""Lists that the registry answers page by page: the request for a page, and what follows it."""
+"""Lists that the registry sends page by page: the request for a page, and for the next one."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -33,7 +33,7 @@ class Listing(Generic[Item]):
         return Request(path=self.path, params={**self.params, "limit": str(size)})
 
     def following(self, page: Page[Item]) -> Self | None:
-        """Return the listing of what follows a page. Returns None if the page was the last one."""
+        """Return the listing that continues after a page, or None if the page was the last one."""
         left = None if self.limit is None else self.limit - len(page.data)
         # A page that leads to itself would be read forever. An empty page that leads on is valid: the
         # registry looked at some items, and none of them matched.

@@ -52,7 +52,7 @@ def _read_page(policy: RetryPolicy, path: str, cursor: str, known: ReceivedPage 
 
 
 def _check(pages: Mapping[str, ReceivedPage], profile: str) -> None:
-    """Check that all pages belong together, and that they are not too many."""
+    """Check that all pages belong together, and that they have no more than `MAX_VOICES` voices."""
     belongings = {(one.page.profile, one.page.namespace) for one in pages.values()}
     if len(belongings) > 1 or {name for name, _ in belongings} != {profile}:
         raise Unavailable(

@@ -11,7 +11,7 @@ from speaker_registry.schemas import ArtifactState, Page, Schema, Source, Untrai
 Pinned = Annotated[bool, Field(exclude_if=lambda pinned: not pinned)]
 
 MAX_PAGE = 500
-"""The most voices that the registry looks at for one page."""
+"""Maximum number of voices that the registry looks at for one page."""
 
 
 class ManifestEntry(Schema):
@@ -51,13 +51,13 @@ class ManifestPage(Page[ManifestEntry]):
     namespace: str
     profile: str
     model_type: str
-    """The model type of the profile. vLLM-Omni calls its speaker caches after it."""
+    """The model type of the profile. vLLM-Omni names its speaker caches after it."""
     data: list[ManifestEntry] = Field(max_length=MAX_PAGE)
 
 
 @dataclass(frozen=True, slots=True)
 class ReceivedPage:
-    """A page as it was received last."""
+    """A page of a manifest, as it was last received."""
 
     etag: str | None
     page: ManifestPage
@@ -65,7 +65,7 @@ class ReceivedPage:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """Everything that an engine of a profile should hold, as it was read last."""
+    """All voices that an engine of a profile should hold, as they were last read."""
 
     namespace: str
     profile: str

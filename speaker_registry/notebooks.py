@@ -1,4 +1,6 @@
-"""Formatting of values for notebooks. All text is escaped, and what would reverse it is spelled out."""
+"""Formatting of values for notebooks. All text is escaped, and characters that would reverse it are spelled
+out.
+"""
 
 import html
 from collections.abc import Iterable, Sequence

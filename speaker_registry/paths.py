@@ -1,4 +1,4 @@
-"""The registry's paths of what callers name: voices and their versions, profiles, campaigns and API keys.
+"""The URL paths of the registry for voices and their versions, profiles, campaigns and API keys.
 
 Names are checked before they become part of a path.
 """

@@ -46,7 +46,7 @@ class ReferenceAudio:
         return bytes(safetensors.numpy.save({"audio": self.samples}, metadata={"manifest": manifest}))
 
     def to_wav(self) -> bytes:
-        """Encode the clip as a WAV file with float32 samples, from which every sample is read as it is."""
+        """Encode the clip as a WAV file with float32 samples, which keeps every sample exactly."""
         data = self.samples.astype("<f4", copy=False).tobytes()
         # Files that do not hold integers need a length in their format, and a count of their samples.
         layout = struct.pack(

@@ -188,7 +188,7 @@ def edited_members(
     labels: Mapping[str, str | None] | None,
     pinned: bool | None,
 ) -> dict[str, object]:
-    """Return the members of a voice that an edit changes."""
+    """Return the members of the request body that edits a voice, without those that stay unchanged."""
     members: dict[str, object] = {} if description is Default.KEEP else {"description": description}
     return {
         **members,

@@ -1,7 +1,7 @@
 """Runs `python -m services.extractor_worker`.
 
-Without a command it is a worker process. `download` fetches the weights that a worker needs, `healthy` says
-whether the worker on this machine beats, and `convert-voice` converts a published voice embedding.
+Without a command it is a worker process. `download` fetches the weights that a worker needs, `healthy` tells
+whether the worker on this machine sends heartbeats, and `convert-voice` converts a published voice embedding.
 """
 
 import argparse
@@ -15,7 +15,7 @@ from services.extractor_worker.weights import download
 
 
 def main(words: list[str]) -> int:
-    """Returns the exit status."""
+    """Run the command that the words name, or else a worker. Returns the exit status."""
     if words[:1] == ["download"]:
         return download.main(words[1:], f"{_program()} download")
     if words == ["healthy"]:

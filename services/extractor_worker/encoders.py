@@ -27,7 +27,9 @@ class Encoders:
         return load_extractor(_loading(self._shared_models, profile, settings))
 
     def prove(self, extractor: Extractor, profile: Profile, settings: ExtractorSettings) -> None:
-        """Raises EncoderUnproven."""
+        """Prove that an extractor computes correctly, unless a proof is remembered. Raises
+        EncoderUnproven.
+        """
         trusted = replace(
             _loading(SharedModels(), profile, settings), device="cpu", dtype="float32", trusted=True
         )

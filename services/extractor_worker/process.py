@@ -62,7 +62,7 @@ from speaker_registry.errors import (
 log = structlog.get_logger()
 
 EXIT_NOTHING_TO_SERVE = 1
-"""No profile could be loaded, or none may be announced."""
+"""Exit status of a worker that could load no profile, or may announce none."""
 
 _PAUSE_SECONDS = 1.0
 
@@ -238,8 +238,8 @@ class WorkerProcess:
             log.warning("proof.not_told", profile=profile, reason=error.message)
 
     def _announce(self, provenance: Provenance) -> None:
-        """Tell the registry which encoder this worker has. While Redis is away, wait: a restart would take
-        longer.
+        """Tell the registry which encoder this worker has. Waits while Redis is away, because a restart would
+        take longer.
         """
         encoder = Encoder(
             profile=provenance.profile.name,
@@ -263,7 +263,8 @@ class WorkerProcess:
         """Return a worker that draws pictures, and takes the jobs of each profile whose current encoder it
         has.
 
-        Behind them it takes the jobs of campaigns that prepare the promotion of one of its encoders.
+        When there are no such jobs, it takes those of campaigns that prepare the promotion of one of its
+        encoders.
 
         Args:
             handlers: as in `BatchWorker`.

@@ -1,7 +1,7 @@
 """A worker process with the extractors of the catalogue, put together from the environment's settings.
 
 torch is imported only when the first extractor is loaded. By then the settings were read and the bucket was
-opened, so what is wrong there is told at once.
+opened, so faults there are reported at once.
 """
 
 from collections.abc import Mapping
@@ -34,8 +34,8 @@ log = structlog.get_logger()
 
 
 def work() -> int:
-    """Work until told to stop. Returns the exit status: 1 if models or settings are wrong, else the
-    worker's.
+    """Run a worker until it is told to stop. Returns the exit status: 1 if models or settings are wrong, else
+    that of the worker.
     """
     configure_logs()
     try:
@@ -63,7 +63,7 @@ def _load(profile: Profile, settings: ExtractorSettings) -> Extractor:
 
 
 def _prove(extractor: Extractor, profile: Profile, settings: ExtractorSettings) -> None:
-    """Raises EncoderUnproven."""
+    """Prove that an extractor computes correctly on its device. Raises EncoderUnproven."""
     _encoders(settings.device).prove(extractor, profile, settings)
 
 

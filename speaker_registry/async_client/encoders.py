@@ -50,13 +50,13 @@ class AsyncEncoders(AsyncPlanExecutor):
         return await self._run(self._calls.campaign(profile, campaign_id))
 
     async def pause_campaign(self, profile: str, campaign_id: str) -> Campaign:
-        """Begin no further voices of a campaign. See `RegistryClient.pause_campaign`."""
+        """Pause a campaign, so that it begins no further voices. See `RegistryClient.pause_campaign`."""
         return await self._run(self._calls.change_campaign(profile, campaign_id, "pause"))
 
     async def resume_campaign(self, profile: str, campaign_id: str) -> Campaign:
-        """Go on with a paused campaign. See `RegistryClient.resume_campaign`."""
+        """Resume a paused campaign. See `RegistryClient.resume_campaign`."""
         return await self._run(self._calls.change_campaign(profile, campaign_id, "resume"))
 
     async def cancel_campaign(self, profile: str, campaign_id: str) -> Campaign:
-        """End a campaign. What it has made stays. See `RegistryClient.cancel_campaign`."""
+        """Cancel a campaign. The artifacts that it has made stay. See `RegistryClient.cancel_campaign`."""
         return await self._run(self._calls.change_campaign(profile, campaign_id, "cancel"))

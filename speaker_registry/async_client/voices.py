@@ -89,7 +89,7 @@ class AsyncVoices(AsyncPlanExecutor):
         pinned: bool | None = None,
         if_match: str | None = None,
     ) -> Voice:
-        """Change what people say about a voice. See `RegistryClient.edit_voice`."""
+        """Change the description, the labels or the pin of a voice. See `RegistryClient.edit_voice`."""
         members = edited_members(description, labels, pinned)
         return await self._run(self._calls.edit_voice(name, members, if_match))
 
@@ -108,7 +108,7 @@ class AsyncVoices(AsyncPlanExecutor):
         return await self._run(self._calls.version(parse_target(speaker, version)))
 
     def history(self, name: str, *, limit: int | None = None) -> AsyncIterator[VoiceChange]:
-        """Iterate over what was done to a voice, newest first. See `RegistryClient.history`."""
+        """Iterate over the changes of a voice, newest first. See `RegistryClient.history`."""
         return self._pages(self._calls.history(name, limit))
 
     async def delete(self, name: str) -> None:

@@ -29,7 +29,9 @@ _SHADOWING = (
 
 
 def login(arguments: argparse.Namespace) -> Output:
-    """Check a key with its registry, and keep both. What the registry refuses is not kept."""
+    """Check an API key with its registry, and store both as a context. A key that the registry refuses is not
+    stored.
+    """
     from speaker_registry.contexts import changing_contexts, config_path  # noqa: PLC0415  loads httpx
 
     with _refusals():
@@ -98,7 +100,7 @@ def _shadowed() -> list[str]:
 
 
 def logout(arguments: argparse.Namespace) -> Output:
-    """Forget the key of a context. The rest of it stays, so that a new key is kept with `login NAME`."""
+    """Remove the key of a context. The rest of it stays, so that `login NAME` can store a new key."""
     from speaker_registry.contexts import changing_contexts  # noqa: PLC0415  loads httpx
 
     with _refusals(), changing_contexts() as change:

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
 _KEY = "SPEAKER_PUSH_API_KEY"
 _SLOTS, _MAX_SLOTS = 1000, 100_000
-"""1000 is also what servers accept, unless they are told another number."""
+"""The default and the largest number of voices to push. Servers accept 1000 unless they are configured
+otherwise.
+"""
 
 
 def push(client: "RegistryClient", arguments: argparse.Namespace) -> Output:

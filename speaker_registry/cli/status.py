@@ -1,6 +1,7 @@
-"""The command `status`: how a registry is, and what needs a person, with the command that helps.
+"""The command `status`: the state of a registry, and the problems that need a person, with the command that
+helps.
 
-Everything is bounded, so that the command is quick with any number of voices and jobs.
+The requests are bounded, so that the command is quick with any number of voices and jobs.
 """
 
 import argparse
@@ -19,16 +20,16 @@ if TYPE_CHECKING:
     from speaker_registry.schemas import Health
 
 MAX_VOICES = 500
-"""The states of this many voices are counted, the first ones by name."""
+"""Maximum number of voices whose states are counted: the first ones in the order of their names."""
 MAX_JOBS = 100
-"""This many jobs of each state are counted."""
+"""Maximum number of jobs that are counted in each state."""
 _DAY_SECONDS = 86_400
 Result = TypeVar("Result")
 
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """Something that needs a person."""
+    """A problem that needs a person."""
 
     text: str
     action: str
@@ -41,14 +42,15 @@ class Jobs:
 
     count: int
     more: bool
-    """True if there are more than were counted."""
+    """True if there are more jobs than were counted."""
     oldest_at: float | None
-    """Creation time of the oldest one. It is None if there are no jobs, or more than were counted."""
+    """Creation time of the oldest job (Unix seconds). None if there are no jobs, or more than were counted.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Voices:
-    """Counts of the first voices by name, by profile and state."""
+    """Counts of voices by profile and state. Only the first `MAX_VOICES` voices by name are counted."""
 
     counted: int
     more: bool
@@ -93,7 +95,7 @@ def _unavailable(url: str, health: "Health") -> Output:
 
 
 def _permitted(read: Callable[[], Result]) -> Result | None:
-    """Return what may be read with this key, or None."""
+    """Call `read` and return its result, or None if the API key lacks the permission for it."""
     try:
         return read()
     except PermissionDenied:
@@ -134,7 +136,7 @@ def _counted(found: Sequence["Job"]) -> Jobs:
 def _needs(
     profiles: Sequence["Profile"], voices: Voices | None, jobs: Mapping[str, Jobs] | None
 ) -> Iterator[Need]:
-    """Yield what needs a person, the most urgent first."""
+    """Yield the problems that need a person, the most urgent first."""
     for profile in profiles:
         if profile.required and not profile.workers and not profile.not_extractable:
             waiting = _states(voices, profile.id).get("pending", 0)
@@ -166,7 +168,7 @@ _COLUMNS = ("PROFILE", "REQUIRED", "WORKERS", "READY", "PROCESSING", "WAITING", 
 
 
 def _rows(profiles: Iterable["Profile"], voices: Voices | None) -> Iterator[tuple[object, ...]]:
-    """Return a row for each profile that somebody needs, makes or has."""
+    """Yield a row for each profile that is required, has workers or has voices."""
     for profile in profiles:
         states = _states(voices, profile.id)
         if profile.required or profile.workers or states:
@@ -226,7 +228,7 @@ def _needs_text(needs: Sequence[Need]) -> str:
 
 
 def _remarks(voices: Voices | None, jobs: Mapping[str, Jobs] | None) -> Iterator[str]:
-    """Yield what the numbers leave out."""
+    """Yield a remark for each thing that the numbers leave out."""
     if voices is None:
         yield "the key may not list voices, so they are not counted by state"
     elif voices.more:

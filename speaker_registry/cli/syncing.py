@@ -56,7 +56,9 @@ def carry_out(
 
 
 def interval_of(arguments: argparse.Namespace) -> float:
-    """Return how often `--watch` looks. Raises `CommandError` if only the interval is given."""
+    """Return the seconds between two looks of `--watch`. Raises `CommandError` for `--interval` without
+    `--watch`.
+    """
     if arguments.interval is not None and not arguments.watch:
         raise CommandError("--interval is how often --watch looks; give both or neither")
     given: float | None = arguments.interval
@@ -100,7 +102,9 @@ def document_of(report: "Report") -> dict[str, object]:
 
 
 def not_there(report: "Report", older: str) -> str:
-    """Return a table of the voices that are not as they should be. `older` is what some have instead."""
+    """Return a table of the voices that are not up to date, or nothing if all are. `older` describes what is
+    there in place of the current version.
+    """
     rows = [
         (f"{one.name}@{one.version}", older if one.state == "kept" else "nothing", one.reason)
         for one in report.outcomes
@@ -119,7 +123,7 @@ def _add_sync(command: argparse.ArgumentParser) -> None:
 
 
 def add_watch(command: argparse.ArgumentParser, purpose: str) -> None:
-    """Add `--once`, `--watch` with this help, and `--interval`."""
+    """Add the options `--once`, `--watch` and `--interval`. `purpose` is the help for `--watch`."""
     often = command.add_mutually_exclusive_group()
     often.add_argument("--once", action="store_true", help="look once and end, which is the default")
     often.add_argument("--watch", action="store_true", help=purpose)

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from speaker_registry.fetching import PictureKind
 
 _KINDS: dict[str, "PictureKind"] = {".svg": "waveform", ".png": "mel"}
-"""The picture that is written to a file, by the end of the file's name."""
+"""Maps the suffix of an output file to the kind of picture that is written to it."""
 
 
 def register(client: "RegistryClient", arguments: argparse.Namespace) -> Output:

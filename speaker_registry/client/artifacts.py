@@ -91,8 +91,8 @@ class Artifacts(PlanExecutor):
     def download(
         self, speaker: str, profile: str, *, version: int | str | None = None, wait: float = 0.0
     ) -> File:
-        """Fetch an artifact together with the bytes of its file. Unlike `fetch`, this never uses the
-        cache.
+        """Fetch an artifact together with the bytes of its file. Unlike `fetch`, this never uses the cache.
+        Raises the same errors as `fetch`.
         """
         return self._run(self._fetching.file(parse_target(speaker, version), profile, wait))
 

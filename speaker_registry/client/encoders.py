@@ -36,7 +36,7 @@ class Encoders(PlanExecutor):
                 worker. With `complete`, also promote it if voices failed, which `Campaign.failures` lists.
 
         Returns:
-            The profile with its new fingerprint; with `complete` as it is now.
+            The profile with its new fingerprint. With `complete` it still has its current one.
 
         Raises:
             InvalidRequest: The name or the fingerprint is malformed.
@@ -56,8 +56,8 @@ class Encoders(PlanExecutor):
     ) -> Campaign:
         """Have the workers of another encoder extract every voice in the background, ahead of its promotion.
 
-        Nothing that is served changes meanwhile. The call is not retried if its answer is lost; `campaigns`
-        tells whether the campaign was started.
+        The served artifacts do not change meanwhile. The call is not retried if its answer is lost;
+        `campaigns` tells whether the campaign was started.
 
         Args:
             profile: Name of the profile.
@@ -86,13 +86,17 @@ class Encoders(PlanExecutor):
         return self._run(self._calls.campaign(profile, campaign_id))
 
     def pause_campaign(self, profile: str, campaign_id: str) -> Campaign:
-        """Begin no further voices of a campaign. Raises `CampaignNotFound` or `CampaignEnded`."""
+        """Pause a campaign, so that it begins no further voices. Raises `CampaignNotFound` or
+        `CampaignEnded`.
+        """
         return self._run(self._calls.change_campaign(profile, campaign_id, "pause"))
 
     def resume_campaign(self, profile: str, campaign_id: str) -> Campaign:
-        """Go on with a paused campaign. Raises `CampaignNotFound` or `CampaignEnded`."""
+        """Resume a paused campaign. Raises `CampaignNotFound` or `CampaignEnded`."""
         return self._run(self._calls.change_campaign(profile, campaign_id, "resume"))
 
     def cancel_campaign(self, profile: str, campaign_id: str) -> Campaign:
-        """End a campaign. What it has made stays. Raises `CampaignNotFound` or `CampaignEnded`."""
+        """Cancel a campaign. The artifacts that it has made stay. Raises `CampaignNotFound` or
+        `CampaignEnded`.
+        """
         return self._run(self._calls.change_campaign(profile, campaign_id, "cancel"))

@@ -9,7 +9,8 @@ class Service(PlanExecutor):
         """Ask once whether the registry can serve requests. No API key is needed.
 
         Raises:
-            Unavailable: There is no registry at the address. One that cannot serve now is described instead.
+            Unavailable: There is no registry at the address. If the registry cannot serve requests now, the
+                returned `Health` says why.
         """
         return self._run(self._calls.health())
 

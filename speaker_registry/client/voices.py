@@ -113,13 +113,14 @@ class Voices(PlanExecutor):
         pinned: bool | None = None,
         if_match: str | None = None,
     ) -> Voice:
-        """Change what people say about a voice. What is not given stays, and nothing is extracted.
+        """Change the description, the labels or the pin of a voice. Arguments that are not given change
+        nothing.
 
         Args:
             name: Name or id of the voice.
             description: Free text about the voice. None removes it.
             labels: Labels to set. None as the value removes a label.
-            pinned: Marks a voice that matters more than others, or ends that.
+            pinned: True marks a voice that matters more than others, and False removes the mark.
             if_match: ETag of the voice. If it has changed, the edit is refused.
 
         Raises:
@@ -139,7 +140,7 @@ class Voices(PlanExecutor):
         return self._run(self._calls.version(parse_target(speaker, version)))
 
     def history(self, name: str, *, limit: int | None = None) -> Iterator[VoiceChange]:
-        """Iterate over what people and their keys have done to a voice, newest first.
+        """Iterate over the changes that people and API keys have made to a voice, newest first.
 
         The registry remembers the last 100 changes, also of a deleted voice that can still be brought back.
         """

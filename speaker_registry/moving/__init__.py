@@ -1,8 +1,8 @@
 """Moving many voices into a registry at once, and whole namespaces out of one and into another.
 
 `sources` reads folders and tables into candidates, and `transfer` sends them. `archive` is the exported tar
-file, which `exporting` writes and `restoring` registers; `about` restores what it says of a voice. This
-package knows neither arguments nor terminals.
+file, which `exporting` writes and `restoring` registers; `about` restores descriptions, labels, pins and
+aliases. This package knows neither arguments nor terminals.
 """
 
 FORMATS = ("folder", "csv", "jsonl", "samples", "fish-speech", "archive")

@@ -1,7 +1,7 @@
-"""Restores what an archive says of a voice: description, labels and pin, and the aliases moved by hand.
+"""Restores the description, labels, pin and hand-moved aliases of a voice from an archive.
 
-What the registry says counts more. Whatever somebody has said or taken back there stays, as the voice and its
-history tell. So a repeated import goes on where an interrupted one ended, and changes nothing twice.
+The registry takes precedence: whatever somebody has set or removed there stays, as the voice and its history
+show. So a repeated import goes on where an interrupted one ended, and changes nothing twice.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -18,16 +18,18 @@ from speaker_registry.schemas import VoiceChange
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unsaid:
-    """The part of what an archive says of a voice that the registry does not say."""
+    """The part of an archive's record of a voice that the registry lacks."""
 
     said: VoiceRecord = field(default_factory=VoiceRecord)
-    """The part that can be restored, with version numbers of the registry in `aliases`."""
+    """The part that can be restored. Its `aliases` hold version numbers of the registry."""
     notes: tuple[str, ...] = ()
-    """Differences that stay."""
+    """Differences that cannot be restored, in words."""
 
 
 def said_about(client: RegistryClient, name: str) -> VoiceRecord:
-    """Return what the registry says of a voice, with version numbers in `aliases`."""
+    """Return the description, labels, pin and hand-moved aliases that a voice has in the registry. The
+    `aliases` hold version numbers.
+    """
     voice = client.get(name)
     return VoiceRecord(
         description=voice.description,
@@ -40,13 +42,13 @@ def said_about(client: RegistryClient, name: str) -> VoiceRecord:
 def compare(
     client: RegistryClient, name: str, archived: VoiceRecord, numbers: Sequence[int], *, grown: bool
 ) -> Unsaid:
-    """Compare what an archive says of a voice with what the registry says.
+    """Compare an archive's record of a voice with the voice in the registry.
 
     Args:
-        archived: Has places in `aliases`, as in the archive.
+        archived: The record of the archive, whose `aliases` hold places.
         numbers: The numbers that the archived versions have in the registry, oldest first.
-        grown: The registry has further versions of the voice. Nothing is restored then, because what the
-            archive says was decided without them.
+        grown: The registry has further versions of the voice. Nothing is restored then, because the archive's
+            record was made without them.
     """
     if not archived.says_something:
         return Unsaid()
@@ -69,18 +71,19 @@ def compare(
 
 
 def _changes(client: RegistryClient, name: str, *, since: int) -> Iterator[VoiceChange]:
-    """Return what people did to a voice since they registered version `since`, newest first.
+    """Return the changes that people made to a voice since version `since` was registered, newest first.
 
-    Older changes are those of a deleted voice of the same name.
+    Older changes belong to a deleted voice of the same name.
     """
     return takewhile(lambda one: (one.did, one.version) != ("register", since), client.history(name))
 
 
 def say(client: RegistryClient, name: str, said: VoiceRecord) -> SpeakerRegistryError | None:
-    """Say something of a voice. Return an error that tells what the registry has refused of it.
+    """Set the description, labels, pin and aliases of a voice. Returns None, or an error that lists what the
+    registry refused.
 
     Args:
-        said: Has version numbers in `aliases`.
+        said: The values to set. Its `aliases` hold version numbers.
 
     Raises:
         SpeakerRegistryError: The registry asks to come back later, cannot be reached or refuses the API key.

@@ -1,10 +1,10 @@
 """The tar file of an exported namespace: what is in it, how it is written, and how it is read without trust.
 
 Members come in one order only: `manifest.json`; for each voice, of each version its `version.json`, its
-`source` and its artifacts, and then `voice.json` if there is something to say of the voice; `end.json`. An
-archive is used only after it was read to its end and every digest was verified, so a damaged one changes
-nothing. The headers are parsed one by one, and everything but a plain member of the expected name is refused
-before its content is read. This module sends nothing.
+`source` and its artifacts, and then `voice.json` if the voice has a description, labels, a pin or moved
+aliases; `end.json`. An archive is used only after it was read to its end and every digest was verified, so a
+damaged one changes nothing. The headers are parsed one by one, and everything but a plain member of the
+expected name is refused before its content is read. This module sends nothing.
 """
 
 import hashlib
@@ -76,11 +76,12 @@ class ArchiveWriter:
         """Add the versions of a voice, oldest first: each with its source and artifacts, as in its record.
 
         Args:
-            said: What people say of the voice, with version numbers in `aliases` instead of places.
+            said: The description, labels, pin and aliases of the voice, with version numbers in `aliases`
+                instead of places.
 
         Returns:
-            What was written of `said`. It lacks the aliases whose versions did not come, and is empty if no
-            version came.
+            The part of `said` that was written. It lacks aliases of versions that were not added, and is
+            empty if no version was added.
         """
         numbers = list[int]()
         for record, source, artifacts in versions:
@@ -154,7 +155,7 @@ class ArchivedVoice:
     where: str
     versions: list[ArchivedVersion] = field(default_factory=list)
     about: _Member | None = None
-    """None if nothing is said of the voice."""
+    """Place of the voice's `voice.json`, or None if it has none."""
 
 
 class Archive:
@@ -180,7 +181,7 @@ class Archive:
         return _parsed(VersionRecord, version.record.name, self._read(version.record))
 
     def about(self, voice: ArchivedVoice) -> VoiceRecord:
-        """Read what is said of a voice, which may be nothing."""
+        """Read the `voice.json` of a voice. Returns an empty record if it has none."""
         if voice.about is None:
             return VoiceRecord()
         return _parsed(VoiceRecord, voice.about.name, self._read(voice.about))
@@ -263,7 +264,7 @@ class _Scan:
             yield found
 
     def _about(self, number: int, voice: ArchivedVoice, content: ContentDigest) -> _Member:
-        """Verify what is said of a voice."""
+        """Verify the `voice.json` of a voice."""
         member = self._take(_about_name(number), most=_MAX_JSON_BYTES)
         record = self._json(VoiceRecord, member)
         missing = [alias for alias, place in record.aliases.items() if place > len(voice.versions)]
@@ -324,7 +325,7 @@ class _Scan:
             self._refuse("there is no valid tar header")
 
     def _take(self, name: str, *, most: int, exactly: int | None = None) -> _Member:
-        """Go over the next member, which must be a plain file of this name and of an accepted size."""
+        """Check that the next member is a plain file of this name and of an accepted size, and skip it."""
         header, start = self._header(), self._position + _BLOCK
         if header.type != tarfile.REGTYPE:
             kind = _KINDS.get(header.type, f"a member of type {header.type!a}")

@@ -23,7 +23,7 @@ class ArchiveRecord(BaseModel):
 
 
 class ManifestRecord(ArchiveRecord):
-    """The first member."""
+    """The first member of an archive, `manifest.json`."""
 
     format: Literal["speaker-registry-export"] = FORMAT
     schema_version: Literal[1] = 1
@@ -64,9 +64,9 @@ class VersionRecord(ArchiveRecord):
 
 
 class VoiceRecord(ArchiveRecord):
-    """The words of people about a voice, and the aliases that they set by hand.
+    """The description, labels and pin of a voice, and the aliases that were set by hand.
 
-    A voice of which nothing is said has none.
+    A voice without any of these has no such record.
     """
 
     description: str | None = Field(default=None, max_length=8_000)
@@ -107,7 +107,7 @@ class VoiceRecord(ArchiveRecord):
 
 
 class EndRecord(ArchiveRecord):
-    """The last member. An archive without it was cut short."""
+    """The last member of an archive, `end.json`. An archive without it was cut short."""
 
     voices: int
     versions: int
@@ -118,8 +118,8 @@ class EndRecord(ArchiveRecord):
 class ContentDigest:
     """The digest of a namespace's content: names, order of versions, sources, texts and tensors.
 
-    It leaves out what each registry gives itself: version numbers, ids, times, and so the digests of artifact
-    files, whose headers name them.
+    It leaves out what each registry assigns by itself: version numbers, ids and times. It also leaves out the
+    digests of artifact files, whose headers contain these.
     """
 
     def __init__(self) -> None:

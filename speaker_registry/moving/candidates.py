@@ -1,4 +1,4 @@
-"""Voices that are to be registered, as the readers found them, and what could not become one."""
+"""Voices to register, as the readers found them, and the files or lines that describe no usable voice."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass

@@ -1,5 +1,5 @@
 """Writes the voices of a namespace to an archive: versions with clips or embeddings, texts and artifacts, and
-what people say of each voice.
+each voice's description, labels, pin and moved aliases.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -108,7 +108,7 @@ class Export:
                 yield _record(version, source, files), source, [file.data for file in files]
 
     def _read(self, name: str, call: Callable[[], Read]) -> Read | None:
-        """Read something of one voice. Returns None, and notes it as missing, if it cannot be read."""
+        """Read a part of one voice. If it cannot be read, record it as missing and return None."""
         try:
             return patiently(call)
         except SpeakerRegistryError as error:

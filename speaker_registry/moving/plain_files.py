@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 from speaker_registry.errors import InvalidRequest, PayloadTooLarge
 
 MAX_TEXT_BYTES = 64 * 1024
-"""The registry accepts texts of 8,000 characters."""
+"""Maximum size of a text file. The registry accepts texts of up to 8,000 characters."""
 
 
 def read_inside(folder: Path, name: str, max_bytes: int, *, head_only: bool = False) -> bytes:

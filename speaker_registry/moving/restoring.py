@@ -1,5 +1,5 @@
-"""Registers the voices of an archive: their versions in order, what people said of them, and the artifacts
-that they had.
+"""Registers the voices of an archive: their versions in order, descriptions, labels, pins and aliases, and
+the artifacts that they had.
 """
 
 from collections.abc import Iterator, Sequence

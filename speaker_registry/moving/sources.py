@@ -1,8 +1,8 @@
 """Reads the folders and tables that hold voices elsewhere: clips with transcripts, CSV and JSON lines, the
 sample folders of vLLM-Omni and SGLang-Omni, and the reference folders of fish-speech.
 
-Nothing is uploaded here, and no clip is read before it is wanted. Each reader yields candidates, and says of
-everything else why it is none.
+Nothing is uploaded here, and no clip is read before it is wanted. Each reader yields candidates, and an
+`Unusable` with the reason for everything else.
 """
 
 import csv

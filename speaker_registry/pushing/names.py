@@ -1,4 +1,4 @@
-"""Decides how pushed voices are called in a server, and by which mark they are known again."""
+"""The names that pushed voices have in a server, and the mark by which they are recognised later."""
 
 import hashlib
 import re
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from speaker_registry.manifests import ManifestEntry
 
 _SEPARATORS = {"vllm-omni": "@", "sglang-omni": ".v"}
-"""Stands between name and version. SGLang-Omni accepts no `@`, so its names have another separator."""
+"""The separator between name and version, by kind of server. SGLang-Omni accepts no `@`."""
 _PLAIN = re.compile(r"(?=.*[A-Za-z0-9])[A-Za-z0-9_.-]+")
 """The names that SGLang-Omni accepts."""
 
@@ -34,7 +34,7 @@ def fault_of(entry: ManifestEntry, kind: str) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """A pushed voice carries this as its consent. Voices of a server without it are left alone.
+    """The mark of pushed voices, which each carries as its consent. Voices without the mark are left alone.
 
     The mark tells registry, namespace and profile apart, so that two pushers of one server do not delete each
     other's voices.

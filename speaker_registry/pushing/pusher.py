@@ -26,11 +26,11 @@ from speaker_registry.syncing.samples import SpeakerSamples
 from speaker_registry.syncing.synchronization import Outcome, Report
 
 GRACE_SECONDS = 600.0
-"""A replaced version stays so long, for requests and clients that still name it."""
+"""How long a replaced version stays in the server, for requests and clients that still name it."""
 REFUSED_SECONDS = 600.0
-"""A voice that the server has refused is not sent again for so long."""
+"""How long a voice that the server has refused is not sent again."""
 DEFAULT_SLOTS = 1000
-"""The number of uploads that vLLM-Omni and SGLang-Omni accept, unless they are told another one."""
+"""The number of uploads that vLLM-Omni and SGLang-Omni accept unless they are configured otherwise."""
 
 
 @dataclass(slots=True)
@@ -64,7 +64,7 @@ class Pusher:
 
     Args:
         kind: One of `SERVERS`.
-        slots: The most voices that the server is given. Others are left out, and reported.
+        slots: Maximum number of voices that the server is given. Others are left out, and reported.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class Pusher:
         return _State(set(found.names), ours, found.now)
 
     def _current(self, one: _Pushed) -> str:
-        """Return the name of the version that the server should have of a voice."""
+        """Return the name under which the server should have the current version of a pushed voice."""
         return pushed_name(self._following.voices[one.voice_id], self._kind)
 
     def _notice_replaced(self, state: _State) -> None:
@@ -123,10 +123,10 @@ class Pusher:
         self._replaced = {name: self._replaced.get(name, state.now) for name in replaced}
 
     def _has_successor(self, name: str, state: _State) -> bool:
-        """Return whether another version has been there in place of a replaced one for the grace period.
+        """Return whether the version that replaced this one has been in the server for the grace period.
 
-        The time of its upload tells that also if no process has been watching. After a roll-back, the former
-        version may have been there before, so only what was seen counts.
+        The time of its upload shows this even if no process was watching. After a rollback, the current
+        version was uploaded first, so the time counts from when this process noticed the replacement.
         """
         one = state.ours[name]
         successor = state.ours.get(self._current(one))
@@ -141,7 +141,7 @@ class Pusher:
         return sorted(self._following.voices.values(), key=lambda one: one.voice_id not in known)
 
     def _settle(self, entry: ManifestEntry, state: _State) -> Outcome:
-        """Have the server offer a version."""
+        """Upload a version unless the server has it, and return the outcome."""
         name = pushed_name(entry, self._kind)
         if name in state.ours:
             return Outcome(name=entry.voice, version=entry.version, state="unchanged")
@@ -175,8 +175,8 @@ class Pusher:
             self._delete(leaving, state)
 
     def _can_leave(self, state: _State) -> str | None:
-        """Return a replaced version whose grace period is over although its successor is not there yet, which
-        finds no slot otherwise.
+        """Return a replaced version that may be deleted to free a slot: its grace period is over, although
+        its successor may not be uploaded yet. Returns None if there is none.
         """
         over = (
             name
@@ -210,7 +210,9 @@ class Pusher:
         state.removed += 1
 
     def _source(self, entry: ManifestEntry) -> dict[str, Part]:
-        """Return what the server clones from: the clip with its transcript, or a speaker embedding."""
+        """Return the form fields that the server clones a voice from: clip and transcript, or a speaker
+        embedding.
+        """
         if entry.source != "audio":
             samples = SpeakerSamples(self._client, self._profile, self._following.model_type or "")
             embedding = patiently(partial(samples.embedding, entry.reference))

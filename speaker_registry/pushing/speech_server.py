@@ -70,7 +70,7 @@ class SpeechServer:
 
     def __init__(self, url: str, api_key: str = "", transport: httpx.BaseTransport | None = None) -> None:
         self.url = parse_url(url)
-        headers = {"accept-encoding": "identity"}  # an answer that unfolds would have no bound
+        headers = {"accept-encoding": "identity"}  # a compressed answer could expand without bound
         if key := parse_api_key(api_key):
             headers["authorization"] = f"Bearer {key}"
         self._http = httpx.Client(
@@ -118,7 +118,7 @@ class SpeechServer:
         self.close()
 
     def _send(self, method: str, path: str, **content: Any) -> tuple[int, "_Answer"]:
-        """Return the status and the rest of an answer."""
+        """Send a request, and return the status and the content of its answer."""
         deadline = time.monotonic() + _CALL_SECONDS
         try:
             with (
@@ -162,14 +162,14 @@ def _uploaded(document: Mapping[str, Any]) -> Uploaded:
 
 
 def _moment(response: httpx.Response) -> float:
-    """Return the time in the head of an answer. A server without a clock is believed to have ours."""
+    """Return the time in an answer's `Date` header (Unix seconds), or else the local time."""
     with contextlib.suppress(KeyError, ValueError, TypeError, OverflowError):
         return email.utils.parsedate_to_datetime(response.headers["date"]).timestamp()
     return time.time()
 
 
 def _reason(answer: bytes) -> str:
-    """Return what the answer of an error says, in the envelope of OpenAI or of FastAPI."""
+    """Return the message in an error answer, which has OpenAI's or FastAPI's format."""
     try:
         document = json.loads(answer)
         found = document["error"]["message"] if "error" in document else document["detail"]

@@ -1,4 +1,4 @@
-"""Artifacts, and what references to voices stand for."""
+"""Documents about artifacts, and about the versions that references to voices stand for."""
 
 from typing import Annotated, Any, Literal
 
@@ -10,9 +10,9 @@ from speaker_registry.schemas.voices import ArtifactState
 
 Mode = Literal["icl", "xvec"]
 MAX_RESOLVED = 500
-"""Pairs of a voice and a profile that one request may ask about."""
+"""Maximum number of pairs of a voice and a profile in one request."""
 MAX_PROFILES = 64
-"""Profiles that one request may name."""
+"""Maximum number of profiles in one request."""
 
 
 class ArtifactDescriptor(Schema):

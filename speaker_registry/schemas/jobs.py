@@ -1,4 +1,4 @@
-"""Jobs, and how many there are."""
+"""Extraction jobs, and counts of them."""
 
 from typing import Literal
 
@@ -68,10 +68,10 @@ class JobCounts(Schema):
 
 
 class JobRate(Schema):
-    """The jobs that ended lately."""
+    """The number of jobs that ended within a recent period."""
 
     seconds: int
-    """The length of the time until now in which these jobs ended."""
+    """Length of the period in seconds. It ends now."""
     succeeded: int
     failed: int
     per_second: float
@@ -84,9 +84,9 @@ class ProfileJobs(Schema):
     profile: str
     counts: JobCounts
     oldest_queued_at: float | None = None
-    """The time, in Unix seconds, at which the queued job was created that has waited longest."""
+    """Creation time of the queued job that has waited longest, in Unix seconds."""
     oldest_processing_at: float | None = None
-    """The time, in Unix seconds, at which the oldest of the jobs in hand was created."""
+    """Creation time of the oldest job that a worker is processing, in Unix seconds."""
     rates: list[JobRate]
     """The jobs that ended within the last minute, hour and day."""
 
@@ -97,10 +97,10 @@ class JobSummary(Schema):
     object: Literal["job_summary"] = "job_summary"
     counts: JobCounts
     oldest_queued_at: float | None = None
-    """The time, in Unix seconds, at which the queued job was created that has waited longest."""
+    """Creation time of the queued job that has waited longest, in Unix seconds."""
     oldest_processing_at: float | None = None
-    """The time, in Unix seconds, at which the oldest of the jobs in hand was created."""
+    """Creation time of the oldest job that a worker is processing, in Unix seconds."""
     rates: list[JobRate]
     """The jobs that ended within the last minute, hour and day."""
     profiles: list[ProfileJobs]
-    """The same for each profile that has jobs, by name."""
+    """Counts and rates of each profile that has jobs, in the order of their names."""

@@ -34,7 +34,8 @@ class ApiKey(Schema):
     """
     requests_per_minute: int | None = None
     uploads_per_minute: int | None = None
-    """None means the limit that the registry sets for every key."""
+    """Limit of uploads per minute with this key. None means the limit that the registry sets for every key.
+    """
 
 
 class NewApiKey(ApiKey):
@@ -62,7 +63,9 @@ class ApiKeyRequest(BaseModel):
 
 
 class Usage(Schema):
-    """The used amount of a resource, and its limit. If `limit` is None, only the available room limits it."""
+    """The used amount of a resource, and its limit. If `limit` is None, only the available storage limits
+    it.
+    """
 
     used: int
     limit: int | None = None
@@ -78,7 +81,7 @@ class Rate(Schema):
 
 
 class Quota(Schema):
-    """Limits and current usage. Read this before bulk work to see what will not be refused."""
+    """Limits and current usage. Read this before bulk work to see how much will be accepted."""
 
     object: Literal["quota"] = "quota"
     namespace: str
@@ -126,11 +129,11 @@ class Health(Schema):
 
 
 class RegistryEvent(Schema):
-    """Something that changed. Fields that an event has nothing to say about are left out."""
+    """A change in the registry. Fields that do not apply to an event are left out."""
 
     object: Literal["event"] = "event"
     id: str
-    """Names the place behind this event in the stream."""
+    """Position in the stream behind this event. A reader that resumes from it gets the events that follow."""
     type: str
     at: float
     """Time of the event (Unix seconds)."""

@@ -112,7 +112,9 @@ MAX_DESCRIPTION = 8_000
 
 
 class VoiceEdit(BaseModel):
-    """Request body that changes some of what people say about a voice. What it leaves out stays."""
+    """Request body that changes the description, the labels or the pin of a voice. Members that it leaves out
+    stay unchanged.
+    """
 
     model_config = ConfigDict(extra="forbid")
 
@@ -132,9 +134,11 @@ class VoiceChange(Schema):
     """The revision of the voice's record that the change made."""
     at: int
     by: str
-    """Id of the API key, or of what else made the change."""
+    """Id of the caller that made the change, such as that of an API key."""
     did: str
-    """Is `register`, `bring`, `alias`, `edit`, `cancel`, `delete_version`, `delete` or `undelete`."""
+    """The kind of change: `register`, `bring`, `alias`, `edit`, `cancel`, `delete_version`, `delete` or
+    `undelete`.
+    """
     version: int | None = None
     """Number of the version that the change was about, if it was about one."""
     alias: str | None = None
@@ -150,16 +154,18 @@ class VoiceAlias(Schema):
     version: int
     """Number of the version that the alias stands for."""
     by_hand: bool
-    """True if somebody moved the alias. `default` then stays until that is taken back."""
+    """True if somebody moved the alias. `default` then does not move by itself until it is removed."""
     moved: int
-    """The revision of the voice's record that moved the alias. Every state of an alias has its own."""
+    """The revision of the voice's record in which the alias was moved. It is different for each state of an
+    alias.
+    """
 
 
 class MovedAlias(VoiceAlias):
     """Answer to a move: the alias as it is then, and where it pointed before."""
 
     previous_version: int | None = None
-    """None if the alias is new."""
+    """Number of the version to which the alias pointed before. None if the alias is new."""
 
 
 class AliasMove(BaseModel):

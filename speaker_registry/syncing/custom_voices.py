@@ -32,7 +32,7 @@ class CustomVoices:
         self._entries: dict[FileName, Entry] = {}
 
     def wanted(self, voices: Sequence[Voice]) -> Iterator[Wanted]:
-        """Return what belongs in the folder: the artifact of the default version of each voice."""
+        """Yield the files that belong in the folder: the artifact of the default version of each voice."""
         found = self._client.resolve([voice.id for voice in voices], [self._profile])
         for voice, one in zip(voices, found, strict=True):
             if one.error is None or one.error.code not in GONE:
@@ -74,7 +74,9 @@ def _missing(found: ResolvedArtifact) -> str | None:
 
 
 def _mode(artifact: Artifact) -> Entry:
-    """Return the mode and the transcript. Without a transcript the server could not continue the clip."""
+    """Return the entries for mode and transcript. Without a transcript the server could not continue the
+    clip.
+    """
     text, tensors = artifact.manifest.ref_text, artifact.tensors
     if artifact.manifest.model_type == "qwen3_tts":
         return {"mode": "icl", "ref_text": text} if text and "ref_code" in tensors else {"mode": "xvec"}

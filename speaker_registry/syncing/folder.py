@@ -136,7 +136,7 @@ class SyncedFolder:
         return None
 
     def newest(self, voice: str) -> FileName | None:
-        """Return the intact file of a voice that counts at the moment, or None if there is none."""
+        """Return the newest intact file of a voice that was not replaced, or None if there is none."""
         found = sorted(self._present.get(voice, ()), reverse=True)
         return next((one for one in found if str(one) not in self._superseded and self._is_intact(one)), None)
 
@@ -148,7 +148,7 @@ class SyncedFolder:
         return data
 
     def remove_others(self, voices: Collection[str]) -> int:
-        """Remove the files of all voices but these, and return how many files that were."""
+        """Remove the files of all voices but these. Returns the number of removed files."""
         return self._remove(name for name in self._files() if name.voice not in voices)
 
     def add(self, voice: str, created_at: int, data: bytes) -> FileName:
@@ -164,11 +164,11 @@ class SyncedFolder:
         return name
 
     def publish(self, wanted: Collection[FileName], index: bytes | None) -> int:
-        """Replace the index, and remove files that do not count any more. Returns how many files were
-        removed.
+        """Replace the index, and remove files that no longer belong in the folder. Returns the number of
+        removed files.
 
         Args:
-            wanted: The files that count. They are there.
+            wanted: The files that belong in the folder. They must exist.
             index: The index, if the format has one.
         """
         if index is not None:
@@ -183,7 +183,7 @@ class SyncedFolder:
         )
 
     def _still_kept(self, wanted: Collection[FileName]) -> dict[str, float]:
-        """Return the files that stay for a while, and since when.
+        """Return the replaced files that still stay, and the Unix time of their replacement.
 
         Only files whose voice has a newer one may stay. Otherwise a server could take them for the voice.
         """
@@ -282,7 +282,7 @@ class SyncedFolder:
         return False
 
     def _remove(self, names: Iterable[FileName]) -> int:
-        """Remove files, and return how many."""
+        """Remove files. Returns their number."""
         gone = list(names)
         for name in gone:
             (self._path / str(name)).unlink(missing_ok=True)

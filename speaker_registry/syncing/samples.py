@@ -42,7 +42,7 @@ class SpeakerSamples:
         self._client, self._profile, self._model_type = client, profile, model_type
 
     def wanted(self, voices: Sequence[Voice]) -> Iterator[Wanted]:
-        """Return what belongs in the folder: the default version of each voice."""
+        """Yield the files that belong in the folder: the default version of each voice."""
         for voice in voices:
             yield Wanted(voice=voice, version=voice.version, created_at=voice.created_at)
 

@@ -1,4 +1,4 @@
-"""Makes a folder hold what a registry holds for one profile, and says what became of each voice."""
+"""Makes a folder equal to a registry for one profile, and reports the outcome for each voice."""
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -42,8 +42,8 @@ class Outcome:
     version: int
     """Number of the version that belongs in the folder or server."""
     state: State
-    """`written` and `unchanged`: the folder or server has this version. `kept`: it still has what it had
-    before of this voice. `missing`: it has nothing of this voice.
+    """`written` and `unchanged`: the folder or server has this version. `kept`: it still has a former
+    version. `missing`: it has no version of this voice.
     """
     reason: str | None = None
     """Tells why the folder or server does not have this version."""
@@ -88,24 +88,24 @@ class Synchronization:
         self._opened: tuple[SyncedFolder, Format] | None = None
 
     def run(self) -> Report:
-        """Make the folder hold what the registry holds now.
+        """Make the folder equal to the registry as it is now.
 
-        A voice that is deleted vanishes. A voice whose artifact is not ready, or cannot be read, keeps the
-        file that the folder has of it.
+        The files of a deleted voice are removed. A voice whose artifact is not ready, or cannot be read,
+        keeps the file that the folder has of it.
 
         Raises:
             InvalidRequest: The folder has files of others, or was made for something else. Nothing was
                 touched. Or no reader of this format reads the voices of this profile.
             ProfileUnknown: There is no such profile.
-            SpeakerRegistryError: The registry cannot be reached or refuses the API key. What the folder had
-                is still there.
+            SpeakerRegistryError: The registry cannot be reached or refuses the API key. The files of the
+                folder are still there.
             OSError: The folder cannot be written to. The same applies.
         """
         folder, form = self._opened = self._opened or self._open()
         with folder.claimed():
             voices = patiently(lambda: list(self._client.list(profile=self._profile)))
             wanted = list(patiently(lambda: list(form.wanted(voices))))
-            # What is deleted goes first, so that nothing that fails later can keep it here.
+            # Deleted voices are removed first, so that no later failure can keep them in the folder.
             removed = folder.remove_others({hash_of(one.voice.id) for one in wanted})
             settled = [self._settle(folder, form, one) for one in wanted]
             files = [name for name, _ in settled if name is not None]

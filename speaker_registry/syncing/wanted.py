@@ -20,7 +20,7 @@ class Wanted:
     sha256: str | None = None
     """SHA-256 of the file that belongs in the folder, if it is known before the file is fetched."""
     missing: str | None = None
-    """The reason why there is nothing to fetch now. None if there is."""
+    """The reason why nothing can be fetched now. None if the file can be fetched."""
 
     @property
     def reference(self) -> str:

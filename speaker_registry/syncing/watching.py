@@ -1,4 +1,4 @@
-"""Syncs again and again, also while the registry is away at times."""
+"""Syncs repeatedly, and goes on when the registry cannot be reached for a while."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from speaker_registry.errors import (
 from speaker_registry.syncing.synchronization import Report
 
 _FINAL = (InvalidRequest, InvalidApiKey, PermissionDenied, NotFound)
-"""Errors that the next try would meet again, because only the caller can mend them."""
+"""Errors that a retry would meet again, because only the caller can resolve them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +31,7 @@ class Watch:
     """Called when the registry cannot be reached, once until it can be reached again."""
 
     def forever(self) -> NoReturn:
-        """Sync until an error comes that waiting does not mend, and raise it."""
+        """Sync until an error occurs that waiting does not resolve, and raise it."""
         last: Report | None = None
         is_away = False
         while True:

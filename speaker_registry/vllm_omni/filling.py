@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 _NAMES = 2
 """A voice is in the cache under its bare and its versioned name. The cache counts its tensors for each."""
 _FILLED = 0.9
-"""The part of the cache that may be filled. Beyond it, voices would displace each other again and again."""
+"""Share of the cache that may be filled. Beyond it, voices would displace each other again and again."""
 _VERSIONED = re.compile(r".+@\d+", re.DOTALL)
 
 
@@ -59,9 +59,9 @@ class CacheFiller:
                 self._fill(voice_id, entry)
 
     def _clear_outdated(self, voices: Mapping[str, ManifestEntry]) -> None:
-        """Clear what is of voices that are gone and of versions that were replaced.
+        """Clear the cache entries of removed voices and of replaced versions.
 
-        The server itself caches what it has encoded for a request, also of versions that came and went
+        They include entries that the server itself made for a request, even for a version that existed only
         between two looks of this process.
         """
         for voice_id, entry in list(self._held.items()):

@@ -28,7 +28,7 @@ _activated = threading.Lock()
 
 
 class Consumer(Protocol):
-    """Something that is kept equal to the voices of the registry."""
+    """A part of the server that is kept equal to the voices of the registry."""
 
     def apply(self, voices: Mapping[str, ManifestEntry]) -> None: ...
 
@@ -61,7 +61,7 @@ class PluginSettings:
 
 
 class Plugin:
-    """Keeps what vLLM-Omni holds of voices in this process equal to the registry."""
+    """Keeps the speaker cache and the uploaded voices of vLLM-Omni in this process equal to the registry."""
 
     def __init__(self, client: RegistryClient, settings: PluginSettings, cache: SpeakerCache) -> None:
         self._client, self._settings = client, settings
@@ -110,7 +110,7 @@ class Plugin:
 
 
 def _cache() -> SpeakerCache:
-    """Return the speaker cache of this process, of whose class vLLM-Omni makes one."""
+    """Return the speaker cache of this process, of which vLLM-Omni makes one instance."""
     module = importlib.import_module("vllm_omni.utils.speaker_cache")
     cache: SpeakerCache = module.get_speaker_cache()
     return cache

@@ -25,7 +25,7 @@ MODULE = "vllm_omni.entrypoints.openai.serving_speech"
 _SERVER = "OmniOpenAIServingSpeech"
 _INIT = "_init_speaker_storage"
 _TAKE_REQUESTS = ("_validate_tts_request", "_prepare_speech_generation", "_apply_uploaded_speaker")
-"""The methods in which a request meets the uploaded voices. Its first argument is the request."""
+"""The methods that look up the uploaded voice of a request. Their first argument is the request."""
 _PINS = "_speaker_registry_voices"
 _LOOP_SECONDS = 10.0
 AddServer = Callable[[Server, "Loop"], UploadedVoices]
@@ -47,7 +47,7 @@ class Loop:
         """Run a function and return when it has run. Its error is raised here.
 
         Raises:
-            TimeoutError: The loop has not come to it within ten seconds.
+            TimeoutError: The loop has not run the function within ten seconds.
         """
         if self._loop is None or self._loop.is_closed():
             function()

@@ -16,7 +16,8 @@ Slot = dict[str, Any]
 
 
 def slots_of(model_type: str, tensors: Tensors, ref_text: str | None) -> dict[str, Slot]:
-    """Return what a server of this model type caches of a voice: model types of cache keys and their values.
+    """Return the cache entries of a voice in a server of this model type: the model type of each key, and its
+    value.
 
     It is empty for models that have no speaker cache, such as Higgs-Audio. Tensors that the model does not
     read are left out.
@@ -43,8 +44,8 @@ def _qwen3_tts(tensors: Tensors, ref_text: str | None) -> dict[str, Slot]:
 
 
 def _voxcpm2(tensors: Tensors, _: str | None) -> dict[str, Slot]:
-    """Return the slot of an uploaded voice. The API process counts the prompt of these as a reference, so
-    a continuation would not have its length.
+    """Return the slot of an uploaded voice. It has only the reference features: the API process computes the
+    length of the prompt for a reference, which differs from that of a continuation.
     """
     return {"voxcpm2": {"ref_audio_feat": tensors["ref_audio_feat"]}}
 
@@ -60,7 +61,7 @@ _READ_AS_THEY_ARE = {
     "ming_tts": ("speaker_embedding",),
     "omnivoice": ("ref_audio_tokens",),
 }
-"""Model type -> the names of the tensors that it reads from its slot."""
+"""Maps a model type to the names of the tensors that the model reads from its slot."""
 _SLOTS: Mapping[str, Callable[[Tensors, str | None], dict[str, Slot]]] = {
     "qwen3_tts": _qwen3_tts,
     "voxcpm2": _voxcpm2,

@@ -24,9 +24,9 @@ from speaker_registry.vllm_omni.names import bare_name, versioned_name
 log = logging.getLogger(__name__)
 
 GRACE_SECONDS = 60.0
-"""A replaced version stays for requests that have begun with it."""
+"""How long a replaced version stays, in seconds, for requests that have begun with it."""
 _MARK = "registry_voice_id"
-"""The entry of a file's header, and of vLLM-Omni's record of a voice, that says that it is ours."""
+"""The entry in a file's header, and in vLLM-Omni's record of a voice, that marks a voice of the registry."""
 Info = dict[str, Any]
 """vLLM-Omni's record of an uploaded voice."""
 
@@ -65,13 +65,13 @@ class UploadedVoices:
     ) -> None:
         self._server, self._sample, self._in_loop, self._clock = server, sample, in_loop, clock
         self._pinned: dict[str, str] = {}
-        """Bare name -> versioned name."""
+        """Maps the bare name of each voice to its versioned name."""
         self._leaving: dict[str, float] = {}
         """Versioned names that were replaced, and until when they stay."""
         self._adopt()
 
     def pin(self, request: SpeechRequest) -> None:
-        """Have a request that names a voice of the registry mean the version that is its default now."""
+        """Make a request that names a voice of the registry use the version that is its default now."""
         if request.voice is not None and request.ref_audio is None:
             request.voice = self._pinned.get(request.voice.strip().lower(), request.voice)
 
@@ -79,7 +79,8 @@ class UploadedVoices:
         """Make the server offer these voices. A clip that cannot be fetched is tried again the next time.
 
         Raises:
-            SpeakerRegistryError: The registry cannot be reached. What the server has it still offers.
+            SpeakerRegistryError: The registry cannot be reached. The server still offers the voices that it
+                had.
             OSError: The server's folder of samples cannot be written to.
         """
         self._withdraw_others(voices)
@@ -96,7 +97,7 @@ class UploadedVoices:
         return Path(offered[versioned]["file_path"]).exists()
 
     def _adopt(self) -> None:
-        """Offer what a former process registered, which vLLM-Omni has read from the folder."""
+        """Take over the voices that a former process registered. vLLM-Omni has read them from the folder."""
         ours = [(name, info) for name, info in self._server.uploaded_speakers.items() if _MARK in info]
         for name, info in sorted(ours, key=lambda one: int(one[1].get("created_at", 0))):
             self._offer(name.rpartition("@")[0], name, info)
@@ -134,8 +135,8 @@ class UploadedVoices:
         return self._server._speaker_metadata_from_header(header, str(path))
 
     def _withdraw_others(self, voices: Mapping[str, ManifestEntry]) -> None:
-        """Withdraw the voices that are gone at once, also if another voice has the name now, and replaced
-        versions when their time is over.
+        """Withdraw removed voices at once, even if another voice has the name now, and replaced versions when
+        their grace period is over.
         """
         now = self._clock()
         versions = {versioned_name(one) for one in voices.values()} | set(self._pinned.values())
@@ -147,7 +148,7 @@ class UploadedVoices:
         self._leaving = {name: until for name, until in self._leaving.items() if until > now}
 
     def _withdraw(self, bare: str, name: str) -> None:
-        """Offer a name no more, and erase its file."""
+        """Stop offering a name, and erase its file."""
         if self._pinned.get(bare) == name or bare == name:
             self._pinned.pop(bare, None)
         info = self._server.uploaded_speakers.pop(name)

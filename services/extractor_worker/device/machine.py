@@ -32,7 +32,7 @@ _SWITCHES = (
 
 
 def computed_on(device: torch.device) -> ComputedOn:
-    """Return what a manifest says about the machine."""
+    """Return the description of this machine for a manifest."""
     if device.type == "cuda":
         name = torch.cuda.get_device_name(device)
         return ComputedOn(device="cuda", gpu=name, torch=torch.__version__)

@@ -67,7 +67,9 @@ class PreparedClip:
 
 @dataclass(frozen=True, slots=True)
 class EncodedClip:
-    """codes: int64 [1, T], on the device. speech_feat and embedding are on the CPU, as in `PreparedClip`."""
+    """The encoded clip. codes: int64 [1, T], on the device. speech_feat and embedding: as in
+    `PreparedClip`.
+    """
 
     codes: Tensor
     speech_feat: Tensor

@@ -88,7 +88,9 @@ def _weights(loading: Loading, layout: Layout) -> tuple[Mapping[str, Tensor], Ma
 
 
 def _published_name(key: str) -> str:
-    """SpeechBrain wraps each convolution and each norm: `fc.weight` is published as `fc.conv.weight`."""
+    """Map a key to its published name. SpeechBrain wraps each convolution and each norm, so `fc.weight` is
+    published as `fc.conv.weight`.
+    """
     module, _, parameter = key.rpartition(".")
     wrapped = "norm" if module.endswith(("norm", "asp_bn")) else "conv"
     return f"{module}.{wrapped}.{parameter}"

@@ -33,7 +33,9 @@ between releases, and tensors that only the decoder needs, in which Fish Speech 
 
 @dataclass(frozen=True, slots=True)
 class PreparedClip:
-    """samples: float32 [frames * samples_per_frame] at 44.1 kHz, with zeros at the end of the last frame."""
+    """The samples of a clip: float32 [frames * samples_per_frame] at 44.1 kHz, with zeros at the end of the
+    last frame.
+    """
 
     samples: Tensor
     frames: int

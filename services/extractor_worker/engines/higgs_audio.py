@@ -57,12 +57,14 @@ _EXPECTED = {
 }
 """The values that a configuration must have. Most determine how the two branches' frames are aligned."""
 _LOUDNESS = 0.1
-"""The root mean square that quieter clips are amplified to."""
+"""The root mean square to which OmniVoice's own package amplifies quieter clips."""
 
 
 @dataclass(frozen=True, slots=True)
 class PreparedClip:
-    """samples: float32 [1, 1, N] at 24 kHz. whole: whether nothing was cut out of the clip."""
+    """The prepared clip. samples: float32 [1, 1, N] at 24 kHz. whole: true if nothing was cut out of the
+    clip.
+    """
 
     samples: Tensor
     whole: bool
@@ -70,7 +72,7 @@ class PreparedClip:
 
 @dataclass(frozen=True, slots=True)
 class EncodedClip:
-    """codes: int64 [1, 8, T], still on the device.
+    """The codes of a clip: int64 [1, 8, T], still on the device.
 
     seconds: the length of the encoded audio, or None if that is the whole clip.
     """

@@ -48,7 +48,9 @@ _CODEBOOKS = 16
 
 @dataclass(frozen=True, slots=True)
 class PreparedClip:
-    """mel: float32 [1, M, 128], M = floor(N / 256). samples: float32 [1, 1, N] at 24 kHz."""
+    """The prepared clip. mel: float32 [1, M, 128], M = floor(N / 256). samples: float32 [1, 1, N] at 24
+    kHz.
+    """
 
     mel: Tensor
     samples: Tensor
@@ -56,7 +58,7 @@ class PreparedClip:
 
 @dataclass(frozen=True, slots=True)
 class EncodedClip:
-    """embedding: [1, D] in the encoder's dtype. codes: int64 [1, 16, T]. Both are still on the device."""
+    """The encoded clip, on the device. embedding: [1, D] in the encoder's dtype. codes: int64 [1, 16, T]."""
 
     embedding: Tensor
     codes: Tensor
@@ -151,7 +153,7 @@ class Qwen3TTSExtractor(TorchExtractor[PreparedClip, EncodedClip]):
 
 
 def _codec_inputs(dtype: Dtype) -> dict[str, Any]:
-    """Return what this module decides about the codec.
+    """Return the fingerprint inputs that this module decides about the codec.
 
     `rotary_frequencies` appears only where rounding them changes codes, so that float32 artifacts keep the
     fingerprints that they had before it was added.

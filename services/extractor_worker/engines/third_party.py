@@ -1,4 +1,4 @@
-"""Runs engines of other packages, which know only the contract in `speaker_registry.engine`."""
+"""Runs the engines of other packages. These know only the contract in `speaker_registry.engine`."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -18,11 +18,13 @@ from services.shared.audio import ReferenceAudio
 from services.shared.model.pictures import Picture
 
 _COLUMNS = 500
-"""The columns of the waveform. Each has the least and the greatest sample of its time."""
+"""Maximum number of columns of the waveform. Each shows the least and the greatest sample of its time."""
 _WIDTH, _HEIGHT = 1000, 160
 """The size of the waveform in pixels of its own scale."""
 _MOST_MARKS = 60
-"""A waveform has a line for each second, unless there were more of them than this."""
+"""Maximum number of lines in a waveform. It has a line for each second if there are no more of them than
+this.
+"""
 _QUIETEST_PEAK = 1e-3
 """A waveform is as high as its peak, but noise below this (-60 dBFS) is not magnified to the full height."""
 

@@ -1,4 +1,4 @@
-"""Imports torchaudio where it works, and says so where it does not. Knows nothing of what it is used for.
+"""Imports torchaudio where it works, and reports where it does not. Does not know what it is used for.
 
 torchaudio's wheel loads only beside a build of torch for the same version of CUDA. Nothing may depend on it,
 because there are workers without a GPU.

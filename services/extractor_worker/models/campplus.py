@@ -128,7 +128,7 @@ def load_campplus(loading: Loading, checkpoint: Checkpoint | None) -> CamPlusPlu
 
 
 def campplus_inputs() -> Mapping[str, Any]:
-    """Return what a fingerprint says about CAM++ besides its weights."""
+    """Return the fingerprint inputs of CAM++ besides its weights."""
     return {
         "fbank": asdict(FBANK),
         "width": WIDTH,

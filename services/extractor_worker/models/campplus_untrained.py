@@ -119,7 +119,7 @@ class _Graph:
 
 
 def _head(graph: _Graph, image: str, config: CamPlusPlusConfig) -> str:
-    """[B, 1, bands, T] -> [B, head_channels * bands / 8, T]."""
+    """Add the convolutional head: [B, 1, bands, T] -> [B, head_channels * bands / 8, T]."""
     channels = config.head_channels
     hidden = graph.convolution(image, "head.first", [channels, 1, 3, 3])
     hidden = graph.activated(hidden, "head.first", channels)
@@ -131,7 +131,7 @@ def _head(graph: _Graph, image: str, config: CamPlusPlusConfig) -> str:
 
 
 def _residual(graph: _Graph, hidden: str, name: str, channels: int, stride: int) -> str:
-    """Two convolutions beside a short cut. `stride`: over frequency."""
+    """Add two convolutions beside a shortcut. `stride` is that over frequency."""
     square = [channels, channels, 3, 3]
     inner = graph.convolution(hidden, f"{name}.a", square, strides=[stride, 1])
     inner = graph.activated(inner, f"{name}.a", channels)
@@ -143,7 +143,9 @@ def _residual(graph: _Graph, hidden: str, name: str, channels: int, stride: int)
 
 
 def _blocks(graph: _Graph, hidden: str, config: CamPlusPlusConfig) -> str:
-    """[B, C, T] -> [B, C', T / 2]. Each layer adds to the channels, each block halves them at its end."""
+    """Add the densely connected blocks: [B, C, T] -> [B, C', T / 2]. Each layer adds channels, and each block
+    halves their number at its end.
+    """
     channels = config.first_channels
     width_in = config.head_channels * (config.bands // 8)
     hidden = graph.convolution(hidden, "tdnn", [channels, width_in, 5], strides=[2])

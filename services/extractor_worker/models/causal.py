@@ -15,7 +15,7 @@ class CausalConv(nn.Conv1d):
     """A convolution padded on the left: [B, C, T] -> [B, C', T / stride]. The stride must divide T."""
 
     def __init__(self, width_in: int, width_out: int, kernel: int, **options: int) -> None:
-        """`options` are `stride`, `dilation` and `groups`."""
+        """Make the layer. `options` are `stride`, `dilation` and `groups`."""
         super().__init__(width_in, width_out, kernel, **options)  # type: ignore[arg-type]  # they are integers
         window = (kernel - 1) * self.dilation[0] + 1
         self.left = window - self.stride[0]

@@ -202,7 +202,7 @@ class AttentivePooling(nn.Module):
         self.conv = SameConv(attention, width)
 
     def forward(self, hidden: Tensor, lengths: Lengths | None = None) -> Tensor:
-        """[B, C, T] -> [B, 2 * C, 1]."""
+        """Pool over time: [B, C, T] -> [B, 2 * C, 1]."""
         ones = lengths.mask if lengths else hidden.new_ones(hidden.shape[0], 1, hidden.shape[2])
         # Sum in the dtype of the weights, as in training: in bfloat16, 281 ones add up to 280.
         mean, deviation = _statistics(hidden, ones / ones.sum(dim=2, keepdim=True))  # [B, C, 1] each

@@ -133,7 +133,7 @@ class WindowedTransformer(nn.Module):
         self._rope_table = partial(_rope_table, positions, head_dim, config.rope_base)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """[B, C, T] -> [B, C, T]."""
+        """Transform frames: [B, C, T] -> [B, C, T]."""
         hidden = hidden.transpose(1, 2)  # [B, T, C]
         rotations = self._rope_table(hidden.device)[: hidden.shape[1]]
         visible = self._visible(hidden)
@@ -237,7 +237,7 @@ class Quantizer(nn.Module):
         self.quantizer = Codebooks(config.n_codebooks, config.codebook_size, config)
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """[B, C, T] -> int64 [B, codebooks, T / 4]."""
+        """Quantise frames: [B, C, T] -> int64 [B, codebooks, T / 4]."""
         residual = self.pre_module(self.downsample(hidden))  # [B, C, T / 4]
         codes = []
         books = [*self.semantic_quantizer.quantizers, *self.quantizer.quantizers]
@@ -266,7 +266,7 @@ class ConvNeXt(nn.Module):
         self.gamma = nn.Parameter(torch.ones(width))
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """[B, C, T] -> [B, C, T]."""
+        """Apply the block: [B, C, T] -> [B, C, T]."""
         inner = self.norm(self.dwconv(hidden).transpose(1, 2))  # [B, T, C]
         inner = self.gamma * self.pwconv2(functional.gelu(self.pwconv1(inner)))  # [B, T, C]
         return hidden + inner.transpose(1, 2)  # type: ignore[no-any-return]
@@ -298,7 +298,7 @@ class Codebook(nn.Module):
         return indices, entries
 
     def _indices(self, latents: Tensor) -> Tensor:
-        """[M, D] -> int64 [M]."""
+        """Return the index of the entry with the nearest direction for each vector: [M, D] -> int64 [M]."""
         entries = functional.normalize(self.codebook.weight)
         return nearest_entries(functional.normalize(latents), entries)
 

@@ -130,7 +130,7 @@ class Attention(nn.Module):
         )
 
     def forward(self, hidden: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
-        """[B, T, D] -> [B, T, D]."""
+        """Attend to all positions: [B, T, D] -> [B, T, D]."""
         value = self.value(hidden)
         query, key, heads = (
             part.unflatten(2, (-1, _HEAD)) for part in (self.query(hidden), self.key(hidden), value)

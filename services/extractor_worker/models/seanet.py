@@ -120,7 +120,7 @@ class Recurrent(nn.Module):
         self.width_out = self.directions * width
 
     def forward(self, hidden: Tensor) -> Tensor:
-        """[B, C, T] -> [B, width_out, T]."""
+        """Run the LSTM and add the shortcut: [B, C, T] -> [B, width_out, T]."""
         steps = hidden.permute(2, 0, 1)  # [T, B, C]
         recurrent, _ = self.lstm(steps)  # [T, B, width_out]
         return (recurrent + steps.repeat(1, 1, self.directions)).permute(1, 2, 0)  # type: ignore[no-any-return]

@@ -54,7 +54,7 @@ class Limits:
     """The largest differences that are allowed between a result and that of the trusted path."""
 
     equal_codes: float
-    """The share of codes that must be equal at least."""
+    """The least share of codes that must be equal."""
     cosine_distance: float
     """The largest allowed 1 - cosine between two embeddings."""
     relative_error: float

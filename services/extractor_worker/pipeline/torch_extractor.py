@@ -43,7 +43,9 @@ class SharedModels:
         self._models: dict[Hashable, Any] = {}
 
     def get(self, key: Hashable, load: Callable[[], Model]) -> Model:
-        """`key`: all that determines the model, its place included."""
+        """Return the model with this key, and load it the first time. The key holds everything that
+        determines the model, including its device.
+        """
         if key not in self._models:
             self._models[key] = load()
         return cast(Model, self._models[key])
@@ -73,7 +75,9 @@ class Loading:
         return self.source.seed if isinstance(self.source, UntrainedWeights) else None
 
     def checkpoint(self) -> Checkpoint:
-        """The published files. Not for untrained weights. Raises `WeightsMissing`, `WeightsInvalid`."""
+        """Find or download the published files. Must not be called for untrained weights. Raises
+        `WeightsMissing`, `WeightsInvalid`.
+        """
         assert not isinstance(self.source, UntrainedWeights)
         return locate(self.source, profile=self.profile.name, weights=self.profile.weights, cache=self.cache)
 

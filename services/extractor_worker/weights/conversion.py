@@ -29,8 +29,8 @@ _WRAPPERS = ("state_dict", "generator", "model")
 _WRAPPING = "generator."
 """The prefix that training code with a discriminator gives to the keys of the published part."""
 _SHARED = 4
-"""Converted files may be this many times as large as the original, plus a megabyte, because tensors that
-share memory are stored separately.
+"""Maximum size of a converted file as a multiple of the original's, to which a megabyte is added. Tensors
+that share memory are stored separately.
 """
 
 

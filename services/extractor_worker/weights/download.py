@@ -28,7 +28,7 @@ OK, REFUSED, USAGE, UNREACHABLE, INTERRUPTED = 0, 1, 2, 3, 130
 
 
 class UsageError(Exception):
-    """The command's arguments contradict each other or the catalogue."""
+    """The arguments of `download` contradict each other or the catalogue."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -90,7 +90,8 @@ def parse_weights(text: str, *, custom: bool = False) -> WeightsSource:
         custom: see `LocalWeights`. Only a folder can be custom.
 
     Raises:
-        WeightsInvalid: empty, a hub revision that is not a commit, or custom weights that are no folder.
+        WeightsInvalid: the text is empty, the hub revision is not a commit, or custom weights are not in a
+            folder.
     """
     source, _, revision = text.strip().partition(":")
     if not source:
@@ -118,7 +119,7 @@ class Checkpoint:
     cache: Path = EXTRACTOR_CACHE
     """The folder for converted files."""
     custom: bool = False
-    """The same as in `LocalWeights`."""
+    """True if the files differ from the published ones on purpose, as in `LocalWeights`."""
 
     def read_json(self, name: str) -> dict[str, Any]:
         """Return the content of a JSON file. Raises WeightsInvalid if it is not a JSON object."""
@@ -206,8 +207,8 @@ class Checkpoint:
         return converted(path, name, sha256_of_file(path), self.cache.expanduser())
 
     def fingerprint_inputs(self, names: Iterable[str]) -> dict[str, Any]:
-        """Return what a fingerprint covers of weights: the source and SHA-256 of each file, and whether they
-        are custom.
+        """Return the fingerprint inputs of weights: the source and SHA-256 of each file, and whether they are
+        custom.
         """
         files = {name: sha256_of_file(self.folder / name) for name in names}
         inputs = {"untrained": False, "repo": self.repo, "revision": self.revision, "files": files}

@@ -1,4 +1,4 @@
-"""Reading ONNX graphs that are one whole file. Knows no model and does not run them.
+"""Reads ONNX graphs that are one whole file. Knows no model and does not run graphs.
 
 A graph may keep its tensors in other files. Those would count in no checksum and in no fingerprint, and would
 be looked for wherever the process runs. So they are never opened, and such a graph is refused.
@@ -15,20 +15,20 @@ from onnx import numpy_helper
 from speaker_registry.errors import WeightsInvalid
 
 _MAX_BYTES = 2**31 - 1
-"""More is no protobuf message."""
+"""The largest size of a protobuf message in bytes."""
 _WEIGHTS = {onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16}
 _SIZES = {onnx.TensorProto.INT64, onnx.TensorProto.INT32, onnx.TensorProto.BOOL}
-"""Types of what exporters keep besides weights: shapes, axes, switches."""
+"""Types of the values that exporters store besides weights: shapes, axes, switches."""
 
 
 def read_graph(path: Path, name: str) -> bytes:
-    """The file's bytes.
+    """Return the bytes of a graph's file.
 
     Args:
-        name: of the file, for messages.
+        name: the name of the file, for messages.
 
     Raises:
-        WeightsInvalid: it is too large for a graph.
+        WeightsInvalid: the file is too large for a graph.
     """
     if (size := path.stat().st_size) > _MAX_BYTES:
         raise WeightsInvalid(f"{name} has {size} bytes, an ONNX graph has at most {_MAX_BYTES}")
@@ -36,7 +36,7 @@ def read_graph(path: Path, name: str) -> bytes:
 
 
 def parsed_graph(data: bytes, name: str) -> onnx.ModelProto:
-    """Raises WeightsInvalid if it is no ONNX graph, or none that has all its tensors in it."""
+    """Parse an ONNX graph. Raises WeightsInvalid if the data are no graph, or it keeps tensors elsewhere."""
     try:
         model = onnx.load_model_from_string(data)
     except Exception as error:  # a damaged file can raise anything
@@ -55,8 +55,9 @@ def refuse_unfit_weights(graph: onnx.GraphProto, name: str) -> None:
     """Check the graph's initialisers.
 
     Raises:
-        WeightsInvalid: one is of a type that weights are not published in, such as the integers of a
-            quantised graph, or has a value that is not finite; names the file and the initialiser.
+        WeightsInvalid: an initialiser is of a type that weights are not published in, such as the integers of
+            a quantised graph, or has a value that is not finite. The message names the file and the
+            initialiser.
     """
     for tensor in graph.initializer:
         if tensor.data_type in _SIZES:

@@ -1,4 +1,4 @@
-"""transformers models filled with tensors we have read ourselves. Knows no model and no files.
+"""Fills models of transformers with tensors that we have read ourselves. Knows no model and no files.
 
 Sub-modules are never addressed: their paths change between versions, the published key names do not.
 """
@@ -14,16 +14,16 @@ from speaker_registry.errors import WeightsInvalid
 
 
 def pretrained(kind: type, config: Any, tensors: Mapping[str, Tensor], **options: Any) -> Any:
-    """A `kind` on the CPU, for inference.
+    """Return a model of class `kind` with these tensors, on the CPU, for inference.
 
     Args:
         kind: a model class of transformers.
         config: its configuration.
         tensors: all of its tensors, under their published names, in the layout that was checked.
-        options: of `from_pretrained`, e.g. `dtype`.
+        options: further arguments of `from_pretrained`, such as `dtype`.
 
     Raises:
-        WeightsInvalid: this transformers reads the published layout differently.
+        WeightsInvalid: the installed transformers reads the published layout differently.
     """
     from_pretrained: Any = kind.from_pretrained  # type: ignore[attr-defined]  # transformers has no types
     with _no_progress_bar():
@@ -38,7 +38,7 @@ def pretrained(kind: type, config: Any, tensors: Mapping[str, Tensor], **options
 
 @contextmanager
 def _no_progress_bar() -> Iterator[None]:
-    """Loading takes a tenth of a second, and a worker's standard error is for logs."""
+    """Turn transformers' progress bar off inside the block, because a worker's standard error is for logs."""
     logging: Any = transformers_logging
     shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()

@@ -1,7 +1,7 @@
-"""Reading an architecture from a published config.json. Knows JSON and dataclasses, no model and no files.
+"""Reads an architecture from a published config.json. Knows JSON and dataclasses, no model and no files.
 
-Such configurations carry many generic fields, so only those our dataclass names are taken; and they leave out
-what equals the default, so what is absent or null stays at ours.
+Such configurations have many generic fields, so only the fields of our dataclass are read. They leave out
+fields that equal the default, so a field that is absent or null keeps the default of our dataclass.
 """
 
 from collections.abc import Mapping
@@ -14,10 +14,12 @@ Config = TypeVar("Config")
 
 
 def read_config(kind: type[Config], published: Any, where: str) -> Config:
-    """Make a `kind`, a frozen dataclass of numbers, strings and tuples of integers.
+    """Parse a configuration into a `kind`, which is a frozen dataclass of numbers, strings and tuples of
+    integers.
 
     Raises:
-        WeightsInvalid: a field is missing, of another type or refused by `kind`; names it and `where` it is.
+        WeightsInvalid: a field is missing, of another type or refused by `kind`. The message names the field,
+            and `where`.
     """
     if not isinstance(published, Mapping):
         raise WeightsInvalid(
@@ -48,6 +50,6 @@ def _checked(value: Any, example: Any, where: str) -> Any:
 
 
 def expect(where: str, published: Mapping[str, Any], key: str, value: object, why: str = "") -> None:
-    """Raises WeightsInvalid, with `why`, if `key` is anything else."""
+    """Raise WeightsInvalid, with the reason `why`, if the field `key` does not have this value."""
     if published.get(key) != value:
         raise WeightsInvalid(f"{where}: {key} is {published.get(key)!r:.80}, {value!r} is expected{why}")

@@ -1,6 +1,6 @@
-"""Random weights in a published architecture: real code, real shapes, useless voices. Knows names and shapes.
+"""Makes random weights for a published architecture: real code, real shapes, useless voices. Knows no files.
 
-For trying out and for tests, where nothing may be downloaded. The same seed gives the same weights on every
+They are for tests and for trying things out without a download. The same seed gives the same weights on every
 machine: each tensor has a generator of its own, seeded from its name, and is drawn uniformly, because torch's
 normal distribution is computed differently on different CPUs.
 """
@@ -13,7 +13,9 @@ import torch
 from torch import Tensor
 
 _RESIDUAL_SCALE = 0.3
-"""Published layer scales start at 0.01, which would leave an untrained transformer without any effect."""
+"""The value of layer scales. Published models start with 0.01, which would leave an untrained transformer
+without any effect.
+"""
 _ONES = (
     "norm.weight",
     "bn.weight",
@@ -26,9 +28,9 @@ _ZEROS = (".bias", ".running_mean", ".num_batches_tracked")
 
 
 def random_tensors(layout: Mapping[str, tuple[int, ...]], seed: int) -> dict[str, Tensor]:
-    """float32 tensors of the layout's shapes, scaled so that activations neither vanish nor explode.
+    """Return float32 tensors of the layout's shapes, scaled so that activations neither vanish nor explode.
 
-    Codebooks come out so that nearly every frame gets codes of its own.
+    Codebooks are drawn so that nearly every frame gets codes of its own.
     """
     return {name: _random_tensor(name, shape, seed) for name, shape in layout.items()}
 
@@ -46,7 +48,9 @@ def _random_tensor(name: str, shape: tuple[int, ...], seed: int) -> Tensor:
 
 
 def _gain(name: str) -> float:
-    """Convolutions are followed by a rectifier, which halves the variance; the other layers are not."""
+    """Return the gain of a layer. Convolutions get 2, because the rectifier after them halves the
+    variance.
+    """
     return 2.0 if ".conv" in name else 1.0
 
 

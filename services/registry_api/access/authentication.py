@@ -38,14 +38,16 @@ from speaker_registry.errors import InvalidApiKey, RateLimited
 log = structlog.get_logger()
 
 _LOOK_AHEAD_SECONDS = FRESH_SECONDS / 2
-"""Redis is asked in the background which keys have changed, when what is held is good for less than this."""
+"""Redis is asked in the background which keys have changed when the held keys are valid for less than
+this.
+"""
 _MAX_KEY_READS = 4
-"""This many threads may read keys from the bucket, or wait for another one that does."""
+"""Maximum number of threads that read keys from the bucket, or wait for another thread that does."""
 _KEY_READ_WAIT_SECONDS = 10.0
 _MAX_SIGN_INS = 4
-"""This many threads may wait for the OpenID provider, however many people sign in."""
+"""Maximum number of threads that wait for the OpenID provider, however many people sign in."""
 _MAX_ADDRESSES = 50_000
-"""Failures are counted for this many addresses, minute by minute."""
+"""Maximum number of addresses whose failures are counted, minute by minute."""
 _MAX_JWTS = 10_000
 _JWT_REVERIFY_SECONDS = 30.0
 """A verified JWT is accepted for this long without another check, which is about as long as clocks may
@@ -164,7 +166,7 @@ class Access:
             raise
 
     def cached_caller(self, sent: str | None) -> Caller | None:
-        """Return the caller of a key or token without any I/O; None if that takes a read or a verification.
+        """Return the caller of a key or token without any I/O, or None if a read or a verification is needed.
 
         This assigns requests to tenants before they are admitted. Only `authenticate` authenticates them.
         """
@@ -227,7 +229,9 @@ class Access:
         return _key_caller(key)
 
     async def _find(self, keys: HeldKeys, key_id: str, address: str) -> ApiKey | None:
-        """Return a key in any state, or None if there is none. Only what is not held is read."""
+        """Return a key in any state, or None if there is none. Only a key that is not held is read from the
+        bucket.
+        """
         if keys.seconds_left < _LOOK_AHEAD_SECONDS:
             self._listen_in_background(keys)
         key = keys.find(key_id)
@@ -237,7 +241,7 @@ class Access:
         if key is not None:
             return key
         if not keys.has_heard_of(key_id):
-            self._check_failure_limit(address)  # whoever guesses must not have the bucket read
+            self._check_failure_limit(address)  # guesses must not cause reads of the bucket
         async with self._key_reads.hold():
             return await run_in_threadpool(keys.look, key_id)
 

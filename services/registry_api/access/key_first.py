@@ -15,8 +15,8 @@ _OF_BODIES = frozenset({b"content-length", b"transfer-encoding"})
 class KeyFirst:
     """Middleware that refuses a request with a body unless its key is valid.
 
-    Requests without a body, which need no key for some routes, are left to the rules of their routes. The
-    form that signs a person in has the key in its body, which is short: see `limits.MAX_JSON_BYTES`.
+    Requests without a body are left to the rules of their routes, because some routes need no key. The form
+    that signs a person in has the key in its body, which is short: see `limits.MAX_JSON_BYTES`.
     """
 
     def __init__(self, app: ASGIApp, *, access: Access) -> None:

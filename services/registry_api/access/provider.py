@@ -26,7 +26,7 @@ def fetch_json(
     form: Mapping[str, str] | None = None,
     auth: tuple[str, str] | None = None,
 ) -> dict[str, Any]:
-    """Return the JSON object that the provider answers, to a form if there is one.
+    """Send a GET request to the provider, or a POST with `form`, and return the JSON object of its answer.
 
     Raises:
         httpx.HTTPError: the provider refuses, or does not answer.
@@ -50,7 +50,9 @@ def fetch_json(
 
 
 def require_https(url: str, issuer: str) -> str:
-    """Return the URL of keys. Raises ValueError if it is plain http although the issuer's URL is not."""
+    """Return a URL of the provider. Raises ValueError if it is plain http although the issuer's URL is
+    not.
+    """
     if urlsplit(url).scheme not in {"https", urlsplit(issuer).scheme}:
         raise ValueError(f"its keys lie at {ascii(url)[:200]}, which is not https")
     return url

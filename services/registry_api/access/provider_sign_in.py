@@ -40,7 +40,7 @@ class SignIn:
         return cls(state, nonce, verifier, following, now)
 
     def belongs_to(self, state: str, now: float) -> bool:
-        """Return whether an answer of the provider with this state is to this sign-in, and in time."""
+        """Return whether an answer of the provider with this state belongs to this sign-in and is in time."""
         in_time = 0 <= now - self.began_at <= SIGN_IN_SECONDS
         return in_time and hmac.compare_digest(self.state.encode(), state.encode())
 
@@ -58,14 +58,14 @@ class ProviderSignIn:
         self._jwts = jwts
 
     def address(self, sign_in: SignIn, redirect_uri: str) -> str:
-        """Return the provider's page to sign in at. Raises `Unavailable`."""
+        """Return the address of the provider's sign-in page. Raises `Unavailable`."""
         digest = hashlib.sha256(sign_in.verifier.encode()).digest()
         query = {
             "response_type": "code",
             "client_id": self._client_id,
             "redirect_uri": redirect_uri,
             "scope": self._scopes,
-            "audience": self._audience,  # some providers want to be told; others ignore it, as they must
+            "audience": self._audience,  # some providers need it; others must ignore it
             "state": sign_in.state,
             "nonce": sign_in.nonce,
             "code_challenge": base64.urlsafe_b64encode(digest).rstrip(b"=").decode(),
@@ -84,7 +84,7 @@ class ProviderSignIn:
         answer = self._exchange(sign_in, code, redirect_uri)
         identity = str(answer.get("id_token"))
         self._jwts.check_identity(identity, client_id=self._client_id, nonce=sign_in.nonce)
-        # A provider whose access tokens are for itself alone gives no other token that we could read.
+        # If a provider's access tokens are for itself alone, the ID token is the only one that we can read.
         return identity if self._audience == self._client_id else str(answer.get("access_token"))
 
     def _exchange(self, sign_in: SignIn, code: str, redirect_uri: str) -> dict[str, Any]:

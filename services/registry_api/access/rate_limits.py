@@ -44,7 +44,7 @@ class _MinuteCount:
     """Held by the request that takes the next chunk. Other requests would each take another one."""
 
     def add(self, chunk: int, per_minute: int, taken: int) -> None:
-        """Note that after taking `chunk` from Redis, `taken` of `per_minute` are gone there."""
+        """Record that this process took `chunk` from Redis, where `taken` of `per_minute` are now used."""
         self.left_in_process += max(0, min(chunk, per_minute - (taken - chunk)))
         self.left_in_redis = max(0, per_minute - taken)
         self.exhausted = self.left_in_redis == 0
@@ -100,7 +100,7 @@ class RateLimits:
         return own_limit, Limit(what, f"namespace:{namespace}", shared)
 
     async def take(self, limit: Limit) -> Rate:
-        """Count one request or upload, and return what is left.
+        """Count one request or upload, and return the limit with its remaining amount.
 
         Raises:
             RateLimited: the limit is reached in this minute.
@@ -126,7 +126,7 @@ class RateLimits:
         return Taking(self, [limit for limit in limits if limit.per_minute is not None])
 
     async def usage(self, caller: Caller, namespace: str, what: str) -> tuple[Rate, Rate]:
-        """Return what is left for the caller and for the namespace, without counting anything."""
+        """Return the remaining amounts of the caller and of the namespace, without counting anything."""
         own, shared = self.limits_for(caller, namespace, what)
         return await self._read_usage(own), await self._read_usage(shared)
 
@@ -138,12 +138,12 @@ class RateLimits:
         return self.rate(limit, count)
 
     def rate(self, limit: Limit, count: _MinuteCount | None) -> Rate:
-        """Return a limit with what is left of it; `count` is None if it limits nothing."""
+        """Return a limit with its remaining amount. `count` is None if there is no limit."""
         remaining = count.left_in_process + count.left_in_redis if count is not None else None
         return Rate(limit=limit.per_minute, remaining=remaining, reset_seconds=self.reset_seconds())
 
     def count(self, limit: Limit) -> _MinuteCount:
-        """Return what is counted of a limit in this minute."""
+        """Return the count of a limit in this minute."""
         minute = self.minute()
         count = self._counts.get((limit.what, limit.subject))
         if count is None or count.minute != minute:
@@ -186,7 +186,7 @@ class Taking:
     """Counts the requests of one caller about one namespace, as long as that needs no round trip.
 
     Args:
-        limits: those that limit something.
+        limits: the limits to count against. Each has a `per_minute`.
     """
 
     def __init__(self, rates: RateLimits, limits: Sequence[Limit]) -> None:
@@ -196,7 +196,7 @@ class Taking:
         self._counts: list[_MinuteCount] = []
 
     def take(self) -> "Left | None":
-        """Count one request, and return what is left of the limit that is closer.
+        """Count one request, and return the remaining amount of the limit that is closest.
 
         Returns None if nothing was counted: a limit is reached, or this process has to ask Redis first.
         """
@@ -219,7 +219,9 @@ class Taking:
 
 
 class Left(NamedTuple):
-    """The rest of a limit, in the form of `Rate`. Made for every answer from memory, so it is cheap."""
+    """The remaining amount of a limit, with the fields of `Rate`. It is made for every answer from memory, so
+    it is cheap.
+    """
 
     limit: int | None
     remaining: int | None
@@ -230,5 +232,5 @@ _UNLIMITED = Left(None, None, 0)
 
 
 def closest(rates: Iterable[Rate]) -> Rate:
-    """Return the limit of which the least is left."""
+    """Return the limit with the smallest remaining amount."""
     return min(rates, key=lambda rate: math.inf if rate.limit is None else rate.remaining or 0)

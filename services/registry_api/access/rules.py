@@ -49,7 +49,7 @@ def tenant_of(access: Access, scope: Scope) -> str:
 
 
 async def authenticate(access: Access, scope: Scope) -> Caller:
-    """Authenticate a request by its head, once, and note its caller and its namespace.
+    """Authenticate a request by its head, once, and store its caller and its namespace in its scope.
 
     Raises:
         InvalidApiKey, InvalidRequest, PermissionDenied, RateLimited, Unavailable.
@@ -66,7 +66,9 @@ async def authenticate(access: Access, scope: Scope) -> Caller:
 
 
 async def may_still_ask(access: Access, scope: Scope) -> bool:
-    """Return whether the caller of a request that is being answered still has a valid key for as much."""
+    """Return whether the key of a request that is being answered is still valid, with the same rights as
+    before.
+    """
     before = scope["caller"]
     try:
         caller = await access.authenticate(_sent_key(Headers(scope=scope)), client_address(scope))

@@ -14,7 +14,7 @@ from services.registry_api.protocol.callers import Caller
 from speaker_registry.errors import RateLimited
 
 _REMEMBERED_SECONDS = 5.0
-"""A name that is asked for again within this time costs no look into the bucket, and so is not counted."""
+"""A name that is asked for again within this time causes no read of the bucket, so it is not counted."""
 _MAX_NAMES = 50_000
 _MAX_CALLERS = 10_000
 

@@ -1,4 +1,4 @@
-"""Work on many speakers, of which no single one may stop the rest."""
+"""Runs work on many speakers, so that a failure of one speaker does not stop the others."""
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator

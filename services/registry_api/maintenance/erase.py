@@ -1,4 +1,6 @@
-"""Removes what was deleted longer ago than the grace period: from the document, and then from the bucket."""
+"""Removes voices and versions that were deleted longer ago than the grace period: from the document, and then
+from the bucket.
+"""
 
 from datetime import timedelta
 
@@ -17,10 +19,11 @@ BY = "housekeeping"
 
 
 def erase(speakers: Speakers, blobs: StoredBytes, speaker_id: SpeakerId, *, grace: timedelta) -> float | None:
-    """Remove lives whose grace period is over, with their bytes.
+    """Remove deleted voices and versions whose grace period is over, with their bytes.
 
-    Returns after how many seconds to look again, or None if nothing more is to be removed. Raises
-    `VoiceDamaged`, `VoiceUnreadable`, `Unavailable`. What a failure leaves in the bucket, the sweep finds.
+    Returns after how many seconds to look again, or None if nothing is left to remove. Raises `VoiceDamaged`,
+    `VoiceUnreadable`, `Unavailable`. If the call fails, the next sweep removes bytes that are left in the
+    bucket.
     """
     before = SpeakerDocument()
 
@@ -44,7 +47,9 @@ def erasure_due_in(document: SpeakerDocument, grace: timedelta, *, now: int) -> 
 
 
 def _remove(blobs: StoredBytes, speaker_id: SpeakerId, names: frozenset[str]) -> None:
-    """Remove the bytes that a change has just let go. No change can name them again: their life has ended."""
+    """Remove bytes that a change has just dropped from the document. No change can name them again, because
+    their life has ended.
+    """
     found = ((stored.key, bytes_of(stored.key)) for stored in blobs.listing(speaker_id).objects)
     keys = [key for key, one in found if one and one.vuid in names]
     blobs.remove(keys)

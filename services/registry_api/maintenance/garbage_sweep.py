@@ -1,8 +1,8 @@
 """Removes the bytes that a speaker's document does not name: first a change fences their ids, then they go.
 
-The change came through, so the document was the present one, and a later change that would name one of the
-ids is refused. So no answer of a store that is behind takes anything away, and no upload that stood still
-loses its clip.
+The change succeeded, so its document was the current one, and a later change that would name one of the ids
+is refused. So an outdated answer of the store never makes this delete a named object, and an upload that was
+suspended never loses its clip.
 """
 
 from collections.abc import Iterator
@@ -58,12 +58,14 @@ def sweep(
 
 
 def _removable(document: SpeakerDocument, old: list[tuple[str, frozenset[str]]]) -> list[str]:
-    """Return the keys of which an id is fenced, so that no document will ever name them."""
+    """Return the keys of objects with a fenced id. No document will ever name these objects."""
     return [key for key, ids in old if not document.swept.keys().isdisjoint(ids)]
 
 
 def _ids(listing: Listing, *, older_than: timedelta | None = None) -> Iterator[tuple[str, frozenset[str]]]:
-    """Return the keys of a speaker's bytes with the ids that a document has to name to keep them."""
+    """Yield the key of each object of a speaker's bytes, with the ids that a document must name to keep
+    it.
+    """
     for stored in listing.objects:
         found = bytes_of(stored.key)
         if found and (older_than is None or listing.taken_at - stored.last_modified > older_than):

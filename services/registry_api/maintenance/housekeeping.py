@@ -1,4 +1,4 @@
-"""The loop of housekeeping: which of its rooms is due. The rooms have the rules.
+"""The loop of housekeeping, which decides which task is due. The modules of the tasks hold the rules.
 
 Any number of processes may run this at once. All of it is idempotent, and a lock in Redis only saves work.
 """
@@ -37,7 +37,7 @@ log = structlog.get_logger()
 
 _throttle = LogThrottle(60.0)
 _LOOKED_AT_A_TIME = 100
-"""The number of speakers that are due and are looked at before anything else is done."""
+"""Maximum number of due speakers that are looked at before anything else is done."""
 LOOK_MUCH_LATER_SECONDS = 300.0
 """The delay before a speaker is looked at again that is damaged or could not be settled."""
 _LISTED_AGAIN_SECONDS = (60.0, 3600.0)
@@ -46,7 +46,7 @@ _DAY_SECONDS = 86_400.0
 
 
 class Stopped(Exception):
-    """The process has to stop in the middle of long work."""
+    """Raised in the middle of long work because the process has to stop."""
 
 
 class Housekeeping:
@@ -66,7 +66,9 @@ class Housekeeping:
         settings: HousekeepingSettings,
         sweep_keys: Callable[[], object],
     ) -> None:
-        """`sweep_keys` deletes what is left of API keys that ended long ago; called in each sweep."""
+        """Take the parts. `sweep_keys` deletes what is left of API keys that ended long ago, and is called in
+        each sweep.
+        """
         self._store = store
         self._speakers = speakers
         self._blobs = blobs
@@ -120,7 +122,7 @@ class Housekeeping:
     def rebuild(self, renew: RenewLock = lambda: None) -> int:
         """Bring the view up to the bucket. Returns how many documents it lacked.
 
-        Raises `Unavailable`: bucket or Redis is unavailable. The next rebuild continues.
+        Raises `Unavailable` if bucket or Redis is unavailable. The next rebuild then continues.
         """
         began, result = self._clock.monotonic(), "failed"
         generation = self._speakers.generation.for_reading()
@@ -149,7 +151,7 @@ class Housekeeping:
     def sweep(self, renew: RenewLock = lambda: None) -> None:
         """Settle every speaker and remove garbage. Continues an interrupted sweep.
 
-        It may take hours, so it is interrupted when the bucket has to be listed: Redis was lost.
+        A sweep may take hours, so it is interrupted when Redis was lost and the bucket has to be listed.
         """
         for _ in self._sweeps.steps(self._sweep_one):
             if self._between(renew) and listing_is_due(self._speakers.view.listed()):
@@ -157,7 +159,7 @@ class Housekeeping:
                 return
 
     def look_at(self, speaker_id: SpeakerId) -> float | None:
-        """Settle a speaker, and erase what was deleted longer ago than the grace period.
+        """Settle a speaker, and erase voices and versions that were deleted longer ago than the grace period.
 
         Returns in how many seconds to look at the speaker again, or None if nothing is left to do.
         """
@@ -189,9 +191,9 @@ class Housekeeping:
         ]
 
     def _between(self, renew: RenewLock) -> bool:
-        """Keep the lock of long work, and look at the speakers that are due meanwhile, once in a turn's time.
+        """Renew the lock of long work, and look at the speakers that are due if a turn's time has passed.
 
-        Returns whether it was time.
+        Returns whether that time had passed.
         """
         renew()
         is_time = self._clock.monotonic() - self._looked_at >= self._settings.turn_seconds
@@ -208,7 +210,7 @@ class Housekeeping:
 def listing_is_due(listed: Listed | None) -> bool:
     """Return whether the bucket has to be listed: at first, after a minute, after an hour, and then daily.
 
-    What a node of the store that was behind showed would be wrong for good otherwise.
+    Otherwise an outdated listing, from a node of the store that was behind, would never be corrected.
     """
     if listed is None or listed.last >= _DAY_SECONDS:
         return True

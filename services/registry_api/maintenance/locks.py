@@ -20,7 +20,7 @@ keep lists incomplete.
 """
 
 RenewLock = Callable[[], None]
-"""Long-running work calls this regularly, to keep its lock."""
+"""A function that long-running work calls regularly, to keep its lock."""
 
 
 @contextmanager

@@ -75,7 +75,8 @@ class RedisSignals(Collector):
 
     Args:
         connection: a connection to Redis that answers in bytes.
-        further: returns metrics that others read from Redis. It raises nothing while Redis answers.
+        further: returns the metrics that other modules read from Redis. It raises nothing while Redis
+            answers.
     """
 
     def __init__(

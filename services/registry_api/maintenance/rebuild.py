@@ -1,9 +1,10 @@
-"""Brings the view up to a listing of all documents: after a new generation began, and now and then.
+"""Brings the view up to date with a listing of all documents, after a new generation has begun and now and
+then.
 
-What a node that was behind showed, and a commit whose process died before it told the view, would otherwise
-be wrong for good. A document that the view has as it was listed is not read, and one that the last generation
-had so is taken over from there. A local folder's listing has no ETags; there inode, size and time of a file
-stand for it.
+Otherwise two faults would never be corrected: an outdated answer of a node of the store, and a commit whose
+process died before it updated the view. A document is not read if the view has it under the listed ETag. If
+the last generation has it under that ETag, it is copied from there. The listing of a local folder has no
+ETags, so inode, size and time of a file are compared instead.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -30,15 +31,21 @@ log = structlog.get_logger(__name__)
 _PORTION = 500
 _NAMES = 1000
 _SHOWN, _SHOWN_BYTES = 100, 4 * 1024 * 1024
-"""The most documents that are sent to Redis at a time, and how many bytes of them are enough."""
+"""Documents are sent to Redis in batches of at most this many. A batch also ends once it has this many
+bytes.
+"""
 LOOK_SECONDS = 10.0
-"""A speaker that the view lacked is looked at within this, because Redis may have lost its jobs as well."""
+"""A speaker that the view lacked is looked at within this time, because Redis may have lost its jobs as
+well.
+"""
 _TIMES_READ, _PAUSE_SECONDS = 3, 2.0
-"""A copy contradicts the bucket only if that shows each time, because a node of the store may be behind."""
+"""How often a copy is compared with the bucket, and the pause in between. It contradicts the bucket only if
+it does so each time, because a node of the store may be behind.
+"""
 
 Looks = Callable[[Sequence[SpeakerDocument]], Sequence[float | None]]
-"""This returns for each of some documents, which were just read, after how many seconds its speaker has to be
-looked at, or None if that is not needed.
+"""A function that returns, for each document, after how many seconds housekeeping has to look at its speaker, or
+None if it need not.
 """
 
 
@@ -59,7 +66,7 @@ class Listed(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Outdated:
-    """A document that the view may not hold as it was listed."""
+    """A listed document of which the view may hold another state."""
 
     speaker_id: SpeakerId
     stored: StoredObject
@@ -68,7 +75,7 @@ class _Outdated:
 
 @dataclass(frozen=True, slots=True)
 class _Read:
-    """A speaker with its document, as it was read from the bucket or from the last generation."""
+    """A speaker with its document, which was read from the bucket or from the last generation."""
 
     of: _Outdated
     base: Base
@@ -85,7 +92,7 @@ class _Outcome:
 
     applied: int = 0
     contradicted: list[SpeakerId] = field(default_factory=list)
-    """Speakers of whom the view has a copy that the bucket does not lead to."""
+    """Speakers whose copy in the view cannot be an earlier state of the document in the bucket."""
 
 
 def rebuild(
@@ -96,17 +103,18 @@ def rebuild(
     threads: int = 1,
     between: Callable[[], object] = lambda: None,
 ) -> int:
-    """Apply every document that the view lacks or has another one of. Returns how many there were.
+    """Apply every document that is not in the view, or is there in another state. Returns their number.
 
     The view is complete after that. A voice whose document cannot be understood is left out and reported.
     If the view contradicts the bucket, because that was restored from a backup, a new generation begins, and
     the next rebuild fills it.
 
     Args:
-        looks: says which speakers housekeeping has to look at.
-        between: is called now and then. What it raises ends the rebuild.
+        looks: decides which speakers housekeeping has to look at.
+        between: called now and then. An exception that it raises ends the rebuild.
 
-    Raises `Unavailable` if the bucket or Redis went away; then the view is as complete as it was.
+    Raises `Unavailable` if the bucket or Redis stops answering. The view is then as complete as it was
+    before.
     """
     generation, outcome = speakers.generation.for_reading(), _Outcome()
     for namespace in filter(is_namespace, store.folders("")):
@@ -132,7 +140,7 @@ def rebuild(
 
 
 def _outdated(speakers: Speakers, portion: dict[SpeakerId, StoredObject]) -> list[_Outdated]:
-    """Return the speakers of whom the view may hold another document than the listed one."""
+    """Return the listed documents of which the view may hold another state."""
     ids = list(portion)
     has_marks = any(stored.etag is None for stored in portion.values())
     marks = dict(zip(ids, speakers.view.marks(ids) if has_marks else [None] * len(ids), strict=True))
@@ -150,7 +158,7 @@ def _is_as_listed(stored: StoredObject, etag: str | None, mark: str | None) -> b
 
 
 def _mark(stored: StoredObject, etag: str) -> str:
-    """Return the text by which the view remembers that a file held the document with this ETag."""
+    """Return the text with which the view records that a file held the document with this ETag."""
     return f"{stored.mark} {etag}"
 
 
@@ -170,7 +178,7 @@ def _read(speakers: Speakers, one: _Outdated) -> _Read | None:
 
 
 def _together(reads: Iterable[_Read]) -> Iterator[list[_Read]]:
-    """Yield what is shown to Redis in one round trip: so many documents, and not too many bytes."""
+    """Yield batches of documents, each of which is sent to Redis in one round trip."""
     together, size = list[_Read](), 0
     for read in reads:
         together.append(read)
@@ -183,11 +191,11 @@ def _together(reads: Iterable[_Read]) -> Iterator[list[_Read]]:
 
 
 def _show(speakers: Speakers, generation: str, looks: Looks, together: Sequence[_Read]) -> list[SpeakerId]:
-    """Bring the copies of some speakers up to the bucket.
+    """Update the copies of some speakers in the view.
 
-    Returns those of whom the view may have another copy than that: it was as new, or the listed document is
-    not there. The looks are asked for first, and marks are kept last: a rebuild that ends in between is done
-    again.
+    Returns the speakers whose copy may contradict the bucket: the view had one that is as new, or the listed
+    document is gone. The looks are requested first and the marks are stored last, so that a rebuild that ends
+    in between is repeated.
     """
     missing = [read.of.speaker_id for read in together if read.base.etag is None]
     found = [read for read in together if read.base.etag is not None]
@@ -225,14 +233,14 @@ def _parsed(speakers: Speakers, one: _Outdated, base: Base) -> _Read:
 
 
 def _contradicts(speakers: Speakers, speaker_id: SpeakerId) -> bool:
-    """Return whether the view has a copy that no change of the bucket's document leads to."""
+    """Return whether the view has a copy that cannot be an earlier state of the bucket's document."""
     base = speakers.documents.read(speaker_id)
     [copy] = speakers.view.get([speaker_id], {})
     return copy.etag is not None and copy.etag != base.etag and base.revision <= (copy.revision or 0)
 
 
 def _unlisted(speakers: Speakers, namespace: str, listed: dict[SpeakerId, StoredObject]) -> list[SpeakerId]:
-    """Return the live speakers of the view that a listing lacks."""
+    """Return the live speakers of the view that a listing lacks and that contradict the bucket."""
     found, after = list[SpeakerId](), ""
     while names := speakers.view.names(namespace, after=after, limit=_NAMES):
         ids = (SpeakerId(namespace, slug_of(name)) for name in names)

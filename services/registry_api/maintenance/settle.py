@@ -1,7 +1,8 @@
-"""Looks at one speaker: brings the view up to the bucket, fences lost writes, and starts what is missing.
+"""Looks at one speaker: brings its copy in the view up to date, fences lost writes, and starts missing
+extractions.
 
-Whatever a process that died left undone, this finds: a commit that was not applied, an announced write whose
-outcome nobody knows, a job that no worker will run, a version that lacks an artifact.
+It finds everything that a process may leave undone when it dies: a commit that was not applied to the view,
+an announced write whose outcome is unknown, a job that no worker will run, a version that lacks an artifact.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -28,11 +29,12 @@ log = structlog.get_logger(__name__)
 BY = "housekeeping"
 """The author of the changes that housekeeping makes."""
 AGAIN_SECONDS = 15.0
-"""The time after which a speaker is looked at again while something of it is under way."""
+"""The time after which a speaker is looked at again while one of its jobs or writes is under way."""
 
 
 def settle(speakers: Speakers, jobs: Jobs, profiles: Profiles, speaker_id: SpeakerId) -> float | None:
-    """Bring a speaker to rest. Returns after how many seconds to look again, or None if it is at rest.
+    """Finish or start everything that a speaker needs. Returns after how many seconds to look again, or None
+    if nothing is left.
 
     Raises `VoiceDamaged`, `VoiceUnreadable` or `Unavailable`.
     """
@@ -66,8 +68,8 @@ def _lacks_artifact(profiles: Profiles, speaker: Speaker) -> bool:
 
 
 def promote(speakers: Speakers, profiles: Profiles, speaker_id: SpeakerId) -> SpeakerDocument:
-    """Move `default` if a change of the required profiles lets it, serve what was made ahead of promotions
-    that have come, and drop artifacts of old encoders.
+    """Move `default` if a change of the required profiles allows it, serve artifacts that were made ahead of
+    a promotion once it has come, and drop artifacts of old encoders.
     """
 
     def decide(document: SpeakerDocument) -> SpeakerDocument:
@@ -93,7 +95,7 @@ def _settling(profiles: Profiles) -> Callable[[SpeakerDocument], SpeakerDocument
 
 
 def _report(speaker: FoundSpeaker, vuid: str, opened: Mapping[str, str]) -> None:
-    """Report the extractions that nobody had started."""
+    """Log the extractions that this module had to start."""
     known = {job.job_id for job in speaker.open_jobs}
     for profile, job_id in opened.items():
         if job_id not in known:
@@ -102,9 +104,10 @@ def _report(speaker: FoundSpeaker, vuid: str, opened: Mapping[str, str]) -> None
 
 
 def _fence(speakers: Speakers, speaker_id: SpeakerId) -> bool:
-    """Make sure that writes whose outcome nobody knows cannot come any more. Returns whether others may.
+    """Make sure that writes whose outcome is unknown can no longer succeed. Returns whether newer announced
+    writes still can.
 
-    After another change, a swap that is still on its way fails on its condition.
+    A change replaces the document, so a swap that is still on its way fails on its condition.
     """
     announced = speakers.agenda.announced(speaker_id)
     unknown = [token for token, age in announced.items() if age > ANNOUNCED_SECONDS]
@@ -119,7 +122,7 @@ def _fence(speakers: Speakers, speaker_id: SpeakerId) -> bool:
 def _look_at_job(
     speakers: Speakers, jobs: Jobs, profiles: Profiles, speaker: FoundSpeaker, job: OpenJob
 ) -> None:
-    """Keep a job that a worker has or will have, and end any other."""
+    """Keep an open job if a worker runs it or will run it. Otherwise end it, or replace it."""
     version = speaker.document.version(job.vuid)
     if version is None:
         jobs.end(speaker.id, job, "superseded")
@@ -133,8 +136,8 @@ def _look_at_job(
 
 
 def _replace(jobs: Jobs, profiles: Profiles, speaker: FoundSpeaker, version: Version, job: OpenJob) -> None:
-    """End a job that no worker will run. One that was to make an artifact anew is opened again; others are
-    if the artifact is missing.
+    """End a job that no worker will run. If it was to make an existing artifact again, open another job for
+    that. `settle` opens the others again if their artifacts are missing.
     """
     forced = made = False
     with suppress(JobNotFound):

@@ -1,4 +1,4 @@
-"""Sweeps the registry: settles every speaker, removes garbage and what was deleted, and drops old jobs.
+"""Sweeps the registry: settles every speaker, removes garbage and deleted voices, and drops old job records.
 
 A sweep may take hours. Its progress is in Redis, beside the generations of the view, so that an interrupted
 sweep is continued by any process.
@@ -30,11 +30,11 @@ from speaker_registry.names import is_namespace
 log = structlog.get_logger()
 
 SWEPT = "sr:swept"
-"""`began:asked:made_with`: when the last finished sweep began, in Unix seconds, how many sweeps had been
-requested by then, and a hash of the encoders that the profiles were made with.
+"""The key of the last finished sweep, as `began:asked:made_with`: when it began (Unix seconds), how many
+sweeps had been requested by then, and a hash of the profiles' encoders.
 """
 SWEEPS_ASKED = "sr:sweeps_asked"
-"""This key counts how often somebody asked for a sweep."""
+"""The key of the number of sweeps that were requested so far."""
 _SWEEPING = "sr:sweeping"
 """The state of the current or interrupted sweep, as JSON of `_Progress`."""
 _FORGET_SECONDS = 300.0
@@ -51,7 +51,7 @@ class _Progress(Record):
     """The last speaker that was swept. Empty at the beginning."""
 
     def lies_before(self, speaker_id: SpeakerId) -> bool:
-        """Return whether the speaker is still to be swept."""
+        """Return whether the speaker has not been swept yet."""
         done = SpeakerId.parse(self.done) if self.done else None
         return done is None or (speaker_id.namespace, speaker_id.slug) > (done.namespace, done.slug)
 
@@ -70,7 +70,7 @@ class Sweeps:
         settings: HousekeepingSettings,
         sweep_keys: Callable[[], object],
     ) -> None:
-        """`sweep_keys` deletes what is left of API keys that ended long ago."""
+        """Take the parts. `sweep_keys` deletes what is left of API keys that ended long ago."""
         self._store = store
         self._speakers = speakers
         self._redis = speakers.generation.redis
@@ -81,8 +81,8 @@ class Sweeps:
         self._sweep_keys = sweep_keys
 
     def is_due(self) -> bool:
-        """Return whether a sweep was requested, a profile is made with another encoder or others are required
-        since the last one, or that is too old.
+        """Return whether a sweep is due: one was requested, an encoder or the required profiles have changed
+        since the last sweep, or that is too old.
         """
         with unavailable_without_redis():
             swept, asked = cast(list[str | None], self._redis.mget(SWEPT, SWEEPS_ASKED))
@@ -120,7 +120,9 @@ class Sweeps:
                 return
 
     def _speakers_of(self, namespace: str) -> list[SpeakerId]:
-        """Return everybody who has a document, or bytes that an upload left which never got one, in order."""
+        """Return all speakers that have a document, or bytes of an upload that never made one, sorted by
+        slug.
+        """
         listed = self._store.list(documents_prefix(namespace)).objects
         documents = {one for stored in listed if (one := speaker_of(stored.key))}
         folders = filter(is_slug, self._store.folders(bytes_folder(namespace)))
@@ -163,6 +165,6 @@ class Sweeps:
 
 
 def ask_for_sweep(client: redis.Redis) -> None:
-    """Ask housekeeping to look at every speaker. Raises `Unavailable`."""
+    """Request a sweep, in which housekeeping looks at every speaker. Raises `Unavailable`."""
     with unavailable_without_redis():
         client.incr(SWEEPS_ASKED)

@@ -22,11 +22,13 @@ class Caller:
     scopes: frozenset[str]
     requests_per_minute: int | None = None
     uploads_per_minute: int | None = None
-    """None: the default for all keys applies, for uploads as for requests."""
+    """Limit of uploads per minute. None means the default for all keys, here and in `requests_per_minute`."""
     ends_at: float | None = None
     """The time at which the key ends, in Unix seconds; None: it has no end, or ends by an event."""
     limits_id: str | None = None
-    """The id under which limits are counted: a rotated key shares the limits of its first key. None: `id`."""
+    """The id under which limits are counted: a rotated key shares the limits of its first key. None means
+    `id`.
+    """
 
     @property
     def counted_id(self) -> str:

@@ -31,7 +31,7 @@ def part_of(size: int, header: str) -> range | None:
     if match is None or not any(match.groups()):
         return None
     first, last = match.groups()
-    if not first:  # the last so many bytes
+    if not first:  # a suffix range: the last `last` bytes
         return range(max(0, size - int(last)), size) or None
     end = min(int(last) + 1, size) if last else size
     return range(int(first), end) or None

@@ -149,7 +149,7 @@ def add_handlers(app: FastAPI, note: Callable[[Request, SpeakerRegistryError], N
     """Make `app` answer every failure with `render`.
 
     Args:
-        note: is called with each error of the registry before it is rendered, in the event loop.
+        note: called in the event loop with each error of the registry, before it is rendered.
     """
 
     @app.exception_handler(SpeakerRegistryError)

@@ -18,7 +18,7 @@ SAFE_HEADERS = (
     (b"cross-origin-resource-policy", b"same-origin"),
 )
 _NO_PAGE = b"default-src 'none'; frame-ancestors 'none'"
-"""Policy for answers that are not pages: a browser that is made to show one runs nothing in it."""
+"""Policy for answers that are not pages. A browser that shows such an answer runs nothing in it."""
 _DOCS_PAGE = (
     b"default-src 'self'; script-src 'self' 'unsafe-inline'; style-src 'self' 'unsafe-inline'; "
     b"img-src 'self' data:; frame-ancestors 'none'"
@@ -39,7 +39,9 @@ _RATE_LINES = (
 
 
 def rate_lines(limit: int | None, remaining: int | None, reset_seconds: int) -> bytes:
-    """Return the same headers as lines of a head. Cheaper, for answers from memory."""
+    """Return the headers of a rate limit as lines of an HTTP head, which is cheaper for answers from
+    memory.
+    """
     if limit is None:
         return b""
     return _RATE_LINES % (limit, remaining or 0, reset_seconds, limit)
@@ -58,7 +60,9 @@ def rate_headers(rate: Rate) -> Headers:
 
 
 class AnswerHeaders:
-    """Middleware that adds the headers, and those in `scope["answer_headers"]` when the answer begins."""
+    """Middleware that adds the safety headers of a path, and the headers in `scope["answer_headers"]`, when
+    the answer begins.
+    """
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app

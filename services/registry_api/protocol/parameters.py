@@ -28,7 +28,9 @@ class OnlyKnownParameters:
         self._known: frozenset[str] = frozenset()
 
     def learn(self, route: APIRoute) -> None:
-        """Learn the parameters of the route, once it is made. The route needs this dependency before."""
+        """Record which parameters the route takes. This is called after the route is made, because the route
+        is made with this dependency.
+        """
         self._known = frozenset(_query_names(route.dependant))
 
     async def __call__(self, request: Request) -> None:

@@ -146,7 +146,9 @@ def remove_alias(
 
 
 def _check(request: Request, alias: str) -> Check | None:
-    """Return what compares `If-Match` with the alias in a document, if the request has that header."""
+    """Return a check of `If-Match` against the alias in a document, or None if the request has no such
+    header.
+    """
 
     def shown(document: SpeakerDocument) -> VoiceAlias:
         if alias not in document.aliases:

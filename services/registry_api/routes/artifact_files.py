@@ -34,11 +34,12 @@ _RESULTS = {200: "hit", 206: "hit", 202: "pending", 304: "not_modified", 307: "r
 async def answer_with_file(
     request: Request, slots: Slots, artifact: StoredArtifact, headers: dict[str, str], *, redirect: bool
 ) -> Response | None:
-    """Return the answer to a request for an artifact's file, or None if the file is lost and is made again.
+    """Return the answer to a request for an artifact's file. Returns None if the file is lost and is made
+    again.
 
     Args:
         slots: the slots of the bucket.
-        headers: of the whole file, as `file_headers` returns them.
+        headers: the headers of the whole file, from `file_headers`.
         redirect: whether the client may be sent to the bucket.
     """
     headers["X-Artifact-Fingerprint"] = artifact.record.fingerprint
@@ -55,7 +56,9 @@ async def answer_with_file(
 
 
 def _bucket_address(request: Request, artifact: StoredArtifact) -> str | None:
-    """Return an address at which the bucket gives the file to anyone for a while, if that is wanted."""
+    """Return an address at which anyone can read the file from the bucket for a while, or None if there is
+    none.
+    """
     seconds: int = request.app.state.redirect_seconds
     blobs: StoredBytes = request.app.state.services.blobs
     if not seconds:
@@ -89,7 +92,7 @@ async def _read_once(request: Request, slots: Slots, artifact: StoredArtifact) -
 
 @dataclass(slots=True)
 class Counted:
-    """A request for a file that is being counted."""
+    """A request for a file, which is counted with its outcome when it ends."""
 
     profile: str = UNKNOWN_PROFILE
     status: int = 500
@@ -97,7 +100,8 @@ class Counted:
 
 @contextmanager
 def counted(profile: str = UNKNOWN_PROFILE) -> Iterator[Counted]:
-    """Count a request for a file: hit, pending, not_modified, redirected, failed, miss or error.
+    """Count a request for a file by its outcome: hit, pending, not_modified, redirected, failed, miss or
+    error.
 
     Args:
         profile: the name of a profile that is in the catalogue, if it is known already.

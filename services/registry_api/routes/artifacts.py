@@ -177,11 +177,11 @@ async def _file_or_descriptor(
 
 
 def _offer(request: Request, target: _Target, found: FoundArtifact, *, is_file: bool) -> None:
-    """Have the answer kept for the same request, if the view said what the answer is."""
+    """Let the express lane keep the answer for equal requests, if it comes from the view."""
     offer = offer_of(request.scope)
     if offer is None or not found.speaker.of_view:
         return
-    # A voice that is registered under what is another voice's id takes its place.
+    # A voice whose name equals the id of another voice would take its place.
     named = SpeakerId.of(target.namespace, target.name)
     offer.accept(
         target.caller,

@@ -28,7 +28,7 @@ Digest = Annotated[
     ),
 ]
 _IMMUTABLE = "private, max-age=31536000, immutable"
-"""The bytes of a digest never change. Not `public`: who may read them is asked each time."""
+"""The bytes of a digest never change. Not `public`, because each caller's right to read them is checked."""
 
 
 @router.get(
@@ -62,7 +62,7 @@ async def get_blob(
 
 
 def _offer(request: Request, caller: Caller, namespace: str, artifact: StoredArtifact) -> None:
-    """Have the answer kept for the same request, if the view said what it is."""
+    """Let the express lane keep the answer for equal requests, if it comes from the view."""
     offer = offer_of(request.scope)
     if offer is not None and artifact.speaker.of_view:
         offer.accept(

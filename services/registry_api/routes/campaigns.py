@@ -70,7 +70,9 @@ def get_campaign(
 def pause_campaign(
     request: Request, services: ServicesDep, caller: CallerDep, profile: Profile, campaign_id: CampaignId
 ) -> Response:
-    """Begin no further voices. The voices that are under way, at most 64, are finished."""
+    """Pause a campaign: it begins no further voices. The voices that are under way, at most 64, are
+    finished.
+    """
     return _answer(request, services.campaigns.pause(profile, campaign_id, by=caller.id))
 
 
@@ -78,7 +80,7 @@ def pause_campaign(
 def resume_campaign(
     request: Request, services: ServicesDep, caller: CallerDep, profile: Profile, campaign_id: CampaignId
 ) -> Response:
-    """Go on with a paused campaign where it was."""
+    """Resume a paused campaign where it stopped."""
     return _answer(request, services.campaigns.resume(profile, campaign_id, by=caller.id))
 
 
@@ -86,7 +88,9 @@ def resume_campaign(
 def cancel_campaign(
     request: Request, services: ServicesDep, caller: CallerDep, profile: Profile, campaign_id: CampaignId
 ) -> Response:
-    """End a campaign. Its artifacts stay, so another campaign for the same encoder extracts only the rest."""
+    """Cancel a campaign. Its artifacts stay, so another campaign for the same encoder extracts only the
+    rest.
+    """
     return _answer(request, services.campaigns.cancel(profile, campaign_id, by=caller.id))
 
 

@@ -53,7 +53,7 @@ async def get_readiness(request: Request) -> Response:
 
 @router.get("/metrics", responses=responses("get_metrics"), response_class=Response, dependencies=[METRICS])
 def get_metrics(request: Request) -> Response:
-    """Get the metrics for Prometheus: those of this process, and of queues and index as Redis holds them."""
+    """Get the metrics for Prometheus: those of this process, and those of queues and index in Redis."""
     content, media_type = exposition(request.headers.get("accept", ""))
     return Response(content, headers={"Cache-Control": "no-store", "Content-Type": media_type})
 
@@ -89,7 +89,7 @@ class Readiness:
         """The name of each required profile that no worker serves -> what that means."""
 
     async def parts(self) -> dict[str, str]:
-        """Return, by the name of each part, `ok` or what is wrong with it."""
+        """Return the state of each part by its name: `ok`, or what is wrong with it."""
         old = time.monotonic() - self._checked_at > CACHE_SECONDS
         if self._check is None or (self._check.done() and old):
             self._check = asyncio.create_task(self._check_now())

@@ -60,8 +60,8 @@ async def get_manifest(
         return answer(request, (await run_in_threadpool(make)).content)
     if (kept := offer.kept(caller, namespace)) is not None:
         return kept
-    # Fifty engines that start together make each page once. Who comes after a change sees it, and so does
-    # not wait for a page that was begun before it.
+    # When fifty engines start together, each page is made once. A request that comes after a change must see
+    # it, so it does not wait for a page that was begun before.
     reads: SharedReads = request.app.state.shared_reads
     key = route_of(request.scope), namespace, profile, limit, after, offer.began
     made = await reads.read(key, lambda: run_in_threadpool(make), computes=True)
@@ -83,7 +83,9 @@ class _Made:
 
     content: bytes
     speakers: tuple[str, ...] | None
-    """Ids of the speakers on the page. None if the view did not tell all of it, so that it is not kept."""
+    """Ids of the speakers on the page. None if a part of the page does not come from the view, so that it is
+    not kept.
+    """
 
 
 def _page(services: Services, namespace: str, profile: str, limit: int, after: str) -> _Made:

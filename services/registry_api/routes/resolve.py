@@ -78,9 +78,11 @@ def _offer(
     body: ResolveRequest,
     found: list[list[FoundArtifact] | SpeakerRegistryError],
 ) -> None:
-    """Have the answer kept for the same request, if the view said what it is and everything is ready.
+    """Let the express lane keep the answer for equal requests, if it comes from the view and all artifacts
+    are ready.
 
-    What becomes ready is not waited for by the processes that hear of it, so it must be asked for each time.
+    A change that makes an artifact ready does not wait until all processes know of it, so other answers must
+    not be kept.
     """
     offer = offer_of(request.scope)
     versions = [one for several in found if isinstance(several, list) for one in several]
@@ -88,7 +90,7 @@ def _offer(
         return
     if any(one.status.artifact is None or not one.speaker.of_view for one in versions):
         return
-    # A voice that is registered under what is another voice's id takes its place.
+    # A voice whose name equals the id of another voice would take its place.
     names = (parse_speaker_name(split_reference(voice)[0]) for voice in body.voices)
     speakers = {str(SpeakerId.of(namespace, name)) for name in names}
     speakers |= {str(one.speaker_id) for one in versions}

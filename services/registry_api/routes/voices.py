@@ -123,7 +123,7 @@ def edit_voice(
     wanted: VoiceEdit,
     caller: CallerDep,
 ) -> Response:
-    """Change a voice's description, its labels, or whether it is pinned. What the body leaves out stays.
+    """Change a voice's description, labels or pin. Members that the body leaves out stay unchanged.
 
     Keys and values of labels have the form of Kubernetes' labels, and a voice has up to 32. No version
     changes, and nothing is extracted. Honours `If-Match`, compared with the ETag of the voice; the answer has
@@ -147,7 +147,9 @@ def edit_voice(
 
 
 def _check_of_voice(request: Request, services: Services, namespace: str, name: SpeakerName) -> Check | None:
-    """Return what compares `If-Match` with the voice in a document, if the request has that header."""
+    """Return a check of `If-Match` against the voice in a document, or None if the request has no such
+    header.
+    """
 
     def shown(document: SpeakerDocument) -> Voice:
         seen = locate(services.speakers, namespace, name)
@@ -207,10 +209,10 @@ def list_changes(
     limit: Limit = 20,
     after: Annotated[int, Query(ge=0, description="`last_id` of the previous page.")] = 0,
 ) -> Response:
-    """List what people and their keys have done to a voice, newest first: the last 100 changes.
+    """List the changes that people and API keys have made to a voice, newest first: the last 100 changes.
 
-    What workers publish is left out, and so are requests that changed nothing. The history of a deleted voice
-    is kept as long as the voice can be brought back, and goes with its erasure.
+    Artifacts that workers publish are left out, and so are requests that changed nothing. The history of a
+    deleted voice is kept as long as the voice can be brought back, and is erased with it.
     """
     document = locate(services.speakers, namespace, name).document
     if not document.live and not document.history:

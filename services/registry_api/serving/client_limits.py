@@ -8,18 +8,18 @@ from enum import Enum
 
 _PACE_SECONDS = 0.01
 MAX_PIECES = 250
-"""The pieces of bodies that are read from one connection in `_PACE_SECONDS`."""
+"""Maximum number of pieces of bodies that are read from one connection in `_PACE_SECONDS`."""
 _SMALL_READ_BYTES = 4096
 SMALL_READ_PIECES = 50
-"""A read of fewer than `_SMALL_READ_BYTES` counts as so many pieces, since it wakes the application as a
-large one does.
+"""Number of pieces that a read of fewer than `_SMALL_READ_BYTES` counts as, because it wakes the application
+like a large read.
 """
 _MAX_ANSWERS = 64
 """Other connections have their turn after this many answers of the lane to one client."""
 
 
 class Pace:
-    """Says when reading from a client must pause, and lets it go on later.
+    """Decides when reading from a client must pause, and resumes it later.
 
     Args:
         read_on: is called at the end of a pause.
@@ -36,12 +36,14 @@ class Pace:
         self._pauses = False
 
     def count_read(self, size: int) -> None:
-        """Count a read of so many bytes that goes on with a request."""
+        """Count a read of `size` bytes that continues a request."""
         if size < _SMALL_READ_BYTES:
             self.pieces += SMALL_READ_PIECES
 
     def pauses(self) -> bool:
-        """Return whether the client sent as much as is read at once. If so, a pause begins."""
+        """Return whether the client has sent as much as may be read without a pause. If so, a pause
+        begins.
+        """
         if self._pauses:
             return True
         if self.answers >= _MAX_ANSWERS:
@@ -65,7 +67,7 @@ class Pace:
 
 
 class Awaited(Enum):
-    """Says what the server waits for."""
+    """The part of a request or answer that the server waits for."""
 
     HEAD = "head"
     REST = "rest of an answered request"
@@ -75,19 +77,19 @@ class Awaited(Enum):
 class Deadline:
     """Calls `passed` when the server has waited too long for the same thing.
 
-    To set it is cheap: the timer may be older than the deadline, because most deadlines never pass.
+    Setting a deadline is cheap: a timer that is already running is kept, because most deadlines never pass.
     """
 
     def __init__(self, loop: asyncio.AbstractEventLoop, passed: Callable[[Awaited], None]) -> None:
         self._loop = loop
         self._passed = passed
         self.awaited: Awaited | None = None
-        """May be set to None: then the server waits for nothing."""
+        """The thing that the server waits for. None if it waits for nothing. It may be set to None."""
         self._due = 0.0
         self._timer: asyncio.TimerHandle | None = None
 
     def expect(self, awaited: Awaited, seconds: float) -> None:
-        """Begin to wait, unless the server already waits for the same."""
+        """Begin to wait for something, unless the server already waits for it."""
         if awaited is self.awaited:
             return
         self.awaited, self._due = awaited, self._loop.time() + seconds
@@ -98,7 +100,7 @@ class Deadline:
             self._timer = self._loop.call_at(self._due, self._check)
 
     def cancel(self) -> None:
-        """Wait for nothing any more."""
+        """Stop waiting, so that `passed` is not called."""
         self.awaited = None
         if self._timer is not None:
             self._timer.cancel()

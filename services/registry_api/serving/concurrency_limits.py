@@ -31,7 +31,7 @@ class ConcurrencyLimits:
         self._held: Counter[tuple[str, str]] = Counter()  # bounded: a caller that holds nothing has no entry
 
     def acquire(self, caller: Caller, namespace: str, amount: int = 1) -> None:
-        """Note that the caller holds `amount` more.
+        """Record that the caller holds `amount` more.
 
         Raises:
             RateLimited: the limit of the key or of the namespace would be exceeded. Nothing is acquired then.
@@ -56,7 +56,7 @@ class ConcurrencyLimits:
 
     @contextmanager
     def hold(self, caller: Caller, namespace: str) -> Iterator[None]:
-        """Count one more while the context lasts. Raises `RateLimited` where `acquire` does."""
+        """Acquire one for as long as the context lasts. Raises `RateLimited` as `acquire` does."""
         self.acquire(caller, namespace)
         try:
             yield

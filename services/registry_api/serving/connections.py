@@ -43,8 +43,8 @@ request is answered. After the server has stopped reading, what the client still
 long before the connection is cut. A client that reads none of its answer for this long is cut off as well.
 """
 _SLICE_BYTES, _CHUNKS_SLICE_BYTES = 1024, 4096
-"""This much is parsed at once, and of a body in chunks this much. At most the requests in one slice are held,
-however many a client sends ahead.
+"""Number of bytes that are parsed at once: normally, and for a body in chunks. At most the requests in one
+slice are held, however many a client sends ahead.
 """
 _LENGTH_DIGITS = 20
 """A longer Content-Length is refused. The parser accepts any number of zeros before the number."""
@@ -53,7 +53,7 @@ OFFER = "express"
 
 
 class _Reading(Enum):
-    """Says what the client is sending."""
+    """The part of a request that the client is sending."""
 
     NOTHING = "nothing"
     HEAD = "head"
@@ -76,22 +76,24 @@ class HttpConnection(HttpToolsProtocol):
         """True if a request began in the slice that is being parsed."""
         self._head_bytes = 0
         self._body_left = 0
-        """The bytes of a body of known length that have not come yet."""
+        """Number of bytes of a body of known length that have not arrived yet."""
         self._held: bytearray | None = None
-        """The part that has come of a body. The lane waits for it until the end of the present read."""
+        """The part of a body that has arrived. The lane waits for the rest until the end of the present
+        read.
+        """
         self._unparsed = b""
-        """The bytes behind a request that is still waiting for the answer of the one before it."""
+        """The bytes after a request that still waits for the answer to the request before it."""
         self._current: RequestResponseCycle | None = None
         """The request that is being answered, or was answered last."""
         self._refusal: tuple[HTTPStatus, str] | None = None
-        """The refusal of what follows the current request, to be sent once that is answered."""
+        """The refusal to send after the answer to the current request, in place of further answers."""
         self._deadline = Deadline(self.loop, self._give_up_waiting)
         self._pace = Pace(self.loop, self._read_on)
         self._lane: LaneAccess | None = None
         self._by_lane = False
         """True if the lane has answered the request whose end is being parsed."""
         self._requests = 0
-        """The requests that began in the present read."""
+        """Number of requests that began in the present read."""
         self._answers = False
         """True once a request was answered, or is being answered."""
 
@@ -124,7 +126,7 @@ class HttpConnection(HttpToolsProtocol):
 
     @property
     def is_idle(self) -> bool:
-        """True if no request is being answered: closing the connection loses nothing."""
+        """True if no request is being answered, so that closing the connection loses nothing."""
         return self._is_answered()
 
     def give_way(self) -> None:
@@ -168,7 +170,9 @@ class HttpConnection(HttpToolsProtocol):
         return self._reading is _Reading.NOTHING and self._is_answered()
 
     def _parse(self, data: bytes) -> None:
-        """Parse slice by slice, until a request waits for another one, or too many pieces came at once."""
+        """Parse data slice by slice, until a request has to wait for another one, or too many pieces came at
+        once.
+        """
         self._parse_slices(data)
         if self._held is not None:
             self._begin_request(None)
@@ -207,9 +211,10 @@ class HttpConnection(HttpToolsProtocol):
                 self._refuse(HTTPStatus.BAD_REQUEST, NOT_HTTP)
 
     def _ignore_upgrade(self, rest: bytes) -> None:
-        """Parse the request once more without its wish for another protocol, since a parser ends there.
+        """Parse the request once more without its `Upgrade` header, at which the parser stops.
 
-        A server may ignore the wish: RFC 9110, 7.8. A request to CONNECT is nothing else, and is refused.
+        A server may ignore that header (RFC 9110, 7.8). A CONNECT request has no other purpose, and is
+        refused.
         """
         method = self.parser.get_method()
         if method == b"CONNECT":
@@ -250,7 +255,7 @@ class HttpConnection(HttpToolsProtocol):
             self._begin_request(offer)
 
     def _begin_request(self, offer: Offer | None) -> None:
-        """Have the application answer the request, or queue it behind the one that is being answered."""
+        """Pass the request to the application, or queue it behind the request that is being answered."""
         self.scope = scope_of(self)
         self.cycle = cycle = Cycle.of(self, keep_alive=stays_open(self.parser), offer=offer)
         if self._held is not None:
@@ -262,7 +267,9 @@ class HttpConnection(HttpToolsProtocol):
             self.pipeline.appendleft((cycle, self.app))
 
     def _ask_lane(self, body: bytes | None) -> Any:
-        """Have the lane answer the request. Returns `ANSWERED`, or an offer for the answer, or None."""
+        """Ask the lane to answer the request. Returns `ANSWERED`, an offer to keep the application's answer,
+        or None.
+        """
         if self._lane is None:
             return None
         answer = self._lane.ask(self, body, stays_open=stays_open(self.parser))
@@ -341,7 +348,7 @@ class HttpConnection(HttpToolsProtocol):
     # -- what is refused --
 
     def _refuse(self, status: HTTPStatus, message: str) -> None:
-        """Refuse what is being read. Earlier requests are answered first."""
+        """Refuse the request that is being read. Earlier requests are answered first."""
         broken = self.cycle if self._reading is _Reading.BODY and self._held is None else None
         self._held, self._reading = None, _Reading.REFUSED
         if broken is not None and self.pipeline:

@@ -1,7 +1,8 @@
 """Passes the events of the view on to the listeners of this process, each in order and without a gap.
 
-A listener is told of events as `EventStream` hears them. What it does not take in time is bounded: a listener
-that falls too far behind loses its place, and so does everyone when another view is in use. Knows no HTTP.
+A listener is told of events as `EventStream` receives them. The events that it has not taken yet are bounded:
+a listener that falls too far behind loses its place, and so do all when another view is in use. Knows no
+HTTP.
 """
 
 import asyncio
@@ -16,19 +17,19 @@ from services.registry_api.serving.event_stream import Event, EventStream
 from services.shared.telemetry.metrics import EVENT_LISTENERS
 
 MAX_BEHIND = 1000
-"""A listener that has not taken so many events has fallen too far behind."""
+"""Maximum number of events that a listener may leave untaken before it loses its place."""
 _PAGE = 500
-"""Earlier events are read this many at a time."""
+"""Number of earlier events that are read at a time."""
 _POSITION = r"\d{1,20}-\d{1,20}"
 _PLACE = re.compile(rf"([0-9a-f]{{1,32}})-({_POSITION})", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A place in the stream of one view, behind an event."""
+    """A position in the event stream of one view, just after an event."""
 
     generation: str
-    """The generation of the view. The events of another one have other places."""
+    """The generation of the view. Places of different generations cannot be compared."""
     position: str
     """The event's id in Redis."""
 
@@ -37,23 +38,25 @@ class Place:
 
 
 def parse_place(text: str) -> Place | None:
-    """Parse what `str` of a `Place` returned. Returns None if the text is no such thing."""
+    """Parse the text of a `Place`. Returns None if the text is not that of a place."""
     match = _PLACE.fullmatch(text)
     return Place(match[1], match[2]) if match else None
 
 
 class Listener:
-    """One listener. Only used from the event loop."""
+    """A listener of the event feed, with the events that it has not taken yet. Must only be used from the
+    event loop.
+    """
 
     def __init__(self, wants: Callable[[Event], bool]) -> None:
         self._wants = wants
         self._events: deque[Event] = deque()
         self._news = asyncio.Event()
         self.has_lost_place = False
-        """True if events were missed. Those that follow are told all the same."""
+        """True if the listener has missed events. It is told of later events nevertheless."""
 
     def tell(self, event: Event) -> None:
-        """Keep an event for the listener, if it is wanted."""
+        """Queue an event for the listener if it wants that event."""
         if not self._wants(event):
             return
         if len(self._events) >= MAX_BEHIND:
@@ -67,11 +70,13 @@ class Listener:
         self._news.set()
 
     def wake(self) -> None:
-        """End the present `wait`, although there may be no event."""
+        """End the present `wait`, even if there is no event."""
         self._news.set()
 
     async def wait(self, seconds: float) -> None:
-        """Wait for an event, for a lost place or for `wake`. Raises TimeoutError after `seconds`."""
+        """Wait until there is an event, the place is lost or `wake` is called. Raises TimeoutError after
+        `seconds`.
+        """
         await asyncio.wait_for(self._news.wait(), seconds)
 
     def take(self) -> list[Event]:
@@ -94,12 +99,12 @@ class EventFeed:
 
     @property
     def place(self) -> Place:
-        """The place behind the last event that was heard."""
+        """The place just after the last event that this process received."""
         return Place(self._stream.generation, self._stream.position)
 
     @contextmanager
     def listen(self, wants: Callable[[Event], bool]) -> Iterator[Listener]:
-        """Yield a listener that is told of the events from now on that `wants` accepts."""
+        """Yield a listener that is told of all events from now on for which `wants` returns true."""
         listener = Listener(wants)
         self._listeners.add(listener)
         EVENT_LISTENERS.inc()
@@ -110,9 +115,10 @@ class EventFeed:
             EVENT_LISTENERS.dec()
 
     async def since(self, place: Place) -> list[Event] | None:
-        """Return the events behind a place up to the last that was heard, or None if some are gone.
+        """Return the events after a place, up to the last one received. Returns None if some of them are
+        gone.
 
-        Raises what the client of Redis raises.
+        Raises the errors of the Redis client.
         """
         if place.generation != self._stream.generation or not await self._stream.has(place.position):
             return None
@@ -123,10 +129,10 @@ class EventFeed:
             found += page
             if len(page) < _PAGE:
                 return found
-        return None  # as many as this are read anew more cheaply
+        return None  # with so many events, the client had better read everything anew
 
     def wake(self) -> None:
-        """Wake all listeners, so that they see that the process is to stop."""
+        """Wake all listeners, so that they notice that the process is stopping."""
         for listener in self._listeners:
             listener.wake()
 

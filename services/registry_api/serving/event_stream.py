@@ -1,7 +1,7 @@
 """Follows the view's event stream for one process, and holds the process's lease on it.
 
-Listeners are told of every event, in order. While `is_fresh`, they have been told of every event that takes
-something away and whose change was acknowledged, so what they keep in memory may be served: see
+Listeners are told of every event, in order. While `is_fresh` is true, they know every event that takes
+something away and whose change was acknowledged, so they may serve answers from memory: see
 `shared/view/leases.py`.
 """
 
@@ -29,9 +29,9 @@ log = structlog.get_logger()
 
 _throttle = LogThrottle(60.0)
 _REPLAYED_SECONDS = 600
-"""A process that starts reads the events of this long before its start."""
+"""A process that starts also reads the events of this long before its start."""
 _RENEWAL_SECONDS = 0.25
-"""The lease is renewed this often, so that it outlasts some answers that are late."""
+"""Time between two renewals of the lease. It is short enough that the lease outlasts a few late answers."""
 _BATCH_SECONDS = 0.002
 """After a batch of events the stream is read again no earlier than this, so that many events cost few reads.
 """
@@ -40,14 +40,14 @@ _READ = 100
 """The entries that are read at a time. After a loss of Redis each may tell of a hundred speakers."""
 
 TAKES = "takes"
-"""An event that takes something away from readers has this field."""
+"""The field that marks events that take something away from readers."""
 Event = Mapping[str, Any]
 """The content of an event. `id` is its position in the stream."""
 Result = TypeVar("Result")
 
 
 class EventStream:
-    """The event stream as one process follows it. `follow` must run as a task of the event loop.
+    """Follows the event stream for one process. `follow` must run as a task of the event loop.
 
     Args:
         url: the address of Redis.
@@ -68,7 +68,7 @@ class EventStream:
     ) -> None:
         self.now = now or seconds_now
         self.generation = ""
-        """The generation that the listeners know the events of; empty before the first."""
+        """The generation whose events the listeners are told of. Empty until the first one is known."""
         self._view = generation
         self._leases = leases
         self._process = process
@@ -83,12 +83,12 @@ class EventStream:
         self._renewed_at = 0.0
         self._interrupted = True
         self.lease_ends = float("-inf")
-        """The end of this process's lease, by `now`."""
+        """Time at which this process's lease ends, on the clock `now`."""
 
     def subscribe(
         self, hear: Callable[[Event], object], events_missed: Callable[[], object] | None = None
     ) -> None:
-        """Call these functions in the event loop.
+        """Register functions to be called in the event loop.
 
         Args:
             hear: is called with each event. Some events are passed twice.
@@ -112,9 +112,9 @@ class EventStream:
     async def follow(self) -> None:
         """Read the stream until cancelled. Redis may come and go.
 
-        A cancellation is also looked for before each turn. `asyncio.wait_for` of Python 3.11, by which
-        redis-py sends commands, loses one that arrives when the command has just been sent, and the process
-        would then wait at its end for a task that goes on for ever.
+        Each turn also checks whether the task was cancelled. redis-py sends commands with `asyncio.wait_for`,
+        which in Python 3.11 loses a cancellation that arrives just after the command was sent. The process
+        would then wait for this task for ever when it stops.
         """
         try:
             while not _is_cancelled():
@@ -130,11 +130,11 @@ class EventStream:
             await self._leave()
 
     def interrupt(self) -> None:
-        """Have the next turn find its position again, after a turn that has failed."""
+        """Make the next turn find its position again, because a turn has failed."""
         self._interrupted = True
 
     async def turn(self) -> bool:
-        """Read the next events, pass them on, and renew the lease if that is due.
+        """Read the next events, pass them to the listeners, and renew the lease if that is due.
 
         Returns whether there were any events.
         """
@@ -164,7 +164,7 @@ class EventStream:
         newest = str(entries[0][0]) if entries else "0-0"
         if last_position is None:
             return f"{max(0, _parse_position(newest)[0] - 1000 * _REPLAYED_SECONDS)}-0"
-        # The server may be another one, which has not come as far.
+        # This may be another server, which is behind the former one.
         return min(last_position, newest, key=_parse_position)
 
     async def _read_on(self) -> bool:
@@ -183,12 +183,16 @@ class EventStream:
         return bool(streams)
 
     async def read(self, after: str, until: str, count: int) -> list[Event]:
-        """Return the events of up to `count` entries behind a position, up to another one."""
+        """Return the events of up to `count` entries after the position `after`, up to and including the
+        position `until`.
+        """
         entries: Any = await self._redis.xrange(self._stream, f"({after}", until, count)
         return [event for position, fields in entries for event in _events_of(position, fields)]
 
     async def has(self, position: str) -> bool:
-        """Return whether the event with this position is still there, and with it all later ones."""
+        """Return whether the event at this position is still in the stream, and therefore all later events
+        too.
+        """
         return bool(await self._redis.xrange(self._stream, position, position, 1))
 
     async def _renew(self, applied: str) -> None:
@@ -224,7 +228,7 @@ class EventStream:
 
 
 def _is_cancelled() -> bool:
-    """Return whether somebody has cancelled the present task, also if that was lost."""
+    """Return whether the current task was cancelled, even if the `CancelledError` was lost."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 
@@ -244,7 +248,9 @@ def _events_of(position: str, fields: Mapping[str, str]) -> Iterator[dict[str, A
 
 
 def seconds_now() -> float:
-    """Return seconds of a clock that also counts while the machine is suspended, as a lease runs out then."""
+    """Return the seconds of a clock that also counts while the machine is suspended, because leases run out
+    then too.
+    """
     return time.clock_gettime(_CLOCK)
 
 

@@ -25,9 +25,9 @@ ACTIVE_SECONDS = 10.0
 class _Tenant:
     last_request_at: float = 0.0
     running: int = 0
-    """Requests that acquired and have not released."""
+    """Number of the tenant's requests that have acquired and not released yet."""
     served_seconds: float = 0.0
-    """Time that its requests ran, on the scale of `FairQueue._virtual_time`."""
+    """Time that the tenant's requests ran, on the scale of `FairQueue._virtual_time`."""
     queue: "deque[_Waiter]" = field(default_factory=deque)
 
 
@@ -54,7 +54,7 @@ class FairQueue:
 
     @asynccontextmanager
     async def slot(self, tenant: str) -> AsyncIterator[None]:
-        """Acquire, however long that takes, and release at the end."""
+        """Wait for permission to run, however long that takes, and release it when the context ends."""
         await self.acquire(tenant)
         loop = asyncio.get_running_loop()
         began = loop.time()
@@ -93,7 +93,7 @@ class FairQueue:
                 state.queue.remove(waiter)
 
     def resume(self, tenant: str) -> None:
-        """Let a request run again that released only because it had to wait for something else.
+        """Let a request run again after it released only because it had to wait for something else.
 
         It never waits here, even beyond the limit: a request that has begun is finished.
         """
@@ -101,7 +101,7 @@ class FairQueue:
         self.running += 1
 
     def release(self, tenant: str, seconds: float) -> None:
-        """Note that a request has ended, or waits for something else, after running for `seconds`."""
+        """Record that a request has ended, or now waits for something else, after running for `seconds`."""
         state = self._tenants[tenant]
         state.running -= 1
         state.served_seconds += seconds

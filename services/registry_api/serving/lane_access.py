@@ -23,7 +23,7 @@ Headers = Sequence[tuple[bytes, bytes]]
 
 
 class Offer(Protocol):
-    """Wants to see the answer that the application gives to a request."""
+    """A request whose answer may be kept. It wants to see the answer that the application gives."""
 
     def observe_message(self, message: Message) -> None: ...
 

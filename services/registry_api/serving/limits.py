@@ -44,7 +44,7 @@ class BodyTimeouts:
     """Lowest average speed of the body so far. 10 MiB take 670 s at most."""
 
     def seconds_for(self, size: int) -> float:
-        """Return by when more than `size` bytes must have arrived, in seconds after the request's head."""
+        """Return the deadline for a body of more than `size` bytes, in seconds after the request's head."""
         return self.start_seconds + size / self.bytes_per_second
 
     @property
@@ -222,7 +222,7 @@ def _fault_of_head(scope: Scope) -> SpeakerRegistryError | None:
     size += len(path) + len(scope["query_string"])
     if size > MAX_HEAD_BYTES:
         return InvalidRequest(f"Path and headers take {size} bytes; accepted: {MAX_HEAD_BYTES}.")
-    if b"%2f" in path.lower():  # routes would split the path elsewhere than the caller meant
+    if b"%2f" in path.lower():  # routes would split the path in another place than the caller meant
         return InvalidRequest("The path holds a '/' written as %2F. Accepted: names without path separators.")
     if not _is_utf8(unquote_to_bytes(path)):
         return InvalidRequest("The path is not UTF-8. Accepted: UTF-8, percent-encoded.")

@@ -1,4 +1,4 @@
-"""A transport that closes gently.
+"""A transport that lets clients read the last answer before the connection closes.
 
 It does not hang up on a client that is still sending, because the TCP reset that follows can overtake the
 answer. It does not wait for ever for a client that reads nothing.

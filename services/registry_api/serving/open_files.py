@@ -10,8 +10,8 @@ import resource
 from services.registry_api.serving.connection_table import MAX_SURPLUS
 
 OTHER_FILES = 256 + MAX_SURPLUS
-"""Open files for anything else: connections to bucket and Redis, decoders and their pipes, logs, and
-connections of clients that are only told that there are too many.
+"""Number of open files for everything else: connections to bucket and Redis, decoders and their pipes, logs,
+and connections of clients that are only told that there are too many.
 """
 
 

@@ -1,4 +1,4 @@
-"""One request between a connection and the application: uvicorn's parts for it, with what ours do besides.
+"""Carries one request from a connection to the application, with uvicorn's classes and our additions to them.
 
 They are uvicorn's internals; `tests/unit/test_uvicorn_internals.py` says what is expected of them.
 """
@@ -16,7 +16,7 @@ from services.registry_api.serving.lane_access import Offer
 
 
 class Flow(FlowControl):
-    """Flow control that can also hold reading, whatever the application wants to read."""
+    """Flow control that can also pause reading, whatever the application wants to read."""
 
     def __init__(self, transport: asyncio.Transport) -> None:
         super().__init__(transport)
@@ -50,7 +50,7 @@ class Cycle(RequestResponseCycle):
 
     @classmethod
     def of(cls, connection: HttpToolsProtocol, *, keep_alive: bool, offer: Offer | None) -> Self:
-        """Return the cycle of the request that the connection has just parsed, to its scope."""
+        """Return the cycle for the request whose head the connection has just parsed."""
         cycle = cls(
             scope=connection.scope,
             transport=connection.transport,
@@ -98,6 +98,6 @@ def scope_of(connection: HttpToolsProtocol) -> HTTPScope:
 def stays_open(parser: httptools.HttpRequestParser) -> bool:
     """Return whether the connection stays open after the answer, unless a body is left unread.
 
-    A client of an older version than 1.1 would have to be told that it does.
+    False for clients of an HTTP version before 1.1, which would need a header that says so.
     """
     return parser.should_keep_alive() and parser.get_http_version() not in {"1.0", "0.9"}

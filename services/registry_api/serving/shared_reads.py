@@ -1,4 +1,4 @@
-"""Reads that several requests need at the same moment, and that are done once for all of them."""
+"""Shares reads: when several requests need the same read at the same moment, it is done once for all."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Hashable

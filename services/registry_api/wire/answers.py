@@ -19,7 +19,7 @@ from speaker_registry.errors import PreconditionFailed
 SAFETENSORS = "application/vnd.safetensors"
 """The media type of artifacts and samples."""
 _UNSHARED = {"Cache-Control": "private, no-cache"}
-"""Only the client itself may keep an answer, and it asks each time whether the answer has changed."""
+"""Only the client itself may keep an answer, and it must ask each time whether the answer has changed."""
 
 
 def tag_of(body: BaseModel | dict[str, Any]) -> str:
@@ -100,7 +100,7 @@ def answer_with_bytes(request: Request, data: bytes, headers: dict[str, str], me
     part = part_of(len(data), request.headers.get("range", "")) if whole else None
     if part is None:
         return Response(data, headers=headers, media_type=media_type)
-    headers["Repr-Digest"] = headers.pop("Content-Digest")  # RFC 9530: the other is of what is sent
+    headers["Repr-Digest"] = headers.pop("Content-Digest")  # RFC 9530: the digest of the whole
     headers["Content-Range"] = content_range(part, len(data)).decode()
     return Response(data[part.start : part.stop], status_code=206, headers=headers, media_type=media_type)
 
@@ -128,7 +128,7 @@ def check_of(request: Request, shown: Callable[[SpeakerDocument], BaseModel]) ->
     """Return a check of `If-Match` for an operation, or None if the request has no such header.
 
     Args:
-        shown: returns what the ETag belongs to, as GET shows it of a document.
+        shown: returns the body that GET would answer for a document, to which the ETag belongs.
     """
     if "if-match" not in request.headers:
         return None

@@ -8,8 +8,8 @@ No route's behaviour depends on them. Each file there has one or more of these s
 - `values`: name -> what is written once and used several times, in this file or in others.
 
 In a text, `{name}` stands for the value of that name. In an object, `"...": "name"` stands for the members of
-that value, and so for each of a list of names; later members replace them. A response has a `description` and
-may have
+that value, or of several values if a list of names is given; later members replace them. A response has a
+`description` and may have
 
 - `code` and `message`: those of an error; its `type` follows from the status,
 - `example` and `model`: a JSON body, and the name of its schema,
@@ -82,7 +82,7 @@ def example_value(name: str) -> Any:
 
 @cache
 def _sections() -> dict[str, dict[str, Any]]:
-    """Return the sections of all files, each as one."""
+    """Return each section, merged from all files."""
     read: dict[str, list[tuple[str, Any]]] = {section: [] for section in _SECTIONS}
     for path in sorted(_FOLDER.glob("*.json")):
         for section, members in json.loads(path.read_text("utf-8"), object_pairs_hook=_distinct).items():
@@ -107,7 +107,7 @@ def _find(section: str, name: str) -> Any:
 
 
 def _filled(written: Any) -> Any:
-    """Return a copy of what a file has, with values in the place of their names."""
+    """Return a copy of an example in which names are replaced by the values that they stand for."""
     if isinstance(written, str):
         if whole := re.fullmatch(_NAME, written):
             return example_value(whole[1])
@@ -165,7 +165,9 @@ def _model(name: str) -> type[BaseModel]:
 
 
 def _error(status: int | str, code: str, message: str, *, compatible: bool) -> dict[str, Any]:
-    """Return an error as it is answered. The one that stands for all others, `default`, has OpenAI's form."""
+    """Return an error as the registry sends it. The error `default`, which stands for all others, has
+    OpenAI's form.
+    """
     compatible = compatible and status != "default"
     number = 500 if status == "default" else int(status)
     return {

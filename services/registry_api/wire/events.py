@@ -1,4 +1,4 @@
-"""Shows events of the view to callers: which there are, what they say, and how they look on the wire."""
+"""Renders events of the view for callers: their types, their fields, and their form on the wire."""
 
 from collections.abc import Callable, Set
 from typing import Any
@@ -27,19 +27,19 @@ RESET = "reset"
 
 
 def shown_type(event: Event) -> str | None:
-    """Return what callers call an event, or None if it does not concern them."""
+    """Return the type of an event as callers see it, or None if the event does not concern callers."""
     return _SHOWN.get(event["what"])
 
 
 def filter_of(
     namespace: str, types: Set[str], speaker: str | None, profile: str | None
 ) -> Callable[[Event], bool]:
-    """Return a function that says whether a caller wants to hear of an event, and may.
+    """Return a function that tells whether a caller wants an event and may see it.
 
     Args:
         types: the types that are wanted.
-        speaker: only events of this speaker, and of all speakers.
-        profile: only events of this profile, and of all profiles.
+        speaker: only events about this speaker, and events that concern all speakers.
+        profile: only events about this profile, and events that concern all profiles.
     """
     own = f"{namespace}/"
 
@@ -56,7 +56,7 @@ def filter_of(
 
 
 def render(event: Event, place: object) -> bytes:
-    """Return an event as it is sent. A client that sends `place` later gets the events after this one."""
+    """Render an event for the wire. A client that sends `place` later gets the events after this one."""
     kind = shown_type(event)
     assert kind is not None
     vuid, about = event.get("vuid"), event["speaker"]
@@ -79,17 +79,17 @@ def render(event: Event, place: object) -> bytes:
 
 
 def render_reset(place: object) -> bytes:
-    """Return the event that tells a client to read anew what it holds, because it may have missed some."""
+    """Render the event that tells a client to read its data again, because it may have missed events."""
     return _frame(RESET, str(place), {"object": "event", "id": str(place), "type": RESET})
 
 
 def render_begin(place: object, retry_milliseconds: int) -> bytes:
-    """Return the beginning of a stream. It is no event, but the client learns where it is."""
+    """Render the beginning of a stream, which is no event and tells the client its place in the stream."""
     return f"retry: {retry_milliseconds}\nid: {place}\n\n".encode()
 
 
 HEARTBEAT = b":\n\n"
-"""A comment, so that proxies and clients see that the connection lives."""
+"""A comment that is sent so that proxies and clients see that the connection lives."""
 
 
 def _frame(kind: str, place: str, data: dict[str, Any]) -> bytes:

@@ -43,8 +43,8 @@ class Fields:
         return value
 
     def file(self, field: str) -> UploadFile | None:
-        """Return a file, or None if there is none. If no file was chosen, browsers send an empty file without
-        a name.
+        """Return the file of a field, or None if there is none. An empty file without a name counts as none,
+        because browsers send one if no file was chosen.
         """
         value = self._single(field)
         if isinstance(value, str) and value:

@@ -35,7 +35,7 @@ class FieldNames:
     embedding: str
     description: str
     name: str | None = "name"
-    """None if the path names the voice."""
+    """Name of the field for the voice's name. None if the path names the voice."""
 
     def __iter__(self) -> Iterator[str]:
         named = ("name",) if self.name else ()
@@ -55,9 +55,9 @@ class UploadForm:
 
     upload: NewVersion
     clip: bytes | None
-    """The bytes as uploaded, not decoded yet."""
+    """The uploaded bytes of the clip, not decoded yet."""
     embedding: np.ndarray | None
-    """Float32 [D]."""
+    """The speaker embedding: float32 [D]."""
 
 
 def parse_upload(
@@ -196,7 +196,9 @@ def check_characters(field: str, text: str) -> None:
 
 
 def _parse_embedding(text: str) -> np.ndarray:
-    """Return float32 [D]. Raises ValueError, whose message goes on after the field's name."""
+    """Parse an embedding: float32 [D]. Raises ValueError with a message that continues after the field's
+    name.
+    """
     try:
         values = json.loads(text)
     except (ValueError, RecursionError):

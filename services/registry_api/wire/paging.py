@@ -1,5 +1,5 @@
-"""Finds one page of the voices that match a filter, in the order of their keys, or of the versions or the
-history of one.
+"""Finds one page of the voices that match a filter, in the order of their keys, or one page of a voice's
+versions or history.
 
 Knows no answers.
 """

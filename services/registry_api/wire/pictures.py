@@ -1,4 +1,4 @@
-"""Answers with the pictures of clips, which are drawn by workers."""
+"""Answers requests for the pictures of clips, which workers draw."""
 
 from fastapi import Request
 from starlette.responses import Response

@@ -163,7 +163,9 @@ def descriptor(
 def resolved(
     voice: str, profile: str, found: FoundArtifact | SpeakerRegistryError
 ) -> schemas.ResolvedArtifact:
-    """Show what a reference stands for. An error says why it stands for nothing."""
+    """Render the version and the artifact that a reference stands for, or the error that says why there is
+    none.
+    """
     if isinstance(found, SpeakerRegistryError):
         return schemas.ResolvedArtifact(voice=voice, profile=profile, error=_fault(found))
     fault = found.fault
@@ -188,7 +190,9 @@ def manifest_entry(found: FoundArtifact) -> ManifestEntry:
 
 
 def _version_and_file(found: FoundArtifact) -> dict[str, Any]:
-    """Return a version and its artifact. The state is None if nothing makes the artifact."""
+    """Return the fields that describe a version and its artifact. The state is None if nothing makes the
+    artifact.
+    """
     artifact = found.artifact
     return {
         "version": found.version.number,
@@ -235,7 +239,7 @@ def _segment(name: str) -> str:
 
 
 LOST = "lost with Redis"
-"""The reason of a job whose record Redis lost, and whose artifact nothing makes any more."""
+"""The `reason` of a job whose record Redis lost and whose artifact is no longer being made."""
 
 
 def job(profiles: Profiles, record: JobRecord) -> schemas.Job:
@@ -267,7 +271,9 @@ def job(profiles: Profiles, record: JobRecord) -> schemas.Job:
 
 
 def _reason_of_job(profiles: Profiles, record: JobRecord) -> str | None:
-    """Say why a queued job waits, if no worker serves its profile, or that it was lost. May ask Redis."""
+    """Return why a queued job does not start (no worker serves its profile, or it was lost), or None. May ask
+    Redis.
+    """
     if record.lost:
         return LOST
     if record.state != "queued" or profiles.is_served(record.profile):

@@ -1,4 +1,4 @@
-"""The parameters of all routes that take clips, and the registration of the forms that they get."""
+"""The parameters of all routes that take clips, and the registration of the forms that they receive."""
 
 from typing import Annotated
 
@@ -113,5 +113,5 @@ def limits_of(settings: RegistrySettings) -> Limits:
 
 
 def replayed(registered: Registered) -> dict[str, str]:
-    """Return the header of an answer that says that no version was added."""
+    """Return the header that tells that an upload added no version, or no header if it added one."""
     return {} if registered.created else {"Idempotent-Replayed": "true"}
