@@ -44,8 +44,8 @@ it does so each time, because a node of the store may be behind.
 """
 
 Looks = Callable[[Sequence[SpeakerDocument]], Sequence[float | None]]
-"""A function that returns, for each document, after how many seconds housekeeping has to look at its speaker, or
-None if it need not.
+"""A function that returns, for each document, after how many seconds housekeeping has to look at its speaker,
+or None if it need not.
 """
 
 
