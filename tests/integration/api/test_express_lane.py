@@ -388,9 +388,10 @@ def test_engines_that_ask_together_have_a_page_of_the_manifest_made_once(
 
 
 def test_a_page_of_the_manifest_from_memory_equals_the_first(
-    registry: Registry, name: str, monkeypatch: pytest.MonkeyPatch
+    start: Start, name: str, monkeypatch: pytest.MonkeyPatch
 ):
     """Twice a second the key of a request is checked, and the request gets the page in memory."""
+    registry = start()
     registry.ready(name, ref_text="said by her " * 100)  # so long that the page is compressed
     made, page, lane = [], manifests.page, registry.app.state.lane
     monkeypatch.setattr(manifests, "page", lambda *args, **more: made.append(args) or page(*args, **more))
