@@ -284,7 +284,7 @@ def test_answers_do_not_outlive_the_index_that_they_came_from(start: Start):
     lane.get(path)
     events = registry.app.state.services.events
     before = registry.generation()
-    registry.redis.flushall()
+    registry.redis.flushdb()
     registry.rebuild()
     wait_until(lambda: events.generation != before and events.is_fresh)
     answered = lane.answered
