@@ -38,14 +38,16 @@ def words(command: list[str] | str) -> list[str]:
     return shlex.split(command) if isinstance(command, str) else [str(word) for word in command]
 
 
-def merged(folder: Path) -> dict[str, Any]:
-    """Return what podman-compose makes of the file with all profiles on. `folder` holds the stub of a
-    container engine that podman-compose calls.
+def merged(folder: Path, *files: Path) -> dict[str, Any]:
+    """Return what podman-compose makes of the files, or of docker-compose.yml alone, with all profiles on.
+    `folder` holds the stub of a container engine that podman-compose calls.
     """
     stub = folder / "podman"
     stub.write_text("#!/bin/sh\necho podman version 5.0.0\n")
     stub.chmod(0o755)
-    command = [Path(sys.executable).parent / "podman-compose", "-f", FILE]
+    command = [Path(sys.executable).parent / "podman-compose"]
+    for file in files or (FILE,):
+        command += ["-f", file]
     for profile in PROFILES:
         command += ["--profile", profile]
     environment = {**os.environ, **REQUIRED, "PATH": f"{folder}:{os.environ['PATH']}"}
