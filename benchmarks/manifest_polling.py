@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 import psutil
 
-from benchmarks.rebuild import MODEL, copies, lose, upload_model, wait_until_complete
+from benchmarks.rebuild import MODEL, copies, lose, upload_model, wait_until_complete, wait_until_quiet
 from benchmarks.upload_to_ready import CLIP, FORM, Caller, form
 from tests.process_load import noise_clip
 from tests.processes import PROFILE, RegistryProcesses
@@ -24,7 +24,6 @@ VOICES = int(os.environ.get("POLLED_VOICES", "10000"))
 ENGINES = int(os.environ.get("POLLING_ENGINES", "50"))
 SECONDS = float(os.environ.get("POLLING_SECONDS", "30"))
 INTERVAL_SECONDS = 5.0
-QUIET_WITHIN_SECONDS, QUIET_PERCENT = 300, 5.0
 GOAL_CORES = 0.05
 PATH = f"/v1/profiles/{PROFILE}/manifest"
 
@@ -98,14 +97,6 @@ async def measure(registry: RegistryProcesses, *, engines: int, changes: bool) -
     return used, counts
 
 
-def wait_until_quiet(process: psutil.Process) -> None:
-    """Wait until the process has done what it does after a rebuild. Raises `TimeoutError`."""
-    deadline = time.monotonic() + QUIET_WITHIN_SECONDS
-    while process.cpu_percent(2.0) > QUIET_PERCENT:
-        if time.monotonic() > deadline:
-            raise TimeoutError(f"The API process is still busy {QUIET_WITHIN_SECONDS} s after the rebuild.")
-
-
 def change(registry: RegistryProcesses) -> None:
     """Give one voice another version every `INTERVAL_SECONDS`."""
     caller = Caller(registry.urls[0])
@@ -123,7 +114,7 @@ def main() -> bool:
         assert sum(1 for _ in copies(registry.bucket, VOICES)) == VOICES
         lose(registry)
         wait_until_complete(registry)
-        wait_until_quiet(psutil.Process(registry.apis[0].pid))
+        wait_until_quiet(registry)
         print(f"{VOICES:,} voices, {ENGINES} engines that ask every {INTERVAL_SECONDS:g} s\n")
         print("| what | % of a core | answers |\n|---|---|---|")
         idle, _ = asyncio.run(measure(registry, engines=0, changes=False))

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from uuid import uuid4
 
+import psutil
 from redis import Redis
 
 from benchmarks.queue_throughput import jobs_per_second, simple_worker
@@ -33,6 +34,7 @@ REFERENCE_JOBS = 650
 GOAL_SECONDS = 1.0
 """Longest time that a write may wait."""
 UPLOADS = 100
+QUIET_WITHIN_SECONDS, QUIET_PERCENT = 300, 5.0
 MODEL = SpeakerId("default", "voice-model")
 
 
@@ -121,6 +123,15 @@ def wait_until_complete(registry: RegistryProcesses) -> None:
     while not _is_complete(registry):
         assert time.monotonic() < deadline, "the rebuild does not end"
         time.sleep(0.05)
+
+
+def wait_until_quiet(registry: RegistryProcesses) -> None:
+    """Wait until the API process has done what it does after a rebuild. Raises `TimeoutError`."""
+    process = psutil.Process(registry.apis[0].pid)
+    deadline = time.monotonic() + QUIET_WITHIN_SECONDS
+    while process.cpu_percent(2.0) > QUIET_PERCENT:
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"The API process is still busy {QUIET_WITHIN_SECONDS} s after the rebuild.")
 
 
 def _uploads_after_a_loss(
