@@ -16,9 +16,9 @@ from starlette.responses import RedirectResponse, Response
 from services.registry_api.access.provider_sign_in import SIGN_IN_SECONDS, ProviderSignIn, SignIn
 from services.registry_api.access.rules import PUBLIC, access_of, client_address
 from services.registry_api.keys.seal import Seal
-from services.registry_api.pages.rendering import leading_page
+from services.registry_api.pages.rendering import leading_page, own_page
 from services.registry_api.pages.sessions import CALLBACK, cookie_header, sent_cookie
-from services.registry_api.pages.signing_in import ask_to_sign_in, own_page, sign_in_with
+from services.registry_api.pages.signing_in import ask_to_sign_in, sign_in_with
 from services.registry_api.protocol.routing import PAGES, Router
 from speaker_registry.errors import InvalidApiKey, NotFound, RateLimited, Unavailable
 

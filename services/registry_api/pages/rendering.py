@@ -5,6 +5,7 @@ them looks, such as bidirectional controls, are shown by their numbers.
 """
 
 import hashlib
+import re
 import time
 import unicodedata
 from collections.abc import Mapping
@@ -12,6 +13,7 @@ from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from fastapi import Request
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -53,6 +55,8 @@ _TITLES = {
     429: "Too many requests",
     503: "Not available now",
 }
+_OWN_PAGE = re.compile(rf"{PAGES}([/?][!-\[\]-~]*)?")
+"""An address of these pages: printable ASCII without a backslash, which browsers read as a slash."""
 _CONTROL_CATEGORIES = frozenset({"Cc", "Cf", "Co", "Cs", "Zl", "Zp"})
 _KEPT_CONTROLS = frozenset("\n\t\r\u200c\u200d")
 """Line breaks, and the joiners that emoji and several scripts need."""
@@ -103,6 +107,25 @@ def own_address(request: Request) -> str:
     return request.url.path + (f"?{request.url.query}" if request.url.query else "")
 
 
+def own_page(following: str) -> str:
+    """Return the address of one of these pages, never of another site."""
+    return following if _OWN_PAGE.fullmatch(following) else PAGES
+
+
+def _way_back(request: Request) -> str | None:
+    """Return the address of the page whose form was sent, or None if no other page than the overview."""
+    if request.method in {"GET", "HEAD"}:
+        return None
+    try:
+        sent = urlsplit(request.headers.get("referer", ""))
+    except ValueError:
+        return None
+    if sent.netloc != request.headers.get("host"):
+        return None
+    following = own_page(sent.path + (f"?{sent.query}" if sent.query else ""))
+    return following if following != PAGES else None
+
+
 def leading_page(request: Request, address: str) -> Response:
     """Return a page that has the browser open another of these pages at once.
 
@@ -118,6 +141,7 @@ def failure_page(request: Request, status: int, message: str, *, token: str, par
         "title": title,
         "message": message,
         "request_id": request.scope.get("request_id"),
+        "back": _way_back(request),
     }
     if not partial:
         return page(request, "failure.html", token=token, status=status, **values)

@@ -1,6 +1,5 @@
 """Pages to sign in and out at, the choice of a namespace, and the assets of all pages."""
 
-import re
 from typing import Annotated
 
 from fastapi import Query, Request
@@ -9,9 +8,8 @@ from starlette.responses import RedirectResponse, Response
 from services.registry_api.access.rules import ANY_KEY, PUBLIC, access_of, authenticate
 from services.registry_api.dependencies import CallerDep
 from services.registry_api.pages.forms import MAX_FIELD, checked_form, lead_to, page_router, show
-from services.registry_api.pages.rendering import ASSETS
+from services.registry_api.pages.rendering import ASSETS, own_page
 from services.registry_api.pages.sessions import begin_session, end_session, show_namespace, use_key
-from services.registry_api.protocol.routing import PAGES
 from speaker_registry.errors import (
     InvalidApiKey,
     InvalidRequest,
@@ -24,8 +22,6 @@ from speaker_registry.names import ACCEPTED_NAMESPACES, is_namespace
 
 router = page_router()
 _MEDIA_TYPES = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xml", "txt": "text/plain"}
-_OWN_PAGE = re.compile(rf"{PAGES}([/?][!-\[\]-~]*)?")
-"""An address of these pages: printable ASCII without a backslash, which browsers read as a slash."""
 
 
 @router.get("/assets/{name}", dependencies=[PUBLIC])
@@ -108,8 +104,3 @@ async def page_choose_namespace(request: Request, caller: CallerDep) -> Response
         )
     show_namespace(request, namespace)
     return lead_to("")
-
-
-def own_page(following: str) -> str:
-    """Return the address of one of these pages, never of another site."""
-    return following if _OWN_PAGE.fullmatch(following) else PAGES

@@ -28,6 +28,7 @@ from services.shared.registry.profiles import Profiles
 from services.shared.registry.speakers import FoundSpeaker
 from speaker_registry import sample_voice
 from speaker_registry.errors import InvalidRequest, VoiceExists
+from speaker_registry.labels import parse_filters
 from speaker_registry.names import key_of_name, parse_speaker_name
 from speaker_registry.schemas import ArtifactState
 
@@ -45,22 +46,27 @@ def page_voices(
     q: Annotated[str, Query(max_length=128)] = "",
     state: State = "",
     profile: Annotated[str, Query(max_length=128)] = "",
+    label: Annotated[str, Query(max_length=512)] = "",
     after: After = "",
 ) -> Response:
-    """List voices by name: those that match a search, a state and a profile."""
+    """List voices by name: those that match a search, a state, a profile and labels."""
     profiles = services.profiles
     if profile:
         profiles.get(profile)
+    labels = parse_filters(one.strip() for one in label.split(",")) if label.strip() else {}
     found = find_voices(
         services.speakers,
         services.store,
         namespace,
         after=after,
         limit=_PAGE_SIZE,
-        matches=lambda speaker: _matches(profiles, speaker, profile, state),
+        matches=lambda speaker: (
+            labels.items() <= speaker.document.about.labels.items()
+            and _matches(profiles, speaker, profile, state)
+        ),
         part=key_of_name(q) if q else None,
     )
-    filters = {"q": q, "state": state, "profile": profile}
+    filters = {"q": q, "state": state, "profile": profile, "label": label}
     return show(
         request,
         "voices.html",

@@ -768,6 +768,24 @@ def test_lists_have_pages_and_filters(start: Start, monkeypatch: pytest.MonkeyPa
         assert visitor.get("/voices", params={"profile": "wrong"}).status_code == 404
 
 
+def test_voices_are_found_by_their_labels(registry: Registry, visitor: Visitor, name: str):
+    """All given labels must match, and what is no label gets a sentence."""
+    for end, labels in (("left", {"team": "blue"}), ("right", {"team": "blue", "tier": "gold"})):
+        registry.upload(f"{name}-{end}")
+        registry.client.patch(f"/v1/voices/{name}-{end}", json={"labels": labels})
+    for label, ends in (
+        ("team=blue", {"left", "right"}),
+        ("team=blue, tier=gold", {"right"}),
+        ("team=red", set()),
+    ):
+        page = visitor.get("/voices", params={"q": name, "label": label}).text
+        assert {end for end in ("left", "right") if f"{name}-{end}</bdi>" in page} == ends
+    refused = visitor.get("/voices", params={"label": "<b>"})
+    assert refused.status_code == 400
+    assert "Accepted: KEY=VALUE" in refused.text
+    assert "<b>" not in refused.text
+
+
 def test_sessions_survive_another_process_and_not_a_lost_redis(registry: Registry):
     """All API processes read each other's sessions. After a loss of Redis people sign in again."""
     one, other = (

@@ -319,3 +319,27 @@ def test_an_alias_that_is_set_to_the_same_version_is_not_said_to_be_new(
     for alias, status in (("latest", 400), ("%3Cb%3E", 400), ("prod", 200)):
         page = visitor.get(f"/voices/{name}?alias={alias}&former=0&moved=0")
         assert (page.status_code, "Undo" in page.text) == (status, False)
+
+
+@pytest.mark.parametrize(
+    ("referer", "leads_back"),
+    [
+        ("{url}{page}", True),
+        ("https://evil.example{page}", False),
+        ("{url}//evil.example", False),
+        ("{url}/dashboard/\\evil.example", False),
+        ("http://[", False),
+        ("", False),
+    ],
+)
+def test_a_refused_form_leads_back_to_its_page_and_nowhere_else(
+    registry: Registry, visitor: Visitor, name: str, referer: str, leads_back: bool
+):
+    """Without scripts a refusal is a page of its own, from which a person returns to what they looked at."""
+    make_versions(registry, name, 2)
+    page = f"/dashboard/voices/{name}?version=1"
+    headers = {"Referer": referer.format(url=registry.url, page=page)}
+    refused = visitor.post(f"/voices/{name}/aliases", {"alias": "Prod", "version": "1"}, headers=headers)
+    assert refused.status_code == 400
+    assert (f'href="{page}">Back to the page before' in refused.text) == leads_back
+    assert "evil" not in refused.text
