@@ -1,6 +1,5 @@
 """Serve the API: build what `dependencies.Services` names, and run the server until it is stopped."""
 
-import gc
 import signal
 import sys
 from collections.abc import Callable
@@ -20,6 +19,7 @@ from services.registry_api.keys.forget import sweep
 from services.registry_api.keys.key_uses import KeyUses
 from services.registry_api.maintenance.housekeeping import Housekeeping
 from services.registry_api.maintenance.queue_signals import RedisSignals
+from services.registry_api.serving.garbage import keep_collections_short
 from services.registry_api.serving.open_files import raise_limit_for
 from services.registry_api.serving.server import server_config
 from services.shared.audio import AudioDecoder
@@ -144,10 +144,7 @@ def _run(server: uvicorn.Server) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         # uvicorn raises a signal again after handling it; the default handler would kill us.
         signal.signal(number, server.handle_exit)
-    # Every object so far stays until the end. Scanning them in each garbage collection would stop all
-    # requests for its duration.
-    gc.collect()
-    gc.freeze()
+    keep_collections_short()
     sys.setswitchinterval(_SWITCH_SECONDS)
     server.run()
 
