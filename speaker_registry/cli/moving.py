@@ -59,15 +59,17 @@ def export(client: "RegistryClient", arguments: argparse.Namespace) -> Output:
 
 def _restore(client: "RegistryClient", arguments: argparse.Namespace, path: Path) -> Output:
     from speaker_registry.moving.archive import Archive  # noqa: PLC0415  see `_import`
-    from speaker_registry.moving.restoring import Restoring  # noqa: PLC0415
+    from speaker_registry.moving.restoring import Permission, Restoring  # noqa: PLC0415
 
     if arguments.consent is not None or arguments.ignore_column:
         raise CommandError(
             "an archive has its own consents and no columns; leave out --consent, --ignore-column"
         )
     with Archive(path) as archive:
+        permission = Permission()
         tasks = [
-            Restoring(archive=archive, voice=voice, artifacts=arguments.artifacts) for voice in archive.voices
+            Restoring(archive=archive, voice=voice, artifacts=arguments.artifacts, permission=permission)
+            for voice in archive.voices
         ]
         return _run(client, arguments, tasks)
 
