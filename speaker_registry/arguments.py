@@ -104,6 +104,18 @@ def condition(if_match: str | None) -> dict[str, str]:
     return {"if-match": if_match}
 
 
+def upload_fields(clip: bytes | None, embedding: ArrayLike | None, **texts: str | None) -> dict[str, str]:
+    """Return the form fields of an upload besides its clip. Texts that are None are left out.
+
+    Raises:
+        InvalidRequest: There is not exactly one of clip and embedding.
+        InvalidEmbedding: The embedding is not one row of finite numbers.
+    """
+    if (clip is None) == (embedding is None):
+        raise InvalidRequest("give either audio or an embedding", param="audio")
+    return given(**texts, embedding=None if embedding is None else embedding_json(embedding))
+
+
 def given(**values: str | None) -> dict[str, str]:
     """Return the arguments that are not None."""
     return {key: value for key, value in values.items() if value is not None}

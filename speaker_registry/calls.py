@@ -14,7 +14,7 @@ from typing import TypeVar
 from numpy.typing import ArrayLike
 from pydantic import BaseModel, ValidationError
 
-from speaker_registry.arguments import checked_idempotency_key, condition, embedding_json, given, request_body
+from speaker_registry.arguments import checked_idempotency_key, condition, request_body, upload_fields
 from speaker_registry.artifact import canonical_json
 from speaker_registry.errors import InvalidRequest, Unavailable, VersionNotFound
 from speaker_registry.exchange import Plan, Reply, Request, RetryPolicy, SendRequest, error_of, exchange
@@ -318,14 +318,13 @@ class Calls:
         idempotency_key: str | None,
         dedupe: bool,
     ) -> Plan[Registration]:
-        if (clip is None) == (embedding is None):
-            raise InvalidRequest("give either audio or an embedding", param="audio")
-        fields = given(
+        fields = upload_fields(
+            clip,
+            embedding,
             name=parse_speaker_name(name).name,
             consent=consent,
             ref_text=ref_text,
             description=description,
-            embedding=None if embedding is None else embedding_json(embedding),
         )
         # The key is made once per call, so that a retry after a lost answer does not make a second version.
         key = uuid.uuid4().hex if idempotency_key is None else checked_idempotency_key(idempotency_key)
@@ -335,6 +334,29 @@ class Calls:
         return self._registered(
             Request(method="POST", path=path, params=params, headers=headers, fields=fields, clip=clip)
         )
+
+    def restore_version(
+        self,
+        name: str,
+        number: int,
+        *,
+        created_at: int,
+        clip: bytes | None,
+        embedding: ArrayLike | None,
+        consent: str,
+        ref_text: str | None,
+        description: str | None,
+    ) -> Plan[Registration]:
+        fields = upload_fields(
+            clip,
+            embedding,
+            created_at=str(created_at),
+            consent=consent,
+            ref_text=ref_text,
+            description=description,
+        )
+        path = parse_target(parse_speaker_name(name).name, number).version_path
+        return self._registered(Request(method="PUT", path=path, fields=fields, clip=clip))
 
     def _registered(self, request: Request) -> Plan[Registration]:
         answer = yield from self._read(RegisteredVersion, request)

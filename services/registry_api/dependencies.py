@@ -179,7 +179,7 @@ async def _version_number(
     if isinstance(number, int):
         return number
     raise InvalidReference(
-        f"Version '{ref}' is an alias. Accepted: the number of a version, as in DELETE …/versions/3.",
+        f"Version '{ref}' is an alias. Accepted: the number of a version, as in …/versions/3.",
         param="ref",
     )
 

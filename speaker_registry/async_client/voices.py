@@ -44,6 +44,35 @@ class AsyncVoices(AsyncPlanExecutor):
             )
         )
 
+    async def restore_version(
+        self,
+        name: str,
+        number: int,
+        audio: Audio | None = None,
+        *,
+        created_at: int,
+        embedding: ArrayLike | None = None,
+        consent: str,
+        ref_text: str | None = None,
+        description: str | None = None,
+    ) -> Registration:
+        """Register a version under a given number and creation time, as it was in another registry.
+
+        See `RegistryClient.restore_version`.
+        """
+        return await self._run(
+            self._calls.restore_version(
+                name,
+                number,
+                created_at=created_at,
+                clip=None if audio is None else await asyncio.to_thread(read_clip, audio),
+                embedding=embedding,
+                consent=consent,
+                ref_text=ref_text,
+                description=description,
+            )
+        )
+
     async def wait_ready(
         self,
         speaker: str | Registration,

@@ -59,15 +59,17 @@ def export(client: "RegistryClient", arguments: argparse.Namespace) -> Output:
 
 def _restore(client: "RegistryClient", arguments: argparse.Namespace, path: Path) -> Output:
     from speaker_registry.moving.archive import Archive  # noqa: PLC0415  see `_import`
-    from speaker_registry.moving.restoring import Restoring  # noqa: PLC0415
+    from speaker_registry.moving.restoring import Permission, Restoring  # noqa: PLC0415
 
     if arguments.consent is not None or arguments.ignore_column:
         raise CommandError(
             "an archive has its own consents and no columns; leave out --consent, --ignore-column"
         )
     with Archive(path) as archive:
+        permission = Permission()
         tasks = [
-            Restoring(archive=archive, voice=voice, artifacts=arguments.artifacts) for voice in archive.voices
+            Restoring(archive=archive, voice=voice, artifacts=arguments.artifacts, permission=permission)
+            for voice in archive.voices
         ]
         return _run(client, arguments, tasks)
 
@@ -132,10 +134,11 @@ def _run(
         transfer = Transfer(client, arguments.jobs, arguments.dry_run, on_result)
         report = transfer.run(tasks)
     not_tried = len(tasks) - len(report.results)
-    return _output(Report(results=(*unusable, *report.results), stopped=report.stopped), not_tried)
+    whole = Report(results=(*unusable, *report.results), stopped=report.stopped)
+    return _output(whole, not_tried, dry_run=arguments.dry_run)
 
 
-def _output(report: "Report", not_tried: int) -> Output:
+def _output(report: "Report", not_tried: int, *, dry_run: bool) -> Output:
     counts = {state: report.count(state) for state in ("registered", "planned", "unchanged", "refused")}
     document = {
         **counts,
@@ -146,7 +149,7 @@ def _output(report: "Report", not_tried: int) -> Output:
     status = REFUSED if counts["refused"] else OK
     if report.stopped is not None:
         status = status_of(report.stopped)
-    return Output(document, _text(report, not_tried), status)
+    return Output(document, _text(report, not_tried, dry_run=dry_run), status)
 
 
 def _entry(result: "Result") -> dict[str, object]:
@@ -164,11 +167,12 @@ def _error(error: SpeakerRegistryError | None) -> dict[str, object] | None:
     return None if error is None else {"code": error.code, "message": str(error)}
 
 
-def _text(report: "Report", not_tried: int) -> str:
-    lines = [", ".join(_counted(report, not_tried))]
+def _text(report: "Report", not_tried: int, *, dry_run: bool) -> str:
+    lines = [", ".join(_counted(report, not_tried, dry_run=dry_run))]
     if report.stopped is not None:
         lines.append(f"ended early: {printable(report.stopped)}")
-        lines.append("run the same command again to go on; what is registered is not sent again")
+        if not dry_run:
+            lines.append("run the same command again to go on; what is registered is not sent again")
     rows = [(one.where, one.name or "-", str(one.error)) for one in report.results if one.error]
     if rows:
         lines += ["", table(("REFUSED", "NAME", "REASON"), rows)]
@@ -178,10 +182,11 @@ def _text(report: "Report", not_tried: int) -> str:
     return "\n".join(lines)
 
 
-def _counted(report: "Report", not_tried: int) -> Iterable[str]:
-    yield f"registered {report.count('registered')}"
-    if planned := report.count("planned"):
-        yield f"would register {planned}"
+def _counted(report: "Report", not_tried: int, *, dry_run: bool) -> Iterable[str]:
+    if dry_run:
+        yield f"would register {report.count('planned')}"
+    else:
+        yield f"registered {report.count('registered')}"
     yield f"already there {report.count('unchanged')}"
     yield f"refused {report.count('refused')}"
     if not_tried:

@@ -58,6 +58,53 @@ class Voices(PlanExecutor):
             )
         )
 
+    def restore_version(
+        self,
+        name: str,
+        number: int,
+        audio: Audio | None = None,
+        *,
+        created_at: int,
+        embedding: ArrayLike | None = None,
+        consent: str,
+        ref_text: str | None = None,
+        description: str | None = None,
+    ) -> Registration:
+        """Register a version under a given number and creation time, as it was in another registry.
+
+        This is for operators: the API key needs the scope `admin`. The versions of a voice are restored in
+        their order. The same call again changes nothing.
+
+        Args:
+            name: Name of the voice. A voice is created if there is none with this name.
+            number: Number of the version, greater than every number that the voice has ever had.
+            audio: The clip, as a path, as bytes or as a file opened in binary mode.
+            created_at: Creation time in Unix seconds, later than that of every version before, and not in the
+                future.
+            embedding: A speaker embedding (one row of finite numbers), instead of `audio`.
+            consent: Tells who agreed to what, or is the id of a recorded consent.
+            ref_text: Transcript of the clip, word for word.
+            description: Free text about the voice.
+
+        Raises:
+            Conflict: The voice has had this number or time, or a later one, or another version with this
+                number.
+            InvalidRequest: The time is in the future, or an argument is not accepted.
+            PermissionDenied: The API key lacks the scope `admin`.
+        """
+        return self._run(
+            self._calls.restore_version(
+                name,
+                number,
+                created_at=created_at,
+                clip=None if audio is None else read_clip(audio),
+                embedding=embedding,
+                consent=consent,
+                ref_text=ref_text,
+                description=description,
+            )
+        )
+
     def wait_ready(
         self,
         speaker: str | Registration,

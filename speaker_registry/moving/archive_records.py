@@ -48,7 +48,7 @@ class VersionRecord(ArchiveRecord):
     name: str = Field(max_length=MAX_NAME_LENGTH)
     version: int = Field(ge=1, le=MAX_VERSION)
     created_at: int = Field(ge=0)
-    """Unix seconds. Another registry gives a time of its own."""
+    """Unix seconds."""
     source: Literal["audio", "embedding"]
     digest: Digest
     """Digest of the clip as uploaded, or of the safetensors file with the embedding."""
@@ -75,7 +75,8 @@ class VoiceRecord(ArchiveRecord):
     aliases: dict[str, Annotated[int, Field(ge=1)]] = Field(default_factory=dict, max_length=64)
     """Alias -> place of its version among those of the archive. `default` is here if it was moved by hand.
 
-    The oldest version has the place 1, because the registry that imports the archive numbers versions anew.
+    The oldest version has the place 1, because the registry that imports the archive may number versions
+    anew.
     """
 
     @property
@@ -118,8 +119,8 @@ class EndRecord(ArchiveRecord):
 class ContentDigest:
     """The digest of a namespace's content: names, order of versions, sources, texts and tensors.
 
-    It leaves out what each registry assigns by itself: version numbers, ids and times. It also leaves out the
-    digests of artifact files, whose headers contain these.
+    It leaves out what a registry may assign by itself: ids, and version numbers and times where it does not
+    keep those of an archive. It also leaves out the digests of artifact files, whose headers contain these.
     """
 
     def __init__(self) -> None:

@@ -76,8 +76,9 @@ def check_distinct(found: Iterable[Found]) -> None:
             places.setdefault(one.name.key, []).append(one.where)
     twice = {key: where for key, where in places.items() if len(where) > 1}
     if twice:
+        names = "1 such name" if len(twice) == 1 else f"{len(twice)} such names"
         shown = "; ".join(f"{key!a}: {', '.join(twice[key])}" for key in sorted(twice)[:_MAX_SHOWN])
         raise InvalidRequest(
             "There is more than one voice of a name, and nothing was uploaded. Names that differ only in "
-            f"case or Unicode form are equal. {len(twice)} such names: {shown}"
+            f"case or Unicode form are equal. {names}: {shown}"
         )

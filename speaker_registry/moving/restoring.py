@@ -1,21 +1,34 @@
 """Registers the voices of an archive: their versions in order, descriptions, labels, pins and aliases, and
 the artifacts that they had.
+
+Versions keep their numbers and creation times if the registry lets them. Otherwise it numbers them anew.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from speaker_registry.client import RegistryClient
-from speaker_registry.errors import Conflict, InvalidRequest, NotFound, VoiceNotFound
+from speaker_registry.errors import Conflict, InvalidRequest, NotFound, PermissionDenied, VoiceNotFound
 from speaker_registry.moving.about import Unsaid, compare, say
 from speaker_registry.moving.archive import Archive, ArchivedVersion, ArchivedVoice
 from speaker_registry.moving.archive_records import VersionRecord
 from speaker_registry.moving.candidates import Source
 from speaker_registry.moving.exporting import embedding_of
-from speaker_registry.moving.transfer import Result, State, is_equal, register, texts_of
+from speaker_registry.moving.transfer import Result, State, is_equal, register, restore, texts_of
 from speaker_registry.schemas import VoiceVersion
+
+
+@dataclass(slots=True)
+class Permission:
+    """Remembers that the API key may not set numbers and times, so that no further clip is sent in vain.
+
+    One import has one, which its threads share.
+    """
+
+    refusal: str | None = None
+    """The reason that the registry gave, or None if it gave none so far."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +43,7 @@ class Restoring:
     voice: ArchivedVoice
     artifacts: bool = True
     """Also upload the artifacts, so that they need not be extracted again."""
+    permission: Permission = field(default_factory=Permission)
 
     @property
     def where(self) -> str:
@@ -44,16 +58,11 @@ class Restoring:
         for version, archived in zip(there, self.voice.versions, strict=False):
             self._check_same(client, version, archived)
         missing = len(self.voice.versions) - len(there)
-        numbers, notes = [version.version for version in there], list[str]()
+        numbers = [version.version for version in there]
         if dry_run:
             return self._planned(client, numbers)
-        for index, archived in enumerate(self.voice.versions):
-            record = self.archive.record(archived)
-            if index == len(numbers):
-                source = self.archive.source(archived, record)
-                numbers.append(self._register(client, record, source, after=numbers[-1] if numbers else 0))
-            if numbers[index] != record.version:
-                notes.append(f"version {record.version} of the archive is version {numbers[index]} here")
+        reason = self._register_missing(client, numbers)
+        notes = self._renumbered(numbers, reason)
         # Before the artifacts, so that engines never find another version under the bare name on the way.
         unsaid = self._unsaid(client, numbers)
         notes += unsaid.notes
@@ -84,10 +93,52 @@ class Restoring:
         archived, count = self.archive.about(self.voice), len(self.voice.versions)
         return compare(client, self.title, archived, numbers[:count], grown=len(numbers) > count)
 
-    def _register(self, client: RegistryClient, record: VersionRecord, source: Source, *, after: int) -> int:
-        # Two equal versions of the archive stay two versions, hence no deduplication.
-        number, _ = register(client, record.name, source, record.texts, after=after, dedupe=False)
-        return number
+    def _register_missing(self, client: RegistryClient, numbers: list[int]) -> str | None:
+        """Register the versions that the registry lacks, and append their numbers to `numbers`.
+
+        Returns:
+            The reason why not all of them have the number and the time of the archive, or None.
+        """
+        reason = self.permission.refusal
+        for archived in self.voice.versions[len(numbers) :]:
+            record = self.archive.record(archived)
+            source = self.archive.source(archived, record)
+            if reason is None:
+                reason = self._restore(client, record, source)
+            # Once a version is new here, those that follow it cannot keep their times.
+            if reason is None:
+                numbers.append(record.version)
+            else:
+                after = numbers[-1] if numbers else 0
+                # Two equal versions of the archive stay two versions, hence no deduplication.
+                number, _ = register(client, record.name, source, record.texts, after=after, dedupe=False)
+                numbers.append(number)
+        return reason
+
+    def _restore(self, client: RegistryClient, record: VersionRecord, source: Source) -> str | None:
+        """Register a version under its number and time. Returns the reason if that is refused.
+
+        A refusal for the clip or the texts is returned, too. The registration that follows then raises it.
+        """
+        try:
+            restore(client, record, source)
+        except PermissionDenied as error:
+            self.permission.refusal = error.message
+            return error.message
+        except (Conflict, InvalidRequest, NotFound) as error:
+            return error.message
+        return None
+
+    def _renumbered(self, numbers: Sequence[int], reason: str | None) -> list[str]:
+        """Return what the report says of versions whose numbers are not those of the archive."""
+        pairs = [
+            (self.archive.record(archived).version, number)
+            for number, archived in zip(numbers, self.voice.versions, strict=False)
+        ]
+        notes = [f"version {old} of the archive is version {new} here" for old, new in pairs if old != new]
+        if notes and reason is not None:
+            notes.append(f"the numbers were given anew, because the registry refused to keep them: {reason}")
+        return notes
 
     def _check_same(self, client: RegistryClient, version: VoiceVersion, archived: ArchivedVersion) -> None:
         record = self.archive.record(archived)

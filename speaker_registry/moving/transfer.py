@@ -18,6 +18,7 @@ import numpy as np
 from speaker_registry.artifact import canonical_json, sha256_digest
 from speaker_registry.client import RegistryClient
 from speaker_registry.errors import SpeakerRegistryError, Unavailable, VoiceNotFound
+from speaker_registry.moving.archive_records import VersionRecord
 from speaker_registry.moving.candidates import Candidate, Source, Texts
 from speaker_registry.moving.faults import MAX_PAUSES, asks_to_wait, concerns_one_voice
 from speaker_registry.schemas import VoiceVersion
@@ -121,11 +122,11 @@ def register(
         after: Number of the newest version that the registry had before. The same content that is registered
             again after other versions is a new version, so this is a part of the idempotency key.
     """
-    clip = source if isinstance(source, bytes) else None
+    clip, embedding = _clip_or_embedding(source)
     registered = client.register(
         name,
         clip,
-        embedding=None if clip is not None else source,
+        embedding=embedding,
         consent=texts.consent,
         ref_text=texts.ref_text,
         description=texts.description,
@@ -133,6 +134,25 @@ def register(
         dedupe=dedupe,
     )
     return registered.version, registered.created
+
+
+def restore(client: RegistryClient, record: VersionRecord, source: Source) -> None:
+    """Register a version under the number and the creation time of an archive's record."""
+    clip, embedding = _clip_or_embedding(source)
+    client.restore_version(
+        record.name,
+        record.version,
+        clip,
+        created_at=record.created_at,
+        embedding=embedding,
+        consent=record.consent,
+        ref_text=record.ref_text,
+        description=record.description,
+    )
+
+
+def _clip_or_embedding(source: Source) -> tuple[bytes | None, np.ndarray | None]:
+    return (source, None) if isinstance(source, bytes) else (None, source)
 
 
 def _content_hash(name: str, source: Source, texts: Texts) -> str:

@@ -237,6 +237,7 @@ JOBS_WRITE = needs("jobs:write", "engine")
 JOBS_CANCEL = needs("jobs:write")
 """`engine` is left out: a TTS server asks for artifacts, and other callers may wait for the same job."""
 ADMIN = Security(_authorize_key_management, scopes=("admin",))
+VERSIONS_RESTORE = needs("admin")
 METRICS = Security(_authorize_operator, scopes=("admin",))
 PROFILES_PROMOTE = Security(_authorize_operator, scopes=("admin",))
 CAMPAIGNS = Security(_authorize_operator, scopes=("admin",))

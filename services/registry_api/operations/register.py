@@ -14,8 +14,9 @@ import structlog
 
 from services.registry_api.operations.sources import Source
 from services.shared.bucket.stored_bytes import StoredBytes
-from services.shared.model.changes import next_marks, with_version
+from services.shared.model.changes import with_version
 from services.shared.model.document import Counts, SpeakerDocument, key_reused
+from services.shared.model.numbering import Numbering, next_marks, registered_as
 from services.shared.model.records import Version
 from services.shared.model.speaker import SpeakerId
 from services.shared.queue.jobs import Jobs
@@ -51,6 +52,8 @@ class NewVersion:
     expects: Expects = "any"
     dedupe: bool = True
     """True if an upload with the same source and texts as the newest version returns that version."""
+    numbering: Numbering | None = None
+    """The number and the creation time that an operator wants. Only this number is looked at for repeats."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,6 +157,7 @@ def register(
 
     Raises:
         QuotaExceeded, VoiceExists, VoiceDeleted, IdempotencyKeyReused: what is served has not changed.
+        Conflict, InvalidRequest: the version cannot have the number or time that an operator wants.
         Unavailable: send the request again, which finds out what came of it.
     """
     speaker_id, until = SpeakerId.of(namespace, upload.name), speakers.deadline()
@@ -162,50 +166,25 @@ def register(
         speakers.reserving(speaker_id, change.document) as used,
     ):
         new = _new_version(upload, source, vuid=change.token)
-
-        def answered(document: SpeakerDocument) -> Version | None:
-            # Looked up each time: a repeat of this request may have been answered while this one stood still.
-            remembered = speakers.answers.of(speaker_id, new.idempotency) if new.idempotency else None
-            return _answer(document, new, upload, remembered)
-
-        if answered(change.document) is not None:
+        adding = _Adding(speakers, blobs, profiles, limits, used, speaker_id, upload, source, new)
+        if adding.answer(change.document) is not None:
             confirmed = change.commit(lambda document: document, did="repeat")
-            if (answer := answered(confirmed)) is not None:
+            if (answer := adding.answer(confirmed)) is not None:
                 answer = _remembered(speakers, speaker_id, confirmed, new, answer)
                 source.restore(blobs, speaker_id, answer)
                 return _registered(
                     speakers, jobs, profiles, speaker_id, confirmed, version=answer, created=False
                 )
-
-        def check(document: SpeakerDocument) -> None:
-            _check_expected(document, upload)
-            limits.check(document, new, source.size, used)
-
-        change.ask(check)
+        change.ask(adding.check)
         life = change.document.marks.life
         source.store(blobs, speaker_id, new.vuid)
-
-        def add(document: SpeakerDocument) -> SpeakerDocument:
-            if answered(document) is not None:
-                return document
-            check(document)
-            now = speakers.now()
-            marks = next_marks(document, now)
-            numbered = new.having(number=marks.number, created_at=marks.created_at)
-            return with_version(
-                document,
-                source.number(blobs, speaker_id, numbered),
-                profiles.required,
-                key=upload.name.key,
-                life=life,
-                now=now,
-                max_versions=limits.versions,
-                immutable=limits.immutable,
-            )
-
-        document = change.commit(add, did="register", done=lambda found: new.vuid in found.names_of_bytes)
+        document = change.commit(
+            lambda document: adding.added(document, life=life),
+            did="register",
+            done=lambda found: new.vuid in found.names_of_bytes,
+        )
     mine = document.version(new.vuid)
-    version = mine or answered(document)
+    version = mine or adding.answer(document)
     if version is None:
         raise VoiceDeleted(f"Voice '{new.name}' was deleted while this version was being registered.")
     if mine is None:
@@ -215,6 +194,57 @@ def register(
     return _registered(
         speakers, jobs, profiles, speaker_id, document, version=version, created=mine is not None
     )
+
+
+@dataclass(frozen=True, slots=True)
+class _Adding:
+    """Decides one upload on whichever document of its speaker is the newest."""
+
+    speakers: Speakers
+    blobs: StoredBytes
+    profiles: Profiles
+    limits: Limits
+    used: Counts
+    speaker_id: SpeakerId
+    upload: NewVersion
+    source: Source
+    new: Version
+
+    def answer(self, document: SpeakerDocument) -> Version | None:
+        """Return the version that the request made before, or that equals what it asks for.
+
+        The remembered answer is looked up each time: a repeat of this request may have been answered while
+        this one stood still.
+        """
+        key = self.new.idempotency
+        remembered = self.speakers.answers.of(self.speaker_id, key) if key else None
+        return _answer(document, self.new, self.upload, remembered)
+
+    def check(self, document: SpeakerDocument) -> None:
+        """Raise an error of the registry if the document cannot take the version."""
+        _check_expected(document, self.upload)
+        next_marks(document, self.speakers.now(), self.upload.numbering)
+        self.limits.check(document, self.new, self.source.size, self.used)
+
+    def added(self, document: SpeakerDocument, *, life: int) -> SpeakerDocument:
+        """Return the document with the version, or unchanged if it has the answer already."""
+        if self.answer(document) is not None:
+            return document
+        self.check(document)
+        now = self.speakers.now()
+        marks = next_marks(document, now, self.upload.numbering)
+        numbered = self.new.having(number=marks.number, created_at=marks.created_at)
+        return with_version(
+            document,
+            self.source.number(self.blobs, self.speaker_id, numbered),
+            self.profiles.required,
+            key=self.upload.name.key,
+            life=life,
+            now=now,
+            max_versions=self.limits.versions,
+            immutable=self.limits.immutable,
+            numbering=self.upload.numbering,
+        )
 
 
 def _registered(
@@ -307,8 +337,11 @@ def _answer(
 
     Raises:
         IdempotencyKeyReused: the key was used for another request.
+        Conflict: another version has the number that an operator wants.
     """
     assert new.request is not None
+    if upload.numbering is not None:
+        return registered_as(document, upload.numbering, new.request)
     if remembered is not None and (known := document.version(remembered)) is not None:
         if known.request != new.request:
             raise key_reused()

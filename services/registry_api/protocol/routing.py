@@ -21,7 +21,9 @@ PAGES = "/dashboard"
 _UPLOADS = re.compile(
     rf"(?P<native>/v1/voices(?:/[^/]+/versions)?)|/v1/audio/voices|{PAGES}/voices", re.DOTALL
 )
-"""Matches the paths of the routes that take clips, all of them by POST."""
+"""Matches the paths of the routes that take clips by POST."""
+_RESTORED = re.compile(r"/v1/voices/[^/]+/versions/[^/]+", re.DOTALL)
+"""Matches the path of the route that takes a clip by PUT."""
 _FILES = re.compile(r"/v1/voices/[^/]+/versions/[^/]+/artifacts/[^/]+", re.DOTALL)
 """Matches the paths of the routes that take a file as the body, all of them by PUT."""
 SIGN_IN = ("POST", f"{PAGES}/login")
@@ -32,6 +34,8 @@ MONITORING_PATHS = frozenset({"/healthz", "/readyz", "/metrics"})
 
 def clip_field_of(scope: Scope) -> str | None:
     """Return the name of the form field that holds the clip, or None if the route takes no clip."""
+    if scope["method"] == "PUT" and _RESTORED.fullmatch(scope["path"]):
+        return "audio"
     matched = _UPLOADS.fullmatch(scope["path"]) if scope["method"] == "POST" else None
     if matched is None:
         return None

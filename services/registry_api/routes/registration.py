@@ -6,13 +6,14 @@ from fastapi import Query, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
-from services.registry_api.access.rules import COUNTED_UPLOAD, VOICES_WRITE
+from services.registry_api.access.rules import COUNTED_UPLOAD, VERSIONS_RESTORE, VOICES_WRITE
 from services.registry_api.dependencies import (
     CallerDep,
     NamespaceDep,
     Services,
     ServicesDep,
     UploadSlotsDep,
+    VersionNumber,
     VoiceName,
 )
 from services.registry_api.operations.register import voice_to_register
@@ -21,7 +22,13 @@ from services.registry_api.wire import rendering
 from services.registry_api.wire.answers import answer
 from services.registry_api.wire.documented import request_body, responses
 from services.registry_api.wire.fields import Fields, read_fields
-from services.registry_api.wire.forms import NATIVE, NATIVE_VERSION, FieldNames, refuse_unknown
+from services.registry_api.wire.forms import (
+    NATIVE,
+    NATIVE_RESTORED,
+    NATIVE_VERSION,
+    FieldNames,
+    refuse_unknown,
+)
 from services.registry_api.wire.uploads import Dedupe, IdempotencyKey, register, replayed
 from services.shared.registry.lookup import find
 from speaker_registry.errors import VoiceNotFound
@@ -101,6 +108,48 @@ async def create_version(
         return await run_in_threadpool(
             _register, request, services, namespace, fields, NATIVE_VERSION, **options
         )
+
+
+@router.put(
+    "/{name}/versions/{ref}",
+    status_code=201,
+    openapi_extra=request_body("restore_version"),
+    responses=responses("restore_version"),
+    dependencies=[VERSIONS_RESTORE, COUNTED_UPLOAD],
+)
+async def restore_version(
+    request: Request,
+    services: ServicesDep,
+    namespace: NamespaceDep,
+    name: VoiceName,
+    number: VersionNumber,
+    slots: UploadSlotsDep,
+    caller: CallerDep,
+) -> Response:
+    """Register a version under a given number and creation time, as it was in another registry.
+
+    The voice need not exist. Its versions must come in their order: the number must be greater than every
+    number that the voice has ever had, and `created_at` later than every time, and not in the future. The
+    same request again changes nothing and is answered with 200. Quotas, the registration policy and
+    extraction are those of every upload.
+    """
+    options: dict[str, Any] = {
+        "voice": await run_in_threadpool(_named, services, namespace, name),
+        "number": number,
+        "by": caller.id,
+    }
+    async with read_fields(request) as fields, slots.hold():
+        return await run_in_threadpool(
+            _register, request, services, namespace, fields, NATIVE_RESTORED, **options
+        )
+
+
+def _named(services: Services, namespace: str, name: SpeakerName) -> SpeakerName:
+    """Return the name that a version gets, as `_existing` does, or the one in the path for a new voice."""
+    try:
+        return _existing(services, namespace, name)
+    except VoiceNotFound:
+        return name
 
 
 def _existing(services: Services, namespace: str, name: SpeakerName) -> SpeakerName:

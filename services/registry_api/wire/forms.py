@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 import unicodedata
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -12,6 +13,7 @@ from services.registry_api.operations.register import Expects, NewVersion
 from services.registry_api.protocol.parameters import unknown
 from services.registry_api.serving.limits import clip_too_large
 from services.registry_api.wire.fields import Fields
+from services.shared.model.numbering import Numbering
 from speaker_registry.errors import InvalidEmbedding, InvalidRequest
 from speaker_registry.names import SpeakerName, parse_speaker_name
 from speaker_registry.schemas.voices import MAX_DESCRIPTION
@@ -36,10 +38,13 @@ class FieldNames:
     description: str
     name: str | None = "name"
     """Name of the field for the voice's name. None if the path names the voice."""
+    created_at: str | None = None
+    """Name of the field for the version's creation time. None if the registry gives the time."""
 
     def __iter__(self) -> Iterator[str]:
         named = ("name",) if self.name else ()
-        return iter((*named, "consent", self.clip, self.embedding, "ref_text", self.description))
+        dated = (self.created_at,) if self.created_at else ()
+        return iter((*named, *dated, "consent", self.clip, self.embedding, "ref_text", self.description))
 
 
 COMPATIBLE = FieldNames(clip="audio_sample", embedding="speaker_embedding", description="speaker_description")
@@ -47,6 +52,9 @@ COMPATIBLE = FieldNames(clip="audio_sample", embedding="speaker_embedding", desc
 NATIVE = FieldNames(clip="audio", embedding="embedding", description="description")
 NATIVE_VERSION = replace(NATIVE, name=None)
 """The names in the form of a further version."""
+NATIVE_RESTORED = replace(NATIVE_VERSION, created_at="created_at")
+"""The names in the form of a version whose number is in the path."""
+_UNIX_SECONDS = re.compile(r"[1-9][0-9]{0,11}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,11 +77,13 @@ def parse_upload(
     idempotency_key: str | None,
     dedupe: bool,
     expects: Expects,
+    number: int | None = None,
 ) -> UploadForm:
     """Parse the fields of an upload form.
 
     Args:
         voice: the name of the voice, if the form does not have it.
+        number: the number that the version must get. The form then has the creation time, too.
 
     Raises:
         InvalidRequest, InvalidVoiceName, InvalidEmbedding, PayloadTooLarge.
@@ -87,6 +97,7 @@ def parse_upload(
         idempotency_key=_checked_key(idempotency_key),
         dedupe=dedupe,
         expects=expects,
+        numbering=None if number is None else Numbering(number, form.unix_seconds("created_at")),
     )
     clip = form.clip(max_clip_bytes)
     embedding = form.embedding()
@@ -156,6 +167,17 @@ class _Form:
             return None
         check_characters(field, text)
         return text.strip()
+
+    def unix_seconds(self, field: str) -> int:
+        """Return a required time in the form in which the API shows it."""
+        text = self.required(field, max_length=MAX_TEXT)
+        if not _UNIX_SECONDS.fullmatch(text):
+            raise InvalidRequest(
+                f"Field '{field}' is {ascii(text)[:40]}; accepted: Unix seconds as a whole number, such as "
+                "1790000000.",
+                param=field,
+            )
+        return int(text)
 
     def clip(self, max_bytes: int) -> bytes | None:
         file = self._fields.file(self._names.clip)

@@ -46,12 +46,14 @@ def register(
     idempotency_key: str | None = None,
     dedupe: bool = True,
     expects: Expects = "any",
+    number: int | None = None,
 ) -> Registered:
     """Parse an upload form and register its source. Errors name the field by its name on the route.
 
     Args:
         by: the id of the caller.
         voice: the name of the voice, if the form does not have it.
+        number: the number that the version must get, if an operator wants one.
 
     Raises:
         What `parse_upload`, the decoder and `operations.register` raise.
@@ -64,6 +66,7 @@ def register(
         idempotency_key=idempotency_key,
         dedupe=dedupe,
         expects=expects,
+        number=number,
     )
     try:
         return register_source(services, namespace, form.upload, _source(services, form), by=by)

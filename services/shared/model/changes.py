@@ -4,12 +4,13 @@ A change that is there already returns its argument. A change that is impossible
 registry, and so is decided again when the document has changed meanwhile. Times are the store's.
 
 Here are the changes of a speaker's versions and lives. Those of `aliases`, of `artifacts` and of the ids that
-were `swept` have modules of their own.
+were `swept` have modules of their own, and `numbering` has the rules of numbers and times.
 """
 
 from collections.abc import Sequence
 
 from services.shared.model.document import Life, Marks, SpeakerDocument
+from services.shared.model.numbering import Numbering, next_marks
 from services.shared.model.promotion import promoted
 from services.shared.model.records import About, Alias, Version
 from services.shared.model.swept import refuse_swept
@@ -50,15 +51,18 @@ def with_version(
     now: int,
     max_versions: int,
     immutable: bool = False,
+    numbering: Numbering | None = None,
 ) -> SpeakerDocument:
-    """Add a version under the next number.
+    """Add a version under the next number, or under the one that an operator wants.
 
     Args:
         life: the life of the name when the upload began. What a delete covers stays deleted.
         immutable: refuse a further version of a voice.
+        numbering: the wanted number and creation time.
 
     Raises:
         VoiceExists, VoiceDeleted, Swept, QuotaExceeded: the version cannot be added.
+        Conflict, InvalidRequest: it cannot have the wanted number or time.
     """
     if document.version(version.vuid) is not None:
         return document
@@ -71,7 +75,7 @@ def with_version(
         raise QuotaExceeded(
             f"The voice has {len(document.versions)} versions. Accepted: {max_versions} versions of a voice."
         )
-    marks = next_marks(document, now)
+    marks = next_marks(document, now, numbering)
     numbered = version.having(number=marks.number, created_at=marks.created_at)
     added = document.having(
         key=key,
@@ -80,12 +84,6 @@ def with_version(
         aliases=document.aliases or {DEFAULT: Alias(vuid=version.vuid, moved=document.revision + 1)},
     )
     return promoted(added, required)
-
-
-def next_marks(document: SpeakerDocument, now: int) -> Marks:
-    """Return the marks that the next version leaves. They tell its number and its date."""
-    marks = document.marks
-    return marks.having(number=marks.number + 1, created_at=max(now, marks.created_at + 1))
 
 
 def edited(document: SpeakerDocument, about: About) -> SpeakerDocument:

@@ -82,6 +82,7 @@ def test_a_request_takes_the_share_of_its_namespace_or_while_its_key_is_unknown_
 FOR_BROWSERS = {"GET /"}
 """The operations that other clients find nothing at, whatever their key may do."""
 PUT_ARTIFACT = "PUT /v1/voices/{name}/versions/{ref}/artifacts/{profile}"
+RESTORE = "PUT /v1/voices/{name}/versions/{ref}"
 EXPECTED = {
     "GET /v1/audio/voices": {"voices:read", "engine"},
     "POST /v1/audio/voices": {"voices:write"},
@@ -94,6 +95,7 @@ EXPECTED = {
     "DELETE /v1/voices/{name}": {"voices:delete"},
     "GET /v1/voices/{name}/versions": {"voices:read", "engine"},
     "POST /v1/voices/{name}/versions": {"voices:write"},
+    RESTORE: {"admin"},
     "GET /v1/voices/{name}/versions/{ref}": {"voices:read", "engine"},
     "GET /v1/voices/{name}/versions/{ref}/audio": {"audio:read"},
     "GET /v1/voices/{name}/versions/{ref}/audio/samples": {"audio:read"},
@@ -219,6 +221,8 @@ def ask(registry: Registry, operation: str, values: dict[str, str], token: str |
         options |= {"data": {"name": "new", "consent": "c"}, "files": {"audio": CLIP}}
     if operation == "POST /v1/voices/{name}/versions":
         options |= {"data": {"consent": "c"}, "files": {"audio": CLIP}}
+    if operation == RESTORE:
+        options |= {"data": {"consent": "c", "created_at": "0"}, "files": {"audio": CLIP}}  # makes no voice
     if template.endswith("/promote") or operation == f"POST {CAMPAIGNS}":
         options["json"] = {"fingerprint": FINGERPRINT}  # the current one
     if method == "PATCH":
@@ -316,6 +320,8 @@ def test_a_key_is_for_what_it_says(tenants: tuple[Registry, Tenant, Tenant], ope
         for response in (own, foreign):
             assert response.status_code == 403
             assert "for namespace 'ours'" in response.json()["error"]["message"]
+    elif operation == RESTORE:  # would create a voice of this name in the caller's own namespace
+        assert (own.status_code, foreign.status_code) == (400, 400)
     elif OWNED.search(operation):
         assert foreign.status_code == 404
         assert own.status_code == (404 if destroys else 422 if operation == PUT_ARTIFACT else own.status_code)
@@ -345,6 +351,7 @@ def test_what_is_of_all_namespaces_is_for_keys_for_any(closed: Registry):
         ("POST", "/v1/audio/voices"),
         ("POST", "/v1/voices"),
         ("POST", "/v1/voices/alice/versions"),
+        ("PUT", "/v1/voices/alice/versions/7"),
         ("PUT", f"/v1/voices/alice/versions/1/artifacts/{PROFILE}"),
         ("POST", "/v1/nowhere"),
     ],

@@ -95,7 +95,7 @@ def test_two_voices_of_one_name_upload_nothing(start: Start, run: Run, tmp_path:
     folder = folder_of(tmp_path / "in", Alice=CLIP, alice=OTHER_CLIP, bob=CLIP)
     outcome = run(registry, "import", folder, "--consent", "c")
     assert (outcome.status, outcome.document["error"]["code"]) == (1, "invalid_request")
-    assert "Alice.wav, alice.wav" in outcome.document["error"]["message"]
+    assert "1 such name: 'alice': Alice.wav, alice.wav" in outcome.document["error"]["message"]
     assert number_of_versions(registry) == 0
 
 

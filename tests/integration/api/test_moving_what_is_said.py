@@ -94,8 +94,8 @@ def test_everything_that_is_said_about_a_voice_moves(path: Path, start: Start, t
     with RegistryClient(second.url) as client:
         alice = client.get("alice")
         assert {one: getattr(alice, one) for one in ABOUT} == ABOUT
-        assert aliases(client) == {"default": (2, True), "prod": (1, True)}
-        assert (alice.version, alice.state) == (2, "ready")
+        assert aliases(client) == {"default": (3, True), "prod": (1, True)}
+        assert (alice.version, alice.state) == (3, "ready")
         assert changes(client) == ["edit", "default", "prod"]
         again = Export(client).write(tmp_path / "y.tar", "default")
     with Archive(path) as archive:
@@ -108,10 +108,11 @@ def test_aliases_are_there_before_the_artifacts(path: Path, start: Start):
 
     def noted(request: httpx.Request) -> None:
         if request.method == "PUT" and "alice" in request.url.path:
-            sent.append("alias" if "/aliases/" in request.url.path else "artifact")
+            kinds = [kind for kind in ("aliases", "artifacts") if f"/{kind}/" in request.url.path]
+            sent.extend(kinds or ["versions"])
 
     restored(second, path, fault=noted)
-    assert sent == ["alias"] * 2 + ["artifact"] * 3
+    assert sent == ["versions"] * 3 + ["aliases"] * 2 + ["artifacts"] * 3
 
 
 def test_repeated_imports_say_nothing_twice(path: Path, start: Start):
@@ -144,7 +145,7 @@ def test_an_interrupted_import_goes_on_with_what_it_had_not_said(path: Path, sta
         assert states(restored(second, path, dry_run=True))["alice"] == "planned"
         assert states(restored(second, path))["alice"] == "registered"
         assert changes(client) == ["edit", "default", "prod"]
-        assert aliases(client) == {"default": (2, True), "prod": (1, True)}
+        assert aliases(client) == {"default": (3, True), "prod": (1, True)}
 
 
 def test_what_people_say_in_the_registry_stays(path: Path, start: Start):
@@ -153,7 +154,7 @@ def test_what_people_say_in_the_registry_stays(path: Path, start: Start):
     restored(second, path)
     with RegistryClient(second.url) as client:
         client.edit_voice("alice", description=None, labels={"team": None}, pinned=False)
-        client.move_alias("alice", "default", 3)
+        client.move_alias("alice", "default", 4)
         client.remove_alias("alice", "prod")
         before = second.stored().objects
         report = restored(second, path)
@@ -161,10 +162,10 @@ def test_what_people_say_in_the_registry_stays(path: Path, start: Start):
         assert (alice.state, second.stored().objects) == ("unchanged", before)
         assert [note for note in alice.notes if "stay" in note] == [
             "description, labels and pin stay as they are here; the archive has others",
-            "alias 'default' stays as it is here; the archive has it at version 2",
+            "alias 'default' stays as it is here; the archive has it at version 3",
             "alias 'prod' stays as it is here; the archive has it at version 1",
         ]
-        assert aliases(client) == {"default": (3, True)}
+        assert aliases(client) == {"default": (4, True)}
 
 
 def test_a_voice_that_was_deleted_and_is_imported_again_is_as_it_was(path: Path, start: Start):
@@ -190,7 +191,7 @@ def test_nothing_is_said_about_a_voice_with_further_versions(path: Path, start: 
     report = restored(second, path)
     assert states(report)["alice"] == "unchanged"
     with RegistryClient(second.url) as client:
-        assert (client.get("alice").labels, aliases(client)) == ({}, {"default": (4, False)})
+        assert (client.get("alice").labels, aliases(client)) == ({}, {"default": (5, False)})
     assert len([note for one in report.results for note in one.notes if "stay" in note]) == 3
 
 
@@ -212,7 +213,7 @@ def test_what_a_key_may_not_say_is_reported_for_the_voice(path: Path, start: Sta
     )
     with RegistryClient(second.url) as client:
         assert {one.state for one in client.version("alice@3").artifacts} == {"ready"}
-        assert aliases(client) == {"default": (2, True)}
+        assert aliases(client) == {"default": (3, True)}
         assert states(restored(second, path)) == {"alice": "registered", "bob": "unchanged"}
         assert client.get("alice").pinned
 
@@ -250,4 +251,4 @@ def test_an_alias_whose_version_cannot_be_read_is_named(start: Start, run: Run, 
         assert archive.about(archive.voices[0]) == VoiceRecord(aliases={"prod": 1})
     run(second, "import", tmp_path / "x.tar")
     with RegistryClient(second.url) as client:
-        assert aliases(client)["prod"] == (1, True)
+        assert aliases(client)["prod"] == (2, True)

@@ -1,0 +1,93 @@
+"""The number and the creation time of a new version. Pure.
+
+A version normally takes the next number and the present time. An operator may ask for others, to move a voice
+to another registry as it is. Numbers and times of a name rise in both cases, also over deletes.
+"""
+
+from dataclasses import dataclass
+
+from services.shared.model.document import Marks, SpeakerDocument
+from services.shared.model.records import Version
+from speaker_registry.errors import Conflict, InvalidRequest, QuotaExceeded
+from speaker_registry.names import MAX_VERSION
+
+MAX_AHEAD_SECONDS = 300
+"""A wanted time may be this much later than the store's. Registries differ a little in their clocks, and
+versions that were registered within one second have the seconds that follow.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Numbering:
+    """The number and the creation time (Unix seconds) that an operator wants for a version."""
+
+    number: int
+    """The number is at least 1 and at most `MAX_VERSION`."""
+    created_at: int
+
+
+def next_marks(document: SpeakerDocument, now: int, wanted: Numbering | None = None) -> Marks:
+    """Return the marks that the next version leaves. They tell its number and its creation time.
+
+    Args:
+        now: the store's time.
+        wanted: the number and the time to use instead of the next ones.
+
+    Raises:
+        Conflict: the voice has had a version with the wanted number or time, or with a later one.
+        InvalidRequest: the wanted time is in the future.
+        QuotaExceeded: the voice has had a version with the highest number.
+    """
+    marks = document.marks
+    if marks.number >= MAX_VERSION:
+        raise QuotaExceeded(
+            f"The newest version of the voice had the number {marks.number}. Accepted: up to {MAX_VERSION}. "
+            "Take another name."
+        )
+    if wanted is None:
+        return marks.having(number=marks.number + 1, created_at=max(now, marks.created_at + 1))
+    _check(wanted, marks, now)
+    return marks.having(number=wanted.number, created_at=wanted.created_at)
+
+
+def _check(wanted: Numbering, marks: Marks, now: int) -> None:
+    if wanted.number <= marks.number:
+        raise Conflict(
+            f"Version {wanted.number} cannot be registered, because the voice has had version "
+            f"{marks.number}, and numbers are never given twice, also after deletes. Accepted: a number from "
+            f"{marks.number + 1} to {MAX_VERSION}.",
+            param="ref",
+        )
+    # Engines tell the versions of a voice apart by these times.
+    if wanted.created_at <= marks.created_at:
+        raise Conflict(
+            f"Field 'created_at' is {wanted.created_at}, and the voice has had a version that was created at "
+            f"{marks.created_at}. Accepted: a later time.",
+            param="created_at",
+        )
+    if wanted.created_at > now + MAX_AHEAD_SECONDS:
+        raise InvalidRequest(
+            f"Field 'created_at' is {wanted.created_at}, which is in the future: now is {now}. Accepted: "
+            f"Unix seconds that are at most {MAX_AHEAD_SECONDS} later than now.",
+            param="created_at",
+        )
+
+
+def registered_as(document: SpeakerDocument, wanted: Numbering, request: str) -> Version | None:
+    """Return the live version that a request for this number has made already, or None if there is none.
+
+    Args:
+        request: the hash of the source and the texts of the request.
+
+    Raises:
+        Conflict: the voice has another version with this number.
+    """
+    found = next((one for one in document.versions if one.number == wanted.number), None)
+    if found is not None and (found.request, found.created_at) != (request, wanted.created_at):
+        differs = "content" if found.request != request else f"creation time, {found.created_at}"
+        raise Conflict(
+            f"The voice has a version {wanted.number} already, with another {differs}. Accepted: the same "
+            "version again, or a number that the voice has not had yet.",
+            param="ref",
+        )
+    return found

@@ -1,0 +1,320 @@
+"""Tests of the route for operators that registers a version under a given number and time."""
+
+import asyncio
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from speaker_registry import (
+    AsyncRegistryClient,
+    Conflict,
+    PermissionDenied,
+    Registration,
+    RegistryClient,
+    cli,
+)
+from speaker_registry.moving.archive import Archive
+from speaker_registry.moving.archive_records import VersionRecord
+from speaker_registry.moving.exporting import Export
+from speaker_registry.moving.restoring import Permission, Restoring
+from speaker_registry.moving.transfer import Report, Transfer
+from tests.integration.api.access import CLOSED, bearer, key
+from tests.integration.api.conftest import Start
+from tests.integration.api.moving import Run, runner
+from tests.integration.api.registry import CLIP, EMBEDDING, OTHER_CLIP, PROFILE, Registry
+from tests.unit.audio import clips
+
+TIME = 1_790_000_000
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
+    return runner(capsys)
+
+
+def put(
+    registry: Registry,
+    name: str,
+    number: object = 7,
+    clip: bytes | None = CLIP,
+    headers: dict[str, str] | None = None,
+    **fields: object,
+) -> httpx.Response:
+    return registry.client.put(
+        f"/v1/voices/{name}/versions/{number}",
+        data={"consent": "cons_1", "created_at": str(TIME), **fields},
+        files=None if clip is None else {"audio": clip},
+        headers=headers,
+    )
+
+
+def versions_of(registry: Registry, name: str) -> list[tuple[int, int]]:
+    """Return number and creation time of each version, newest first."""
+    with RegistryClient(registry.url) as client:
+        return [(one.version, one.created_at) for one in client.versions(name)]
+
+
+def test_a_version_gets_the_number_and_the_time_that_an_operator_wants(registry: Registry, name: str):
+    """Such a voice is extracted, served and counted on like every other."""
+    response = put(registry, name, ref_text="Hi.", description="warm")
+    made = response.json()
+    assert response.status_code == 201, response.text
+    assert (made["version"], made["created_at"], made["ref_text"], made["created"]) == (7, TIME, "Hi.", True)
+    assert response.headers["Location"] == f"/v1/voices/{name}/versions/7"
+    registry.worker.finish_all(name)
+    with RegistryClient(registry.url) as client:
+        manifest = client.fetch(name, PROFILE).manifest
+        assert (manifest.version, manifest.created_at) == (7, TIME)
+        assert [(one.did, one.version) for one in client.history(name)] == [("register", 7)]
+        assert client.register(name, OTHER_CLIP, consent="c").version == 8
+
+
+def test_the_same_request_again_changes_nothing(registry: Registry, name: str):
+    """A repeat after a lost answer is told apart by 200 and a header."""
+    put(registry, name)
+    before = registry.stored().objects
+    again = put(registry, name)
+    assert (again.status_code, again.json()["created"]) == (200, False)
+    assert again.headers["Idempotent-Replayed"] == "true"
+    assert (again.json()["version"], registry.stored().objects) == (7, before)
+
+
+def test_an_embedding_is_restored_as_well(registry: Registry, name: str):
+    """The body is that of every upload."""
+    made = put(registry, name, clip=None, embedding=EMBEDDING)
+    assert (made.status_code, made.json()["source"]) == (201, "embedding")
+    assert put(registry, name, clip=None, embedding=EMBEDDING).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("number", "fields", "status", "code", "param", "said"),
+    [
+        (7, {"ref_text": "other"}, 409, "conflict", "ref", "a version 7 already, with another content"),
+        (7, {"created_at": TIME + 1}, 409, "conflict", "ref", f"with another creation time, {TIME}"),
+        (6, {"created_at": TIME + 1}, 409, "conflict", "ref", "has had version 8, and numbers are never"),
+        (8, {"created_at": TIME + 9}, 409, "conflict", "ref", "Accepted: a number from 9"),
+        (9, {"created_at": TIME + 1}, 409, "conflict", "created_at", f"created at {TIME + 1}. Accepted: a"),
+        (9, {"created_at": TIME}, 409, "conflict", "created_at", f"'created_at' is {TIME}"),
+        (9, {"created_at": 99_999_999_999}, 400, "invalid_request", "created_at", "is in the future"),
+        (9, {"created_at": ""}, 400, "invalid_request", "created_at", "missing or empty"),
+        (9, {"created_at": "0"}, 400, "invalid_request", "created_at", "'0'; accepted: Unix seconds"),
+        (9, {"created_at": "-1"}, 400, "invalid_request", "created_at", "'-1'"),
+        (9, {"created_at": "1.5"}, 400, "invalid_request", "created_at", "'1.5'"),
+        (9, {"created_at": "٣"}, 400, "invalid_request", "created_at", "\\u0663"),
+        (9, {"created_at": "1" * 40}, 400, "invalid_request", "created_at", "1111"),
+        (9, {"consent": ""}, 400, "invalid_request", "consent", "'consent' is missing"),
+        (9, {"created": 1}, 400, "invalid_request", "created", "did you mean 'created_at'?"),
+        (0, {}, 400, "invalid_reference", "ref", "'0'"),
+        (2**31, {}, 400, "invalid_reference", "ref", "from 1 to 2147483647"),
+        (2**63, {}, 400, "invalid_reference", "ref", str(2**63)),
+        ("-1", {}, 400, "invalid_reference", "ref", "'-1'"),
+        ("prod", {}, 400, "invalid_reference", "ref", "'prod' is an alias. Accepted: the number"),
+        ("٣", {}, 400, "invalid_reference", "ref", "Accepted: a version number"),
+    ],
+)
+def test_a_bad_number_or_time_is_refused_with_what_is_accepted(
+    registry: Registry, number: object, fields: dict[str, Any], status: int, code: str, param: str, said: str
+):
+    """Nothing changes, and the message says what was wrong. Version 8 was deleted before."""
+    name = "numbered"
+    if registry.client.get(f"/v1/voices/{name}").status_code == 404:
+        put(registry, name).raise_for_status()
+        put(registry, name, 8, OTHER_CLIP, created_at=TIME + 1).raise_for_status()
+        with RegistryClient(registry.url) as client:
+            client.move_alias(name, "default", 7)
+            client.delete_version(name, 8)
+    before = registry.stored().objects
+    response = put(registry, name, number, **fields)
+    error = response.json()["error"]
+    assert (response.status_code, error["code"], error["param"]) == (status, code, param), error
+    assert said in error["message"]
+    assert registry.stored().objects == before
+
+
+def test_numbers_stay_taken_when_the_voice_is_deleted(registry: Registry, name: str):
+    """What somebody knew as version 7 is never another clip, whoever asks for it."""
+    put(registry, name)
+    registry.client.delete(f"/v1/voices/{name}").raise_for_status()
+    assert put(registry, name, created_at=TIME + 5).status_code == 409
+    assert put(registry, name, 9, created_at=TIME + 5).status_code == 201
+
+
+def test_of_simultaneous_requests_for_one_number_one_wins(registry: Registry, name: str):
+    """The others are told that the number is taken."""
+    offered = [clips.wav(1.1 + number / 10) for number in range(4)]
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda clip: put(registry, name, 7, clip), offered))
+    assert sorted(one.status_code for one in found) == [201, 409, 409, 409]
+    for one in found:
+        assert one.status_code == 201 or "with another content" in one.json()["error"]["message"]
+    assert versions_of(registry, name) == [(7, TIME)]
+
+
+def test_quotas_hold_for_operators(start: Start):
+    """An import must not fill the bucket of all others."""
+    registry = start(max_uploaded=1)
+    assert put(registry, "a").status_code == 201
+    assert put(registry, "b").status_code == 429
+
+
+def test_the_keys_of_others_may_not_set_numbers(start: Start):
+    """A key that may register versions may not choose their numbers and times."""
+    registry = start(access=CLOSED)
+    refused = put(registry, "a", headers=bearer(key(registry, "voices:write", "voices:delete")))
+    assert (refused.status_code, refused.json()["error"]["code"]) == (403, "permission_denied")
+    assert put(registry, "a", headers=bearer(key(registry, "admin"))).status_code == 201
+
+
+def test_both_clients_restore_versions(registry: Registry, name: str):
+    """A name with other characters is the same for both, and so is the answer to a repeat."""
+    name = f"Émile {name}"
+    with RegistryClient(registry.url) as client:
+        made = client.restore_version(name, 3, CLIP, created_at=TIME, consent="c", ref_text="Hi.")
+        assert (made.reference, made.created_at, made.created) == (f"{name}@3", TIME, True)
+        with pytest.raises(Conflict):
+            client.restore_version(name, 2, CLIP, created_at=TIME + 1, consent="c")
+
+    async def repeat() -> Registration:
+        async with AsyncRegistryClient(registry.url) as client:
+            return await client.restore_version(name, 3, CLIP, created_at=TIME, consent="c", ref_text="Hi.")
+
+    again = asyncio.run(repeat())
+    assert (again.version, again.created) == (3, False)
+
+
+# -- numbers of archives
+
+
+@pytest.fixture
+def archive(start: Start, tmp_path: Path) -> Path:
+    """Write an archive of `alice`, whose numbers are 2, 3 and 5, and of `eve`, an embedding."""
+    registry = start()
+    registry.ready("Alice")
+    registry.client.delete("/v1/voices/alice").raise_for_status()
+    for number in range(4):
+        registry.ready("alice", clip=clips.wav(1.2 + number / 10), ref_text=f"Text {number}.")
+    registry.upload("eve", clip=None, speaker_embedding=EMBEDDING)
+    with RegistryClient(registry.url) as client:
+        client.delete_version("alice", 4)
+        client.move_alias("alice", "prod", 3)
+        Export(client).write(tmp_path / "first.tar", "default")
+    return tmp_path / "first.tar"
+
+
+def records(path: Path) -> list[VersionRecord]:
+    """Return all records of an archive, without the ids in the headers of artifacts."""
+    found = []
+    with Archive(path) as opened:
+        for version in (one for voice in opened.voices for one in voice.versions):
+            record = opened.record(version)
+            artifacts = [one.model_copy(update={"digest": "", "size": 0}) for one in record.artifacts]
+            found.append(record.model_copy(update={"artifacts": artifacts}))
+    return found
+
+
+class Counting(httpx.HTTPTransport):
+    """Counts the answers by their status."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.statuses = Counter[int]()
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        response = super().handle_request(request)
+        self.statuses[response.status_code] += 1
+        return response
+
+
+def restored(
+    registry: Registry, path: Path, api_key: str | None = None, transport: Counting | None = None
+) -> Report:
+    permission = Permission()
+    client = RegistryClient(registry.url, api_key=api_key, transport=transport)
+    with client, Archive(path) as opened:
+        tasks = [Restoring(archive=opened, voice=voice, permission=permission) for voice in opened.voices]
+        return Transfer(client, jobs=1).run(tasks)
+
+
+def test_a_round_trip_keeps_numbers_with_gaps_and_times(start: Start, archive: Path, tmp_path: Path):
+    """Without artifacts, whose headers have ids of the registry, both exports are equal byte for byte."""
+    second, third = start(), start()
+    report = restored(second, archive)
+    assert [(one.versions, one.notes) for one in report.results] == [((2, 3, 5), ()), ((1,), ())]
+    with RegistryClient(second.url) as client:
+        again = Export(client).write(tmp_path / "second.tar", "default")
+        assert client.version("alice@prod").version == 3
+        Export(client, artifacts=False).write(tmp_path / "bare.tar", "default")
+    assert records(tmp_path / "second.tar") == records(archive)
+    with Archive(archive) as first:
+        assert again.end == first.end
+    restored(third, tmp_path / "bare.tar")
+    with RegistryClient(third.url) as client:
+        Export(client, artifacts=False).write(tmp_path / "third.tar", "default")
+    assert (tmp_path / "third.tar").read_bytes() == (tmp_path / "bare.tar").read_bytes()
+
+
+def test_an_import_without_the_scope_numbers_anew_and_says_why(start: Start, archive: Path):
+    """The key is refused once, and no further clip is sent in vain."""
+    registry = start(access=CLOSED)
+    token = key(registry, "voices:read", "voices:write", "artifacts:read")
+    transport = Counting()
+    alice, eve = restored(registry, archive, token, transport).results
+    assert transport.statuses[403] == 1
+    assert (alice.versions, eve.versions, eve.notes) == ((1, 2, 3), (1,), ())
+    assert alice.notes[:-1] == (
+        "version 2 of the archive is version 1 here",
+        "version 3 of the archive is version 2 here",
+        "version 5 of the archive is version 3 here",
+    )
+    assert "the numbers were given anew" in alice.notes[-1]
+    assert alice.notes[-1].endswith("needed: admin.")
+    with RegistryClient(registry.url, api_key=token) as client:
+        assert client.version("alice@prod").version == 2
+        with pytest.raises(PermissionDenied):
+            client.restore_version("alice", 9, CLIP, created_at=TIME, consent="c")
+    assert restored(registry, archive, token).count("unchanged") == 2
+
+
+def test_an_import_under_a_name_whose_numbers_have_passed_says_so(start: Start, archive: Path, run: Run):
+    """A name that was used and deleted here goes on counting above its own numbers."""
+    registry = start()
+    for number in range(2):
+        registry.upload("alice", clip=clips.wav(2 + number / 10))
+    registry.client.delete("/v1/voices/alice").raise_for_status()
+    outcome = run(registry, "import", archive)
+    alice, eve = outcome.document["voices"]
+    assert (outcome.status, alice["versions"], eve["versions"]) == (0, [3, 4, 5], [1])
+    assert alice["notes"][0] == "version 2 of the archive is version 3 here"
+    assert "because the voice has had version 2" in alice["notes"][-1]
+    assert run(registry, "import", archive).document["unchanged"] == 2
+
+
+def test_an_interrupted_import_goes_on_with_the_numbers_of_the_archive(start: Start, archive: Path):
+    """The versions that are there already are recognized, whatever their numbers are."""
+    registry = start()
+    with Archive(archive) as opened:
+        voice = opened.voices[0]
+        first = opened.record(voice.versions[0])
+        clip = opened.source(voice.versions[0], first)
+    assert isinstance(clip, bytes)
+    with RegistryClient(registry.url) as client:
+        client.restore_version(
+            first.name, 2, clip, created_at=first.created_at, consent=first.consent, ref_text=first.ref_text
+        )
+    report = restored(registry, archive)
+    assert [(one.versions, one.notes) for one in report.results] == [((2, 3, 5), ()), ((1,), ())]
+
+
+def test_a_dry_run_says_only_what_is_true_of_it(
+    start: Start, archive: Path, capsys: pytest.CaptureFixture[str]
+):
+    """It registers nothing, so it counts nothing as registered."""
+    registry = start()
+    cli.main(["--url", registry.url, "import", str(archive), "--dry-run"])
+    assert "would register 2, already there 0, refused 0\n" in capsys.readouterr().out
+    cli.main(["--url", registry.url, "import", str(archive)])
+    assert "registered 2, already there 0, refused 0\n" in capsys.readouterr().out
