@@ -25,7 +25,7 @@ def read_manifest(policy: RetryPolicy, profile: str, known: Manifest | None) -> 
 
     Raises:
         Unavailable: The registry answered with the manifest of another profile or namespace, or with more
-            than `MAX_VOICES` voices.
+            than `MAX_VOICES` voices. Or another registry answered than the one that `known` comes from.
     """
     path = manifest_path(profile)
     before: Mapping[str, ReceivedPage] = known.pages if known else {}
@@ -34,6 +34,7 @@ def read_manifest(policy: RetryPolicy, profile: str, known: Manifest | None) -> 
     while cursor is not None:
         pages[cursor] = yield from _read_page(policy, path, cursor, before.get(cursor))
         _check(pages, profile)
+        _check_registry(pages, known)
         cursor = _following(pages, cursor)
     if known is not None and pages == before:
         return known
@@ -61,6 +62,23 @@ def _check(pages: Mapping[str, ReceivedPage], profile: str) -> None:
         )
     if sum(len(one.page.data) for one in pages.values()) > MAX_VOICES or len(pages) > MAX_VOICES:
         raise Unavailable(f"the manifest has more than {MAX_VOICES} voices; no more are accepted")
+
+
+def _check_registry(pages: Mapping[str, ReceivedPage], known: Manifest | None) -> None:
+    """Check that all pages come from the registry that the manifest was read from before.
+
+    A wrong DNS entry can lead to a registry with the same profile and namespace, and engines would drop all
+    their voices.
+    """
+    expected = known.registry if known else None
+    for found in (one.page.registry for one in pages.values()):
+        if found and expected and found != expected:
+            raise Unavailable(
+                f"another registry answered, {found[:80]!a} instead of {expected[:80]!a}; its voices are not "
+                "taken. Check where the address of the registry leads. If another registry is to be followed "
+                "from now on, restart this process"
+            )
+        expected = expected or found
 
 
 def _following(pages: Mapping[str, ReceivedPage], cursor: str) -> str | None:

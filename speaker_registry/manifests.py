@@ -48,6 +48,8 @@ class ManifestEntry(Schema):
 class ManifestPage(Page[ManifestEntry]):
     """A page of the voices that an engine of a profile should hold, in the order of their names."""
 
+    registry: str | None = None
+    """Identity of the registry's bucket. Another bucket has another one. None if an older server answers."""
     namespace: str
     profile: str
     model_type: str
@@ -72,6 +74,11 @@ class Manifest:
     model_type: str
     pages: Mapping[str, ReceivedPage] = field(repr=False)
     """The pages by the cursor after which each begins."""
+
+    @property
+    def registry(self) -> str | None:
+        """Identity of the registry that the pages come from, or None if no page tells it."""
+        return next((one.page.registry for one in self.pages.values() if one.page.registry), None)
 
     def __iter__(self) -> Iterator[ManifestEntry]:
         """Return the pinned voices and then the others, each in the order of their names."""

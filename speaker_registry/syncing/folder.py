@@ -41,6 +41,10 @@ class Purpose(BaseModel):
 
     registry: str
     """Address of the registry."""
+    registry_id: str | None = None
+    """Identity of the registry, which another one at the same address does not have. None if an older release
+    wrote the folder, or if an older server answers.
+    """
     namespace: str
     profile: str
     format: str
@@ -223,7 +227,8 @@ class SyncedFolder:
         marker = self._marker()
         for field, wanted in self._purpose.model_dump().items():
             found = getattr(marker.purpose, field)
-            if found != wanted:
+            is_unknown = field == "registry_id" and None in {found, wanted}
+            if found != wanted and not is_unknown:
                 raise InvalidRequest(
                     f"{str(self._path)!a} was made for the {field} {found!a}, not for {wanted!a}; "
                     "accepted: an empty folder, or one that was made for the same"

@@ -8,6 +8,7 @@ from typing import Literal, Protocol
 
 from speaker_registry.client import RegistryClient
 from speaker_registry.errors import InvalidRequest, ProfileUnknown, SpeakerRegistryError
+from speaker_registry.manifests import Manifest
 from speaker_registry.moving.faults import concerns_one_voice, patiently
 from speaker_registry.schemas import Profile, Voice
 from speaker_registry.syncing.custom_voices import CustomVoices
@@ -86,6 +87,8 @@ class Synchronization:
         self._client, self._path, self._profile, self._form = client, path, profile, form
         self._on_voice = on_voice
         self._opened: tuple[SyncedFolder, Format] | None = None
+        self._manifest: Manifest | None = None
+        """Tells which registry the folder is kept equal to."""
 
     def run(self) -> Report:
         """Make the folder equal to the registry as it is now.
@@ -97,14 +100,15 @@ class Synchronization:
             InvalidRequest: The folder has files of others, or was made for something else. Nothing was
                 touched. Or no reader of this format reads the voices of this profile.
             ProfileUnknown: There is no such profile.
-            SpeakerRegistryError: The registry cannot be reached or refuses the API key. The files of the
-                folder are still there.
+            SpeakerRegistryError: The registry cannot be reached or refuses the API key, or another one
+                answers. The files of the folder are still there.
             OSError: The folder cannot be written to. The same applies.
         """
         folder, form = self._opened = self._opened or self._open()
         with folder.claimed():
             voices = patiently(lambda: list(self._client.list(profile=self._profile)))
             wanted = list(patiently(lambda: list(form.wanted(voices))))
+            self._look_at_manifest()  # raises if another registry answers by now
             # Deleted voices are removed first, so that no later failure can keep them in the folder.
             removed = folder.remove_others({hash_of(one.voice.id) for one in wanted})
             settled = [self._settle(folder, form, one) for one in wanted]
@@ -122,14 +126,25 @@ class Synchronization:
                 f"from a folder of the format {self._form}; accepted: profiles of the model types "
                 f"{', '.join(sorted(kind.model_types))}"
             )
+        manifest = self._look_at_manifest()
         purpose = Purpose(
             registry=self._client.url,
-            namespace=patiently(self._client.quota).namespace,
+            registry_id=manifest.registry,
+            namespace=manifest.namespace,
             profile=profile.id,
             format=self._form,
         )
         form: Format = kind(self._client, profile.id, profile.model_type)
         return SyncedFolder(self._path, purpose, form.index_name), form
+
+    def _look_at_manifest(self) -> Manifest:
+        """Read the manifest, of which unchanged pages are not sent again.
+
+        Raises:
+            Unavailable: Another registry answers than the last time.
+        """
+        self._manifest = patiently(lambda: self._client.manifest(self._profile, self._manifest))
+        return self._manifest
 
     def _find_profile(self) -> Profile:
         profiles = patiently(lambda: {one.id: one for one in self._client.profiles()})

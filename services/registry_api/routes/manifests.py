@@ -94,6 +94,7 @@ def _page(services: Services, namespace: str, profile: str, limit: int, after: s
     found = of_defaults(services.profiles, listed.speakers, profile)
     of_view = not listed.of_bucket and all(one.of_view for one in listed.speakers)
     shown = ManifestPage(
+        registry=services.generation.bucket,
         namespace=namespace,
         profile=profile,
         model_type=model_type,

@@ -70,7 +70,8 @@ class Generation:
         Args:
             bucket: the identity of the bucket whose documents the view shows.
         """
-        self._bucket = bucket
+        self.bucket = bucket
+        """The identity of the bucket whose documents the view shows. It survives every loss of the view."""
         self._document = ViewDocument(documents, clock)
         self._clock = clock
         self._lock = Lock()
@@ -188,7 +189,7 @@ class Generation:
             for _ in range(_TRIES):
                 began = self._clock.since_boot()
                 named, stamp, server = self._look_at_both()
-                if stamp.bucket not in {"", self._bucket}:
+                if stamp.bucket not in {"", self.bucket}:
                     raise RedisTaken
                 is_held = stamp.server == server and self._finds_its_word(stamp)
                 if is_held and stamp.generation == named.generation:
@@ -263,7 +264,7 @@ class Generation:
             return
         self._held = generation  # named by this process, so its Redis may begin another one if this is lost
         self._words.begin()
-        begun = Stamp(server, self._bucket, generation)
+        begun = Stamp(server, self.bucket, generation)
         seen = str(stamp) if stamp.generation else ""
         keys = [STAMP, FORMER, complete_key(stamp.generation)]
         if self._begin(keys=keys, args=[seen, str(begun), stamp.generation]):

@@ -1,6 +1,7 @@
 """Tests of the manifest of a profile: what its engines should hold, in the ordinary way and from memory."""
 
 import asyncio
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -245,6 +246,18 @@ def test_while_redis_was_lost_the_manifest_comes_from_the_bucket(start: Start):
     registry.ready("alice")
     registry.redis.flushdb()
     assert voices(listed(registry)) == ["alice"]
+
+
+def test_the_manifest_names_its_registry(start: Start):
+    """Engines tell by this that their address leads elsewhere. It survives every loss of Redis."""
+    registry, other = start(), start()
+    identity = listed(registry)["registry"]
+    assert re.fullmatch(r"[0-9a-f]{32}", identity)
+    assert listed(other)["registry"] != identity
+    registry.redis.flushdb()
+    assert listed(registry)["registry"] == identity
+    registry.opened.generation.look()
+    assert listed(registry)["registry"] == identity
 
 
 def test_the_sdk_reads_all_pages_and_only_changed_ones_again(start: Start, monkeypatch: pytest.MonkeyPatch):

@@ -12,12 +12,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 import torch
 
 from speaker_registry import RegistryClient
-from speaker_registry.errors import CacheUnsupported, Unavailable
+from speaker_registry.errors import CacheUnsupported, InvalidRequest, Unavailable
 from speaker_registry.syncing.folder import FileName
 from speaker_registry.syncing.samples import SpeakerSamples
 from speaker_registry.syncing.synchronization import Report, Synchronization
@@ -400,6 +401,44 @@ def test_a_registry_that_is_away_leaves_the_folder_as_it_was(start: Start, tmp_p
     with RegistryClient("http://127.0.0.1:1", retries=0) as client, pytest.raises(Unavailable):
         Synchronization(client, path, profile=PROFILE, form=CUSTOM).run()
     assert {one.name: one.read_bytes() for one in path.iterdir()} == before
+
+
+class Led(httpx.BaseTransport):
+    """Leads requests to a registry, whatever address they name, as a DNS entry does."""
+
+    def __init__(self, registry: Registry) -> None:
+        self.registry = registry
+        self._network = httpx.HTTPTransport()
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        request.url = request.url.copy_with(host="127.0.0.1", port=self.registry.port)
+        request.headers["host"] = f"127.0.0.1:{self.registry.port}"
+        return self._network.handle_request(request)
+
+
+def test_another_registry_at_the_same_address_takes_nothing_away(start: Start, tmp_path: Path):
+    """A wrong DNS entry must not replace the voices of a folder, neither under a sidecar that goes on nor
+    under a job that is started again.
+    """
+    registry, other, path = start(), start(), tmp_path / "voices"
+    registry.ready("alice")
+    other.ready("mallory")
+    transport = Led(registry)
+
+    def synchronization(client: RegistryClient) -> Synchronization:
+        return Synchronization(client, path, profile=PROFILE, form=CUSTOM)
+
+    with RegistryClient("http://registry.test", transport=transport, retries=0) as client:
+        sidecar = synchronization(client)
+        sidecar.run()
+        transport.registry = other
+        with pytest.raises(Unavailable, match="another registry answered"):
+            sidecar.run()
+        with pytest.raises(InvalidRequest, match="was made for the registry_id"):
+            synchronization(client).run()
+        assert voices_of(path) == ["alice@1"]
+        transport.registry = registry
+        assert states(sidecar.run()) == states(synchronization(client).run()) == {"alice@1": "unchanged"}
 
 
 @contextmanager

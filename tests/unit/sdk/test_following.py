@@ -10,6 +10,7 @@ from speaker_registry.manifests import ManifestEntry, ManifestPage
 from tests.unit.sdk.fake_registry import QWEN, URL, FakeTime
 
 DIGEST = "sha256:{}"
+REGISTRY, OTHER = "a" * 32, "b" * 32
 
 
 def entry(name: str, version: int = 1, **facts: object) -> ManifestEntry:
@@ -24,6 +25,7 @@ class Pages:
     def __init__(self) -> None:
         self.voices: list[ManifestEntry] = []
         self.profile = QWEN
+        self.registry: str | None = REGISTRY
         self.away = False
         self.sent: list[int] = []
         """Statuses of the answers."""
@@ -34,6 +36,7 @@ class Pages:
         after = request.url.params.get("after", "")
         following = [one for one in self.voices if one.voice > after]
         page = ManifestPage(
+            registry=self.registry,
             namespace="default",
             profile=self.profile,
             model_type="qwen3_tts",
@@ -128,6 +131,46 @@ def test_the_manifest_of_another_profile_is_refused(pages: Pages, client: Regist
     with pytest.raises(Unavailable, match=r"'voxcpm2'.*was asked for"):
         following.look()
     assert not following.voices
+
+
+def test_another_registry_is_refused_and_takes_nothing_away(pages: Pages, client: RegistryClient):
+    """A wrong DNS entry may lead to a registry with the same profile and namespace. Engines keep their voices
+    and go on when the entry is right again. A restarted engine follows whatever answers.
+    """
+    following = Following(client, QWEN)
+    pages.voices = [entry("a"), entry("b"), entry("c")]
+    following.look()
+    theirs, pages.voices, pages.registry = pages.voices, [entry("x")], OTHER
+    for _ in range(2):
+        with pytest.raises(Unavailable, match=f"answered, '{OTHER}' instead of '{REGISTRY}'"):
+            following.look()
+        assert [one.voice for one in following.voices.values()] == ["a", "b", "c"]
+    assert told(Following(client, QWEN).look()) == (["x"], [], [])
+    pages.voices, pages.registry = theirs[1:], REGISTRY
+    assert told(following.look()) == ([], [], ["a"])
+
+
+def test_pages_of_two_registries_are_refused(pages: Pages, client: RegistryClient):
+    """An address that leads to two registries in turn must not fill an engine with a mixture."""
+    pages.voices = [entry("a"), entry("b"), entry("c")]
+
+    class Turns(Pages):
+        def __call__(self, request: httpx.Request) -> httpx.Response:
+            pages.registry = OTHER if "after" in request.url.params else REGISTRY
+            return pages(request)
+
+    mixed = RegistryClient(URL, transport=httpx.MockTransport(Turns()), retries=0)
+    with pytest.raises(Unavailable, match="another registry answered"):
+        Following(mixed, QWEN).look()
+
+
+def test_a_server_that_names_no_registry_is_followed(pages: Pages, client: RegistryClient):
+    """While the API is upgraded, an older process may answer in between. It names no registry."""
+    following = Following(client, QWEN)
+    for voices, registry in ([("a",), None], [("a", "b"), REGISTRY], [("b",), None], [("b", "c"), REGISTRY]):
+        pages.voices, pages.registry = [entry(name) for name in voices], registry
+        following.look()
+        assert [one.voice for one in following.voices.values()] == [*voices]
 
 
 def test_a_profile_without_voices_is_known_too(pages: Pages, client: RegistryClient):
