@@ -82,8 +82,7 @@ def list_voices(
         after=after,
         limit=limit,
         matches=lambda speaker: (
-            labels.items() <= speaker.document.about.labels.items()
-            and _matches(profiles, speaker, profile, state)
+            speaker.document.about.has_labels(labels) and _matches(profiles, speaker, profile, state)
         ),
         part=key_of_name(q) if q is not None else None,
     )

@@ -241,3 +241,7 @@ class About(Record):
         """Return the bytes of the texts."""
         texts = [self.description or "", *self.labels, *self.labels.values()]
         return sum(len(text.encode()) for text in texts)
+
+    def has_labels(self, wanted: Mapping[str, str]) -> bool:
+        """Return whether the voice has all these labels, with these values."""
+        return wanted.items() <= self.labels.items()
