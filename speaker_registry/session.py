@@ -187,6 +187,7 @@ def edited_members(
     description: str | Literal[Default.KEEP] | None,
     labels: Mapping[str, str | None] | None,
     pinned: bool | None,
+    promotion: str | None,
 ) -> dict[str, object]:
     """Return the members of the request body that edits a voice, without those that stay unchanged."""
     members: dict[str, object] = {} if description is Default.KEEP else {"description": description}
@@ -194,4 +195,5 @@ def edited_members(
         **members,
         **({} if labels is None else {"labels": dict(labels)}),
         **({} if pinned is None else {"pinned": pinned}),
+        **({} if promotion is None else {"promotion": promotion}),
     }

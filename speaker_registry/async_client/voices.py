@@ -9,7 +9,7 @@ from numpy.typing import ArrayLike
 from speaker_registry.async_client.executor import AsyncPlanExecutor
 from speaker_registry.calls import Registration, target_of
 from speaker_registry.paths import parse_target
-from speaker_registry.schemas import Voice, VoiceChange, VoiceVersion
+from speaker_registry.schemas import PromotionPolicy, Voice, VoiceChange, VoiceVersion
 from speaker_registry.session import Audio, Default, edited_members, read_clip
 from speaker_registry.waiting import OnProgress, Readiness, wait_ready
 
@@ -116,10 +116,14 @@ class AsyncVoices(AsyncPlanExecutor):
         description: str | Literal[Default.KEEP] | None = Default.KEEP,
         labels: Mapping[str, str | None] | None = None,
         pinned: bool | None = None,
+        promotion: PromotionPolicy | None = None,
         if_match: str | None = None,
     ) -> Voice:
-        """Change the description, the labels or the pin of a voice. See `RegistryClient.edit_voice`."""
-        members = edited_members(description, labels, pinned)
+        """Change the description, the labels, the pin or the promotion policy of a voice.
+
+        See `RegistryClient.edit_voice`.
+        """
+        members = edited_members(description, labels, pinned, promotion)
         return await self._run(self._calls.edit_voice(name, members, if_match))
 
     def versions(self, name: str, *, limit: int | None = None) -> AsyncIterator[VoiceVersion]:

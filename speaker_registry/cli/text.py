@@ -32,6 +32,7 @@ def voice_text(voice: "Voice") -> str:
             ("description", voice.description),
             ("labels", ", ".join(f"{key}={value}" for key, value in voice.labels.items()) or None),
             ("pinned", "yes" if voice.pinned else None),
+            ("promotion", voice.promotion),
             ("held back", voice.held_back),
         ]
     )

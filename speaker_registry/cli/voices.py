@@ -283,14 +283,15 @@ def history(client: "RegistryClient", arguments: argparse.Namespace) -> Output:
 def edit(client: "RegistryClient", arguments: argparse.Namespace) -> Output:
     from speaker_registry.session import Default  # noqa: PLC0415  loads httpx, which --help does not need
 
-    description, pinned = arguments.description, arguments.pin
-    if description is None and pinned is None and not arguments.label:
-        raise CommandError("edit needs --description, --label, --pin or --no-pin")
+    description, pinned, promotion = arguments.description, arguments.pin, arguments.promotion
+    if description is None and pinned is None and promotion is None and not arguments.label:
+        raise CommandError("edit needs --description, --label, --pin, --no-pin or --promotion")
     voice = client.edit_voice(
         arguments.name,
         description=Default.KEEP if description is None else description or None,
         labels=dict(arguments.label) if arguments.label else None,
         pinned=pinned,
+        promotion=promotion,
     )
     return Output(voice.model_dump(mode="json"), voice_text(voice), warnings=about_weights([voice]))
 
@@ -316,6 +317,11 @@ def _add_edit(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--pin", action=argparse.BooleanOptionalAction, default=None, help="mark a voice that matters more"
     )
+    command.add_argument(
+        "--promotion",
+        choices=("on_ready", "manual"),
+        help="whether `default` moves to a new version once it is ready, or only by hand",
+    )
 
 
 def _add_versions(command: argparse.ArgumentParser) -> None:
@@ -334,7 +340,7 @@ COMMANDS = (
     Command("list", list_voices, "List the voices.", _add_list),
     Command("show", show, "Show a voice, or one version of it.", _add_show),
     Command("clip", clip, "Write the clip of a version to a file.", _add_clip),
-    Command("edit", edit, "Change the description, labels or pin of a voice.", _add_edit),
+    Command("edit", edit, "Change the description, labels, pin or promotion policy of a voice.", _add_edit),
     Command("versions", list_versions, "List the versions of a voice, newest first.", _add_versions),
     Command("history", history, "List who did what to a voice, newest first.", _add_versions),
     Command("delete", delete, "Delete a voice with all its versions, or one version.", _add_delete),

@@ -8,7 +8,7 @@ from numpy.typing import ArrayLike
 from speaker_registry.calls import Registration, target_of
 from speaker_registry.client.executor import PlanExecutor
 from speaker_registry.paths import parse_target
-from speaker_registry.schemas import Voice, VoiceChange, VoiceVersion
+from speaker_registry.schemas import PromotionPolicy, Voice, VoiceChange, VoiceVersion
 from speaker_registry.session import Audio, Default, edited_members, read_clip
 from speaker_registry.waiting import OnProgress, Readiness, wait_ready
 
@@ -158,16 +158,19 @@ class Voices(PlanExecutor):
         description: str | Literal[Default.KEEP] | None = Default.KEEP,
         labels: Mapping[str, str | None] | None = None,
         pinned: bool | None = None,
+        promotion: PromotionPolicy | None = None,
         if_match: str | None = None,
     ) -> Voice:
-        """Change the description, the labels or the pin of a voice. Arguments that are not given change
-        nothing.
+        """Change the description, the labels, the pin or the promotion policy of a voice. Arguments that
+        are not given change nothing.
 
         Args:
             name: Name or id of the voice.
             description: Free text about the voice. None removes it.
             labels: Labels to set. None as the value removes a label.
             pinned: True marks a voice that matters more than others, and False removes the mark.
+            promotion: With `manual`, the alias `default` moves only by hand. With `on_ready`, it moves by
+                itself to a newer version once that is ready, and at once if that is ready already.
             if_match: ETag of the voice. If it has changed, the edit is refused.
 
         Raises:
@@ -175,7 +178,7 @@ class Voices(PlanExecutor):
             NotFound: There is no such voice.
             PreconditionFailed: The voice has changed.
         """
-        members = edited_members(description, labels, pinned)
+        members = edited_members(description, labels, pinned, promotion)
         return self._run(self._calls.edit_voice(name, members, if_match))
 
     def versions(self, name: str, *, limit: int | None = None) -> Iterator[VoiceVersion]:

@@ -1,4 +1,4 @@
-"""Restores the description, labels, pin and hand-moved aliases of a voice from an archive.
+"""Restores the description, labels, pin, promotion policy and aliases of a voice from an archive.
 
 The registry takes precedence: whatever somebody has set or removed there stays, as the voice and its history
 show. So a repeated import goes on where an interrupted one ended, and changes nothing twice.
@@ -15,6 +15,8 @@ from speaker_registry.moving.archive_records import VoiceRecord
 from speaker_registry.moving.faults import asks_to_wait, concerns_one_voice
 from speaker_registry.schemas import VoiceChange
 
+_TITLE = "description, labels, pin and promotion policy"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unsaid:
@@ -27,15 +29,17 @@ class Unsaid:
 
 
 def said_about(client: RegistryClient, name: str) -> VoiceRecord:
-    """Return the description, labels, pin and hand-moved aliases that a voice has in the registry. The
-    `aliases` hold version numbers.
+    """Return the description, labels, pin, promotion policy and hand-moved aliases that a voice has in the
+    registry. The `aliases` hold version numbers, and `default` is among them if it moves only by hand.
     """
     voice = client.get(name)
+    manual = voice.promotion == "manual"
     return VoiceRecord(
         description=voice.description,
         labels=voice.labels,
         pinned=voice.pinned,
-        aliases={one.alias: one.version for one in client.aliases(name) if one.by_hand},
+        promotion=voice.promotion,
+        aliases={one.alias: one.version for one in client.aliases(name) if one.by_hand or manual},
     )
 
 
@@ -57,7 +61,7 @@ def compare(
     edited = there.says_something or any(one.did == "edit" for one in changes)
     if wanted.says_something and (grown or edited):
         if wanted != there:
-            notes.append("description, labels and pin stay as they are here; the archive has others")
+            notes.append(f"{_TITLE} stay as they are here; the archive has others")
         wanted = VoiceRecord()
     moved = {*here.aliases, *(one.alias for one in changes)}
     aliases = dict[str, int]()
@@ -79,8 +83,8 @@ def _changes(client: RegistryClient, name: str, *, since: int) -> Iterator[Voice
 
 
 def say(client: RegistryClient, name: str, said: VoiceRecord) -> SpeakerRegistryError | None:
-    """Set the description, labels, pin and aliases of a voice. Returns None, or an error that lists what the
-    registry refused.
+    """Set the description, labels, pin, promotion policy and aliases of a voice. Returns None, or an error
+    that lists what the registry refused.
 
     Args:
         said: The values to set. Its `aliases` hold version numbers.
@@ -107,11 +111,22 @@ def say(client: RegistryClient, name: str, said: VoiceRecord) -> SpeakerRegistry
 
 def _steps(
     client: RegistryClient, name: str, said: VoiceRecord
-) -> Iterator[tuple[str, Callable[[], object]]]:
-    if said.without_aliases().says_something:
-        edit = partial(
-            client.edit_voice, name, description=said.description, labels=said.labels, pinned=said.pinned
-        )
-        yield "description, labels and pin", edit
-    for alias, number in sorted(said.aliases.items()):
-        yield f"alias '{alias}'", partial(client.move_alias, name, alias, number)
+) -> Sequence[tuple[str, Callable[[], object]]]:
+    moves = [
+        (f"alias '{alias}'", partial(client.move_alias, name, alias, number))
+        for alias, number in sorted(said.aliases.items())
+    ]
+    if not said.without_aliases().says_something:
+        return moves
+    manual = said.promotion == "manual"
+    edit = partial(
+        client.edit_voice,
+        name,
+        description=said.description,
+        labels=said.labels,
+        pinned=said.pinned,
+        promotion="manual" if manual else None,  # a registry of a former release does not know the member
+    )
+    # `manual` makes `default` look as if somebody had set it in this registry. An import that was interrupted
+    # would not restore it any more.
+    return [*moves, (_TITLE, edit)] if manual else [(_TITLE, edit), *moves]

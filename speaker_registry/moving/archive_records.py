@@ -12,6 +12,7 @@ from speaker_registry.fetching import MAX_FILE_BYTES
 from speaker_registry.labels import changed_labels
 from speaker_registry.moving.candidates import Texts
 from speaker_registry.names import MAX_NAME_LENGTH, MAX_VERSION, NAMESPACE_PATTERN, parse_alias
+from speaker_registry.schemas import PromotionPolicy
 
 FORMAT: Literal["speaker-registry-export"] = "speaker-registry-export"
 Digest = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
@@ -64,7 +65,7 @@ class VersionRecord(ArchiveRecord):
 
 
 class VoiceRecord(ArchiveRecord):
-    """The description, labels and pin of a voice, and the aliases that were set by hand.
+    """The description, labels, pin and promotion policy of a voice, and the aliases that were set by hand.
 
     A voice without any of these has no such record.
     """
@@ -72,8 +73,11 @@ class VoiceRecord(ArchiveRecord):
     description: str | None = Field(default=None, max_length=8_000)
     labels: dict[str, str] = Field(default_factory=dict)
     pinned: bool = False
+    promotion: Annotated[PromotionPolicy, Field(exclude_if=lambda policy: policy == "on_ready")] = "on_ready"
+    """Absent from archives unless it is `manual`, so that the digests of former exports hold."""
     aliases: dict[str, Annotated[int, Field(ge=1)]] = Field(default_factory=dict, max_length=64)
-    """Alias -> place of its version among those of the archive. `default` is here if it was moved by hand.
+    """Alias -> place of its version among those of the archive. `default` is here if it was moved by
+    hand, or moves only by hand.
 
     The oldest version has the place 1, because the registry that imports the archive may number versions
     anew.
@@ -81,7 +85,8 @@ class VoiceRecord(ArchiveRecord):
 
     @property
     def says_something(self) -> bool:
-        return bool(self.description or self.labels or self.pinned or self.aliases)
+        about = self.description or self.labels or self.pinned or self.promotion != "on_ready"
+        return bool(about or self.aliases)
 
     def without_aliases(self) -> Self:
         return self.model_copy(update={"aliases": {}})

@@ -11,6 +11,10 @@ from speaker_registry.schemas.common import Schema, Untrained
 
 ArtifactState = Literal["pending", "processing", "ready", "failed"]
 Source = Literal["audio", "embedding"]
+PromotionPolicy = Literal["on_ready", "manual"]
+"""Says when the alias `default` of a voice moves to a newer version: by itself once the version is ready, or
+only by hand.
+"""
 
 
 class ArtifactStatus(Schema):
@@ -112,8 +116,8 @@ MAX_DESCRIPTION = 8_000
 
 
 class VoiceEdit(BaseModel):
-    """Request body that changes the description, the labels or the pin of a voice. Members that it leaves out
-    stay unchanged.
+    """Request body that changes the description, the labels, the pin or the promotion policy of a voice.
+    Members that it leaves out stay unchanged.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -124,6 +128,10 @@ class VoiceEdit(BaseModel):
     """Labels to set. Null as the value removes a label."""
     pinned: bool = Field(default=False, strict=True)
     """Marks a voice that matters more than others."""
+    promotion: PromotionPolicy = "on_ready"
+    """With `manual`, the alias `default` moves only by hand. With `on_ready`, it moves by itself to a newer
+    version once that is ready, and at once if that is ready already.
+    """
 
 
 class VoiceChange(Schema):
@@ -204,6 +212,10 @@ class Voice(Schema):
     """Free text about the voice as a whole. Each version may have one of its own."""
     labels: dict[str, str] = Field(default_factory=dict)
     pinned: bool = False
+    promotion: PromotionPolicy = "on_ready"
+    """Tells when the alias `default` moves to a newer version: by itself once the version is ready
+    (`on_ready`), or only by hand (`manual`).
+    """
     untrained: Untrained = False
     """True if one of the artifacts was made with random weights, or will be. Absent otherwise."""
 

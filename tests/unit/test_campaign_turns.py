@@ -11,6 +11,7 @@ import pytest
 
 from services.registry_api.campaigns import preparation
 from services.registry_api.campaigns.control import Campaigns
+from services.registry_api.campaigns.kept_progress import KeptProgress
 from services.registry_api.maintenance.settle import settle
 from services.shared.bucket.layout import profile_key
 from services.shared.bucket.store import ObjectUnavailable
@@ -374,6 +375,17 @@ def test_jobs_of_a_killed_cancel_stay_if_their_encoder_was_promoted(
     fleet.restarted().runner.turn()
     assert len(fleet.world.queue.waiting) == len(ALL)
     assert fleet.campaigns._kept.ids() == set()
+
+
+def test_a_turn_asks_once_which_progress_is_kept(fleet: Fleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A turn comes every second in every process, as long as there are campaigns that are over."""
+    asked, ids = [], KeptProgress.ids
+    campaign = fleet.campaigns.start(PROFILE, B, by="me").campaign
+    fleet.campaigns.runner.turn()
+    cancel_and_be_killed(fleet, campaign)
+    monkeypatch.setattr(KeptProgress, "ids", lambda kept: asked.append(kept) or ids(kept))
+    fleet.restarted().runner.turn()
+    assert len(asked) == 1
 
 
 # -- Voices that failed

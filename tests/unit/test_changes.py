@@ -7,7 +7,7 @@ from itertools import pairwise
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from services.shared.model import aliases, artifacts, changes, swept
@@ -39,6 +39,7 @@ from speaker_registry.errors import (
     VoiceExists,
     VoiceNotFound,
 )
+from speaker_registry.schemas import PromotionPolicy
 
 QWEN, COSY = BUILT_IN["qwen3-tts-0.6b"], BUILT_IN["cosyvoice3-0.5b"]
 """CosyVoice3 needs a transcript."""
@@ -557,9 +558,9 @@ def test_an_undelete_brings_back_what_was_there():
 
 def test_what_people_say_of_a_voice_lives_as_long_as_the_voice():
     """It comes back with the voice, is not passed on to the next voice of the name, and leaves no trace."""
-    about = About(description="calm", labels={"team": "blue"}, pinned=True)
-    document = changes.edited(registered(NOTHING, "v1"), about)
-    assert changes.edited(document, about) is document
+    about = About(description="calm", labels={"team": "blue"}, pinned=True, promotion="manual")
+    document = changes.edited(registered(NOTHING, "v1"), about, REQUIRED)
+    assert changes.edited(document, about, REQUIRED) is document
     assert document.counts.text_bytes == registered(NOTHING, "v1").counts.text_bytes + len("calmteamblue")
     gone = changes.deleted(document, now=5)
     assert gone.about == registered(gone, "v2").about == About()
@@ -643,7 +644,7 @@ STEPS = st.lists(
         st.sampled_from(
             [
                 *("register", "publish", "fail", "cancel", "lose", "move", "back", "delete", "remove"),
-                *("undelete", "forget", "erase", "sweep", "drop"),
+                *("undelete", "forget", "erase", "sweep", "drop", "policy"),
             ]
         ),
         st.integers(0, 5),
@@ -651,6 +652,15 @@ STEPS = st.lists(
     ),
     max_size=40,
 )
+
+HELD_BY_POLICY = [
+    ("register", 0, 0),
+    ("policy", 0, 1),
+    ("register", 1, 0),
+    ("publish", 1, 0),
+    ("publish", 1, 1),
+]
+"""The second version is ready under the policy `manual`. Random steps hardly ever do this."""
 
 
 def carried_out(document: SpeakerDocument, step: Step, now: int) -> SpeakerDocument:
@@ -662,6 +672,7 @@ def carried_out(document: SpeakerDocument, step: Step, now: int) -> SpeakerDocum
     served = present.artifact(profile.name) if present else None
     lost = served.object if served else "none"
     record = artifact(object_id, build=two + 1, fingerprint=f"f{one % 2}")
+    policy: PromotionPolicy = "manual" if two else "on_ready"
     ended = failure(build=two + 1, fingerprint=f"f{one % 2}")
     steps: dict[str, Any] = {
         "register": lambda: changes.with_version(
@@ -690,6 +701,7 @@ def carried_out(document: SpeakerDocument, step: Step, now: int) -> SpeakerDocum
         "erase": lambda: changes.erased(document),
         "sweep": lambda: swept.with_swept(document, [vuid, object_id], gone=[vuid], now=now),
         "drop": lambda: artifacts.without_old_artifacts(document, {profile.name: ["f1"]}),
+        "policy": lambda: changes.edited(document, document.about.having(promotion=policy), REQUIRED),
     }
     try:
         return next_revision(document, steps[what]())
@@ -736,16 +748,20 @@ def test_whatever_happens_a_build_has_one_content_and_a_number_one_version(steps
 
 
 @given(STEPS)
+@example(HELD_BY_POLICY)
 def test_whatever_happens_the_default_keeps_what_it_serves(steps: list[Step]):
-    """By itself `default` moves only to a newer version, and never away from a required profile."""
+    """By itself `default` moves only to a newer version, never away from a required profile, and never under
+    the promotion policy `manual`.
+    """
     documents = history(steps)
     for step, before, after in zip(steps, documents, documents[1:], strict=False):
-        if step[0] not in {"register", "publish", "fail", "cancel"} or not before.live:
+        if step[0] not in {"register", "publish", "fail", "cancel", "back", "policy"} or not before.live:
             continue
         if after.default.vuid != before.default.vuid:
             assert after.default.number > before.default.number
             assert after.default.served >= before.default.served
-            assert not before.aliases["default"].by_hand
+            assert not before.aliases["default"].by_hand or step[0] == "back"
+            assert after.about.promotion == "on_ready"
 
 
 @given(STEPS)

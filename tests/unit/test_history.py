@@ -24,7 +24,7 @@ def lived() -> SpeakerDocument:
     document = done(document, artifacts.with_failure(document, "v1", COSY.name, canceled, REQUIRED), "cancel")
     document = done(document, aliases.with_alias(document, "prod", "v2", REQUIRED), "alias", by="other")
     document = done(document, aliases.without_alias(document, "prod", REQUIRED), "alias")
-    return done(document, changes.edited(document, About(pinned=True)), "edit")
+    return done(document, changes.edited(document, About(pinned=True), REQUIRED), "edit")
 
 
 def test_what_people_did_is_remembered_and_what_workers_did_is_not():

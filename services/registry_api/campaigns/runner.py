@@ -3,7 +3,7 @@ of them work, and each goes on where the last one ended.
 """
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from contextlib import suppress
 from functools import partial
 
@@ -77,7 +77,9 @@ class CampaignRunner:
         The jobs of canceled campaigns are taken back first, if the process ended that was to do so.
         """
         documents = {name: self._profiles.read(name) for name in sorted(self._catalogue.names)}
-        names = [name for name, one in documents.items() if _open(one) or self._left_over(one)]
+        # A rival may forget some of these meanwhile. Taking back what it took back already does nothing.
+        kept = self._kept.ids() if any(map(_over, documents.values())) else set()
+        names = [name for name, one in documents.items() if _open(one) or _left_over(one, kept)]
         if not names:
             return False
         with self._kept.lock(wait=False) as lock:
@@ -88,18 +90,12 @@ class CampaignRunner:
 
             newest = [self._profiles.read_anew(name) for name in names]
             for one in newest:
-                for campaign in self._left_over(one):
+                for campaign in _left_over(one, kept):
                     self._take_back(campaign, renew)
             found = [campaign for one in newest for campaign in _open(one)]
             progress = self._kept.of(found)
             busy = [self._go_on_unless_broken(one, progress[one.id], renew) for one in found]
         return any(busy)
-
-    def _left_over(self, document: ProfileDocument) -> list[CampaignRecord]:
-        """Return the campaigns that are over and whose progress is still kept."""
-        over = [one for one in document.campaigns if not one.open]
-        kept = self._kept.ids() if over else set()
-        return [one for one in over if one.id in kept]
 
     def _take_back(self, campaign: CampaignRecord, renew: Callable[[], None]) -> None:
         """Do what has to follow the end of a campaign. Jobs of an encoder that is current now are wanted."""
@@ -174,3 +170,16 @@ class CampaignRunner:
 def _open(document: ProfileDocument) -> list[CampaignRecord]:
     """Return the campaigns that are not over, the one whose encoder is current by now among them."""
     return [one for one in document.campaigns if one.open]
+
+
+def _over(document: ProfileDocument) -> list[CampaignRecord]:
+    return [one for one in document.campaigns if not one.open]
+
+
+def _left_over(document: ProfileDocument, kept: Collection[str]) -> list[CampaignRecord]:
+    """Return the campaigns that are over and whose progress is still kept.
+
+    Args:
+        kept: the ids of the campaigns whose progress is kept.
+    """
+    return [one for one in _over(document) if one.id in kept]

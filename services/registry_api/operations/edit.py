@@ -1,4 +1,4 @@
-"""Edits what people say about a voice: description, labels, and whether it is pinned. Knows no HTTP."""
+"""Edits what people say about a voice: description, labels, pin and promotion policy. Knows no HTTP."""
 
 from collections.abc import Mapping
 
@@ -8,6 +8,7 @@ from services.registry_api.operations.live_voice import Check, change_live_voice
 from services.registry_api.operations.register import Limits
 from services.shared.model.changes import edited
 from services.shared.model.document import Counts, SpeakerDocument
+from services.shared.registry.profiles import Profiles
 from services.shared.registry.speakers import FoundSpeaker, Speakers
 from speaker_registry.errors import QuotaExceeded
 from speaker_registry.labels import changed_labels
@@ -18,6 +19,7 @@ log = structlog.get_logger(__name__)
 
 def edit(
     speakers: Speakers,
+    profiles: Profiles,
     namespace: str,
     name: SpeakerName,
     *,
@@ -31,7 +33,7 @@ def edit(
 
     Args:
         labels: the labels to set; None removes one.
-        members: the new `description` and `pinned`, if they are to be changed.
+        members: the new `description`, `pinned` and `promotion`, if they are to be changed.
         check: as in `change_live_voice`.
 
     Raises:
@@ -43,7 +45,7 @@ def edit(
     def decide(document: SpeakerDocument) -> SpeakerDocument:
         about = document.about
         new = about.having(labels=changed_labels(about.labels, labels), **members)
-        after = edited(document, new)
+        after = edited(document, new, profiles.required)
         added = after.counts.text_bytes - document.counts.text_bytes
         if added > 0 and not limits.have_room(used, Counts(voices=0, bytes=added, text_bytes=added)):
             raise QuotaExceeded(

@@ -1,4 +1,4 @@
-"""The page that edits what people say about a voice: its description, its labels, and whether it is pinned.
+"""The page that edits what people say about a voice: its description, labels, pin and promotion policy.
 
 Whatever is refused, the page shows again what was typed. Two people who edit at once overwrite nothing of
 each other's without having seen it.
@@ -6,7 +6,7 @@ each other's without having seen it.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 from fastapi import Request
 from starlette.concurrency import run_in_threadpool
@@ -35,8 +35,10 @@ from services.shared.registry.lookup import find
 from speaker_registry.errors import InvalidRequest, NotFound, PreconditionFailed, SpeakerRegistryError
 from speaker_registry.labels import MAX_LABELS, MAX_LENGTH
 from speaker_registry.names import SpeakerName
+from speaker_registry.schemas import PromotionPolicy
 
 router = page_router("/voices/{name}/about")
+POLICIES: tuple[PromotionPolicy, ...] = get_args(PromotionPolicy)
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +49,13 @@ class About:
     labels: str
     """One label in each line, as `team=blue`."""
     pinned: bool
+    promotion: str
 
     @classmethod
     def saved(cls, document: SpeakerDocument) -> "About":
         about = document.about
         labels = "\n".join(f"{key}={value}" if value else key for key, value in about.labels.items())
-        return cls(about.description or "", labels, about.pinned)
+        return cls(about.description or "", labels, about.pinned, about.promotion)
 
     @classmethod
     def typed(cls, fields: Fields) -> "About":
@@ -61,12 +64,13 @@ class About:
         def text(field: str) -> str:
             return (fields.text(field, max_length=FORM_BYTES) or "").replace("\r\n", "\n")
 
-        return cls(text("description"), text("labels"), "pinned" in fields.names)
+        promotion = fields.text("promotion", max_length=MAX_FIELD) or "on_ready"
+        return cls(text("description"), text("labels"), "pinned" in fields.names, promotion)
 
     @property
     def tag(self) -> str:
         """Return what says whether two people saw the same. States of artifacts have no part in it."""
-        return tag_of({"about": [self.description, self.labels, self.pinned]})
+        return tag_of({"about": [self.description, self.labels, self.pinned, self.promotion]})
 
     def members(self) -> dict[str, str | bool | None]:
         """Return the members besides labels. Raises `InvalidRequest`."""
@@ -75,7 +79,13 @@ class About:
                 f"The description has {len(self.description)} characters; accepted: up to {MAX_TEXT}.",
                 param="description",
             )
-        return {"description": parse_description(self.description), "pinned": self.pinned}
+        if self.promotion not in POLICIES:
+            raise InvalidRequest(
+                f"The promotion policy is {self.promotion[:80]!a}; accepted: {' or '.join(POLICIES)}.",
+                param="promotion",
+            )
+        description = parse_description(self.description)
+        return {"description": description, "pinned": self.pinned, "promotion": self.promotion}
 
 
 @router.get("", dependencies=[VOICES_WRITE])
@@ -119,6 +129,7 @@ def _save(
         wanted = _parse_labels(typed.labels)
         edit(
             services.speakers,
+            services.profiles,
             namespace,
             name,
             labels={**dict.fromkeys(before.about.labels.keys() - wanted.keys()), **wanted},

@@ -61,8 +61,7 @@ def page_voices(
         after=after,
         limit=_PAGE_SIZE,
         matches=lambda speaker: (
-            labels.items() <= speaker.document.about.labels.items()
-            and _matches(profiles, speaker, profile, state)
+            speaker.document.about.has_labels(labels) and _matches(profiles, speaker, profile, state)
         ),
         part=key_of_name(q) if q else None,
     )

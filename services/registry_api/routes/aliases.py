@@ -131,7 +131,8 @@ def remove_alias(
 ) -> Response:
     """Remove an alias. Honours `If-Match`.
 
-    `default` is not removed, but moves by itself again: at once to the newest version that may have it.
+    `default` is not removed, but moves by itself again: at once to the newest version that may have it. It
+    stays if the promotion policy of the voice is `manual`.
     """
     take_back(
         services.speakers,

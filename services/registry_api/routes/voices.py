@@ -82,8 +82,7 @@ def list_voices(
         after=after,
         limit=limit,
         matches=lambda speaker: (
-            labels.items() <= speaker.document.about.labels.items()
-            and _matches(profiles, speaker, profile, state)
+            speaker.document.about.has_labels(labels) and _matches(profiles, speaker, profile, state)
         ),
         part=key_of_name(q) if q is not None else None,
     )
@@ -123,17 +122,20 @@ def edit_voice(
     wanted: VoiceEdit,
     caller: CallerDep,
 ) -> Response:
-    """Change a voice's description, labels or pin. Members that the body leaves out stay unchanged.
+    """Change a voice's description, labels, pin or promotion policy. Members that the body leaves out stay
+    unchanged.
 
     Keys and values of labels have the form of Kubernetes' labels, and a voice has up to 32. No version
-    changes, and nothing is extracted. Honours `If-Match`, compared with the ETag of the voice; the answer has
-    the new one.
+    changes, and nothing is extracted. With `"promotion": "manual"`, the alias `default` moves only by hand.
+    With `on_ready`, it moves by itself again, and at once if a newer version is ready. Honours `If-Match`,
+    compared with the ETag of the voice; the answer has the new one.
     """
-    members = {one: getattr(wanted, one) for one in wanted.model_fields_set & {"description", "pinned"}}
+    members = {one: getattr(wanted, one) for one in wanted.model_fields_set - {"labels"}}
     if "description" in members:
         members["description"] = parse_description(wanted.description or "")
     speaker = edit(
         services.speakers,
+        services.profiles,
         namespace,
         name,
         labels=wanted.labels,

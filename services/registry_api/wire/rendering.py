@@ -46,6 +46,7 @@ def voice(profiles: Profiles, speaker: FoundSpeaker) -> schemas.Voice:
         description=document.about.description,
         labels=document.about.labels,
         pinned=document.about.pinned,
+        promotion=document.about.promotion,
         untrained=any(artifact.untrained for artifact in artifacts),
     )
 

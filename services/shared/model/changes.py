@@ -86,9 +86,16 @@ def with_version(
     return promoted(added, required)
 
 
-def edited(document: SpeakerDocument, about: About) -> SpeakerDocument:
-    """Replace what people say about the voice."""
-    return document if about == document.about else document.having(about=about)
+def edited(document: SpeakerDocument, about: About, required: Sequence[Profile]) -> SpeakerDocument:
+    """Replace what people say about the voice.
+
+    If the promotion policy becomes `on_ready` again, `default` moves at once to a newer version that is
+    ready, as it does after a move by hand was taken back. Housekeeping would move it anyway, some time later.
+    """
+    if about == document.about:
+        return document
+    after = document.having(about=about)
+    return after if about.promotion == document.about.promotion else promoted(after, required)
 
 
 def deleted(document: SpeakerDocument, *, now: int) -> SpeakerDocument:

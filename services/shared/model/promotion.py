@@ -3,6 +3,9 @@
 It moves once every required profile of the newer version is ready or will never be, and never to a version
 that lacks a profile which the present one serves, required or not, or a required one which it will serve.
 Only profiles count here, not the fingerprints with which their artifacts were made.
+
+People can keep it where it is: by a move by hand, until that is taken back, and by the promotion policy
+`manual` of the voice.
 """
 
 from collections.abc import Sequence
@@ -15,11 +18,8 @@ from speaker_registry.names import DEFAULT
 
 
 def promoted(document: SpeakerDocument, required: Sequence[Profile]) -> SpeakerDocument:
-    """Move `default` to the newest version that may have it, or return the same document.
-
-    A caller's own move stays.
-    """
-    if not document.live or document.aliases[DEFAULT].by_hand:
+    """Move `default` to the newest version that may have it, or return the same document."""
+    if not document.live or _kept_by_people(document):
         return document
     default = document.default
     if document.newest.number <= default.number:
@@ -44,8 +44,8 @@ def held_back(document: SpeakerDocument, version: Version, required: Sequence[Pr
     default = document.default
     if version.number <= default.number:
         return None
-    if document.aliases[DEFAULT].by_hand:
-        return f"`default` stays at version {default.number}, to which it was moved by hand"
+    if reason := _kept_by_people(document):
+        return reason
     missing = _serves_or_will(default, required) - _serves_or_will(version, required)
     if not missing:
         return None
@@ -53,6 +53,16 @@ def held_back(document: SpeakerDocument, version: Version, required: Sequence[Pr
         f"`default` stays at version {default.number}: version {version.number} will have no artifact "
         f"for {', '.join(sorted(missing))}, and engines that use that would lose the voice"
     )
+
+
+def _kept_by_people(document: SpeakerDocument) -> str | None:
+    """Say why `default` moves by itself to no version at all. Returns None if it may move."""
+    number = document.default.number
+    if document.about.promotion == "manual":
+        return f"`default` stays at version {number}, because the voice's promotion policy is `manual`"
+    if document.aliases[DEFAULT].by_hand:
+        return f"`default` stays at version {number}, to which it was moved by hand"
+    return None
 
 
 def _serves_or_will(version: Version, required: Sequence[Profile]) -> frozenset[str]:

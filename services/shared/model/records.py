@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from pydantic_core import from_json
 
 from speaker_registry.artifact import TensorInfo, canonical_json, sha256_digest
+from speaker_registry.schemas import PromotionPolicy
 
 _DIGEST = "digest"
 
@@ -232,9 +233,15 @@ class About(Record):
     description: str | None = None
     labels: dict[str, str] = Field(default_factory=dict)
     pinned: bool = False
+    promotion: PromotionPolicy = "on_ready"
+    """With `manual`, the alias `default` moves only by hand. `promotion` holds the rule."""
 
     @property
     def text_bytes(self) -> int:
         """Return the bytes of the texts."""
         texts = [self.description or "", *self.labels, *self.labels.values()]
         return sum(len(text.encode()) for text in texts)
+
+    def has_labels(self, wanted: Mapping[str, str]) -> bool:
+        """Return whether the voice has all these labels, with these values."""
+        return wanted.items() <= self.labels.items()

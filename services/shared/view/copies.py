@@ -40,6 +40,7 @@ _SCANNED, _FORGOTTEN = 1000, 500
 _RESERVED_SECONDS = 60
 """The time for which a reservation counts whose process died. No registration takes as long."""
 _COUNTED = [field.name for field in fields(Counts)]
+"""The scripts are told what is counted, so that `Counts` alone says it."""
 _APPLIED = "applied"
 _ADMITS = canonical_json(["what", ADMITTED])
 """The fields of the one event that tells of all speakers who are admitted together."""
@@ -159,7 +160,7 @@ class SpeakerView:
         told = canonical_json([_told(one, base) for one in found])
         bodies = b"".join(one.body for one in found)  # one argument: the client sends each by itself
         answers: list[Any] = self._generation.call(
-            "apply", generation, _keys(generation, found), [told, bodies, _ADMITS]
+            "apply", generation, _keys(generation, found), [told, bodies, _ADMITS, *_COUNTED]
         )
         return answers
 

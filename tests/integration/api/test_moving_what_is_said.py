@@ -72,6 +72,18 @@ def restored(
         return Transfer(client, jobs=1, dry_run=dry_run).run(tasks)
 
 
+def lost_after(steps: int) -> Callable[[httpx.Request], None]:
+    """Return a fault: the connection is lost after so many steps that say something of a voice."""
+    left = iter(range(steps))
+
+    def lost(request: httpx.Request) -> None:
+        saying = request.method == "PATCH" or (request.method == "PUT" and "/aliases/" in request.url.path)
+        if saying and next(left, None) is None:
+            raise httpx.ConnectError("nobody")
+
+    return lost
+
+
 def states(report: Report) -> dict[str | None, str]:
     return {one.name: one.state for one in report.results}
 
@@ -131,15 +143,8 @@ def test_repeated_imports_say_nothing_twice(path: Path, start: Start):
 @pytest.mark.parametrize("steps", [0, 1, 2])
 def test_an_interrupted_import_goes_on_with_what_it_had_not_said(path: Path, start: Start, steps: int):
     """The connection is lost after each step. The second run says the rest, and no more."""
-    second, left = start(), iter(range(steps))
-
-    def lost(request: httpx.Request) -> httpx.Response | None:
-        saying = request.method == "PATCH" or (request.method == "PUT" and "/aliases/" in request.url.path)
-        if saying and next(left, None) is None:
-            raise httpx.ConnectError("nobody")
-        return None
-
-    assert restored(second, path, fault=lost).stopped is not None
+    second = start()
+    assert restored(second, path, fault=lost_after(steps)).stopped is not None
     with RegistryClient(second.url) as client:
         assert changes(client) == ["edit", "default", "prod"][:steps]
         assert states(restored(second, path, dry_run=True))["alice"] == "planned"
@@ -161,7 +166,7 @@ def test_what_people_say_in_the_registry_stays(path: Path, start: Start):
         [alice] = [one for one in report.results if one.name == "alice"]
         assert (alice.state, second.stored().objects) == ("unchanged", before)
         assert [note for note in alice.notes if "stay" in note] == [
-            "description, labels and pin stay as they are here; the archive has others",
+            "description, labels, pin and promotion policy stay as they are here; the archive has others",
             "alias 'default' stays as it is here; the archive has it at version 3",
             "alias 'prod' stays as it is here; the archive has it at version 1",
         ]
@@ -208,8 +213,8 @@ def test_what_a_key_may_not_say_is_reported_for_the_voice(path: Path, start: Sta
     [error] = [one.error for one in report.results if one.error]
     assert (error.code, str(error)) == (
         "permission_denied",
-        "the versions are there, but not all that the archive says of the voice: description, labels and "
-        "pin (not you); alias 'prod' (not you)",
+        "the versions are there, but not all that the archive says of the voice: description, labels, "
+        "pin and promotion policy (not you); alias 'prod' (not you)",
     )
     with RegistryClient(second.url) as client:
         assert {one.state for one in client.version("alice@3").artifacts} == {"ready"}

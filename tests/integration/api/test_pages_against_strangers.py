@@ -137,7 +137,7 @@ def _describe(registry: Registry, name: str, text: str) -> None:
     about = About(description=f"description {text}", labels={f"label {text}": f"value {text}"})
     speakers, speaker_id = registry.opened.speakers, SpeakerId.of("default", parse_speaker_name(name))
     for did, decide in (
-        ("edit", lambda document: edited(document, about)),
+        ("edit", lambda document: edited(document, about, ())),
         ("alias", lambda document: with_alias(document, f"alias {text}", document.newest.vuid, ())),
     ):
         with speakers.changing(speaker_id, by=f"key {text}") as change:

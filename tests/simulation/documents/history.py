@@ -11,6 +11,7 @@ from services.shared.view.generation import SETTLED_SECONDS
 from services.shared.view.view_document import ASKED_SECONDS
 from speaker_registry.errors import AudioNotFound, Unavailable, VoiceNotFound
 from speaker_registry.names import DEFAULT, LATEST
+from speaker_registry.schemas import PromotionPolicy
 from tests.memory_registry import PROFILES, id_of
 from tests.simulation.documents.ledger import Violation
 from tests.simulation.documents.process import Process
@@ -76,6 +77,7 @@ class History:
             "sweep": often(0.3, 3),
             "erase": often(0, 1),
             "rebuild": often(0.2, 1.5),
+            "promotion": often(0, 1),
         }
 
     def _begin(self, errand: str) -> None:
@@ -92,6 +94,7 @@ class History:
             "sweep": self._sweep,
             "erase": self._erase,
             "rebuild": self._rebuild,
+            "promotion": self._set_promotion,
         }
         begins[errand]()
 
@@ -209,6 +212,10 @@ class History:
     def _move_alias(self) -> None:
         alias = self.world.random.choice([DEFAULT, "prod"])
         self._change("alias", lambda registry, name, number: registry.move_alias(name, alias, number))
+
+    def _set_promotion(self) -> None:
+        policy: PromotionPolicy = self.world.random.choice(["on_ready", "manual"])
+        self._change("edit", lambda registry, name, _: registry.set_promotion(name, policy))
 
     def _change(self, kind: str, change: Callable[[Any, str, int], Any]) -> None:
         def work(process: Process, request: Request, name: str) -> None:

@@ -8,7 +8,8 @@ The numbers in messages are those of the promises that are broken:
 4  what a document names is in the bucket
 5  the view of a generation never goes back, and equals the documents at rest
 6  what an answer says was true between the request and the answer
-7  `default` moves by itself only to a version that serves all that its old target served
+7  `default` moves by itself only to a version that serves all that its old target served, and never if the
+   promotion policy is `manual`
 8  a change is made once or not at all
 """
 
@@ -35,7 +36,7 @@ from tests.simulation.documents.request import PATIENCE_SECONDS, Request, curren
 READER_SECONDS = 5.0
 """A reader of a view that is not in use any more is behind by no more than this."""
 NOTHING = SpeakerDocument()
-_ONCE = {"register", "delete", "publish", "alias", "undelete", "delete version", "cancel", "erase"}
+_ONCE = {"register", "delete", "publish", "alias", "edit", "undelete", "delete version", "cancel", "erase"}
 """Changes of which one request makes one."""
 _TAKES = {"delete", "erase", "delete version"}
 
@@ -223,6 +224,8 @@ class Ledger:
         before, after = old.aliases.get(DEFAULT), new.aliases.get(DEFAULT)
         if new.did == "alias" or before is None or after is None or before.vuid == after.vuid:
             return
+        if new.about.promotion == "manual":
+            raise Violation(f"7: `default` of {speaker_id} moved by itself under `manual`")
         source, target = old.version(before.vuid), new.version(after.vuid)
         if source and target and not target.served >= source.served:
             raise Violation(f"7: `default` of {speaker_id} moved to a version that serves less")

@@ -14,7 +14,7 @@ from unittest.mock import patch
 from services.registry_api.maintenance import garbage_sweep
 from services.registry_api.operations import delete
 from services.shared.bucket import documents
-from services.shared.model import records
+from services.shared.model import promotion, records
 from services.shared.registry import change, speakers
 from services.shared.view import generation, words
 from tests import memory_redis, memory_registry, memory_store
@@ -206,6 +206,14 @@ MISTAKES: dict[str, Caught] = {
         found_as="^6:",
         theme="Redis whose replies are lost",
         soonest=0,
+    ),
+    "a promotion policy is not looked at": Caught(
+        owner=promotion,
+        function="_kept_by_people",
+        changes={'if document.about.promotion == "manual":': "if False:"},
+        found_as="^7: .* under `manual`",
+        theme="promotion policies",
+        soonest=1,
     ),
     "bytes that are lost are replaced unread": Caught(
         owner=memory_registry,

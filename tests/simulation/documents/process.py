@@ -6,14 +6,21 @@ from typing import Any
 import redis
 
 from services.shared.model.aliases import with_alias
-from services.shared.model.changes import undeleted, without_version
+from services.shared.model.changes import edited, undeleted, without_version
 from services.shared.model.clock import Clock
 from services.shared.model.document import SpeakerDocument
 from services.shared.model.speaker import SpeakerId
 from services.shared.registry.extract import extract_missing
 from services.shared.registry.fail import fail
 from services.shared.view.stamp import Stamp
-from speaker_registry.errors import ExtractorOutOfMemory, VersionNotFound, VoiceDamaged, VoiceUnreadable
+from speaker_registry.errors import (
+    ExtractorOutOfMemory,
+    VersionNotFound,
+    VoiceDamaged,
+    VoiceNotFound,
+    VoiceUnreadable,
+)
+from speaker_registry.schemas import PromotionPolicy
 from tests.memory_registry import Registry, id_of
 from tests.simulation import scheduler
 from tests.simulation.documents.queue import LeasedQueue, TakenJob
@@ -128,6 +135,14 @@ class SimulatedRegistry(Registry):
             return with_alias(document, alias, _numbered(document, number), self.profiles.required)
 
         return self.speakers.change(id_of(name), decide, by="key", did="alias")
+
+    def set_promotion(self, name: str, policy: PromotionPolicy) -> SpeakerDocument:
+        def decide(document: SpeakerDocument) -> SpeakerDocument:
+            if not document.live:
+                raise VoiceNotFound("the voice was deleted")
+            return edited(document, document.about.having(promotion=policy), self.profiles.required)
+
+        return self.speakers.change(id_of(name), decide, by="key", did="edit")
 
     def delete_version(self, name: str, number: int) -> SpeakerDocument:
         def decide(document: SpeakerDocument) -> SpeakerDocument:

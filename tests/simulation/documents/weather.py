@@ -126,6 +126,10 @@ THEMES: dict[str, Theme] = {
     "artifacts that seem to be lost": Theme(
         odds={"node_is_behind": 0.04}, errands={"register": 1, "work": 8, "read": 12}
     ),
+    "promotion policies": Theme(
+        odds={"reply_is_lost": 0.1},
+        errands={"register": 4, "promotion": 2, "alias": 1, "work": 8, "settle": 1},
+    ),
     "artifacts that are lost": Theme(
         odds={"artifact_is_lost": 0.03}, errands={"register": 1, "work": 8, "read": 8, "cancel": 3}
     ),

@@ -2,13 +2,13 @@
 -- of the domain.
 -- KEYS: stamp, names, counts, events, the last event that took something away, speakers by digest, reserved voices, copies...
 -- ARGV: stamp, a JSON object for each copy, all documents one after the other, fields of the event that tells of all speakers that
---       were admitted (JSON). Members of an object: speaker, size (that of the document in bytes), rev, etag, life, key (that of
+--       were admitted (JSON), what is counted... Members of an object: speaker, size (that of the document in bytes), rev, etag, life, key (that of
 --       the name, '' if the speaker is not live), counts, base (the revision that the events start from),
 --       went and came (digests), events (each the fields of one), takes (an event takes something away), admitted (the speaker
 --       was there before).
 -- -> for each copy: 'applied'; 'kept' if the stored revision is as high; {stored document} if the events do not start from the
 --    stored revision, so that the caller computes them again.
-local COUNTED = {'voices', 'bytes', 'text_bytes', 'deleted_bytes', 'deleted_text_bytes'}
+local COUNTED = {unpack(ARGV, 5)}
 local admitted = {}
 local function apply(copy, new, document)
   local stored = redis.call('HMGET', copy, 'rev', 'key', unpack(COUNTED))
