@@ -58,6 +58,7 @@ RULES: dict[str, set[str] | None] = {
     "POST /dashboard/voices/{name}/undelete": {"voices:delete"},
     "GET /dashboard/jobs": {"jobs:read", "engine"},
     "POST /dashboard/jobs/{job_id}/cancel": {"jobs:write"},
+    "POST /dashboard/jobs/{job_id}/retry": {"jobs:write", "engine"},
     "GET /dashboard/profiles": set(ALL_SCOPES),
     "GET /dashboard/keys": {"admin"},
     "POST /dashboard/keys": {"admin"},
