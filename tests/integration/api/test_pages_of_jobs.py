@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from services.shared.view.job_records import JobRecord
 from speaker_registry.errors import WorkerError
 from tests.integration.api.access import BOOTSTRAP, CLOSED, bearer, key
 from tests.integration.api.conftest import empty
@@ -84,3 +85,17 @@ def test_a_key_that_may_only_look_cannot_try_again(closed: Registry, name: str):
     with Visitor(closed, key(closed, namespace="others")) as stranger:
         assert stranger.post(f"/jobs/{job}/retry").status_code == 404
     assert states(closed, name) == ["failed"]
+
+
+def test_a_page_of_jobs_reads_no_more_than_it_shows(
+    closed: Registry, name: str, monkeypatch: pytest.MonkeyPatch
+):
+    """Open dashboards ask for the first page all the time, and most of its cost is reading records."""
+    for number in range(5):
+        closed.upload(f"{name}-{number}", headers=bearer(BOOTSTRAP))
+    looked_at: list[str] = []
+    read = JobRecord.read
+    monkeypatch.setattr(JobRecord, "read", lambda fields: (looked_at.append(fields["id"]), read(fields))[1])
+    page = closed.opened.jobs.records.page("default", limit=2)
+    assert ([one.id for one in page.found], page.more) == (looked_at[:2], True)
+    assert len(looked_at) == 3, "one more tells that there is a next page"
