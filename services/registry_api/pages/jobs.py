@@ -24,6 +24,10 @@ _PAGE_SIZE = 50
 STATES: tuple[JobState, ...] = ("queued", "processing", "succeeded", "failed", "canceled", "superseded")
 RETRIED: frozenset[JobState] = frozenset({"failed", "canceled"})
 """A job that ended in one of these states can be tried again."""
+_QUICK_SECONDS, _CALM_SECONDS = 2, 4
+"""An open page asks this often for its list: while a job on it goes on, and otherwise. Each request costs the
+registry about 3 ms, so fifty pages that all asked every two seconds would take 7 % of a core.
+"""
 State = Annotated[str, Query(pattern=f"^(|{'|'.join(STATES)})$")]
 
 
@@ -48,6 +52,7 @@ def page_jobs(
         after=after or None,
         limit=_PAGE_SIZE,
     )
+    goes_on = any(not record.finished for record in found.found)
     filters = {"state": state, "profile": profile}
     return show(
         request,
@@ -58,6 +63,7 @@ def page_jobs(
         next_page=address("/jobs", after=found.last, **filters) if found.more else None,
         first_page=address("/jobs", **filters),
         states=STATES,
+        every_seconds=_QUICK_SECONDS if goes_on else _CALM_SECONDS,
         retried=RETRIED,
         profiles=sorted(profiles.names),
     )
