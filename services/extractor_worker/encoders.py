@@ -26,14 +26,14 @@ class Encoders:
     def load(self, profile: Profile, settings: ExtractorSettings) -> Extractor:
         return load_extractor(_loading(self._shared_models, profile, settings))
 
-    def prove(self, extractor: Extractor, profile: Profile, settings: ExtractorSettings) -> None:
-        """Prove that an extractor computes correctly, unless a proof is remembered. Raises
-        EncoderUnproven.
+    def prove(self, extractor: Extractor, profile: Profile, settings: ExtractorSettings) -> float:
+        """Prove that an extractor computes correctly, unless a proof is remembered. Returns when it was made,
+        in Unix seconds. Raises EncoderUnproven.
         """
         trusted = replace(
             _loading(SharedModels(), profile, settings), device="cpu", dtype="float32", trusted=True
         )
-        prove_once(
+        return prove_once(
             extractor,
             partial(load_extractor, trusted),
             profile.tensors,

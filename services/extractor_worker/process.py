@@ -25,6 +25,7 @@ from services.extractor_worker.pipeline.attempts import Attempts
 from services.extractor_worker.pipeline.drawing import Draw, Drawing
 from services.extractor_worker.pipeline.extraction import Extraction, LoadedProfile
 from services.extractor_worker.pipeline.extractor import DeviceLost, Extractor
+from services.extractor_worker.pipeline.throughput import Throughput
 from services.shared.audio import AudioDecoder, ReferenceAudio
 from services.shared.configuration.explanation import explain
 from services.shared.configuration.registry import RegistrySettings
@@ -48,7 +49,7 @@ from services.shared.registry.publish import Provenance
 from services.shared.telemetry import trace_export
 from services.shared.telemetry.metrics import WORKER_BEAT, listen
 from services.shared.view.generation import watched
-from services.shared.view.workers import FailedProof
+from services.shared.view.workers import FailedProof, WorkerReport
 from speaker_registry.engine import Profile
 from speaker_registry.errors import (
     CacheUnsupported,
@@ -72,7 +73,8 @@ class WorkerProcess:
 
     Args:
         load: returns the extractor of a profile.
-        prove: checks that an extractor computes correctly on its device. Raises EncoderUnproven.
+        prove: checks that an extractor computes correctly on its device, and returns the Unix time at which
+            that was proven. Raises EncoderUnproven.
         draw: returns the pictures of a clip.
 
     Raises:
@@ -84,7 +86,7 @@ class WorkerProcess:
     def __init__(
         self,
         load: Callable[[Profile, ExtractorSettings], Extractor],
-        prove: Callable[[Extractor, Profile, ExtractorSettings], None],
+        prove: Callable[[Extractor, Profile, ExtractorSettings], float],
         draw: Draw,
     ) -> None:
         self._load_extractor = load
@@ -99,6 +101,8 @@ class WorkerProcess:
         """Maps each profile that was not served from the start to the reason."""
         self._failed_proofs: dict[str, FailedProof] = {}
         """The failed proofs by profile name."""
+        self._proven_at: dict[str, float] = {}
+        self._throughput = Throughput()
 
     def run(self) -> int:
         """Work until told to stop. Returns the exit status.
@@ -137,6 +141,7 @@ class WorkerProcess:
         worker = self._worker({EXTRACT: extraction, DRAW: drawing}, serving)
         drawing.on_progress = worker.progress
         extraction.on_progress, extraction.stopping = worker.progress, lambda: worker.stopping
+        extraction.on_made = self._throughput.count
         log.info(
             "worker.ready",
             worker=self._name,
@@ -187,7 +192,7 @@ class WorkerProcess:
         log.info("worker.loads", profile=profile.name)
         extractor = self._load_extractor(profile, self._settings)
         warm_up(extractor)
-        self._prove(extractor, profile, self._settings)
+        self._proven_at[profile.name] = self._prove(extractor, profile, self._settings)
         fingerprint = extractor.fingerprint
         log.info(
             "extractor.warm",
@@ -272,7 +277,7 @@ class WorkerProcess:
         """
 
         def on_beat() -> None:
-            self._opened.workers.beat(self._name, encoders)
+            self._opened.workers.beat(self._name, encoders, self._report())
             self._opened.workers.report_failed(self._failed_proofs)
             WORKER_BEAT.set_to_current_time()
 
@@ -290,6 +295,13 @@ class WorkerProcess:
             on_beat=on_beat,
             serves=serves,
             comes_last=is_preparation,
+        )
+
+    def _report(self) -> WorkerReport:
+        return WorkerReport(
+            device=self._settings.device,
+            proven_at=self._proven_at,
+            extracted_last_hour=self._throughput.last_hour(),
         )
 
     def _leave(self, serving: Mapping[str, str]) -> None:

@@ -62,9 +62,11 @@ def _load(profile: Profile, settings: ExtractorSettings) -> Extractor:
     return _encoders(settings.device).load(profile, settings)
 
 
-def _prove(extractor: Extractor, profile: Profile, settings: ExtractorSettings) -> None:
-    """Prove that an extractor computes correctly on its device. Raises EncoderUnproven."""
-    _encoders(settings.device).prove(extractor, profile, settings)
+def _prove(extractor: Extractor, profile: Profile, settings: ExtractorSettings) -> float:
+    """Prove that an extractor computes correctly on its device. Returns when it was proven, in Unix seconds.
+    Raises EncoderUnproven.
+    """
+    return _encoders(settings.device).prove(extractor, profile, settings)
 
 
 def _draw(clip: ReferenceAudio) -> Mapping[Picture, bytes]:

@@ -33,6 +33,7 @@ from speaker_registry.schemas.encoders import (
     CandidateEncoder,
     EncoderPromotion,
     FailedProof,
+    LiveWorker,
     Profile,
     TensorDistance,
 )
@@ -110,6 +111,7 @@ __all__ = [
     "JobRate",
     "JobState",
     "JobSummary",
+    "LiveWorker",
     "Mode",
     "MovedAlias",
     "NewApiKey",

@@ -20,6 +20,20 @@ class FailedProof(Schema):
     """Names the tensor that differs, and by how much."""
 
 
+class LiveWorker(Schema):
+    """A worker that has an encoder of a profile loaded, and whose heartbeats arrive."""
+
+    worker: str
+    fingerprint: str
+    """Fingerprint of its encoder. The worker makes artifacts while this is the profile's current one."""
+    device: str | None = None
+    """The worker's device: `cpu`, `cuda` or `cuda:N`. None if the worker does not report it."""
+    proven_at: float | None = None
+    """When the encoder was last proven to compute correctly on this device, in Unix seconds."""
+    extracted_last_hour: int | None = None
+    """Number of artifacts of this profile that the worker has made within an hour, in all namespaces."""
+
+
 class CandidateEncoder(Schema):
     """An encoder that live workers have and that is not the current one of its profile. Its workers make
     nothing until an operator promotes it.
@@ -183,6 +197,8 @@ class Profile(Schema):
     """True if the weights differ from the published ones on purpose, such as fine-tuned weights."""
     workers: int = 0
     """Number of live workers that have the current encoder loaded and warmed up."""
+    live_workers: list[LiveWorker] = Field(default_factory=list)
+    """The live workers that have any encoder of this profile, in the order of their names."""
     former: list[str] = Field(default_factory=list)
     """Fingerprints that were current before, the newest first. Promote one to go back."""
     candidates: list[CandidateEncoder] = Field(default_factory=list)

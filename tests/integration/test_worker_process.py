@@ -251,6 +251,9 @@ def test_an_encoder_that_fails_its_proof_is_not_served_and_every_surface_says_so
             [failed] = shown[PROFILE].failed_proofs
             assert (failed.device, failed.reason) == ("cpu", f"{PROFILE}: 12.00% of the codes are equal")
             assert (shown[PROFILE].workers, shown[OPTIONAL_PROFILE].failed_proofs) == (0, [])
+            [live] = shown[OPTIONAL_PROFILE].live_workers
+            assert (live.worker, live.device, live.extracted_last_hour) == (failed.worker, "cpu", 0)
+            assert live.proven_at == pytest.approx(time.time(), abs=600)
             worker.request_stop()
             wait_until(lambda: worker.exit_status is not None, START_SECONDS)
             assert {one.id: one for one in client.profiles()}[PROFILE].failed_proofs == []

@@ -148,8 +148,11 @@ def test_an_artifact_of_less_than_the_clip_is_published_as_such(extraction: Extr
 def test_results_come_in_the_order_of_the_jobs(extraction: Extraction, attempts: Attempts):
     """The queue gives each job the result at its place."""
     attempts.unwanted = {"b"}
+    made: list[str] = []
+    extraction.on_made = made.append
     assert extraction(jobs("a", "b", "c")) == ["published", "superseded", "published"]
     assert sorted(attempts.published) == ["a", "c"]
+    assert made == [PROFILE, PROFILE], "each artifact counts once for the throughput"
 
 
 def test_one_bad_clip_fails_alone(extraction: Extraction, attempts: Attempts):

@@ -28,7 +28,14 @@ from services.shared.model.profile_document import (
 from services.shared.model.records import seal, unseal
 from services.shared.registry.announce import announce
 from services.shared.registry.profile_records import REMEMBERED_SECONDS, ProfileRecords
-from services.shared.view.workers import ALIVE_SECONDS, FAILED_SECONDS, FailedProof
+from services.shared.view.keys import worker_report_key
+from services.shared.view.workers import (
+    ALIVE_SECONDS,
+    FAILED_SECONDS,
+    FailedProof,
+    LiveWorker,
+    WorkerReport,
+)
 from speaker_registry.errors import (
     CampaignEnded,
     CampaignNotFound,
@@ -577,6 +584,22 @@ def test_a_worker_is_alive_for_twenty_seconds_or_until_it_leaves(world: World, p
     assert process.workers.of([PROFILE]) == {PROFILE: {A: 1}}
     world.pass_time(ALIVE_SECONDS + 1)
     assert not process.workers.have(PROFILE, A)
+
+
+def test_workers_tell_their_device_their_proofs_and_what_they_made(world: World, process: Process) -> None:
+    """Operators look for the worker that is slow, or whose device is not the one they meant."""
+    report = WorkerReport(device="cuda:1", proven_at={PROFILE: 7.0}, extracted_last_hour={PROFILE: 12})
+    process.workers.beat("w2", {PROFILE: A})
+    process.workers.beat("w1", {PROFILE: B, OTHER: C}, report)
+    seen = Process(world).workers.live([PROFILE, OTHER])
+    assert seen == {
+        PROFILE: [LiveWorker("w1", B, report), LiveWorker("w2", A, None)],
+        OTHER: [LiveWorker("w1", C, report)],
+    }
+    world.server.set(worker_report_key(process.generation.for_reading(), "w1"), "{}")
+    assert process.workers.live([OTHER]) == {OTHER: [LiveWorker("w1", C, None)]}, "of another release"
+    world.pass_time(ALIVE_SECONDS + 1)
+    assert process.workers.live([PROFILE]) == {PROFILE: []}
 
 
 def test_a_failed_proof_is_shown_for_ten_minutes_or_until_it_is_withdrawn(

@@ -3,12 +3,40 @@
 from services.registry_api.pages.situation import (
     KEPT_SECONDS,
     LONG_KEPT_SECONDS,
+    ShownWorker,
     VoiceCounts,
     kept_until,
+    workers_of,
 )
+from speaker_registry.schemas import FailedProof, LiveWorker, Profile
 
 
 def test_counts_of_many_voices_are_kept_longer():
     """They cost more to make, and fifty people who look at them must not cost the registry a core."""
     assert kept_until("ours", VoiceCounts(examined=100), 7.0) == 7.0 + KEPT_SECONDS
     assert kept_until("ours", VoiceCounts(examined=500, more=True), 7.0) == 7.0 + LONG_KEPT_SECONDS
+
+
+def profile(name: str, fingerprint: str, *live: LiveWorker, **others: object) -> Profile:
+    facts = {"model_type": "m", "description": "d", "required": True, "tensors": {}, "sample_rate": 16_000}
+    facts |= {"model": "repo", "licence": "MIT", "fingerprint": fingerprint, "live_workers": live}
+    return Profile.model_validate({"id": name, **facts, **others})
+
+
+def test_a_worker_is_one_row_however_many_profiles_it_has():
+    """A person looks for machines. Their proofs are as good as the oldest, and their work is the sum."""
+    speech = LiveWorker(worker="w1", fingerprint="f", device="cuda:0", proven_at=20, extracted_last_hour=3)
+    codec = speech.model_copy(update={"fingerprint": "g", "proven_at": 10, "extracted_last_hour": 4})
+    silent = LiveWorker(worker="w0", fingerprint="f")
+    failed = FailedProof(worker="w2", device="cpu", reason="codes differ")
+    rows = workers_of(
+        [
+            profile("speech", "f", speech, silent, untrained=True),
+            profile("codec", "another", codec, failed_proofs=[failed]),
+        ]
+    )
+    assert rows == [
+        ShownWorker("w0", serves=["speech"], untrained=True),
+        ShownWorker("w1", "cuda:0", ["speech"], ["codec"], [], True, 10, 7),
+        ShownWorker("w2", "cpu", failed=["codec"]),
+    ]

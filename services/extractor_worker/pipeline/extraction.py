@@ -110,6 +110,8 @@ class Extraction:
         self._retry_seconds = retry_seconds
         self.on_progress: Callable[[], None] = lambda: None
         """Called whenever the batch has made progress, which shows that the worker does not hang."""
+        self.on_made: Callable[[str], None] = lambda _: None
+        """Called with the name of the profile whenever an artifact was published."""
         self.stopping: Callable[[], bool] = lambda: False
         """Returns whether the process is to end. If it is, no step waits for an outage to end."""
 
@@ -243,6 +245,8 @@ class Extraction:
         tensors = _or_leave(clip.loaded, lambda: extractor.finish(clip.content))
         seconds = extractor.used_seconds(clip.content)
         counted = self._retried(lambda: self._attempts.publish(clip.attempt, tensors, seconds))
+        if counted:
+            self.on_made(clip.loaded.provenance.profile.name)
         return "published" if counted else "superseded"
 
     def _retried(self, step: Callable[[], Result]) -> Result:

@@ -241,16 +241,18 @@ class KeptProofs:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def holds(self, about: Mapping[str, Any]) -> bool:
-        """Return whether a proof with exactly this description was kept."""
-        with suppress(OSError, ValueError):
+    def made_at(self, about: Mapping[str, Any]) -> float | None:
+        """Return when a proof with exactly this description was made, in Unix seconds, or None if none was
+        kept.
+        """
+        with suppress(OSError, ValueError, TypeError, KeyError):
             kept = json.loads(self._path(about).read_text(encoding="utf-8"))
-            return isinstance(kept, dict) and kept.get("about") == dict(about)
-        return False
+            return float(kept["at"]) if kept["about"] == dict(about) else None
+        return None
 
-    def keep(self, about: Mapping[str, Any], findings: Sequence[Finding]) -> None:
+    def keep(self, about: Mapping[str, Any], findings: Sequence[Finding], at: float) -> None:
         """Remember a proof. If the folder cannot be written, the next start makes the proof again."""
-        content = {"about": dict(about), "findings": [one.says for one in findings], "at": int(time.time())}
+        content = {"about": dict(about), "findings": [one.says for one in findings], "at": int(at)}
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(dir=self._folder) as folder:
@@ -279,14 +281,14 @@ def prove_once(
     *,
     machine: Mapping[str, str],
     kept: KeptProofs,
-) -> bool:
+) -> float:
     """Prove the encoder, unless a proof of the same encoder on the same machine is remembered.
 
     Args:
         machine: everything besides the fingerprint that may change a result, from `machine_description`.
 
     Returns:
-        True if the proof was made now, False if it was remembered.
+        When the proof was made, in Unix seconds.
 
     Raises:
         EncoderUnproven: the results differ; the message says in which tensor and by how much. Errors of
@@ -294,9 +296,9 @@ def prove_once(
     """
     about = {"fingerprint": extractor.fingerprint.digest, "machine": dict(machine)}
     name = extractor.profile_name
-    if kept.holds(about):
+    if (made_at := kept.made_at(about)) is not None:
         log.info("proof.remembered", profile=name)
-        return False
+        return made_at
     started = time.monotonic()
     findings = prove(extractor, load_trusted, specs)
     give_back_surplus(0)
@@ -307,5 +309,6 @@ def prove_once(
             + "; ".join(dict.fromkeys(failed))
         )
     log.info("proof.held", profile=name, seconds=seconds, findings=[one.says for one in findings])
-    kept.keep(about, findings)
-    return True
+    made_at = time.time()
+    kept.keep(about, findings, made_at)
+    return made_at

@@ -8,7 +8,7 @@ import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from cachetools import TTLCache
 
@@ -25,8 +25,8 @@ _KINDS: dict[str, tuple[JobState, ...]] = {
 }
 """Maps each series of the charts to the states of its jobs. Other jobs were called off."""
 _STATES = [state for states in _KINDS.values() for state in states]
-_SPANS = (("hour", 120, 30), ("day", 3600, 24))
-"""Name of the span, seconds of one bar, and number of bars."""
+_SPANS = (("hour", 120, 30, 10), ("day", 3600, 24, 6))
+"""Name of the span, seconds of one bar, number of bars, and number of bars from one tick to the next."""
 _STEPS = (1, 2, 5)
 BAR_WIDTH, HEIGHT = 10, 100
 """The place of one bar, and the height of a chart, in units of its own: it is stretched to its place."""
@@ -62,6 +62,12 @@ class Chart:
 
     span: str
     bars: Sequence[Bar]
+    bars_per_tick: int
+
+    @property
+    def ticks(self) -> list[float]:
+        """Return the moments that the axis names, in Unix seconds, at even distances."""
+        return [bar.start for bar in self.bars[:: self.bars_per_tick]]
 
     @property
     def top(self) -> int:
@@ -109,12 +115,13 @@ class Activity:
 
     def _count(self, namespace: str) -> Iterator[Chart]:
         now = self._now()
-        for span, seconds, bars in _SPANS:
-            # The last bar ends at the next full step, so that a job stays in its bar while time goes on.
+        for span, seconds, bars, bars_per_tick in _SPANS:
+            # Bars begin at full steps, so that a job stays in its bar while time goes on.
             end = (now // seconds + 1) * seconds
             edges = [end - seconds * left for left in range(bars, -1, -1)]
             by_state = dict(zip(_STATES, self._jobs.counts(namespace, _STATES, edges), strict=True))
-            yield Chart(span, [_bar(edges, number, by_state) for number in range(bars)])
+            shown = [_bar(edges, number, by_state) for number in range(bars)]
+            yield Chart(span, [*shown[:-1], replace(shown[-1], end=now)], bars_per_tick)
 
 
 def _bar(edges: Sequence[float], number: int, by_state: dict[JobState, list[int]]) -> Bar:

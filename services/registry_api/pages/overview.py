@@ -15,6 +15,7 @@ from services.registry_api.pages.situation import (
     VoiceCounts,
     concerns,
     profiles_of,
+    workers_of,
 )
 
 router = page_router()
@@ -41,5 +42,6 @@ def page_overview(
         max_counted=MAX_COUNTED,
         jobs=jobs,
         charts=activity.charts(namespace) if may["see_jobs"] else [],
+        workers=workers_of(profiles),
         profiles=[one for one in profiles if one.required or one.workers or one.failed_proofs],
     )

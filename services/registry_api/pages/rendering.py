@@ -164,7 +164,10 @@ def asset_url(name: str) -> str:
 
 def visible(text: object) -> Markup:
     """Return text with each invisible or direction-changing character replaced by a mark with its number."""
-    return Markup("").join(_shown(character) for character in str(text))
+    plain = str(text)
+    if plain.isascii() and plain.isprintable():
+        return escape(plain)  # nearly all text, of which looking at each character would cost most of a page
+    return Markup("").join(_shown(character) for character in plain)
 
 
 def _shown(character: str) -> Markup:
@@ -200,10 +203,21 @@ def exactly(moment: float) -> str:
 
 
 def duration(seconds: float) -> str:
+    """Return a length of time in the largest unit that it fills, without fractions."""
     for unit, size in (("d", 86_400), ("h", 3600), ("min", 60)):
         if seconds >= size:
             return f"{int(seconds // size)} {unit}"
-    return f"{int(seconds)} s" if seconds >= 10 else f"{seconds:.1f} s"
+    return f"{int(seconds)} s"
+
+
+def measured(seconds: float) -> str:
+    """Return a length of time that was measured: below ten seconds, a tenth matters."""
+    return f"{seconds:.1f} s" if seconds < 10 else duration(seconds)
+
+
+def day(moment: float) -> str:
+    """Return the day of a point in time, in UTC."""
+    return datetime.fromtimestamp(moment, UTC).strftime("%b %-d")
 
 
 def clock(moment: float) -> str:
@@ -237,6 +251,8 @@ def _environment() -> Environment:
         clock=clock,
         size=size,
         duration=duration,
+        measured=measured,
+        day=day,
     )
     shared: Mapping[str, Any] = {"asset": asset_url, "root": PAGES, "version": __version__}
     environment.globals.update(shared)

@@ -48,6 +48,24 @@ class Concern:
     serious: bool = True
 
 
+@dataclass(slots=True)
+class ShownWorker:
+    """A worker, with what its profiles say of it."""
+
+    name: str
+    device: str | None = None
+    serves: list[str] = field(default_factory=list)
+    """The profiles whose current encoder it has."""
+    others: list[str] = field(default_factory=list)
+    """The profiles that are made with another encoder than the one it has."""
+    failed: list[str] = field(default_factory=list)
+    """The profiles that it does not serve, because its encoder failed its proof."""
+    untrained: bool = False
+    proven_at: float | None = None
+    """When the oldest of its proofs was made, in Unix seconds."""
+    extracted_last_hour: int | None = None
+
+
 class Situation:
     """Counts voices, and keeps the counts for a moment. Safe to use from several threads."""
 
@@ -107,6 +125,27 @@ def profiles_of(services: Services) -> list[Profile]:
         [services.profiles.get(name) for name in sorted(services.profiles.names)],
     )
     return sorted(profiles, key=lambda one: (not one.required, one.id))
+
+
+def workers_of(profiles: Sequence[Profile]) -> list[ShownWorker]:
+    """Return all workers that live or failed a proof, by name."""
+    found: dict[str, ShownWorker] = {}
+    for profile in profiles:
+        for live in profile.live_workers:
+            worker = found.setdefault(live.worker, ShownWorker(live.worker))
+            current = live.fingerprint == profile.fingerprint
+            (worker.serves if current else worker.others).append(profile.id)
+            worker.device = live.device
+            worker.untrained |= current and profile.untrained
+            proofs = [at for at in (worker.proven_at, live.proven_at) if at is not None]
+            worker.proven_at = min(proofs, default=None)
+            if live.extracted_last_hour is not None:
+                worker.extracted_last_hour = (worker.extracted_last_hour or 0) + live.extracted_last_hour
+        for proof in profile.failed_proofs:
+            worker = found.setdefault(proof.worker, ShownWorker(proof.worker))
+            worker.device = proof.device
+            worker.failed.append(profile.id)
+    return [found[name] for name in sorted(found)]
 
 
 def concerns(profiles: Sequence[Profile], counts: VoiceCounts, failures: int) -> Iterator[Concern]:

@@ -1,5 +1,6 @@
 """Renders profiles with their encoders, and campaigns: turns records into the answers of `schemas`."""
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 
@@ -8,7 +9,7 @@ from services.shared.model.encoders import Encoder, differences
 from services.shared.model.profile_document import ProfileDocument
 from services.shared.registry.profile_records import ProfileRecords
 from services.shared.registry.profiles import Profiles
-from services.shared.view.workers import FailedProof, Workers
+from services.shared.view.workers import FailedProof, LiveWorker, Workers
 from speaker_registry import schemas
 from speaker_registry.engine import Profile
 from speaker_registry.errors import Unavailable
@@ -23,13 +24,15 @@ def profiles(
 ) -> list[schemas.Profile]:
     """Render profiles with their encoders and workers."""
     names = [one.name for one in shown]
-    alive, failed_proofs = workers.of(names), workers.failed(names)
+    live, failed_proofs = workers.live(names), workers.failed(names)
+    alive = {name: Counter(one.fingerprint for one in found) for name, found in live.items()}
     return [
         _profile(
             one,
             required=known.is_required(one.name),
             announced=(announced := records.read(one.name)),
             workers=alive[one.name],
+            live=live[one.name],
             candidates=_candidates(announced, campaigns, one.name, alive[one.name]),
             failed_proofs=failed_proofs[one.name],
         )
@@ -119,6 +122,7 @@ def _profile(
     required: bool,
     announced: ProfileDocument,
     workers: Mapping[str, int],
+    live: Iterable[LiveWorker],
     candidates: list[schemas.CandidateEncoder],
     failed_proofs: Iterable[FailedProof],
 ) -> schemas.Profile:
@@ -141,10 +145,22 @@ def _profile(
         untrained=current.untrained if current else False,
         custom_weights=current.custom_weights if current else False,
         workers=workers.get(announced.fingerprint, 0),
+        live_workers=[_live_worker(known_profile.name, one) for one in live],
         former=list(announced.former_fingerprints),
         candidates=candidates,
         failed_proofs=[
             schemas.FailedProof(worker=one.worker, device=one.device, reason=one.reason)
             for one in failed_proofs
         ],
+    )
+
+
+def _live_worker(profile: str, live: LiveWorker) -> schemas.LiveWorker:
+    report = live.report
+    return schemas.LiveWorker(
+        worker=live.name,
+        fingerprint=live.fingerprint,
+        device=report.device if report else None,
+        proven_at=report.proven_at.get(profile) if report else None,
+        extracted_last_hour=report.extracted_last_hour.get(profile, 0) if report else None,
     )

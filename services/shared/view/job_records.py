@@ -139,7 +139,7 @@ class JobRecords:
         """
         found: list[JobRecord] = []
         last = after
-        for looked_at, record in enumerate(self._newest_first(namespace, state, after)):
+        for looked_at, record in enumerate(self._newest_first(namespace, state, after, limit + 1)):
             if record.created_at <= created_after:  # and so are all that follow
                 return JobPage(found, last, False)
             wanted = slug in {None, record.slug} and profile in {None, record.profile}
@@ -205,20 +205,24 @@ class JobRecords:
         )
         return len(ids)
 
-    def _newest_first(self, namespace: str, state: JobState | None, after: str | None) -> Iterator[JobRecord]:
+    def _newest_first(
+        self, namespace: str, state: JobState | None, after: str | None, likely: int
+    ) -> Iterator[JobRecord]:
+        """Yield all jobs that come after one. The first `likely` ones cost no more than these."""
         place = (self.get(namespace, after).created_at, after) if after is not None else (math.inf, "")
-        offset = 0
+        offset, count = 0, min(likely, _PAGE)
         while True:
-            entries = self._entries(namespace, state, place[0], offset)
+            entries = self._entries(namespace, state, place[0], offset, count)
             older = [entry for entry in entries if entry < place]
             yield from self._read([job_id for _, job_id in older])
-            if len(entries) < _PAGE:
+            if len(entries) < count:
                 return
             # The next page starts at a place, not at a number, which jobs that come meanwhile would shift.
-            place, offset = (older[-1], 0) if older else (place, offset + _PAGE)
+            place, offset = (older[-1], 0) if older else (place, offset + count)
+            count = _PAGE
 
     def _entries(
-        self, namespace: str, state: JobState | None, latest: float, offset: int
+        self, namespace: str, state: JobState | None, latest: float, offset: int, count: int
     ) -> list[tuple[float, str]]:
         """Return the next jobs that were created at this time or before, each with its time."""
         [found] = self._generation.read(
@@ -229,7 +233,7 @@ class JobRecords:
                 byscore=True,
                 desc=True,
                 offset=offset,
-                num=_PAGE,
+                num=count,
                 withscores=True,
             )
         )

@@ -123,6 +123,10 @@ def workers_key(generation: str, profile: str) -> str:
     return f"sr:{generation}:workers:{profile}"
 
 
+def worker_report_key(generation: str, worker: str) -> str:
+    return f"sr:{generation}:worker:{worker}"
+
+
 def failed_proofs_key(generation: str, profile: str) -> str:
     return f"sr:{generation}:failed:{profile}"
 

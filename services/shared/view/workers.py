@@ -1,4 +1,4 @@
-"""Keeps in Redis which workers have which encoders, and whose encoder failed its proof.
+"""Keeps in Redis which workers have which encoders, what each reports, and whose encoder failed its proof.
 
 Times are those of Redis' own clock. Workers report again and again, so a loss of Redis is made good within
 seconds.
@@ -6,12 +6,14 @@ seconds.
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 
+from pydantic import ValidationError
 from redis.client import Pipeline
 
 from services.shared.model.records import Record
 from services.shared.view.generation import Generation, milliseconds
-from services.shared.view.keys import failed_proofs_key, workers_key
+from services.shared.view.keys import failed_proofs_key, worker_report_key, workers_key
 from speaker_registry.artifact import canonical_json
 
 KeyOf = Callable[[str, str], str]
@@ -39,16 +41,46 @@ class FailedProof(Record):
         return canonical_json(self.model_dump(mode="json"))
 
 
+class WorkerReport(Record):
+    """What a worker tells about itself, by the names of its profiles."""
+
+    device: str
+    """The device as torch names it, for example `cpu` or `cuda:0`."""
+    proven_at: dict[str, float]
+    """When each encoder was last proven to compute correctly on this device, in Unix seconds."""
+    extracted_last_hour: dict[str, int]
+    """The number of artifacts that the worker has made within an hour."""
+
+    def to_json(self) -> str:
+        return canonical_json(self.model_dump(mode="json"))
+
+
+@dataclass(frozen=True, slots=True)
+class LiveWorker:
+    """A live worker that has an encoder of a profile."""
+
+    name: str
+    fingerprint: str
+    report: WorkerReport | None
+    """None if the worker has sent none, as workers of former releases do."""
+
+
 class Workers:
     """The reports of all workers. Every method raises `ViewAway` or `Unavailable`."""
 
     def __init__(self, generation: Generation) -> None:
         self._generation = generation
 
-    def beat(self, worker: str, encoders: Mapping[str, str]) -> None:
+    def beat(self, worker: str, encoders: Mapping[str, str], report: WorkerReport | None = None) -> None:
         """Report that a worker is alive and has these encoders (profile -> fingerprint)."""
         members = {profile: f"{fingerprint} {worker}" for profile, fingerprint in encoders.items()}
         self._report(members, workers_key)
+        if report is not None:
+            self._generation.read(
+                lambda pipeline, generation: pipeline.set(
+                    worker_report_key(generation, worker), report.to_json(), ex=_KEPT_SECONDS
+                )
+            )
 
     def leave(self, worker: str, encoders: Mapping[str, str]) -> None:
         """Report that a worker does not have these encoders any more (profile -> fingerprint)."""
@@ -65,6 +97,32 @@ class Workers:
         return {
             name: Counter(member.partition(" ")[0] for member in members) for name, members in found.items()
         }
+
+    def live(self, profiles: Iterable[str]) -> dict[str, list[LiveWorker]]:
+        """Return the live workers of each profile with their reports, in the order of their names."""
+        found = self._since(profiles, workers_key, ALIVE_SECONDS)
+        reports = self._reports(
+            {member.partition(" ")[2] for members in found.values() for member in members}
+        )
+        return {
+            profile: sorted(
+                (
+                    LiveWorker(worker, fingerprint, reports[worker])
+                    for fingerprint, _, worker in (member.partition(" ") for member in members)
+                ),
+                key=lambda one: one.name,
+            )
+            for profile, members in found.items()
+        }
+
+    def _reports(self, workers: Iterable[str]) -> dict[str, WorkerReport | None]:
+        names = list(workers)
+        if not names:
+            return {}
+        found = self._generation.read(
+            lambda pipeline, generation: [pipeline.get(worker_report_key(generation, name)) for name in names]
+        )
+        return {name: _parsed(text) for name, text in zip(names, found, strict=True)}
 
     def have(self, profile: str, fingerprint: str) -> bool:
         """Return whether a live worker has this encoder."""
@@ -115,3 +173,11 @@ class Workers:
         """Return the time of Redis, in ms."""
         [time] = self._generation.read(lambda pipeline, _: pipeline.time())
         return milliseconds(time)
+
+
+def _parsed(text: str | None) -> WorkerReport | None:
+    """Parse a report. One of another release may have other fields, and counts as none."""
+    try:
+        return WorkerReport.model_validate_json(text) if text is not None else None
+    except ValidationError:
+        return None

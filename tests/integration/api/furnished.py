@@ -5,10 +5,11 @@ import time
 from importlib.resources import files
 
 from services.shared.view.job_records import JobRecord
-from services.shared.view.keys import jobs_key, record_key
+from services.shared.view.keys import jobs_key, record_key, workers_key
+from services.shared.view.workers import FailedProof, WorkerReport
 from speaker_registry.errors import InvalidAudio, WorkerError
 from tests.integration.api.access import BOOTSTRAP, bearer, key
-from tests.integration.api.registry import EMBEDDING, Registry
+from tests.integration.api.registry import EMBEDDING, PROFILE, Registry
 
 SERVED, MANY, FAILED, BUSY = "Nora Lindqvist", "narrator-de", "call-center-07", "Émile, warm"
 DELETED = "demo-2025"
@@ -55,6 +56,25 @@ def furnish(registry: Registry) -> None:
     registry.worker.take_all(BUSY)
     registry.upload("waits-for-a-worker", headers=_ME)
     _make_keys(registry)
+    _employ(registry)
+
+
+def _employ(registry: Registry) -> None:
+    """Have two workers that stay alive while the pages are looked at, and one whose device is broken."""
+    workers, generation, fingerprint = (
+        registry.opened.workers,
+        registry.generation(),
+        registry.worker.fingerprint,
+    )
+    now = time.time()
+    for name, device, made in (("gpu-1-7-3fa2c1", "cuda:0", 412), ("gpu-1-8-90b7d4", "cuda:1", 398)):
+        report = WorkerReport(
+            device=device, proven_at={PROFILE: now - 3 * 86_400}, extracted_last_hour={PROFILE: made}
+        )
+        workers.beat(name, {PROFILE: fingerprint}, report)
+        registry.redis.zadd(workers_key(generation, PROFILE), {f"{fingerprint} {name}": (now + 3600) * 1000})
+    reason = f"{PROFILE}: ref_code: 12.00% of the codes are equal, at least 95% are expected"
+    workers.report_failed({PROFILE: FailedProof(worker="gpu-2-7-1c05ee", device="cuda:0", reason=reason)})
 
 
 def _served(registry: Registry) -> None:

@@ -58,6 +58,7 @@ RULES: dict[str, set[str] | None] = {
     "POST /dashboard/voices/{name}/undelete": {"voices:delete"},
     "GET /dashboard/jobs": {"jobs:read", "engine"},
     "POST /dashboard/jobs/{job_id}/cancel": {"jobs:write"},
+    "POST /dashboard/jobs/{job_id}/retry": {"jobs:write", "engine"},
     "GET /dashboard/profiles": set(ALL_SCOPES),
     "GET /dashboard/keys": {"admin"},
     "POST /dashboard/keys": {"admin"},
@@ -638,12 +639,17 @@ def test_the_overview_draws_the_jobs_of_the_last_hour(start: Start):
     assert hour.totals == {"succeeded": 1, "unfinished": 0, "failed": 1}
     assert day.totals == {"succeeded": 2, "unfinished": 0, "failed": 1}
     assert [bar.total for bar in hour.bars][-1] == 1
+    assert [chart.bars[-1].end for chart in (hour, day)] == [now, now], "no axis leads into the future"
+    assert [len(chart.ticks) for chart in (hour, day)] == [3, 4]
     assert sum(bar.start <= now - 1800 < bar.end and bar.total == 1 for bar in hour.bars) == 1
     assert not list(Activity(records).charts("other")[1].drawn)
     with Visitor(registry) as visitor:
         page = visitor.get().text
     assert "Last hour" in page
     assert page.count("<rect") == 5
+    assert all(
+        datetime.fromtimestamp(tick, UTC).strftime("%H:%M") in page for tick in (*hour.ticks, *day.ticks)
+    )
 
 
 def test_a_key_is_shown_once_and_revoked(operator: Visitor, closed: Registry):

@@ -18,7 +18,7 @@ from services.shared.model.aliases import with_alias
 from services.shared.model.changes import edited
 from services.shared.model.records import About
 from services.shared.model.speaker import SpeakerId
-from services.shared.view.workers import FailedProof
+from services.shared.view.workers import FailedProof, WorkerReport
 from speaker_registry.errors import WorkerError
 from speaker_registry.names import parse_speaker_name
 from tests.encoders import make_current
@@ -129,6 +129,8 @@ def strange(tmp_path_factory: pytest.TempPathFactory, valkey: Any, decoder: Any)
         for text in TEXTS:
             proof = FailedProof(worker=text, device=text, reason=text)
             registry.opened.workers.report_failed({WIDER: proof})
+            report = WorkerReport(device=text, proven_at={PROFILE: 1.0}, extracted_last_hour={})
+            registry.opened.workers.beat(text, {PROFILE: registry.worker.fingerprint}, report)
         yield registry
 
 

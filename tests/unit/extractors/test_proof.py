@@ -317,6 +317,12 @@ class Proofs:
         self.loaded = 0
 
     def made(self, extractor: Extractor | None = None, **machine: str) -> bool:
+        """Return whether the proof was made now, and not remembered."""
+        loaded = self.loaded
+        self.prove(extractor, **machine)
+        return self.loaded > loaded
+
+    def prove(self, extractor: Extractor | None = None, **machine: str) -> float:
         def trusted() -> Extractor:
             self.loaded += 1
             return convolutions()
@@ -333,6 +339,14 @@ def proofs(tmp_path: Path) -> Proofs:
 def test_a_proof_that_held_is_not_made_again_after_a_restart(proofs: Proofs):
     assert [proofs.made(), proofs.made()] == [True, False]
     assert proofs.loaded == 1
+
+
+def test_a_remembered_proof_keeps_its_time(proofs: Proofs, monkeypatch: pytest.MonkeyPatch):
+    """An operator sees how old the proof is by which a worker serves."""
+    monkeypatch.setattr(proof.time, "time", lambda: 1000.0)
+    first = proofs.prove()
+    monkeypatch.setattr(proof.time, "time", lambda: 9000.0)
+    assert (first, proofs.prove()) == (1000.0, 1000.0)
 
 
 @pytest.mark.parametrize(
@@ -377,10 +391,10 @@ def test_only_the_newest_proofs_are_remembered(proofs: Proofs, monkeypatch: pyte
     monkeypatch.setattr(proof, "_MOST_KEPT", 2)
     kept = KeptProofs(proofs.folder)
     for number in range(4):
-        kept.keep({"fingerprint": number}, [])
+        kept.keep({"fingerprint": number}, [], at=number)
         for path in proofs.folder.iterdir():
             os.utime(path, (path.stat().st_mtime - 10,) * 2)
-    assert [kept.holds({"fingerprint": number}) for number in range(4)] == [False, False, True, True]
+    assert [kept.made_at({"fingerprint": number}) for number in range(4)] == [None, None, 2, 3]
 
 
 def test_a_folder_that_cannot_be_written_costs_time_alone(proofs: Proofs):

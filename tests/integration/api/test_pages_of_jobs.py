@@ -1,0 +1,120 @@
+"""Tests of the page of jobs and of what it offers, over HTTP as a browser without scripts uses it."""
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from services.shared.view.job_records import JobRecord
+from speaker_registry.errors import WorkerError
+from tests.integration.api.access import BOOTSTRAP, CLOSED, bearer, key
+from tests.integration.api.conftest import Start, empty
+from tests.integration.api.pages import Visitor
+from tests.integration.api.registry import Registry
+
+
+@pytest.fixture(scope="module")
+def closed(tmp_path_factory: pytest.TempPathFactory, valkey: Any, decoder: Any) -> Iterator[Registry]:
+    """A registry that requires keys."""
+    with Registry(tmp_path_factory.mktemp("jobs"), empty(valkey, 12), decoder, access=CLOSED) as registry:
+        yield registry
+
+
+@pytest.fixture
+def operator(closed: Registry) -> Iterator[Visitor]:
+    with Visitor(closed, str(BOOTSTRAP)) as visitor:
+        yield visitor
+
+
+def failed(registry: Registry, name: str) -> str:
+    """Register a voice whose extraction fails, and return the id of the job."""
+    job: str = registry.upload(name, headers=bearer(BOOTSTRAP))["job_id"]
+    registry.worker.fail_all(name, WorkerError("the device ran out of memory"))
+    return job
+
+
+def states(registry: Registry, name: str) -> list[str]:
+    """Return the states of a voice's jobs, newest first."""
+    found = registry.client.get("/v1/jobs", params={"voice": name}, headers=bearer(BOOTSTRAP)).json()["data"]
+    return [job["state"] for job in found]
+
+
+def test_a_failed_job_is_tried_again_where_it_is_listed(closed: Registry, operator: Visitor, name: str):
+    """The button makes a new job, with which the page that follows begins."""
+    job = failed(closed, name)
+    assert f'action="/dashboard/jobs/{job}/retry"' in operator.get("/jobs?state=failed").text
+    page = operator.post(f"/jobs/{job}/retry")
+    assert page.url.path == "/dashboard/jobs"
+    assert states(closed, name) == ["queued", "failed"]
+    operator.post(f"/jobs/{job}/retry")
+    assert states(closed, name) == ["queued", "failed"], "a second press joins the job"
+    closed.worker.finish_all(name)
+    refused = operator.post(f"/jobs/{job}/retry")
+    assert refused.status_code == 409
+    assert "has been made since" in refused.text
+    assert states(closed, name) == ["succeeded", "failed"]
+
+
+def test_a_canceled_job_is_tried_again(closed: Registry, operator: Visitor, name: str):
+    """Whoever canceled by mistake needs no command line."""
+    job = closed.upload(name, headers=bearer(BOOTSTRAP))["job_id"]
+    assert operator.post(f"/jobs/{job}/retry").status_code == 409, "it waits already"
+    operator.post(f"/jobs/{job}/cancel")
+    operator.post(f"/jobs/{job}/retry")
+    assert states(closed, name) == ["queued", "canceled"]
+
+
+def test_a_job_of_a_deleted_voice_is_not_tried_again(closed: Registry, operator: Visitor, name: str):
+    """A new voice under the name is another voice, for which nobody asked."""
+    job = failed(closed, name)
+    closed.client.delete(f"/v1/voices/{name}", headers=bearer(BOOTSTRAP))
+    assert operator.post(f"/jobs/{job}/retry").status_code == 404
+    closed.ready(name, headers=bearer(BOOTSTRAP))
+    assert operator.post(f"/jobs/{job}/retry").status_code == 404
+    assert states(closed, name)[0] == "succeeded"
+
+
+def test_a_key_that_may_only_look_cannot_try_again(closed: Registry, name: str):
+    """Without the scope there is no button, and a form that is sent all the same is refused."""
+    job = failed(closed, name)
+    with Visitor(closed, key(closed, "jobs:read")) as reader:
+        page = reader.get("/jobs?state=failed").text
+        assert job not in page
+        assert name in page
+        assert reader.post(f"/jobs/{job}/retry").status_code == 403
+    with Visitor(closed, key(closed, namespace="others")) as stranger:
+        assert stranger.post(f"/jobs/{job}/retry").status_code == 404
+    assert states(closed, name) == ["failed"]
+
+
+def test_a_page_of_jobs_reads_no_more_than_it_shows(
+    closed: Registry, name: str, monkeypatch: pytest.MonkeyPatch
+):
+    """Open dashboards ask for the first page all the time, and most of its cost is reading records."""
+    for number in range(5):
+        closed.upload(f"{name}-{number}", headers=bearer(BOOTSTRAP))
+    looked_at: list[str] = []
+    read, ours = JobRecord.read, threading.get_ident()
+
+    def reading(fields: dict[str, str]) -> JobRecord:
+        if threading.get_ident() == ours:  # housekeeping reads records as well
+            looked_at.append(fields["id"])
+        return read(fields)
+
+    monkeypatch.setattr(JobRecord, "read", reading)
+    page = closed.opened.jobs.records.page("default", limit=2)
+    assert ([one.id for one in page.found], page.more) == (looked_at[:2], True)
+    assert len(looked_at) == 3, "one more tells that there is a next page"
+
+
+def test_a_list_is_asked_for_more_often_while_a_job_goes_on(start: Start):
+    """Fifty people who leave the page open must not cost the registry a twentieth of a core."""
+    registry = start()
+    with Visitor(registry) as visitor:
+        assert 'hx-trigger="every 4s"' in visitor.get("/jobs").text
+        registry.upload("alice")
+        assert 'hx-trigger="every 2s"' in visitor.get("/jobs").text
+        assert 'hx-trigger="every 4s"' in visitor.get("/jobs?state=failed").text
+        registry.worker.finish_all("alice")
+        assert 'hx-trigger="every 4s"' in visitor.get("/jobs").text
