@@ -71,7 +71,7 @@ class Manifest:
     profile: str
     model_type: str
     pages: Mapping[str, ReceivedPage] = field(repr=False)
-    """The pages by the cursor after which each begins."""
+    """Maps the cursor after which a page begins to the page."""
 
     def __iter__(self) -> Iterator[ManifestEntry]:
         """Return the pinned voices and then the others, each in the order of their names."""

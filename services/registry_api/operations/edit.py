@@ -1,4 +1,4 @@
-"""Edits what people say about a voice: description, labels, and whether it is pinned. Knows no HTTP."""
+"""Edits the description, the labels and the pin of a voice. This module knows no HTTP."""
 
 from collections.abc import Mapping
 
@@ -27,7 +27,7 @@ def edit(
     by: str,
     check: Check | None = None,
 ) -> FoundSpeaker:
-    """Change some of what people say about a voice. An edit that changes nothing writes nothing.
+    """Change the description, labels or pin of a voice. An edit that changes nothing writes nothing.
 
     Args:
         labels: the labels to set; None removes one.
@@ -35,7 +35,7 @@ def edit(
         check: as in `change_live_voice`.
 
     Raises:
-        VoiceNotFound, QuotaExceeded, Unavailable, and what `check` raises.
+        VoiceNotFound, QuotaExceeded, Unavailable, and any error of `check`.
         InvalidRequest: a label is malformed, or there would be too many.
     """
     used = speakers.usage_so_far(namespace)

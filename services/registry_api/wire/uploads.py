@@ -54,7 +54,7 @@ def register(
         voice: the name of the voice, if the form does not have it.
 
     Raises:
-        What `parse_upload`, the decoder and `operations.register` raise.
+        The errors of `parse_upload`, the decoder and `operations.register`.
     """
     form = parse_upload(
         fields,
@@ -78,7 +78,7 @@ def register(
 def register_source(
     services: Services, namespace: str, upload: NewVersion, source: Source, *, by: str
 ) -> Registered:
-    """Register a source within the limits of the settings. Raises what `operations.register` raises."""
+    """Register a source within the limits of the settings. Raises the errors of `operations.register`."""
     return registering.register(
         services.speakers,
         services.blobs,

@@ -1,10 +1,10 @@
 """Changes of a speaker: functions from a document to the next one. Pure: no clock, no bucket, no Redis.
 
-A change that is there already returns its argument. A change that is impossible raises an error of the
-registry, and so is decided again when the document has changed meanwhile. Times are the store's.
+A change that the document already contains returns its argument. A change that is impossible raises an error
+of the registry, and is decided again if the document has changed meanwhile. Times are the store's.
 
-Here are the changes of a speaker's versions and lives. Those of `aliases`, of `artifacts` and of the ids that
-were `swept` have modules of their own.
+This module has the changes of a speaker's versions and lives. The modules `aliases`, `artifacts` and `swept`
+have the other changes.
 """
 
 from collections.abc import Sequence
@@ -54,7 +54,7 @@ def with_version(
     """Add a version under the next number.
 
     Args:
-        life: the life of the name when the upload began. What a delete covers stays deleted.
+        life: the life of the name when the upload began. An upload that began before a delete is refused.
         immutable: refuse a further version of a voice.
 
     Raises:
@@ -83,18 +83,20 @@ def with_version(
 
 
 def next_marks(document: SpeakerDocument, now: int) -> Marks:
-    """Return the marks that the next version leaves. They tell its number and its date."""
+    """Return the marks after the next version is added. They contain its number and its date."""
     marks = document.marks
     return marks.having(number=marks.number + 1, created_at=max(now, marks.created_at + 1))
 
 
 def edited(document: SpeakerDocument, about: About) -> SpeakerDocument:
-    """Replace what people say about the voice."""
+    """Replace the texts that describe the voice."""
     return document if about == document.about else document.having(about=about)
 
 
 def deleted(document: SpeakerDocument, *, now: int) -> SpeakerDocument:
-    """End the present life. `life` rises also if nothing is live, so that an upload on its way is refused."""
+    """End the current life of the voice. `life` rises even if nothing is live, so that a running upload is
+    refused.
+    """
     ended = Life(
         life=document.marks.life,
         deleted_at=now,
@@ -112,7 +114,7 @@ def deleted(document: SpeakerDocument, *, now: int) -> SpeakerDocument:
 
 
 def without_version(document: SpeakerDocument, vuid: str, *, now: int) -> SpeakerDocument:
-    """Delete one version. The last one takes the voice along.
+    """Delete one version. Deleting the last version deletes the voice.
 
     Raises `VersionNotFound`, or `Conflict` if an alias points to the version and it is not the last.
     """
@@ -133,9 +135,10 @@ def without_version(document: SpeakerDocument, vuid: str, *, now: int) -> Speake
 
 
 def undeleted(document: SpeakerDocument) -> SpeakerDocument:
-    """Bring the last deleted voice back. `life` does not fall, so uploads of that time stay refused.
+    """Restore the voice that was deleted last. `life` does not fall, so uploads that began before the delete
+    stay refused.
 
-    Raises `VoiceExists` if the name was registered again, `VoiceNotFound` if nothing is left to bring back.
+    Raises `VoiceExists` if the name was registered again, `VoiceNotFound` if nothing is left to restore.
     """
     if document.live:
         raise VoiceExists(f"Voice '{document.newest.name}' was registered again since it was deleted.")
@@ -152,7 +155,7 @@ def undeleted(document: SpeakerDocument) -> SpeakerDocument:
 
 
 def without_lives(document: SpeakerDocument, *, deleted_before: int) -> SpeakerDocument:
-    """Forget what was deleted before this moment. With the last of it, the voice is erased."""
+    """Forget versions that were deleted before this moment. If nothing else is left, the voice is erased."""
     kept = tuple(life for life in document.dead if life.deleted_at >= deleted_before)
     if kept == document.dead:
         return document
@@ -160,9 +163,10 @@ def without_lives(document: SpeakerDocument, *, deleted_before: int) -> SpeakerD
 
 
 def erased(document: SpeakerDocument) -> SpeakerDocument:
-    """Forget everything but marks, collected ids and change ids. `life` rises, so late uploads are refused.
+    """Forget everything except marks, collected ids and change ids. `life` rises, so late uploads are
+    refused.
 
-    Members of newer releases are forgotten too, because they may hold what a person said.
+    Members of newer releases are forgotten too, because they may contain personal data.
     """
     marks = document.marks
     return SpeakerDocument(
