@@ -73,7 +73,7 @@ class Manifest:
     profile: str
     model_type: str
     pages: Mapping[str, ReceivedPage] = field(repr=False)
-    """The pages by the cursor after which each begins."""
+    """Maps the cursor after which a page begins to the page."""
 
     @property
     def registry(self) -> str | None:

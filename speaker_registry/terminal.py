@@ -28,7 +28,9 @@ def highlighted(text: str, stream: TextIO) -> str:
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Format rows as left-aligned columns, two spaces apart. The header is there even without rows."""
+    """Format rows as left-aligned columns, two spaces apart. The header is included even if there are no
+    rows.
+    """
     lines = [[printable(cell) for cell in row] for row in (head, *rows)]
     widths = [max(map(columns, cells)) for cells in zip(*lines, strict=True)]
     return "\n".join(_aligned(line, widths) for line in lines)

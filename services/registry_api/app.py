@@ -83,13 +83,13 @@ def create_app(
     """Build the application. While it runs, it follows the event stream and does the housekeeping.
 
     Args:
-        services: what the routes need.
+        services: the services that the routes use.
         max_active: how many requests may be active at once.
         max_at_store: how many requests may use the bucket at once.
-        kept_bytes: how many bytes the answers may take that are kept in memory.
+        kept_bytes: how many bytes the answers in memory may take.
         kept_answers: how many answers may be kept in memory.
-        redirect_seconds: for how long the bucket's addresses are valid to which clients are redirected that
-            want it. 0 redirects nobody.
+        redirect_seconds: how long the bucket's addresses are valid, to which clients are redirected on
+            request. 0 redirects nobody.
         heartbeat_seconds: after this time without an event a listener is sent a comment.
         body_timeouts: how slowly the body of a request may arrive.
         cors_origins: origins of the web pages that may call the API from a browser.
@@ -130,7 +130,7 @@ def api_document() -> dict[str, Any]:
 
 
 def _bare_app(lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]] | None = None) -> FastAPI:
-    """Return an application without routes of ours."""
+    """Return an application without our routes."""
     app = FastAPIOffline(  # the page of documentation loads nothing from other servers
         title="Speaker registry",
         version=__version__,
@@ -155,7 +155,7 @@ def _add_middleware(
     body_timeouts: BodyTimeouts,
     cors_origins: Sequence[str],
 ) -> None:
-    """Add the middleware. What is added later sees a request earlier."""
+    """Add the middleware. Middleware that is added later sees a request earlier."""
     app.add_middleware(JsonCompression)
     app.add_middleware(
         RequestLimits,
@@ -171,7 +171,7 @@ def _add_middleware(
     app.add_middleware(LoadShedding, max_active=max_active, tenant_of=partial(tenant_of, services.access))
     if not services.access.required:
         app.add_middleware(LocalOnly, origins=cors_origins)
-    # Outside everything that looks for a key, which it puts where programs send theirs.
+    # Outside everything that looks for a key, because it moves the key to where programs send it.
     app.add_middleware(PageSessions, seal=app.state.seal, ended=app.state.ended_sessions)
     _allow_web_pages(app, cors_origins)
     # Outside all middleware that may refuse a request, so that refusals carry the same headers.
@@ -196,25 +196,29 @@ async def _lifespan(app: FastAPI, services: Services, threads: int) -> AsyncIter
 
 
 async def _wake_listeners_at_the_end(app: FastAPI, services: Services) -> None:
-    """Have the listeners to events see that the process stops. The server waits for them before it ends."""
+    """Wake the listeners to events when the process stops, because the server waits for them before it
+    ends.
+    """
     while not services.long_polls.closing():
         await asyncio.sleep(_LOOK_FOR_END_SECONDS)
     app.state.event_feed.wake()
 
 
 def _express_lane(services: Services, answers: PreparedAnswers) -> ExpressLane:
-    """Have everything that keeps something in memory hear of events, and return the lane."""
+    """Subscribe everything that caches data to events, and return the express lane."""
     events, keys, records = services.events, services.keys, services.profile_records
     events.subscribe(services.jobs.seen.hear)
     events.subscribe(services.long_polls.hear, services.long_polls.events_missed)
     events.subscribe(keys.hear, keys.events_missed)
     events.subscribe(records.hear, records.look_anew)
-    # The lane comes last, so that it keeps nothing that the others have not forgotten yet.
+    # The lane comes last, so that it cannot cache an answer from data that the others have yet to drop.
     return ExpressLane(events, services.access.rate_limits, answers, local=not services.access.required)
 
 
 def _upload_slots(limits: UploadLimits) -> Slots:
-    """Return two slots for each decoder, which keep it busy. Waiting uploads hold their clips in memory."""
+    """Return the slots for uploads: two for each decoder, which keeps it busy. Waiting uploads hold their
+    clips in memory.
+    """
     return Slots(
         2 * limits.decoders,
         wait_seconds=decoder.WAIT_SECONDS,
@@ -258,8 +262,8 @@ def _add_routes(app: FastAPI, services: Services) -> None:
     check_rules(app)
     if not services.access.required:
         documented = app.openapi
-        # FastAPI's manual replaces the method, too. The document is made at the first request for it, because
-        # making it takes longer than everything else here.
+        # FastAPI's manual replaces the method as well. The document is created on the first request for it,
+        # because that takes longer than the rest of the start.
         app.openapi = lambda: without_security(documented())  # type: ignore[method-assign]
 
 

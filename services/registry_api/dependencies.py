@@ -34,7 +34,7 @@ class Housekeeping(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Services(Opened):
-    """Everything long-lived in an API process. Routes hand each operation what it needs, and never all."""
+    """Everything long-lived in an API process. Routes pass each operation only the parts that it needs."""
 
     keys: HeldKeys
     key_uses: KeyUses
@@ -135,10 +135,10 @@ async def _voice_name(
 
 
 def speaker_meant(services: Services, caller: Caller, namespace: str, voice: str) -> SpeakerId:
-    """Return the id of the speaker of a voice that a query names, by name or id. It need not exist.
+    """Return the id of the speaker that a query names, by the voice's name or id. It need not exist.
 
-    An id is looked up, in the bucket if the view lacks it. So an id without a voice is counted, as an unknown
-    name in a path is. Raises `InvalidVoiceName`, `RateLimited` or `Unavailable`.
+    An id is looked up, if necessary in the bucket. So an id without a voice is counted like an unknown name
+    in a path. Raises `InvalidVoiceName`, `RateLimited` or `Unavailable`.
     """
     name = parse_speaker_name(voice)
     if parse_voice_id(name.key) is None:

@@ -57,8 +57,7 @@ HINTS = {
     "invalid_api_key": "`speaker-registry login` checks an API key and keeps it; the environment variable "
     "SPEAKER_REGISTRY_API_KEY gives one, too",
 }
-"""Hints by error code. They name the command that does what the registry's message advises doing over HTTP.
-"""
+"""Hints by error code. A hint names the command for what the registry's message advises over HTTP."""
 
 
 class CommandError(Exception):

@@ -56,7 +56,7 @@ def carry_out(
 
 
 def interval_of(arguments: argparse.Namespace) -> float:
-    """Return the seconds between two looks of `--watch`. Raises `CommandError` for `--interval` without
+    """Return the seconds between two checks of `--watch`. Raises `CommandError` for `--interval` without
     `--watch`.
     """
     if arguments.interval is not None and not arguments.watch:

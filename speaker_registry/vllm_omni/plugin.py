@@ -79,7 +79,7 @@ class Plugin:
         return uploads
 
     def look(self) -> None:
-        """Look once at the registry, and apply what it says. Faults are logged once until they change."""
+        """Read the registry once, and apply the changes. A repeated fault is logged only once."""
         try:
             self._following.look()
             for consumer in list(self._consumers):

@@ -1,4 +1,4 @@
-"""Reports how much device memory a worker uses, for the metrics. Knows torch but no model."""
+"""Reports how much device memory a worker uses, for the metrics. This module knows torch but no model."""
 
 import os
 import resource

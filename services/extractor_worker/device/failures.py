@@ -1,6 +1,6 @@
 """Tells from an exception whether the device ran out of memory, and whether the device is lost.
 
-Knows torch but no model.
+This module knows torch but no model.
 """
 
 import re

@@ -1,4 +1,5 @@
-"""Controls how this process takes memory from the system and returns it. Knows glibc but no model.
+"""Controls how this process takes memory from the system and returns it. This module knows glibc but no
+model.
 
 Encoders on a CPU allocate and free hundreds of MiB in every layer. By default each allocation is a mapping of
 its own, and the system has to find and zero its pages again, which takes half of the encoding time. With a C

@@ -1,4 +1,6 @@
-"""Describes what this process computes on: device, instruction set, libraries. Knows torch but no model."""
+"""Describes what this process computes on: device, instruction set, libraries. This module knows torch but no
+model.
+"""
 
 import hashlib
 import importlib

@@ -1,4 +1,5 @@
-"""Makes float32 arithmetic exact on a GPU, as it is on the CPU. Knows torch's switches but no model.
+"""Makes float32 arithmetic exact on a GPU, as it is on the CPU. This module knows torch's switches but no
+model.
 
 By default cuDNN convolves in TF32, which has ten bits of mantissa, and chooses kernels by trial. The same
 clip could then give other codes on the next run.

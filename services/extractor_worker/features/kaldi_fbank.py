@@ -1,4 +1,5 @@
-"""Filterbank features as Kaldi defines them and torchaudio computes them. Knows samples and bands, no model.
+"""Filterbank features as Kaldi defines them and torchaudio computes them. This module knows samples and
+bands, no model.
 
 torchaudio computes the features itself where it imports, and the code in this module computes them elsewhere.
 Every step is computed in float32 and in the order of `torchaudio.compliance.kaldi.fbank`, so that both

@@ -1,4 +1,5 @@
-"""Log-mel spectrograms for TTS models and for Whisper's descendants. Knows samples and bands, no model.
+"""Log-mel spectrograms for TTS models and for Whisper's descendants. This module knows samples and bands, no
+model.
 
 They are always computed in float32, because the logarithm of quiet bands is not accurate in bfloat16.
 """

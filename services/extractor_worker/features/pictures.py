@@ -1,4 +1,5 @@
-"""Draws the pictures of a clip: its waveform as SVG, and its mel spectrogram as PNG. Knows no bucket.
+"""Draws the pictures of a clip: its waveform as SVG, and its mel spectrogram as PNG. This module knows no
+bucket.
 
 The same samples give the same bytes on one machine. On another machine, rounding errors may change single
 pixels of the spectrogram.
@@ -33,7 +34,7 @@ _BANDS = 80
 _PIXELS_OF_BAND = 2
 _MOST_FRAMES = 800
 _RANGE = math.log(10) * 80 / 20
-"""The natural logarithm of 80 dB. What is further below the loudest band than this is black."""
+"""The natural logarithm of 80 dB. Values further below the loudest band are black."""
 _BRIGHTEST = 95
 """The highest level of brightness. Fewer levels would show as steps; more would only make larger files."""
 _COLOURS = np.array(

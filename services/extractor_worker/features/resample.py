@@ -1,4 +1,5 @@
-"""Resampling by windowed sinc, as torchaudio does it. Knows sample rates, but no clips, files or models.
+"""Resampling by windowed sinc, as torchaudio does it. This module knows sample rates, but no clips, files or
+models.
 
 The kernel that resamples a clip changes the artifact: from 16 kHz, 93 % of the codes agree between this
 kernel and soxr's. Every extractor therefore uses torchaudio's kernel, as TTS servers do, and the fingerprint

@@ -1,4 +1,5 @@
-"""Cuts silence out of a clip as OmniVoice's own package does before it encodes one. Knows samples only.
+"""Cuts silence out of a clip as OmniVoice's own package does before it encodes one. This module knows samples
+only.
 
 That package uses pydub, which counts in whole milliseconds of 16-bit samples. This module does the same and
 returns the same samples. Silence is the same as there: a root mean square, rounded down, of at most 103.

@@ -1,4 +1,5 @@
-"""Mel bands in decibels as SpeechBrain's `Fbank` computes them. Knows samples and bands, no model, no files.
+"""Mel bands in decibels as SpeechBrain's `Fbank` computes them. This module knows samples and bands, no
+model, no files.
 
 The bands and the filter bank are computed in float32, as in SpeechBrain. A more exact filter bank would
 differ in the fifth digit.

@@ -2,7 +2,8 @@
 
 torchaudio's wheel loads only beside the build of torch that it was made for, and Higgs Audio's tokenizer
 needs only one resampling kernel from it. No other module sees the stand-in, not even while the import runs,
-because other code checks whether torchaudio is installed to decide what it may do. Knows no model.
+because other code checks whether torchaudio is installed to decide what it may do. This module knows no
+model.
 """
 
 import builtins

@@ -90,7 +90,7 @@ class Heartbeat:
         self._held = tuple(held)
 
     def watch(self, seconds: float) -> None:
-        """End the process unless `watch`, `progress` or `unwatch` is called within this time."""
+        """End the process unless `watch`, `progress` or `unwatch` is called again within this time."""
         self._seconds = seconds
         self.progress()
 

@@ -1,4 +1,5 @@
-"""The encoder of VoxCPM2's audio VAE: 16 kHz samples in, means of 64 latents at 25 Hz out. Knows no files.
+"""The encoder of VoxCPM2's audio VAE: 16 kHz samples in, means of 64 latents at 25 Hz out. This module knows
+no files.
 
 Every layer is causal, so zeros after a clip change none of its frames, and clips of several lengths can share
 a batch. Attribute names are the key names of the published weights. `published_name` says which weights are

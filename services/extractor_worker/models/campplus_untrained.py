@@ -1,4 +1,5 @@
-"""CAM++'s architecture at its published size as an ONNX graph with random weights. Knows no files, no audio.
+"""CAM++'s architecture at its published size as an ONNX graph with random weights. This module knows no
+files, no audio.
 
 CAM++ is published only as a graph, so a graph has to be built for untrained weights. The sizes are those of
 the paper (arXiv 2303.00332) and of 3D-Speaker: a small convolutional head over frequency and time, then a

@@ -1,4 +1,6 @@
-"""Causal layers of codecs that descend from DAC: no output depends on later inputs. Knows no codec."""
+"""Causal layers of codecs that descend from DAC: no output depends on later inputs. This module knows no
+codec.
+"""
 
 from collections.abc import Callable
 

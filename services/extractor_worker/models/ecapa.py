@@ -1,4 +1,4 @@
-"""The ECAPA-TDNN speaker encoder: mel frames in, one embedding out. Knows no audio and no files.
+"""The ECAPA-TDNN speaker encoder: mel frames in, one embedding out. This module knows no audio and no files.
 
 The network is that of Desplanques et al., arXiv 2005.07143, with reflect padding. Batch norm is optional,
 because Qwen3-TTS has none. Attribute names are the key names of Qwen3-TTS' weights.

@@ -1,5 +1,5 @@
 """The encoder half of Fish Speech's DAC: 44.1 kHz samples in, a semantic and nine residual codes 21.5 times a
-second out. Knows no files.
+second out. This module knows no files.
 
 Written after fish-speech 0.1.0 (Apache-2.0). Every layer is causal: no frame depends on later samples, so
 clips of several lengths, padded with zeros, may share a batch. Attribute names are the key names of the
@@ -37,7 +37,9 @@ class CodecConfig:
     encoder_transformer_layers: tuple[int, ...] = (0, 0, 0, 4)
     """The number of transformer layers after each stage."""
     encoder_window: int = 512
-    """The number of frames that a frame attends to, including itself. `pre_window` counts them likewise."""
+    """The number of frames that a frame attends to, including itself. `pre_window` is counted in the same
+    way.
+    """
     encoder_head_dim: int = 64
     downsample_factor: tuple[int, ...] = (2, 2)
     pre_layers: int = 8

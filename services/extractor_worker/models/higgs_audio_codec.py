@@ -2,7 +2,7 @@
 
 A DAC encoder captures the acoustics, HuBERT (arXiv 2106.07447) captures the speech, and a residual quantizer
 codes both together. transformers computes the codes, and its tensors have the published names. This module
-leaves out the decoder. Knows no files.
+leaves out the decoder. This module knows no files.
 """
 
 import math

@@ -3,7 +3,7 @@
 transformers computes the codes. This module adds the list of the published tensors, so that a wrong file is
 refused with the names that differ, and passes on only the fields that describe the architecture. It never
 addresses sub-modules of `MimiModel`: their paths changed between versions, the published key names did not.
-Knows no files.
+This module knows no files.
 """
 
 import math

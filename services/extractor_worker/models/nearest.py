@@ -1,4 +1,4 @@
-"""The search for the nearest entry of a codebook. Knows no codec."""
+"""The search for the nearest entry of a codebook. This module knows no codec."""
 
 from torch import Tensor
 

@@ -1,4 +1,5 @@
-"""The S3 speech tokenizer v3 of CosyVoice3: log-mel frames in, 25 codes a second out. Knows no audio.
+"""The S3 speech tokenizer v3 of CosyVoice3: log-mel frames in, 25 codes a second out. This module knows no
+audio.
 
 The encoder resembles Whisper's. Its attention uses rotary positions (RoPE) and a memory of neighbouring
 positions (FSMN, a depthwise convolution over the values), and it ends in finite scalar quantisation

@@ -1,4 +1,5 @@
-"""The SEANet encoder of SpeechTokenizer: samples in, latents at 50 Hz out. Knows no codebooks and no files.
+"""The SEANet encoder of SpeechTokenizer: samples in, latents at 50 Hz out. This module knows no codebooks and
+no files.
 
 The convolutions (arXiv 2210.13438) are not causal and reflect the clip at its ends, and the LSTM runs in both
 directions. Each frame therefore depends on the whole clip. A batch may only have clips of one length, because

@@ -1,5 +1,5 @@
 """The activation of codecs that descend from DAC: x + sin²(alpha x) / alpha (Ziyin et al., arXiv 2006.08195).
-Knows no codec.
+This module knows no codec.
 """
 
 import torch

@@ -1,8 +1,8 @@
 """Weight norm (arXiv 1602.07868): a weight is published in two parts, its length per output channel and its
 direction.
 
-Engines multiply the two at every step. Here they are multiplied once, when weights are loaded. Knows no
-model: callers provide the names under which weights are published.
+Engines multiply the two at every step. Here they are multiplied once, when weights are loaded. This module
+knows no model: callers provide the names under which weights are published.
 """
 
 from collections.abc import Callable, Mapping

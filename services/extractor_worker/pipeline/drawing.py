@@ -1,4 +1,6 @@
-"""The handler of jobs that ask for the pictures of a clip. Knows no encoder, and does not draw itself."""
+"""The handler of jobs that ask for the pictures of a clip. This module knows no encoder, and does not draw
+itself.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 

@@ -1,6 +1,6 @@
 """The contract between the worker and the code that makes one profile's artifacts.
 
-Knows no engine, queue or storage.
+This module knows no engine, queue or storage.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,5 @@
-"""Makes clips that resemble speech and are equal to the last bit on every machine. Knows only numpy.
+"""Makes clips that resemble speech and are equal to the last bit on every machine. This module knows only
+numpy.
 
 Tests and proofs need a clip that any machine can reproduce and that is not a recording of a person. Only
 operations with exact results in IEEE 754 and numpy are used: integers, and elementwise float64 arithmetic. A

@@ -1,4 +1,4 @@
-"""The common part of all extractors that run in torch. Knows no model.
+"""The common part of all extractors that run in torch. This module knows no model.
 
 It resamples clips, runs encoders on the device, and adds the inputs that every fingerprint has.
 """
@@ -102,8 +102,9 @@ class TorchExtractor(ABC, Generic[Prepared, Encoded]):
     """The seconds of padded audio that may be encoded at once. They may exceed 0 only if the other clips of a
     batch change a result by no more than rounding errors."""
     gpu_batch_seconds: ClassVar[float] = 0.0
-    """Replaces `batch_seconds` on a GPU, for encoders whose batches change results that little only there.
-    A CPU gains nothing from batches, because it computes the padding."""
+    """Replaces `batch_seconds` on a GPU, for encoders that can use batches only there without larger changes
+    of the results. A CPU gains nothing from batches, because it computes the padding.
+    """
     always_float32: ClassVar[bool] = False
     """True if engines run this encoder in float32, whatever type the rest of the engine uses."""
     resampler: ClassVar[str | None] = None

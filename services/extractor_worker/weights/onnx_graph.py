@@ -1,4 +1,4 @@
-"""Reads ONNX graphs that are one whole file. Knows no model and does not run graphs.
+"""Reads ONNX graphs that are one whole file. This module knows no model and does not run graphs.
 
 A graph may keep its tensors in other files. Those would count in no checksum and in no fingerprint, and would
 be looked for wherever the process runs. So they are never opened, and such a graph is refused.

@@ -1,4 +1,5 @@
-"""Fills models of transformers with tensors that we have read ourselves. Knows no model and no files.
+"""Fills models of transformers with tensors that we have read ourselves. This module knows no model and no
+files.
 
 Sub-modules are never addressed: their paths change between versions, the published key names do not.
 """

@@ -1,4 +1,5 @@
-"""Reads an architecture from a published config.json. Knows JSON and dataclasses, no model and no files.
+"""Reads an architecture from a published config.json. This module knows JSON and dataclasses, no model and no
+files.
 
 Such configurations have many generic fields, so only the fields of our dataclass are read. They leave out
 fields that equal the default, so a field that is absent or null keeps the default of our dataclass.

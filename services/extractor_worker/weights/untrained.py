@@ -1,4 +1,5 @@
-"""Makes random weights for a published architecture: real code, real shapes, useless voices. Knows no files.
+"""Makes random weights for a published architecture: real code, real shapes, useless voices. This module
+knows no files.
 
 They are for tests and for trying things out without a download. The same seed gives the same weights on every
 machine: each tensor has a generator of its own, seeded from its name, and is drawn uniformly, because torch's

@@ -1,7 +1,7 @@
 """Authenticates callers by an API key or by a token of an OpenID provider.
 
-On loopback, where no keys are required, every caller is accepted. Knows no routes; `rules` says which caller
-may do what.
+On loopback, where no keys are required, every caller is accepted. This module knows no routes; `rules` says
+which caller may do what.
 """
 
 import asyncio
@@ -38,9 +38,7 @@ from speaker_registry.errors import InvalidApiKey, RateLimited
 log = structlog.get_logger()
 
 _LOOK_AHEAD_SECONDS = FRESH_SECONDS / 2
-"""Redis is asked in the background which keys have changed when the held keys are valid for less than
-this.
-"""
+"""Refresh the held keys in the background when they are valid for less than this."""
 _MAX_KEY_READS = 4
 """Maximum number of threads that read keys from the bucket, or wait for another thread that does."""
 _KEY_READ_WAIT_SECONDS = 10.0
@@ -54,8 +52,8 @@ _JWT_REVERIFY_SECONDS = 30.0
 differ.
 """
 _JWT_REMEMBERED_SECONDS = 3600.0
-"""A JWT that was verified less than this long ago is checked again even if its address has sent too many bad
-ones.
+"""A JWT that was verified less than this long ago is verified again even if its address has sent too many
+invalid ones.
 """
 
 

@@ -3,7 +3,7 @@
 Without keys every request may do everything. So requests from web pages of other origins and requests
 forwarded by a proxy are refused. A page can send forms to us from anywhere, although it cannot read the
 answers. If its own name resolves to this machine (DNS rebinding), the browser treats it as our page. Both
-show in headers that pages cannot set: Origin and Host.
+cases are visible in headers that pages cannot set: Origin and Host.
 """
 
 from collections.abc import Collection
@@ -18,17 +18,15 @@ from services.shared.configuration.values import is_loopback
 from speaker_registry.errors import PermissionDenied
 
 _UNGUARDED_PATHS = frozenset({"/healthz", "/readyz"})
-"""Health checks are answered wherever they come from: they tell only which part of the registry fails, and
-why.
-"""
+"""Health checks may come from anywhere. Their answers only show which part of the registry fails, and why."""
 _FORWARDING_HEADERS = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-real-ip")
 
 
 class LocalOnly:
-    """Middleware that refuses requests from elsewhere.
+    """Middleware that refuses requests of other machines and other web pages.
 
     Args:
-        origins: origins of web pages that may send requests all the same.
+        origins: origins of web pages that may send requests nevertheless.
     """
 
     def __init__(self, app: ASGIApp, *, origins: Collection[str]) -> None:

@@ -1,7 +1,7 @@
 """Signs people in at the OpenID provider: the authorization code flow with PKCE (RFC 6749, RFC 7636).
 
-Knows no routes and no cookies: the caller keeps the `SignIn` in the browser that began it, and brings it back
-with the code.
+This module knows neither routes nor cookies: its caller keeps the `SignIn` in the browser, and passes it in
+again together with the code.
 """
 
 import base64
@@ -46,7 +46,7 @@ class SignIn:
 
 
 class ProviderSignIn:
-    """Leads people to the provider, and exchanges the code that they bring back for a token."""
+    """Sends people to the provider, and exchanges the code that they return with for a token."""
 
     def __init__(self, settings: AccessSettings, jwts: JwtVerifier) -> None:
         assert settings.oidc_client_id is not None
@@ -84,7 +84,8 @@ class ProviderSignIn:
         answer = self._exchange(sign_in, code, redirect_uri)
         identity = str(answer.get("id_token"))
         self._jwts.check_identity(identity, client_id=self._client_id, nonce=sign_in.nonce)
-        # If a provider's access tokens are for itself alone, the ID token is the only one that we can read.
+        # If a provider's access tokens are only meant for the provider, the ID token is the only one that we
+        # can read.
         return identity if self._audience == self._client_id else str(answer.get("access_token"))
 
     def _exchange(self, sign_in: SignIn, code: str, redirect_uri: str) -> dict[str, Any]:

@@ -1,8 +1,8 @@
-"""Rate limits: requests and uploads a minute, by key and by namespace, over all API processes together.
+"""Rate limits: requests and uploads per minute, by key and by namespace, over all API processes together.
 
-Redis counts them minute by minute. A process takes chunks of a hundredth of a limit from Redis and gives them
-out itself, so that few requests wait for Redis. While Redis is away nothing is counted: reads go on, and
-uploads fail anyway. Knows no routes.
+Redis counts them minute by minute. A process takes chunks of a hundredth of a limit from Redis and hands them
+out itself, so that few requests wait for Redis. While Redis is unavailable nothing is counted: reads
+continue, and uploads fail anyway. This module knows no routes.
 """
 
 import asyncio
@@ -37,7 +37,7 @@ class _MinuteCount:
     left_in_process: int = 0
     """Amount taken from Redis and not given out yet."""
     left_in_redis: int = 0
-    """Amount that no process had taken, at the last answer of Redis."""
+    """Amount that no process had taken when Redis last answered."""
     exhausted: bool = False
     """True if nothing is left in Redis until the next minute."""
     fetching: asyncio.Lock = field(default_factory=asyncio.Lock)

@@ -24,7 +24,7 @@ from speaker_registry.names import ACCEPTED_NAMESPACES, is_namespace
 from speaker_registry.schemas import Rate
 
 NAMESPACE_HEADER = "X-Speaker-Namespace"
-"""Names the namespace that a request is about, if its key is for any namespace."""
+"""Header that names the namespace of a request, if its key is for any namespace."""
 
 _bearer = HTTPBearer(
     auto_error=False,
@@ -127,8 +127,8 @@ async def _authorize_key_management(
 ) -> None:
     """Authorize a request about API keys, as `_authorize` does, unless the registry requires no keys.
 
-    Any process on the machine could then make a key with all rights, which would stay valid after keys are
-    required.
+    Otherwise any process on the machine could make a key with all rights, which would stay valid once keys
+    are required.
 
     Raises:
         InvalidApiKey, PermissionDenied, RateLimited; ApiKeysOff: the registry requires no keys.
@@ -142,7 +142,7 @@ async def _authorize_key_management(
 
 
 async def count_upload(request: Request) -> None:
-    """Raises `RateLimited`."""
+    """Count an upload. Raises `RateLimited`."""
     await _count(request, access_of(request), UPLOADS)
 
 
@@ -152,7 +152,7 @@ Force = Annotated[
 
 
 async def _count_if_forced(request: Request, force: Force = False) -> None:
-    """Raises `RateLimited`."""
+    """Count a request with `force` as an upload. Raises `RateLimited`."""
     if force:
         await count_upload(request)
 
@@ -235,7 +235,9 @@ AUDIO_READ = needs("audio:read")
 JOBS_READ = needs("jobs:read", "engine")
 JOBS_WRITE = needs("jobs:write", "engine")
 JOBS_CANCEL = needs("jobs:write")
-"""`engine` is left out: a TTS server asks for artifacts, and other callers may wait for the same job."""
+"""The scope `engine` does not allow canceling, because a TTS server only asks for artifacts, and other
+callers may wait for the same job.
+"""
 ADMIN = Security(_authorize_key_management, scopes=("admin",))
 VERSIONS_RESTORE = needs("admin")
 METRICS = Security(_authorize_operator, scopes=("admin",))

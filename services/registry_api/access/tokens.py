@@ -1,12 +1,12 @@
-"""JWT bearer tokens of an OpenID provider, as an alternative to API keys. Knows no routes.
+"""JWT bearer tokens of an OpenID provider, as an alternative to API keys. This module knows no routes.
 
 The provider's keys are found by OpenID Connect Discovery 1.0. PyJWT checks signatures (RFC 7515) and claims
 (RFC 7519). Only algorithms with public keys are accepted: with a shared key, a party that can check a token
 could also make one. The key determines which algorithms are accepted, not the token.
 
-While the provider is slow or away, one thread at most waits for it, once every ten seconds. All other threads
-continue at once with the known keys, or fail. Every client can send a token, so no token may keep requests
-waiting.
+While the provider is slow or unavailable, at most one thread waits for it, once every ten seconds. All other
+threads continue at once with the known keys, or fail. Every client can send a token, so no token may keep
+requests waiting.
 """
 
 import hashlib
@@ -45,9 +45,9 @@ _LEEWAY_SECONDS = 30
 _REFRESH_SECONDS = 300.0
 """The provider's keys are fetched again after this time, so a withdrawn key is not accepted much longer."""
 _MAX_STALE_SECONDS = 3600.0
-"""The provider's keys are accepted for this long after the last fetch while the provider is away."""
+"""The provider's keys are accepted for this long after the last fetch while the provider is unavailable."""
 _MIN_INTERVAL_SECONDS = 10.0
-"""The keys are never fetched more often than this, whatever the reason and the outcome."""
+"""Shortest time between two fetches of the keys, whatever the reason and the outcome."""
 
 
 _Keys = Mapping[str | None, Mapping[str, jwt.PyJWK]]
@@ -132,7 +132,7 @@ class JwtVerifier:
         except jwt.PyJWTError as error:
             raise InvalidApiKey(f"This token is not accepted: {error}.") from None
         except (TypeError, ValueError, OverflowError, RecursionError):
-            # PyJWT checks neither the types of times nor how deep a list goes.
+            # PyJWT checks neither the types of times nor the depth of lists.
             raise InvalidApiKey("This token is not accepted: its claims cannot be read.") from None
 
     def _caller(self, claims: dict[str, Any]) -> Caller:

@@ -1,7 +1,7 @@
 """Limits how many names without a voice one API key may ask for.
 
-A voice that the view lacks is looked for in the bucket, which alone can say that there is none. So a caller
-that asks for many names that do not exist would use the bucket up for everybody. Each process counts for
+A voice that the view lacks is read from the bucket, because only the bucket shows that it does not exist. So
+a caller that asks for many unknown names could exhaust the bucket for everybody. Each process counts for
 itself.
 """
 
@@ -23,7 +23,7 @@ class UnknownNames:
     """Counts the names of voices that callers asked for and that do not exist, minute by minute. Thread-safe.
 
     Args:
-        rates: tells the minute.
+        rates: the rate limits, whose clock defines the minutes.
         per_minute: how many such names one caller may ask for. None sets no limit.
     """
 
@@ -48,7 +48,7 @@ class UnknownNames:
             )
 
     def note(self, caller: Caller, name: str) -> None:
-        """Count a name that has no voice."""
+        """Count a name that belongs to no voice."""
         if self._per_minute is None:
             return
         asked, counted = (caller.counted_id, name), (caller.counted_id, self._rates.minute())

@@ -1,10 +1,9 @@
-"""The progress of campaigns, and the rules of what they do next. Pure: no clock, no bucket, no Redis.
+"""The progress of campaigns, and the rules for their next steps. Pure: no clock, no bucket, no Redis.
 
-What an operator wants of a campaign is in the document of its profile, see `profile_document`.
+The campaigns themselves are recorded in the documents of profiles, see `profile_document`.
 
-A campaign is over every live voice. Of each voice it prepares the version that `default` serves and the
-newest one, if they need an artifact of the profile. Older versions are extracted after the promotion, when
-housekeeping comes to them.
+A campaign covers all live voices. For each voice it prepares the version that `default` points to and the
+newest one, if they need an artifact of the profile. Housekeeping extracts older versions after the promotion.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
@@ -23,30 +22,30 @@ from speaker_registry.engine import Profile
 from speaker_registry.errors import BY_CODE, InvalidRequest
 
 MAX_WALKS = 3
-"""Each walk through all voices finds those that were registered during the one before. What is registered
-during the last walk is extracted after the promotion.
+"""Largest number of walks through all voices. Each walk finds voices that were registered during the previous
+one. Voices that are registered during the last walk are extracted after the promotion.
 """
 _MEASURED_SECONDS = 5.0
 """The time over which the rate of a campaign is measured."""
 MAX_NAMED = 20
-"""A campaign names this many of the voices that failed. Their names are part of the profile's document, which
-every process reads all the time.
+"""Largest number of failed voices that a campaign lists. Their names are part of the profile's document,
+which every process reads all the time.
 """
 _MAX_MESSAGE = 200
-"""Longer messages of failures are cut at this many characters."""
+"""Messages of failures are truncated to this many characters."""
 
 
 class Distance(Record):
     """The distance between old and new values of one tensor, over all voices that were compared."""
 
     measure: Literal["cosine", "equal"]
-    """`cosine` of numbers; for codes the share that is `equal`."""
+    """The measure: `cosine` for numbers, and the share of `equal` values for codes."""
     voices: int = 0
     total: float = 0.0
     lowest: float = 1.0
 
     def with_voice(self, value: float) -> Self:
-        """Return the distance with one more voice."""
+        """Return the distance after one more voice was compared."""
         return self.model_copy(
             update={
                 "voices": self.voices + 1,
@@ -73,48 +72,50 @@ class FailedVoice(Record):
 
 
 class Progress(Record):
-    """The work that a campaign has done so far. If it is lost, the walk begins anew, and what exists already
-    is not extracted again.
+    """The progress of a campaign. If it is lost, the walk starts over, and existing artifacts are not
+    extracted again.
     """
 
     walk: int = 0
     """The number of the walk, from 1. 0 means that the campaign has not begun."""
     namespace: str = ""
     after: str = ""
-    """The last voice that the walk has reached, by namespace and key."""
+    """Namespace and key of the last voice that the walk has reached."""
     walked: bool = False
     """True if the walk has reached the last voice."""
     begun: int = 0
-    """The number of voices whose extraction was begun in this walk."""
+    """The number of voices whose extraction was started in this walk."""
     voices: int = 0
-    """The number of voices there are, as far as it is known."""
+    """The total number of voices, as far as it is known."""
     ready: int = 0
     failed: int = 0
     skipped: int = 0
-    """The number of voices that need no artifact of the profile, or can have none."""
+    """The number of voices that need no artifact of the profile or cannot have one."""
     under_way: Mapping[str, tuple[str, ...]] = Field(default_factory=dict)
-    """The voices whose extraction was begun and has not ended, and the ids of the versions that it is for.
-    Newer versions wait for the next walk: otherwise a voice that gets new ones all the time would keep the
-    campaign from its end.
+    """The voices whose extraction is under way, with the ids of the extracted versions. Newer versions wait
+    for the next walk, so that a voice that constantly gets new versions cannot keep the campaign from
+    finishing.
     """
     forgiven: Mapping[str, tuple[str, ...]] = Field(default_factory=dict)
-    """For voices under way, the jobs that failed in earlier campaigns. The voices are tried once more."""
+    """For voices under way, the jobs that failed in earlier campaigns. Their failures do not count, and the
+    voices are retried once.
+    """
     named: tuple[FailedVoice, ...] = ()
-    """The first `MAX_NAMED` voices that failed."""
+    """The first voices that failed, at most `MAX_NAMED`."""
     paced_until: float = 0.0
-    """The time up to which the rate allows what was begun."""
+    """No further voices are started before this time, because of the rate limit."""
     measured_at: float = 0.0
     measured: int = 0
-    """The number of voices that were done at `measured_at`."""
+    """The number of finished voices at `measured_at`."""
     per_second: float | None = None
     compared: int = 0
     distances: Mapping[str, Distance] = Field(default_factory=dict)
     waits: str | None = None
-    """The reason why nothing is begun now."""
+    """The reason why no extractions are started now."""
 
     @classmethod
     def at_the_end(cls, campaign: CampaignRecord) -> Self | None:
-        """Return the progress at the end of a campaign; None if it is not over."""
+        """Return the final progress of a campaign, or None if it is not over."""
         return cls.model_validate(campaign.result) if campaign.result is not None else None
 
     @property
@@ -123,38 +124,40 @@ class Progress(Record):
 
     @property
     def finished(self) -> bool:
-        """Return whether every voice was reached, and nothing is under way."""
+        """Return whether the walk has reached every voice and no extraction is under way."""
         return self.walked and not self.under_way and (self.begun == 0 or self.walk >= MAX_WALKS)
 
     @property
     def complete(self) -> bool:
-        """Return whether the encoder has an artifact of every voice that needs one."""
+        """Return whether every voice that needs an artifact of the encoder has one."""
         return self.finished and not self.failed
 
     @property
     def coverage(self) -> float:
-        """Return the share of voices that lack nothing, from 0 to 1."""
+        """Return the share of voices that lack no artifact, from 0 to 1."""
         if not self.voices:
             return 1.0 if self.finished else 0.0
         return min(1.0, (self.ready + self.skipped) / self.voices)
 
     @property
     def eta_seconds(self) -> float | None:
-        """Return how long the rest takes at the rate of the last seconds. None if that is not known."""
+        """Return the estimated time for the remaining voices at the current rate, or None if it is
+        unknown.
+        """
         left = max(0, self.voices - self.done)
         return left / self.per_second if self.per_second else None
 
     def stopped(self) -> Self:
-        """Return the progress of a campaign that ends before it has reached everything."""
+        """Return the progress of a campaign that ends early."""
         return self.model_copy(update={"under_way": {}, "forgiven": {}, "waits": None})
 
     def with_voice(self, state: Literal["ready", "failed", "skipped"]) -> Self:
-        """Return the progress with one more voice that is done."""
+        """Return the progress with one more finished voice."""
         counted = self.model_copy(update={state: getattr(self, state) + 1})
         return counted.model_copy(update={"voices": max(counted.voices, counted.done)})
 
     def with_failed(self, voice: FailedVoice) -> Self:
-        """Return the progress with one more voice that failed, which is named if there is room."""
+        """Return the progress with one more failed voice, which is listed if fewer than `MAX_NAMED` are."""
         known = {(one.namespace, one.voice) for one in self.named}
         counted = self.with_voice("failed")
         if len(known) >= MAX_NAMED or (voice.namespace, voice.voice) in known:
@@ -163,7 +166,7 @@ class Progress(Record):
         return counted.model_copy(update={"named": (*self.named, short)})
 
     def measured_now(self, now: float) -> Self:
-        """Return the progress with its rate, which is measured every few seconds."""
+        """Return the progress with an updated rate, which is measured every few seconds."""
         passed = now - self.measured_at
         if 0 <= passed < _MEASURED_SECONDS:
             return self
@@ -174,7 +177,9 @@ class Progress(Record):
 
 
 def allowed(rate: float | None, paced_until: float, now: float, most: int) -> int:
-    """Return how many voices may be begun now: at most `most`, and no more than the rate of one second."""
+    """Return how many voices may be started now: at most `most`, and at most as many as the rate allows in
+    one second.
+    """
     if rate is None:
         return most
     since = max(paced_until, now - max(1.0, 1.0 / rate))
@@ -182,7 +187,7 @@ def allowed(rate: float | None, paced_until: float, now: float, most: int) -> in
 
 
 def paced(rate: float | None, paced_until: float, now: float, begun: int) -> float:
-    """Return the new `paced_until` after so many voices were begun."""
+    """Return the new `paced_until` after this many voices were started."""
     if rate is None or not begun:
         return paced_until
     return max(paced_until, now - max(1.0, 1.0 / rate)) + begun / rate
@@ -194,9 +199,11 @@ class Examined:
 
     state: Literal["ready", "failed", "skipped", "open"]
     missing: tuple[Version, ...] = ()
-    """The versions that have neither an artifact nor a job. Those of a failed voice could not be begun."""
+    """The versions that have neither an artifact nor a job. For a failed voice, these are the versions that
+    could not be started.
+    """
     failure: tuple[Version, FailureRecord] | None = None
-    """The version of a failed voice that failed, and why. None if it could not be begun."""
+    """The failed version of a voice, and the reason. None if its extraction could not be started."""
 
 
 def examine(
@@ -207,10 +214,10 @@ def examine(
     wants: Callable[[Version], bool],
     forgiven: Collection[str] = (),
 ) -> Examined:
-    """Return where some versions of a voice stand with an encoder.
+    """Return the state of some versions of a voice with an encoder.
 
     Args:
-        wants: returns whether a version needs the profile, although it has no artifact of it.
+        wants: returns whether a version without an artifact of the profile needs one.
         forgiven: the ids of jobs whose failures do not count.
     """
     found = [
@@ -240,13 +247,13 @@ def _without_failures(version: Version, profile: str, forgiven: Collection[str])
 def may_succeed(code: str) -> bool:
     """Return whether an extraction that failed with this code may succeed with the same clip and encoder.
 
-    An encoder refuses the same clip each time. Whatever else went wrong may have passed since.
+    An encoder refuses the same clip each time. All other causes may have been temporary.
     """
     return not issubclass(BY_CODE.get(code, Exception), InvalidRequest)
 
 
 def jobs_to_forgive(versions: Iterable[Version], profile: str, fingerprint: str) -> tuple[str, ...]:
-    """Return the jobs that failed with an encoder although their voice may not be the reason."""
+    """Return the jobs that failed with an encoder for a reason that may have been temporary."""
     failures = filter(None, (version.failure(profile, fingerprint) for version in versions))
     return tuple(one.job for one in failures if may_succeed(one.code))
 
@@ -256,7 +263,7 @@ def _is_missing(status: ProfileStatus) -> bool:
 
 
 def versions_of(document: SpeakerDocument) -> tuple[Version, ...]:
-    """Return the versions that a campaign prepares: the default one, and the newest one if it is another."""
+    """Return the versions that a campaign prepares: the default one, and the newest one if it differs."""
     if not document.live:
         return ()
     return tuple({version.vuid: version for version in (document.default, document.newest)}.values())
@@ -265,9 +272,10 @@ def versions_of(document: SpeakerDocument) -> tuple[Version, ...]:
 def compared(
     before: Mapping[str, np.ndarray], after: Mapping[str, np.ndarray]
 ) -> Iterator[tuple[str, Literal["cosine", "equal"], float]]:
-    """Yield for each tensor how near the new values are to the old ones, where 1 means that they are equal.
+    """Yield, for each tensor, the similarity of the new values to the old ones, where 1 means that they are
+    equal.
 
-    Values that only one of the two has count as different.
+    Values that only one of the two tensors has count as different.
     """
     for name in sorted(before.keys() & after.keys()):
         old, new = before[name], after[name]

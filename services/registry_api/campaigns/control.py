@@ -1,8 +1,8 @@
-"""Starts, shows, pauses, resumes and cancels campaigns, as operators ask for it. Knows no HTTP.
+"""Starts, shows, pauses, resumes and cancels campaigns for operators. This module knows no HTTP.
 
-Each change is decided on the newest document of the profile: of two operators who start a campaign at once,
-the second is refused. A change of a campaign that goes on also waits for the lock of its runner, which
-otherwise would begin further voices after the answer.
+Each change is decided on the newest document of the profile: if two operators start a campaign at once, the
+second is refused. A change of a running campaign also waits for the lock of the runner, which could otherwise
+start further voices after the answer.
 """
 
 from collections.abc import Callable, Iterable
@@ -40,19 +40,21 @@ from speaker_registry.schemas import DEFAULT_SAMPLE, CampaignState
 log = structlog.get_logger()
 
 _IN_A_REASON = 5
-"""A reason names this many of the voices that failed."""
+"""Largest number of failed voices that a reason lists."""
 
 
 @dataclass(frozen=True, slots=True)
 class ShownCampaign:
-    """A campaign with what it has done so far."""
+    """A campaign with its progress."""
 
     campaign: CampaignRecord
     progress: Progress
 
     @property
     def reason(self) -> str | None:
-        """Say why nothing is begun now, or why the encoder was not promoted. None if nothing is wrong."""
+        """The reason why the campaign starts no extractions now, or why the encoder was not promoted. None if
+        nothing is wrong.
+        """
         if self.campaign.state == "complete" and self.campaign.promotes:
             return _not_promoted(self.progress)
         return self.progress.waits if self.campaign.state == "running" else None
@@ -61,7 +63,8 @@ class ShownCampaign:
 class Campaigns:
     """Starts and changes campaigns. Methods raise `Unavailable` and `ProfileUnknown`.
 
-    `by` is the caller that asks for a change, for the document and the log.
+    In all methods, `by` is the id of the caller that makes the change. It is recorded in the document and the
+    log.
     """
 
     def __init__(
@@ -104,8 +107,8 @@ class Campaigns:
         """Start a campaign in which the workers of an encoder extract every voice.
 
         Raises:
-            EncoderUnknown: no worker ever came with this fingerprint for the profile.
-            EncoderCurrent: it is the current one already.
+            EncoderUnknown: no worker has announced this fingerprint for the profile.
+            EncoderCurrent: it is already the current one.
             EncoderUnserved: no live worker has it.
             CampaignOpen: another campaign of the profile is not over.
         """
@@ -117,13 +120,13 @@ class Campaigns:
     def promote_when_complete(
         self, profile: str, fingerprint: str, *, by: str, force: bool = False
     ) -> ShownCampaign:
-        """Promote an encoder once it has an artifact of every voice. A campaign is started if there is none.
+        """Promote an encoder once it has an artifact of every voice. If no campaign of the encoder is open,
+        one is started.
 
         Args:
-            force: promote it at the end of the campaign even if voices failed, or if no live worker has it
-                then.
+            force: promote it at the end of the campaign even if voices failed or no live worker has it then.
 
-        Raises what `start` raises, the last only if the other campaign is one of another encoder.
+        Raises the same errors as `start`, but `CampaignOpen` only if the open campaign has another encoder.
         """
         self._check(profile, fingerprint)
         new = self._new(profile, fingerprint, sample=DEFAULT_SAMPLE, rate=None)
@@ -143,27 +146,27 @@ class Campaigns:
         return self._shown(self._find(profile, campaign_id))
 
     def pause(self, profile: str, campaign_id: str, *, by: str) -> ShownCampaign:
-        """Begin no further voices. Those that are under way end.
+        """Pause a campaign: no further voices are started, and those under way are finished.
 
         Raises `CampaignNotFound`, `CampaignEnded`.
         """
         return self._to_state(profile, campaign_id, "paused", by=by)
 
     def resume(self, profile: str, campaign_id: str, *, by: str) -> ShownCampaign:
-        """Go on with a paused campaign. Raises `CampaignNotFound`, `CampaignEnded`."""
+        """Resume a paused campaign. Raises `CampaignNotFound`, `CampaignEnded`."""
         return self._to_state(profile, campaign_id, "running", by=by)
 
     def cancel(self, profile: str, campaign_id: str, *, by: str) -> ShownCampaign:
-        """End a campaign. What was extracted stays. Raises `CampaignNotFound`, `CampaignEnded`."""
+        """Cancel a campaign. Its artifacts are kept. Raises `CampaignNotFound`, `CampaignEnded`."""
         return self._to_state(profile, campaign_id, "canceled", by=by, ends=True)
 
     def coverage(self, profile: str) -> dict[str, float]:
-        """Return, by fingerprint, the share of voices that the last campaign of each encoder has covered."""
+        """Return the share of voices that the last campaign of each encoder has covered, by fingerprint."""
         oldest_first = reversed(self.of_profile(profile))
         return {one.campaign.fingerprint: one.progress.coverage for one in oldest_first}
 
     def signals(self) -> list[GaugeMetricFamily]:
-        """Return the metrics of campaigns. Raises nothing while Redis answers."""
+        """Return the metrics of campaigns. Does not raise while Redis answers."""
         names = self._catalogue.names
         return campaign_signals(lambda: self._profiles.copied(names).values(), self._kept)
 
@@ -203,11 +206,11 @@ class Campaigns:
         by: str,
         ends: bool = False,
     ) -> ShownCampaign:
-        """Change a campaign that is not over. A change that was made already changes nothing.
+        """Change the state of a campaign that is not over. If it already has this state, nothing changes.
 
         Args:
-            ends: the campaign will be over. Its jobs are taken back after the commit: a runner that finds the
-                campaign running, because the lock was lost, would open them again.
+            ends: True if the new state ends the campaign. Its jobs are withdrawn only after the commit,
+                because a runner could otherwise open them again if the lock was lost.
         """
         with self._kept.lock(wait=True):
             campaign = self._find(profile, campaign_id)
@@ -242,7 +245,7 @@ class Campaigns:
 
 
 def _not_promoted(progress: Progress) -> str:
-    """Say which voices kept an encoder from its promotion, and what an operator can do."""
+    """Return a message that lists the voices that prevented the promotion, and what an operator can do."""
     names = [f"{one.namespace}/{one.voice}" for one in progress.named[:_IN_A_REASON]]
     if (others := progress.failed - len(names)) > 0:
         names.append(f"{others} more")

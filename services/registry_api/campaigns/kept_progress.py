@@ -1,6 +1,6 @@
-"""Keeps the progress of campaigns in Redis, and the lock of the process that goes on with them.
+"""Keeps the progress of campaigns in Redis, and the lock of the process that runs them.
 
-If Redis loses the progress, the walks begin anew, and nothing is extracted twice. Knows no rules.
+If Redis loses the progress, the walks start over, and nothing is extracted twice. This module knows no rules.
 """
 
 from collections.abc import Iterable, Iterator
@@ -18,7 +18,7 @@ from speaker_registry.errors import Unavailable
 
 _LOCK_SECONDS = 15.0
 _WAIT_SECONDS = 10.0
-"""An operator's change waits for so long until the runner has ended its turn."""
+"""An operator's change waits at most this long for the runner to end its turn."""
 
 
 class KeptProgress:
@@ -28,7 +28,9 @@ class KeptProgress:
         self._generation = generation
 
     def of(self, campaigns: Iterable[CampaignRecord]) -> dict[str, Progress]:
-        """Return the progress of campaigns by their ids. One that was lost is as at the beginning."""
+        """Return the progress of campaigns by their ids. Lost progress is returned as that of a new
+        campaign.
+        """
         progress = {one.id: Progress.at_the_end(one) for one in campaigns}
         ids = [campaign_id for campaign_id, at_the_end in progress.items() if at_the_end is None]
         kept = self._read(ids) if ids else {}
@@ -42,7 +44,7 @@ class KeptProgress:
         return set(found)
 
     def last_of(self, campaign: CampaignRecord) -> Progress:
-        """Return the progress that was kept last, also of a campaign that is over."""
+        """Return the last stored progress, even that of a campaign that is over."""
         return self._read([campaign.id])[campaign.id]
 
     def write(self, campaign: CampaignRecord, progress: Progress) -> None:
@@ -53,17 +55,17 @@ class KeptProgress:
         )
 
     def forget(self, campaign: CampaignRecord) -> None:
-        """Forget the progress of a campaign that is over, whose document has it now."""
+        """Delete the progress of a campaign that is over, because the profile's document has it now."""
         self._generation.read(
             lambda pipeline, generation: pipeline.hdel(campaigns_key(generation), campaign.id)
         )
 
     @contextmanager
     def lock(self, *, wait: bool) -> Iterator[Lock]:
-        """Hold the lock of the process that goes on with campaigns. Losing it midway is harmless.
+        """Hold the lock of the process that runs campaigns. Losing it midway is harmless.
 
         Raises:
-            Unavailable: another process holds it, and `wait` is false or it did not end in time.
+            Unavailable: another process holds it, and `wait` is false or the lock was not released in time.
         """
         lock = self._generation.redis.lock(
             f"{campaigns_key(self._generation.for_reading())}:lock",

@@ -1,8 +1,8 @@
-"""Prepares voices for the promotion of an encoder: walks through all of them, a few at a time, and has the
-workers of the encoder extract what is missing.
+"""Prepares voices for the promotion of an encoder: walks through all voices, a few at a time, and has the
+encoder's workers extract missing artifacts.
 
-At most `WINDOW` voices are under way, so that little is to be taken back when a campaign is canceled, and so
-that no queue grows in Redis.
+At most `WINDOW` voices are under way, so that few jobs must be withdrawn when a campaign is canceled, and
+queues in Redis stay short.
 """
 
 from bisect import bisect_right
@@ -42,17 +42,17 @@ from speaker_registry.names import is_namespace, key_of_name
 log = structlog.get_logger()
 
 WINDOW = 64
-"""The number of voices that may be under way at once."""
+"""Largest number of voices that may be under way at once."""
 _LOOKED_AT = 512
-"""One turn reaches at most this many voices."""
+"""Largest number of voices that the walk reaches in one turn."""
 NO_WORKER = "no live worker has the encoder"
 
 
 class Preparation:
-    """Goes on with one campaign. It is built for each turn.
+    """Continues one campaign for one turn.
 
     Args:
-        renew: is called between steps, to keep a lock.
+        renew: called between steps to renew a lock.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Preparation:
         self._profile = profiles.get(campaign.profile)
 
     def turn(self, progress: Progress) -> Progress:
-        """Count what has ended, begin what may be begun, and return the progress."""
+        """Count the voices that have ended, start as many as allowed, and return the progress."""
         now = self._speakers.clock.now()
         progress = self._settled(progress)
         if self._campaign.state == "paused":
@@ -91,7 +91,7 @@ class Preparation:
         return self._walked(progress, now).measured_now(now)
 
     def withdraw(self, progress: Progress) -> None:
-        """Take the jobs back that have not ended. What a worker still makes of one stays in its document."""
+        """Withdraw the jobs that have not ended. If a worker still completes one, its artifact is kept."""
         own = (self._profile.name, self._campaign.fingerprint)
         for speaker in filter(None, map(self._read, progress.under_way)):
             for job in speaker.open_jobs:
@@ -108,14 +108,14 @@ class Preparation:
 
     @cached_property
     def _namespaces(self) -> list[str]:
-        """The sorted namespaces, as they are when a turn first needs them. Later turns find newer ones."""
+        """The namespaces in order. They are read once per turn, so new ones are found in later turns."""
         return sorted(filter(is_namespace, map(str, self._store.folders(""))))
 
     def _settled(self, progress: Progress) -> Progress:
-        """Count the voices whose extraction has ended, and start lost ones again.
+        """Count the voices whose extraction has ended, and restart lost extractions.
 
-        A voice whose document cannot be understood counts as failed. If it were left out, and its extraction
-        failed later, no walk would count that, and the encoder would be promoted by itself.
+        A voice whose document cannot be understood counts as failed. If it were left out and its extraction
+        failed later, no walk would count that, and the encoder would be promoted automatically.
         """
         left = {}
         for name, vuids in progress.under_way.items():
@@ -134,7 +134,9 @@ class Preparation:
         return progress.model_copy(update={"under_way": left, "forgiven": forgiven_left})
 
     def _walked(self, progress: Progress, now: float) -> Progress:
-        """Go on with the walk until enough is under way, the rate is reached, or the turn is long enough."""
+        """Continue the walk until enough voices are under way, the rate is reached, or the turn is long
+        enough.
+        """
         looked, before = 0, progress.begun
         while not progress.walked and looked < _LOOKED_AT:
             room = WINDOW - len(progress.under_way)
@@ -152,7 +154,9 @@ class Preparation:
         return progress
 
     def _step(self, progress: Progress, most: int) -> tuple[Progress, int]:
-        """Reach the next voices of a namespace, at most so many. Returns how many there were, at least 1."""
+        """Process the next voices of a namespace, up to a limit. Returns the number of voices, but at least
+        1.
+        """
         namespace = progress.namespace
         if not namespace:
             return self._in_next_namespace(progress), 1
@@ -175,14 +179,14 @@ class Preparation:
             return progress
         versions = versions_of(speaker.document)
         forgiven: tuple[str, ...] = ()
-        if progress.walk == 1:  # whatever failed before this campaign, and may succeed, is tried once more
+        if progress.walk == 1:  # earlier failures that may succeed are retried once
             forgiven = jobs_to_forgive(versions, self._profile.name, self._campaign.fingerprint)
         examined = self._begun(speaker, self._examined(speaker, versions, forgiven))
         if examined.state == "open":
             name = str(speaker.id)
             vuids = tuple(version.vuid for version in versions)
             under_way = {**progress.under_way, name: vuids}
-            new = progress.walk > 1  # it was registered, or got another version, since the walk before
+            new = progress.walk > 1  # it was registered or got another version since the previous walk
             return progress.model_copy(
                 update={
                     "under_way": under_way,
@@ -197,7 +201,9 @@ class Preparation:
         return self._counted(progress, speaker, examined)
 
     def _begun(self, speaker: FoundSpeaker, examined: Examined) -> Examined:
-        """Have the missing artifacts of a voice extracted. A voice that cannot be is a failed one."""
+        """Start the extraction of a voice's missing artifacts. If that is impossible, the voice counts as
+        failed.
+        """
         if not examined.missing:
             return examined
 
@@ -224,7 +230,7 @@ class Preparation:
         )
 
     def _counted(self, progress: Progress, speaker: FoundSpeaker, examined: Examined) -> Progress:
-        """Count a voice that is done, and compare its artifacts if the sample lacks voices."""
+        """Count a finished voice, and compare its artifacts if the sample is not complete."""
         if examined.state == "failed":
             return self._failed(progress, _failed_voice(speaker, examined))
         counted = progress.with_voice("ready" if examined.state == "ready" else "skipped")
@@ -233,7 +239,7 @@ class Preparation:
         return self._compared(counted, speaker)
 
     def _failed(self, progress: Progress, voice: FailedVoice) -> Progress:
-        """Count a voice that failed. The log names each of them, the campaign only the first."""
+        """Count a failed voice. The log names every failed voice, the campaign only the first ones."""
         log.warning(
             "campaign.voice_failed",
             campaign=self._campaign.id,
@@ -243,7 +249,9 @@ class Preparation:
         return progress.with_failed(voice)
 
     def _compared(self, progress: Progress, speaker: FoundSpeaker) -> Progress:
-        """Compare the artifacts of a voice's default version. A voice that has not both is left out."""
+        """Compare the artifacts of a voice's default version. A voice that lacks one of the two is left
+        out.
+        """
         version, profile = speaker.document.default, self._profile.name
         old = version.artifact(profile, self._profiles.fingerprint(profile))
         new = version.artifact(profile, self._campaign.fingerprint)
@@ -265,7 +273,7 @@ class Preparation:
         return progress.model_copy(update={"compared": progress.compared + 1, "distances": distances})
 
     def _read(self, speaker: str) -> FoundSpeaker | None:
-        """Return a speaker that is under way, or None if its document cannot be understood."""
+        """Read a speaker that is under way. Returns None if its document cannot be understood."""
         return safely(self._speakers.read, SpeakerId.parse(speaker), otherwise=None)
 
 
@@ -285,7 +293,7 @@ def _failed_voice(speaker: FoundSpeaker, examined: Examined) -> FailedVoice:
 
 
 def _unreadable(speaker_id: SpeakerId) -> FailedVoice:
-    """Return a voice whose name is not known, because its document cannot be read."""
+    """Return a failed voice whose name is unknown, because its document cannot be read."""
     return FailedVoice(
         namespace=speaker_id.namespace,
         voice=speaker_id.slug,

@@ -1,5 +1,5 @@
-"""Goes on with all campaigns in the background. Any number of processes may run this at once: a lock lets one
-of them work, and each goes on where the last one ended.
+"""Runs all campaigns in the background. Any number of processes may do so at once: a lock lets one of them
+work, and each continues where the last one stopped.
 """
 
 import threading
@@ -32,17 +32,19 @@ log = structlog.get_logger()
 
 _throttle = LogThrottle(60.0)
 _BUSY_SECONDS, _IDLE_SECONDS = 0.1, 1.0
-"""The pause between two turns while something is under way, and otherwise."""
+"""The pauses between two turns: while extractions are under way, and otherwise."""
 _BY = "campaign"
-"""Documents name this as the one that ended a campaign which came to its end."""
+"""The author that documents record for changes that the runner makes."""
 
 
 Prepare = Callable[[CampaignRecord, Callable[[], object]], Preparation]
-"""Builds the preparation of a campaign, with the function that keeps the lock."""
+"""A function that builds the preparation of a campaign from the campaign and a function that renews the
+lock.
+"""
 
 
 class CampaignRunner:
-    """Goes on with campaigns. Call `turn` about once a second, or let `run` do so in its own thread."""
+    """Runs campaigns. Call `turn` about once a second, or let `run` do so in its own thread."""
 
     def __init__(
         self,
@@ -59,7 +61,7 @@ class CampaignRunner:
         self._prepare = prepare
 
     def run(self, stop: threading.Event) -> None:
-        """Call `turn` until `stop` is set. Errors are logged, and the work is tried again."""
+        """Call `turn` until `stop` is set. Errors are logged, and the work is retried."""
         while not stop.is_set():
             busy = False
             try:
@@ -72,9 +74,9 @@ class CampaignRunner:
             stop.wait(_BUSY_SECONDS if busy else _IDLE_SECONDS)
 
     def turn(self) -> bool:
-        """Go on with every campaign that is not over. Returns whether anything is under way.
+        """Continue every campaign that is not over. Returns whether any extractions are under way.
 
-        The jobs of canceled campaigns are taken back first, if the process ended that was to do so.
+        First, the jobs of canceled campaigns are withdrawn, in case the process that canceled them has died.
         """
         documents = {name: self._profiles.read(name) for name in sorted(self._catalogue.names)}
         # A rival may forget some of these meanwhile. Taking back what it took back already does nothing.
@@ -98,7 +100,9 @@ class CampaignRunner:
         return any(busy)
 
     def _take_back(self, campaign: CampaignRecord, renew: Callable[[], None]) -> None:
-        """Do what has to follow the end of a campaign. Jobs of an encoder that is current now are wanted."""
+        """Withdraw the jobs of a campaign that is over, unless its encoder is the current one now, which
+        needs them.
+        """
         current = self._profiles.fingerprint(campaign.profile)
         if campaign.state == "canceled" and campaign.fingerprint != current:
             self._prepare(campaign, renew).withdraw(self._kept.last_of(campaign))
@@ -108,11 +112,13 @@ class CampaignRunner:
     def _go_on_unless_broken(
         self, campaign: CampaignRecord, before: Progress, renew: Callable[[], None]
     ) -> bool:
-        """Go on with a campaign. One that cannot must not keep those of other profiles from going on."""
+        """Continue a campaign. An error is logged, so that it does not stop the campaigns of other
+        profiles.
+        """
         try:
             return self._go_on(campaign, before, renew)
         except Unavailable:
-            raise  # bucket or Redis is away, which concerns all campaigns
+            raise  # bucket or Redis is unavailable, which concerns all campaigns
         except Exception:
             log.exception("campaign.failed", campaign=campaign.id, profile=campaign.profile)
             return False
@@ -134,10 +140,10 @@ class CampaignRunner:
         return bool(progress.under_way) or progress != before
 
     def _promote(self, campaign: CampaignRecord, progress: Progress) -> bool:
-        """Promote the encoder of a campaign that has reached every voice. None of them failed, or an operator
-        has said that it does not matter.
+        """Promote the encoder of a campaign that has reached every voice. No voice failed, or the operator
+        has set `force`.
 
-        Returns False if a live worker has to have the encoder, and none has.
+        Returns False if `force` is not set and no live worker has the encoder.
         """
         profile = campaign.profile
         if not campaign.force and not self._workers.have(profile, campaign.fingerprint):
@@ -168,7 +174,7 @@ class CampaignRunner:
 
 
 def _open(document: ProfileDocument) -> list[CampaignRecord]:
-    """Return the campaigns that are not over, the one whose encoder is current by now among them."""
+    """Return the campaigns that are not over, including any whose encoder has become current."""
     return [one for one in document.campaigns if one.open]
 
 

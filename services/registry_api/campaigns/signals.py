@@ -17,7 +17,7 @@ def campaign_signals(
     """Return the metrics of campaigns, or none while Redis cannot be used.
 
     Args:
-        documents: returns those of the profiles, as Redis knows them. The bucket is not read.
+        documents: returns the copies of the profiles' documents in Redis. The bucket is not read.
     """
     try:
         newest = {one.campaigns[-1].profile: one.campaigns[-1] for one in documents() if one.campaigns}
@@ -41,7 +41,7 @@ def _state(campaign: CampaignRecord, progress: Progress) -> str:
 
 
 def _voices(progress: Progress) -> Iterator[tuple[str, int]]:
-    """Yield how many voices are in each state. Together they are all voices, as far as these are known."""
+    """Yield the number of voices in each state. The numbers add up to all known voices."""
     under_way = len(progress.under_way)
     yield "ready", progress.ready
     yield "failed", progress.failed

@@ -102,7 +102,7 @@ def _serve() -> int:
 
 
 def _signals(opened: Opened, campaigns: Campaigns) -> RedisSignals:
-    """Return what the metrics tell of queues, workers and campaigns."""
+    """Return the collector of the metrics of queues, workers and campaigns."""
     return RedisSignals(
         opened.speakers.view,
         opened.profile_records,
@@ -152,7 +152,7 @@ def _run(server: uvicorn.Server) -> None:
 def _within_open_files(settings: ApiSettings) -> ApiSettings:
     """Lower `max_connections` to what the limit on open files allows, with a warning.
 
-    The operating system would refuse further connections without a log line.
+    Beyond that limit, the operating system refuses connections without any log line.
     """
     room = raise_limit_for(settings.max_connections)
     if room < settings.max_connections:

@@ -1,4 +1,4 @@
-"""`try-store`: try whether a bucket or folder has all that the registry needs, and print what was found.
+"""`try-store`: test whether a bucket or folder has everything that the registry needs, and print the results.
 
 Operators run it on a store before they trust it with voices. It needs no Redis.
 """
@@ -24,11 +24,11 @@ _PROBES: dict[str, Callable[[ObjectStore], None]] = {
     "what was put or deleted shows at once in reads and listings": probe_consistency,
     f"of {WRITERS} simultaneous writers one replaces an object, in {ROUNDS} rounds": probe_swaps,
 }
-"""A need of the registry, in the words that are printed, with the probe that raises if it is not met."""
+"""Maps each requirement, as it is printed, to the probe that raises if the store does not meet it."""
 
 
 def run() -> int:
-    """Return the exit status. What was found is printed, and the reason for a failure as well."""
+    """Return the exit status. The results are printed, with the reason for a failure."""
     configure_logs()
     try:
         configure_logs(LogSettings().level)

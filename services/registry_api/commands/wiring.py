@@ -1,4 +1,4 @@
-"""Builds what the API's routes need over an open registry. Nobody but a command holds the whole of it."""
+"""Builds what the API's routes need from an open registry. Only commands hold a whole open registry."""
 
 from services.registry_api.campaigns.control import Campaigns
 from services.registry_api.keys.held_keys import HeldKeys

@@ -1,4 +1,6 @@
-"""The bytes of prepared answers: what is kept of an answer that was sent, and what is sent of it again."""
+"""The bytes of prepared answers: which parts of a sent answer are kept, and how an answer is made from
+them.
+"""
 
 from dataclasses import replace
 from http import HTTPStatus
@@ -17,13 +19,15 @@ _CHANGING = frozenset(
 )
 """Headers that differ from answer to answer."""
 _OF_BODIES = frozenset((b"content-length", b"content-type", b"content-encoding"))
-"""Headers that 304 lacks."""
+"""Headers that answers with status 304 do not have."""
 _OF_ROUTES = (b"etag", b"cache-control", b"content-type", b"content-encoding")
 """Headers of answers from memory that no middleware adds."""
 
 
 def fitting(answer: PreparedAnswer, question: Question) -> tuple[int, bytes, bytes] | None:
-    """Return status, head and body that fit the conditions of a request; None: the ordinary way knows."""
+    """Return the status, head and body for the conditions of a request, or None if the ordinary way must
+    answer it.
+    """
     tag, part = question.tag, question.part
     if tag is not None and (tag == answer.etag or matches(tag.decode("latin-1"), answer.etag.decode())):
         return 304, answer.unchanged, b""
@@ -58,8 +62,8 @@ def response(status: int, head: bytes, body: bytes) -> Response:
 def prepare(
     known: PreparedAnswer, status: int, headers: Headers, body: bytes | None
 ) -> PreparedAnswer | None:
-    """Return the answer with what was sent, or None if it is not to be kept. Without a body it answers
-    revalidations only.
+    """Return a prepared answer from what was sent, or None if it must not be kept. Without a body, the answer
+    only serves revalidations.
     """
     lines = [(name.lower(), value) for name, value in headers if name.lower() not in _CHANGING]
     etag = dict(lines).get(b"etag")

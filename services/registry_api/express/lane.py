@@ -1,10 +1,9 @@
 """Answers requests for artifacts from memory, in the protocol itself, before any task or middleware exists.
 
-What the ordinary way has answered to a request is kept, and given again to the same request of a caller who
-may have it: same target, same namespace, a key that was checked a moment ago. Requests that are unusual in
-any way, and all others, take the ordinary way. An answer is given again only while this process has a fresh
-lease on the event stream, and it is dropped by any event of its voice. So it is exact: see
-`shared/view/leases.py`.
+An answer that the ordinary way has given is kept, and is sent again for an equal request (same target and
+namespace) from a caller whose key was checked a moment ago. All other requests take the ordinary way. A kept
+answer is only sent while this process has a lease on the event stream, and any event of its voice drops it.
+So it is never outdated: see `shared/view/leases.py`.
 """
 
 import itertools
@@ -43,30 +42,30 @@ from services.shared.telemetry import tracing
 from services.shared.telemetry.metrics import ARTIFACT_REQUESTS, Batch
 
 _NEW_VOICES = frozenset({CREATED, ADMITTED})
-"""What the events say that put a voice on a list. Lists that it is not on yet end with them."""
+"""The events that add a voice to lists. Kept answers with lists of the namespace are dropped on them."""
 _GRANT_SECONDS = 1.0
-"""A key that is older than this is checked in the ordinary way again, which also notes that it was used."""
+"""Lifetime of a grant. After that the ordinary way checks the key again, and records that it was used."""
 _MAX_GRANT_BYTES = 16 * 1024**2
-"""The memory that all grants may take with the credentials they are for."""
+"""The memory that all grants may take, including their credentials."""
 _GRANT_BYTES = 512
 """A grant takes about this much memory besides the credentials."""
 _MAX_HEADS = 4096
-"""The meaning of this many heads is remembered. Clients repeat theirs byte for byte, and parsing one takes
-longer than answering it.
+"""Largest number of parsed heads that are cached. Clients repeat their heads byte for byte, and parsing one
+takes longer than answering it.
 """
 _MAX_CHANGED = 10_000
-"""The last events of this many speakers are remembered."""
+"""Largest number of speakers whose last event is remembered."""
 
 
 @dataclass(slots=True)
 class _Grant:
-    """A caller that may read artifacts, as the ordinary way found a moment ago."""
+    """A caller whose right to read artifacts the ordinary way checked a moment ago."""
 
     namespace: str
     until: float
     """The end of the grant, by `EventStream.now`."""
     renewal: float
-    """One request takes the ordinary way from this time on, so that the grant is renewed before it ends."""
+    """From this time on, one request takes the ordinary way, so that the grant is renewed before it ends."""
     taking: Taking
 
     def holds(self, now: float) -> bool:
@@ -91,7 +90,7 @@ class Offer:
     lane: "ExpressLane"
     question: Question
     began: int
-    """The number of events that this process had heard of when the request came."""
+    """The number of events that this process had received when the request came."""
     _caller: Caller | None = None
     _namespace: str = ""
     _known: PreparedAnswer | None = None
@@ -108,10 +107,10 @@ class Offer:
         route: str,
         is_file: bool,
     ) -> None:
-        """Have the answer kept that this request gets.
+        """Mark the answer to this request to be kept.
 
         Args:
-            caller: was authenticated, and may read artifacts of the namespace.
+            caller: the authenticated caller, which may read artifacts of the namespace.
             speakers: the speakers whose events may make the answer wrong.
             profiles: the profiles whose announcements may make the answer wrong.
             route: the template of the route, for metrics.
@@ -129,12 +128,12 @@ class Offer:
         answers are dear asks this first. Must be called from the event loop.
 
         Args:
-            caller: was authenticated, and may read artifacts of the namespace.
+            caller: the authenticated caller, which may read artifacts of the namespace.
         """
         return self.lane.kept(self, caller, namespace)
 
     def observe_message(self, message: Message) -> None:
-        """Take note of a part of the answer as it is sent."""
+        """Record a part of the answer as it is sent."""
         if self._known is None or self._caller is None:
             return
         if message["type"] == "http.response.start":
@@ -152,10 +151,10 @@ class ExpressLane:
     """The express lane of a process. Must only be used from its event loop.
 
     Args:
-        events: tells what changes, and whether this process may answer from memory.
+        events: the event stream, which also tells whether this process may answer from memory.
         rates: counts the requests.
         local: whether no keys are required, so that only requests from this machine are answered.
-        answers: keeps what was answered.
+        answers: the prepared answers.
     """
 
     def __init__(
@@ -210,7 +209,7 @@ class ExpressLane:
     # -- the ordinary way
 
     def keep(self, offer: Offer, caller: Caller, namespace: str, answer: PreparedAnswer) -> None:
-        """Keep the answer to a request, unless it may be wrong by now."""
+        """Keep the answer to a request, unless it may already be outdated."""
         if offer.began >= self._keys_changed:
             self._grant(offer.question.credentials, caller, namespace)
         if offer.began < self._changed_before:
@@ -224,7 +223,7 @@ class ExpressLane:
         self._answers.put(namespace, offer.question.key, answer)
 
     def kept(self, offer: Offer, caller: Caller, namespace: str) -> Response | None:
-        """Return the answer to a request if it is in memory, and grant its key the lane."""
+        """Return the answer to a request if it is in memory, and grant its key the use of the lane."""
         if self._events.now() >= self._events.lease_ends or offer.question.method == HEAD:
             return None
         answer = self._answers.get(namespace, offer.question.key)
@@ -255,34 +254,36 @@ class ExpressLane:
     # -- requests
 
     def wants_body(self, method: bytes, target: bytes) -> bool:
-        """Return whether requests like this one may be answered from memory once their body is there."""
+        """Return whether a request like this one may be answered from memory once its body has arrived."""
         return wants_body(method, target)
 
     def question(
         self, method: bytes, target: bytes, headers: Headers, body: bytes | None = None
     ) -> Question | None:
-        """Return what a request asks for, or None if it takes the ordinary way. See `question_of`."""
+        """Return the parsed question of a request, or None if it takes the ordinary way. See
+        `question_of`.
+        """
         return question_of(method, target, headers, body, local=self._local)
 
     def remember(self, head: bytes, question: Question) -> None:
-        """Keep what a head means, the bytes as they were sent, for the next time that it comes."""
+        """Cache the parsed form of a head under its exact bytes."""
         if question.request_id is None:
             if len(self._heads) >= _MAX_HEADS:
                 self._heads.clear()
             self._heads[head] = question
 
     def recall(self, head: bytes) -> Question | None:
-        """Return what a head means that came before, byte for byte."""
+        """Return the cached parsed form of a head with exactly these bytes, or None."""
         return self._heads.get(head)
 
     def answer(self, question: Question, default_headers: Headers) -> tuple[bytes, bytes] | Offer | None:
-        """Return the answer to a request, head and body as they are sent.
+        """Return the answer to a request as its head and body.
 
         Returns an `Offer` if the request takes the ordinary way and its answer may be kept, and None if it
         takes the ordinary way.
 
         Args:
-            default_headers: headers of every answer, the date among them.
+            default_headers: headers of every answer, including the date.
         """
         began = perf_counter()
         grant = self._grants.get(question.credentials)
@@ -313,9 +314,9 @@ class ExpressLane:
         return b"x-request-id: %s\r\n\r\n" % given
 
 
-@cache  # bounded by routes, profiles and statuses: an evicted batch would count on unseen
+@cache  # bounded by routes, profiles and statuses; evicting a batch would lose its counts
 def _batch(route: str, profile: str, is_file: bool, method: bytes, status: int) -> Batch:
-    """Return what counts the answers with these labels."""
+    """Return the batch that counts the answers with these labels."""
     counter, histogram = metrics_of(route, method.decode(), status)
     if not is_file:
         return Batch([counter], histogram)

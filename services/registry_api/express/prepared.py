@@ -1,7 +1,8 @@
-"""Prepared answers: what was answered last to a request, kept until an event says that it may be wrong.
+"""Prepared answers: the last answers to requests, which are kept until an event shows that they may be
+outdated.
 
-Bounded by bytes and by number. When there is no room, the answer that was not asked for the longest gives way
-in the namespace that occupies the most, so that no tenant can displace the answers of smaller ones.
+Bounded by bytes and by number. When there is no room, the least recently used answer of the namespace that
+occupies the most is evicted, so that no tenant can displace the answers of smaller ones.
 """
 
 from collections import OrderedDict
@@ -27,21 +28,23 @@ def new_voices_of(namespace: str) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreparedAnswer:
-    """An answer to GET: to HEAD as well, and to requests that name its ETag or ask for a part of it."""
+    """A kept answer to GET, which also serves HEAD, conditional requests with its ETag, and requests for a
+    part of it.
+    """
 
     speakers: tuple[str, ...]
-    """The speakers whose events may make the answer wrong."""
+    """The speakers whose events may make the answer outdated."""
     profiles: tuple[str, ...]
-    """The profiles whose encoders may make the answer wrong."""
+    """The profiles whose changes of encoder may make the answer outdated."""
     route: str
     """The template of the route, for metrics."""
     is_file: bool
     """True for an artifact's file, False for a descriptor."""
     etag: bytes
     unchanged: bytes
-    """The head of the answer 304, without the headers that differ from request to request."""
+    """The head of the answer with status 304, without the headers that differ from request to request."""
     whole: bytes | None = None
-    """The head of the answer 200; None if the bytes were not read yet."""
+    """The head of the answer with status 200. None if the bytes have not been read yet."""
     body: bytes = b""
 
     @property
@@ -52,7 +55,7 @@ class PreparedAnswer:
 
 
 class _Namespace:
-    """The answers of one namespace, the one that was asked for last at the end."""
+    """The answers of one namespace, in order of use. The most recently used one is last."""
 
     def __init__(self) -> None:
         self.answers: OrderedDict[Key, PreparedAnswer] = OrderedDict()
@@ -85,7 +88,7 @@ class PreparedAnswers:
         return answer
 
     def put(self, namespace: str, key: Key, answer: PreparedAnswer) -> None:
-        """Keep an answer, instead of an earlier one to the same request."""
+        """Keep an answer. It replaces an earlier one to the same request."""
         self._remove(namespace, key)
         size = _size(key, answer)
         if size > self._max_bytes:
@@ -145,6 +148,8 @@ class PreparedAnswers:
 
 
 def _size(key: Key, answer: PreparedAnswer) -> int:
-    """Return the memory that an answer takes with its key, of which a client can make kilobytes."""
+    """Return the memory that an answer takes with its key, because clients can send keys of several
+    kilobytes.
+    """
     target, encoding = key
     return answer.size + len(target) + len(encoding or b"")

@@ -1,6 +1,6 @@
 """Requests that may be answered from memory, read from the head as it was sent.
 
-A request with anything in its head that could change the answer, and that is not read here, is not one.
+Requests with anything else in their head that could change the answer are excluded.
 """
 
 from collections.abc import Sequence, Set
@@ -37,7 +37,9 @@ _IGNORED_OF = {
     for local in (False, True)
     for has_body in (False, True)
 }
-"""The headers that change no answer, by whether no keys are required, and whether the request has a body."""
+"""Maps (whether no keys are required, whether the request has a body) to the headers that change no
+answer.
+"""
 HEAD = b"HEAD"
 _METHODS = frozenset({b"GET", HEAD})
 _JSON = b"application/json"
@@ -62,14 +64,14 @@ class Question:
 
 
 def wants_body(method: bytes, target: bytes) -> bool:
-    """Return whether requests like this one may be answered from memory once their body is there."""
+    """Return whether a request like this one may be answered from memory once its body has arrived."""
     return target == _RESOLVE and method == b"POST"
 
 
 def question_of(
     method: bytes, target: bytes, headers: Headers, body: bytes | None, *, local: bool
 ) -> Question | None:
-    """Return what a request asks for, or None if it takes the ordinary way.
+    """Parse a request. Returns None if it takes the ordinary way.
 
     Args:
         target: the path and query as they were sent.
@@ -90,7 +92,9 @@ def question_of(
 
 
 def _values(headers: Headers, ignored: Set[bytes]) -> list[bytes | None] | None:
-    """Return the values of `_READ`; None if there are others that matter, or one twice."""
+    """Return the values of the headers in `_READ`, or None if there are other relevant headers or repeated
+    ones.
+    """
     read: list[bytes | None] = [None] * len(_READ)
     for name, value in headers:
         position = _POSITIONS.get(name)

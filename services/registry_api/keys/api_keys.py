@@ -112,7 +112,7 @@ class End(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ApiKey:
-    """A key and its ends."""
+    """An API key, with the times at which it ends."""
 
     record: ApiKeyRecord
     ends: tuple[End, ...] = ()

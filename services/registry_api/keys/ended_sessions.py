@@ -1,7 +1,7 @@
-"""Remembers which sessions of people ended before their time, so that a copy of their cookie opens nothing.
+"""Remembers which sessions of people ended early, so that copies of their cookies are refused.
 
-Redis keeps the id of each as long as its cookie could be opened. If Redis loses them, it loses the secret
-of all cookies as well: see `seal`.
+Redis keeps the id of each session until its cookie expires. If Redis loses the ids, it also loses the secret
+of all cookies: see `seal`.
 """
 
 from redis import Redis
@@ -13,7 +13,9 @@ _PREFIX = "sr:ended_session:"
 
 
 class EndedSessions:
-    """The sessions that ended by signing out. All API processes share them. Methods raise `Unavailable`."""
+    """The sessions that ended by signing out. All API processes share them. Every method may raise
+    `Unavailable`.
+    """
 
     def __init__(self, redis: Redis) -> None:
         self._redis = redis

@@ -1,4 +1,4 @@
-"""Deletes what is left of API keys that ended long ago."""
+"""Deletes the documents and times of use of API keys that ended long ago."""
 
 from functools import partial
 
@@ -24,10 +24,10 @@ def sweep(keys: HeldKeys, uses: KeyUses) -> int:
 
 
 def forget(keys: HeldKeys) -> int:
-    """Delete the keys that ended longer ago than they are shown. Returns their number.
+    """Delete the keys that ended more than `KEPT_SECONDS` ago. Returns their number.
 
-    The keys that a forgotten key has made count as made by its maker from then on, so that they are still
-    found when that one is revoked with all keys that came from it. Raises `Unavailable`.
+    Keys that a deleted key has made then count as made by its own maker, so that they are still found when
+    the maker is revoked with all its descendants. Raises `Unavailable`.
     """
     documents, before = keys.documents(), keys.now() - KEPT_SECONDS
     old = {key_id for key_id, found in documents.items() if is_forgotten(found, before=before)}
@@ -44,7 +44,7 @@ def forget(keys: HeldKeys) -> int:
 
 
 def _heir(documents: dict[str, KeyDocument], old: set[str], key_id: str) -> str:
-    """Return the nearest maker of a key that stays."""
+    """Return the nearest ancestor of a key that is not deleted."""
     while key_id in old:
         record = documents[key_id].record
         key_id = record.created_by if record else ""

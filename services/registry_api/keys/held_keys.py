@@ -1,12 +1,12 @@
-"""The API keys as one process knows them: found by their ids, without a listing.
+"""The API keys that one process has in memory, found by their ids without a listing.
 
-A process holds what it has read of each key. Redis tells in which order keys changed, so what is held is good
-for `FRESH_SECONDS` after a look at Redis, which costs one round trip for all keys. Without Redis, and for
-keys that Redis was not told of, the document in the bucket is read again. What is held never comes from
-Redis, which could otherwise give a key any right. Knows no requests.
+A process keeps each key's document in memory. Redis records in which order keys changed, so the documents in
+memory are valid for `FRESH_SECONDS` after Redis was asked, which costs one round trip for all keys. Without
+Redis, and for keys that Redis does not know, the document in the bucket is read again. Documents never come
+from Redis, because access to Redis would then give keys any right. This module knows no requests.
 
-Processes also hear of changes by the event stream. From then on they look again before they trust a key, so
-that nothing is kept in memory for a key that has ended.
+Processes also learn of changes from the event stream. After such an event they ask Redis before they trust a
+key, so that no answer is kept in memory for a key that has ended.
 """
 
 import threading
@@ -29,27 +29,27 @@ from speaker_registry.errors import InvalidApiKey, Unavailable
 log = structlog.get_logger(__name__)
 
 FRESH_SECONDS = 0.8
-"""A key that is held is good for this long after the look that confirmed it."""
+"""A held key is valid for this long after Redis or the bucket confirmed it."""
 _SETTLED_SECONDS = FRESH_SECONDS + 0.1
-"""A change that takes a key away is acknowledged after this time. It is a little longer, because the clocks
-of two machines do not run at exactly the same speed.
+"""A change that ends a key is acknowledged after this time. It is a little longer than `FRESH_SECONDS`,
+because the clocks of two machines do not run at exactly the same speed.
 """
 _MISSING_SECONDS = 5.0
-"""A key that the bucket does not have, or whose document is damaged, is looked for again after this long."""
+"""A key that is missing in the bucket, or whose document is damaged, is read again after this long."""
 _UNREADABLE_SECONDS = 30.0
-"""A document that the store does not return is asked for again after this long. It may take half a minute to
+"""A document that could not be read is requested again after this long. Such a read may take half a minute to
 fail, and no request waits for it again meanwhile.
 """
 _LISTING_SECONDS = 30.0
-"""The documents are listed this often in the background: the process that changed one may have died before it
-told Redis.
+"""The documents are listed this often in the background, because a process may die between the change of a
+key and telling Redis.
 """
 LISTING = "keys-listed"
 """The name of the thread that lists."""
 _MAX_HELD = 20_000
-"""The largest number of ids of which something is held. Ids that do not exist count, too."""
+"""Largest number of ids that are held, including those of keys that do not exist."""
 _STRIPES = 16
-"""The number of keys that may be read from the bucket at once."""
+"""Largest number of keys that are read from the bucket at once."""
 
 Do = Callable[[], object]
 
@@ -64,16 +64,16 @@ class KeyFolder(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class _Held:
-    """The document of one key as it was read, with what says how long it is good."""
+    """The document of one key as it was read, with the limits of its validity."""
 
     document: KeyDocument
     etag: str | None
     read_at: float
     good_for: float = FRESH_SECONDS
-    """The document is good for so many seconds by itself."""
+    """The document is valid for this many seconds without asking Redis."""
     generation: str = ""
     position: int = 0
-    """The document is good as long as Redis tells of no later change in this generation."""
+    """The document stays valid until Redis records a later change in this generation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ def _start_thread(do: Callable[[], None]) -> None:
 
 
 def _nothing() -> None:
-    """Wait for nobody."""
+    """Do not wait, because no process answers from memory."""
 
 
 class HeldKeys:
@@ -106,7 +106,7 @@ class HeldKeys:
     Args:
         run_all: runs the reads of several keys, some at a time.
         run_in_background: runs a function without waiting for it.
-        wait: returns when every process that answers from memory has heard of it.
+        wait: returns when every process that answers from memory has applied the last change.
     """
 
     def __init__(
@@ -126,12 +126,14 @@ class HeldKeys:
         self._run_in_background = run_in_background
         self._wait = wait
         self._outdated_since = float("-inf")
-        """Keys that were held at this time are not trusted, because keys have changed since."""
+        """Keys that were read before this time are not trusted without asking Redis, because keys have
+        changed since.
+        """
         self._held: dict[str, _Held] = {}  # bounded by `_MAX_HELD`
         self._heard: _Heard | None = None
         self._hearing = threading.Lock()
         self._deaf_until = float("-inf")
-        """Redis did not answer, and is not asked again before this time."""
+        """Time before which Redis is not asked again, because it did not answer."""
         self._reading = [threading.Lock() for _ in range(_STRIPES)]
         self._failed: dict[int, _Failure] = {}  # bounded: one for each stripe
         self._listed: dict[str, str] = {}  # bounded: keys of the last listing
@@ -142,14 +144,14 @@ class HeldKeys:
     # Reading
 
     def look(self, key_id: str) -> ApiKey | None:
-        """Return a key in any state, as it was within the last `FRESH_SECONDS`; None if there is none.
+        """Return a key in any state, at most `FRESH_SECONDS` old, or None if there is none.
 
-        Raises `Unavailable` if that cannot be found out: a key that may have ended is not trusted.
+        Raises `Unavailable` if the key's state is unknown, because a key that may have ended is not trusted.
         """
         return self.document(key_id).key
 
     def document(self, key_id: str) -> KeyDocument:
-        """Return the document of a key. Raises as `look` does."""
+        """Return the document of a key. Raises the same errors as `look`."""
         if not is_key_id(key_id):
             return _NOTHING
         asked_at = self.clock.since_boot()
@@ -166,17 +168,21 @@ class HeldKeys:
         return held.document
 
     def find(self, key_id: str) -> ApiKey | None:
-        """Return what is held of a key, if that is good now. This does no I/O, and None proves nothing."""
+        """Return the held key if it is valid now. This does no I/O, so None does not mean that there is no
+        such key.
+        """
         held = self._held.get(key_id)
         return held.document.key if held is not None and self._is_good(key_id, held) else None
 
     def recall(self, key_id: str) -> ApiKey | None:
-        """Return what was held of a key last, however old that is. This gives no access, and does no I/O."""
+        """Return the last known state of a key, however old it is. It must not be used to grant access. This
+        does no I/O.
+        """
         held = self._held.get(key_id)
         return held.document.key if held is not None else None
 
     def has_heard_of(self, key_id: str) -> bool:
-        """Return whether there is, or was, such a key, as far as this process knows. This does no I/O."""
+        """Return whether this process knows that such a key exists or existed. This does no I/O."""
         held, heard = self._held.get(key_id), self._heard
         return (
             (held is not None and held.document.revision > 0)
@@ -188,20 +194,22 @@ class HeldKeys:
         return key.state(self.clock.now())
 
     def check_active(self, key: ApiKey) -> None:
-        """Raises `InvalidApiKey` if the key is revoked or has expired."""
+        """Check that a key is active. Raises `InvalidApiKey` if it is revoked or has expired."""
         if (state := self.state(key)) != "active":
             raise InvalidApiKey(f"This API key is {state}.")
 
     def all(self, namespace: str) -> list[ApiKey]:
-        """Return the keys of a namespace, or of all namespaces (`*`), oldest first. Raises as `look` does."""
+        """Return the keys of a namespace, or of all namespaces (`*`), oldest first. Raises the same errors as
+        `look`.
+        """
         keys = (one.key for one in self.documents().values())
         found = [key for key in keys if key and namespace in {ANY_NAMESPACE, key.record.namespace}]
         return sorted(found, key=lambda key: (key.record.created_at, key.record.id))
 
     def documents(self) -> dict[str, KeyDocument]:
-        """Return the documents of all keys by their ids. Raises as `look` does.
+        """Return the documents of all keys by their ids. Raises the same errors as `look`.
 
-        A listing may leave out a key. One that this process knows is there nevertheless.
+        A listing may leave out a key, so the keys that this process knows are added.
         """
         listed = {api_key_of(stored.key): stored.etag for stored in self._folder.list(API_KEYS).objects}
         listed.pop(None, None)
@@ -221,7 +229,7 @@ class HeldKeys:
         return {key_id: document for key_id, document in {**good, **read}.items() if document.revision}
 
     def check_listing(self) -> None:
-        """Have documents read again that differ from what is held. Raises `Unavailable`."""
+        """List the documents, and mark those that have changed to be read again. Raises `Unavailable`."""
         listed: dict[str, str] = {}
         for stored in self._folder.list(API_KEYS).objects:
             if key_id := api_key_of(stored.key):
@@ -237,9 +245,9 @@ class HeldKeys:
     def change(
         self, key_id: str, decide: Callable[[KeyDocument], KeyDocument], *, by: str, did: str
     ) -> Changed[KeyDocument]:
-        """Commit what `decide` makes of the newest document of a key, and tell Redis.
+        """Commit the document that `decide` makes from the newest one of a key, and tell Redis.
 
-        It goes on without Redis, for which `Changed.told` is then false.
+        This also works without Redis; `Changed.told` is then false.
 
         Raises:
             Unavailable: the change was not made, or it is not known whether it was. What `decide` raises.
@@ -258,7 +266,7 @@ class HeldKeys:
         return changed
 
     def settle(self) -> None:
-        """Return when no process accepts a key any more that was ended before this call.
+        """Wait until no process accepts a key that was ended before this call.
 
         Raises `Unavailable`.
         """
@@ -282,26 +290,26 @@ class HeldKeys:
     # Hearing of changes
 
     def hear(self, event: Mapping[str, Any]) -> None:
-        """Take note of an event, which may say that keys have changed."""
+        """Process an event, which may tell that keys have changed."""
         if event["what"] == KeyDocument.UPDATED:
             self.events_missed()
 
     def events_missed(self) -> None:
-        """Take note that keys may have changed."""
+        """Stop trusting the held keys without asking Redis, because keys may have changed."""
         self._outdated_since = self.clock.since_boot()
 
     @property
     def seconds_left(self) -> float:
-        """Return for how long what is held is still good by the last look at Redis."""
+        """Return how many seconds the held keys are still valid since Redis was last asked."""
         heard = self._heard
         if heard is None or heard.at <= self._outdated_since:
             return 0.0
         return max(0.0, heard.at + FRESH_SECONDS - self.clock.since_boot())
 
     def listen(self, *, ahead_seconds: float = 0.0) -> None:
-        """Ask Redis what has changed, unless what is held is good for longer than `ahead_seconds`.
+        """Ask Redis for changes, unless the held keys are valid for longer than `ahead_seconds`.
 
-        One thread does it at a time. Without an answer, documents are read again from the bucket.
+        Only one thread asks at a time. Without an answer, documents are read again from the bucket.
         """
         with self._hearing:
             began = self.clock.since_boot()
@@ -325,7 +333,7 @@ class HeldKeys:
         return held.generation == heard.told.generation and last_change <= held.position
 
     def _read(self, key_id: str, stripe: int) -> _Held:
-        """Read a document. One that cannot be understood or returned stands for no key, for a while."""
+        """Read a document. If it is damaged or cannot be read, the key counts as missing for a while."""
         heard, began = self._heard, self.clock.since_boot()
         try:
             found = self._shared.read(KeyDocument, api_key_key(key_id))
@@ -345,7 +353,7 @@ class HeldKeys:
         """Hold a document that was read after `heard` and `began`, unless a later revision is known."""
         known = self._held.get(key_id)
         if known is not None and known.document.revision > found.document.revision:
-            found = Found(known.document, known.etag)  # a node of the store is behind
+            found = Found(known.document, known.etag)  # a node of the store is outdated
         held = _Held(
             found.document,
             found.etag,
@@ -365,7 +373,7 @@ class HeldKeys:
         return held
 
     def _list_if_due(self) -> None:
-        """Have the documents listed in the background now and then. No request waits for it."""
+        """Start a listing of the documents in the background if one is due. No request waits for it."""
         now = self.clock.since_boot()
         if now >= self._next_listing:
             self._next_listing = now + _LISTING_SECONDS
@@ -383,7 +391,7 @@ class HeldKeys:
 
 
 def is_key_id(text: str) -> bool:
-    """Return whether a text could be the id of a key, so that a path may be made of it."""
+    """Return whether a text could be the id of a key, and so may be used in a path."""
     return api_key_of(f"{API_KEYS}{text}.json") is not None
 
 

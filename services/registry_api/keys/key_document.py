@@ -30,9 +30,9 @@ class KeyDocument(StoredDocument):
     UPDATED: ClassVar[str] = "keys.updated"
 
     record: ApiKeyRecord | None = None
-    """None if the key was ended before it was made. Then it can not be made any more."""
+    """None if the key was ended before it was made. In that case it can no longer be made."""
     end: KeyEnd | None = None
-    """The earliest end that was set."""
+    """The end of the key. If several were set, the earliest one."""
     made: tuple[str, ...] = ()
     """The ids of the keys that this key has made, so that all of them can be ended with it."""
 
@@ -46,19 +46,23 @@ class KeyDocument(StoredDocument):
 
     @classmethod
     def after_damage(cls, now: int) -> Self:
-        """Return the document that the end of a damaged key starts from. Such a key opens nothing."""
+        """Return the empty document that is used to end a key whose document is damaged. Such a key grants no
+        access.
+        """
         return cls(revision=now + FAR_ABOVE)
 
 
 def made_as(document: KeyDocument, record: ApiKeyRecord) -> KeyDocument:
-    """Make a key. Raises `InvalidApiKey` if its maker was ended meanwhile with all the keys that it made."""
+    """Add the record of a new key. Raises `InvalidApiKey` if its maker was ended meanwhile with all its
+    keys.
+    """
     if document.revision:
         raise InvalidApiKey("The API key that makes this one was revoked meanwhile.")
     return document.having(record=record)
 
 
 def with_child(document: KeyDocument, child: str, now: float) -> KeyDocument:
-    """Name a key that this one is about to make. Raises `InvalidApiKey` if this key has ended."""
+    """Record a key that this key is about to make. Raises `InvalidApiKey` if this key has ended."""
     if child in document.made:
         return document
     key = document.key
@@ -69,21 +73,21 @@ def with_child(document: KeyDocument, child: str, now: float) -> KeyDocument:
 
 
 def without_children(document: KeyDocument, gone: Set[str], inherited: Iterable[str]) -> KeyDocument:
-    """Forget keys that this one has made, and name the keys which they have made instead."""
+    """Replace keys that this key has made by the keys that those have made in turn."""
     named = dict.fromkeys((*document.made, *inherited))
     kept = tuple(one for one in named if one not in gone)
     return document if kept == document.made else document.having(made=kept)
 
 
 def ended(document: KeyDocument, at: int, *, now: int, by: str) -> KeyDocument:
-    """End a key from a time on, or at once. An earlier end stays."""
+    """End a key at a time, or at once. An earlier end stays."""
     if document.end is not None and document.end.at <= at:
         return document
     return document.having(end=KeyEnd(at=at, said_at=now, by=by))
 
 
 def replaced(document: KeyDocument, at: int, *, now: int, by: str) -> KeyDocument:
-    """End a key that another one follows. Raises `ApiKeyEnded` if it has ended already."""
+    """End a key that a new key replaces. Raises `ApiKeyEnded` if it has ended already."""
     if (key := document.key) is not None and (state := key.state(now)) != "active":
         raise key_ended(key, state)
     return ended(document, at, now=now, by=by)
@@ -98,7 +102,7 @@ def key_ended(key: ApiKey, state: str) -> ApiKeyEnded:
 
 
 def is_forgotten(document: KeyDocument, *, before: float) -> bool:
-    """Return whether a key ended before a time, so that nobody needs to see it any more."""
+    """Return whether a key ended before a time, so that it is no longer shown."""
     if document.record is None:
         return document.end is not None and document.end.said_at < before
     ends_at = document.key.ends_at if document.key else None

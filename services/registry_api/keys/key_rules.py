@@ -1,4 +1,6 @@
-"""The rules by which API keys are made: how many there may be, for whom, and until when. Knows no storage."""
+"""The rules by which API keys are made: how many there may be, for whom, and until when. This module knows no
+storage.
+"""
 
 from collections import Counter
 from collections.abc import Collection

@@ -17,7 +17,7 @@ WRITE_SECONDS = 60.0
 
 
 class KeyUses:
-    """The times at which keys were last used. No method raises while Redis is away."""
+    """The times at which keys were last used. No method raises while Redis is unavailable."""
 
     def __init__(self, generation: Generation, clock: Clock) -> None:
         self._generation = generation
@@ -42,7 +42,7 @@ class KeyUses:
         return known | {key_id: max(at, known.get(key_id, 0)) for key_id, at in dict(self._uses).items()}
 
     def write_if_due(self) -> None:
-        """Write the times to Redis, if that was done long ago. Call this often."""
+        """Write the times to Redis if the last write was more than `WRITE_SECONDS` ago. Call this often."""
         if self._clock.since_boot() - self._written_at < WRITE_SECONDS or not self._uses:
             return
         self._written_at = self._clock.since_boot()

@@ -1,4 +1,6 @@
-"""Makes an API key. The key that makes it names it first, so that whoever ends that one ends all it made."""
+"""Makes an API key. Its maker's document records it first, so that ending the maker can end all keys that it
+made.
+"""
 
 from collections.abc import Iterable
 from contextlib import suppress
@@ -89,6 +91,6 @@ def make(
 
 
 def withdraw(keys: HeldKeys, key_id: str, *, by: str) -> None:
-    """End a key whose token no caller was given. If that fails, nobody can use the key all the same."""
+    """End a key whose token was given to nobody. If that fails, the key still cannot be used."""
     with suppress(Unavailable):
         keys.change(key_id, partial(ended, at=AT_ONCE, now=keys.now(), by=by), by=by, did="withdraw")

@@ -15,7 +15,7 @@ log = structlog.get_logger(__name__)
 
 
 def revoke(keys: HeldKeys, key_id: str, *, by: str, with_descendants: bool = False) -> ApiKey | None:
-    """End a key at once. From the return on, no process accepts it.
+    """End a key at once. When this returns, no process accepts the key.
 
     Args:
         by: the caller that ends it, for the log.
@@ -51,7 +51,7 @@ def _descendants(
 ) -> Iterator[Changed[KeyDocument]]:
     """End the keys that a key has made, the keys that these have made, and so on.
 
-    A key that is named and not made yet is ended, too: then it cannot be made any more.
+    A key that is recorded but not made yet is ended, too, and can then no longer be made.
     """
     seen, waiting = set[str](), [*maker.made]
     while waiting:

@@ -48,7 +48,7 @@ def rotate(
     at = now + grace_seconds if grace_seconds else AT_ONCE
     try:
         changed = keys.change(record.id, partial(replaced, at=at, now=now, by=by), by=by, did="rotate")
-    except (ApiKeyEnded, Unavailable):  # it was revoked meanwhile, and nobody may follow it
+    except (ApiKeyEnded, Unavailable):  # it was revoked meanwhile, and must not be replaced
         withdraw(keys, token.id, by=by)
         raise
     log.info("key.ended", key_id=record.id, at=at, by=by)

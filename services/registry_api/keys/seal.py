@@ -1,8 +1,9 @@
-"""Seals what browsers keep for us, so that they can neither read nor change it. Knows no requests.
+"""Seals data that browsers keep for us, so that they can neither read nor change it. This module knows no
+requests.
 
-All API processes share one secret, which the first of them puts into Redis. If Redis loses it, what was
-sealed with it cannot be opened any more, and people sign in again. The secret alone gives no access: what is
-sealed is an API key, and no key can be made from the secret.
+All API processes share one secret, which the first of them puts into Redis. If Redis loses the secret, sealed
+data can no longer be opened, and people sign in again. The secret alone gives no access, because the sealed
+data are API keys, which cannot be made from the secret.
 """
 
 import threading
@@ -16,14 +17,14 @@ from redis import Redis
 from services.shared.view.redis_access import unavailable_without_redis
 
 SEALED_SECONDS = 12 * 3600
-"""A seal that is older than this cannot be opened."""
+"""Sealed data that are older than this cannot be opened."""
 _SECRET = "sr:seal_secret"  # noqa: S105 - the name of the key in Redis
 _REREAD_SECONDS = 1.0
-"""The secret is read again this often at most, however much that cannot be opened is sent."""
+"""Shortest time between two readings of the secret, however many invalid cookies are sent."""
 
 
 class Seal:
-    """Seals and opens. Safe to use from several threads."""
+    """Seals and opens data. Safe to use from several threads."""
 
     def __init__(self, redis: Redis, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._redis = redis

@@ -1,4 +1,5 @@
-"""Removes the bytes that a speaker's document does not name: first a change fences their ids, then they go.
+"""Removes the bytes that a speaker's document does not name: first a change fences their ids, then they are
+deleted.
 
 The change succeeded, so its document was the current one, and a later change that would name one of the ids
 is refused. So an outdated answer of the store never makes this delete a named object, and an upload that was
@@ -23,7 +24,7 @@ log = structlog.get_logger(__name__)
 
 BY = "sweep"
 OLD = timedelta(hours=1)
-"""Bytes younger than this may belong to a change that is still on its way."""
+"""Bytes younger than this may belong to a change that is still under way."""
 
 
 def sweep(

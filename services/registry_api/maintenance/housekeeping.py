@@ -39,14 +39,14 @@ _throttle = LogThrottle(60.0)
 _LOOKED_AT_A_TIME = 100
 """Maximum number of due speakers that are looked at before anything else is done."""
 LOOK_MUCH_LATER_SECONDS = 300.0
-"""The delay before a speaker is looked at again that is damaged or could not be settled."""
+"""Delay before a speaker is checked again whose document is damaged or that could not be settled."""
 _LISTED_AGAIN_SECONDS = (60.0, 3600.0)
 """The bucket is listed again this long after the first listing of a generation, and then daily."""
 _DAY_SECONDS = 86_400.0
 
 
 class Stopped(Exception):
-    """Raised in the middle of long work because the process has to stop."""
+    """Raised in the middle of long work when the process is stopping."""
 
 
 class Housekeeping:
@@ -66,8 +66,8 @@ class Housekeeping:
         settings: HousekeepingSettings,
         sweep_keys: Callable[[], object],
     ) -> None:
-        """Take the parts. `sweep_keys` deletes what is left of API keys that ended long ago, and is called in
-        each sweep.
+        """Create it from its parts. `sweep_keys` deletes API keys that ended long ago, and is called in each
+        sweep.
         """
         self._store = store
         self._speakers = speakers
@@ -120,7 +120,7 @@ class Housekeeping:
                 self.sweep(renew)
 
     def rebuild(self, renew: RenewLock = lambda: None) -> int:
-        """Bring the view up to the bucket. Returns how many documents it lacked.
+        """Update the view to the bucket. Returns the number of documents that it lacked.
 
         Raises `Unavailable` if bucket or Redis is unavailable. The next rebuild then continues.
         """
@@ -151,7 +151,7 @@ class Housekeeping:
     def sweep(self, renew: RenewLock = lambda: None) -> None:
         """Settle every speaker and remove garbage. Continues an interrupted sweep.
 
-        A sweep may take hours, so it is interrupted when Redis was lost and the bucket has to be listed.
+        A sweep may take hours, so it is interrupted when Redis was lost and the bucket must be listed.
         """
         for _ in self._sweeps.steps(self._sweep_one):
             if self._between(renew) and listing_is_due(self._speakers.view.listed()):
@@ -210,7 +210,7 @@ class Housekeeping:
 def listing_is_due(listed: Listed | None) -> bool:
     """Return whether the bucket has to be listed: at first, after a minute, after an hour, and then daily.
 
-    Otherwise an outdated listing, from a node of the store that was behind, would never be corrected.
+    Otherwise an outdated listing, from an outdated node of the store, would never be corrected.
     """
     if listed is None or listed.last >= _DAY_SECONDS:
         return True

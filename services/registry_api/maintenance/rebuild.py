@@ -44,13 +44,13 @@ it does so each time, because a node of the store may be behind.
 """
 
 Looks = Callable[[Sequence[SpeakerDocument]], Sequence[float | None]]
-"""A function that returns, for each document, after how many seconds housekeeping has to look at its speaker,
-or None if it need not.
+"""A function that returns, for each document, the number of seconds after which housekeeping must check its
+speaker, or None if it need not.
 """
 
 
 def all_soon(documents: Sequence[SpeakerDocument]) -> list[float | None]:
-    """Have every speaker looked at. This is a `Looks`."""
+    """Schedule a check of every speaker. This is a `Looks` function."""
     return [LOOK_SECONDS] * len(documents)
 
 

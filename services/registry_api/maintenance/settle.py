@@ -59,7 +59,7 @@ def need_look(profiles: Profiles, found: Iterable[SpeakerDocument]) -> list[bool
 
 
 def _lacks_artifact(profiles: Profiles, speaker: Speaker) -> bool:
-    """Return whether an artifact has to be made."""
+    """Return whether an artifact is missing and must be made."""
     return any(
         status.state_of_current == "pending" and not status.unsupported
         for version in speaker.document.versions
@@ -69,7 +69,7 @@ def _lacks_artifact(profiles: Profiles, speaker: Speaker) -> bool:
 
 def promote(speakers: Speakers, profiles: Profiles, speaker_id: SpeakerId) -> SpeakerDocument:
     """Move `default` if a change of the required profiles allows it, serve artifacts that were made ahead of
-    a promotion once it has come, and drop artifacts of old encoders.
+    a promotion once the encoder is promoted, and drop artifacts of old encoders.
     """
 
     def decide(document: SpeakerDocument) -> SpeakerDocument:
@@ -82,9 +82,9 @@ def promote(speakers: Speakers, profiles: Profiles, speaker_id: SpeakerId) -> Sp
 
 
 def _settling(profiles: Profiles) -> Callable[[SpeakerDocument], SpeakerDocument]:
-    """Return what brings a document up to the profiles of now.
+    """Return the change that updates a document to the current profiles.
 
-    A document has to be read before: an encoder that made one of its artifacts is known by then.
+    Call this after the document was read, so that every encoder that made one of its artifacts is known.
     """
     current, kept, required = profiles.current_fingerprints(), profiles.kept_fingerprints(), profiles.required
 
@@ -95,7 +95,7 @@ def _settling(profiles: Profiles) -> Callable[[SpeakerDocument], SpeakerDocument
 
 
 def _report(speaker: FoundSpeaker, vuid: str, opened: Mapping[str, str]) -> None:
-    """Log the extractions that this module had to start."""
+    """Log the extractions that this module started."""
     known = {job.job_id for job in speaker.open_jobs}
     for profile, job_id in opened.items():
         if job_id not in known:
@@ -107,7 +107,7 @@ def _fence(speakers: Speakers, speaker_id: SpeakerId) -> bool:
     """Make sure that writes whose outcome is unknown can no longer succeed. Returns whether newer announced
     writes still can.
 
-    A change replaces the document, so a swap that is still on its way fails on its condition.
+    The change replaces the document, so the condition of any swap that is still under way fails.
     """
     announced = speakers.agenda.announced(speaker_id)
     unknown = [token for token, age in announced.items() if age > ANNOUNCED_SECONDS]

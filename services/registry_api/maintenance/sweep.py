@@ -70,7 +70,7 @@ class Sweeps:
         settings: HousekeepingSettings,
         sweep_keys: Callable[[], object],
     ) -> None:
-        """Take the parts. `sweep_keys` deletes what is left of API keys that ended long ago."""
+        """Create it from its parts. `sweep_keys` deletes API keys that ended long ago."""
         self._store = store
         self._speakers = speakers
         self._redis = speakers.generation.redis
@@ -82,7 +82,7 @@ class Sweeps:
 
     def is_due(self) -> bool:
         """Return whether a sweep is due: one was requested, an encoder or the required profiles have changed
-        since the last sweep, or that is too old.
+        since the last sweep, or the last sweep was too long ago.
         """
         with unavailable_without_redis():
             swept, asked = cast(list[str | None], self._redis.mget(SWEPT, SWEEPS_ASKED))
@@ -148,7 +148,7 @@ class Sweeps:
     def _differs(self, made_with: str) -> bool:
         if self._made_with() == made_with:
             return False
-        self._records.look_anew()  # this process may be the last to hear of it
+        self._records.look_anew()  # this process may not have heard of the change yet
         return self._made_with() != made_with
 
     def _note(self, progress: _Progress) -> None:

@@ -1,3 +1,3 @@
-"""Everything that callers can do to speakers: one function for each verb. Its first arguments are what it
-works on.
+"""Everything that callers can do to speakers: one function for each verb. The first arguments are the objects
+that the function works on.
 """

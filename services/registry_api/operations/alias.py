@@ -1,4 +1,4 @@
-"""Moves the aliases of a voice by hand, and takes such moves back. Knows no HTTP.
+"""Moves the aliases of a voice for callers, and takes such moves back. This module knows no HTTP.
 
 A move extracts nothing. Engines find the other version as soon as the call returns.
 """
@@ -43,12 +43,12 @@ def move(
     """Point an alias to the version with this number. A repeat of a move changes nothing.
 
     Args:
-        alias: what `parse_alias` returned.
+        alias: an alias from `parse_alias`.
         check: as in `change_live_voice`.
-        then_by_itself: have `default` move by itself from there on, as before somebody moved it by hand.
+        then_by_itself: let `default` move by itself again afterwards, as it does until a caller moves it.
 
     Raises:
-        VoiceNotFound, VersionNotFound, QuotaExceeded, Unavailable, and what `check` raises.
+        VoiceNotFound, VersionNotFound, QuotaExceeded, Unavailable, and any error of `check`.
         ArtifactFailed: an extraction of the version failed for a required profile.
     """
     before = SpeakerDocument()
@@ -82,7 +82,7 @@ def take_back(
 ) -> None:
     """Let `default` move by itself again, or remove any other alias.
 
-    Raises `VoiceNotFound`, `AliasNotFound`, `Unavailable`, and what `check` raises.
+    Raises `VoiceNotFound`, `AliasNotFound`, `Unavailable`, and any error of `check`.
     """
     found = change_live_voice(
         speakers,

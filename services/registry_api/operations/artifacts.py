@@ -1,6 +1,6 @@
 """Finds artifacts: by voice, version and profile, one or many, or by the digest of the file.
 
-Knows no HTTP.
+This module knows no HTTP.
 """
 
 from collections.abc import Iterable, Sequence
@@ -34,12 +34,12 @@ class StoredArtifact:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Tells which artifact of a version and a profile is asked for. By default it is the one to serve."""
+    """Selects one artifact of a version for a profile. By default it is the one to serve."""
 
     current: bool = False
-    """Only one of the current encoder."""
+    """Accept only an artifact of the current encoder."""
     fingerprint: str | None = None
-    """Only one of this fingerprint."""
+    """Accept only an artifact with this fingerprint."""
 
 
 ANY = Wanted()
@@ -47,7 +47,7 @@ ANY = Wanted()
 
 @dataclass(frozen=True, slots=True)
 class FoundArtifact:
-    """A live version and what is known of its artifact for one profile, which may not exist."""
+    """A live version, with the status of its artifact for one profile, which may not exist."""
 
     speaker: FoundSpeaker
     version: Version
@@ -147,7 +147,7 @@ def find_each(
         names: the names of the profiles.
 
     Returns:
-        For each voice, what was found for each profile, or the error why the voice was not found.
+        For each voice, the result for each profile, or the error that explains why the voice was not found.
 
     Raises:
         ProfileUnknown, Unavailable.
@@ -163,7 +163,7 @@ def find_each(
 
 
 def of_defaults(profiles: Profiles, speakers: Iterable[FoundSpeaker], profile: str) -> list[FoundArtifact]:
-    """Return what is known of the artifacts of the default versions of live speakers.
+    """Return the status of the artifacts of the default versions of live speakers.
 
     Raises:
         ProfileUnknown, Unavailable.

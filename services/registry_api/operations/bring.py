@@ -1,8 +1,8 @@
 """Stores an artifact that was made elsewhere: by another registry, or by an encoder that this one does not
 have.
 
-It enters the document as a worker's artifact does, but without a job. No encoder of ours can make it again,
-so its record says that it was brought. Knows no HTTP.
+It is added to the document like a worker's artifact, but without a job. No encoder can make it again, so its
+record says that it was brought. This module knows no HTTP.
 """
 
 from collections.abc import Callable, Mapping
@@ -44,20 +44,20 @@ class ReadyArtifact:
     tensors: Mapping[str, np.ndarray]
     manifest: Manifest | None = None
     fingerprint: str | None = None
-    """The fingerprint of what made the artifact, if it has no manifest that states it."""
+    """The fingerprint of the artifact, if it has no manifest that states it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Room:
-    """The limits that an uploaded artifact has to keep. Settings hold the values."""
+    """The limits for uploaded artifacts, with values from the settings."""
 
     builds: int
-    """The number of times that one artifact may be made."""
+    """Largest number of builds of one artifact."""
     bytes: int
-    """The bytes of all uploads of a namespace."""
+    """Largest total size of all uploads of a namespace, in bytes."""
 
     def check(self, size: int, used: Counts) -> None:
-        """Raise `QuotaExceeded` if the namespace has no room for so many bytes."""
+        """Raise `QuotaExceeded` if the namespace has no room for this many bytes."""
         if used.bytes + size > self.bytes:
             raise QuotaExceeded(
                 f"Artifact of {size} bytes refused: all uploads together may take {self.bytes}, see GET "
@@ -87,7 +87,7 @@ def bring(
     given: ReadyArtifact,
     by: str,
 ) -> bool:
-    """Store an artifact of a version, and serve it from now on.
+    """Store an artifact of a version, and start serving it.
 
     Returns False if the same artifact is served already. If its bytes are lost, it is stored again.
 
@@ -95,8 +95,8 @@ def bring(
         ProfileUnknown, VoiceDeleted, Unavailable.
         CacheUnsupported: the profile needs a transcript, and the version has none.
         FingerprintMismatch: the fingerprint is not the profile's current one.
-        InvalidArtifact: it does not match the profile's tensors, is of another clip, or does not say what
-            made it.
+        InvalidArtifact: it does not match the profile's tensors, was made from another clip, or does not
+            state its fingerprint and inputs.
         QuotaExceeded: it would exceed the builds of the version or the stored bytes of the registry.
         Conflict: a different artifact was stored at the same moment.
     """
@@ -133,7 +133,7 @@ def _live(document: SpeakerDocument, *, vuid: str, name: str) -> Version:
 def _served_same(
     version: Version, profile: Profile, origin: _Origin, given: ReadyArtifact
 ) -> ArtifactRecord | None:
-    """Return the artifact that is served, if its tensors are the given ones."""
+    """Return the served artifact if its tensors equal the uploaded ones."""
     served = version.artifact(profile.name, origin.fingerprint)
     tensors = applying_tensors(version, profile, given.tensors)
     return served if served is not None and served.content_digest == content_digest(tensors) else None
@@ -213,7 +213,7 @@ def _commit(
 
 
 def _check_subject(manifest: Manifest, version: Version, profile: Profile) -> None:
-    """Raise `InvalidArtifact` unless the artifact is of this profile and this clip."""
+    """Raise `InvalidArtifact` unless the artifact was made for this profile and from this clip."""
     if manifest.profile != profile.name:
         raise InvalidArtifact(
             f"The artifact is for profile '{manifest.profile[:80]}', not for '{profile.name}'.",
@@ -229,7 +229,9 @@ def _check_subject(manifest: Manifest, version: Version, profile: Profile) -> No
 
 
 def _origin(profiles: Profiles, profile: Profile, given: ReadyArtifact) -> _Origin:
-    """Return what made an artifact: as a worker announced it, if one did, else as the file states it."""
+    """Return the fingerprint and inputs of an artifact: those that a worker announced, or else those that the
+    file states.
+    """
     manifest = given.manifest
     inputs = manifest.model_dump(mode="json")["extractor"] if manifest else {}
     if profile.not_extractable:  # no encoder of this registry can make it stale or tell more about it
@@ -253,7 +255,8 @@ def _origin(profiles: Profiles, profile: Profile, given: ReadyArtifact) -> _Orig
 
 
 def _verified(fingerprint: str, inputs: Mapping[str, Any]) -> _Origin:
-    """Return the origin that the file states, as no worker has announced what its fingerprint covers.
+    """Return the origin that the file states, after a check of its fingerprint, which no worker has
+    announced.
 
     Raises `InvalidArtifact` if the inputs in the manifest do not lead to the fingerprint.
     """

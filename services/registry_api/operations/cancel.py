@@ -1,7 +1,7 @@
-"""Cancels extraction jobs. Knows no HTTP.
+"""Cancels extraction jobs. This module knows no HTTP.
 
-A cancellation is a failure in the document that uses up the build. So what a worker still publishes is
-refused, and housekeeping does not start a required profile again.
+A cancellation is recorded in the document as a failure that uses up the build. So a worker that still
+publishes the artifact is refused, and housekeeping does not restart the extraction.
 """
 
 import structlog
@@ -24,7 +24,7 @@ _MESSAGE = "The extraction was canceled. To start it again, extract with force."
 def cancel(
     speakers: Speakers, jobs: Jobs, profiles: Profiles, namespace: str, job_id: str, *, by: str
 ) -> JobRecord:
-    """Cancel a job that has not finished. The document decides whether its artifact was first.
+    """Cancel a job that has not finished. If its artifact was published first, nothing is canceled.
 
     Canceling a canceled job changes nothing. An artifact that was served before is still served. The voice
     counts as failed for the job's profile until an extraction is forced, or until the profile's fingerprint
@@ -55,7 +55,9 @@ def cancel(
 def _commit(
     speakers: Speakers, profiles: Profiles, speaker_id: SpeakerId, record: JobRecord, *, by: str
 ) -> bool:
-    """Use up the build of a job. Returns True if its artifact was first, and nothing is to be canceled."""
+    """Use up the build of a job. Returns True if its artifact was published first, so that nothing is
+    canceled.
+    """
     failure = FailureRecord(
         fingerprint=record.fingerprint or profiles.fingerprint(record.profile),
         build=record.build,
@@ -69,7 +71,7 @@ def _commit(
         version = document.version(record.vuid)
         known = version.failures.get(record.profile, ()) if version else ()
         if any((one.job, one.code) == (record.id, CANCELED) for one in known):
-            return document  # an earlier call of the same request did it
+            return document  # an earlier attempt of the same request did it
         new = failure.having(ahead=profiles.is_ahead(record.profile, failure.fingerprint))
         return with_failure(document, record.vuid, record.profile, new, profiles.required)
 
@@ -78,7 +80,7 @@ def _commit(
     except AlreadyMade:
         return True
     except VersionGone:
-        pass  # nothing is made of it any more
+        pass  # the job no longer makes anything
     return False
 
 

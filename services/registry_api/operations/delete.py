@@ -1,6 +1,6 @@
-"""Deletes speakers. What is live becomes a life that has ended, whose bytes are kept for the grace period.
+"""Deletes speakers. Their live versions become an ended life, whose bytes stay for the grace period.
 
-Knows no HTTP.
+This module knows no HTTP.
 """
 
 from collections.abc import Iterable
@@ -35,14 +35,14 @@ def delete(
 ) -> FoundSpeaker:
     """Delete a voice with all its versions and jobs, at once. Returns the speaker as it was before.
 
-    A delete that finds nothing, while an upload of that name may be on its way, makes that upload fail.
+    If there is no such voice, but an upload of the name may be under way, that upload will fail.
 
     Args:
         name: the voice's name or its id, as in `lookup.find`.
-        check: is called with the live document, and raises if that is not the one to delete.
+        check: called with the live document, and raises if the voice must not be deleted.
 
     Raises:
-        VoiceNotFound, and what `check` raises.
+        VoiceNotFound, and any error of `check`.
         Unavailable: the voice was not deleted, or it is not known whether it was.
     """
     until = speakers.deadline()
@@ -80,13 +80,13 @@ def delete_version(
     by: str,
     check: Check | None = None,
 ) -> None:
-    """Delete one version of a voice with its jobs, at once. The last version takes the voice along.
+    """Delete one version of a voice with its jobs, at once. Deleting the last version deletes the voice.
 
     Args:
         check: as in `change_live_voice`.
 
     Raises:
-        VoiceNotFound, VersionNotFound, Unavailable, and what `check` raises.
+        VoiceNotFound, VersionNotFound, Unavailable, and any error of `check`.
         Conflict: an alias points to the version, and it is not the last.
     """
     vuid = ""
@@ -110,7 +110,7 @@ def _end_jobs(jobs: Jobs, speaker_id: SpeakerId, ended: Iterable[OpenJob]) -> No
 
 
 def _located(speakers: Speakers, namespace: str, name: SpeakerName) -> FoundSpeaker:
-    """Return the speaker to delete. One whose document is damaged is deleted by its name."""
+    """Return the speaker to delete. A speaker whose document is damaged is found by its name."""
     try:
         return locate(speakers, namespace, name)
     except VoiceDamaged:

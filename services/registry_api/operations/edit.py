@@ -1,4 +1,4 @@
-"""Edits what people say about a voice: description, labels, pin and promotion policy. Knows no HTTP."""
+"""Edits the description, labels, pin and promotion policy of a voice. This module knows no HTTP."""
 
 from collections.abc import Mapping
 
@@ -29,7 +29,7 @@ def edit(
     by: str,
     check: Check | None = None,
 ) -> FoundSpeaker:
-    """Change some of what people say about a voice. An edit that changes nothing writes nothing.
+    """Change the description, labels or pin of a voice. An edit that changes nothing writes nothing.
 
     Args:
         labels: the labels to set; None removes one.
@@ -37,7 +37,7 @@ def edit(
         check: as in `change_live_voice`.
 
     Raises:
-        VoiceNotFound, QuotaExceeded, Unavailable, and what `check` raises.
+        VoiceNotFound, QuotaExceeded, Unavailable, and any error of `check`.
         InvalidRequest: a label is malformed, or there would be too many.
     """
     used = speakers.usage_so_far(namespace)

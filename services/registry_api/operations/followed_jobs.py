@@ -1,9 +1,9 @@
-"""Follows a job even after Redis has lost its record. Knows no HTTP.
+"""Follows a job even after Redis has lost its record. This module knows no HTTP.
 
-When Redis loses a job's record, the extraction goes on, or housekeeping starts it again under another id.
-Callers wait for an artifact, not for a record, so what became of a lost job is read off the speaker's
-document. This process knows what the job was to make if it has opened, joined, read or heard of it
-(`Jobs.seen`). A job that this process has never seen is not found.
+When Redis loses a job's record, the extraction continues, or housekeeping restarts it under another id.
+Callers wait for an artifact, not for a record, so the outcome of a lost job is derived from the speaker's
+document. This process knows which artifact the job was for if it has opened, joined, read or heard of the job
+(`Jobs.seen`). Other jobs are not found.
 """
 
 from contextlib import suppress
@@ -61,7 +61,7 @@ def _outcome(speakers: Speakers, jobs: Jobs, profiles: Profiles, job: JobRecord)
 
 
 def _by_artifact(job: JobRecord, version: Version, fingerprint: str) -> JobRecord | None:
-    """Return the job as its artifact or its failure says that it ended; None if there is neither."""
+    """Return the job as ended by its artifact or its failure, or None if there is neither."""
     build = (fingerprint, job.build)
     if any((one.fingerprint, one.build) == build for one in version.artifacts.get(job.profile, ())):
         return _ended(job, "succeeded", stage="done", done=job.total)
@@ -86,7 +86,7 @@ def _given_up(job: JobRecord, failure: FailureRecord) -> JobRecord:
 def _by_successor(
     jobs: Jobs, profiles: Profiles, job: JobRecord, speaker: FoundSpeaker, version: Version
 ) -> JobRecord:
-    """Return the job as the one stands that replaced it, or that housekeeping is about to start."""
+    """Return the job with the state of the job that replaced it, or that housekeeping is about to start."""
     same = [one for one in speaker.open_jobs if (one.vuid, one.profile) == (job.vuid, job.profile)]
     for successor in same:
         if found := _successor(jobs, job, successor):
@@ -101,7 +101,7 @@ def _successor(jobs: Jobs, job: JobRecord, other: OpenJob) -> JobRecord | None:
         return None
     with suppress(JobNotFound, Unavailable):  # Redis may be lost again between the two reads
         found = jobs.record(job.namespace, other.job_id)
-        if found.state != "superseded":  # else a successor of its own is about to be opened
+        if found.state != "superseded":  # otherwise housekeeping is about to open another one
             return replace(found, id=job.id, created_at=job.created_at)
     return None
 
@@ -114,7 +114,7 @@ def _is_missing(profiles: Profiles, profile: str, speaker: FoundSpeaker, version
 
 
 def _not_started(job: JobRecord) -> JobRecord:
-    """Return the job as one that has not started."""
+    """Return the job in the state of a job that has not started."""
     return replace(
         job,
         state="queued",
@@ -128,5 +128,5 @@ def _not_started(job: JobRecord) -> JobRecord:
 
 
 def _ended(job: JobRecord, state: JobState, **changes: Any) -> JobRecord:
-    """Return the job as one that has ended. When it ended is not known, unless its record says so."""
+    """Return the job as ended. The time of its end is unknown unless its record has it."""
     return job if job.state == state else replace(job, state=state, **changes)

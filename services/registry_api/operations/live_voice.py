@@ -1,4 +1,4 @@
-"""Changes a live voice, by its name or its id. Knows no HTTP."""
+"""Changes a live voice, which is found by its name or id. This module knows no HTTP."""
 
 from collections.abc import Callable
 
@@ -9,7 +9,7 @@ from services.shared.registry.speakers import FoundSpeaker, Speakers
 from speaker_registry.names import SpeakerName
 
 Check = Callable[[SpeakerDocument], None]
-"""This is called with the newest document before it is changed, and raises if it is not the one to change."""
+"""A function that is called with the newest document before a change, and raises to refuse the change."""
 
 
 def change_live_voice(
@@ -23,16 +23,16 @@ def change_live_voice(
     check: Check | None = None,
     takes_away: bool = False,
 ) -> FoundSpeaker:
-    """Commit what `decide` makes of the newest document. Returns the speaker then.
+    """Commit the document that `decide` makes from the newest one. Returns the changed speaker.
 
     Args:
         name: the voice's name or its id, as in `lookup.find`.
         did, takes_away: as in `Change.commit`.
-        check: is called only if something is to be changed, so that the repeat of a request whose answer was
-            lost is not refused for what the first one did.
+        check: refuses the change by raising. It is called only if `decide` changes something, so that a
+            request that is repeated after a lost answer is not refused because its first attempt succeeded.
 
     Raises:
-        VoiceNotFound, and what `decide` and `check` raise.
+        VoiceNotFound, and any error of `decide` and `check`.
         Unavailable: the voice was not changed, or it is not known whether it was.
     """
     until = speakers.deadline()

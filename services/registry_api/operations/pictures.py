@@ -1,4 +1,4 @@
-"""Finds the pictures of clips, and asks the workers for those that are missing. Knows no HTTP."""
+"""Finds the pictures of clips, and asks workers to draw missing ones. This module knows no HTTP."""
 
 from collections.abc import Iterator
 from typing import Protocol
@@ -13,7 +13,7 @@ from speaker_registry.errors import PicturesFailed
 
 
 class Drawers(Protocol):
-    """Has workers draw pictures."""
+    """Asks workers to draw pictures."""
 
     def draw(self, speaker: str, vuid: str) -> bool:
         """Ask workers for the pictures of a version's clip, unless they were asked already.
@@ -26,7 +26,7 @@ class Drawers(Protocol):
 def find_pictures(
     store: Store, speaker_id: SpeakerId, version: Version, picture: Picture
 ) -> list[StoredPicture]:
-    """Return what the bucket has of a picture: none, one, or several of which each will do.
+    """Return the stored files of a picture. There may be several, and any of them can be used.
 
     Raises:
         AudioNotFound: the version has no clip. Unavailable.

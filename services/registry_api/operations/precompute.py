@@ -1,4 +1,6 @@
-"""Carries out one `cache` call: starts missing extractions, and tracks their jobs. Knows no HTTP."""
+"""Carries out one `cache` call: starts missing extractions, and tracks their jobs. This module knows no
+HTTP.
+"""
 
 from collections.abc import Hashable, Mapping, Sequence
 from contextlib import suppress
@@ -43,8 +45,8 @@ class CacheState:
 
     @property
     def over(self) -> bool:
-        """True if waiting is pointless. A job that made an artifact with an encoder that was replaced
-        meanwhile has ended without making the voice ready.
+        """True if waiting is pointless. The jobs may have ended without making the voice ready, if the
+        encoder was replaced meanwhile.
         """
         return self.finished or self.jobs_ended
 
@@ -56,7 +58,9 @@ class CacheState:
 
 
 class Precomputation:
-    """One call for some profiles of the version that a reference stands for when the call begins."""
+    """One `cache` call for some profiles of a version. The version is the one that the reference stands for
+    when the call begins.
+    """
 
     def __init__(
         self,
@@ -80,7 +84,7 @@ class Precomputation:
         self._name = name
         self._names = [profile] if profile else [one.name for one in profiles.required]
         self._reference = reference
-        """The version to look at. After the first look it is a number, because an alias may move."""
+        """The reference to the version. After the first look-up it is a number, because an alias may move."""
         self._force = False
         self._message: str | None = None
         self._job_ids: list[str] = []
@@ -113,7 +117,7 @@ class Precomputation:
         return self.look()
 
     def _has_lost_files(self, speaker: FoundSpeaker, version: Version) -> bool:
-        """Read the files of the artifacts that are served, and have lost ones made again.
+        """Read the files of the served artifacts, and start jobs that make lost ones again.
 
         Returns whether any is lost.
         """
@@ -152,7 +156,7 @@ class Precomputation:
 
     @property
     def question(self) -> Hashable:
-        """Equal for calls whose looks answer the same."""
+        """A key that is equal for calls with the same answer, so that they can share reads."""
         about = (self._name.name, self._reference, tuple(self._names))
         return ("cache", *about, tuple(self._job_ids), self._force)
 
@@ -178,7 +182,7 @@ class Precomputation:
         return found
 
     def _start_anew(self, speaker: FoundSpeaker, version: Version, ended: Sequence[JobRecord]) -> list[str]:
-        """Start extractions again that were lost with Redis, and return the ids of their jobs.
+        """Restart extractions that were lost with Redis, and return the ids of their jobs.
 
         Housekeeping restarts only extractions of required profiles without an artifact.
         """
@@ -187,7 +191,7 @@ class Precomputation:
             return []
         try:
             return list(self._extract(speaker, version, [job.profile for job in lost]).values())
-        except Unavailable:  # just after the loss; the next call tries again
+        except Unavailable:  # just after the loss; the next call retries
             return [job.id for job in lost]
 
     def _find(self) -> tuple[FoundSpeaker, Version]:
@@ -208,7 +212,7 @@ class Precomputation:
     def _failures(
         self, statuses: Sequence[ProfileStatus], pending_job_ids: Sequence[str], ended: Sequence[JobRecord]
     ) -> list[str]:
-        """Return failed profiles, and failed or canceled jobs of this call even if an older artifact is
+        """Return the failed profiles. Failed or canceled jobs of this call count even if an older artifact is
         still served.
         """
         failed = [f"{one.profile.name}: {one.error}" for one in statuses if one.state == "failed"]
@@ -240,5 +244,5 @@ class Precomputation:
 
 
 def _fault(job: JobRecord) -> str:
-    """Say why a job ended without an artifact."""
+    """Return the reason why a job ended without an artifact."""
     return f"{job.error['code']}: {job.error['message']}" if job.error else f"job {job.id} was {job.state}"

@@ -1,7 +1,8 @@
-"""Makes another encoder the current one of a profile, as an operator asks for it. Knows no HTTP.
+"""Makes another encoder the current one of a profile, on the request of an operator. This module knows no
+HTTP.
 
-Promoting the encoder that was current before is the way back. It costs no extraction, because the artifacts
-of both encoders stay.
+To undo a promotion, promote the former encoder. That needs no extraction, because the artifacts of both
+encoders are kept.
 """
 
 from collections.abc import Callable
@@ -35,16 +36,16 @@ def promote(
 ) -> ProfileDocument:
     """Make an encoder the current one of its profile at once.
 
-    Every voice keeps its last artifact until its new one is ready. Returns when no process answers any more
-    as it did before.
+    Every voice keeps its last artifact until its new one is ready. When this returns, all processes use the
+    new encoder.
 
     Args:
         force: promote the encoder even if no live worker has it.
 
     Raises:
         ProfileUnknown, Unavailable.
-        EncoderUnknown: no worker ever came with this fingerprint for the profile.
-        EncoderCurrent: it is the current one already.
+        EncoderUnknown: no worker has announced this fingerprint for the profile.
+        EncoderCurrent: it is already the current one.
         EncoderUnserved: no live worker has it, and `force` is false.
     """
     another_encoder(profiles, catalogue, profile, fingerprint)
@@ -56,9 +57,9 @@ def promote(
 
 
 def commit_promotion(profiles: ProfileRecords, profile: str, decide: Decide, *, by: str) -> ProfileDocument:
-    """Commit a change that promotes an encoder. Returns when no process answers by what was before.
+    """Commit a change that promotes an encoder. When this returns, all processes use the new encoder.
 
-    Raises `Unavailable`, and what `decide` raises.
+    Raises `Unavailable`, and any error of `decide`.
     """
     document = profiles.change(profile, decide, by=by, did="promote")
     profiles.settle()
@@ -99,7 +100,9 @@ def expect_worker(workers: Workers, profile: str, fingerprint: str, otherwise: s
 def _unknown(
     profiles: ProfileRecords, catalogue: ProfileCatalogue, profile: str, fingerprint: str
 ) -> EncoderUnknown:
-    """Return the error for a fingerprint that is not one of the profile's. It says whose it is, if known."""
+    """Return the error for a fingerprint that the profile does not have. The message names the profile that
+    has it, if any.
+    """
     others = sorted(catalogue.names - {profile})
     owner = next((name for name in others if profiles.read(name).encoder(fingerprint)), None)
     whose = f"; it is a fingerprint of profile '{owner}'" if owner else ""

@@ -1,4 +1,4 @@
-"""A version is made from a clip, or from a speaker embedding that somebody has computed already."""
+"""The sources of versions: a clip, or a precomputed speaker embedding."""
 
 import hashlib
 from collections.abc import Callable, Sequence
@@ -21,8 +21,8 @@ from speaker_registry.errors import EmbeddingWidthMismatch
 def profiles_taking(catalogue: ProfileCatalogue, embedding: np.ndarray) -> list[Profile]:
     """Return the required profiles that take an embedding of this width (float32 [D]).
 
-    All must be of one model, because embeddings of different encoders mean different things even at the same
-    width.
+    All these profiles must use the same model, because embeddings of different encoders are not
+    interchangeable, even with the same width.
 
     Raises:
         EmbeddingWidthMismatch: no required profile takes that width, or profiles of several models do.
@@ -48,16 +48,16 @@ class Source(Protocol):
 
     sha256: str
     size: int
-    """The bytes that the source takes in the bucket."""
+    """The size of the source in the bucket, in bytes."""
 
     def describe(self, version: Version) -> Version:
-        """Return the version with what the source tells of it."""
+        """Return the version with the facts that the source determines."""
 
     def store(self, blobs: StoredBytes, speaker_id: SpeakerId, vuid: str) -> None:
-        """Store what the version names whatever its number will be."""
+        """Store the bytes that do not depend on the version's number."""
 
     def number(self, blobs: StoredBytes, speaker_id: SpeakerId, version: Version) -> Version:
-        """Store what names the version's number, and return the version with it."""
+        """Store the files that contain the version's number, and return the version with their records."""
 
     def restore(self, blobs: StoredBytes, speaker_id: SpeakerId, version: Version) -> None:
         """Store the source of a version again, if the bucket has lost it."""
@@ -95,7 +95,7 @@ class ClipSource:
 
 @dataclass(frozen=True, slots=True)
 class _Packed:
-    """The files of one numbering of a version."""
+    """The files of a version with a given number."""
 
     number: int
     created_at: int
@@ -103,10 +103,12 @@ class _Packed:
 
 
 class EmbeddingSource:
-    """A speaker embedding (float32 [D], finite), which is the artifact of every profile that takes it."""
+    """A speaker embedding (float32 [D], finite). It becomes the artifact of every profile that takes it."""
 
     def __init__(self, embedding: np.ndarray, profiles: Sequence[Profile], new_id: Callable[[], str]) -> None:
-        """`profiles` are of one model: embeddings of different encoders mean different things."""
+        """Create it for `profiles`, which must use the same model, because embeddings of different encoders
+        differ.
+        """
         self._embedding = embedding
         self._profiles = profiles
         self._new_id = new_id
@@ -118,13 +120,13 @@ class EmbeddingSource:
         return version.having(source="embedding", embedding_width=len(self._embedding))
 
     def store(self, blobs: StoredBytes, speaker_id: SpeakerId, vuid: str) -> None:
-        """Store nothing: the files name the version's number, which only the change knows."""
+        """Store nothing, because the files contain the version's number, which only the change knows."""
 
     def restore(self, blobs: StoredBytes, speaker_id: SpeakerId, version: Version) -> None:
-        """Restore nothing: the files of the artifacts are the only ones."""
+        """Restore nothing, because an embedding has no files except its artifacts."""
 
     def number(self, blobs: StoredBytes, speaker_id: SpeakerId, version: Version) -> Version:
-        """Store the artifacts. They are packed again where a conflict has changed the version's number."""
+        """Store the artifacts. They are packed again if a conflict has changed the version's number."""
         known = self._packed
         if known is None or (known.number, known.created_at) != (version.number, version.created_at):
             for profile in self._profiles:

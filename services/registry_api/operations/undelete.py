@@ -1,4 +1,4 @@
-"""Brings a deleted voice back within the grace period. Knows no HTTP."""
+"""Restores a deleted voice within the grace period. This module knows no HTTP."""
 
 from contextlib import suppress
 
@@ -29,16 +29,17 @@ def undelete(
     grace_seconds: float,
     by: str,
 ) -> FoundSpeaker:
-    """Bring back the voice that was deleted last under a name, and start what its versions lack.
+    """Restore the voice that was deleted last under a name, and start the extractions that its versions lack.
 
     Args:
-        grace_seconds: what was deleted longer ago than this stays deleted, also while its bytes are there.
+        grace_seconds: a voice that was deleted longer ago than this stays deleted, even if its bytes still
+            exist.
 
     Raises:
         VoiceExists: the name was registered again.
-        VoiceNotFound: nothing is left to bring back.
+        VoiceNotFound: nothing is left to restore.
         QuotaExceeded: the namespace has no room for it.
-        Unavailable: the voice was not brought back, or it is not known whether it was.
+        Unavailable: the voice was not restored, or it is not known whether it was.
     """
     speaker_id, until = SpeakerId.of(namespace, name), speakers.deadline()
     with (
@@ -58,7 +59,7 @@ def undelete(
 
         document = change.commit(decide, did="undelete")
     log.info("speaker.undeleted", speaker=str(speaker_id), versions=len(document.versions))
-    with suppress(Unavailable):  # the voice is back, and housekeeping starts what it lacks
+    with suppress(Unavailable):  # the voice is restored, and housekeeping starts the missing extractions
         speaker = speakers.read(speaker_id)
         for version in speaker.document.versions:
             extract_missing(jobs, profiles, speaker, version)

@@ -1,5 +1,5 @@
-"""Callers: the address of a client, and the identity and rights of an authenticated one. Knows no keys and no
-requests.
+"""Callers: the address of a client, and the identity and rights of an authenticated one. This module knows no
+keys and no requests.
 """
 
 import ipaddress
@@ -46,7 +46,7 @@ ANONYMOUS = Caller("anonymous", ANY_NAMESPACE, ALL_SCOPES)
 
 
 def address_of(host: str) -> str:
-    """Return the address that a client counts as.
+    """Return the address under which a client is counted.
 
     The owner of an IPv6 network has any number of addresses, so all addresses of one /64 count as one. Text
     that is not an address, such as a socket's path, is returned as it is.

@@ -1,4 +1,4 @@
-"""Errors on the wire: the one place that maps errors to HTTP statuses and renders them.
+"""Errors on the wire. Only this module maps errors to HTTP statuses and renders them.
 
 Errors have OpenAI's envelope. On `/v1/audio/*` it is written as vLLM-Omni does, with an integer `code` and
 our code in `reason`. Clients that accept `application/problem+json` get RFC 9457. Exception text, paths and

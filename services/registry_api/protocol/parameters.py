@@ -1,6 +1,6 @@
 """Faulty parameters and JSON bodies: refuses unknown names, and explains which names and values are accepted.
 
-Knows no route by its name.
+This module knows no route by its name.
 """
 
 from collections.abc import Iterable, Iterator
@@ -21,7 +21,8 @@ from speaker_registry.validation import accepted, invalid_value_message, shorten
 class OnlyKnownParameters:
     """A dependency of one route: refuses query parameters that the route does not take.
 
-    A mistyped `profil=` would otherwise be ignored, and the answer be about something else than was asked.
+    A mistyped `profil=` would otherwise be ignored, and the answer would not be about what the caller asked
+    for.
     """
 
     def __init__(self) -> None:

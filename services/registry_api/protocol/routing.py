@@ -1,7 +1,7 @@
 """Rules of routing: every GET route answers HEAD as well, a trailing slash redirects to the path without it,
 and query parameters that a route does not take are refused.
 
-Knows no routes except those that middleware must tell from others.
+This module knows no routes except those that middleware must tell from others.
 """
 
 import re

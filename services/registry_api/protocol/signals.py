@@ -1,6 +1,6 @@
 """Telemetry of every request: its metrics, one log line, and a span if traces are on.
 
-Pure ASGI. Knows routes by their templates, and which of them take uploads.
+Pure ASGI. This module knows routes by their templates, and which of them take uploads.
 """
 
 from contextlib import AbstractContextManager
@@ -121,14 +121,18 @@ def _describe(span: Span, scope: Scope, route: str, status: int) -> None:
 
 
 def route_of(scope: Scope) -> str:
-    """Return the template of a request's route: paths as typed hold voice names, and have no bound."""
+    """Return the template of a request's route, because actual paths contain voice names and are unlimited in
+    number.
+    """
     if "route" in scope:
         return str(scope["route"].path)
     return DOCUMENTATION if "endpoint" in scope else NO_ROUTE
 
 
 def _method(scope: Scope) -> str:
-    """Return the method, or a fixed label for unknown ones: clients could make up any number of methods."""
+    """Return the method, or a fixed label for unknown methods, because clients could invent any number of
+    them.
+    """
     method: str = scope["method"]
     return method if method in _METHODS else OTHER_METHOD
 

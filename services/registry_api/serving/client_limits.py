@@ -1,5 +1,5 @@
 """Limits on one client: how much is read from it before other clients have their turn, and how long the
-server waits for it. Knows no HTTP.
+server waits for it. This module knows no HTTP.
 """
 
 import asyncio

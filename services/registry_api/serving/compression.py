@@ -40,7 +40,7 @@ class JsonCompression:
 
 
 class _Compressing(GZipResponder):
-    """Compresses one answer, unless it is not compressible."""
+    """Compresses one answer if it is compressible."""
 
     async def send_with_compression(self, message: Message) -> None:
         if message["type"] == "http.response.start":

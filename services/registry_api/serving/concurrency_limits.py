@@ -3,7 +3,7 @@
 `rate_limits` counts how often callers send requests. This module counts what they keep occupied: waiting
 requests, and arriving uploads. A tenant may have many keys, so there are two limits: one for each key, so
 that one program leaves room for the tenant's other programs, and one for all keys of a namespace together, so
-that one tenant leaves room for other tenants. Each process counts for itself. Knows no routes.
+that one tenant leaves room for other tenants. Each process counts for itself. This module knows no routes.
 """
 
 from collections import Counter

@@ -1,8 +1,8 @@
-"""Knows which connections a process has, and which one gives way when there is no room for another.
+"""Tracks the connections of a process, and decides which one is closed when there is no room for another.
 
-An idle connection of the address that has the most gives way, so a client that opens connections without end
-only takes its own places. If none is idle, a new connection is a surplus: its requests are refused, except
-health checks. Knows no HTTP.
+An idle connection of the address with the most connections is closed, so a client that keeps opening
+connections only displaces its own. If none is idle, a new connection is a surplus: its requests are refused,
+except health checks. This module knows no HTTP.
 """
 
 from typing import Protocol
@@ -26,7 +26,7 @@ class Connection(Protocol):
         ...
 
     def give_way(self) -> None:
-        """Close the connection."""
+        """Close the connection to make room for another one."""
 
 
 class ConnectionTable:

@@ -3,10 +3,11 @@
 httptools takes heads of any size and parses all requests of a read at once, and uvicorn's own time-outs begin
 after the first answer. So this protocol counts a head while it arrives, leaves what follows an unanswered
 request unparsed, and sets a deadline whenever the server waits for the client. A body in tiny pieces is read
-a few pieces at a time, so that it takes no more of the event loop than others. Knows no routes.
+a few pieces at a time, so that it takes no more of the event loop's time than other bodies. This module knows
+no routes.
 
 The methods overridden here, and the parts in `request_cycle`, are uvicorn's internals, so the dependency is
-pinned to a minor version, and `tests/unit/test_uvicorn_internals.py` says what is expected of it.
+pinned to a minor version, and `tests/unit/test_uvicorn_internals.py` checks what is expected of it.
 """
 
 import asyncio
@@ -130,7 +131,7 @@ class HttpConnection(HttpToolsProtocol):
         return self._is_answered()
 
     def give_way(self) -> None:
-        """Close the idle connection, because another one needs its place."""
+        """Close the idle connection to make room for another one."""
         self._lingering.close_at_once()
 
     def _is_answered(self) -> bool:
@@ -170,7 +171,7 @@ class HttpConnection(HttpToolsProtocol):
         return self._reading is _Reading.NOTHING and self._is_answered()
 
     def _parse(self, data: bytes) -> None:
-        """Parse data slice by slice, until a request has to wait for another one, or too many pieces came at
+        """Parse data slice by slice, until a request must wait for an earlier one, or too many pieces came at
         once.
         """
         self._parse_slices(data)

@@ -1,8 +1,8 @@
 """Passes the events of the view on to the listeners of this process, each in order and without a gap.
 
 A listener is told of events as `EventStream` receives them. The events that it has not taken yet are bounded:
-a listener that falls too far behind loses its place, and so do all when another view is in use. Knows no
-HTTP.
+a listener that falls too far behind loses its place, and so do all listeners when a new view begins. This
+module knows no HTTP.
 """
 
 import asyncio
@@ -56,7 +56,7 @@ class Listener:
         """True if the listener has missed events. It is told of later events nevertheless."""
 
     def tell(self, event: Event) -> None:
-        """Queue an event for the listener if it wants that event."""
+        """Queue an event for the listener if it wants the event."""
         if not self._wants(event):
             return
         if len(self._events) >= MAX_BEHIND:

@@ -1,7 +1,7 @@
 """Follows the view's event stream for one process, and holds the process's lease on it.
 
-Listeners are told of every event, in order. While `is_fresh` is true, they know every event that takes
-something away and whose change was acknowledged, so they may serve answers from memory: see
+Listeners are told of every event, in order. While `is_fresh` is true, they have received every event of an
+acknowledged change that takes something away from readers, so they may serve answers from memory: see
 `shared/view/leases.py`.
 """
 
@@ -33,11 +33,14 @@ _REPLAYED_SECONDS = 600
 _RENEWAL_SECONDS = 0.25
 """Time between two renewals of the lease. It is short enough that the lease outlasts a few late answers."""
 _BATCH_SECONDS = 0.002
-"""After a batch of events the stream is read again no earlier than this, so that many events cost few reads.
+"""After a batch of events the stream is read again no earlier than this, so that many events cost few
+reads.
 """
 _RETRY_SECONDS = 0.5
 _READ = 100
-"""The entries that are read at a time. After a loss of Redis each may tell of a hundred speakers."""
+"""Largest number of entries that are read at a time. After a loss of Redis, each entry may concern a hundred
+speakers.
+"""
 
 TAKES = "takes"
 """The field that marks events that take something away from readers."""
@@ -164,7 +167,7 @@ class EventStream:
         newest = str(entries[0][0]) if entries else "0-0"
         if last_position is None:
             return f"{max(0, _parse_position(newest)[0] - 1000 * _REPLAYED_SECONDS)}-0"
-        # This may be another server, which is behind the former one.
+        # This may be another server, which lags behind the former one.
         return min(last_position, newest, key=_parse_position)
 
     async def _read_on(self) -> bool:
@@ -234,7 +237,7 @@ def _is_cancelled() -> bool:
 
 
 def _events_of(position: str, fields: Mapping[str, str]) -> Iterator[dict[str, Any]]:
-    """Yield the events of an entry of the stream, several if it says the same of several speakers.
+    """Yield the events of an entry of the stream. An entry may stand for the same event of several speakers.
 
     An event about the document of a profile names the profile.
     """
@@ -248,7 +251,7 @@ def _events_of(position: str, fields: Mapping[str, str]) -> Iterator[dict[str, A
 
 
 def seconds_now() -> float:
-    """Return the seconds of a clock that also counts while the machine is suspended, because leases run out
+    """Return the seconds of a clock that also counts while the machine is suspended, because leases expire
     then too.
     """
     return time.clock_gettime(_CLOCK)

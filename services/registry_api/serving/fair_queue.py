@@ -1,4 +1,5 @@
-"""A fair queue: which request runs next when only a limited number may run at once. Knows no HTTP.
+"""A fair queue: which request runs next when only a limited number may run at once. This module knows no
+HTTP.
 
 Each tenant has a queue of its own. The next request comes from the tenant that has been served for the
 shortest time. A tenant that was away starts level with the other tenants: its time away earns it nothing.

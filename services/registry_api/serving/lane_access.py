@@ -1,5 +1,5 @@
-"""The use of the express lane by one connection: which requests it is asked about, and when it may answer.
-Knows neither what the lane answers nor how requests are parsed.
+"""The use of the express lane by one connection: which requests the lane is asked to answer, and when it may
+do so. This module knows neither what the lane answers nor how requests are parsed.
 """
 
 from collections.abc import Callable, Sequence
@@ -43,7 +43,7 @@ class Lane(Protocol):
 
 
 class LaneAccess:
-    """Has the lane answer requests of one connection.
+    """Lets the lane answer requests of one connection.
 
     Args:
         is_answered: tells whether every earlier request has its answer, which the lane must not
@@ -69,7 +69,9 @@ class LaneAccess:
         """The lane's offer for the request that is about to be parsed. The lane is not asked twice."""
 
     def answer_again(self, data: bytes) -> bool:
-        """Answer a request that came before, byte for byte, without parsing it. Returns whether it did."""
+        """Answer a request whose bytes equal those of an earlier one, without parsing it. Returns whether it
+        was answered.
+        """
         question = self._lane.recall(data)
         if question is None or not self._is_open():
             return False
@@ -80,7 +82,7 @@ class LaneAccess:
         return False
 
     def remember(self, data: bytes) -> None:
-        """Remember what was read as one request without a body, which the lane has just answered."""
+        """Remember the bytes of a request without a body that the lane has just answered."""
         if len(data) <= _MAX_REMEMBERED_BYTES:
             self._lane.remember(data, self._question)
 

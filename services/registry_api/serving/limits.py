@@ -304,7 +304,7 @@ def clip_too_large(max_clip_bytes: int, size: int, *, field: str) -> PayloadTooL
 
 
 def _in_vllm_omnis_words(max_clip_bytes: int, got: str) -> str:
-    """Return the sentence that clients of vLLM-Omni look for. What it calls MB are MiB."""
+    """Return the sentence that clients of vLLM-Omni look for. The sentence says MB, but means MiB."""
     return f"File size exceeds maximum limit of {max_clip_bytes / 1024**2:g}MB. Got {got} bytes."
 
 

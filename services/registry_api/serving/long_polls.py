@@ -1,4 +1,4 @@
-"""Long polls: requests that wait until something changes. Knows no voices.
+"""Long polls: requests that wait until something changes. This module knows no voices.
 
 `LongPolls` is told of the view's events and wakes the requests that an event may concern. Requests that wait
 for the same answer share one read of the state, so a read costs the same for one request and for a thousand.

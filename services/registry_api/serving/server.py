@@ -1,4 +1,4 @@
-"""The HTTP server under the application: uvicorn with connections of our own. Knows no routes."""
+"""The HTTP server under the application: uvicorn with connections of our own. This module knows no routes."""
 
 import uvicorn
 from fastapi import FastAPI

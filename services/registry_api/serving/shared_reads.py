@@ -19,9 +19,9 @@ class SharedReads:
     async def read(
         self, key: Hashable, read: Callable[[], Awaitable[Result]], *, computes: bool = False
     ) -> Result:
-        """Return the result of `read`, or of the read for the same key that another request has begun.
+        """Return the result of `read`, or that of a running read for the same key.
 
-        The read goes on if the request that began it is abandoned. Raises what the read raises.
+        The read goes on if the request that began it is abandoned. Errors of the read are passed on.
 
         Args:
             computes: whether the read keeps the processor busy. If so, the request that begins it counts as

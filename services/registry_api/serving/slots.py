@@ -58,7 +58,7 @@ class Slots:
 
         Does nothing in a thread that belongs to no request, and if the request holds a slot already. While it
         waits for the slot the request counts as active: its thread waits with it, and threads are few. Raises
-        as `hold` does.
+        the same errors as `hold`.
         """
         if self._held.get():
             yield

@@ -1,4 +1,4 @@
-"""Reads the fields of a multipart or URL-encoded form. Knows no field's meaning.
+"""Reads the fields of a multipart or URL-encoded form. This module knows no field's meaning.
 
 This is stricter than Starlette's parser underneath, which accepts a truncated form as one with fewer fields,
 and reads text that is not UTF-8 as Latin-1. Both are refused here.

@@ -1,4 +1,6 @@
-"""Parses the upload forms of all routes that take clips into values. Knows nothing about existing voices."""
+"""Parses the upload forms of all routes that take clips into values. This module knows nothing about existing
+voices.
+"""
 
 import json
 import math
@@ -48,12 +50,12 @@ class FieldNames:
 
 
 COMPATIBLE = FieldNames(clip="audio_sample", embedding="speaker_embedding", description="speaker_description")
-"""The names in vLLM-Omni's form."""
+"""The field names in vLLM-Omni's form."""
 NATIVE = FieldNames(clip="audio", embedding="embedding", description="description")
 NATIVE_VERSION = replace(NATIVE, name=None)
-"""The names in the form of a further version."""
+"""The field names in the form for a further version of a voice."""
 NATIVE_RESTORED = replace(NATIVE_VERSION, created_at="created_at")
-"""The names in the form of a version whose number is in the path."""
+"""The field names in the form for a version whose number is in the path."""
 _UNIX_SECONDS = re.compile(r"[1-9][0-9]{0,11}")
 
 
@@ -136,7 +138,7 @@ def _checked_key(key: str | None) -> str | None:
 
 
 class _Form:
-    """Reads the fields of a form by their names on a route, which its errors show."""
+    """Reads the fields of a form by their names on one route. Errors show these names."""
 
     def __init__(self, fields: Fields, names: FieldNames) -> None:
         self._fields = fields

@@ -1,7 +1,7 @@
 """Finds one page of the voices that match a filter, in the order of their keys, or one page of a voice's
 versions or history.
 
-Knows no answers.
+This module knows no answers.
 """
 
 from collections.abc import Callable

@@ -12,7 +12,9 @@ from services.shared.registry.speakers import FoundSpeaker
 
 ASKED = "A worker was asked to draw it. Ask again in a moment. Nothing is drawn while no worker runs."
 _SANDBOX = {"Content-Security-Policy": "default-src 'none'; sandbox"}
-"""An SVG file can hold scripts. Ours does not, but whoever can write to the bucket could put one there."""
+"""Policy that keeps scripts in SVG files from running. Our files have none, but anyone who can write to the
+bucket could store one.
+"""
 
 
 def answer_with_picture(

@@ -56,7 +56,7 @@ def register(
         number: the number that the version must get, if an operator wants one.
 
     Raises:
-        What `parse_upload`, the decoder and `operations.register` raise.
+        The errors of `parse_upload`, the decoder and `operations.register`.
     """
     form = parse_upload(
         fields,
@@ -81,7 +81,7 @@ def register(
 def register_source(
     services: Services, namespace: str, upload: NewVersion, source: Source, *, by: str
 ) -> Registered:
-    """Register a source within the limits of the settings. Raises what `operations.register` raises."""
+    """Register a source within the limits of the settings. Raises the errors of `operations.register`."""
     return registering.register(
         services.speakers,
         services.blobs,

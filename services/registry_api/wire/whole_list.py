@@ -1,4 +1,4 @@
-"""Streams all voices of a namespace as one JSON document. Knows no routes.
+"""Streams all voices of a namespace as one JSON document. This module knows no routes.
 
 The document holds three lists over all voices. The first is sent while it is made. The two others are shorter
 and are kept meanwhile, in temporary files once they grow. So a list takes the same memory for any number of

@@ -57,9 +57,9 @@ class BucketStore:
         """Use a bucket.
 
         Args:
-            impatient: a client of the same bucket that gives up at once.
+            impatient: a client of the same bucket that does not retry.
             clock: returns the time of the server.
-            any_keys: lists a bucket in which obstore met a key that it refuses.
+            any_keys: lists the bucket instead if it contains a key that obstore refuses.
         """
         self._client = client
         self._impatient = impatient
@@ -177,8 +177,8 @@ def _says_missing(error: Exception) -> bool:
 
 
 def _may_be_marker(stored: StoredObject, prefix: str) -> bool:
-    """Return whether the object may be a folder's marker. Consoles put an empty object `a/` when a folder is
-    made by hand. The registry puts no empty objects.
+    """Return whether the object may be a folder's marker. Consoles store an empty object `a/` when a folder
+    is created by hand. The registry stores no empty objects.
     """
     return stored.size == 0 or not stored.key.startswith(prefix)
 
@@ -201,7 +201,9 @@ def _under(prefix: str, found: Iterable[Found], *, key: Callable[[Found], str] =
 
 
 def _given(etag: str | None) -> str:
-    """Return the ETag of an answer. Raises OSError if it has none: no document could be changed without."""
+    """Return the ETag of an answer. Raises OSError if it has none, because documents are changed by their
+    ETag.
+    """
     if not etag:
         raise OSError(errno.EPROTO, "the server's answer carries no ETag")
     return etag

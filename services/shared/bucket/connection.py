@@ -55,7 +55,9 @@ _SETTINGS = {
     "PartialCredentialsError": "SPEAKER_STORE_ACCESS_KEY_ID",
     "CredentialRetrievalError": "SPEAKER_STORE_ACCESS_KEY_ID",
 }
-"""The setting that is most likely wrong, by the code of an S3 error, or the class of one of boto3's own."""
+"""Maps the code of an S3 error, or the name of a boto3 exception, to the setting that is most likely
+wrong.
+"""
 _NO_CREDENTIALS = (
     "no credentials are given by SPEAKER_STORE_ACCESS_KEY_ID and SPEAKER_STORE_SECRET_ACCESS_KEY (or …_FILE),"
     " and boto3 finds none (AWS_*, its files, web identity, the machine's role)"
@@ -70,8 +72,8 @@ RETRY_SECONDS = 25.0
 request. Callers wait for it, so the two together stay below a minute.
 """
 CLOCK_SECONDS = 600.0
-"""The server's clock is read again after this time. In between, the local clock carries the reading on, as it
-runs at the same pace.
+"""The server's clock is read again after this time. In between, the time is computed from the last reading
+with the local clock.
 """
 
 
@@ -80,7 +82,7 @@ class StoreUnfit(Exception):
 
 
 class StoreUnreachable(StoreUnfit):
-    """The store did not answer, or not as it should. The cause may pass."""
+    """The store did not answer, or gave an invalid answer. The cause may be temporary."""
 
 
 def connect(settings: StoreSettings, *, request_seconds: float, retry_seconds: float) -> S3Store:
@@ -137,9 +139,9 @@ def _without_credentials(settings: StoreSettings) -> StoreUnfit:
 
 
 class BucketClock:
-    """Tells the server's time, from the `Date` of an answer. It is never ahead, and behind by about a second.
+    """Tells the server's time, from the `Date` of an answer. It is never ahead, and is about a second behind.
 
-    Ages of objects are computed from their server's own times, so that a wrong clock here deletes nothing.
+    The ages of objects are computed from the server's own times, so that a wrong local clock deletes nothing.
     """
 
     def __init__(self, client: S3Store, settings: StoreSettings) -> None:
@@ -169,9 +171,9 @@ class BucketClock:
 
 
 class AnyKeys:
-    """Accesses the bucket by boto3, which accepts every key that S3 accepts. obstore lists ten times as fast,
-    but it fails if one key has an empty part, `.`, `..` or a control character, so any foreign object would
-    hide ours. It also leaves out the slash at the end of a key.
+    """Accesses the bucket through boto3, which accepts every key that S3 accepts. obstore lists ten times as
+    fast, but it fails if one key has an empty part, `.`, `..` or a control character, so one foreign object
+    would hide all of ours. It also leaves out the slash at the end of a key.
 
     Every method raises `BOTO3_ERRORS`.
     """
@@ -191,7 +193,7 @@ class AnyKeys:
                 yield key, found["Size"], found["LastModified"], found["ETag"]
 
     def folders(self, prefix: str) -> Iterator[str]:
-        """Yield each immediate folder under a prefix, as a prefix of its own."""
+        """Yield the prefix of each immediate folder under a prefix."""
         for page in self._pages(prefix, Delimiter="/"):
             for found in page.get("CommonPrefixes", ()):
                 yield found["Prefix"].removeprefix(self._root)
@@ -206,8 +208,8 @@ class AnyKeys:
 
     @cached_property
     def _client(self) -> "S3Client":
-        """The boto3 client. It is made when it is first needed, which in most buckets is never, and then
-        kept, because making one takes long.
+        """The boto3 client. It is created on first use, because that is slow and most buckets never need
+        it.
         """
         return _boto3_client(self._settings)
 
@@ -223,7 +225,7 @@ def prepare_bucket(settings: StoreSettings) -> None:
 
     Raises:
         StoreUnfit: there is no such bucket, or access to it is refused.
-        StoreUnreachable: the store gave no useful answer.
+        StoreUnreachable: the store gave no usable answer.
     """
     if settings.folder:
         _check_folder(settings, settings.folder)
@@ -246,7 +248,9 @@ def prepare_bucket(settings: StoreSettings) -> None:
 
 
 def _check_folder(settings: StoreSettings, folder: Path) -> None:
-    """Check the folder. Raises `StoreUnfit` if it cannot be looked at, or is missing and must not be made."""
+    """Check the folder. Raises `StoreUnfit` if it cannot be accessed, or if it is missing and must not be
+    created.
+    """
     try:
         missing = not folder.exists()
     except OSError as error:
@@ -262,9 +266,7 @@ def _missing(settings: StoreSettings) -> StoreUnfit:
 
 
 def describe(settings: StoreSettings, cause: str, *, code: str = "") -> str:
-    """Return one line that names the setting to look at, the store's address without credentials, and what is
-    wrong.
-    """
+    """Return one line with the setting to check, the store's address without credentials, and the error."""
     setting = _SETTINGS.get(code, "SPEAKER_STORE_ENDPOINT" if settings.endpoint else "SPEAKER_STORE_URL")
     if settings.folder:
         where = f"the folder '{settings.folder}'"

@@ -1,7 +1,7 @@
-"""JSON documents in the bucket, each replaced only while it is what it was when it was read.
+"""JSON documents in the bucket. Each is replaced only if nothing has changed it since it was read.
 
-The bucket puts the changes of a document in order, and nobody else does: no clock, no lock, no Redis. This
-module knows stores, ETags and lost replies, but not what a document says.
+The bucket alone puts the changes of a document in order, without a clock, a lock or Redis. This module knows
+stores, ETags and lost replies, but not what a document contains.
 """
 
 from collections.abc import Callable
@@ -16,17 +16,17 @@ from services.shared.model.records import unseal
 from speaker_registry.errors import SpeakerRegistryError, Unavailable
 
 CHANGE_SECONDS = 30.0
-"""The time that a change has from the arrival of its request. A caller does not wait for longer, so a change
-that stood still must not be decided on what came since: a delete of two days ago would take a new voice.
+"""The time limit of a change, from the arrival of its request. Callers do not wait longer. A change that was
+suspended must not be applied to newer data: a delete from two days ago would remove a new voice.
 """
 _RETRY_AFTER_SECONDS = 1.0
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.025, 1.0
-"""The pause after a conflict is random, up to a bound that doubles. Sixteen writers of one document met 120
-conflicts without it, and 17 with it.
+"""The pause after a conflict is random, up to a bound that doubles. Sixteen writers of one document had 120
+conflicts without the pause, and 17 with it.
 """
 _TIMES_READ = 2
-"""The number of times that a document is asked for before it counts as missing or damaged. A node of the
-store that is behind, or a bad connection, may answer once as if it were.
+"""The number of times that a document is asked for before it counts as missing or damaged. An outdated node
+of the store, or a bad connection, may give such an answer once.
 """
 
 
@@ -40,11 +40,11 @@ class Base:
     revision: int = 0
     """The number of changes so far, from the member `revision`. 0 for a missing or damaged document."""
     damaged: bool = False
-    """True if the body did not verify, with the same bytes each time it was read, or is too large."""
+    """True if the body is too large, or if its digest was wrong with the same bytes in each reading."""
     oversize: int | None = None
     """The size of a document that is too large to be read. Its body is then empty."""
     members: dict[str, Any] | None = field(default=None, repr=False, compare=False)
-    """What `unseal` returned of the body, where that was called."""
+    """The parsed members of the body that `unseal` returned, or None if it was not called."""
 
 
 NOTHING = Base(None, None)
@@ -73,9 +73,9 @@ class Documents:
         return self._clock.since_boot() + CHANGE_SECONDS
 
     def read(self, key: str) -> Base:
-        """Return a document. Its absence, and a body that does not verify, are looked at a second time.
+        """Return a document. If it is missing or its digest is wrong, it is read a second time.
 
-        Raises `Unavailable` if the body does not verify and differs from one reading to the next.
+        Raises `Unavailable` if the digest is wrong and the two bodies differ.
         """
         wrong: set[bytes] = set()
         for _ in range(_TIMES_READ):
@@ -109,13 +109,14 @@ class Documents:
         base: Base | None = None,
         until: float | None = None,
     ) -> Base:
-        """Replace a document by what `decide` makes of it, and decide again whenever another was first.
+        """Replace a document by the one that `decide` returns, and decide again after every conflict.
 
         Args:
-            done: says whether a body holds this change already. It settles every lost reply.
-            base: a copy of the document from elsewhere. An outdated one costs a conflict. What it would
-                refuse, or would leave as it is, is decided again on the bucket's document, because neither
-                would cause a conflict.
+            done: says whether a body contains this change already. It shows whether a change with a lost
+                reply was made.
+            base: a copy of the document from elsewhere. An outdated copy costs a conflict. If `decide`
+                refuses it or leaves it unchanged, it decides again on the bucket's document, because no
+                conflict would show that the copy is outdated.
             until: the `deadline` of the request. By default the change counts as requested now.
 
         Raises:
@@ -137,7 +138,7 @@ class Documents:
             except (Moved, Unavailable):
                 found = self._look_again(key, base, until, tried)
             if found.body is not None and not found.damaged and done(found.body):
-                return found  # an earlier try was carried out, and its reply was lost
+                return found  # an earlier attempt succeeded, and its reply was lost
             self._check(until, _OUTCOME_UNKNOWN)
             if found.etag != base.etag:
                 base, body = found, decide(found)
@@ -152,10 +153,10 @@ class Documents:
             return None
 
     def _look_again(self, key: str, base: Base, until: float, tried: int) -> Base:
-        """Return the document after a pause, once it can be read.
+        """Read the document again after a pause, until it can be read.
 
-        A document older than `base` comes from a node that is behind. A decision on it could refuse a change
-        that was carried out, so it is read again.
+        A document older than `base` comes from an outdated node. A decision on it could refuse a change that
+        was made, so it is read again.
         """
         for attempt in count(tried):
             pause = min(_FIRST_PAUSE_SECONDS * 2 ** min(attempt, 10), _LONGEST_PAUSE_SECONDS)

@@ -1,4 +1,4 @@
-"""Uses a local folder as a store: acknowledged objects survive a power cut, deleted objects stay deleted.
+"""Uses a local folder as a store. Acknowledged objects survive a power cut, and deleted objects stay deleted.
 
 Objects appear whole or not at all, under a name whose folders are durable too. Files that other programs put
 into the folder are listed as well, under any name. This module knows no settings.
@@ -28,7 +28,7 @@ _Accepts = Callable[[Path], bool]
 
 
 def etag_of(data: bytes) -> str:
-    """Return the ETag of a file's content. A folder stores none, so the content itself has to give it."""
+    """Return the ETag of a file's content, which is a digest of it, because folders store no ETags."""
     return hashlib.sha256(data).hexdigest()
 
 
@@ -44,7 +44,7 @@ class DurableFolder:
         self._put(key, data, accepts=lambda _: True)
 
     def swap(self, key: str, data: bytes, etag: str | None) -> bool:
-        """Put an object if the file under this key has this ETag; None: if there is no such file.
+        """Put an object if the file under this key has this ETag. None means that there must be no such file.
 
         Returns whether it was put. Of several calls with one ETag, in any processes, one puts its object.
         """
@@ -56,7 +56,7 @@ class DurableFolder:
         return None
 
     def etag(self, key: str) -> str:
-        """Return the ETag of a file, which need not fit into the memory. Raises as `read` does."""
+        """Return the ETag of a file, which may be larger than the memory. Raises as `read` does."""
         try:
             with (self._root / key).open("rb") as file:
                 return hashlib.file_digest(file, "sha256").hexdigest()
@@ -84,13 +84,13 @@ class DurableFolder:
     def _move(self, temporary: Path, target: Path, accepts: _Accepts) -> bool:
         """Move a file into its folder. A missing folder is made first, durably, with all folders above it.
 
-        Returns whether the file was moved: nothing is moved unless `accepts` says so, which is asked under
+        Returns whether the file was moved: nothing is moved if `accepts` returns False. It is called under
         the lock.
         """
         with self._locked():
             if not accepts(target):
                 return False
-            os.utime(temporary)  # a file is dated by its move, which decides which of two was first
+            os.utime(temporary)  # the time of the move dates a file, and so the order of two files
             missing = _missing(target.parent)
             try:
                 for folder in missing:
@@ -148,7 +148,9 @@ class DurableFolder:
         return (entry.name for entry in _entries(self._root / prefix) if _is_folder(entry))
 
     def delete(self, keys: Iterable[str]) -> None:
-        """Remove objects, and the folders that this leaves empty, because folders may bear persons' names."""
+        """Remove objects, and the folders that become empty, because their names may contain names of
+        people.
+        """
         parents = set()
         for key in keys:
             target = self._root / key
@@ -161,7 +163,7 @@ class DurableFolder:
     def sweep(self, older_than: timedelta) -> int:
         """Remove the files that interrupted writes left behind, and return their number.
 
-        `older_than` has to be longer than any write takes.
+        `older_than` must be longer than any write takes.
         """
         removed = 0
         for file in self._temporary.iterdir():
@@ -175,8 +177,8 @@ class DurableFolder:
         return removed
 
     def check(self) -> None:
-        """Raise OSError if the folder is not there, for example because a volume went away and left its mount
-        point.
+        """Raise OSError if the folder is missing, for example because a volume was unmounted and only its
+        mount point is left.
 
         A folder on a read-only disk passes this check, because its objects can be read.
         """
@@ -194,7 +196,9 @@ class DurableFolder:
                 return
 
     def _without_empty(self, folder: Path) -> Path:
-        """Remove a folder and the folders above it while they are empty. Returns the first that stays."""
+        """Remove a folder and the folders above it while they are empty. Returns the first folder that
+        stays.
+        """
         with self._locked():
             while folder != self._root:
                 try:
@@ -208,7 +212,7 @@ class DurableFolder:
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
-        """Hold the lock that keeps making and removing folders apart, across threads and processes.
+        """Hold the lock under which folders are created and removed, across threads and processes.
 
         Folders are made durable under this lock too. So a folder that exists is durable, and a writer need
         not sync every folder above it.
@@ -272,12 +276,12 @@ def _make(folder: Path) -> None:
 
 
 def _missing(folder: Path) -> list[Path]:
-    """Return the missing ones among a folder and the folders above it, outermost first."""
+    """Return the folders that are missing, of a folder and its parents, outermost first."""
     return [] if folder.is_dir() else [*_missing(folder.parent), folder]
 
 
 def sync_folder(folder: Path) -> None:
-    """Make durable which files are in the folder."""
+    """Sync the folder's entries to the disk."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -39,7 +39,7 @@ _BYTES = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class StoredBytes:
-    """An object that holds bytes, as its path tells."""
+    """An object that holds bytes, as parsed from its path."""
 
     speaker_id: SpeakerId
     vuid: str
@@ -52,7 +52,7 @@ class PicturePath:
     """The file of a picture within the folder of its version."""
 
     drawing: int
-    """The number of the way in which it was drawn."""
+    """The version of the drawing code."""
     sha256: str
     picture: Picture
 
@@ -104,13 +104,13 @@ def picture_key(speaker_id: SpeakerId, vuid: str, path: PicturePath) -> str:
 
 
 def picture_of(key: str) -> PicturePath | None:
-    """Return which picture has this key, or None if it is not the key of one."""
+    """Return the picture that has this key, or None if it is not the key of a picture."""
     match = _PICTURE.fullmatch(key.rpartition("/")[2])
     return PicturePath(int(match[1]), match[2], Picture(match[3])) if match else None
 
 
 def bytes_of(key: str) -> StoredBytes | None:
-    """Return what is stored under a key, or None if it is nothing that a document could name."""
+    """Parse the key of stored bytes. Returns None if no document could name the key."""
     match = _BYTES.fullmatch(key)
     speaker_id = _speaker(match[1], match[2]) if match else None
     if match is None or speaker_id is None:
@@ -123,7 +123,9 @@ def api_key_key(key_id: str) -> str:
 
 
 def api_key_of(key: str) -> str | None:
-    """Return the id of the API key whose document has this key, or None if it is not the key of one."""
+    """Return the id of the API key whose document has this key, or None if it is not the key of such a
+    document.
+    """
     match = _API_KEY.fullmatch(key)
     return match[1] if match else None
 
@@ -133,7 +135,7 @@ def profile_key(profile: str) -> str:
 
 
 def profile_of(key: str) -> str | None:
-    """Return the profile whose document has this key, or None if it is not the key of one."""
+    """Return the profile whose document has this key, or None if it is not the key of such a document."""
     match = _PROFILE.fullmatch(key)
     return match[1] if match else None
 

@@ -1,4 +1,4 @@
-"""Opens the store that the settings name. Nothing else has to know which kind that is."""
+"""Opens the store that the settings name. No other module needs to know which kind of store it is."""
 
 from services.shared.bucket.bucket_store import BucketStore
 from services.shared.bucket.connection import (
@@ -16,7 +16,7 @@ from services.shared.bucket.store_calls import reason
 from services.shared.configuration.store import StoreSettings
 
 CHECK_SECONDS = 3.0
-"""The time limit of a readiness check, which has to answer before its caller gives up."""
+"""The time limit of a readiness check, which must answer before its caller gives up."""
 
 
 def open_store(settings: StoreSettings) -> ObjectStore:

@@ -1,5 +1,5 @@
 """The pictures of clips in the bucket. No document names one, so they are found by a listing. A picture that
-is missing or damaged is drawn again. Knows no drawing.
+is missing or damaged is drawn again. This module does not know how pictures are drawn.
 """
 
 import hashlib
@@ -27,10 +27,10 @@ class StoredPicture:
 
 
 def find_picture(store: Store, speaker_id: SpeakerId, vuid: str, picture: Picture) -> list[StoredPicture]:
-    """Return what the bucket has of one picture of a version.
+    """Return the stored files of one picture of a version.
 
-    That is none or one. It is more if machines with different rounding errors have drawn it, and then each of
-    them will do.
+    Usually there is at most one. There are several if machines with different rounding errors have drawn the
+    picture, and then any of them can be used.
     """
     listing = store.list(version_prefix(speaker_id, vuid))
     found = [(stored, picture_of(stored.key)) for stored in listing.objects]

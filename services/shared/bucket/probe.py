@@ -1,8 +1,9 @@
-"""Tries whether a store does what the registry relies on.
+"""Tests whether a store gives the guarantees that the registry relies on.
 
-What was put or deleted must show at once. And a store must have compare-and-swap: several threads swap one
-key at once, again and again, each time at most one may win, and what is read afterwards must be what the
-winner stored. This module knows no documents.
+Objects that were put or deleted must be visible as such at once. The store must also support
+compare-and-swap: several threads repeatedly swap one key at the same time, at most one of them may succeed
+each time, and a read afterwards must return the object of the thread that succeeded. This module knows no
+documents.
 """
 
 import threading
@@ -25,20 +26,22 @@ shows which objects are young.
 """
 
 WRITERS = 4
-"""SeaweedFS lets each writer that meets another one at an object wait for one second, so few have to do."""
+"""The number of competing writers. It is small, because SeaweedFS delays each writer that conflicts with
+another one by a second.
+"""
 ROUNDS = 5
 """The number of swaps that the writers compete for. The first creates the object."""
 
 TRIED = "a local folder and SeaweedFS 4.48"
-"""The stores on which the tests run the probe. Nobody should rely on a store that was only read about."""
+"""The stores on which the tests run the probe. Other stores are not tested."""
 _NEVER_STORED = "0" * 32
 
 
 def probe_consistency(store: ObjectStore) -> None:
-    """Use the store as the registry does, on objects made for this purpose, and compare every answer.
+    """Use the store as the registry does, on objects created for this purpose, and check every answer.
 
     Raises:
-        StoreUnfit: what was put or deleted does not show at once.
+        StoreUnfit: an object that was put or deleted is not visible as such at once.
         Unavailable: the store does not answer.
     """
     store.put(SENTINEL, b"{}")
@@ -54,7 +57,8 @@ def probe_consistency(store: ObjectStore) -> None:
 
 
 def _probe_puts(store: ObjectStore, prefix: str, contents: dict[str, bytes]) -> None:
-    # The objects are read before they are put: a cache in between may remember that there was nothing.
+    # The objects are read before they are put, because a cache in between may remember that they were
+    # missing.
     _expect(not _present(store, contents), "returned objects that were never put")
     for key, data in contents.items():
         store.put(key, data)
@@ -69,7 +73,7 @@ def _probe_puts(store: ObjectStore, prefix: str, contents: dict[str, bytes]) -> 
 
 def _probe_deletes(store: ObjectStore, prefix: str, keys: list[str]) -> None:
     store.delete(keys)
-    store.delete(keys)  # what is missing already has to be fine
+    store.delete(keys)  # a missing object must not be an error
     _expect(not store.list(prefix).objects, "listed what was just deleted")
     _expect(not _present(store, keys), "returned what was just deleted")
 
@@ -90,7 +94,7 @@ def _present(store: ObjectStore, keys: Iterable[str]) -> dict[str, bytes]:
 
 
 def probe_swaps(store: ObjectStore) -> None:
-    """Return if the store has compare-and-swap. Nothing is left in the store.
+    """Check that the store supports compare-and-swap. Nothing is left in the store.
 
     Raises:
         StoreUnfit: the store replaced an object although the condition did not hold.
@@ -108,7 +112,7 @@ def probe_swaps(store: ObjectStore) -> None:
 
 
 def _compete(store: ObjectStore, key: str, etag: str | None, threads: ThreadPoolExecutor) -> str:
-    """Let all writers swap the key from this ETag at once. Returns the ETag of what was stored."""
+    """Let all writers swap the key from this ETag at once. Returns the ETag of the stored object."""
     together = threading.Barrier(WRITERS)
 
     def write(data: bytes) -> tuple[str, bytes] | None:
@@ -121,7 +125,7 @@ def _compete(store: ObjectStore, key: str, etag: str | None, threads: ThreadPool
     won = [win for win in threads.map(write, tried) if win is not None]
     _expect_swap(len(won) <= 1, f"let {len(won)} of {WRITERS} simultaneous writers replace one object")
     found = store.read(key)
-    # A store may say that it refused the write that it carried out, when the client had to repeat a request.
+    # When the client had to repeat a request, a store may report a refusal for a write that it carried out.
     stored = won or [(found.etag, data) for data in tried if data == found.data]
     _expect_swap(stored == [(found.etag, found.data)], "did not return what the one successful writer stored")
     return found.etag

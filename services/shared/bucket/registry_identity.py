@@ -1,9 +1,9 @@
 """Records which registry a bucket belongs to, and where it is, in the document `_registry.json`.
 
-The identity tells the view of one bucket from that of another. A copy of a bucket carries it along, so two
-registries would take both for the same one. Therefore the document also says where the bucket was, and a
-bucket that says that it is elsewhere is refused until an operator decides. This module treats a local folder
-as a bucket. A bucket that an earlier release wrote, as facts, is refused.
+The identity distinguishes the view of one bucket from that of another. A copy of a bucket contains the same
+identity, so two registries could mistake one for the other. Therefore the document also records the bucket's
+location, and a bucket that records another location is refused until an operator decides. This module treats
+a local folder as a bucket. Buckets with the layout of an earlier release (facts) are refused.
 
 `python -m services.registry_api adopt-bucket` makes the bucket of the settings a registry of its own.
 """
@@ -25,18 +25,18 @@ from services.shared.model.stored_document import DocumentDamaged, DocumentNewer
 log = structlog.get_logger(__name__)
 
 LAYOUT = 2
-"""The layout of a bucket of documents, see `layout`. The layout of facts had no number."""
+"""The number of the layout of buckets, see `layout`. The earlier layout (facts) had no number."""
 _FACTS = ("_epochs", "_place", "_registry")
 """Folders at the top of a bucket that every start of an earlier release has filled."""
 _ID = re.compile(r"[0-9a-f]{32}")
 
 
 class BucketCopied(StoreUnfit):
-    """The bucket says that it is elsewhere: it is a copy, or it has another name or address now."""
+    """The bucket records another location: it is a copy, or its name or address has changed."""
 
 
 class Folders(Protocol):
-    """The part of a store that names folders."""
+    """The part of a store that lists folders."""
 
     def folders(self, prefix: str) -> list[str]: ...
 
@@ -45,27 +45,28 @@ class RegistryDocument(StoredDocument):
     """The document that says which registry a bucket belongs to."""
 
     identity: str = ""
-    """32 hex digits. Another one is made when the bucket is adopted."""
+    """The identity, 32 hex digits. Adopting the bucket replaces it."""
     generation: int = 0
     """The number of times that the bucket was made a registry's own: 1 for an original."""
     layout: int = LAYOUT
     name: str = ""
-    """The place by which the registry knows its bucket, see `where`."""
+    """The recorded location of the bucket, see `where`."""
 
 
 def open_identity(
     store: Folders, documents: Documents, settings: StoreSettings, clock: Clock, *, now: Callable[[], int]
 ) -> RegistryDocument:
-    """Return which registry the bucket belongs to. The first start on an empty bucket makes that up.
+    """Return the identity of the registry that the bucket belongs to. The first start on an empty bucket
+    creates it.
 
-    Of several processes that start at once, one makes it, and all return the same.
+    If several processes start at once, one creates the identity, and all return the same.
 
     Args:
         now: returns the store's time in Unix seconds.
 
     Raises:
         StoreUnfit: the bucket has the layout of an earlier or of a newer release, or its document is damaged.
-        BucketCopied: the bucket says that it is elsewhere.
+        BucketCopied: the bucket records another location.
         Unavailable: the store does not answer.
     """
     _refuse_facts(store)
@@ -96,8 +97,8 @@ def adopt(
 
 
 def where(settings: StoreSettings) -> str:
-    """Return the bucket's place: endpoint, bucket and prefix, or the folder. If the settings say by which
-    name it is known, return that instead.
+    """Return the bucket's location: endpoint, bucket and prefix, or the folder. If the setting `known_as` is
+    set, return its value instead.
     """
     if settings.known_as:
         return settings.known_as
@@ -109,7 +110,7 @@ def where(settings: StoreSettings) -> str:
 def _claim(
     documents: Documents, settings: StoreSettings, clock: Clock, now: Callable[[], int]
 ) -> RegistryDocument:
-    """Make up the identity of a new bucket, unless another process was first."""
+    """Create the identity of a new bucket, unless another process was first."""
     identity = clock.new_id()
 
     def decide(base: Base) -> bytes | None:
@@ -145,7 +146,7 @@ def _parse(base: Base) -> RegistryDocument:
 
 
 def _parse_any(base: Base) -> RegistryDocument:
-    """Parse a document that verifies. Raises `StoreUnfit` if this release does not understand it."""
+    """Parse a document and verify its digest. Raises `StoreUnfit` if this release does not understand it."""
     try:
         document = RegistryDocument.parse(base.body)
     except DocumentDamaged:
@@ -168,7 +169,7 @@ def _check_name(document: RegistryDocument, settings: StoreSettings) -> None:
 
 
 def _refuse_facts(store: Folders) -> None:
-    """Raise `StoreUnfit` if an earlier release has written the bucket, also if it did so since."""
+    """Raise `StoreUnfit` if an earlier release has written to the bucket, even after this one did."""
     found = [f"'{name}/'" for name in _FACTS if name in store.folders("")]
     if found:
         raise StoreUnfit(

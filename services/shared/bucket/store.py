@@ -1,8 +1,8 @@
 """The object store that the registry expects: objects under keys, in a bucket or a local folder.
 
 The promises are the same on both: an object is durable once `put` returns, `get` returns whole objects, and
-`list` is complete and shows what was put before. This module holds the protocol, keys and listings. It knows
-neither of the two stores (`folder_store`, `bucket_store`) and nothing of speakers.
+`list` is complete and includes everything that was put before. This module holds the protocol, keys and
+listings. It knows neither of the two stores (`folder_store`, `bucket_store`) and nothing of speakers.
 
 Names that start with a dot at the top belong to the store itself and are never listed.
 """
@@ -22,14 +22,14 @@ Skips = Callable[[str], bool]
 _PART = r"(?!\.\.?(?:/|$))[A-Za-z0-9._-]{1,255}"
 _KEY = re.compile(rf"{_PART}(?:/{_PART})*")
 MAX_READ_BYTES = 4 * 1024**2
-"""The size limit of an object that `read` returns. It is far above what the registry writes, and a foreign
-or damaged object must not fill the memory.
+"""The size limit of an object that `read` returns. It is far above the size of anything that the registry
+writes, and keeps a foreign or damaged object from filling the memory.
 """
 MAX_KEY_BYTES = 1000
 """The length limit of a key. S3 allows 1024 bytes, the bucket's prefix included."""
 
 PROBES = ".probe/"
-"""The prefix of what the probes store for a moment."""
+"""The prefix of the temporary objects that the probes store."""
 SENTINEL = ".sentinel"
 """An object that belongs to the store itself. While it can be read, a failure to access another object
 concerns that object alone.
@@ -38,12 +38,12 @@ concerns that object alone.
 
 class ObjectUnavailable(Unavailable):
     """The store answers but fails for this one object: for example, the object is archived, its disk block is
-    bad, or it belongs to another owner. Operations on other objects must not wait for that.
+    bad, or it belongs to another owner. Operations on other objects must not be held up by it.
     """
 
 
 class Moved(Exception):
-    """The condition of a swap does not hold. An earlier try of the same caller may be the reason."""
+    """The condition of a swap does not hold. The reason may be an earlier attempt of the same caller."""
 
 
 class TooLarge(Exception):
@@ -101,7 +101,7 @@ class Store(Protocol):
     Keys are parts of `[A-Za-z0-9._-]` joined by `/`. A prefix ends with `/` or is empty. Any other key or
     prefix raises ValueError.
 
-    Every method raises `Unavailable` when the store does not do its part in time. `get` and `delete` raise
+    Every method raises `Unavailable` if the store does not answer correctly in time. `get` and `delete` raise
     `ObjectUnavailable` if the store still serves other objects.
     """
 
@@ -116,8 +116,8 @@ class Store(Protocol):
         ...
 
     def address(self, key: str, seconds: int) -> str | None:
-        """Return a URL at which anyone can get the object for so many seconds, or None if the store gives
-        none. Whether the object exists is not checked.
+        """Return a URL at which anyone can get the object for this many seconds, or None if the store has no
+        such URLs. It is not checked whether the object exists.
         """
         ...
 
@@ -126,8 +126,8 @@ class Store(Protocol):
         ...
 
     def folders(self, prefix: str) -> builtins.list[str]:
-        """Return the names of the immediate folders under a prefix that hold anything. Some servers also name
-        those that were emptied a while ago.
+        """Return the names of the non-empty immediate folders under a prefix. Some servers also return
+        folders that became empty recently.
         """
         ...
 
@@ -137,7 +137,7 @@ class Store(Protocol):
         """
 
     def check(self) -> None:
-        """Return within seconds if the store answers."""
+        """Return within seconds if the store answers, and raise otherwise."""
 
     def sweep_temporary(self, older_than: timedelta) -> int:
         """Remove the files that interrupted writes left, and return their number. A bucket keeps no such
@@ -154,24 +154,24 @@ class SwappingStore(Protocol):
 
         Raises:
             TooLarge: it is larger than `MAX_READ_BYTES`.
-            FileNotFoundError: there is none, which proves nothing.
+            FileNotFoundError: there is none. An outdated node of the store may say so wrongly.
         """
         ...
 
     def swap(self, key: str, data: bytes, *, etag: str | None) -> str:
-        """Replace an object while it has this ETag; None: while there is none. Returns the new ETag.
+        """Replace an object if it has this ETag. None means that it must not exist yet. Returns the new ETag.
 
-        Of several callers that read one ETag, one replaces the object.
+        Of several callers with the same ETag, only one replaces the object.
 
         Raises:
             Moved: the condition does not hold.
-            Unavailable: the object may have been replaced, may still be, or not. Only a look tells.
+            Unavailable: the object may or may not have been replaced, or may still be. Read it to find out.
         """
         ...
 
 
 class ObjectStore(Store, SwappingStore, Protocol):
-    """A store with everything that the registry uses. `open_store` opens one."""
+    """A store with all operations that the registry uses. `open_store` opens one."""
 
     def now(self) -> datetime:
         """Return the time by the store's clock, which dates objects and documents. It is never ahead."""
@@ -190,7 +190,7 @@ def check_key(key: str) -> str:
 
 
 def has_odd_part(key: str) -> bool:
-    """Return whether a key has a part by which a path would lead elsewhere."""
+    """Return whether a key has a part that would take a path outside of its folder."""
     return any(part in {"", ".", ".."} for part in key.split("/"))
 
 

@@ -1,6 +1,6 @@
-"""One call of a store: it is measured and traced, and its failures become our errors.
+"""Measures and traces each call of a store, and converts its failures to errors of the registry.
 
-Keys stay out of messages and logs, because they hold names. This module knows how stores fail, but not what
+Messages and logs contain no keys, because keys contain names. This module knows how stores fail, but not what
 they do.
 """
 
@@ -30,14 +30,16 @@ _REASONS = (
     re.compile(r"kind: (\w+)"),
     re.compile(r"incorrectly configured region"),
 )
-"""The parts of obstore's messages that are logged. The rest of a message names keys, and so persons."""
+"""The parts of obstore's messages that are logged. The rest of a message contains keys, and so names of
+people.
+"""
 
 
 class StoreCalls:
-    """Measures the calls of one store, and translates its failures."""
+    """Measures the calls of one store, and converts its failures."""
 
     def __init__(self, says_missing: Callable[[Exception], bool], serves_others: Callable[[], bool]) -> None:
-        """Take what differs from store to store.
+        """Create it with the rules that differ between stores.
 
         Args:
             says_missing: returns whether an error says that an object is missing, and not the whole store.
@@ -48,7 +50,9 @@ class StoreCalls:
 
     @contextmanager
     def translating(self, operation: str) -> Iterator[None]:
-        """Measure one call. Raises our errors for the store's, and FileNotFoundError for a missing object."""
+        """Measure one call. Converts the store's errors to ours, and raises FileNotFoundError for a missing
+        object.
+        """
         began, result = perf_counter(), "failed"
         with tracing.span(f"store.{operation}", kind="client"):
             try:
@@ -69,7 +73,7 @@ class StoreCalls:
                 STORE_SECONDS.labels(operation, result).observe(perf_counter() - began)
 
     def _unavailable(self, operation: str) -> Unavailable:
-        """Return the error that callers get for a failure: one of the store, or one of a single object."""
+        """Return the error that callers get for a failure, which concerns either the store or one object."""
         if operation in {"get", "delete"} and self._serves_others():
             return ObjectUnavailable(
                 "The object store does not give access to one object.",
@@ -79,7 +83,7 @@ class StoreCalls:
 
 
 def reason(error: Exception) -> str:
-    """Return what may be logged of an error."""
+    """Return the part of an error that may be logged."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     found = [
@@ -89,7 +93,9 @@ def reason(error: Exception) -> str:
 
 
 def delete_each(delete: Callable[[list[str]], None], keys: list[str]) -> None:
-    """Delete objects at once, or one by one if that fails for one of them: the rest must go all the same."""
+    """Delete objects in one call, or one by one if that fails, so that one failure does not keep the
+    others.
+    """
     try:
         delete(keys)
     except ObjectUnavailable:

@@ -1,7 +1,8 @@
 """The bytes that documents name: clips, their renditions and artifacts.
 
-They are written once and never changed, and read back only if their digest is right. What no document names
-is removed by `maintenance/garbage_sweep` alone: whoever stored bytes for a change never removes them.
+They are written once and never changed, and read back only if their digest is right. Only
+`maintenance/garbage_sweep` removes bytes that no document names. Code that stored bytes for a change never
+removes them.
 """
 
 import structlog
@@ -68,11 +69,11 @@ class StoredBytes:
     def artifact_address(
         self, speaker_id: SpeakerId, version: Version, record: ArtifactRecord, seconds: int
     ) -> str | None:
-        """Return an address that serves an artifact's file for so many seconds, as `Store.address` does."""
+        """Return an address that serves an artifact's file for this many seconds, as `Store.address` does."""
         return self._store.address(artifact_key(speaker_id, version.vuid, record.object), seconds)
 
     def has_artifact(self, speaker_id: SpeakerId, version: Version, record: ArtifactRecord) -> bool:
-        """Return whether an artifact's file is there and sound."""
+        """Return whether an artifact's file exists and its digest is right."""
         try:
             self.artifact(speaker_id, version, record)
         except Unsound:

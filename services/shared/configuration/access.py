@@ -1,4 +1,4 @@
-"""Settings of who may call the API, and how often."""
+"""Settings for access to the API, and for its rate limits."""
 
 from typing import Self
 
@@ -78,7 +78,7 @@ class AccessSettings(BaseSettings):
         return secret_of(self.oidc_client_secret, self.oidc_client_secret_file)
 
     def required_at(self, api: ApiSettings) -> bool:
-        """Return whether requests need a key. Raises ValueError if a setting would let strangers in."""
+        """Return whether requests need a key. Raises ValueError if the settings would let strangers in."""
         return self.why_required_at(api) is not None
 
     def why_required_at(self, api: ApiSettings) -> str | None:
@@ -141,6 +141,6 @@ class RateSettings(BaseSettings):
     itself.
     """
     unknown_names_per_minute: int | None = Field(1_000, gt=0)
-    """Names without a voice that one key may ask for per minute. Each of them is looked for in the bucket.
-    Each API process counts for itself.
+    """Number of names without a voice that one key may ask for per minute. Each of these names causes a read
+    of the bucket. Each API process counts for itself.
     """

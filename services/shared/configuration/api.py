@@ -10,9 +10,9 @@ from services.shared.configuration.values import Names, is_loopback
 
 
 def _networks(names: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the names of proxies unchanged, or raise ValueError if one is no address and no network.
+    """Return the proxies unchanged, or raise ValueError if one is neither an address nor a network.
 
-    A name that cannot be parsed must not pass: it would be trusted without a decision, or never be trusted.
+    A value that cannot be parsed must be refused, because it could be trusted by accident, or never match.
     """
     for name in names:
         try:
@@ -39,25 +39,25 @@ class ApiSettings(BaseSettings):
     checks.
     """
     max_active: int = Field(8, gt=0)
-    """Largest number of active requests. Further requests wait, those of each namespace in a queue of their
-    own. If requests keep waiting for longer than a burst lasts, some are refused with 429 or 503. While
-    several namespaces send requests, each has an equal share. The number is lowered while the process is
-    late. A request that waits for its body, a change, a decoder or the bucket is not active.
+    """Largest number of active requests. Further requests wait, in one queue for each namespace. If requests
+    keep waiting for longer than a burst lasts, some are refused with 429 or 503. While several namespaces
+    send requests, each has an equal share. The number is lowered while the process is late. A request that
+    waits for its body, a change, a decoder or the bucket is not active.
     """
     max_at_store: int = Field(16, gt=0)
     """Largest number of requests that fetch from the bucket, or delete there, at the same time. Further ones
     wait. A limit of 16 allows 800 files a second to be fetched from a bucket that is 20 ms away.
     """
     kept_bytes: int = Field(256 * 1024**2, ge=0)
-    """Memory for answers to requests for artifacts, which are given again without asking Redis or the bucket.
-    0 keeps none.
+    """Memory for cached answers to requests for artifacts, which need neither Redis nor the bucket. 0 turns
+    the cache off.
     """
     kept_answers: int = Field(100_000, ge=0)
-    """Largest number of such answers."""
+    """Largest number of cached answers to requests for artifacts."""
     redirect_seconds: int = Field(0, ge=0, le=3600)
     """A request for an artifact's file with `redirect=1` is redirected to the bucket, at an address that is
     valid for this long, also after the voice is deleted or the key revoked. 0 redirects nobody, and a local
-    folder has no addresses. The clients must be able to reach the bucket at the registry's own address of it.
+    folder has no addresses. Clients must be able to reach the bucket at the address that the registry uses.
     """
     keep_alive_seconds: int = Field(65, gt=0)
     """Time for which an idle connection is kept open."""

@@ -1,4 +1,4 @@
-"""Explains to operators which settings are wrong, by the names of environment variables."""
+"""Explains to operators which environment variables are wrong."""
 
 import re
 from contextlib import suppress
@@ -33,7 +33,7 @@ def explain(error: ValidationError) -> str:
 
 def _explain_fault(fault: ErrorDetails, settings: type[BaseSettings] | None) -> str:
     if not fault["loc"]:
-        # The fault is about several fields together, whose values may be secrets.
+        # The error concerns several fields together, whose values may be secrets.
         return validator_message(fault) or fault["msg"]
     field = str(fault["loc"][0])
     prefix = settings.model_config.get("env_prefix") if settings else None
@@ -52,7 +52,7 @@ def _explain_fault(fault: ErrorDetails, settings: type[BaseSettings] | None) -> 
 
 
 def _requirement(fault: ErrorDetails, field: str, settings: type[BaseSettings] | None) -> str:
-    """Return what our own validator said, or else what the field accepts."""
+    """Return the message of our own validator, or else a description of what the field accepts."""
     if own := validator_message(fault):
         return own
     schemas = (

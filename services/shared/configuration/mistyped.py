@@ -1,4 +1,6 @@
-"""Finds names that nothing reads, and the known name that was probably meant. It never looks at values."""
+"""Finds environment variables that nothing reads, and the known names that were probably meant. It never
+looks at values.
+"""
 
 import difflib
 import os
@@ -19,8 +21,8 @@ _LIKENESS = 0.8
 have their prefix in common.
 """
 _COMPARED_CHARACTERS = 128
-"""Largest number of characters of a name that are compared. Comparing takes time that grows with the square
-of the length, and requests hold names of any length.
+"""Largest number of characters of a name that are compared. The time grows with the square of the length, and
+names in requests can have any length.
 """
 
 
@@ -58,8 +60,8 @@ def _unknown(environment: Mapping[str, str], known: frozenset[str]) -> Iterator[
     """Yield the variables that have our prefix and are not known, in any case of letters, as when settings
     are read.
 
-    Kubernetes sets variables in every container for each Service. Those of a Service called `speaker-…` are
-    no mistake and are left out.
+    Kubernetes sets variables in every container for each Service. Variables of a Service called `speaker-…`
+    are not mistakes and are left out.
     """
     services = [name.removesuffix("SERVICE_HOST") for name in environment if name.endswith("_SERVICE_HOST")]
     not_ours = tuple(f"{service}{kind}" for service in services for kind in ("SERVICE_", "PORT"))

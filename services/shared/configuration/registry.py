@@ -12,7 +12,7 @@ LONGEST_JOB_SECONDS = 24 * 3600
 """The longest time limit that a job may have. Timers overflow at much longer ones."""
 MOST_VERSIONS = 200
 """The largest number of versions of a voice that a registry may be set to accept. One document holds all of
-them, and every change of the voice writes it anew.
+them, and every change of the voice rewrites it.
 """
 
 

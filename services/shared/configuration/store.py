@@ -1,4 +1,4 @@
-"""Settings of where the objects of a registry are stored."""
+"""Settings for the place where the objects of a registry are stored."""
 
 import re
 from pathlib import Path

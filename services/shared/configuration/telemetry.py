@@ -1,4 +1,4 @@
-"""Settings of where processes write logs, metrics and traces."""
+"""Settings for logs, metrics and traces."""
 
 from typing import Literal
 

@@ -1,4 +1,4 @@
-"""Settings of what a worker loads, and of how it takes jobs."""
+"""Settings of workers: how they take jobs, and which encoders they load."""
 
 from pathlib import Path
 from typing import Literal

@@ -1,10 +1,10 @@
 """Changes of a speaker: functions from a document to the next one. Pure: no clock, no bucket, no Redis.
 
-A change that is there already returns its argument. A change that is impossible raises an error of the
-registry, and so is decided again when the document has changed meanwhile. Times are the store's.
+A change that the document already contains returns its argument. A change that is impossible raises an error
+of the registry, and is decided again if the document has changed meanwhile. Times are the store's.
 
-Here are the changes of a speaker's versions and lives. Those of `aliases`, of `artifacts` and of the ids that
-were `swept` have modules of their own, and `numbering` has the rules of numbers and times.
+This module has the changes of a speaker's versions and lives. The modules `aliases`, `artifacts` and `swept`
+have the other changes, and `numbering` has the rules of numbers and times.
 """
 
 from collections.abc import Sequence
@@ -56,7 +56,7 @@ def with_version(
     """Add a version under the next number, or under the one that an operator wants.
 
     Args:
-        life: the life of the name when the upload began. What a delete covers stays deleted.
+        life: the life of the name when the upload began. An upload that began before a delete is refused.
         immutable: refuse a further version of a voice.
         numbering: the wanted number and creation time.
 
@@ -99,7 +99,9 @@ def edited(document: SpeakerDocument, about: About, required: Sequence[Profile])
 
 
 def deleted(document: SpeakerDocument, *, now: int) -> SpeakerDocument:
-    """End the present life. `life` rises also if nothing is live, so that an upload on its way is refused."""
+    """End the current life of the voice. `life` rises even if nothing is live, so that a running upload is
+    refused.
+    """
     ended = Life(
         life=document.marks.life,
         deleted_at=now,
@@ -117,7 +119,7 @@ def deleted(document: SpeakerDocument, *, now: int) -> SpeakerDocument:
 
 
 def without_version(document: SpeakerDocument, vuid: str, *, now: int) -> SpeakerDocument:
-    """Delete one version. The last one takes the voice along.
+    """Delete one version. Deleting the last version deletes the voice.
 
     Raises `VersionNotFound`, or `Conflict` if an alias points to the version and it is not the last.
     """
@@ -138,9 +140,10 @@ def without_version(document: SpeakerDocument, vuid: str, *, now: int) -> Speake
 
 
 def undeleted(document: SpeakerDocument) -> SpeakerDocument:
-    """Bring the last deleted voice back. `life` does not fall, so uploads of that time stay refused.
+    """Restore the voice that was deleted last. `life` does not fall, so uploads that began before the delete
+    stay refused.
 
-    Raises `VoiceExists` if the name was registered again, `VoiceNotFound` if nothing is left to bring back.
+    Raises `VoiceExists` if the name was registered again, `VoiceNotFound` if nothing is left to restore.
     """
     if document.live:
         raise VoiceExists(f"Voice '{document.newest.name}' was registered again since it was deleted.")
@@ -157,7 +160,7 @@ def undeleted(document: SpeakerDocument) -> SpeakerDocument:
 
 
 def without_lives(document: SpeakerDocument, *, deleted_before: int) -> SpeakerDocument:
-    """Forget what was deleted before this moment. With the last of it, the voice is erased."""
+    """Forget versions that were deleted before this moment. If nothing else is left, the voice is erased."""
     kept = tuple(life for life in document.dead if life.deleted_at >= deleted_before)
     if kept == document.dead:
         return document
@@ -165,9 +168,10 @@ def without_lives(document: SpeakerDocument, *, deleted_before: int) -> SpeakerD
 
 
 def erased(document: SpeakerDocument) -> SpeakerDocument:
-    """Forget everything but marks, collected ids and change ids. `life` rises, so late uploads are refused.
+    """Forget everything except marks, collected ids and change ids. `life` rises, so late uploads are
+    refused.
 
-    Members of newer releases are forgotten too, because they may hold what a person said.
+    Members of newer releases are forgotten too, because they may contain personal data.
     """
     marks = document.marks
     return SpeakerDocument(

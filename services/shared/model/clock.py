@@ -1,5 +1,5 @@
-"""Time and new ids, as one object, so that tests can bring their own. Nothing else here reads a clock or
-draws lots.
+"""Time, random numbers and new ids, as one object that tests can replace. No other code reads a clock or
+makes random numbers.
 """
 
 import random
@@ -11,25 +11,27 @@ _SINCE_BOOT = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
 class Clock:
-    """The real one."""
+    """The system's clock and random numbers."""
 
     def now(self) -> float:
-        """Unix seconds. Never decides an order."""
+        """Return the time in Unix seconds. It must not decide the order of changes."""
         return time.time()
 
     def monotonic(self) -> float:
-        """Seconds for deadlines within this process."""
+        """Return seconds of a monotonic clock, for deadlines within this process."""
         return time.monotonic()
 
     def since_boot(self) -> float:
-        """Seconds for deadlines that a machine must not miss by being suspended or moved."""
+        """Return seconds since boot, including the time for which the machine was suspended, for deadlines
+        that must then have passed.
+        """
         return time.clock_gettime(_SINCE_BOOT)
 
     def sleep(self, seconds: float) -> None:
         time.sleep(seconds)
 
     def up_to(self, seconds: float) -> float:
-        """Return a random number of seconds, so that several callers do not try again at one moment."""
+        """Return a random number of seconds, so that several callers do not retry at the same moment."""
         return random.uniform(0, seconds)  # noqa: S311 - no secret depends on it
 
     def new_id(self) -> str:

@@ -1,4 +1,4 @@
-"""Everything that is true about one speaker, as one document. `changes` makes the next one of it.
+"""Everything that is true about one speaker, as one document. `changes` makes the next document from it.
 
 Pure: no clock, no bucket, no Redis. A document is parsed from the JSON in the bucket, and answers questions.
 """
@@ -16,20 +16,20 @@ from speaker_registry.errors import AliasNotFound, IdempotencyKeyReused, Version
 from speaker_registry.names import DEFAULT, LATEST
 
 _SHOWN_VERSIONS = 20
-"""The number of versions that an error names."""
+"""Largest number of versions that an error lists."""
 
 
 class Marks(Record):
-    """The highest values ever used. They never fall, also over deletes and erasures."""
+    """The highest values that a name has ever used. They never fall, not even after deletes and erasures."""
 
     number: int = 0
     created_at: int = 0
     life: int = 1
-    """The number of the present life of the name. Every delete begins another one."""
+    """The number of the name's current life. Every delete begins another life."""
 
 
 class Life(Record):
-    """Versions that were deleted, whose bytes are kept for the grace period."""
+    """Deleted versions, whose bytes are kept for the grace period."""
 
     life: int
     deleted_at: int
@@ -46,7 +46,7 @@ RECORD_BYTES = 1024
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """The share of a speaker in what its namespace uses."""
+    """The numbers and bytes that a speaker adds to the usage of its namespace."""
 
     voices: int
     bytes: int
@@ -66,12 +66,14 @@ class SpeakerDocument(StoredDocument):
     versions: tuple[Version, ...] = ()
     """The live versions, oldest first."""
     extractors: dict[str, dict[str, object]] = Field(default_factory=dict)
-    """Maps an encoder's fingerprint to what the artifacts that were made with it have in common."""
+    """Maps an encoder's fingerprint to the inputs that all its artifacts have in common."""
     aliases: dict[str, Alias] = Field(default_factory=dict)
     about: About = About()
     dead: tuple[Life, ...] = ()
     swept: dict[str, int] = Field(default_factory=dict)
-    """Ids whose bytes were collected as garbage, each with the time. No change may name them any more."""
+    """Maps ids whose bytes were collected as garbage to the time of collection. No change may name them any
+    more.
+    """
     history: tuple[Entry, ...] = ()
     """The last changes that people and their keys have made, newest last."""
 
@@ -79,10 +81,10 @@ class SpeakerDocument(StoredDocument):
     def after_damage(cls, known: Self | None, now: int) -> Self:
         """Return the empty document that a delete puts in place of a damaged one.
 
-        Number, life and revision go on far above everything that the damaged document may have said.
+        Its numbers, life and revision are far above any value that the damaged document may have had.
 
         Args:
-            known: the last copy of the document that is known.
+            known: the last known copy of the document.
             now: the store's time.
         """
         known = known or cls()
@@ -115,7 +117,7 @@ class SpeakerDocument(StoredDocument):
 
     @property
     def last_deleted(self) -> Life | None:
-        """Return the life that an undelete would bring back. None if nothing is left of one."""
+        """Return the life that an undelete would restore, or None if there is none."""
         return next((life for life in reversed(self.dead) if life.whole), None)
 
     def version(self, vuid: str) -> Version | None:
@@ -123,10 +125,11 @@ class SpeakerDocument(StoredDocument):
         return next((version for version in self.versions if version.vuid == vuid), None)
 
     def resolve(self, reference: int | str, complete: Callable[[Version], bool]) -> Version:
-        """Return the live version that a reference stands for: a number, an alias or `latest`.
+        """Return the live version that a reference (a number, an alias or `latest`) stands for.
 
         Args:
-            complete: says which versions `latest` may be. If it is none of them, `latest` is the newest.
+            complete: says whether `latest` may be a version. If no version qualifies, `latest` is the newest
+                one.
 
         Raises:
             VersionNotFound, AliasNotFound: no other version is returned in its place.
@@ -146,7 +149,9 @@ class SpeakerDocument(StoredDocument):
         return found
 
     def numbered(self, number: int) -> Version:
-        """Return the live version with this number. Raises `VersionNotFound`, which names what exists."""
+        """Return the live version with this number. Raises `VersionNotFound`, which lists the existing
+        versions.
+        """
         for version in self.versions:
             if version.number == number:
                 return version
@@ -159,10 +164,10 @@ class SpeakerDocument(StoredDocument):
         )
 
     def answer_to(self, request: str, idempotency: str | None) -> Version | None:
-        """Return the version that a request has made already, or None.
+        """Return the version that an earlier attempt of a request has created, or None.
 
-        That is the version with the request's Idempotency-Key, or else the newest one if it was made by an
-        equal request. Raises `IdempotencyKeyReused` if the key was used for another request.
+        This is the version with the request's Idempotency-Key, or else the newest version if an equal request
+        created it. Raises `IdempotencyKeyReused` if the key was used for another request.
         """
         made = next((v for v in self.versions if idempotency and v.idempotency == idempotency), None)
         if made is not None and made.request != request:
@@ -172,12 +177,14 @@ class SpeakerDocument(StoredDocument):
         return made
 
     def extractor(self, record: ArtifactRecord) -> dict[str, object]:
-        """Return what made an artifact: the inputs of its fingerprint, as far as they are known."""
+        """Return the inputs of an artifact's fingerprint, as far as they are known."""
         return record.extractor or self.extractors.get(record.fingerprint, {})
 
     @property
     def names_of_bytes(self) -> frozenset[str]:
-        """Return every id that the document names, also of what was deleted. Their bytes have to stay."""
+        """Return every id that the document names, including those of deleted versions. Their bytes must be
+        kept.
+        """
         dead = (version for life in self.dead for version in life.versions)
         return frozenset().union(*(version.names_of_bytes for version in (*self.versions, *dead)))
 
@@ -190,7 +197,7 @@ class SpeakerDocument(StoredDocument):
 
     @property
     def counts(self) -> Counts:
-        """Return what the speaker adds to what its namespace uses."""
+        """Return the numbers and bytes that the speaker adds to the usage of its namespace."""
         about, deleted_about = self.about.text_bytes, sum(life.about.text_bytes for life in self.dead)
         deleted = [version for life in self.dead for version in life.versions]
         return Counts(

@@ -14,15 +14,15 @@ from services.shared.model.fingerprint import Fingerprint
 from services.shared.model.records import Record
 
 MAX_FORMER = 10
-"""The number of former encoders that are remembered, of which the newest artifacts may still be served."""
+"""Largest number of former encoders that are remembered. Their newest artifacts may still be served."""
 MAX_DIFFERENCES = 50
-"""The number of differing inputs that are shown of a candidate."""
+"""Largest number of differing inputs that are shown for a candidate."""
 ABSENT = None
-"""Shown for an input that one of two encoders does not have."""
+"""This value is shown for an input that one of two encoders does not have."""
 
 
 class Encoder(Record):
-    """An encoder makes the artifacts of a profile."""
+    """An encoder, which makes the artifacts of a profile."""
 
     profile: str
     fingerprint: str
@@ -37,10 +37,10 @@ class Encoder(Record):
 
 
 def takes_over(current: Encoder | None, arriving: Encoder, *, first: bool) -> bool:
-    """Return whether the encoder of a worker becomes the current one by itself.
+    """Return whether the encoder of a worker becomes the current one without an operator.
 
-    The first encoder of a profile does. Trained weights replace untrained ones, and a current encoder whose
-    record is damaged. Everything else is left to an operator.
+    The first encoder of a profile does. So does an encoder with trained weights if the current one has
+    untrained weights or a damaged record. All other cases are left to an operator.
 
     Args:
         current: the current encoder. None if there is none, or if its record cannot be read.
@@ -63,7 +63,8 @@ def former_after(current: Encoder | None, former: tuple[str, ...], successor: st
 
 
 def differences(current: Mapping[str, Any], candidate: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Return the inputs in which two encoders differ: dotted name -> values of the current and the candidate.
+    """Return the inputs in which two encoders differ, as a dotted name -> values of the current and the
+    candidate.
 
     An input that only one of them has is None for the other. At most `MAX_DIFFERENCES` are returned.
     """

@@ -1,6 +1,6 @@
 """Events that tell how two revisions of a speaker's document differ, in the words of the event stream. Pure.
 
-Listeners may miss events, and compare revisions: an event says what to look at, never what is true.
+Listeners may miss events, so they compare revisions. An event says what to look at, but not its state.
 """
 
 from collections.abc import Iterator, Mapping
@@ -10,26 +10,27 @@ from services.shared.model.document import SpeakerDocument
 from services.shared.model.records import ArtifactRecord, Version
 
 ADMITTED = "voice.admitted"
-"""The view learned of a speaker that was there before. Nothing has changed."""
+"""The view received a speaker that existed before. The speaker has not changed."""
 CREATED = "voice.created"
-"""A voice lives from now on that was not there before, or that was deleted."""
+"""A voice was registered, or a deleted voice was restored."""
 
 
 @dataclass(frozen=True, slots=True)
 class SpeakerEvent:
-    """One thing that happened to a speaker."""
+    """One change of a speaker that listeners are told of."""
 
     what: str
     takes_away: bool = False
-    """True if an answer that was right before may be wrong from now on."""
+    """True if answers from before the event may now be wrong."""
     fields: Mapping[str, str] = field(default_factory=dict)
 
 
 def events_between(before: SpeakerDocument, after: SpeakerDocument) -> tuple[SpeakerEvent, ...]:
-    """Return what a listener has to hear about. A change that nobody sees is told as `voice.updated`.
+    """Return the events of a change. A change without any visible effect becomes a `voice.updated` event.
 
     Args:
-        before: the document that the view held. Of one that it lacked, only the first revision is news.
+        before: the document that the view held. If the view lacked the speaker, only the first revision
+            counts as a change.
     """
     if before.revision == 0 and after.revision > 1:
         return (SpeakerEvent(ADMITTED),)

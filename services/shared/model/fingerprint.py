@@ -1,4 +1,6 @@
-"""Fingerprints of encoders: everything that determines an artifact besides the clip. Knows no encoder."""
+"""Fingerprints of encoders: everything that determines an artifact besides the clip. This module knows no
+encoder.
+"""
 
 import json
 from collections.abc import Mapping

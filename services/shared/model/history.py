@@ -1,6 +1,6 @@
-"""The history of a voice: what people and their keys have done to it, oldest first. Pure.
+"""The history of a voice: the changes that people and their keys have made, oldest first. Pure.
 
-Workers and housekeeping are left out, because nothing bounds how often they change a document.
+Changes by workers and housekeeping are left out, because their number is not bounded.
 """
 
 from collections.abc import Mapping
@@ -9,11 +9,11 @@ from typing import Protocol
 from services.shared.model.records import Alias, Record, Version
 
 KEPT_ENTRIES = 100
-"""The number of changes that a document remembers."""
+"""Largest number of changes that a document remembers."""
 BY_PEOPLE = frozenset(
     {"register", "bring", "delete", "delete_version", "undelete", "alias", "edit", "cancel"}
 )
-"""The changes that are remembered, in the words of `StoredDocument.did`."""
+"""The changes that are remembered, by their values of `StoredDocument.did`."""
 
 
 class Entry(Record):
@@ -24,7 +24,7 @@ class Entry(Record):
     by: str
     did: str
     version: int | None = None
-    """The version that the change was about, if it was about one."""
+    """The version that was changed, if the change concerned a single version."""
     alias: str | None = None
 
 
@@ -48,7 +48,7 @@ class Remembering(Protocol):
 
 
 def remembered(before: Remembering, after: Remembering) -> tuple[Entry, ...]:
-    """Return the history of a document whose last change led to it from `before`."""
+    """Return the history of a document, including the change that made it from `before`."""
     nothing_was_there = after.did == "delete" and not before.versions
     if after.did not in BY_PEOPLE or nothing_was_there:
         return after.history
@@ -65,7 +65,7 @@ def remembered(before: Remembering, after: Remembering) -> tuple[Entry, ...]:
 
 
 def _changed_alias(before: Remembering, after: Remembering) -> str | None:
-    """Return the alias that was moved by hand, or that such a move was taken back of."""
+    """Return the alias that a caller has moved, or whose move a caller has taken back."""
     if after.did != "alias":
         return None
     names = sorted({*before.aliases, *after.aliases})

@@ -1,4 +1,6 @@
-"""Turns tensors into an artifact: checks them against the profile, makes the file and its record. Pure."""
+"""Turns tensors into an artifact: checks them against the profile, and makes the file and its record.
+Pure.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -22,7 +24,7 @@ from speaker_registry.errors import InvalidArtifact
 
 
 def applying_specs(version: Version, profile: Profile) -> dict[str, TensorSpec]:
-    """Return the profile's tensors that this version can have: some need a transcript."""
+    """Return the profile's tensors that this version can have. Some tensors need a transcript."""
     return {
         name: spec for name, spec in profile.tensors.items() if version.ref_text or not spec.needs_ref_text
     }
@@ -33,7 +35,7 @@ def applying_tensors(
 ) -> dict[str, np.ndarray]:
     """Leave out the profile's tensors that this version cannot have.
 
-    Tensors that the profile does not know stay, so that the check that follows refuses them.
+    Tensors that the profile does not know are kept, so that the following check refuses them.
     """
     left_out = profile.tensors.keys() - applying_specs(version, profile).keys()
     return {name: tensor for name, tensor in tensors.items() if name not in left_out}
@@ -61,11 +63,12 @@ def package(
         object_id, build: see `ArtifactRecord`.
         extractor: the fingerprint's inputs.
         computed_on: the machine that computed the tensors, which is no part of the fingerprint.
-        used_seconds: how much audio is in the tensors, where the extractor cut something out of the clip.
+        used_seconds: the length of the audio that the tensors cover, if the extractor cut something out of
+            the clip.
 
     Raises:
-        InvalidArtifact: the tensors are not what the profile says, or their length does not match the audio
-            used of the version's clip; or the length used rounds to zero microseconds or exceeds the clip.
+        InvalidArtifact: the tensors do not match the profile, or their length does not match the used audio
+            of the version's clip, or the used length rounds to zero microseconds or exceeds the clip.
     """
     clip = version.clip
     seconds = clip.seconds if clip else None
@@ -108,7 +111,7 @@ def package(
 
 
 def _checked_length(used_seconds: float, clip_seconds: float | None) -> float:
-    """Return the length used of a clip in whole microseconds, as clips are measured."""
+    """Return the used length of a clip in whole microseconds, the unit in which clips are measured."""
     used = round(used_seconds, 6)
     if not used:
         raise InvalidArtifact(

@@ -1,13 +1,13 @@
-"""The pictures of a clip: which there are. Knows neither the bucket nor how they are drawn."""
+"""The kinds of pictures of a clip. This module knows neither the bucket nor how pictures are drawn."""
 
 from enum import StrEnum
 
 DRAWING = 1
-"""The number of the current way to draw. Raise it with every change, so that all pictures are made again."""
+"""The version of the drawing code. Raise it with every change, so that all pictures are drawn again."""
 
 
 class Picture(StrEnum):
-    """A picture of a clip, by the name of its file."""
+    """A kind of picture of a clip. The value is the name of its file."""
 
     WAVEFORM = "waveform.svg"
     MEL = "mel.png"

@@ -1,14 +1,14 @@
 """Everything that is true about one profile, as one document: its encoders and its campaigns. Pure.
 
-`_profiles/{profile}.json` holds the encoder that is current, those that were current before, the candidates
-that workers came with, and the campaigns that prepare a promotion. Campaigns are kept beside the encoders,
-because one change then decides both: a campaign is only started for an encoder that is known and not current,
-and one that is canceled cannot promote any more. The functions here are the changes of the document. Each
-returns its argument if there is nothing to change, and refuses by raising. `encoders` has the rules.
+`_profiles/{profile}.json` holds the current encoder, the former ones, the candidates that workers announced,
+and the campaigns that prepare a promotion. Campaigns are kept beside the encoders, because one change then
+decides both: a campaign is only started for an encoder that is known and not current, and a canceled campaign
+cannot promote any more. The functions of this module are the changes of the document. Each returns its
+argument if there is nothing to change, and refuses by raising. `encoders` has the rules.
 
 The document stays small, since every process reads it every second: it has at most `MAX_FORMER` former
-encoders, `MAX_CANDIDATES` candidates and `MAX_CAMPAIGNS` campaigns, of some kilobytes each at most. What
-changes while a campaign goes on is kept in Redis alone.
+encoders, `MAX_CANDIDATES` candidates and `MAX_CAMPAIGNS` campaigns, of some kilobytes each at most. The
+progress of a running campaign is kept in Redis alone.
 """
 
 from typing import Any, ClassVar, Self
@@ -26,31 +26,31 @@ from speaker_registry.errors import (
 from speaker_registry.schemas import CampaignState
 
 MAX_CANDIDATES = 32
-"""The number of candidates that are remembered. A worker that starts makes its encoder one again."""
+"""Largest number of candidates that are remembered. A forgotten one returns when a worker with it starts."""
 MAX_CAMPAIGNS = 50
-"""The number of campaigns that are remembered. The oldest that is over goes first."""
+"""Largest number of campaigns that are remembered. The oldest finished campaign is forgotten first."""
 
 
 class CampaignRecord(Record):
-    """A campaign as its last change left it."""
+    """The stored state of a campaign."""
 
     id: str
     profile: str
     fingerprint: str
     """The encoder whose workers prepare the voices."""
     sample: int
-    """The number of voices of which the old and the new artifacts are compared."""
+    """The number of voices whose old and new artifacts are compared."""
     rate: float | None = None
-    """The highest number of voices for each second. None sets no limit."""
+    """Largest number of voices per second. None sets no limit."""
     promotes: bool = False
     """True if the encoder is promoted once it has an artifact of every voice."""
     force: bool = False
-    """True if the encoder is promoted even if voices failed, or if no live worker has it then."""
+    """True if the encoder is promoted even if voices failed or no live worker has the encoder."""
     state: CampaignState = "running"
     created_at: int = 0
     changed_at: int = 0
     result: dict[str, Any] | None = None
-    """The progress at the end of a campaign that is over."""
+    """The final progress of a campaign that is over."""
 
     @property
     def open(self) -> bool:
@@ -66,15 +66,17 @@ class ProfileDocument(StoredDocument):
     current: Encoder | None = None
     """The encoder whose artifacts are made and served."""
     former: tuple[Encoder, ...] = ()
-    """The encoders that were current before, the newest first."""
+    """The former encoders, newest first."""
     candidates: tuple[Encoder, ...] = ()
-    """The encoders that workers came with and that never were current, the newest last."""
+    """The encoders that workers announced and that were never current, newest last."""
     campaigns: tuple[CampaignRecord, ...] = ()
     """The campaigns, the newest last."""
 
     @property
     def fingerprint(self) -> str:
-        """Return the fingerprint of the current encoder. It is empty before the first worker."""
+        """Return the fingerprint of the current encoder. It is empty until a worker has announced the
+        profile.
+        """
         return self.current.fingerprint if self.current else ""
 
     @property
@@ -83,8 +85,9 @@ class ProfileDocument(StoredDocument):
 
     @property
     def kept_fingerprints(self) -> frozenset[str]:
-        """Return the fingerprints whose artifacts stay: the current one, the one before, those of candidates
-        that campaigns have prepared, and that of the newest campaign, whose encoder may be a former one.
+        """Return the fingerprints whose artifacts are kept: those of the current encoder, the previous one,
+        candidates that campaigns have prepared, and the encoder of the newest campaign, which may be a former
+        one.
         """
         prepared = self.prepared_fingerprints & {one.fingerprint for one in self.candidates}
         newest = {one.fingerprint for one in self.campaigns[-1:]}
@@ -92,11 +95,11 @@ class ProfileDocument(StoredDocument):
 
     @property
     def prepared_fingerprints(self) -> frozenset[str]:
-        """Return the fingerprints of all campaigns that are remembered."""
+        """Return the fingerprints of the encoders of all remembered campaigns."""
         return frozenset(one.fingerprint for one in self.campaigns)
 
     def encoder(self, fingerprint: str) -> Encoder | None:
-        """Return an encoder that was current once, or that a worker came with."""
+        """Return a known encoder: the current one, a former one or a candidate."""
         known = (*filter(None, [self.current]), *self.former, *self.candidates)
         return next((one for one in known if one.fingerprint == fingerprint), None)
 
@@ -105,7 +108,9 @@ class ProfileDocument(StoredDocument):
 
     @property
     def open_campaign(self) -> CampaignRecord | None:
-        """Return the campaign that is not over. One whose encoder is current has nothing left to do."""
+        """Return the campaign that is not over. A campaign whose encoder is current has nothing left to
+        do.
+        """
         found = (one for one in self.campaigns if one.open and one.fingerprint != self.fingerprint)
         return next(found, None)
 
@@ -125,7 +130,7 @@ class ProfileDocument(StoredDocument):
 
 
 def announced(document: ProfileDocument, encoder: Encoder) -> ProfileDocument:
-    """Record that a worker came with an encoder, which becomes current if `takes_over` says so."""
+    """Record that a worker announced an encoder, which becomes current if `takes_over` says so."""
     if document.fingerprint == encoder.fingerprint:
         return document
     if takes_over(document.current, encoder, first=document.revision == 0):
@@ -136,17 +141,17 @@ def announced(document: ProfileDocument, encoder: Encoder) -> ProfileDocument:
 
 
 def promoted(document: ProfileDocument, fingerprint: str) -> ProfileDocument:
-    """Make an encoder the current one, whichever is current now. A former one can be current again.
+    """Make an encoder the current one. A former encoder can become current again.
 
     Raises:
-        EncoderCurrent: it is the current one already.
-        EncoderUnknown: no worker ever came with it.
+        EncoderCurrent: it is already the current one.
+        EncoderUnknown: no worker has announced it.
     """
     return _with_current(document, another_encoder(document, fingerprint))
 
 
 def another_encoder(document: ProfileDocument, fingerprint: str) -> Encoder:
-    """Return an encoder that is not the current one. Raises as `promoted` does."""
+    """Return a known encoder that is not the current one. Raises the same errors as `promoted`."""
     if document.fingerprint == fingerprint:
         raise EncoderCurrent(f"{fingerprint} is already the current fingerprint.", param="fingerprint")
     encoder = document.encoder(fingerprint)
@@ -163,8 +168,8 @@ def _with_current(document: ProfileDocument, encoder: Encoder) -> ProfileDocumen
 
 
 def _trimmed(document: ProfileDocument, candidates: tuple[Encoder, ...]) -> tuple[Encoder, ...]:
-    """Leave out the oldest candidate that no campaign has prepared, if there are too many. If campaigns have
-    prepared all of them, the oldest one goes that no open campaign prepares.
+    """If there are too many candidates, remove the oldest one that no campaign has prepared. If campaigns
+    have prepared all of them, remove the oldest one that no open campaign prepares.
     """
     if len(candidates) <= MAX_CANDIDATES:
         return candidates
@@ -196,9 +201,10 @@ def with_campaign(document: ProfileDocument, campaign: CampaignRecord) -> Profil
 
 
 def with_promotion_at_the_end(document: ProfileDocument, campaign: CampaignRecord) -> ProfileDocument:
-    """Have the open campaign of an encoder promote it at the end, or start `campaign`, which will.
+    """Make the open campaign of an encoder promote it at the end. If there is none, start `campaign`.
 
-    Raises as `with_campaign` does, the last only if the other campaign is one of another encoder.
+    Raises the same errors as `with_campaign`. `CampaignOpen` is only raised if the open campaign has another
+    encoder.
     """
     going = document.open_campaign
     if going is None or going.fingerprint != campaign.fingerprint:
@@ -216,7 +222,8 @@ def with_campaign_state(
     now: int,
     result: dict[str, Any] | None = None,
 ) -> ProfileDocument:
-    """Change the state of a campaign that is not over. A state that it has already changes nothing.
+    """Change the state of a campaign that is not over. If the campaign already has this state, nothing
+    changes.
 
     Raises `CampaignNotFound` or `CampaignEnded`.
     """
@@ -235,9 +242,10 @@ def with_campaign_state(
 def promoted_by_campaign(
     document: ProfileDocument, campaign_id: str, *, now: int, result: dict[str, Any]
 ) -> ProfileDocument:
-    """Promote the encoder of a campaign, and end it. One that does not run any more changes nothing.
+    """Promote the encoder of a campaign, and end the campaign. If the campaign is not running any more,
+    nothing changes.
 
-    Raises `CampaignNotFound`, and what `promoted` raises.
+    Raises `CampaignNotFound`, and the errors of `promoted`.
     """
     campaign = known_campaign(document, campaign_id)
     if campaign.state != "running":

@@ -1,8 +1,8 @@
-"""The profiles we know: what each engine needs, as facts. Encoders live in the worker; this file knows no
-torch.
+"""The built-in profiles, which list what each engine needs. Encoders are part of the worker; this module does
+not import torch.
 
-A profile of your own comes through the entry point group `speaker_registry.profiles`: a `Profile` per entry
-point.
+Other packages can add profiles through the entry point group `speaker_registry.profiles`, with one `Profile`
+per entry point.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -85,7 +85,9 @@ def _embedding(width: int) -> TensorSpec:
 
 
 def _codes(shape: tuple[int | str, ...], *sizes: int) -> TensorSpec:
-    """Frames first, each book with a size of its own."""
+    """Return the spec of a codes tensor. Its first dimension is the frames, and each codebook can have
+    another size.
+    """
     return TensorSpec(dtype="I64", shape=shape, minimum=0, maximum=max(sizes) - 1, codebook_sizes=sizes)
 
 
@@ -109,8 +111,8 @@ _VOXCPM2 = _built_in(
     "VoxCPM2: latents of its audio VAE in patches of four, for reference and continuation",
     tensors={
         "ref_audio_feat": TensorSpec(dtype="F32", shape=("T", 4, 64)),
-        # Engines that are told no mode derive it from the tensors that they find. With this tensor they
-        # would continue a transcript, which must then be there.
+        # Engines that are given no mode derive it from the tensors. With this tensor they would continue the
+        # transcript, so the transcript is required as well.
         "audio_feat": TensorSpec(dtype="F32", shape=("T", 4, 64), required=False, needs_ref_text=True),
     },
     sample_rate=16_000,
@@ -171,7 +173,7 @@ BUILT_IN: Mapping[str, Profile] = {
 
 
 class ProfileCatalogue:
-    """The profiles of this installation, and which of them every upload must have."""
+    """The profiles of this installation, and those among them that are required for every upload."""
 
     def __init__(self, profiles: Iterable[Profile], required: Iterable[str]) -> None:
         self._by_name = {profile.name: profile for profile in profiles}
@@ -181,15 +183,16 @@ class ProfileCatalogue:
 
     @classmethod
     def load(cls, required: Iterable[str]) -> Self:
-        """Built-in profiles and those that installed packages bring.
+        """Return the built-in profiles and those of installed packages.
 
         Raises:
-            ProfileAmbiguous: naming the packages. ProfileUnknown: one of `required`.
+            ProfileAmbiguous: two packages have a profile of the same name. ProfileUnknown: one of `required`
+                is unknown.
         """
         return cls(_installed(), required)
 
     def get(self, name: str) -> Profile:
-        """Raises `ProfileUnknown` naming the known ones."""
+        """Return a profile. Raises `ProfileUnknown`, which lists the known profiles."""
         try:
             return self._by_name[name]
         except KeyError:
@@ -209,12 +212,14 @@ class ProfileCatalogue:
         return [self.get(name) for name in self.required]
 
     def taking_embeddings_of(self, width: int) -> list[Profile]:
-        """Required profiles that can use a precomputed speaker embedding of this width."""
+        """Return the required profiles that can use a precomputed speaker embedding of this width."""
         return [profile for profile in self.required_profiles if profile.embedding_width == width]
 
 
 def _installed() -> list[Profile]:
-    """Nobody could tell which of two of one name is meant, or which of them an artifact is of."""
+    """Return the built-in profiles and those of installed packages. Raises `ProfileAmbiguous` if two have the
+    same name.
+    """
     profiles, brought_by = dict(BUILT_IN), dict.fromkeys(BUILT_IN, "the registry itself")
     for entry in entry_points(group=_GROUP):
         profile, package = entry.load(), f"the package {entry.dist.name if entry.dist else entry.value}"

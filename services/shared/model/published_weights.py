@@ -1,4 +1,6 @@
-"""Reads `weights.yaml`: the weights each profile is made with, and their terms. Knows no file's content."""
+"""Reads `weights.yaml`, which lists the weights of each profile and their licenses. It does not read the
+weights.
+"""
 
 from collections.abc import Mapping
 from functools import cache

@@ -1,7 +1,7 @@
-"""The parts of a stored document, and how a document is written: canonical JSON with a digest of the rest.
+"""The parts of a stored document, and its serialization as canonical JSON with a digest of the rest.
 
-A record keeps the members that this release does not know, nested ones too, because an older release may
-rewrite the document of a newer one. Pure: no clock, no bucket, no Redis.
+A record keeps the members that this release does not know, including nested ones, because an older release
+may rewrite the document of a newer one. Pure: no clock, no bucket, no Redis.
 """
 
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ from speaker_registry.schemas import PromotionPolicy
 _DIGEST = "digest"
 
 SizeInBytes = Annotated[int, Field(ge=0, le=10**12)]
-"""The limit exceeds that of every upload, and is small enough that Redis can add up sizes."""
+"""The limit is larger than that of any upload, and small enough for Redis to add up sizes exactly."""
 
 GIVEN_FINGERPRINT = "given"
 """The fingerprint of artifacts that a version was registered with. No encoder made them, so no new encoder
@@ -25,7 +25,7 @@ makes them stale.
 
 
 def seal(members: Mapping[str, Any]) -> bytes:
-    """Return a document as it is stored: canonical JSON with the digest of everything else in it."""
+    """Return the stored form of a document: canonical JSON with the digest of all its other members."""
     rest = {name: value for name, value in members.items() if name != _DIGEST}
     digest = sha256_digest(canonical_json(rest).encode())
     return canonical_json({**rest, _DIGEST: digest}).encode()
@@ -34,8 +34,8 @@ def seal(members: Mapping[str, Any]) -> bytes:
 def unseal(body: bytes) -> dict[str, Any]:
     """Return the members of a stored document, without the digest.
 
-    The digest is checked on the JSON as it is stored: a newer release's members and defaults do not matter.
-    Raises ValueError if the body does not verify.
+    The digest is checked on the stored JSON, so it holds whatever members and defaults another release has.
+    Raises ValueError if the digest is wrong.
     """
     try:
         members: dict[str, Any] = from_json(body, allow_inf_nan=False)
@@ -49,9 +49,9 @@ def unseal(body: bytes) -> dict[str, Any]:
 
 
 def _verifies(digest: object, body: bytes, members: Mapping[str, Any]) -> bool:
-    """Return whether a digest is that of a body without it.
+    """Return whether the digest in a body matches the rest of the body.
 
-    The text of the body tells that sooner, unless another program has written the JSON in another form.
+    Comparing the text of the body is faster, but fails if another program has reformatted the JSON.
     """
     without = body.replace(f'"{_DIGEST}":"{digest}",'.encode(), b"", 1)
     return digest == sha256_digest(without) or digest == sha256_digest(canonical_json(members).encode())
@@ -63,12 +63,12 @@ class Record(BaseModel):
     model_config = ConfigDict(
         frozen=True,
         extra="allow",
-        allow_inf_nan=False,  # JSON cannot express them, so they could not be read back
-        hide_input_in_errors=True,  # errors are logged, and transcripts must not be
+        allow_inf_nan=False,  # JSON cannot express NaN and infinity, so they could not be read back
+        hide_input_in_errors=True,  # errors are logged, and transcripts must not get into logs
     )
 
     def having(self, **members: Any) -> Self:
-        """Return the same record with other values of some members."""
+        """Return a copy of the record with new values for some members."""
         return self.model_copy(update=members)
 
 
@@ -90,23 +90,23 @@ class ArtifactRecord(Record):
 
     fingerprint: str
     build: int = Field(ge=1)
-    """The number of this making of (version, profile, fingerprint). A number is never used twice."""
+    """The build number, unique within (version, profile, fingerprint)."""
     object: str
-    """The id of the attempt that stored the file. It names the object."""
+    """The id of the attempt that stored the file. It is part of the object's key."""
     digest: str
     """`sha256:…` of the file."""
     content_digest: str
     size: SizeInBytes
     tensors: dict[str, TensorInfo]
     brought: bool = False
-    """True if somebody uploaded the artifact, so that no encoder of ours can make it again."""
+    """True if the artifact was uploaded, so that no encoder can make it again."""
     ahead: bool = False
-    """True if the artifact was made ahead of the promotion of its encoder, which may never come. It is served
-    only while that encoder is the current one, or a former one.
+    """True if the artifact was made ahead of the promotion of its encoder, which may never happen. It is
+    served only while that encoder is the current one or a former one.
     """
     untrained: bool = False
     extractor: dict[str, Any] = {}
-    """The inputs that made the artifact, if its fingerprint does not tell. Otherwise they are in
+    """The inputs that made the artifact, if its fingerprint does not determine them. Otherwise they are in
     `SpeakerDocument.extractors`.
     """
     seconds_spent: float = 0.0
@@ -122,11 +122,13 @@ class FailureRecord(Record):
     message: str = ""
     attempts: int = 0
     ahead: bool = False
-    """True if the encoder had not been promoted, as for artifacts. Then nobody but its campaign is told."""
+    """True if the encoder had not been promoted, as for artifacts. Then only its campaign reports the
+    failure.
+    """
 
 
 class Version(Record):
-    """One source of a speaker, with everything that was made from it."""
+    """One source of a speaker (a clip or a given embedding), with everything that was made from it."""
 
     vuid: str
     number: int = 0
@@ -141,19 +143,19 @@ class Version(Record):
     clip: ClipRecord | None = None
     embedding_width: int | None = None
     request: str | None = None
-    """Hash of what was asked for. The same request again is answered with the same version."""
+    """Hash of the registering request's content. An equal request is answered with the same version."""
     idempotency: str | None = None
     """Hash of the request's Idempotency-Key."""
     artifacts: dict[str, tuple[ArtifactRecord, ...]] = {}
     """The artifacts by profile, in the order in which they were added."""
     failures: dict[str, tuple[FailureRecord, ...]] = {}
-    """The reasons why extractions were given up, by profile: one for each encoder, the newest last."""
+    """The reasons why extractions were given up, by profile, one for each encoder, newest last."""
     builds: dict[str, dict[str, int]] = {}
     """The highest build that was made or canceled, by profile and fingerprint. It never falls."""
 
     def artifact(self, profile: str, fingerprint: str | None = None) -> ArtifactRecord | None:
-        """Return the artifact to serve: the highest build that was made with `fingerprint`, or with any if
-        None, except those that were made ahead.
+        """Return the artifact to serve: the highest build with `fingerprint`. If that is None, return the
+        highest build of any encoder that was not made ahead.
         """
         made = self.artifacts.get(profile, ())
         current = {fingerprint, GIVEN_FINGERPRINT}
@@ -163,10 +165,11 @@ class Version(Record):
         return max(found, key=lambda one: one.build, default=None)
 
     def failure(self, profile: str, fingerprint: str | None = None) -> FailureRecord | None:
-        """Return why the extraction with `fingerprint` was given up; None if it was not.
+        """Return why the extraction with `fingerprint` was given up, or None if it was not.
 
         Args:
-            fingerprint: if None, the last failure of any encoder counts, except those that came ahead.
+            fingerprint: if None, the last failure of any encoder counts, except failures ahead of a
+                promotion.
         """
         failed = reversed(self.failures.get(profile, ()))
         found = (
@@ -188,9 +191,10 @@ class Version(Record):
 
     @property
     def served(self) -> frozenset[str]:
-        """Return the profiles for which the version has an artifact of any fingerprint.
+        """Return the profiles for which the version has an artifact with any fingerprint.
 
-        One that was made ahead does not count: it is not served before its encoder is promoted.
+        Artifacts that were made ahead do not count, because they are not served before their encoder is
+        promoted.
         """
         return frozenset(profile for profile in self.artifacts if self.artifact(profile) is not None)
 
@@ -202,7 +206,8 @@ class Version(Record):
 
     @property
     def uploaded_bytes(self) -> int:
-        """Return the bytes that count against the quota: the clip, what was brought, and the texts.
+        """Return the number of bytes that count against the quota: the clip, uploaded artifacts, and the
+        texts.
 
         Artifacts that workers made do not count.
         """
@@ -212,13 +217,13 @@ class Version(Record):
 
     @property
     def text_bytes(self) -> int:
-        """Return the bytes of the texts, which have a quota of their own."""
+        """Return the number of bytes of the texts, which have a quota of their own."""
         texts = (self.name, self.consent, self.ref_text, self.description)
         return sum(len(text.encode()) for text in texts if text)
 
 
 class Alias(Record):
-    """An alias is a name for one version of a speaker."""
+    """A movable name for one version of a speaker."""
 
     vuid: str
     by_hand: bool = False
@@ -228,7 +233,7 @@ class Alias(Record):
 
 
 class About(Record):
-    """People say this about a voice. No version and no artifact depends on it."""
+    """The texts that describe a voice. No version and no artifact depends on them."""
 
     description: str | None = None
     labels: dict[str, str] = Field(default_factory=dict)
@@ -238,7 +243,7 @@ class About(Record):
 
     @property
     def text_bytes(self) -> int:
-        """Return the bytes of the texts."""
+        """Return the number of bytes of the texts."""
         texts = [self.description or "", *self.labels, *self.labels.values()]
         return sum(len(text.encode()) for text in texts)
 

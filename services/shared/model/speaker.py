@@ -1,4 +1,4 @@
-"""A speaker by its id, and as it was read: its document, and the jobs that were open at that moment. Pure."""
+"""Ids of speakers, and a speaker as it was read: its document, and the jobs that were open then. Pure."""
 
 import re
 from dataclasses import dataclass
@@ -16,7 +16,9 @@ def is_slug(text: str) -> bool:
 
 
 def is_hashed_slug(slug: str) -> bool:
-    """Return whether the slug is a hash: the speaker's key does not fit into the bucket's alphabet."""
+    """Return whether the slug is a hash, because the speaker's key has characters that the bucket does not
+    allow.
+    """
     return _HASHED_SLUG.fullmatch(slug) is not None
 
 
@@ -42,7 +44,7 @@ class SpeakerId:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Parse what `str` returned."""
+        """Parse the text that `str` returned."""
         namespace, slug = text.split("/")
         return cls(namespace, slug)
 
@@ -52,7 +54,7 @@ class SpeakerId:
 
 @dataclass(frozen=True, slots=True)
 class OpenJob:
-    """The one job that has not ended for a version, a profile and a fingerprint."""
+    """The only unfinished job for a version, a profile and a fingerprint."""
 
     vuid: str
     profile: str
@@ -61,12 +63,14 @@ class OpenJob:
     job_id: str
     processing: bool
     mends: bool = False
-    """True if the job makes an artifact again whose bytes are lost. Nothing is served in its place."""
+    """True if the job replaces an artifact whose bytes are lost. No other artifact is served in the
+    meantime.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Speaker:
-    """A document with the open jobs that were seen beside it."""
+    """A speaker's document with the open jobs that were read together with it."""
 
     document: SpeakerDocument
     open_jobs: tuple[OpenJob, ...] = ()
@@ -74,7 +78,7 @@ class Speaker:
     def open_job(self, vuid: str, profile: str, fingerprint: str | None) -> OpenJob | None:
         """Return the open job of this artifact.
 
-        A job that has no fingerprint yet will be made with the current one.
+        A job without a fingerprint will use the current encoder.
         """
         return next(
             (

@@ -24,19 +24,21 @@ class ProfileStatus:
     state_of_current: ArtifactState
     """The state of the artifact of the profile's current encoder."""
     artifact: ArtifactRecord | None = None
-    """The artifact to serve. It is the current encoder's, and until that is ready the last good one."""
+    """The artifact to serve: that of the current encoder or, until it is ready, the last good one."""
     current: bool = False
-    """True if the artifact to serve was made by the profile's current encoder, or brought by somebody."""
+    """True if the artifact to serve was made by the profile's current encoder, or was uploaded."""
     job_id: str | None = None
     error: str | None = None
     reason: str | None = None
-    """Says why the extraction waits; see `waiting_reason`."""
+    """The reason why the extraction waits, see `waiting_reason`."""
     unsupported: bool = False
-    """True if nothing can ever be extracted: the version has no clip, or the profile takes no such one."""
+    """True if nothing can ever be extracted: the version has no clip, or the profile does not accept such
+    clips.
+    """
 
     @property
     def of_former(self) -> bool:
-        """Return whether the artifact to serve is not one of the profile's current encoder."""
+        """Return whether the artifact to serve was not made by the profile's current encoder."""
         return self.artifact is not None and not self.current
 
 
@@ -47,15 +49,16 @@ def profile_status(
     fingerprint: str | None,
     former: Sequence[str] | None = None,
 ) -> ProfileStatus:
-    """Derive the status. Ready wins over an open job, that over failed, and failed over pending.
+    """Derive the status. An artifact takes precedence over an open job, a job over a failure, and a failure
+    over pending.
 
-    An artifact whose bytes are lost is not ready, and no former one takes its place.
+    An artifact whose bytes are lost is not ready, and no artifact of a former encoder replaces it.
 
     Args:
-        fingerprint: the one that the profile is made with now; None while no worker has announced it. Then
-            any artifact is current.
-        former: the fingerprints before it, the newest first. Until there is an artifact of `fingerprint`, the
-            last good one is served. None if only an artifact of `fingerprint` is wanted.
+        fingerprint: that of the profile's current encoder. None while no worker has announced one; then any
+            artifact is current.
+        former: the previous fingerprints, newest first. Until there is an artifact with `fingerprint`, the
+            last good one is served. None if only an artifact with `fingerprint` is wanted.
     """
     job = speaker.open_job(version.vuid, profile.name, fingerprint)
     made = version.artifact(profile.name, fingerprint)
@@ -87,9 +90,9 @@ def profile_status(
 def last_good(version: Version, profile: str, former: Sequence[str]) -> ArtifactRecord | None:
     """Return the artifact to serve while the current encoder has made none.
 
-    It is the one of the encoder that was current last. If there is none of any former encoder, any other one
-    is served that was not made ahead of a promotion, for example one that was uploaded before the profile
-    had a worker.
+    It is the artifact of the former encoder that was current most recently. If no former encoder has made
+    one, it is any other artifact that was not made ahead of a promotion, for example one that was uploaded
+    before the profile had a worker.
 
     Args:
         former: the fingerprints that were current before, the newest first.
@@ -105,7 +108,7 @@ def _error(reason: str | None, failure: FailureRecord | None) -> str | None:
 
 
 def unsupported_reason(version: Version, profile: Profile) -> str | None:
-    """Say why nothing can be extracted for this profile, or return None if it can."""
+    """Return the reason why nothing can be extracted for this profile, or None if extraction is possible."""
     if profile.not_extractable:
         return profile.not_extractable
     if version.clip is None:
@@ -117,19 +120,21 @@ def unsupported_reason(version: Version, profile: Profile) -> str | None:
 
 
 def missing_transcript(version: Version, profile: Profile) -> str | None:
-    """Say why the profile's engine could not use any artifact of the version, or return None if it can."""
+    """Return the reason why the profile's engine could not use any artifact of the version, or None if it
+    could.
+    """
     if profile.ref_text_required and not version.ref_text:
         return f"profile '{profile.name}' needs a transcript; version {version.number} has no ref_text"
     return None
 
 
 def cache_unsupported(reason: str) -> CacheUnsupported:
-    """Return the error for a reason that one of the functions above gives."""
+    """Return the error for a reason from `unsupported_reason` or `missing_transcript`."""
     return CacheUnsupported(reason[0].upper() + reason[1:] + ".", param="profile")
 
 
 def waiting_reason(profile: str) -> str:
-    """Say why an extraction waits although it is in the queue."""
+    """Return the reason why an extraction waits although it is in the queue: no worker serves the profile."""
     return f"no worker serves profile '{profile}'"
 
 
@@ -154,6 +159,6 @@ def wanted_profiles(version: Version, required: Iterable[str]) -> tuple[str, ...
 
 
 def worst(statuses: Iterable[ProfileStatus]) -> ArtifactState:
-    """Return the worst of these states, or `ready` if there is none."""
+    """Return the worst state of these statuses, or `ready` if there are none."""
     states = {one.state for one in statuses}
     return next((state for state in _WORST_FIRST if state in states), "ready")

@@ -1,6 +1,6 @@
-"""Documents in the bucket have a revision, the ids of their last changes, and a digest in common.
+"""The common part of all documents in the bucket: a revision, the ids of the last changes, and a digest.
 
-Pure: no clock, no bucket, no Redis. Each kind of document adds what it is about, see `document` for speakers
+Pure: no clock, no bucket, no Redis. Each kind of document adds its own members, see `document` for speakers
 and `profile_document` for profiles.
 """
 
@@ -15,13 +15,15 @@ FORMAT = 1
 KNOWN_NEEDS: frozenset[str] = frozenset()
 """The words in `needs` that this release understands."""
 KEPT_CHANGES = 32
-"""The number of change ids that a document keeps. A lost reply is settled by them within 30 seconds."""
+"""Largest number of change ids that a document keeps. They show for 30 seconds whether a change with a lost
+reply was made.
+"""
 FAR_ABOVE = 1_000
-"""The document after a damaged one goes on so far above what anybody may have seen of the damaged one."""
+"""Distance of the numbers in the document after a damaged one from the last known ones."""
 
 
 class DocumentDamaged(Exception):
-    """The document does not verify or lacks a member. Nothing is guessed in its place."""
+    """The document's digest is wrong or a member is missing. No values are guessed."""
 
 
 class DocumentNewer(Exception):
@@ -32,15 +34,19 @@ class StoredDocument(Record):
     """A document that is replaced as a whole. A change makes a new one with the next revision."""
 
     UPDATED: ClassVar[str] = ""
-    """The type of the event that tells of a change, for documents of which every process keeps a copy."""
+    """The type of the event for a change, for documents of which every process keeps a copy."""
 
     format: Literal[1] = 1
     revision: int = 0
     """The number of changes so far. 0 is a document that the bucket does not have."""
     needs: tuple[str, ...] = ()
-    """Words that a reader must know. A reader that does not know one serves and changes nothing."""
+    """Features that a reader must support. A reader that does not know one of them neither serves nor changes
+    the document.
+    """
     changes: dict[str, int] = Field(default_factory=dict)
-    """Ids of the last changes that cannot be told by what they added, each with its revision."""
+    """Maps the ids of the last changes to their revisions, except changes that added something with an id of
+    its own.
+    """
     at: int = 0
     """The store's time of the last change, in Unix seconds."""
     by: str = ""
@@ -48,10 +54,10 @@ class StoredDocument(Record):
 
     @classmethod
     def parse(cls, body: bytes | None, members: dict[str, Any] | None = None) -> Self:
-        """Parse a stored document; None is one that the bucket does not have.
+        """Parse a stored document. None stands for a document that the bucket does not have.
 
         Args:
-            members: what `unseal` returned of the body, if that was called before.
+            members: the members that `unseal` returned for this body, if it was called before.
 
         Raises `DocumentDamaged` or `DocumentNewer`.
         """
@@ -65,7 +71,7 @@ class StoredDocument(Record):
             raise DocumentDamaged(str(error)) from None
 
     def to_bytes(self) -> bytes:
-        """Return the document as it is stored."""
+        """Return the stored form of the document."""
         return seal(self.model_dump(mode="json"))
 
     def following(self, before: Self, change_id: str | None, *, at: int, by: str, did: str) -> Self:
@@ -84,7 +90,7 @@ class StoredDocument(Record):
 def _refuse_newer(members: dict[str, object]) -> None:
     """Raise `DocumentNewer` if a document was written by a release that knows more than this one.
 
-    Looked at before the members are validated, because a newer format may have others.
+    This is checked before the members are validated, because a newer format may have other members.
     """
     form, needs = members.get("format"), members.get("needs", ())
     if isinstance(form, int) and form > FORMAT:

@@ -6,8 +6,8 @@ from services.shared.model.document import SpeakerDocument
 from speaker_registry.errors import Conflict
 
 KEPT_SWEPT_SECONDS = 30 * 24 * 3600
-"""The time for which the id of collected bytes stays in the document. An upload that stood still for days
-must not name bytes that are gone.
+"""Time for which the id of collected bytes stays in the document. An upload that was suspended for days must
+not name bytes that are gone.
 """
 
 
@@ -20,10 +20,10 @@ def with_swept(
 ) -> SpeakerDocument:
     """Fence ids whose bytes are about to be deleted: no later change may name them.
 
-    Ids that the document names are not fenced, whatever the caller saw.
+    Ids that the document names are not fenced, even if the caller passes them.
 
     Args:
-        gone: fenced ids whose bytes were seen to be gone. They leave once they are older than 30 days.
+        gone: fenced ids whose bytes are known to be gone. They are dropped once they are older than 30 days.
     """
     fenced = dict.fromkeys(sorted(set(ids) - document.names_of_bytes), now)
     kept = {

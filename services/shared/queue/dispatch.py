@@ -31,7 +31,7 @@ _ALIVE = {
 
 
 class RqDispatcher:
-    """Implements `parts.Dispatcher`."""
+    """Hands jobs to workers through RQ. Implements `jobs.Dispatcher`."""
 
     def __init__(self, connection: Redis, *, job_seconds: int) -> None:
         self._connection = connection
@@ -40,7 +40,7 @@ class RqDispatcher:
     def enqueue(self, job_id: str, queue: str, arguments: Mapping[str, str | int | None]) -> None:
         """Put a job into its queue.
 
-        Putting the same job there again is not an error: the first call's answer may have been lost.
+        Enqueuing the same job twice is not an error, because the first call's answer may have been lost.
         """
         about = {"job.id": job_id, "profile": profile_of(queue)}
         with unavailable_without_redis(), tracing.span("enqueue", kind="producer", attributes=about):
@@ -59,20 +59,20 @@ class RqDispatcher:
         return "alive" if status in _ALIVE else "gone"
 
     def remove(self, job_id: str, queue: str) -> None:
-        """Take a job out of the queue. If a worker has taken it already, that worker finds out by itself."""
+        """Remove a job from the queue. A worker that has already taken it finds out when it publishes."""
         with unavailable_without_redis():
             self._queue(queue).remove_waiting(job_id)
 
     def draw(self, speaker: str, vuid: str) -> bool:
         """Ask workers for the pictures of a version's clip, unless they were asked already.
 
-        Returns False if they could not draw them. Workers are not asked again for a day then.
+        Returns False if they could not draw them. In that case workers are not asked again for a day.
         """
         job_id, about = f"draw-{DRAWING}-{vuid}", {"speaker": speaker, "vuid": vuid}
         with unavailable_without_redis():
             queue = JobQueue(PICTURES_QUEUE, connection=self._connection)
             if status_of(queue, job_id) == JobStatus.FINISHED.value:
-                self._connection.delete(job_key(job_id.encode()))  # the pictures were lost since
+                self._connection.delete(job_key(job_id.encode()))  # the pictures have been lost since
             enqueue(queue, job_id, DRAW, about, timeout_seconds=self._job_seconds)
             return status_of(queue, job_id) != JobStatus.FAILED.value
 

@@ -1,7 +1,7 @@
-"""Jobs as those who extract need them: open one or join it, begin an attempt, report, end.
+"""Opens and joins jobs, begins attempts at them, reports their progress, and ends them.
 
-A job is a claim with a record in the view, and an entry in the queue of its profile. Losing any of them loses
-no artifact: housekeeping starts what documents lack.
+A job is a claim with a record in the view, and an entry in the queue of its profile. If one of these is lost,
+no artifact is lost: housekeeping starts the extractions that documents lack.
 """
 
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ class Dispatcher(Protocol):
     """Hands jobs to workers. A job carries ids only: no audio, no names and no transcripts."""
 
     def enqueue(self, job_id: str, queue: str, arguments: Mapping[str, Any]) -> None:
-        """Put a job into a queue. Putting the same job there again does no harm."""
+        """Put a job into a queue. Enqueuing the same job twice does no harm."""
 
     def state(self, job_id: str, profile: str) -> str:
         """Return `alive` (queued or running), `failed` (given up) or `gone`."""
@@ -69,11 +69,11 @@ class Jobs:
         ahead: bool = False,
         mends: bool = False,
     ) -> OpenJob:
-        """Open a job for an artifact of a version, or return the open one, which the caller joins.
+        """Open a job for an artifact of a version, or join the open one. Returns the job.
 
         Args:
-            fingerprint: the one that the profile is made with now; empty while no worker has announced it.
-            forced: make the artifact although there is one.
+            fingerprint: that of the profile's current encoder. Empty while no worker has announced one.
+            forced: make the artifact even if there is one already.
             mends: make the artifact because its bytes are lost.
             ahead: hand the job to workers that have this encoder, although it is not the current one.
         """
@@ -109,19 +109,21 @@ class Jobs:
         return self._claims.begin(speaker_id, job, {**fields, **({"worker": worker} if worker else {})})
 
     def report(self, speaker_id: SpeakerId, job: OpenJob, stage: str, done: int) -> None:
-        """Report the stage of a job to those who follow it, and keep its claim."""
+        """Report the stage of a job to clients that follow it, and renew its claim."""
         self._claims.renew(speaker_id, job, {"stage": stage, "done": str(done)})
 
     def put_back(
         self, speaker_id: SpeakerId, job: OpenJob, error: SpeakerRegistryError, attempt: int
     ) -> None:
-        """Say that an attempt failed and that the queue will try the job again."""
+        """Report that an attempt failed and that the queue will retry the job."""
         waiting = replace(job, processing=False)
         fields = {"error": error_json(error, attempt), "stage": "queued", "done": "0"}
         self._claims.renew(speaker_id, waiting, fields)
 
     def keep(self, speaker_id: SpeakerId, job: OpenJob) -> str:
-        """Renew the claim of a job that a worker has or will have. Returns the `state` of the dispatcher."""
+        """Renew the claim of a job that a worker runs or will run. Returns the dispatcher's `state` of the
+        job.
+        """
         state = self._dispatcher.state(job.job_id, job.profile)
         if state == "alive" and self._claims.renew(speaker_id, job) is None:
             return "gone"
@@ -140,7 +142,7 @@ class Jobs:
         return self._claims.end(speaker_id, job, state, fields)
 
     def remove(self, job: OpenJob) -> None:
-        """Take a job out of its queue. A worker that has taken it finds out when it publishes."""
+        """Remove a job from its queue. A worker that has already taken it finds out when it publishes."""
         self._dispatcher.remove(job.job_id, queue_name(job.profile))
         if job.fingerprint:
             self._dispatcher.remove(job.job_id, preparation_queue(job.profile, job.fingerprint))
@@ -151,6 +153,6 @@ class Jobs:
 
 
 def error_json(error: SpeakerRegistryError, attempt: int) -> str:
-    """Return an error as it is kept in the record of a job."""
+    """Return an error as JSON for the record of a job."""
     members = {"code": error.code, "message": error.message, "retryable": error.retryable}
     return canonical_json({**members, "attempt": attempt})

@@ -1,11 +1,12 @@
 """Jobs and queues as RQ keeps them in Redis, without RQ's ways of running code out of Redis.
 
 Stock RQ imports and calls whatever name a job carries, its callbacks and webhooks too, whichever serializer
-is chosen. Here a job is a name and the ids it is about, as JSON, and nothing else of it is read: a worker
-runs it only through a handler it was given for that name. Writing to Redis can waste time, not run code.
+is chosen. Here a job is the name of a handler and some ids, as JSON, and nothing else is read. A worker runs
+a job only through the handler that it registered for that name. So write access to Redis can waste time, but
+cannot run code.
 
-Knows neither what a job does nor our own record of it (`jobs.py`). Jobs are run by `batch_worker.py`; what a
-dead worker held is brought back by `queue_maintenance.py`.
+This module knows neither what a job does nor our own record of it (`jobs.py`). `batch_worker.py` runs jobs,
+and `queue_maintenance.py` puts the jobs of dead workers back.
 """
 
 import json
@@ -36,11 +37,13 @@ KEY_PREFIX = "rq"
 """RQ's keys begin with this and a colon. The rights in `redis_access.py` and KEDA's triggers rely on it."""
 
 RETRIES = 3
-"""Four starts in all: enough for a worker that dies twice under a job that is not to blame."""
+"""Number of retries after the first start. Four starts are enough even if a job's workers die twice for other
+reasons.
+"""
 
 RESULT_SECONDS = 300
 FAILURE_SECONDS = 24 * 3600
-"""Finished and failed jobs can be looked at for this long. Their ids are taken for as long."""
+"""Finished and failed jobs are kept for this long. Their ids cannot be used again before that."""
 
 MAX_DATA_BYTES = 16 * 1024
 MAX_ID_LENGTH = 200
@@ -50,14 +53,18 @@ QUARANTINE_KEY = "sr:quarantine"
 QUARANTINE_LENGTH = 1000
 
 QUEUE_NAME = re.compile(r"(?:extract|prepare)\.[a-z0-9][a-z0-9._-]{0,90}")
-"""No comma (RQ joins the names of a worker's queues with it) and no colon (part of its keys)."""
+"""The form of a queue's name. It has no comma, with which RQ joins the names of a worker's queues, and no
+colon, which separates the parts of RQ's keys.
+"""
 
 _PREPARE = "prepare."
 _FINGERPRINT_DIGITS = 16
-"""This many digits of a fingerprint tell the encoders of one profile apart. Jobs carry all of them."""
+"""Number of digits of a fingerprint that are in the name of a queue. Jobs carry the whole fingerprint."""
 
 PICTURES_QUEUE = "draw.pictures"
-"""The queue of the pictures of clips. Every worker takes jobs of it, whichever profiles it serves."""
+"""The queue of jobs that draw pictures of clips. Every worker takes jobs from it, whichever profiles it
+serves.
+"""
 
 FUNCTION_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.]{0,99}")
 
@@ -65,9 +72,10 @@ STORED_FIELDS = frozenset(
     b"created_at data description ended_at enqueued_at last_heartbeat origin retries_left started_at status "
     b"timeout worker_name".split()
 )
-"""The fields that we read of a job. All other fields are not read and have no effect: callbacks, webhooks,
-meta (pickled by tools that forget the serializer), dependencies, repeats, rate limits (all three can wait for
-ever), intervals (they need a scheduler) and expiry."""
+"""The fields of a job that are read. All other fields have no effect: callbacks, webhooks, meta (which tools
+without our serializer pickle), dependencies, repeats and rate limits (which can make a job wait for ever),
+intervals (which need a scheduler) and expiry.
+"""
 
 HAND_BACK = """
 -- KEYS: intermediate list, queue, job.  ARGV: job id.
@@ -131,7 +139,7 @@ return 1
 
 
 class JobRefusedError(ValueError):
-    """Redis holds something under a job's id that is not a job of ours. The message says why."""
+    """The data under a job's id in Redis is not a valid job. The message says why."""
 
 
 def queue_name(profile: str) -> str:
@@ -143,15 +151,15 @@ def queue_name(profile: str) -> str:
 
 
 def preparation_queue(profile: str, fingerprint: str) -> str:
-    """Return the name of the queue of what one encoder extracts ahead of its promotion.
+    """Return the name of the queue for extractions by one encoder ahead of its promotion.
 
-    Only workers that have this encoder listen to it, and they take the jobs of other queues first.
+    Only workers with this encoder listen to the queue, and they take jobs from their other queues first.
     """
     return _checked_name(f"{_PREPARE}{profile}.{fingerprint.removeprefix('sha256:')[:_FINGERPRINT_DIGITS]}")
 
 
 def is_preparation(queue: str) -> bool:
-    """Return whether a queue is one of `preparation_queue`."""
+    """Return whether a queue holds extractions ahead of a promotion, see `preparation_queue`."""
     return queue.startswith(_PREPARE)
 
 
@@ -169,27 +177,27 @@ def _checked_name(name: str) -> str:
 
 
 class QueuedJob(Job):
-    """A job that cannot carry code, and that counts its starts."""
+    """A job that cannot carry code and that counts its starts."""
 
     attempt = 0
-    """The number of the current start, from 1, or 0 before the first. Starts that ended with their worker
+    """The number of the current start, from 1, or 0 before the first. Starts during which the worker died
     count, too.
     """
 
     execution = ""
-    """The id of the start that holds the job. A worker whose own start has another id has lost the job."""
+    """The id of the current start. A worker whose start has another id has lost the job."""
 
     def __init__(
         self, id: str | None = None, connection: Redis | None = None, serializer: Any = None
     ) -> None:
-        del serializer  # whatever a caller asks for
+        del serializer  # regardless of the caller's serializer
         super().__init__(id, connection, JSONSerializer)
 
     @cached_property
     def started_job_registry(self) -> StartedJobRegistry:
         """Return the registry that a queue's jobs share.
 
-        RQ makes a new one at each use, at the price of several commands.
+        RQ would create a new registry on each use, which costs several commands.
         """
         return StartedJobRegistry(self.origin, connection=self.connection, serializer=JSONSerializer)
 
@@ -217,7 +225,9 @@ class QueuedJob(Job):
         raise JobRefusedError(f"{self.func_name!r} is run by the handler of that name, never by import")
 
     def restore(self, raw_data: Mapping[bytes, bytes]) -> None:
-        """Take over what we read of a job. Raises `JobRefusedError` for anything but a name and ids."""
+        """Load the fields of a job that are read. Raises `JobRefusedError` for anything but a name and
+        ids.
+        """
         fields = {name: value for name, value in raw_data.items() if name in STORED_FIELDS}
         fields[b"data"] = _checked_call(fields.get(b"data", b""))
         super().restore(fields)
@@ -259,7 +269,7 @@ def _refuse_all_but_ids(kwargs: Mapping[str, Any]) -> None:
 
 
 class JobQueue(Queue):
-    """A queue of `QueuedJob`s. Needs a client that answers in bytes, as all of RQ does."""
+    """A queue of `QueuedJob`s. Like all of RQ, it needs a client that returns bytes."""
 
     job_class = QueuedJob
 
@@ -276,15 +286,19 @@ class JobQueue(Queue):
 
     @property
     def wake_key(self) -> str:
-        """A stream with one entry, newer with every enqueue. To wait for a list is to take from it."""
+        """The key of a stream whose only entry is replaced with every enqueue. Workers wait for the stream,
+        because waiting for a list would also take an entry from it.
+        """
         return f"{self.key}:wake"
 
     def wake(self) -> None:
-        """Tell workers that wait on several queues at once. One that misses it looks within a second."""
+        """Wake the workers that wait for jobs. A worker that misses this looks at the queue within a
+        second.
+        """
         self.connection.xadd(self.wake_key, {"woken": 1}, maxlen=1, approximate=False)
 
     def load(self, job_id: bytes, stored: Mapping[bytes, bytes] | Exception) -> QueuedJob:
-        """Return the job as stored. Raises `JobRefusedError`, whatever is wrong with it."""
+        """Return a stored job. Raises `JobRefusedError` if anything is wrong with it."""
         if isinstance(stored, Exception):
             raise JobRefusedError(f"its key holds something else ({stored})")
         try:
@@ -294,7 +308,7 @@ class JobQueue(Queue):
             raise
         except Exception as error:
             raise JobRefusedError(f"{type(error).__name__}: {error}"[:200]) from error
-        job.origin = self.name  # where it was found; RQ derives keys from it
+        job.origin = self.name  # the queue in which it was found, because RQ derives keys from it
         job.started_job_registry, job.finished_job_registry = self._started, self._finished
         return job
 
@@ -307,7 +321,9 @@ class JobQueue(Queue):
         client.eval(LINE_UP, 3, self.key, self._order_key, self._turns_key, job_id, tenant)
 
     def take(self, count: int) -> list[bytes]:
-        """Move up to `count` jobs to the intermediate list. Maintenance hands back those left unclaimed."""
+        """Move up to `count` jobs to the intermediate list. Maintenance puts back the jobs that no worker
+        starts.
+        """
         keys = (self.key, self.intermediate_queue_key, self._order_key, self._turns_key)
         return cast(list[bytes], self.connection.eval(TAKE, len(keys), *keys, count))
 
@@ -320,16 +336,18 @@ class JobQueue(Queue):
         return f"{self.key}:turns"
 
     def remove_waiting(self, job_id: str) -> None:
-        """Forget a job that still waits in the queue. Nothing happens to one that was taken."""
+        """Remove a job that still waits in the queue. A job that a worker has taken is left alone."""
         self.connection.eval(REMOVE, 2, self.key, job_key(job_id.encode()), job_id)
 
     def hand_back(self, job_id: bytes, pipeline: Pipeline) -> None:
-        """Return a job that was taken and not started. Nothing happens if another process was faster."""
+        """Put a job back that was taken and not started. Nothing happens if another process was faster."""
         keys = (self.intermediate_queue_key, self.key, job_key(job_id))
         pipeline.eval(HAND_BACK, len(keys), *keys, job_id)
 
     def quarantine(self, job_id: bytes, stored: object, reason: str, pipeline: Pipeline) -> None:
-        """Put a job that cannot be run where operators find it, so that no worker stumbles over it again."""
+        """Move a job that cannot be run to the failed jobs, where operators find it and no worker takes it
+        again.
+        """
         entry = {
             "queue": self.name,
             "job_id": job_id.decode(errors="replace")[:200],
@@ -348,7 +366,7 @@ class JobQueue(Queue):
 
 
 def job_key(job_id: bytes) -> bytes:
-    """Return the key of a job, also for ids that RQ would not accept."""
+    """Return the key of a job, even for ids that RQ would not accept."""
     return QueuedJob.redis_job_namespace_prefix.encode() + job_id
 
 
@@ -370,15 +388,13 @@ def enqueue(
     Args:
         queue: the queue that the job is put into.
         job_id: letters, digits, `_` and `-`.
-        func_name: the name of the handler, as the worker was given it.
-        kwargs: ids; no content.
-        timeout_seconds: a worker that runs it longer is taken for hung.
+        func_name: the name under which workers registered the handler.
+        kwargs: ids, but no content.
+        timeout_seconds: a worker that runs the job for longer counts as hung.
         at_front: put the job before all other jobs.
 
     Returns:
-        False if a job of that id exists: read its state. It may be the one just asked for, put there by a
-        first try whose answer got lost.
-
+        False if a job with that id exists. It may be the same job, if the answer to a first attempt was lost.
     """
     _checked_call(json.dumps([func_name, None, [], dict(kwargs)]).encode())
     try:
@@ -405,6 +421,6 @@ def enqueue(
 
 
 def status_of(queue: JobQueue, job_id: str) -> str | None:
-    """Return RQ's word for a job's state, or None if the job is not known or forgotten."""
+    """Return RQ's status of a job, or None if the job is unknown or forgotten."""
     status = queue.connection.hget(QueuedJob.key_for(job_id), "status")
     return as_text(status) if status else None

@@ -1,4 +1,4 @@
-"""Remembers the jobs that a process has opened, joined, read or heard of.
+"""Remembers the jobs that a process has opened, joined or read, or that events told it of.
 
 Clients can ask for such a job even after Redis has lost its record.
 """
@@ -23,12 +23,12 @@ class SeenJobs:
         self._records: OrderedDict[str, JobRecord] = OrderedDict()
 
     def put(self, record: JobRecord) -> None:
-        """Remember a job as it is now."""
+        """Remember the current state of a job."""
         with self._lock:
             self._keep(record)
 
     def put_claimed(self, fields: Mapping[str, str], *, at: float) -> None:
-        """Remember a job as a claim of any process made it, unless it was seen since, which is newer.
+        """Remember a job that some process has just claimed, unless a newer state of it is known.
 
         Args:
             fields: the fields of its record besides its state and its times.
@@ -39,7 +39,7 @@ class SeenJobs:
             self._keep(self._records.get(record.id, record))
 
     def hear(self, event: Mapping[str, Any]) -> None:
-        """Remember the job that an event of the view says was claimed."""
+        """Remember the job that was claimed according to an event."""
         if claimed := event.get("claimed"):
             self.put_claimed(json.loads(claimed), at=float(event["at"]))
 

@@ -1,4 +1,4 @@
-"""A worker that starts tells with which encoder it came."""
+"""Announces the encoder of a worker that starts."""
 
 from functools import partial
 
@@ -12,7 +12,7 @@ log = structlog.get_logger(__name__)
 
 
 def announce(profiles: ProfileRecords, encoder: Encoder, *, worker: str) -> bool:
-    """Record that a worker came with an encoder. Returns whether it is the current one of its profile.
+    """Record that a worker has an encoder. Returns whether it is the current encoder of its profile.
 
     It becomes the current one if `takes_over` says so, and is a candidate otherwise. Raises `Unavailable`.
     """

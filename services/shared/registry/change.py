@@ -1,7 +1,7 @@
 """One change of a speaker's document, from the decision to the confirmation. `Speakers.changing` begins it.
 
-Only the swap decides. If a step after it fails, the change stands and the caller is told to ask again; the
-repeat finds what it did.
+Only the swap decides. If a step after it fails, the change stands and the caller is told to repeat the
+request, which then finds the change made.
 """
 
 from collections.abc import Callable
@@ -24,11 +24,11 @@ from speaker_registry.errors import SpeakerRegistryError, Unavailable, VoiceDama
 Answer = TypeVar("Answer")
 
 Decide = Callable[[SpeakerDocument], SpeakerDocument]
-"""A decision returns the next document, or its argument if nothing is to be changed. It refuses by raising an
-error of the registry. It may be called several times, on newer documents.
+"""A decision is a function that returns the next document, or its argument if nothing is to be changed. It
+refuses by raising an error of the registry. It may be called several times, on newer documents.
 """
 Done = Callable[[SpeakerDocument], bool]
-"""This says whether a document holds the change already."""
+"""A function that says whether a document already contains the change."""
 
 
 class Change:
@@ -48,7 +48,7 @@ class Change:
         now: Callable[[], int],
         max_bytes: int,
     ) -> None:
-        """Take a change that was announced.
+        """Create an announced change.
 
         Args:
             announced_in: the generation in which it was announced.
@@ -64,7 +64,7 @@ class Change:
         self._now = now
         self._max_bytes = max_bytes
         self.token = token
-        """The id of this change. It is new, so it may name what the change stores."""
+        """The id of this change. It is new, so bytes that the change stores may be named by it."""
         self.until = until
         self.is_settled = True
         """False while a swap of this change may still be carried out. Then the announcement stays."""
@@ -74,15 +74,16 @@ class Change:
 
     @property
     def document(self) -> SpeakerDocument:
-        """Return the document that the change starts from, which may be an outdated copy; after the commit,
-        the one that it led to.
+        """Return the document that the change starts from, which may be an outdated copy. After the commit,
+        return the changed document.
         """
         return self._understood(self._start())
 
     def ask(self, question: Callable[[SpeakerDocument], Answer]) -> Answer:
-        """Return what `question` says of the document that the change starts from.
+        """Return the answer of `question` for the document that the change starts from.
 
-        A refusal of the copy is decided again on the document in the bucket: the copy may be outdated.
+        If `question` raises for the copy, it is asked again about the document in the bucket, because the
+        copy may be outdated.
         """
         try:
             return question(self.document)
@@ -100,12 +101,12 @@ class Change:
         takes_away: bool = False,
         mends: bool = False,
     ) -> SpeakerDocument:
-        """Commit what `decide` makes of the newest document. Returns the document then.
+        """Commit the document that `decide` makes from the newest one. Returns the resulting document.
 
         Args:
-            did: the kind of change, for those who read the document or the events.
-            done: says whether a document holds the change already, where what it adds has an id. By default
-                the document keeps the change's own id.
+            did: the kind of change, for readers of the document and of events.
+            done: says whether a document already contains the change, if the change adds something with an
+                id. By default the document keeps the change's own id.
             takes_away: answer only when no reader of an older view is left.
             mends: decide on an empty document in place of a damaged one, instead of raising.
 
@@ -124,10 +125,10 @@ class Change:
                 return None
             change_id = None if done else self.token
             after = after.following(before, change_id, at=self._now(), by=self._by, did=did)
-            if not takes_away:  # what was deleted is named with its date, and that must always fit
+            if not takes_away:  # deletes record ids and dates, and must always fit
                 fitting(before, after, max_bytes=self._max_bytes)
             body = after.to_bytes()
-            self.is_settled = False  # from here on a swap may be on its way
+            self.is_settled = False  # from here on, a swap may be under way
             return body
 
         try:
@@ -141,7 +142,7 @@ class Change:
         except Unavailable:
             raise
         except SpeakerRegistryError:
-            self.is_settled = True  # refused on a newer document, to which no earlier try can apply any more
+            self.is_settled = True  # no earlier attempt can apply to this newer document
             self._base = seen
             self._bring_up_view()
             raise
@@ -150,8 +151,8 @@ class Change:
         return self.document
 
     def _show(self, committed: Base, before: SpeakerDocument, *, takes_away: bool) -> None:
-        """Apply a document to the view, see that this view is still the one in use, and wait until nobody
-        answers from memory what the change took away.
+        """Apply a document to the view, check that this view is still in use, and wait until no process
+        answers from memory with data that the change took away.
         """
         if committed.etag is not None:
             self._bring_up_to(committed, NO_DOCUMENT if self.mended else before)
@@ -162,9 +163,9 @@ class Change:
             self._leases.settle()
 
     def _bring_up_view(self) -> None:
-        """Apply the document in the bucket that a change is refused on, of which the copy may lag behind.
+        """Bring the view up to the document for which a change is refused, because the copy may be outdated.
 
-        Otherwise the caller could be told of a change that a later reader does not see.
+        Otherwise the error could mention a change that a later reader does not see.
         """
         base = self._base
         if base is not None and base.etag is not None and not self.mended:
@@ -177,7 +178,7 @@ class Change:
         self._documents.show(self._speaker_id, document, base, generation=self._announced_in, before=before)
 
     def _start(self) -> Base:
-        """Return the document that the change starts from, from the view or else from the bucket."""
+        """Read the document that the change starts from, from the view or else from the bucket."""
         if self._base is None:
             [copy] = self._documents.view.get([self._speaker_id], {})
             self._base = (
@@ -198,7 +199,7 @@ class Change:
         return False
 
     def _mended(self) -> SpeakerDocument:
-        """Return the document that a delete decides on in place of a damaged one."""
+        """Return the empty document on which a delete decides in place of a damaged one."""
         [copy] = self._documents.view.get([self._speaker_id], {})
         known = SpeakerDocument.parse(copy.body) if copy.body else None
         return SpeakerDocument.after_damage(known, self._now())

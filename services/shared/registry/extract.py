@@ -1,4 +1,6 @@
-"""Starts extractions: one job at a time for each artifact. Whoever asks for the same artifact joins it."""
+"""Starts extractions, with one job at a time for each artifact. Further requests for the artifact join the
+job.
+"""
 
 from collections.abc import Sequence
 
@@ -23,17 +25,17 @@ def extract(
     """Make sure that each profile's artifact exists or is being made.
 
     Args:
-        force: extract again although there is an artifact or a failure. What there is stays in service until
+        force: extract again even if there is an artifact or a failure. The existing artifact is served until
             the new one is ready.
-        max_builds: the number of times that one artifact may be made.
+        max_builds: the largest number of builds of one artifact.
 
     Returns:
-        For each profile whose artifact is being made, the id of the job.
+        The id of the job for each profile whose artifact is being made.
 
     Raises:
         ProfileUnknown.
         CacheUnsupported: nothing can be extracted for one of the profiles. Then no job is opened.
-        QuotaExceeded: an artifact was made as often as is accepted.
+        QuotaExceeded: an artifact already has `max_builds` builds.
     """
     for name in names:
         if reason := unsupported_reason(version, profiles.get(name)):
@@ -55,7 +57,7 @@ def extract_missing(
     """Open a job for each required profile that a version lacks and that was not given up.
 
     Returns:
-        For each profile whose artifact is being made, the id of the job.
+        The id of the job for each profile whose artifact is being made.
     """
     opened = {}
     for profile in profiles.required:

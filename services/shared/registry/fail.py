@@ -1,4 +1,6 @@
-"""Records why an extraction failed. What the document says of it keeps it from being tried for ever."""
+"""Records why an extraction failed. The record in the document keeps the extraction from being retried for
+ever.
+"""
 
 import structlog
 
@@ -18,7 +20,8 @@ log = structlog.get_logger(__name__)
 def fail(
     speakers: Speakers, jobs: Jobs, profiles: Profiles, attempt: Attempt, error: SpeakerRegistryError
 ) -> None:
-    """Record that an attempt failed. The extraction is given up if the error or the attempts leave no hope.
+    """Record that an attempt failed. The extraction is given up if the error is permanent or no attempts are
+    left.
 
     Nothing happens if a later attempt has begun.
     """
@@ -48,7 +51,7 @@ def give_up(
     failure: FailureRecord,
     error: SpeakerRegistryError,
 ) -> None:
-    """Record that an extraction is given up, and end its job. What another job has made meanwhile stays."""
+    """Record that an extraction is given up, and end its job. An artifact that another job has made stays."""
 
     def give(document: SpeakerDocument) -> SpeakerDocument:
         record = failure.having(ahead=profiles.is_ahead(job.profile, failure.fingerprint))

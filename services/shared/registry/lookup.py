@@ -1,4 +1,4 @@
-"""Finds a speaker, and a version of it, by what a caller typed."""
+"""Finds a speaker, and a version of it, by the text that a caller sent."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -35,7 +35,7 @@ class FoundVersion:
 
 
 def find(speakers: Speakers, namespace: str, name: SpeakerName) -> FoundSpeaker:
-    """Return the live speaker of this name or, if no voice has it, of this voice id.
+    """Return the live speaker with this name or, if there is none, with this voice id.
 
     Raises:
         VoiceNotFound, VoiceDamaged, VoiceUnreadable, Unavailable.
@@ -52,7 +52,7 @@ def locate(
     """Return the speaker that `find` looks for, which need not be live.
 
     Args:
-        also_deleted: take the id of the voice that was deleted last under a name for that name.
+        also_deleted: accept the id of the voice that was deleted last under a name as that name.
     """
     named = speakers.read(SpeakerId.of(namespace, name))
     return _meant(speakers, namespace, name, named, also_deleted=also_deleted)
@@ -66,24 +66,24 @@ def _meant(
     *,
     also_deleted: bool = False,
 ) -> FoundSpeaker:
-    """Return the speaker of this name or, if it is not live, the one of this voice id."""
+    """Return the speaker with this name or, if it is not live, the one with this voice id."""
     voice_id = parse_voice_id(name.key)
     if voice_id is None or named.document.live:
         return named
     meant = speakers.read(SpeakerId(namespace, voice_id.slug))
     if meant.document.version(voice_id.vuid) is not None:
         return meant
-    # If the voice with this id was deleted, a new voice with its name is not meant.
+    # If the voice with this id was deleted, the id does not stand for a new voice of the same name.
     wants_deleted = also_deleted and not meant.document.live and named.document.last_deleted is None
     last = meant.document.last_deleted if wants_deleted else None
     return meant if last and any(one.vuid == voice_id.vuid for one in last.versions) else named
 
 
 def expect(document: SpeakerDocument, name: SpeakerName, speaker_id: SpeakerId) -> None:
-    """Check that a newer document of a speaker that `locate` found is still what its caller means.
+    """Check that a newer document still belongs to the voice that the caller of `locate` asked for.
 
-    Raises `VoiceNotFound` if the voice was deleted, or if the caller named the id of a voice whose name has
-    been registered anew since: the new voice has another id.
+    Raises `VoiceNotFound` if the voice was deleted, or if the caller used the id of a voice whose name has
+    been registered again since: the new voice has another id.
     """
     voice_id = parse_voice_id(name.key) if speaker_id.slug != slug_of(name.key) else None
     if not document.live or (voice_id and document.version(voice_id.vuid) is None):
@@ -96,7 +96,7 @@ def find_version(
     """Return a live speaker, and the version that a number or an alias stands for.
 
     Raises:
-        VersionNotFound, AliasNotFound, and what `find` raises.
+        VersionNotFound, AliasNotFound, and the errors of `find`.
     """
     speaker = find(speakers, namespace, name)
     return speaker, _resolved(profiles, speaker, reference)
@@ -126,7 +126,7 @@ def find_versions(
         voices: each a name, `name@version` or `name@alias`.
 
     Returns:
-        For each voice, its speaker and version, or the error why it was not found.
+        For each voice, its speaker and version, or the error that explains why it was not found.
 
     Raises:
         Unavailable: neither view nor bucket could be read.

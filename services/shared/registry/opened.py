@@ -1,6 +1,6 @@
-"""The nouns of a registry: what `opening` returns.
+"""The parts of an open registry, which `opening` returns together.
 
-Only what wires a process, and the services of an API process, hold all of them.
+Only code that wires a process, and the services of an API process, hold all of them.
 """
 
 from dataclasses import dataclass, fields
@@ -23,7 +23,7 @@ from services.shared.view.workers import Workers
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Opened:
-    """The nouns of a registry, which a process opens once."""
+    """The parts of an open registry. A process opens it once."""
 
     store: ObjectStore
     documents: Documents
@@ -46,5 +46,5 @@ class Opened:
         self.generation.close()
 
     def by_name(self) -> dict[str, Any]:
-        """Return the nouns by their names, for a class that has more of them."""
+        """Return the parts by their names, to construct a class that has further parts."""
         return {one.name: getattr(self, one.name) for one in fields(Opened)}

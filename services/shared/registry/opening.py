@@ -1,6 +1,6 @@
-"""Opens store, view and queue as the settings say. Every process calls it once, at its start.
+"""Opens store, view and queue according to the settings. Every process does so once, when it starts.
 
-Only what wires a process holds an `Opened`. Everything else takes the nouns that it needs.
+Only code that wires a process holds an `Opened`. All other code takes the parts that it needs.
 """
 
 from collections.abc import Callable, Iterable
@@ -48,11 +48,11 @@ _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 1.0, 10.0
 def open_registry(
     store_settings: StoreSettings, settings: RegistrySettings, clock: Clock | None = None
 ) -> Opened:
-    """Open the bucket and Redis of the settings. Redis is not contacted before the first use.
+    """Open the bucket and Redis that the settings name. Redis is not contacted before the first use.
 
     Raises:
-        StoreUnfit: the bucket is missing, refused to us, of another layout, or not consistent enough to be
-            the truth, or it was not reached within `start_seconds`.
+        StoreUnfit: the bucket is missing, has another layout, refuses access or is not consistent enough, or
+            it was not reached within `start_seconds`.
         ProfileUnknown: a profile is not known.
     """
     clock = clock or Clock()
@@ -61,7 +61,7 @@ def open_registry(
 
 
 def registry_over(store: ObjectStore, identity: str, settings: RegistrySettings, clock: Clock) -> Opened:
-    """Open the nouns over a store whose bucket has this identity. Raises `ProfileUnknown`."""
+    """Open a registry over a store whose bucket has this identity. Raises `ProfileUnknown`."""
     documents, run_all, now = Documents(store, clock), ConcurrentRunner(), partial(_now, store)
     generation = Generation(settings.redis_address, identity, documents, clock)
     shared = SharedDocuments(documents=documents, generation=generation, clock=clock, now=now)
@@ -105,7 +105,7 @@ Result = TypeVar("Result")
 def _patiently(opening: Callable[[], Result], settings: StoreSettings, clock: Clock) -> Result:
     """Call `opening` until it no longer raises `StoreUnreachable`, with growing pauses.
 
-    One truncated answer of the store must not end the start. Gives up after `start_seconds`.
+    A single truncated answer of the store must not end the start. Gives up after `start_seconds`.
     """
     deadline, pause = clock.monotonic() + settings.start_seconds, _FIRST_PAUSE_SECONDS
     while True:
@@ -120,7 +120,7 @@ def _patiently(opening: Callable[[], Result], settings: StoreSettings, clock: Cl
 
 
 def _open_bucket(settings: StoreSettings, clock: Clock) -> tuple[ObjectStore, str]:
-    """Return the probed store and its bucket's identity."""
+    """Open and probe the store. Returns the store and its bucket's identity."""
     prepare_bucket(settings)
     store = open_store(settings)
     documents = Documents(store, clock)
@@ -134,10 +134,9 @@ def _open_bucket(settings: StoreSettings, clock: Clock) -> tuple[ObjectStore, st
 
 
 def _probe(store: ObjectStore, documents: Documents, settings: StoreSettings) -> None:
-    """Probe the store. A folder of ours that can only be read is accepted.
+    """Probe the store. An existing registry's folder that can only be read is accepted.
 
-    If it cannot be written because the disk is full or read-only, writes are refused one by one until there
-    is room again.
+    If the disk is full or read-only, each write is refused until writing works again.
     """
     try:
         probe_consistency(store)
@@ -157,7 +156,7 @@ class ConcurrentRunner:
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="at-once")
 
     def __call__(self, steps: Iterable[Callable[[], object]]) -> None:
-        """Run all steps and return when all have ended. Raises the error of the first that failed."""
+        """Run all steps and return when all have ended. Raises the error of the first failed step."""
         # The steps run in the caller's context, so that their log lines carry the request's id.
         futures = [self._pool.submit(copy_context().run, step) for step in steps]
         wait(futures)
@@ -166,5 +165,5 @@ class ConcurrentRunner:
 
 
 def open_queue_connection(settings: RegistrySettings) -> redis.Redis:
-    """Return a Redis client for RQ, which reads bytes. Everything else here reads text."""
+    """Return a Redis client for RQ, which reads bytes. All other clients read text."""
     return connect(settings.redis_address, decode_responses=False)

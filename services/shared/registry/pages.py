@@ -1,12 +1,12 @@
-"""Returns the live speakers of a namespace page by page: from the view, or else from the bucket.
+"""Lists the live speakers of a namespace page by page, from the view or else from the bucket.
 
 A listing of the bucket yields slugs. A slug is the speaker's key, unless the key does not fit into the
 alphabet of the bucket: then the slug is `x-` and a hash, and only the document holds the key. Reading all
 documents for one page would take as long as a rebuild, so pages of the bucket have an order of their own:
-first the speakers with hashed slugs, by slug, then all the rest by key.
+first the speakers with hashed slugs, by slug, then all others by key.
 
-A list may begin in one order and continue in the other, if the view comes or goes meanwhile. The cursors make
-sure that no speaker is left out then; some may be listed twice.
+A list may begin in one order and continue in the other, if the view becomes available or unavailable
+meanwhile. The cursors make sure that no speaker is left out in this case, but some may be listed twice.
 """
 
 from collections.abc import Sequence
@@ -22,9 +22,9 @@ from speaker_registry.errors import Unavailable
 from speaker_registry.names import SpeakerName, slug_of
 
 NAMES_SEARCHED = 5_000
-"""A search for a part of the name examines this many names for one page."""
+"""Largest number of names that a search for a part of the name examines for one page."""
 MAX_PAGE_OF_BUCKET = 101
-"""The most documents that are read for one page. The API's largest page needs this many."""
+"""Largest number of documents that are read for one page. The API's largest page needs this many."""
 PAGE_BYTES = 1024**2
 """A page ends after the voice whose texts bring the total to this many bytes. A hundred voices with the
 longest texts would be an answer of 6 MB or more.
@@ -34,7 +34,7 @@ _ALL = "~"
 
 
 class Listed(Protocol):
-    """The part of a store that lists."""
+    """The part of a store that lists objects."""
 
     def list(self, prefix: str) -> Listing: ...
 
@@ -44,7 +44,7 @@ class SpeakerPage:
     """One page of a namespace's live speakers."""
 
     entries: Sequence[tuple[str, FoundSpeaker]]
-    """Each speaker, preceded by the cursor at which the list continues after it."""
+    """The speakers, each as a pair with the cursor at which the list continues after it."""
     last: str
     """The cursor at which the next page starts. More speakers than the entries may have been examined."""
     more: bool
@@ -67,17 +67,17 @@ class SpeakerPage:
 
 @dataclass(frozen=True, slots=True)
 class Cursor:
-    """A cursor is the position at which a list continues.
+    """The position at which a list continues.
 
-    Its text is the key alone if all speakers up to the key have been listed, as the view does. Otherwise the
-    text is `/{hashed}/{key}`. The two cannot be confused, because no key contains a `/`.
+    Its text is the key alone if all speakers up to the key have been listed, as in lists from the view.
+    Otherwise the text is `/{hashed}/{key}`. The two cannot be confused, because no key contains a `/`.
     """
 
     key: str
     """All speakers with plain slugs up to this key have been listed."""
     hashed: str = ""
-    """All speakers with hashed slugs up to this slug have been listed. If it is empty, all up to `key` have
-    been.
+    """All speakers with hashed slugs up to this slug have been listed. If it is empty, all speakers up to
+    `key` have been listed, whatever their slugs.
     """
 
     @classmethod
@@ -100,12 +100,12 @@ class Cursor:
 def page(
     speakers: Speakers, store: Listed, namespace: str, *, after: str = "", limit: int, part: str | None = None
 ) -> SpeakerPage:
-    """Return up to `limit` live speakers in the order of their keys, starting after the cursor `after`.
+    """Return up to `limit` live speakers, ordered by key, starting after the cursor `after`.
 
-    With `part`, the page has those of the next `NAMES_SEARCHED` speakers whose key contains `part`.
+    With `part`, only keys that contain `part` are returned, and at most `NAMES_SEARCHED` keys are examined.
 
-    A speaker whose document cannot be understood is left out, so that it does not hide the others. Reading
-    it logs and counts the damage.
+    A speaker whose document cannot be understood is left out, so that it does not hide the others. The damage
+    is logged and counted.
 
     While the view cannot be read or does not hold every speaker, the page is made from up to
     `MAX_PAGE_OF_BUCKET` documents. Raises `Unavailable`.

@@ -1,4 +1,6 @@
-"""Documents that this process has parsed, so that an unchanged one is neither sent nor parsed again."""
+"""Caches the documents that this process has parsed. An unchanged document is neither fetched nor parsed
+again.
+"""
 
 from collections import OrderedDict
 from threading import Lock
@@ -10,10 +12,10 @@ _MAX_BYTES = 64 * 1024 * 1024
 
 
 class ParsedDocuments:
-    """Keeps the documents that were used last, by speaker and ETag. Thread-safe.
+    """A cache of the most recently used documents, by speaker and ETag. Thread-safe.
 
     Args:
-        max_bytes: the documents that are kept take no more than this, measured as JSON.
+        max_bytes: the largest total size of the cached documents, measured as JSON.
     """
 
     def __init__(self, max_bytes: int = _MAX_BYTES) -> None:
@@ -23,13 +25,13 @@ class ParsedDocuments:
         self._kept: OrderedDict[SpeakerId, tuple[str, SpeakerDocument, int]] = OrderedDict()
 
     def etag(self, speaker_id: SpeakerId) -> str | None:
-        """Return the ETag of the document that is kept of a speaker."""
+        """Return the ETag of the cached document of a speaker, or None if there is none."""
         with self._lock:
             kept = self._kept.get(speaker_id)
             return kept[0] if kept else None
 
     def get(self, speaker_id: SpeakerId, etag: str) -> SpeakerDocument | None:
-        """Return the document with this ETag, if it is the one that is kept."""
+        """Return the cached document of a speaker if it has this ETag, else None."""
         with self._lock:
             kept = self._kept.get(speaker_id)
             if kept is None or kept[0] != etag:
@@ -38,7 +40,7 @@ class ParsedDocuments:
             return kept[1]
 
     def put(self, speaker_id: SpeakerId, etag: str, document: SpeakerDocument, size: int) -> None:
-        """Keep a document in place of the one that was kept of the speaker."""
+        """Cache a document. It replaces the cached document of the same speaker."""
         with self._lock:
             before = self._kept.pop(speaker_id, None)
             self._bytes += size - (before[2] if before else 0)
@@ -48,14 +50,14 @@ class ParsedDocuments:
 
 
 class MissingSpeakers:
-    """Remembers for some seconds that the bucket has no such speaker. Thread-safe.
+    """Remembers for some seconds which speakers the bucket does not have. Thread-safe.
 
-    What was remembered in one generation of the view says nothing in the next: until then a speaker that was
-    registered elsewhere was found in the view, and now the view may lack it.
+    An entry is valid only in the generation of the view in which it was made. In the next generation, the
+    view may lack a speaker that another process has registered meanwhile.
 
     Args:
-        seconds: a speaker is asked for again after this long.
-        most: no more speakers than this are remembered.
+        seconds: the lifetime of an entry.
+        most: the largest number of speakers that are remembered.
     """
 
     def __init__(self, seconds: float = 5.0, most: int = 10_000) -> None:
@@ -65,7 +67,9 @@ class MissingSpeakers:
         self._since: OrderedDict[SpeakerId, tuple[str | None, float]] = OrderedDict()
 
     def put(self, speaker_id: SpeakerId, generation: str | None, now: float) -> None:
-        """Remember a speaker. `generation` is that of the view which lacks it; None if no view was read."""
+        """Remember that a speaker is missing. `generation` is that of the view that lacks the speaker, or
+        None if no view was read.
+        """
         with self._lock:
             self._since[speaker_id] = (generation, now)
             self._since.move_to_end(speaker_id)

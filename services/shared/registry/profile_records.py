@@ -1,7 +1,7 @@
-"""Tells with which encoder each profile is made now, from the documents of profiles.
+"""Tells which encoder of each profile is the current one, from the documents of profiles.
 
-Reading costs at most one round trip a second for each profile, and goes on from the bucket while Redis is
-away. `model/profile_document` has the rules.
+Reading costs at most one round trip per second for each profile. While Redis is unavailable, the bucket is
+read. `model/profile_document` has the rules.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -22,16 +22,16 @@ from speaker_registry.errors import Unavailable
 log = structlog.get_logger(__name__)
 
 REMEMBERED_SECONDS = 1.0
-"""A document that was read is used for this long."""
+"""A document is cached for this long."""
 _SETTLED_SECONDS = REMEMBERED_SECONDS + 0.1
-"""A promotion is acknowledged after this time. It is a little longer, because the clocks of two machines do
-not run at exactly the same speed.
+"""A promotion is acknowledged after this time. It is a little longer than `REMEMBERED_SECONDS`, because the
+clocks of two machines do not run at exactly the same speed.
 """
 _UNREADABLE_SECONDS = 10.0
 """The bucket is not asked again for this long after a document could not be read. Redis is still asked."""
 _MISSING_SECONDS = 60.0
-"""The bucket is not asked again for this long after it had no document of a profile. Redis is still asked:
-the worker that first announces the profile tells it.
+"""The bucket is not asked again for this long after it had no document of a profile. Redis is still asked,
+because the first worker to announce the profile writes there.
 """
 
 
@@ -49,7 +49,7 @@ class ProfileRecords:
     """The documents of all profiles. Safe to use from several threads.
 
     Args:
-        wait: returns when every process that answers from memory has heard of the last change.
+        wait: returns when every process that answers from memory has applied the last change.
     """
 
     def __init__(
@@ -62,12 +62,13 @@ class ProfileRecords:
         self._shared = shared
         self._clock = clock
         self._wait = wait
-        self._remembered: dict[str, _Remembered] = {}  # bounded: only names of profiles get here
+        self._remembered: dict[str, _Remembered] = {}  # bounded, because all keys are names of profiles
         self._times_forgotten = 0
         self._not_asked_until: dict[str, float] = {}  # likewise
 
     def read(self, profile: str) -> ProfileDocument:
-        """Return the document of a profile, at most a second old. One without a worker has revision 0.
+        """Return the document of a profile, at most a second old. The document of a profile without a worker
+        has revision 0.
 
         Raises `Unavailable`.
         """
@@ -76,50 +77,50 @@ class ProfileRecords:
             times_forgotten = self._times_forgotten
             began = self._clock.since_boot()
             known = _Remembered(self._look_up(profile), began + REMEMBERED_SECONDS)
-            if times_forgotten == self._times_forgotten:  # else the look-up may have come before the news
+            if times_forgotten == self._times_forgotten:  # else this may be older than the change
                 self._remembered[profile] = known
         return known.document
 
     def read_anew(self, profile: str) -> ProfileDocument:
-        """Return the document of a profile as it is now. Raises `Unavailable`."""
+        """Return the document of a profile without using the cache. Raises `Unavailable`."""
         self._forget(profile)
         return self.read(profile)
 
     def current(self, profile: str) -> Encoder | None:
-        """Return the current encoder of a profile; None while no worker has announced one."""
+        """Return the current encoder of a profile, or None while no worker has announced one."""
         return self.read(profile).current
 
     def copied(self, profiles: Iterable[str]) -> dict[str, ProfileDocument]:
-        """Return the documents of which Redis has copies, in one round trip. Raises `Unavailable`."""
+        """Return the documents that Redis has copies of, in one round trip. Raises `Unavailable`."""
         names = {profile_key(name): name for name in profiles}
         found = self._shared.copies_of(ProfileDocument, list(names))
         return {names[path]: document for path, document in found.items()}
 
     def fingerprint(self, profile: str) -> str:
-        """Return the current fingerprint of a profile; empty while no worker has announced one."""
+        """Return the current fingerprint of a profile. It is empty while no worker has announced one."""
         return self.read(profile).fingerprint
 
     def made_with(self, profiles: Iterable[str]) -> str:
-        """Return a text that differs whenever housekeeping has to look at every voice: after another encoder
-        became current, and when other profiles are required.
+        """Return a text that changes whenever housekeeping must look at every voice: when another encoder
+        becomes current, and when other profiles are required.
         """
         return ",".join(f"{name}={self.fingerprint(name)}" for name in sorted(profiles))
 
     def look_anew(self) -> None:
-        """Forget what is remembered, so that later reads look it up again."""
+        """Clear the cache, so that later reads look up every document."""
         self._times_forgotten += 1
         self._remembered.clear()
         self._not_asked_until.clear()
 
     def hear(self, event: Mapping[str, Any]) -> None:
-        """Look up again what an event says has changed."""
+        """Drop the document that has changed according to an event, so that it is read again."""
         if event.get("what") == ProfileDocument.UPDATED:
             self._forget(event["profile"])
 
     def change(
         self, profile: str, decide: Callable[[ProfileDocument], ProfileDocument], *, by: str, did: str
     ) -> ProfileDocument:
-        """Commit what `decide` makes of the newest document, and show it to every process.
+        """Commit the document that `decide` makes from the newest one, and show it to every process.
 
         A document that is damaged is replaced by its copy in Redis, or by an empty one.
 
@@ -140,7 +141,7 @@ class ProfileRecords:
         return changed.expect_told().document
 
     def settle(self) -> None:
-        """Return when no process answers any more by what a profile was before the last change.
+        """Wait until no process uses the state of a profile from before the last change.
 
         Raises `Unavailable`.
         """
@@ -173,7 +174,7 @@ class ProfileRecords:
         if found.etag is None:
             self._not_asked_until[profile] = self._clock.since_boot() + _MISSING_SECONDS
             return found.document
-        with suppress(Unavailable):  # the copy only saves the next reader a look at the bucket
+        with suppress(Unavailable):  # the copy only saves the next reader a read of the bucket
             self._shared.share(path, found, with_body=True)
         return found.document
 

@@ -1,6 +1,4 @@
-"""The profiles that artifacts are made for, the encoder that each is made with now, and where versions stand
-with them.
-"""
+"""The profiles that artifacts are made for, their current encoders, and the status of versions with them."""
 
 from collections.abc import Set
 from dataclasses import replace
@@ -26,7 +24,7 @@ class Announced(Protocol):
     """Knows the encoders of profiles."""
 
     def read(self, profile: str) -> ProfileDocument:
-        """Return the document of a profile. One without a worker has revision 0."""
+        """Return the document of a profile. The document of a profile without a worker has revision 0."""
         ...
 
 
@@ -34,7 +32,7 @@ class Served(Protocol):
     """Knows which encoders live workers have."""
 
     def holds(self, profile: str, fingerprint: str) -> bool:
-        """Return whether a live worker has this encoder. Returns True also if that cannot be found out."""
+        """Return whether a live worker has this encoder, or True if that is unknown."""
         ...
 
 
@@ -64,24 +62,26 @@ class Profiles:
         return name in self._catalogue.required
 
     def encoder(self, profile: str) -> Encoder | None:
-        """Return the current encoder of a profile; None while no worker has announced one."""
+        """Return the current encoder of a profile, or None while no worker has announced one."""
         return self._announced.read(profile).current
 
     def fingerprint(self, profile: str) -> str:
-        """Return the current fingerprint of a profile; empty while no worker has announced one."""
+        """Return the current fingerprint of a profile. It is empty while no worker has announced one."""
         return self._announced.read(profile).fingerprint
 
     def is_ahead(self, profile: str, fingerprint: str) -> bool:
-        """Return whether an encoder works ahead of its promotion: a profile has another one now."""
+        """Return whether an encoder works ahead of its promotion, because another encoder of its profile is
+        current.
+        """
         return self.fingerprint(profile) not in {"", fingerprint}
 
     def kept_fingerprints(self) -> dict[str, frozenset[str]]:
-        """Return the fingerprints whose artifacts stay, for each profile that a worker has announced."""
+        """Return the fingerprints whose artifacts are kept, for each profile that a worker has announced."""
         documents = {name: self._announced.read(name) for name in self.names}
         return {name: one.kept_fingerprints for name, one in documents.items() if one.current}
 
     def current_fingerprints(self) -> dict[str, str]:
-        """Return the current fingerprint of each profile, which is empty as `fingerprint` may be."""
+        """Return the current fingerprint of each profile. It is empty while no worker has announced one."""
         return {name: self.fingerprint(name) for name in self.names}
 
     # Statuses
@@ -89,7 +89,7 @@ class Profiles:
     def status(
         self, speaker: Speaker, version: Version, profile: Profile, fingerprint: str | None = None
     ) -> ProfileStatus:
-        """Return where a version stands with a profile.
+        """Return the status of a version with a profile.
 
         Args:
             fingerprint: look only at artifacts of this fingerprint.
@@ -112,9 +112,9 @@ class Profiles:
         return [self.status(speaker, version, self.get(name)) for name in self.wanted(version)]
 
     def all_statuses(self, speaker: Speaker, version: Version) -> list[ProfileStatus]:
-        """Return the status for each wanted profile and each other one that has an artifact or a job.
+        """Return the status for each wanted profile, and for each other profile with an artifact or a job.
 
-        The statuses are `explained`.
+        The statuses include the reason for which an extraction waits, see `explained`.
         """
         present = {
             *version.artifacts,
@@ -128,20 +128,20 @@ class Profiles:
         return worst(self.wanted_statuses(speaker, version))
 
     def is_complete(self, speaker: Speaker, version: Version) -> bool:
-        """Return whether engines get an artifact for every profile that a version needs."""
+        """Return whether a version has an artifact to serve for every profile that it needs."""
         return self.state(speaker, version) == "ready"
 
     def explained(self, status: ProfileStatus) -> ProfileStatus:
-        """Add the reason to a status that waits because no worker serves its profile.
+        """Add the reason to the status of an extraction that waits because no worker serves its profile.
 
-        Meant for answers, because it may ask Redis, once a second for each profile.
+        Use this only for answers to callers, because it asks Redis up to once per second for each profile.
         """
         if status.state_of_current != "pending" or self.is_served(status.profile.name):
             return status
         return replace(status, reason=waiting_reason(status.profile.name))
 
     def is_served(self, profile: str) -> bool:
-        """Return whether a live worker has the current encoder. Returns True if that cannot be found out."""
+        """Return whether a live worker has the current encoder, or True if that is unknown."""
         return self._served.holds(profile, self.fingerprint(profile))
 
     def untrained(self, status: ProfileStatus) -> bool:

@@ -1,7 +1,7 @@
 """A worker begins an attempt at a job, and publishes the artifact that it has made.
 
-Two workers that make the same artifact meet in the document: the first is named there, and the bytes of the
-other are collected as garbage. Knows no encoder.
+If two workers make the same artifact, the document names that of the first, and the bytes of the other are
+collected as garbage. This module knows no encoder.
 """
 
 from collections.abc import Mapping
@@ -29,7 +29,9 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Provenance:
-    """The profile, encoder, worker and machine that make artifacts. Each artifact's manifest has them."""
+    """The profile, encoder, worker and machine that make artifacts. They are recorded in each artifact's
+    manifest.
+    """
 
     profile: Profile
     fingerprint: str
@@ -52,7 +54,7 @@ class Attempt:
     provenance: Provenance
     build: int
     replaces: ArtifactRecord | None
-    """The artifact whose bytes are said to be lost, if the job makes it again."""
+    """The artifact that this job makes again because its bytes were reported as lost."""
     started: float
     traceparent: str | None = None
     """The W3C trace context of the request that asked for the extraction."""
@@ -73,14 +75,14 @@ class Attempt:
 def start(
     speakers: Speakers, jobs: Jobs, speaker_id: SpeakerId, job_id: str, provenance: Provenance
 ) -> Attempt | None:
-    """Begin an attempt at a job. Returns None if the job or its artifact is not wanted any more."""
+    """Begin an attempt at a job. Returns None if the job or its artifact is no longer wanted."""
     speaker = speakers.read(speaker_id)
     job = next((one for one in speaker.open_jobs if one.job_id == job_id), None)
     if job is None:
-        return None  # it has ended, or Redis lost it, and then another one was opened
+        return None  # it has ended, or Redis lost it and another job was opened
     version = speaker.document.version(job.vuid)
     if version is None or version.clip is None or job.fingerprint not in {"", provenance.fingerprint}:
-        # The version was deleted, or another encoder was promoted since.
+        # The version was deleted, or another encoder was promoted meanwhile.
         jobs.end(speaker_id, job, "superseded")
         return None
     return _begin(speakers, jobs, speaker, version, job, provenance=provenance)
@@ -134,10 +136,10 @@ def publish(
     tensors: Mapping[str, np.ndarray],
     used_seconds: float | None = None,
 ) -> bool:
-    """Store an artifact, and serve it from now on. Returns False if it came too late to count.
+    """Store an artifact and start serving it. Returns False if it came too late.
 
     Args:
-        used_seconds: how many seconds of audio the tensors cover, if not the whole clip.
+        used_seconds: the length of the audio that the tensors cover, if it is not the whole clip.
 
     Raises:
         InvalidArtifact: the tensors do not match the profile.
@@ -148,7 +150,7 @@ def publish(
         data, record = _pack(speakers, attempt, tensors, change.token, used_seconds)
         blobs.store_artifact(speaker_id, vuid, record.object, data)
         if lost is not None and blobs.has_artifact(speaker_id, attempt.version, lost):
-            jobs.end(speaker_id, attempt.job, "succeeded")  # a node of the store was behind
+            jobs.end(speaker_id, attempt.job, "succeeded")  # a node of the store was outdated
             return True
 
         def add(document: SpeakerDocument) -> SpeakerDocument:
@@ -180,7 +182,7 @@ def publish(
 def _end_late(
     jobs: Jobs, attempt: Attempt, version: Version | None, error: AlreadyMade | VersionGone
 ) -> bool:
-    """End a job whose artifact is there, was canceled, or is not wanted any more."""
+    """End a job whose artifact exists already, was canceled, or is no longer wanted."""
     made = version is not None and version.artifact(attempt.profile, attempt.fingerprint) is not None
     jobs.end(attempt.speaker_id, attempt.job, "succeeded" if made else "superseded")
     log.info("artifact.late", job_id=attempt.job_id, profile=attempt.profile, reason=error.message)

@@ -1,7 +1,7 @@
 """Restores bytes that the bucket has lost.
 
 An uploaded clip is stored again when its owner sends it again. A decoded clip is decoded again from the
-uploaded one. An artifact is made again from the clip. Knows no HTTP and no encoder.
+uploaded one. An artifact is made again from the clip. This module knows neither HTTP nor encoders.
 """
 
 import hashlib
@@ -41,7 +41,7 @@ def restore_clip(blobs: StoredBytes, speaker_id: SpeakerId, version: Version, up
         log.warning("clip.restored", vuid=version.vuid)
         REPAIRS.labels("clip_restored").inc()
     except Unavailable:
-        return  # unreadable now; the clip was stored before its version was committed
+        return  # it cannot be read now, but was stored before its version was committed
 
 
 def sound_rendition(
@@ -101,10 +101,10 @@ def artifact_or_replacement(
     profile: str,
     record: ArtifactRecord,
 ) -> bytes | None:
-    """Return an artifact's file. If the bucket has lost it, have it made again and return None.
+    """Return an artifact's file. If the bucket has lost it, start a job that makes it again, and return None.
 
-    The record stays until the next build takes its place, because a node of the store may be behind: the
-    worker reads the bytes once more before that.
+    The record stays until the next build replaces it. A node of the store may have been outdated, so the
+    worker reads the bytes once more before it makes them again.
 
     Raises:
         Unsound: the file is lost, and only its owner can upload it again.

@@ -1,4 +1,4 @@
-"""Says whether a live worker has the encoder that a profile is made with now, at most a second old."""
+"""Tells whether a live worker has the current encoder of a profile. The answer is at most a second old."""
 
 from dataclasses import dataclass
 
@@ -21,10 +21,10 @@ class ServedEncoders:
     def __init__(self, workers: Workers, clock: Clock) -> None:
         self._workers = workers
         self._clock = clock
-        self._known: dict[tuple[str, str], _Known] = {}  # bounded: encoders that were current meanwhile
+        self._known: dict[tuple[str, str], _Known] = {}  # bounded by the number of encoders
 
     def holds(self, profile: str, fingerprint: str) -> bool:
-        """Return whether a live worker has this encoder. Returns True also if that cannot be found out."""
+        """Return whether a live worker has this encoder, or True if that is unknown."""
         known = self._known.get((profile, fingerprint))
         if known is None or known.until < self._clock.monotonic():
             known = _Known(self._look(profile, fingerprint), self._clock.monotonic() + _REMEMBERED_SECONDS)

@@ -1,9 +1,9 @@
-"""The one gate through which the documents of profiles and API keys are changed. Every process has copies.
+"""The only module that changes the documents of profiles and API keys. Every process keeps copies of them.
 
     decide on the document -> swap, the commit -> tell Redis -> confirm
 
-Only the swap decides. Redis says which copies are outdated, and may be lost. This module does not know
-what they say.
+Only the swap decides. Redis records which copies are outdated, and may lose that. This module does not know
+what the documents contain.
 """
 
 from collections.abc import Callable, Sequence
@@ -46,19 +46,21 @@ class Changed(Found[D]):
     """False if the change stands, but Redis may not know of it."""
 
     def expect_told(self) -> "Changed[D]":
-        """Return this. Raises `Unavailable` if other processes may not hear of the change."""
+        """Return this change. Raises `Unavailable` if other processes may not hear of it."""
         if not self.told:
             raise not_told()
         return self
 
 
 class SharedDocuments:
-    """Reads and changes documents by the paths that they have in the bucket."""
+    """Reads and changes documents by their paths in the bucket."""
 
     def __init__(
         self, *, documents: Documents, generation: Generation, clock: Clock, now: Callable[[], int]
     ) -> None:
-        """`now` returns the store's time in Unix seconds, by which everything in a document is dated."""
+        """Create it with `now`, which returns the store's time in Unix seconds, by which documents are
+        dated.
+        """
         self.copies = SharedCopies(generation)
         self.now = now
         self._documents = documents
@@ -71,12 +73,12 @@ class SharedDocuments:
         return Found(_parse(kind, path, base), base.etag)
 
     def copy(self, kind: type[D], path: str) -> D | None:
-        """Return the copy in Redis; None if there is none. Raises `Unavailable`."""
+        """Return the copy in Redis, or None if there is none. Raises `Unavailable`."""
         base = self.copies.get(path)
         return _parse(kind, path, base) if base else None
 
     def copies_of(self, kind: type[D], paths: Sequence[str]) -> dict[str, D]:
-        """Return, by their paths, the copies in Redis of several documents, in one round trip.
+        """Return the copies in Redis of several documents by path, in one round trip.
 
         Documents without a copy are left out. Raises `Unavailable`.
         """
@@ -103,13 +105,14 @@ class SharedDocuments:
         done: Callable[[D], bool] | None = None,
         mend: Callable[[], D] | None = None,
     ) -> Changed[D]:
-        """Commit what `decide` makes of the newest document, and tell Redis.
+        """Commit the document that `decide` makes from the newest one, and tell Redis.
 
         Args:
             decide: returns the next document, or its argument if there is nothing to change. It refuses by
                 raising an error of the registry, and may be called several times.
             with_body: Redis keeps a copy of the JSON.
-            done: says whether a document holds the change already. By default it keeps the change's own id.
+            done: says whether a document already contains the change. By default the document keeps the
+                change's own id.
             mend: returns a document to decide on in place of a damaged one.
 
         Raises:
@@ -137,13 +140,13 @@ class SharedDocuments:
         self._generation.settle()
 
     def expect_view(self) -> None:
-        """Raise `Unavailable` if there is no view that other processes could learn of a change by."""
+        """Raise `Unavailable` if there is no view through which other processes could learn of a change."""
         self._generation.read(lambda _pipeline, _generation: None)
 
     def _usable_generation(self) -> str | None:
         """Return the generation in use before the commit, so that every later one reads the commit.
 
-        Redis is asked, because it may have lost the view since the last call.
+        This asks Redis, because it may have lost the view since the last call.
         """
         try:
             self._generation.read(lambda _pipeline, _generation: None)

@@ -1,6 +1,6 @@
 """The documents of speakers: in the bucket, as copies in the view, and as this process has parsed them.
 
-Both ways through the gate use them, `speakers` to read and `change` to change. Nothing is decided here.
+`speakers` reads documents through this module, and `change` changes them. Nothing is decided here.
 """
 
 from collections.abc import Sequence
@@ -22,7 +22,7 @@ log = structlog.get_logger(__name__)
 
 
 class SpeakerDocuments:
-    """The stored documents of speakers, what the view shows of them, and what this process knows of them."""
+    """The documents of speakers in the bucket, their copies in the view, and this process's cache of them."""
 
     def __init__(self, stored: Documents, view: SpeakerView) -> None:
         self.stored = stored
@@ -31,15 +31,15 @@ class SpeakerDocuments:
         self.missing = MissingSpeakers()
 
     def read(self, speaker_id: SpeakerId) -> Base:
-        """Return the document in the bucket as it is stored. Raises `Unavailable`."""
+        """Return the stored document in the bucket, without parsing it. Raises `Unavailable`."""
         return self.stored.read(document_key(speaker_id))
 
     def parse(self, speaker_id: SpeakerId, base: Base, *, keep: bool = True) -> SpeakerDocument:
         """Parse a document. Raises `VoiceDamaged` or `VoiceUnreadable`.
 
         Args:
-            keep: the document is taken from memory if it is there, whatever the body is, and kept there. If
-                False, it is what the body says.
+            keep: use the cache: a cached document with this ETag is returned whatever the body is, and a
+                parsed one is cached. If False, the body is always parsed.
         """
         if keep and base.etag and (kept := self.parsed.get(speaker_id, base.etag)):
             return kept
@@ -68,22 +68,22 @@ class SpeakerDocuments:
         """Bring the view's copy up to a document.
 
         Args:
-            base: the document as it is stored.
-            generation: was in use before the document was read or changed.
-            before: the document that the copy probably shows. Events tell of what has changed since.
+            base: the stored document.
+            generation: the generation that was in use before the document was read or changed.
+            before: the document that the copy probably has. Events tell of the changes since then.
 
         Raises `ViewAway` or `Unavailable`.
         """
         assert base.etag is not None
-        # The body that was read may be damaged, and the document of this ETag be from memory.
+        # The body that was read may be damaged, while the document with this ETag comes from the cache.
         held = Held(speaker_id, document, base.etag, document.to_bytes())
         self.view.apply(held, generation=generation, base=before)
         self.missing.drop(speaker_id)
 
     def show_each(self, found: Sequence[Held], generation: str) -> list[SpeakerId]:
-        """Bring the view's copies of several speakers up to what the bucket has of them.
+        """Update the view's copies of several speakers to their documents in the bucket.
 
-        Returns the speakers of whom the view has a copy that is as new. Raises `ViewAway` or `Unavailable`.
+        Returns the speakers whose copies in the view were already as new. Raises `ViewAway` or `Unavailable`.
 
         Args:
             found: speakers of one namespace, read after the generation began.

@@ -1,10 +1,10 @@
-"""The one gate through which a speaker is read and changed. The bucket has the truth, the view a copy of it.
+"""The only module that reads and changes speakers. The bucket has the truth, and the view a copy of it.
 
-Reading takes the copy and, where the view lacks one, the document in the bucket. Changing is one way:
+Reading uses the copy or, if the view lacks one, the document in the bucket. Every change takes these steps:
 
     announce the write -> decide on the document -> swap, the commit -> apply to the view -> confirm
 
-Announcing is done here, and the rest by `change`. Nothing else in the code base swaps a speaker's document or
+This module announces the write, and `change` does the rest. No other code swaps a speaker's document or
 writes a copy of it.
 """
 
@@ -29,9 +29,9 @@ from speaker_registry.errors import Unavailable, VoiceDamaged, VoiceUnreadable
 
 MAX_DOCUMENT_BYTES = 1024 * 1024
 NotUnderstood = VoiceDamaged | VoiceUnreadable
-"""The reason why a document that was read says nothing about its speaker."""
+"""The errors for a document that cannot be understood."""
 RunAll = Callable[[Iterable[Callable[[], object]]], None]
-"""This runs steps that do not depend on each other, and returns when all have ended."""
+"""A function that runs independent steps, and returns when all have ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +40,8 @@ class FoundSpeaker(Speaker):
 
     id: SpeakerId = field(kw_only=True)
     of_view: bool = field(default=True, kw_only=True)
-    """False if the document comes from the bucket, because the view did not have it. Then the event stream
-    need not tell of what changes it.
+    """False if the document comes from the bucket, because the view did not have it. In that case the event
+    stream may not tell of its changes.
     """
 
 
@@ -63,7 +63,7 @@ class Speakers:
         max_document_bytes: int = MAX_DOCUMENT_BYTES,
         run_all: RunAll = _one_by_one,
     ) -> None:
-        """Take what reads and changes speakers.
+        """Create it with the parts that read and change speakers.
 
         Args:
             now: returns the store's time in Unix seconds, by which everything in a document is dated.
@@ -79,15 +79,15 @@ class Speakers:
         self.now = now
         self.max_document_bytes = max_document_bytes
         self.reading_bucket: Callable[[], AbstractContextManager[None]] = nullcontext
-        """Returns a context in which documents are read for requests that the view cannot answer. The API
-        limits how many of them are active at once.
+        """A function that returns the context in which documents are read for requests that the view cannot
+        answer. The API uses it to limit the number of concurrent reads.
         """
         self._run_all = run_all
 
     # Reading
 
     def read(self, speaker_id: SpeakerId) -> FoundSpeaker:
-        """Return a speaker. One that does not exist has the document of revision 0.
+        """Return a speaker. If it does not exist, its document has revision 0.
 
         Raises:
             VoiceDamaged, VoiceUnreadable: its document cannot be understood.
@@ -99,9 +99,9 @@ class Speakers:
         raise found
 
     def read_many(self, speaker_ids: Sequence[SpeakerId]) -> list[FoundSpeaker | NotUnderstood]:
-        """Return several speakers, with one round trip for those that the view has.
+        """Return several speakers, with one round trip for all that the view has.
 
-        One whose document cannot be understood is an error in its place. Raises `Unavailable`.
+        For a document that cannot be understood, the error is returned in its place. Raises `Unavailable`.
         """
         known = {one: etag for one in speaker_ids if (etag := self.documents.parsed.etag(one))}
         copies: Sequence[Copy | None]
@@ -129,16 +129,16 @@ class Speakers:
         kept = self.documents.parsed.get(speaker_id, copy.etag) if copy.body is None else None
         if kept is not None:
             return FoundSpeaker(kept, copy.open_jobs, id=speaker_id)
-        if copy.body is None:  # this process dropped it meanwhile, and the view may have lost it as well
+        if copy.body is None:  # the cache dropped it meanwhile, and the view may have lost it as well
             return self.read(speaker_id)
         document = self.documents.parse(speaker_id, Base(copy.body, copy.etag))
         return FoundSpeaker(document, copy.open_jobs, id=speaker_id)
 
     def _from_bucket(self, speaker_id: SpeakerId, *, view_lacks_it: bool = False) -> SpeakerDocument:
-        """Return the document in the bucket. Only if that is missing, there is no such speaker.
+        """Return the document in the bucket. Only if it is missing is there no such speaker.
 
-        What this process remembers of its absence counts only if the view was read and lacks the speaker,
-        too: otherwise another process may have registered it since.
+        A remembered absence counts only if the view was read and lacks the speaker, too. Otherwise another
+        process may have registered the speaker meanwhile.
         """
         generation = None
         with suppress(Unavailable):
@@ -157,9 +157,9 @@ class Speakers:
         return document
 
     def refresh(self, speaker_id: SpeakerId) -> SpeakerDocument:
-        """Return the document in the bucket, after the view's copy was brought up to it.
+        """Return the document in the bucket, and update the view's copy to it.
 
-        Raises `ViewAway` if there is no view to bring up, or as `read` does.
+        Raises `ViewAway` if there is no view to update, or the same errors as `read`.
         """
         generation = self.generation.for_reading()  # first: a later one might need a newer document
         base = self.documents.read(speaker_id)
@@ -169,22 +169,25 @@ class Speakers:
         return document
 
     def usage(self, namespace: str) -> Counts | None:
-        """Return what the speakers of a namespace use, or None while the view does not hold all of them."""
+        """Return the usage of a namespace, or None while the view does not hold all of its speakers."""
         with suppress(Unavailable):
             if self.view.is_complete():
                 return self.view.usage(namespace)
         return None
 
     def usage_so_far(self, namespace: str) -> Counts:
-        """Return what those speakers of a namespace use that the view holds. Raises `Unavailable`."""
+        """Return the usage of a namespace, counting only the speakers that the view holds. Raises
+        `Unavailable`.
+        """
         return self.view.usage(namespace)
 
     @contextmanager
     def reserving(self, speaker_id: SpeakerId, document: SpeakerDocument) -> Iterator[Counts]:
-        """Yield what those speakers of a namespace use that the view holds. Raises `Unavailable`.
+        """Yield the usage of a namespace, counting only the speakers that the view holds. Raises
+        `Unavailable`.
 
-        A voice that is not live in `document` counts meanwhile: of several that are registered at once, each
-        finds those counted that came before it.
+        A voice that is not live in `document` is reserved within the context: other registrations count it,
+        so that several at the same time cannot exceed a quota.
         """
         if document.live:
             yield self.usage_so_far(speaker_id.namespace)
@@ -192,7 +195,7 @@ class Speakers:
         try:
             yield self.view.reserve(speaker_id)
         finally:
-            with suppress(Unavailable):  # then it counts until it is outdated
+            with suppress(Unavailable):  # otherwise the reservation expires by itself
                 self.view.release(speaker_id)
 
     # Changing
@@ -203,7 +206,8 @@ class Speakers:
 
         Args:
             by: the id of the API key, or the name of what changes the speaker.
-            until: the deadline of the request, from `deadline`. By default the request arrives now.
+            until: the deadline of the request, from `deadline`. By default the request counts as arriving
+                now.
 
         Raises:
             Unavailable: it could not be announced. Then nothing may be written.
@@ -227,12 +231,12 @@ class Speakers:
             yield change
         finally:
             if change.is_settled:
-                with suppress(Unavailable):  # then housekeeping finds it, and fences it
+                with suppress(Unavailable):  # otherwise housekeeping finds and fences it
                     self.agenda.withdraw(speaker_id, token)
 
     def _announce(self, speaker_id: SpeakerId, token: str) -> str:
         """Announce a write. Returns the generation in which it was announced."""
-        with suppress(ViewAway):  # Redis lost the view since the last call, and another one begins
+        with suppress(ViewAway):  # Redis lost the view since the last call, and a new generation begins
             generation = self.generation.for_reading()
             self.agenda.announce(speaker_id, token, generation)
             return generation
@@ -247,6 +251,6 @@ class Speakers:
     def change(
         self, speaker_id: SpeakerId, decide: Decide, *, by: str, did: str, until: float | None = None
     ) -> SpeakerDocument:
-        """Make a change that needs no bytes. Arguments and errors are those of `Change.commit`."""
+        """Make a change that stores no bytes. The arguments and errors are those of `Change.commit`."""
         with self.changing(speaker_id, by=by, until=until) as change:
             return change.commit(decide, did=did)

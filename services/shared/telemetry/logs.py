@@ -60,10 +60,10 @@ def _renderers() -> list[structlog.typing.Processor]:
 
 
 class LogThrottle:
-    """Thins out lines that would be repeated while some trouble lasts. Safe to use from several threads.
+    """Limits how often the same line is logged while a problem lasts. Safe to use from several threads.
 
     Args:
-        seconds: the same line is due again after this long.
+        seconds: the shortest time between two equal lines.
     """
 
     def __init__(self, seconds: float) -> None:
@@ -72,7 +72,7 @@ class LogThrottle:
         self._logged_at: dict[object, float] = {}
 
     def due(self, line: object) -> bool:
-        """Return whether to log this line now. A line that was due lately is not due again."""
+        """Return whether to log this line now. Returns False if it was logged recently."""
         now = time.monotonic()
         with self._lock:
             if now - self._logged_at.get(line, float("-inf")) < self._seconds:
@@ -94,7 +94,7 @@ class BestEffortLogger(structlog.WriteLogger):
 
 
 def _take_over_from_libraries() -> None:
-    """Remove the handlers that some libraries bring along, which write plain lines."""
+    """Remove the log handlers that some libraries install, because they write plain lines."""
     for logger in logging.root.manager.loggerDict.values():
         if isinstance(logger, logging.Logger):
             logger.handlers.clear()

@@ -27,7 +27,9 @@ _before_scrapes: list[Callable[[], None]] = []
 
 
 class _BeforeScrapes(Collector):
-    """Has no metrics. It is asked before all others, and adds what was counted in batches to theirs."""
+    """A collector without metrics. It is called before all others, and adds the counts of batches to their
+    metrics.
+    """
 
     def collect(self) -> Iterable[Metric]:
         for add in _before_scrapes:
@@ -45,8 +47,8 @@ def _counter(name: str, says: str, *labels: str, known: tuple[str, ...] = ()) ->
     """Make a counter.
 
     Args:
-        known: all values of its one label. Their series exist from the start, with the value 0. If a series
-            began with its first event, Prometheus would not see the rise.
+        known: all values of its only label. Their series start with the value 0. If a series began with its
+            first event, Prometheus would not see the increase.
     """
     counter = Counter(f"registry_{name}", says, labels, registry=REGISTRY)
     for value in known:
@@ -64,8 +66,8 @@ def _histogram(name: str, says: str, *labels: str, buckets: tuple[float, ...]) -
 
 @dataclass(frozen=True, slots=True)
 class ScrapedGauge:
-    """A gauge that holds no values itself. They are fetched from their source at every scrape, and left out
-    if the source does not answer.
+    """A gauge that stores no values. They are fetched from their source at every scrape, and left out if the
+    source does not answer.
     """
 
     name: str
@@ -80,12 +82,13 @@ class ScrapedGauge:
 class Batch:
     """Counts quick events in plain numbers, and adds them to metrics at each scrape.
 
-    Counting so takes a tenth of the time. Only one thread may count, and one batch must exist for each
-    combination of labels.
+    This takes a tenth of the time of ordinary metrics. Only one thread may count, and each combination of
+    labels needs a batch of its own.
 
     Args:
-        counters: are raised by one for each event.
-        histogram: its first bucket gets the events. Longer ones must be observed in the ordinary way.
+        counters: counters that are increased by one for each event.
+        histogram: a histogram whose first bucket gets the events. Longer events must be observed in the
+            ordinary way.
     """
 
     __slots__ = ("_added", "_added_seconds", "_counters", "_histogram", "count", "seconds")
@@ -94,7 +97,7 @@ class Batch:
         self.count = 0
         """The number of events."""
         self.seconds = 0.0
-        """Their durations together."""
+        """The total duration of the events."""
         self._counters = tuple(counters)
         self._histogram = histogram
         self._added, self._added_seconds = 0, 0.0

@@ -53,8 +53,8 @@ class OpenTelemetry:
 
     @contextmanager
     def span(self, name: str, kind: Kind, parent: str | None, attributes: Attributes) -> Iterator[Span]:
-        """Start a span. Yields `NO_SPAN` if there is no trace that the span could be a part of, unless its
-        kind is `server`.
+        """Start a span. Yields `NO_SPAN` if there is no trace to which the span could belong, unless its kind
+        is `server`.
         """
         context = _W3C.extract({"traceparent": parent}) if parent else None
         current = trace.get_current_span(context).get_span_context()
@@ -84,7 +84,7 @@ class OpenTelemetry:
         return carrier.get("traceparent")
 
     def stop(self, seconds: float) -> None:
-        """Send the remaining spans for at most this long. A thread sends them, because the SDK would try for
+        """Send the remaining spans for at most this long. A thread sends them, because the SDK retries for
         half a minute if no server accepts them.
         """
         sending = threading.Thread(target=self._provider.shutdown, name="last-spans", daemon=True)

@@ -1,9 +1,9 @@
-"""Traces show what took how long on a voice's way, from the request through store, index and queue to the
-worker.
+"""Traces of a voice's processing: how long each step took, from the request through store, index and queue to
+the worker.
 
 They are off unless the settings say where to send them. While they are off, a span costs next to nothing, and
 OpenTelemetry is not imported; `trace_export` imports it. A trace begins with a request, so work that no
-request caused has none.
+request caused has no trace.
 
 Spans hold routes, codes and ids. They never hold names, texts, audio or keys.
 """
@@ -19,7 +19,7 @@ Attributes = Mapping[str, str | int | float]
 
 
 class Span(Protocol):
-    """A span is one operation of a trace and the time that it takes."""
+    """One operation of a trace, with the time that it takes."""
 
     @property
     def trace_id(self) -> str:

@@ -1,9 +1,9 @@
-"""The agenda: the speakers that housekeeping looks at next, and the writes that may still land.
+"""The agenda: the speakers that housekeeping checks next, and the writes that may still take effect.
 
-Times are those of Redis' own clock. A write is announced before its bytes are stored. So a process that dies
-in the middle leaves something to look at, and a delete that finds nothing knows whether an upload may be on
-its way. An announcement leaves when its outcome is known. The age of one does not end it:
-`maintenance/settle` first makes a change after which the announced one cannot come any more.
+Times are those of Redis' own clock. A write is announced before its bytes are stored. So housekeeping finds
+the writes of a process that died, and a delete that finds nothing knows whether an upload may be under way.
+An announcement is removed when its outcome is known. It does not expire with time: `maintenance/settle` first
+makes a change after which the announced write can no longer succeed.
 """
 
 from collections.abc import Mapping
@@ -16,37 +16,39 @@ from services.shared.view.keys import agenda_key, announcements_key
 ANNOUNCED_SECONDS = 30 * 60.0
 """The age at which the outcome of an announced write counts as unknown, so that its speaker is settled."""
 _LOOK_SECONDS = 10.0
-"""The time after which a speaker is looked at that a write was announced for."""
+"""Housekeeping checks a speaker this long after a write was announced for it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Due:
-    """A speaker that housekeeping has to look at."""
+    """A speaker that housekeeping has to check."""
 
     speaker_id: SpeakerId
     at: int
-    """The time of the look, in ms. It tells whether somebody has asked for another look since."""
+    """The time of the check in ms. It shows whether another check was requested meanwhile."""
 
 
 class Agenda:
-    """Announced writes, and looks that are due. Every method raises `ViewAway` or `Unavailable`."""
+    """Announced writes, and the speakers that are due for a check. Every method raises `ViewAway` or
+    `Unavailable`.
+    """
 
     def __init__(self, generation: Generation) -> None:
         self._generation = generation
 
     def announce(self, speaker_id: SpeakerId, token: str, generation: str) -> None:
-        """Say that a write to this speaker begins now. If this raises, nothing may be written."""
+        """Announce a write to this speaker. If this raises, nothing may be written."""
         self._look_within({speaker_id: _LOOK_SECONDS}, generation)
         self._generation.call("announce", generation, [announcements_key(generation, speaker_id)], [token])
 
     def withdraw(self, speaker_id: SpeakerId, token: str) -> None:
-        """Say that the outcome of an announced write is known."""
+        """Remove the announcement of a write whose outcome is known."""
         self._generation.read(
             lambda pipeline, generation: pipeline.hdel(announcements_key(generation, speaker_id), token)
         )
 
     def announced(self, speaker_id: SpeakerId) -> Mapping[str, float]:
-        """Return the tokens of writes that may still land, each with its age in seconds."""
+        """Return the tokens of writes that may still take effect, each with its age in seconds."""
         time, found = self._generation.read(
             lambda pipeline, generation: (
                 pipeline.time(),
@@ -56,7 +58,7 @@ class Agenda:
         return {token: (milliseconds(time) - int(at)) / 1000 for token, at in found.items()}
 
     def due(self, limit: int) -> list[Due]:
-        """Return speakers whose look is due. The one that has been due for longest comes first."""
+        """Return speakers that are due for a check, the one that has been due for longest first."""
         time, found = self._generation.read(
             lambda pipeline, generation: (
                 pipeline.time(),
@@ -66,7 +68,7 @@ class Agenda:
         return [Due(SpeakerId.parse(text), int(at)) for text, at in found if at <= milliseconds(time)]
 
     def look_within(self, within: Mapping[SpeakerId, float]) -> None:
-        """Have each speaker looked at within so many seconds."""
+        """Schedule a check of each speaker within this many seconds."""
         self._look_within(within, self._generation.for_reading())
 
     def _look_within(self, within: Mapping[SpeakerId, float], generation: str) -> None:
@@ -76,7 +78,9 @@ class Agenda:
         self._generation.call("look", generation, [agenda_key(generation)], arguments)
 
     def looked_at(self, due: Due, *, again_in: float | None) -> None:
-        """Take a speaker off, or have it looked at again later. A look that was asked for meanwhile stays."""
+        """Remove a checked speaker from the agenda, or schedule its next check. A check that was requested
+        meanwhile stays.
+        """
         generation = self._generation.for_reading()
         again: str | int = "" if again_in is None else round(again_in * 1000)
         arguments: list[str | int | float] = [str(due.speaker_id), due.at, again]

@@ -1,8 +1,8 @@
-"""Remembers for a while which version a request with an Idempotency-Key was answered with.
+"""Remembers for a while which version answered a request with an Idempotency-Key.
 
-A version that a request makes keeps the key itself, in its document. A request that is answered with an equal
-version makes none, so its key is remembered here: a repeat gets the same answer, whatever is registered
-meanwhile. It is forgotten with the view.
+If a request creates a version, the key is stored in the document. A request that is answered with an equal
+version creates none, so its key is remembered in Redis: a repeat gets the same answer, whatever is registered
+meanwhile. The memory is lost with the view.
 """
 
 from redis.client import Pipeline
@@ -21,7 +21,7 @@ class Answers:
         self._generation = generation
 
     def of(self, speaker_id: SpeakerId, key: str) -> str | None:
-        """Return the id of the version that a request was answered with.
+        """Return the id of the version that answered a request.
 
         Args:
             key: the hash of its Idempotency-Key.
@@ -32,7 +32,9 @@ class Answers:
         return vuid or None
 
     def remember(self, speaker_id: SpeakerId, key: str, vuid: str) -> str:
-        """Remember an answer, unless there is one already. Returns the version that the key stands for."""
+        """Remember an answer, unless the key has one already. Returns the version that is remembered for the
+        key.
+        """
 
         def ask(pipeline: Pipeline, generation: str) -> None:
             name = answer_key(generation, speaker_id, key)

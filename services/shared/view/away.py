@@ -4,14 +4,14 @@ from speaker_registry.errors import Unavailable
 
 
 class ViewAway(Unavailable):
-    """The view cannot be used now. What it would show is read from the bucket."""
+    """The view cannot be used now. Callers read from the bucket instead."""
 
     def __init__(self, message: str = "The view in Redis is being replaced; try again shortly.") -> None:
         super().__init__(message, retry_after_seconds=1)
 
 
 class LeftBehind(ViewAway):
-    """The view in use lies in another Redis than the one of this process."""
+    """The view in use is in another Redis than that of this process."""
 
     def __init__(self) -> None:
         super().__init__(

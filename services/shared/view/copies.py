@@ -1,7 +1,7 @@
 """The copy of each document in Redis, with the names, counts and digests of each namespace, and the events.
 
 Copies may be lost, rolled back or behind at any time, and no write depends on them. Within a generation a
-copy never goes back. The documents in the bucket decide: nothing is decided here about a speaker.
+copy never goes back. The documents in the bucket decide everything about a speaker.
 """
 
 from collections.abc import Mapping, Sequence
@@ -36,33 +36,33 @@ from speaker_registry.artifact import canonical_json
 
 NO_DOCUMENT = SpeakerDocument()
 _SCANNED, _FORGOTTEN = 1000, 500
-"""The numbers of keys that are looked at, and removed, at a time. Redis answers nothing else meanwhile."""
+"""The numbers of keys that are scanned, and removed, at a time. Meanwhile Redis answers no other command."""
 _RESERVED_SECONDS = 60
-"""The time for which a reservation counts whose process died. No registration takes as long."""
+"""A reservation counts for this long if its process died. No registration takes as long."""
 _COUNTED = [field.name for field in fields(Counts)]
 """The scripts are told what is counted, so that `Counts` alone says it."""
 _APPLIED = "applied"
 _ADMITS = canonical_json(["what", ADMITTED])
-"""The fields of the one event that tells of all speakers who are admitted together."""
+"""The fields of the single event for all speakers that are admitted together."""
 _TRIES = 20
-"""The number of times that events are computed again because another process applied a revision meanwhile."""
+"""Largest number of times that events are computed because another process applied a revision meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
 class Copy:
-    """A copy is what the view holds of one speaker."""
+    """The view's copy of one speaker's document."""
 
     revision: int | None = None
-    """None if the view does not know the speaker. That proves nothing about the bucket."""
+    """None if the view does not know the speaker, whom the bucket may have nevertheless."""
     etag: str | None = None
     body: bytes | None = None
-    """None if the caller knows this document, or if the view does not know the speaker."""
+    """None if the caller already has this document, or if the view does not know the speaker."""
     open_jobs: tuple[OpenJob, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class FormerCopy:
-    """A former copy is what an earlier generation had of one speaker."""
+    """The copy of one speaker's document in an earlier generation."""
 
     revision: int = 0
     etag: str | None = None
@@ -105,7 +105,7 @@ class SpeakerView:
         """Return the copies of several speakers with their open jobs.
 
         Args:
-            known: the ETags of the documents that the caller has. Those are not sent.
+            known: the ETags of the documents that the caller has. These documents are not sent.
 
         Raises:
             ViewAway, Unavailable: the view cannot be read now.
@@ -124,14 +124,15 @@ class SpeakerView:
         return copies
 
     def apply(self, held: Held, *, generation: str, base: SpeakerDocument = NO_DOCUMENT) -> bool:
-        """Bring the copy up to a document that the bucket holds, with names, counts, digests and events.
+        """Update the copy to a document that the bucket holds, with names, counts, digests and events.
 
-        Returns False if the copy is as new, and stays. Raises `ViewAway` if the generation has ended, or
-        `Unavailable`.
+        Returns False if the copy is already as new, and is kept. Raises `ViewAway` if the generation has
+        ended, or `Unavailable`.
 
         Args:
-            base: the document that the copy probably holds. Events start from what it does hold. A view that
-                lacks the speaker gets `base` first, so that listeners hear of what came after it.
+            base: the document that the copy probably holds. Events describe the changes from the actual copy.
+                If the view lacks the speaker, `base` is applied first, so that listeners hear of the later
+                changes.
         """
         for _ in range(_TRIES):
             [answer] = self._apply([held], base, generation)
@@ -145,8 +146,8 @@ class SpeakerView:
         raise AssertionError("each try meets a higher revision, and this document's is reached at last")
 
     def apply_each(self, found: Sequence[Held], *, generation: str) -> list[SpeakerId]:
-        """Bring several copies up as `apply` does, in one round trip if the view lacks the speakers, who
-        are all of one namespace. Returns the speakers whose copies are as new, and stay.
+        """Update several copies of one namespace as `apply` does, in one round trip if the view lacks the
+        speakers. Returns the speakers whose copies were already as new.
         """
         answers = zip(found, self._apply(found, NO_DOCUMENT, generation), strict=True)
         return [
@@ -165,7 +166,9 @@ class SpeakerView:
         return answers
 
     def names(self, namespace: str, *, after: str = "", limit: int) -> list[str]:
-        """Return the keys of live speakers that come after a key, in order. Raises as `get` does."""
+        """Return the keys of live speakers that come after a key, in order. Raises the same errors as
+        `get`.
+        """
         start = f"({after}" if after else "-"
         [found] = self._generation.read(
             lambda pipeline, generation: pipeline.zrangebylex(
@@ -175,16 +178,17 @@ class SpeakerView:
         return list(found)
 
     def usage(self, namespace: str) -> Counts:
-        """Return the sums of a namespace. Raises as `get` does."""
+        """Return the usage of a namespace. Raises the same errors as `get`."""
         [found] = self._generation.read(
             lambda pipeline, generation: pipeline.hmget(counts_key(generation, namespace), _COUNTED)
         )
         return _counts(found)
 
     def reserve(self, speaker_id: SpeakerId) -> Counts:
-        """Count a voice that is about to be registered, until `apply` shows it or `release` is called.
+        """Reserve a voice that is about to be registered: it counts until `apply` adds it or `release` is
+        called.
 
-        Returns the sums of its namespace with the voices that were reserved before. Raises as `get` does.
+        Returns the usage of its namespace, including earlier reservations. Raises the same errors as `get`.
         """
         generation, namespace = self._generation.for_reading(), speaker_id.namespace
         before, *found = self._generation.call(
@@ -197,7 +201,9 @@ class SpeakerView:
         return replace(counts, voices=counts.voices + int(before))
 
     def release(self, speaker_id: SpeakerId) -> None:
-        """Say that a reserved voice was registered, or will not be. Raises as `get` does."""
+        """Remove the reservation of a voice that was registered or will not be. Raises the same errors as
+        `get`.
+        """
         self._generation.read(
             lambda pipeline, generation: pipeline.zrem(
                 reservations_key(generation, speaker_id.namespace), str(speaker_id)
@@ -205,10 +211,10 @@ class SpeakerView:
         )
 
     def speaker_with(self, namespace: str, digest: str) -> SpeakerId | None:
-        """Return the speaker of which a live version has an artifact with this digest (`sha256:…`).
+        """Return the speaker that has a live version with an artifact of this digest (`sha256:…`).
 
         Raises:
-            ViewIncomplete: the view does not know the artifact, and not every speaker. As `get` does.
+            ViewIncomplete: the view does not know the artifact, but it lacks some speakers.
         """
         found, complete = self._generation.read(
             lambda pipeline, generation: (
@@ -221,14 +227,14 @@ class SpeakerView:
         return SpeakerId.parse(found) if found else None
 
     def is_complete(self) -> bool:
-        """Return whether the view holds every speaker. Raises as `get` does."""
+        """Return whether the view holds every speaker. Raises the same errors as `get`."""
         [found] = self._generation.read(
             lambda pipeline, generation: pipeline.exists(complete_key(generation))
         )
         return bool(found)
 
     def listed(self) -> Listed | None:
-        """Return when listings were applied, or None before the first. Raises as `get` does."""
+        """Return when listings were applied, or None before the first. Raises the same errors as `get`."""
         time, found = self._generation.read(
             lambda pipeline, generation: (pipeline.time(), pipeline.hgetall(complete_key(generation)))
         )
@@ -238,11 +244,13 @@ class SpeakerView:
         return Listed(now - float(found["first"]), now - float(found["last"]))
 
     def complete(self, generation: str) -> None:
-        """Say that every document which the bucket listed since the generation began has been applied."""
+        """Mark the view as complete: every document in a listing since the generation began has been
+        applied.
+        """
         self._generation.call("complete", generation, [complete_key(generation)], [])
 
     def etags(self, speaker_ids: Sequence[SpeakerId]) -> list[str | None]:
-        """Return the ETag of the document of each speaker that the view has."""
+        """Return the ETag of each speaker's document in the view, or None if the view lacks the speaker."""
         return self._generation.read(
             lambda pipeline, generation: [
                 pipeline.hget(copy_key(generation, one), "etag") for one in speaker_ids
@@ -250,7 +258,9 @@ class SpeakerView:
         )
 
     def marks(self, speaker_ids: Sequence[SpeakerId]) -> list[str | None]:
-        """Return what a listing without ETags said of each document when it was applied."""
+        """Return the mark (inode, size and time) that a listing without ETags gave each document when it was
+        applied.
+        """
         [found] = self._generation.read(
             lambda pipeline, generation: pipeline.hmget(
                 marks_key(generation), [str(one) for one in speaker_ids]
@@ -259,13 +269,13 @@ class SpeakerView:
         return list(found)
 
     def put_marks(self, marks: Mapping[SpeakerId, str]) -> None:
-        """Keep what a listing, taken before the documents were read, said of each."""
+        """Store the marks from a listing that was taken before the documents were read."""
         said: dict[Any, Any] = {str(speaker_id): mark for speaker_id, mark in marks.items()}
         self._generation.read(lambda pipeline, generation: pipeline.hset(marks_key(generation), mapping=said))
 
     def former(self, speaker_ids: Sequence[SpeakerId]) -> list[FormerCopy]:
-        """Return what the last complete generation had of each speaker. It proves nothing without its ETag,
-        or its mark, in a listing of now.
+        """Return each speaker's copy in the last complete generation. It is valid only if a current listing
+        has its ETag or mark.
         """
         [former] = self._generation.read(lambda pipeline, _: pipeline.get(FORMER))
         if not former or not speaker_ids:
@@ -283,7 +293,7 @@ class SpeakerView:
         ]
 
     def forget_others(self, generation: str) -> int:
-        """Remove the keys of all other generations. Returns how many there were.
+        """Remove the keys of all other generations. Returns their number.
 
         Raises `ViewAway` if this generation is not the one in use any more, or `Unavailable`.
         """
@@ -336,7 +346,7 @@ def _keys(generation: str, found: Sequence[Held]) -> list[str]:
 
 
 def _told(held: Held, base: SpeakerDocument) -> dict[str, Any]:
-    """Return what `apply` is told of a document."""
+    """Return the arguments of the script `apply` for a document."""
     document, counts = held.document, held.document.counts
     events = events_between(base, document)
     before, after = base.digests, document.digests
@@ -358,7 +368,7 @@ def _told(held: Held, base: SpeakerDocument) -> dict[str, Any]:
 
 
 def _fields(event: SpeakerEvent, at: int) -> list[str]:
-    """Return the fields of an event in the stream: names and values in turn."""
+    """Return the fields of an event in the stream, as alternating names and values."""
     takes = {"takes": "1"} if event.takes_away else {}
     fields = {"what": event.what, "at": str(at), **takes, **event.fields}
     return [part for field in fields.items() for part in field]

@@ -1,13 +1,15 @@
-"""The generation of the view in Redis: which view may be trusted, how one begins, and who is left behind.
+"""The generation of the view in Redis: when a view is trusted, how a new one begins, and which processes are
+left behind.
 
-A generation is a random id. `_view.json` in the bucket names the one in use, and a stamp in Redis says under
-which run of the server it began. A view is trusted while both agree, the server is the one in the stamp, and
-the server still holds the word that this process left at its last look. Every read and every script compares
-the stamp in the same call, so a server that restarts in the middle of a request is not believed.
+A generation is a random id. `_view.json` in the bucket names the generation in use, and a stamp in Redis
+records it together with the server's history when it began. A view is trusted while both agree, the server
+has the history in the stamp, and it still holds the word that this process wrote at its last check. Every
+read and every script compares the stamp in the same call, so a server that restarts in the middle of a
+request is not trusted.
 
 A new generation is first named in `_view.json` and then in Redis. So a writer that still finds its own
-generation there, after its commit, knows that every later generation will read that commit. This module does
-not know what a view holds.
+generation in `_view.json` after its commit knows that every later generation will read the commit. This
+module does not know what a view holds.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -37,17 +39,18 @@ log = structlog.get_logger(__name__)
 
 _SERVER_LOOK_SECONDS = 1.0
 UNWATCHED_SECONDS = 5.0
-"""Whoever uses the view looks first if the last look is older than this: the thread that looks may be
-stuck.
+"""If the last check is older than this, users of the view check it themselves, because the watching thread
+may be stuck.
 """
 SETTLED_SECONDS = 10.0
-"""What takes something away waits until its generation is this old. By then every process has looked at
-`_view.json`, and none reads the view of before. A process that is left behind asks after the same time.
+"""A change that takes something away from readers waits until its generation is this old. By then every
+process has read `_view.json`, and none reads an earlier view. A process that is left behind asks after the
+same time.
 """
 WATCHING = "view"
-"""The name of the thread that looks again and again."""
+"""The name of the thread that checks the generation repeatedly."""
 _END_SECONDS = 10.0
-"""A process that ends does not wait longer for that thread, which may wait for a server."""
+"""A process that ends waits at most this long for the watching thread, which may be waiting for a server."""
 _TRIES = 5
 _LUA = Path(__file__).parent / "lua"
 _throttle = LogThrottle(60.0)
@@ -79,13 +82,13 @@ class Generation:
         """The stamp of the view that may be used. Empty while there is none."""
         self._looked_at = float("-inf")
         self._held = ""
-        """The generation that this process used last."""
+        """The last generation that this process used."""
         self._first_seen: tuple[str, float] = ("", 0.0)
         self._behind_since: float | None = None
         self.redis = connect(url, connect_hook=self._on_connect)
         """The connections of this client exist only while the view may be used."""
         self.plain = connect(url)
-        """This client works whatever state the view is in. What it is used for belongs to no generation."""
+        """This client works in every state of the view. It is used for data that belongs to no generation."""
         self._words = Words(self.plain, clock)
         self._begin = self.plain.register_script((_LUA / "begin.lua").read_text())
         prelude = (_LUA / "_prelude.lua").read_text()
@@ -100,7 +103,9 @@ class Generation:
         self.plain.close()
 
     def run(self, stop: Event) -> None:
-        """Look again and again until `stop` is set. What a look raises, the next request meets too."""
+        """Call `look` repeatedly until `stop` is set. Errors do not end this; the next request raises them as
+        well.
+        """
         while not stop.wait(_SERVER_LOOK_SECONDS):
             try:
                 self.look()
@@ -121,7 +126,7 @@ class Generation:
         return Stamp.parse(self._trusted).generation
 
     def read(self, ask: Callable[[Pipeline, str], object]) -> list[Any]:
-        """Return the answers to the commands that `ask` puts into a pipeline for a generation.
+        """Run the commands that `ask` puts into a pipeline for the generation in use, and return the answers.
 
         All answers are from one moment. Raises `ViewAway`, or `Unavailable`.
         """
@@ -141,7 +146,7 @@ class Generation:
     def call(
         self, script: str, generation: str, keys: list[str], arguments: Sequence[str | bytes | int | float]
     ) -> Any:
-        """Run one of `lua/` on a generation. Raises `ViewAway` if it is not the one in use any more."""
+        """Run a script of `lua/` on a generation. Raises `ViewAway` if the generation is no longer in use."""
         stamp = self._trusted
         if not stamp or Stamp.parse(stamp).generation != generation:
             raise ViewAway
@@ -167,7 +172,7 @@ class Generation:
             )
 
     def settle(self) -> None:
-        """Wait until the generation is old enough for what takes something away."""
+        """Wait until the generation is `SETTLED_SECONDS` old, so that no process reads an earlier view."""
         generation = self.for_reading()
         seen, since = self._first_seen
         if seen == generation:
@@ -181,7 +186,8 @@ class Generation:
     # Looking
 
     def look(self) -> None:
-        """Look at Redis, and at `_view.json` if that is due. Begins a generation where this process may.
+        """Check the stamp in Redis, and `_view.json` if that is due. Begins a new generation if this process
+        may.
 
         Raises `LeftBehind`, `RedisTaken`, `ViewAway`, or `Unavailable` if either cannot be reached.
         """
@@ -203,7 +209,7 @@ class Generation:
         raise ViewAway
 
     def _look_at_both(self) -> tuple[Named, Stamp, str]:
-        """Return what `_view.json` names, the stamp in Redis, and the history of the server now.
+        """Return the generation in `_view.json`, the stamp in Redis, and the server's current history.
 
         While the two agree, `_view.json` is read only when that is due, and a failure to read it changes
         nothing.
@@ -230,18 +236,18 @@ class Generation:
         self._trusted = str(stamp)
 
     def _distrust(self, stamp: str) -> None:
-        """Stop using the view of a stamp. The next use looks first."""
+        """Stop trusting the view of a stamp. The next use checks first."""
         if self._trusted == stamp:
             self._trusted = ""
 
     def _on_connect(self, connection: Any) -> None:
-        """Check a new connection before its first command: the server may be another one since the last."""
+        """Check a new connection before its first command, because the server may have been replaced."""
         connection.on_connect()
         connection.send_command("INFO", *SECTIONS)
         server = history_of(connection.read_response())
         trusted = self._trusted
         if not trusted or Stamp.parse(trusted).server != server:
-            connection.disconnect()  # or the pool would hand it out as checked
+            connection.disconnect()  # otherwise the pool would treat it as checked
             self._distrust(trusted)
             raise ViewAway
 
@@ -258,11 +264,11 @@ class Generation:
         return is_starting or own or self._document.is_unanswered()
 
     def _begin_generation(self, named: Named, stamp: Stamp, server: str) -> None:
-        """Name a new generation in the bucket and then in Redis. The caller looks again in any case."""
+        """Name a new generation in the bucket and then in Redis. The caller checks again in any case."""
         generation = self._clock.new_id()
         if not self._document.swap(named, generation=generation, question=""):
             return
-        self._held = generation  # named by this process, so its Redis may begin another one if this is lost
+        self._held = generation  # so this process may begin another one if this is lost
         self._words.begin()
         begun = Stamp(server, self.bucket, generation)
         seen = str(stamp) if stamp.generation else ""
@@ -271,9 +277,9 @@ class Generation:
             log.info("view.begun", generation=generation)
 
     def begin_anew(self, generation: str) -> None:
-        """End this generation, because its copies contradict the bucket, and begin another one.
+        """End a generation whose copies contradict the bucket, and begin a new one.
 
-        Nothing happens if it is not in use any more. Raises as `look` does.
+        Nothing happens if the generation is no longer in use. Raises the same errors as `look`.
         """
         with self._lock, unavailable_without_redis():
             named, stamp, server = self._look_at_both()
@@ -285,7 +291,9 @@ class Generation:
     # Being left behind
 
     def _be_left_behind(self, named: Named) -> None:
-        """Raise `LeftBehind`. After a while, ask in `_view.json` whether anybody serves the generation."""
+        """Raise `LeftBehind`. After a while, ask in `_view.json` whether any process still serves the
+        generation.
+        """
         now = self._clock.since_boot()
         if self._behind_since is None:
             self._behind_since = now
@@ -296,7 +304,7 @@ class Generation:
         raise LeftBehind
 
     def _answer(self, named: Named) -> None:
-        """Take a question out of `_view.json`, because this process serves the generation."""
+        """Remove a question from `_view.json`, because this process serves the generation."""
         if named.question:
             with suppress(Unavailable):
                 self._document.swap(named, question="")
@@ -304,7 +312,7 @@ class Generation:
 
 @contextmanager
 def watched(generation: Generation) -> Iterator[None]:
-    """Look at a generation again and again, in a thread of its own, until the context ends."""
+    """Check a generation repeatedly in a background thread until the context ends."""
     stop = Event()
     thread = Thread(target=generation.run, args=(stop,), name=WATCHING, daemon=True)
     thread.start()
@@ -316,5 +324,5 @@ def watched(generation: Generation) -> Iterator[None]:
 
 
 def milliseconds(time: tuple[int, int]) -> int:
-    """Return what Redis answers to TIME in ms."""
+    """Convert the answer of Redis to TIME to ms."""
     return time[0] * 1000 + time[1] // 1000

@@ -1,5 +1,4 @@
-"""The records of jobs, as those who follow jobs read them. RQ is only the transport: its states are never
-shown.
+"""The records of jobs that clients follow. RQ is only the transport: its states are never shown.
 
 `open_jobs` writes the records. Nothing that is true about a speaker depends on them.
 """
@@ -21,12 +20,12 @@ KEPT_SECONDS = 30 * 24 * 3600
 _ENDED: tuple[JobState, ...] = ("succeeded", "failed", "canceled", "superseded")
 _PAGE = 200
 _SCANNED = 5_000
-"""One filtered page looks at no more records than this. `more` then says that there are more to look at."""
+"""Largest number of records that are examined for one filtered page. If there are more, `more` is set."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobRecord:
-    """Everything that is known of one job. Times are in Unix seconds."""
+    """Everything that is known about one job. Times are in Unix seconds."""
 
     id: str
     namespace: str
@@ -110,7 +109,7 @@ class JobRecords:
         self._generation = generation
 
     def get(self, namespace: str, job_id: str) -> JobRecord:
-        """Return the record of a job. Raises `JobNotFound`, also if another namespace has the job."""
+        """Return the record of a job. Raises `JobNotFound` if there is none in this namespace."""
         [fields] = self._generation.read(
             lambda pipeline, generation: pipeline.hgetall(record_key(generation, job_id))
         )
@@ -217,7 +216,7 @@ class JobRecords:
             yield from self._read([job_id for _, job_id in older])
             if len(entries) < count:
                 return
-            # The next page starts at a place, not at a number, which jobs that come meanwhile would shift.
+            # The next page starts after a job, not at an offset, because new jobs would shift offsets.
             place, offset = (older[-1], 0) if older else (place, offset + count)
             count = _PAGE
 

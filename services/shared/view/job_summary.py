@@ -18,11 +18,11 @@ _STATES: tuple[JobState, ...] = get_args(JobState)
 _UNFINISHED: tuple[JobState, ...] = ("queued", "processing")
 _RATED: tuple[JobState, ...] = ("succeeded", "failed")
 _WINDOWS = (60, 3600, 86_400)
-"""The seconds back from now for which the ended jobs are counted."""
+"""The lengths in seconds of the windows until now in which ended jobs are counted."""
 
 
 def summarize(generation: Generation, namespace: str, profiles: Iterable[str], now: float) -> JobSummary:
-    """Return the counts of a namespace, and those of each of the profiles that has jobs.
+    """Return the counts of a namespace, and those of each of its profiles that has jobs.
 
     It takes one round trip, and all numbers belong to one moment.
     """
@@ -59,8 +59,8 @@ def _ask(pipeline: Pipeline, key_of: Callable[[JobState], str], now: float) -> N
 
 
 def _read(profile: str, answers: Iterator[Any]) -> ProfileJobs:
-    """Read the answers to `_ask`. The sets without a profile are scored by the times of creation, so the
-    rates that come from them mean nothing.
+    """Read the answers to `_ask`. The sets without a profile are sorted by creation time, so rates that are
+    computed from them are meaningless.
     """
     counts = {state: next(answers) for state in _STATES}
     oldest = [entries[0][1] if (entries := next(answers)) else None for _ in _UNFINISHED]

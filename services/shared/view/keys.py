@@ -70,12 +70,14 @@ def reservations_key(generation: str, namespace: str) -> str:
 
 
 def jobs_key(generation: str, namespace: str, state: str = "", profile: str = "") -> str:
-    """Return the key of all jobs of a namespace, of those in a state, or of a profile's in a state."""
+    """Return the key of the jobs of a namespace: of all, of those in a state, or of those in a state with a
+    profile.
+    """
     return ":".join(part for part in (f"sr:{generation}:jobs:{namespace}", state, profile) if part)
 
 
 def record_key(generation: str, job_id: str) -> str:
-    """Return the key of a job's record, or what stands before the id in such keys if that is empty."""
+    """Return the key of a job's record. For an empty id, return the prefix of all such keys."""
     return f"sr:{generation}:job:{job_id}"
 
 

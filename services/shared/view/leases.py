@@ -1,11 +1,11 @@
 """Leases on the event stream, by which processes may answer reads from memory and stay exact.
 
 A process that has applied all events may answer from memory until its lease runs out. A change that takes
-something away from readers is acknowledged only after `settle`: by then every process has applied its event,
-or has no lease any more. A lease is not renewed before its process has applied the last such event, so
-nothing depends on the clocks of two machines: whoever waits for `WAIT_SECONDS` has waited for every lease.
-(After Gray and Cheriton, "Leases: an efficient fault-tolerant mechanism for distributed file cache
-consistency", 1989.)
+something away from readers is acknowledged only after `settle`. By then every process has applied the event
+of the change, or its lease has expired. A lease is not renewed before its process has applied the last such
+event, so nothing depends on the clocks of two machines: after `WAIT_SECONDS`, every lease that a process
+without the event held has expired. (After Gray and Cheriton, "Leases: an efficient fault-tolerant mechanism
+for distributed file cache consistency", 1989.)
 """
 
 from contextlib import suppress
@@ -18,7 +18,7 @@ from services.shared.view.keys import events_key, leases_key, taken_key
 from speaker_registry.errors import Unavailable
 
 LEASE_SECONDS: Final = 1.0
-"""A process may answer from memory for this long after it asked for its lease."""
+"""The length of a lease: a process may answer from memory for this long after it asked for the lease."""
 WAIT_SECONDS: Final = 1.1
 """A change that is not applied everywhere is acknowledged after this time. It is longer than a lease, because
 the clocks of two machines do not run at exactly the same speed.
@@ -48,10 +48,11 @@ class Leases:
         """Ask for a lease of `LEASE_SECONDS`, counted from before this call.
 
         Args:
-            generation: the one whose events the process has applied.
+            generation: the generation whose events the process has applied.
             process: the id of the process.
             applied: the id of the last event that the process has applied.
-            before: what `applied` was at the last call, or the position at which the process began to follow.
+            before: the value of `applied` in the last call, or the position at which the process began to
+                follow.
 
         Raises:
             ViewAway: the generation is not in use any more.
@@ -61,20 +62,20 @@ class Leases:
         return Renewal(str(self._generation.call("renew", generation, keys, [process, applied, before])))
 
     def end(self, process: str) -> None:
-        """Give up the lease of a process that answers nothing more. Raises `ViewAway` or `Unavailable`."""
+        """Give up the lease of a process that stops answering. Raises `ViewAway` or `Unavailable`."""
         self._generation.read(lambda pipeline, generation: pipeline.hdel(leases_key(generation), process))
 
     def settle(self) -> None:
-        """Wait until no process answers from memory what was right before the last change.
+        """Wait until no process answers from memory with data from before the last change.
 
         Call this after the change and before it is acknowledged. It returns at once if no process has a lease
         or all have applied the event of the change, and after `WAIT_SECONDS` in any case. It never fails:
-        while Redis cannot be reached, no lease is renewed that lacks the event.
+        even if Redis cannot be reached, no lease is renewed before its process has applied the event.
         """
         deadline, pause, event = self._clock.monotonic() + WAIT_SECONDS, _FIRST_PAUSE_SECONDS, ""
         while self._clock.monotonic() < deadline:
             found = self._behind(event)
-            if found is None:  # nobody knows the leases, so all have to run out
+            if found is None:  # the leases are unknown, so all have to expire
                 break
             event, count = found
             if not count:
@@ -82,14 +83,14 @@ class Leases:
             self._clock.sleep(min(pause, max(0.0, deadline - self._clock.monotonic())))
             pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
         self._clock.sleep(max(0.0, deadline - self._clock.monotonic()))
-        if event:  # so that the next change does not wait for them
+        if event:  # the next change then does not wait for them
             self._behind(event, end=True)
 
     def _behind(self, event: str, *, end: bool = False) -> tuple[str, int] | None:
-        """Return the event that is waited for, and the number of leases behind it.
+        """Return the event to wait for, and the number of processes with a lease that have not applied it.
 
-        Returns None if Redis cannot tell. In a young generation, leases that the one before it granted may
-        still last.
+        Returns None if Redis cannot tell. In a young generation, leases of the previous one may still be
+        valid.
         """
         with suppress(Unavailable):
             generation = self._generation.for_reading()

@@ -1,8 +1,8 @@
 """Keeps at most one open job for a (version, profile, fingerprint). Writes the record of every job.
 
-A claim only saves work: two workers that make the same artifact meet in the document. It runs out, by Redis'
-own clock, unless it is renewed: by the worker while it computes, and by housekeeping while the job waits in
-its queue. Records are for those who follow a job. No write depends on either.
+A claim only saves work: if two workers make the same artifact, the document keeps one. A claim expires, by
+Redis' own clock, unless it is renewed: by the worker while it computes, and by housekeeping while the job
+waits in its queue. Clients that follow a job read its record. No write depends on claims or records.
 """
 
 from collections.abc import Mapping
@@ -16,9 +16,9 @@ from services.shared.view.keys import events_key, jobs_key, open_jobs_key, recor
 from speaker_registry.schemas import FINISHED_STATES, JobState
 
 CLAIMED_SECONDS = 300.0
-"""A claim that nobody renewed for so long may be taken over."""
+"""A claim expires this long after it was last renewed, and another job may then take its place."""
 _LOOK_SECONDS = 60.0
-"""Housekeeping looks at a speaker within this time after a claim. It renews the claim while the job waits."""
+"""Housekeeping checks a speaker within this time after a claim. It renews the claim while the job waits."""
 
 
 class OpenJobs:
@@ -29,15 +29,16 @@ class OpenJobs:
         self._agenda = Agenda(generation)
 
     def claim(self, speaker_id: SpeakerId, job: OpenJob, fields: Mapping[str, str]) -> OpenJob:
-        """Claim an extraction. Returns the job that has it: this one, or an earlier one to join, which then
-        mends if this one does.
+        """Claim an extraction. Returns the job that has the claim: this one, or an earlier one to join. If
+        this job mends, the earlier one then mends as well.
 
         Claiming again for the same job changes nothing.
 
         Args:
             fields: the fields of the job's record besides its state and its times.
         """
-        # First, so that housekeeping finds a claim whose process dies before it hands the job to the queue.
+        # This comes first, so that housekeeping finds the claim if the process dies before it enqueues the
+        # job.
         self._agenda.look_within({speaker_id: _LOOK_SECONDS})
         generation = self._generation.for_reading()
         keys = [
@@ -76,7 +77,7 @@ class OpenJobs:
         state: JobState,
         fields: Mapping[str, str] | None = None,
     ) -> bool:
-        """End a job, and its claim. Returns False if it had ended already, which changes nothing."""
+        """End a job and its claim. Returns False and changes nothing if the job had ended already."""
         assert state in FINISHED_STATES
         return self._change(speaker_id, job, state, fields or {}) is not None
 
@@ -105,7 +106,9 @@ class OpenJobs:
 _MENDS = ":mends"
 _HELD = round(CLAIMED_SECONDS * 1000)
 _RECORD_KEPT = (KEPT_SECONDS + 24 * 3600) * 1000
-"""A record is there a day longer than it is listed, so that housekeeping still finds its profile."""
+"""Redis keeps a record for a day longer than it is listed, so that housekeeping can still look up its
+profile.
+"""
 
 
 def _flat(fields: Mapping[str, str]) -> list[str]:
@@ -117,7 +120,7 @@ def _field(job: OpenJob) -> str:
 
 
 def parse_open_jobs(fields: Mapping[str, str], now: int) -> tuple[OpenJob, ...]:
-    """Return the jobs of a speaker whose claims have not run out at this time of Redis, in ms."""
+    """Return the jobs of a speaker whose claims have not expired. `now` is the time of Redis in ms."""
     found = []
     for field, value in fields.items():
         vuid, profile, fingerprint = field.split("|")

@@ -28,8 +28,8 @@ log = structlog.get_logger()
 
 RIGHTS = "~sr:* ~rq:* &rq:* +@all -@admin -@dangerous +info"
 """The rights that our user needs, in the syntax of Redis' ACL. They cover our keys and RQ's. They include no
-command that changes settings, writes files or loads modules, so a stolen password can do no more than lose
-what the bucket tells anyway.
+command that changes settings, writes files or loads modules, so with a stolen password one can only destroy
+data that can be rebuilt from the bucket.
 """
 
 ANSWER_SECONDS = 5.0
@@ -38,18 +38,20 @@ SUSPECT_SECONDS = 0.3
 """The server is probed when a command has had no answer for this long."""
 PROBE_SECONDS = 1.0
 """The server must answer a probe within this time. On a machine whose processors are all busy, a healthy
-server needed more than 0.3 s several times a minute. It was taken for silent, and uploads were answered 503.
+server needed more than 0.3 s several times a minute. With a shorter limit it would count as silent, and
+uploads would be answered with 503.
 """
 CONNECT_SECONDS = 1.0
 OPEN_SECONDS = 1.0
 """The pause between two probes of a server that does not answer."""
 RECHECK_SECONDS = 10.0
-"""A connection that is older than this is made anew before it is used again. A server that begins to evict
-keys while connections are open is noticed within this time."""
+"""A connection that is older than this is replaced before it is used again. So a server that begins to evict
+keys while connections are open is noticed within this time.
+"""
 _throttle = LogThrottle(60.0)
-"""Every request may meet the same trouble, so operators read of it once a minute."""
+"""Every request may fail for the same reason, so it is logged only once a minute."""
 _SLICE_SECONDS = 0.05
-"""A command that waits notices within this time that the breaker has opened."""
+"""A waiting command notices within this time that the breaker has opened."""
 
 
 class SilentServerError(redis.TimeoutError):
@@ -57,9 +59,7 @@ class SilentServerError(redis.TimeoutError):
 
 
 class EvictingServerError(redis.RedisError):
-    """The server throws keys away when its memory is full, so nothing that it says about an index can be
-    trusted.
-    """
+    """The server evicts keys when its memory is full, so no index in it can be trusted."""
 
     def __init__(self, policy: str) -> None:
         super().__init__(
@@ -73,12 +73,12 @@ class WritesUnsafeError(redis.ResponseError):
 
 
 class ServerBusyError(redis.ResponseError):
-    """The server runs a script that does not end, and answers nothing else meanwhile (BUSY)."""
+    """The server is blocked by a script that does not end (BUSY)."""
 
 
 _POLICY = re.compile(r"maxmemory_policy:(\S+)")
 _OUR_CLASSES = {"MISCONF": WritesUnsafeError, "NOREPLICAS": WritesUnsafeError, "BUSY": ServerBusyError}
-"""Error codes for which redis-py has no class. It removes the codes of those it has."""
+"""Maps error codes for which redis-py has no class to our classes."""
 
 _MESSAGES: dict[type[redis.ResponseError], str] = {
     NoScriptError: "The index was just restarted.",  # replaced between loading a script and calling it
@@ -88,22 +88,22 @@ _MESSAGES: dict[type[redis.ResponseError], str] = {
     ServerBusyError: "The index is busy.",
     ClusterDownError: "The index cannot be read now.",
 }
-"""Error replies that say nothing about our command, each with the message that callers get."""
+"""Maps errors of the server that do not concern our command to the messages that callers get."""
 
 
 def connect(
     url: str, *, connect_hook: Callable[[Any], None] | None = None, decode_responses: bool = True
 ) -> redis.Redis:
-    """Return a client that fails rather than hangs, so that its callers can answer 503 with a time to retry.
+    """Return a client that fails instead of hanging, so that its callers can answer 503 with a time to retry.
 
-    A refused connection fails at once. All clients of one server share a `Breaker`, so a server that says
-    nothing costs the commands under way a bit more than a second, and those that come after it nothing.
+    A refused connection fails at once. All clients of one server share a `Breaker`, so a silent server delays
+    running commands by a little more than a second, and later commands not at all.
     """
     client = redis.Redis.from_url(
         url,
         socket_timeout=ANSWER_SECONDS,
         socket_connect_timeout=CONNECT_SECONDS,
-        # Only lost connections are made again: to ask a silent server again would take as long once more.
+        # Only lost connections are retried, because retrying a silent server would take as long again.
         retry=Retry(
             ExponentialWithJitterBackoff(cap=0.2, base=0.02), 3, supported_errors=(redis.ConnectionError,)
         ),
@@ -140,7 +140,7 @@ class Breaker:
             raise SilentServerError("the server does not answer")
 
     def suspect(self) -> None:
-        """Have the server probed, unless that is under way."""
+        """Start a probe of the server, unless one is running."""
         with self._lock:
             if self._probing:
                 return
@@ -160,7 +160,7 @@ class Breaker:
 
 
 _breakers: WeakValueDictionary[str, Breaker] = WeakValueDictionary()
-"""The breaker of each URL, kept as long as a client of that URL exists."""
+"""Maps each URL to its breaker, for as long as a client of the URL exists."""
 _breakers_lock = threading.Lock()
 
 
@@ -198,8 +198,8 @@ _Connection: Any = AbstractConnection  # half of its methods have no types
 class _Guarded(_Connection):  # type: ignore[misc]
     """A connection that uses the breaker.
 
-    It asks the breaker before it waits for the server, has the server probed when it has waited for long, and
-    logs why it could not be made.
+    It asks the breaker before it waits for the server, starts a probe after a long wait, and logs the reason
+    if it cannot be opened.
     """
 
     breaker: Breaker
@@ -265,7 +265,7 @@ class _Guarded(_Connection):  # type: ignore[misc]
 
     def _await_bytes(self) -> None:
         began = time.monotonic()
-        # Connections for blocking commands have a longer timeout: they wait that long by intention.
+        # Connections for blocking commands have a longer timeout, because they wait that long on purpose.
         suspicious_at = began + SUSPECT_SECONDS + max(0.0, self.socket_timeout - ANSWER_SECONDS)
         wait = min(SUSPECT_SECONDS, self.socket_timeout)
         while not self.can_read(timeout=wait):
@@ -292,12 +292,14 @@ def _with_our_classes(parser_class: type[Any]) -> type[Any]:
 
 
 class _OurErrors:
-    """Marks parsers that know `_OUR_CLASSES`."""
+    """A mixin that marks parsers which know `_OUR_CLASSES`."""
 
 
 @contextmanager
 def unavailable_without_redis() -> Iterator[None]:
-    """Turn trouble with the server into `Unavailable`. Errors that our own scripts answer pass unchanged."""
+    """Convert problems with the server to `Unavailable`. Errors that our own scripts return pass
+    unchanged.
+    """
     try:
         yield
     except redis.ResponseError as error:
@@ -315,7 +317,7 @@ def unavailable_without_redis() -> Iterator[None]:
 def _log_refusal(error: redis.ResponseError) -> None:
     kind = type(error).__name__
     if _throttle.due(("redis.refused", kind)):
-        log.warning("redis.refused", error=kind)  # its text may hold what the command was about
+        log.warning("redis.refused", error=kind)  # its text may quote the command
 
 
 def _log_unreachable(address: str, error: redis.RedisError) -> None:

@@ -1,8 +1,8 @@
-"""Keeps in Redis what all processes have to know of the documents of profiles and API keys.
+"""Keeps in Redis what all processes need to know about the documents of profiles and API keys.
 
-Redis keeps the revision and the ETag of each, of some the JSON as well, and the order in which they changed.
-So a process learns in one round trip which of its copies are outdated. All of this may be lost at any time,
-and belongs to one generation of the view.
+Redis keeps the revision and the ETag of each document, the JSON of some, and the order in which the documents
+changed. So a process learns in one round trip which of its copies are outdated. These data may be lost at any
+time, and belong to one generation of the view.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -23,7 +23,9 @@ class Told:
     position: int = 0
     """The number of the last change that was told."""
     numbers: Mapping[str, int] = field(default_factory=dict)
-    """The number of the last change by path, for the paths that were told since the process listens."""
+    """The number of the last change by path, for the documents that have changed since the process began to
+    listen.
+    """
 
 
 class SharedCopies:
@@ -33,7 +35,9 @@ class SharedCopies:
         self._generation = generation
 
     def get(self, path: str) -> Base | None:
-        """Return the copy of a document, or None if there is none. That proves nothing about the bucket."""
+        """Return the copy of a document, or None if there is none. The bucket may have the document
+        nevertheless.
+        """
         [stored] = self._generation.read(
             lambda pipeline, generation: pipeline.hget(shared_key(generation), path)
         )
@@ -47,9 +51,9 @@ class SharedCopies:
         return [_parse(one) for one in stored]
 
     def apply(self, path: str, revision: int, etag: str, body: bytes, *, generation: str, event: str) -> None:
-        """Bring a copy up to a document that the bucket holds, and tell that it changed.
+        """Update a copy to a document that the bucket holds, and record that it changed.
 
-        A copy that is as new stays, and nothing is told. An empty `body` is not kept.
+        If the copy is already as new, nothing happens. An empty `body` is not stored.
         """
         keys = [
             shared_key(generation),
@@ -60,7 +64,7 @@ class SharedCopies:
         self._generation.call("share", generation, keys, [path, revision, f"{etag} {body.decode()}", event])
 
     def told(self, after: Told | None) -> Told:
-        """Return everything that was told, given what this process has heard before."""
+        """Return all recorded changes. `after` is the result of the last call."""
         asked: list[tuple[str, Told]] = []
 
         def ask(pipeline: Pipeline, generation: str) -> None:
@@ -74,7 +78,7 @@ class SharedCopies:
         return Told(generation, max([known.position, *new.values()]), {**known.numbers, **new})
 
     def forget(self, paths: Iterable[str]) -> None:
-        """Forget documents that the bucket does not have any more."""
+        """Remove documents that the bucket no longer has."""
         names = list(paths)
         if names:
             self._generation.read(

@@ -1,4 +1,4 @@
-"""Reads the stamp of the view in Redis, and tells one history of a server's data from another."""
+"""Reads the stamp of the view in Redis, and distinguishes histories of a server's data."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -9,12 +9,12 @@ STAMP = "sr:view"
 SECTIONS = ("server", "stats", "replication")
 """`history_of` needs these sections of INFO."""
 _HISTORY = ("run_id", "evicted_keys", "master_replid")
-"""These fields of INFO tell one history of a server's data from another."""
+"""The fields of INFO that distinguish one history of a server's data from another."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """A stamp names the view that Redis has."""
+    """The stamp in Redis, which names the view that it holds."""
 
     server: str
     """The history of the server's data, under which the generation began."""
@@ -26,14 +26,16 @@ class Stamp:
 
     @classmethod
     def parse(cls, text: str) -> "Stamp":
-        """Parse what `str` returned. An empty text is the stamp of a server without a view."""
+        """Parse the text that `str` returned. An empty text is the stamp of a server without a view."""
         server, _, rest = text.partition("/")
         bucket, _, generation = rest.rpartition("/")
         return cls(server, bucket, generation)
 
 
 def history_of(info: Any) -> str:
-    """Return what tells one history of a server's data from another. Raises `ViewAway` if INFO lacks it."""
+    """Return an identifier of the history of a server's data. Raises `ViewAway` if INFO lacks a field for
+    it.
+    """
     if not isinstance(info, dict):
         lines = (line.partition(":") for line in str(info).splitlines())
         info = {name: value for name, _, value in lines}

@@ -1,6 +1,7 @@
 """`_view.json`, the document in the bucket that names the generation in use.
 
-A process that no longer finds this generation in its own Redis may ask there whether anybody still serves it.
+A process that no longer finds this generation in its own Redis may ask in the document whether any process
+still serves it.
 """
 
 import json
@@ -13,23 +14,25 @@ from services.shared.model.records import seal, unseal
 from speaker_registry.errors import Conflict
 
 LOOK_SECONDS = 2.0
-"""`_view.json` is looked at this often. A reader of a view that is not in use any more stops within this."""
+"""`_view.json` is read this often. A process stops reading a view that is no longer in use within this
+time.
+"""
 ASKED_SECONDS = 60.0
-"""A question that nobody answers for this long shows that no process holds the generation in use."""
+"""If no process answers a question for this long, none holds the generation in use."""
 
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """What `_view.json` said when it was looked at."""
+    """The content of `_view.json` when it was last read."""
 
     base: Base
     generation: str = ""
     question: str = ""
-    """The id of a question whether anybody still serves the generation. Empty if nobody asks."""
+    """The id of a question whether any process still serves the generation. Empty if there is none."""
 
     @classmethod
     def of(cls, base: Base) -> "Named":
-        """Parse a document. A missing or damaged one names no generation, and may be replaced."""
+        """Parse a document. A missing or damaged document names no generation, and may be replaced."""
         members = {} if base.body is None or base.damaged else unseal(base.body)
         return cls(base, str(members.get("generation", "")), str(members.get("question", "")))
 
@@ -45,7 +48,7 @@ class ViewDocument:
         self._asked: tuple[str, float] = ("", 0.0)
 
     def is_due(self) -> bool:
-        """Return whether it is time to look again."""
+        """Return whether it is time to read the document again."""
         return self._clock.monotonic() - self._seen_at >= LOOK_SECONDS
 
     def is_unanswered(self) -> bool:
@@ -54,7 +57,7 @@ class ViewDocument:
         return bool(question) and self._clock.since_boot() - since > ASKED_SECONDS
 
     def look(self) -> Named:
-        """Return what the document says now. Raises `Unavailable`."""
+        """Read the document, and return its content. Raises `Unavailable`."""
         began = self._clock.monotonic()
         named = Named.of(self._documents.read(VIEW))
         self.seen, self._seen_at = named, began
@@ -63,7 +66,9 @@ class ViewDocument:
         return named
 
     def swap(self, named: Named, **members: str) -> bool:
-        """Replace `_view.json` while it is what was looked at. Returns whether this process replaced it."""
+        """Replace `_view.json` if it has not changed since the last read. Returns whether this process
+        replaced it.
+        """
         nonce = self._clock.new_id()
         kept = {"format": 1, "generation": named.generation, "question": named.question}
 

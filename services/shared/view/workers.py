@@ -1,7 +1,7 @@
-"""Keeps in Redis which workers have which encoders, what each reports, and whose encoder failed its proof.
+"""Keeps in Redis which workers have which encoders, what each reports, and which encoders failed their proof.
 
-Times are those of Redis' own clock. Workers report again and again, so a loss of Redis is made good within
-seconds.
+Times are those of Redis' own clock. Workers report again and again, so the data is complete again within
+seconds after a loss of Redis.
 """
 
 from collections import Counter
@@ -29,13 +29,15 @@ started again within five minutes, so its failed proof is shown all the time.
 
 
 class FailedProof(Record):
-    """A worker that does not serve a profile, because its encoder computes wrong results."""
+    """The failed proof of a worker that does not serve a profile, because its encoder computes wrong
+    results.
+    """
 
     worker: str
     device: str
     """The device as torch names it, for example `cpu` or `cuda:0`."""
     reason: str
-    """The reason says which tensor differs, and by how much."""
+    """The tensor that differs, and by how much."""
 
     def to_json(self) -> str:
         return canonical_json(self.model_dump(mode="json"))
@@ -83,7 +85,7 @@ class Workers:
             )
 
     def leave(self, worker: str, encoders: Mapping[str, str]) -> None:
-        """Report that a worker does not have these encoders any more (profile -> fingerprint)."""
+        """Report that a worker no longer has these encoders (profile -> fingerprint)."""
         self._generation.read(
             lambda pipeline, generation: [
                 pipeline.zrem(workers_key(generation, profile), f"{fingerprint} {worker}")
@@ -92,7 +94,7 @@ class Workers:
         )
 
     def of(self, profiles: Iterable[str]) -> dict[str, Counter[str]]:
-        """Return for each profile how many live workers have each encoder, by fingerprint."""
+        """Return, for each profile, the number of live workers with each encoder, by fingerprint."""
         found = self._since(profiles, workers_key, ALIVE_SECONDS)
         return {
             name: Counter(member.partition(" ")[0] for member in members) for name, members in found.items()
@@ -129,7 +131,7 @@ class Workers:
         return self.of([profile])[profile][fingerprint] > 0
 
     def report_failed(self, failed: Mapping[str, FailedProof]) -> None:
-        """Report, by profile, which of a worker's encoders failed their proof. Call it with every beat."""
+        """Report, by profile, which of a worker's encoders failed their proof. Call this with every beat."""
         if failed:
             self._report({profile: proof.to_json() for profile, proof in failed.items()}, failed_proofs_key)
 

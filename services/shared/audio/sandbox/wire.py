@@ -29,7 +29,9 @@ installed.
 
 MAX_CHANNELS = 8
 MIN_SAMPLE_RATE, MAX_SAMPLE_RATE = 8_000, 192_000
-"""Range of sample rates that are mixed down. For other clips only the rate and channels are answered."""
+"""Range of sample rates that are mixed down. For other clips, the answer holds only the rate and the
+channels.
+"""
 
 PLAUSIBLE_SECONDS = 1e9
 """Lengths above this count as unknown. libsndfile reports 2**63 − 1 frames if a header has no length."""
