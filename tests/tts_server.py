@@ -16,6 +16,7 @@ import json
 import multiprocessing
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -36,6 +37,8 @@ MODEL_TYPE, WIDTH, BOOKS = "qwen3_tts", 1024, 16
 API_PROCESSES = ("api-0", "api-1")
 MODEL_PROCESS = "model"
 PROCESSES = (*API_PROCESSES, MODEL_PROCESS)
+FOLLOWER = "speaker-registry"
+"""The name of the plugin's thread."""
 HIGHEST = 300
 """The greatest number that a clip can tell."""
 _RATE, _FRAMES, _SAMPLES = 8_000, 13, 640
@@ -104,6 +107,26 @@ def observe_looks() -> None:
         report(**facts, ended=time.monotonic(), fault=self._last_fault)
 
     Plugin.look = observed  # type: ignore[method-assign]
+
+
+def observe_sockets() -> None:
+    """Have each use of the network reported by a thread that does not follow the registry.
+
+    Answering a request needs no network, so a request that asks the registry shows itself however fast the
+    registry answers.
+    """
+    for name in ("connect", "connect_ex", "send", "sendall", "recv", "recv_into"):
+        use = getattr(socket.socket, name)
+
+        def observed(
+            self: socket.socket, *arguments: Any, use: Callable[..., Any] = use, name: str = name
+        ) -> Any:
+            is_network = self.family in {socket.AF_INET, socket.AF_INET6}
+            if is_network and threading.current_thread().name != FOLLOWER:
+                report(network=name, thread=threading.current_thread().name)
+            return use(self, *arguments)
+
+        setattr(socket.socket, name, observed)
 
 
 def load_plugins(modules: Sequence[ModuleType]) -> None:
@@ -259,6 +282,7 @@ def main(*voices: str) -> None:
 
     def run_process(name: str) -> None:
         observe_looks()
+        observe_sockets()
         load_plugins(modules)
         if name == MODEL_PROCESS:
             run_model(modules[0].get_speaker_cache(), [near for near, _ in pipes])
@@ -327,7 +351,7 @@ class TtsServer:
     def of(self, process: str, fact: str) -> list[dict[str, Any]]:
         """Return the reports of a process that tell a fact.
 
-        The facts are `look`, `serves_since`, `voice`, `held` and `offered`.
+        The facts are `look`, `serves_since`, `voice`, `network`, `held` and `offered`.
         """
         return [one for one in self.reports[:] if one["process"] == process and fact in one]
 
@@ -337,9 +361,22 @@ class TtsServer:
             1, PROCESSES, lambda one: "fault" in one and "look" in one and bool(one["fault"]) == fault
         )
 
-    def await_begun_look(self) -> None:
-        """Wait until each process has begun a look from now on."""
-        self._await(1, PROCESSES, lambda one: "look" in one)
+    def await_requests_during_a_look(self, count: int) -> None:
+        """Wait until each API process has answered so many requests within one look that has not ended.
+
+        The registry must be silent, so that looks last. A request that waits for a look is never counted.
+        """
+        place = len(self.reports)
+
+        def within(process: str) -> int:
+            own = [one for one in self.reports[place:] if one["process"] == process]
+            ends = [number for number, one in enumerate(own) if "look" in one]
+            if not ends or "fault" in own[ends[-1]]:
+                return 0
+            began = own[ends[-1]]["began"]
+            return sum("voice" in one and one["began"] > began for one in own[ends[-1] :])
+
+        wait_until(lambda: all(within(process) >= count for process in API_PROCESSES), 120)
 
     def await_requests(self, count: int) -> None:
         """Wait until each API process has answered so many requests that begin from now on."""

@@ -21,7 +21,7 @@ from tests.integration.api.conftest import Start
 from tests.processes import PROFILE, QUICK, RegistryProcesses
 from tests.queue_workers import wait_until
 from tests.relay import Relay
-from tests.tts_server import API_PROCESSES, HIGHEST, MODEL_PROCESS, TtsServer, artifact, clip
+from tests.tts_server import API_PROCESSES, HIGHEST, MODEL_PROCESS, PROCESSES, TtsServer, artifact, clip
 
 SECONDS = float(os.environ.get("TTS_SECONDS", "10"))
 """How long the slow test goes on."""
@@ -125,8 +125,7 @@ def test_no_request_mixes_versions_meets_an_old_one_or_waits_for_the_registry(st
                 writer.replace(voice)
                 writer.register_anew(voice)
             relay.open(silent=True)
-            server.await_begun_look()
-            server.await_requests(REQUESTS)
+            server.await_requests_during_a_look(REQUESTS)
             relay.close()
             relay.open()
             writer.change_for(0.5, at_least=3)
@@ -157,8 +156,7 @@ def test_the_same_while_the_registry_is_stopped_and_killed_again_and_again(tmp_p
                 assert api.pid is not None
                 writer.change_for(1.0, at_least=3)
                 os.kill(api.pid, signal.SIGSTOP)
-                server.await_begun_look()
-                server.await_requests(REQUESTS)
+                server.await_requests_during_a_look(REQUESTS)
                 os.kill(api.pid, signal.SIGKILL)
                 server.await_looks(fault=True)
                 server.await_requests(REQUESTS)
@@ -183,6 +181,7 @@ def await_end(writer: Writer, server: TtsServer) -> None:
 
 
 def check(changes: Sequence[Change], server: TtsServer) -> None:
+    assert not [one for process in PROCESSES for one in server.of(process, "network")]
     for process in API_PROCESSES:
         [begin] = server.of(process, "serves_since")  # looks before it had no server to tell
         looks = [
@@ -221,7 +220,11 @@ def fault_of(request: Mapping[str, Any], changes: Sequence[Change], first: int) 
 
 
 class Known:
-    """Tells what a process must know of a voice at which time, from its looks at the registry."""
+    """Tells what a process must know of a voice at which time, from its looks at the registry.
+
+    Whatever was acknowledged before a look began must be known when it ended, deletions included. A look
+    begins one interval after the last one ended, so this is stricter than two intervals, on any machine.
+    """
 
     def __init__(self, looks: Sequence[Mapping[str, Any]], changes: Sequence[Change]) -> None:
         self._ends = [look["ended"] for look in looks]
