@@ -61,6 +61,7 @@ RULES: dict[str, set[str] | None] = {
     "GET /dashboard/profiles": set(ALL_SCOPES),
     "GET /dashboard/keys": {"admin"},
     "POST /dashboard/keys": {"admin"},
+    "POST /dashboard/keys/{key_id}/rotate": {"admin"},
     "POST /dashboard/keys/{key_id}/revoke": {"admin"},
 }
 """The scopes that each page needs; None: no key. The table repeats the rules of the routes, so that no page
@@ -659,12 +660,32 @@ def test_a_key_is_shown_once_and_revoked(operator: Visitor, closed: Registry):
     assert closed.client.get("/v1/voices", headers=bearer(token)).status_code == 401
 
 
+def test_a_key_is_rotated_and_the_old_one_ends_when_it_was_chosen(operator: Visitor, closed: Registry):
+    """The new key has the rights of the old one, which holders can use until they have the new one."""
+    old = key(closed, "voices:read", name="ci", namespace="ours")
+    rotated = operator.post(f"/keys/{id_of(old)}/rotate", {"overlap": "3600"})
+    assert rotated.status_code == 201
+    assert rotated.headers["cache-control"] == "no-store"
+    [new] = re.findall(r'value="(sreg_[^"]+)"', rotated.text)
+    assert f"sreg_{id_of(old)}…</code>, which ends <time" in rotated.text
+    assert new not in operator.get("/keys").text
+    for one in (old, new):
+        assert closed.client.get("/v1/voices", headers=bearer(one)).status_code == 200
+        assert closed.client.get("/v1/jobs", headers=bearer(one)).status_code == 403
+    at_once = operator.post(f"/keys/{id_of(old)}/rotate", {"overlap": "0"})
+    assert f"sreg_{id_of(old)}…</code>, which has ended" in at_once.text
+    assert closed.client.get("/v1/voices", headers=bearer(old)).status_code == 401
+    assert operator.post(f"/keys/{id_of(old)}/rotate", {"overlap": "0"}).status_code == 409
+    assert operator.post(f"/keys/{id_of(new)}/rotate", {"overlap": "5"}).status_code == 400
+
+
 def test_a_tenant_manages_its_own_keys_only(closed: Registry):
-    """A tenant's administrator neither sees nor revokes nor makes keys of others."""
+    """A tenant's administrator neither sees nor revokes nor rotates nor makes keys of others."""
     foreign = key(closed, "engine", namespace="theirs", name="their-key")
     with Visitor(closed, key(closed, "admin", namespace="ours")) as visitor:
         assert "their-key" not in visitor.get("/keys").text
         assert visitor.post(f"/keys/{id_of(foreign)}/revoke").status_code == 404
+        assert visitor.post(f"/keys/{id_of(foreign)}/rotate", {"overlap": "0"}).status_code == 404
         made = visitor.post("/keys", {"name": "x", "namespace": "theirs", "scope:engine": "on"})
         assert made.status_code == 403
     assert closed.client.get("/v1/voices", headers=bearer(foreign)).status_code == 200
