@@ -22,7 +22,7 @@ from services.registry_api.pages.activity import Activity
 from services.registry_api.pages.sessions import COOKIE, is_page
 from services.shared.configuration.access import RateSettings
 from services.shared.view.keys import jobs_key
-from speaker_registry.errors import WorkerError
+from speaker_registry.errors import Unavailable, WorkerError
 from tests.integration.api.access import BOOTSTRAP, CLOSED, bearer, id_of, key
 from tests.integration.api.conftest import Start, empty
 from tests.integration.api.pages import TOKEN, Visitor
@@ -482,6 +482,41 @@ def test_the_page_of_a_voice_tells_aliases_and_history(
     rest = plain(visitor.http.get(html.unescape(earlier)).text)
     assert "Version 1 registered" in rest
     assert "Version 2 deleted" not in rest
+
+
+def test_the_history_names_the_keys_of_those_who_may_know_them(
+    operator: Visitor, closed: Registry, name: str, monkeypatch: pytest.MonkeyPatch
+):
+    """Nobody knows a colleague by the id of a key. The name stays when the key is revoked, and the names of
+    other namespaces' keys are not told. Without the bucket, a page shows the ids of keys that it lacks.
+    """
+    studio, ops = (
+        key(closed, name=f"{who} <b>", namespace=of) for who, of in (("studio", "mine"), ("ops", "*"))
+    )
+    closed.upload(name, headers=bearer(studio))
+    closed.upload(name, clip=OTHER_CLIP, headers=bearer(ops, "mine"))
+    closed.client.delete(f"/v1/keys/{id_of(studio)}", headers=bearer(BOOTSTRAP))
+    operator.post("/namespace", {"namespace": "mine"})
+    with Visitor(closed, key(closed, namespace="mine")) as visitor:
+        for whose, told in ((visitor, f"{id_of(ops)} Version 1"), (operator, "ops <b> Version 1")):
+            page = whose.get(f"/voices/{name}").text
+            past = plain(page.partition('id="history"')[2])
+            assert told in re.sub(r"\S+ \S+ ago ", "", past)
+            assert "studio <b>" in past
+            assert f'title="Key {id_of(studio)}"' in page
+            assert_harmless(page)
+        look = closed.keys.look
+        monkeypatch.setattr(closed.keys, "recall", lambda _: None)
+        assert "studio <b>" in plain(visitor.get(f"/voices/{name}").text)
+
+        def lose(key_id: str) -> Any:
+            if key_id == id_of(studio):
+                raise Unavailable("The bucket does not answer.", retry_after_seconds=1)
+            return look(key_id)
+
+        monkeypatch.setattr(closed.keys, "look", lose)
+        page = visitor.get(f"/voices/{name}")
+        assert (page.status_code, id_of(studio) in plain(page.text)) == (200, True)
 
 
 def plain(page: str) -> str:
