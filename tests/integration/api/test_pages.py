@@ -798,6 +798,52 @@ def test_pages_load_nothing_inline_and_nothing_from_elsewhere(operator: Visitor,
             assert operator.http.get(asset).headers["cache-control"] == "public, max-age=31536000, immutable"
 
 
+def leads_to(page: str) -> set[str]:
+    """Return where the navigation and the main part of a page lead, without the way back to the overview."""
+    return set(re.findall(r'href="([^"]+)"', page.partition("<header")[2].partition("<footer")[0])) - {
+        "/dashboard"
+    }
+
+
+def test_an_unknown_address_leads_on(closed: Registry, visitor: Visitor, operator: Visitor):
+    """Whoever is signed in, or needs no key, keeps the navigation. Others are led to sign in, and to ask does
+    not count as a wrong key.
+    """
+    assert leads_to(visitor.get("/nowhere").text) == {
+        "/dashboard/voices",
+        "/dashboard/jobs",
+        "/dashboard/profiles",
+    }
+    for wrong in (operator.get("/nowhere"), operator.get("/voices/a/b/c"), operator.post("/voices/new")):
+        assert wrong.status_code in {404, 405}
+        assert "/dashboard/keys" in leads_to(wrong.text)
+    with Visitor(closed, key(closed, "admin")) as admin:
+        answer = admin.get("/nowhere")
+        assert leads_to(answer.text) == {"/dashboard/profiles", "/dashboard/keys"}
+        assert "Go on from the overview" in answer.text
+    with Visitor(closed) as stranger:
+        failed = dict(closed.app.state.access._failures)
+        assert leads_to(stranger.get("/nowhere?a=b").text) == {
+            "/dashboard/login?next=/dashboard/nowhere%3Fa%3Db"
+        }
+        assert dict(closed.app.state.access._failures) == failed
+
+
+def test_a_page_that_is_not_allowed_says_where_to_go(closed: Registry):
+    """A person is not left at a dead end by a link that a colleague with more rights sent."""
+    with Visitor(closed, key(closed, "voices:read")) as visitor:
+        refused = visitor.get("/keys")
+        assert refused.status_code == 403
+        assert leads_to(refused.text) == {
+            "/dashboard/voices",
+            "/dashboard/profiles",
+            "/dashboard/login?next=/dashboard/keys",
+        }
+        again = visitor.http.get("/dashboard/login?next=/dashboard/keys")
+        assert "API key" in again.text
+        assert visitor.sign_in(key(closed, "admin"), "/dashboard/keys").url.path == "/dashboard/keys"
+
+
 def test_only_assets_are_served_as_assets(visitor: Visitor):
     """No path leads out of the folder of assets."""
     for path in ("/assets/nothing.js", "/assets/base.html", "/assets/%252e%252e"):
