@@ -11,7 +11,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from tests.http_server import http_server
-from tests.integration.api.access import BOOTSTRAP, CLOSED, bearer
+from tests.integration.api.access import BOOTSTRAP, CLOSED, bearer, key
 from tests.integration.api.browser import CHROMIUM, NO_CHROMIUM, PHONE, WIDE, chromium, grave_faults, opener
 from tests.integration.api.conftest import empty
 from tests.integration.api.drawing import draw_all
@@ -39,6 +39,15 @@ PAGES = {
     "keys": "/keys",
     "not-found": "/nowhere",
 }
+OPENED = {
+    "menu": ("", "Namespace"),
+    "delete-voice": (f"/voices/{MANY}", "Delete…"),
+    "delete-version": (f"/voices/{MANY}", "Delete… version 1"),
+    "move-alias": (f"/voices/{MANY}", "Move…"),
+    "rotate-key": ("/keys", "Rotate…"),
+    "revoke-key": ("/keys", "Revoke…"),
+}
+"""The page, and the text of what a person clicks on there."""
 _LINES_OF_HEADER = """() => {
     const tops = [...document.querySelectorAll(".brand, .account > *")].map(one => {
         const box = one.getBoundingClientRect();
@@ -99,6 +108,34 @@ def test_a_page_has_no_grave_fault(tab: Page, name: str):
     """Everybody can read and use each page: with little sight, by keyboard, with a screen reader."""
     tab.goto(f"/dashboard{PAGES[name]}")
     look_at(tab, name)
+
+
+@pytest.mark.parametrize("name", OPENED)
+def test_what_is_opened_on_a_page_has_no_grave_fault(tab: Page, name: str):
+    """A menu or a panel lies above the page only once somebody opens it, and must fit the screen then."""
+    path, label = OPENED[name]
+    tab.goto(f"/dashboard{path}")
+    tab.locator("summary:visible").filter(has_text=label).first.click()
+    look_at(tab, f"opened-{name}")
+
+
+def test_a_new_key_has_no_grave_fault(tab: Page):
+    """A person sees a key this once, and has to be able to read and copy it."""
+    tab.goto("/dashboard/keys")
+    tab.get_by_text("Make a key").click()
+    tab.get_by_label("Name", exact=True).fill("studio")
+    tab.get_by_label("see voices").check()
+    tab.get_by_role("button", name="Make the key").click()
+    expect(tab.get_by_label("The new key")).to_be_visible()
+    look_at(tab, "new-key")
+
+
+def test_a_page_that_is_not_allowed_has_no_grave_fault(browser: Browser, furnished: Registry):
+    """Whoever is refused must be able to read why, and to go on elsewhere."""
+    with opener(browser, furnished) as visit:
+        page = visit("/keys", key=key(furnished, "voices:read", name="looks on"))
+        expect(page.get_by_role("heading", name="Not allowed")).to_be_visible()
+        look_at(page, "not-allowed")
 
 
 def test_a_voice_with_its_pictures_has_no_grave_fault(tab: Page):
