@@ -22,6 +22,8 @@ from tools.documentation.screenshots import PICTURES, note_taken
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason=NO_CHROMIUM)
 SIZES = {"wide": WIDE, "phone": PHONE}
+NARROW = {"width": 360, "height": 720}
+"""The width of many phones, which is less than that of the pictures."""
 SCHEMES: tuple[Literal["light", "dark"], ...] = ("light", "dark")
 PAGES = {
     "overview": "",
@@ -56,6 +58,13 @@ _LINES_OF_HEADER = """() => {
     return new Set(tops).size;
 }"""
 """Counts the lines on which the name of the product, the namespace and the way out stand."""
+_MOST_LINES_OF_BUTTONS = """() => {
+    const lines = [...document.querySelectorAll(".versions td.end")].map(cell => {
+        const boxes = [...cell.children].map(one => one.getBoundingClientRect());
+        return boxes.reduce((count, box, at) => count + (at > 0 && box.top >= boxes[at - 1].bottom), 1);
+    });
+    return Math.max(...lines);
+}"""
 _CUT_OFF = "(one => one.scrollWidth - one.clientWidth)(document.querySelector('.brand'))"
 
 
@@ -117,6 +126,13 @@ def test_what_is_opened_on_a_page_has_no_grave_fault(tab: Page, name: str):
     tab.goto(f"/dashboard{path}")
     tab.locator("summary:visible").filter(has_text=label).first.click()
     look_at(tab, f"opened-{name}")
+
+
+def test_the_buttons_of_a_version_stand_on_one_line_on_a_phone(tab: Page):
+    """Three buttons on two lines look like two rows, and take the place of the next version."""
+    tab.set_viewport_size(NARROW)
+    tab.goto(f"/dashboard/voices/{MANY}")
+    assert tab.evaluate(_MOST_LINES_OF_BUTTONS) == 1
 
 
 def test_a_new_key_has_no_grave_fault(tab: Page):
