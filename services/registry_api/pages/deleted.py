@@ -78,5 +78,5 @@ def show_deleted(
         deleted_at=life.deleted_at,
         until=until,
         versions=len(life.versions),
-        **past_of(document, path, past=past),
+        **past_of(request, services, document, path, past=past),
     )

@@ -1,16 +1,25 @@
 """Shows a voice's history on pages, as long as the voice lives and after it."""
 
+from collections.abc import Iterator
 from typing import Any
 
+from fastapi import Request
+
+from services.registry_api.dependencies import Services
+from services.registry_api.keys.api_keys import ApiKey
 from services.registry_api.pages.forms import address
+from services.registry_api.protocol.callers import Caller
 from services.registry_api.wire import rendering
 from services.registry_api.wire.paging import newest_changes
 from services.shared.model.document import SpeakerDocument
+from speaker_registry.errors import SpeakerRegistryError
 
 _CHANGES = 20
 
 
-def past_of(document: SpeakerDocument, path: str, *, past: int, **query: int) -> dict[str, Any]:
+def past_of(
+    request: Request, services: Services, document: SpeakerDocument, path: str, *, past: int, **query: int
+) -> dict[str, Any]:
     """Return the variables of the template `history.html`.
 
     Args:
@@ -18,7 +27,36 @@ def past_of(document: SpeakerDocument, path: str, *, past: int, **query: int) ->
         query: what else belongs into the address of the next page.
     """
     changes, more = newest_changes(document, before=past or None, limit=_CHANGES)
+    caller = request.scope["caller"]
+    ids = dict.fromkeys(one.by for one in changes)
     return {
         "changes": [rendering.change(one) for one in changes],
+        "names": {
+            key.record.id: key.record.name for key in _keys(request, services, ids) if _may_know(caller, key)
+        },
         "earlier_changes": address(path, past=changes[-1].revision, **query) if more else None,
     }
+
+
+def _keys(request: Request, services: Services, ids: dict[str, None]) -> Iterator[ApiKey]:
+    """Yield the keys with these ids, in any state, as far as they can be found.
+
+    A copy of any age will do, because the name of a key never changes.
+    """
+    unknown = list[str]()
+    for one in ids:
+        if key := services.keys.recall(one):
+            yield key
+        else:
+            unknown.append(one)
+    if not unknown:
+        return
+    try:
+        with request.app.state.store_slots.hold_in_thread():
+            yield from filter(None, map(services.keys.look, unknown))
+    except SpeakerRegistryError:
+        return  # the bucket is slow or away, and the page goes without these names
+
+
+def _may_know(caller: Caller, key: ApiKey) -> bool:
+    return caller.for_any_namespace or key.record.namespace == caller.namespace

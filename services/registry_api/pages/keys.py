@@ -1,4 +1,4 @@
-"""The page of API keys: make one, which is shown once, and revoke one."""
+"""The page of API keys: make one, which is shown once, rotate one, and revoke one."""
 
 import time
 
@@ -9,10 +9,11 @@ from starlette.responses import Response
 
 from services.registry_api.access.rules import ADMIN
 from services.registry_api.dependencies import AT_STORE, CallerDep, Services, ServicesDep
-from services.registry_api.keys.api_keys import ApiKey, Token
+from services.registry_api.keys.api_keys import ANY_NAMESPACE, ApiKey, Token
 from services.registry_api.keys.key_rules import key_not_found
 from services.registry_api.keys.make import make
 from services.registry_api.keys.revoke import revoke
+from services.registry_api.keys.rotate import rotate
 from services.registry_api.pages.forms import MAX_FIELD, checked_form, lead_to, page_router, show
 from services.registry_api.protocol.callers import Caller
 from services.registry_api.wire import key_rendering
@@ -26,6 +27,8 @@ router = page_router("/keys")
 _MAX_SHOWN = 500
 _LIFETIMES = (30, 90, 365)
 """Offered lifetimes in days."""
+_OVERLAPS = {86_400: "in 1 day", 3600: "in 1 hour", 7 * 86_400: "in 7 days", 0: "at once"}
+"""Offered times until a key that was rotated ends, in seconds."""
 SCOPE_MEANINGS = {
     "voices:read": "see voices",
     "voices:write": "register voices",
@@ -106,14 +109,53 @@ async def page_revoke_key(
 
 
 def _revoke(services: Services, caller: Caller, key_id: str, descendants: bool) -> None:
-    key = services.keys.look(key_id)
-    if key is None or caller.namespace not in {"*", key.record.namespace}:
-        raise key_not_found(key_id)
+    _find(services, caller, key_id)
     revoke(services.keys, key_id, by=caller.id, with_descendants=descendants)
 
 
+@router.post("/{key_id}/rotate", dependencies=[ADMIN, AT_STORE])
+async def page_rotate_key(
+    request: Request, services: ServicesDep, caller: CallerDep, key_id: str
+) -> Response:
+    """Make a key with the rights of another, which ends when the form says, and show the new one once."""
+    async with checked_form(request) as fields:
+        overlap = fields.text("overlap", max_length=8) or ""
+    if overlap not in map(str, _OVERLAPS):
+        raise InvalidRequest(
+            f"The old key's end is {overlap!a}; accepted: {', '.join(map(str, _OVERLAPS))} seconds.",
+            param="overlap",
+        )
+    return await run_in_threadpool(_rotate, request, services, caller, key_id, int(overlap))
+
+
+def _rotate(
+    request: Request, services: Services, caller: Caller, key_id: str, grace_seconds: int
+) -> Response:
+    token, made = rotate(
+        services.keys,
+        _find(services, caller, key_id),
+        grace_seconds=grace_seconds,
+        by=caller.id,
+        by_operator=caller.for_any_namespace,
+    )
+    former = services.keys.look(key_id)
+    return _show_keys(request, services, caller, new=(token, made), former=former)
+
+
+def _find(services: Services, caller: Caller, key_id: str) -> ApiKey:
+    key = services.keys.look(key_id)
+    if key is None or caller.namespace not in {ANY_NAMESPACE, key.record.namespace}:
+        raise key_not_found(key_id)
+    return key
+
+
 def _show_keys(
-    request: Request, services: Services, caller: Caller, new: tuple[Token, ApiKey] | None = None
+    request: Request,
+    services: Services,
+    caller: Caller,
+    *,
+    new: tuple[Token, ApiKey] | None = None,
+    former: ApiKey | None = None,
 ) -> Response:
     keys, used = services.keys, services.key_uses.last()
     found = keys.all(caller.namespace)
@@ -124,7 +166,9 @@ def _show_keys(
         keys=shown,
         hidden_count=max(0, len(found) - _MAX_SHOWN),
         new=key_rendering.new_key(keys, new[1], new[0]) if new else None,
+        former=key_rendering.key(keys, former, used) if former else None,
         scopes=SCOPE_MEANINGS,
         lifetimes=_LIFETIMES,
+        overlaps=_OVERLAPS,
         status=201 if new else 200,
     )

@@ -57,6 +57,7 @@ _TITLES = {
 }
 _OWN_PAGE = re.compile(rf"{PAGES}([/?][!-\[\]-~]*)?")
 """An address of these pages: printable ASCII without a backslash, which browsers read as a slash."""
+SAFE_METHODS = frozenset({"GET", "HEAD"})
 _CONTROL_CATEGORIES = frozenset({"Cc", "Cf", "Co", "Cs", "Zl", "Zp"})
 _KEPT_CONTROLS = frozenset("\n\t\r\u200c\u200d")
 """Line breaks, and the joiners that emoji and several scripts need."""
@@ -114,7 +115,7 @@ def own_page(following: str) -> str:
 
 def _way_back(request: Request) -> str | None:
     """Return the address of the page whose form was sent, or None if no other page than the overview."""
-    if request.method in {"GET", "HEAD"}:
+    if request.method in SAFE_METHODS:
         return None
     try:
         sent = urlsplit(request.headers.get("referer", ""))
@@ -142,6 +143,9 @@ def failure_page(request: Request, status: int, message: str, *, token: str, par
         "message": message,
         "request_id": request.scope.get("request_id"),
         "back": _way_back(request),
+        "failed_with": status,
+        "asked": request.method in SAFE_METHODS,
+        "keys_required": access_of(request).required,
     }
     if not partial:
         return page(request, "failure.html", token=token, status=status, **values)

@@ -13,6 +13,7 @@ import hmac
 import json
 import secrets
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from http.cookies import CookieError, SimpleCookie
 from typing import Any
@@ -24,10 +25,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from services.registry_api.access.rules import NAMESPACE_HEADER
+from services.registry_api.access.rules import NAMESPACE_HEADER, access_of, authenticate
 from services.registry_api.keys.ended_sessions import EndedSessions
 from services.registry_api.keys.seal import SEALED_SECONDS, Seal
-from services.registry_api.pages.rendering import failure_page, leading_page, own_address
+from services.registry_api.pages.rendering import SAFE_METHODS, failure_page, leading_page, own_address
 from services.registry_api.protocol.error_answers import render
 from services.registry_api.protocol.routing import PAGES
 from speaker_registry.errors import InvalidApiKey, PermissionDenied, SpeakerRegistryError
@@ -41,8 +42,9 @@ _ENDED = (
 )
 _MAX_KEY = 2700
 """Browsers drop cookies of more than 4,096 bytes without a word, and sealing makes a third more of a key."""
-_SAFE_METHODS = frozenset({"GET", "HEAD"})
 _SCOPE_KEY = "page_session"
+_WITH_NAVIGATION = frozenset({403, 404, 405})
+"""Errors from which a person goes on elsewhere. Others may have come from a registry that is too busy."""
 _UNTRUSTED = (b"authorization", NAMESPACE_HEADER.lower().encode())
 
 
@@ -201,6 +203,7 @@ class _PageAnswer:
             request.scope[_SCOPE_KEY] = _new_session(None, None)
             response = _sign_in_first(request, ended)
         else:
+            await _recognize(request, status)
             response = _as_page(request, status, self._body)
         headers = MutableHeaders(raw=[*response.raw_headers, *_kept(refused)])
         status = response.status_code
@@ -229,6 +232,20 @@ def _kept(refused: Message) -> list[tuple[bytes, bytes]]:
     return [(name, value) for name, value in refused["headers"] if name.lower() in kept]
 
 
+async def _recognize(request: Request, status: int) -> None:
+    """Authenticate whoever sees an error before any rule of a route did, so that it has their navigation.
+
+    Nobody is refused here: without a valid session, the page goes without navigation.
+    """
+    access = access_of(request)
+    if status not in _WITH_NAVIGATION or is_partial(request):
+        return
+    if session_of(request).key is None and access.required:
+        return  # to ask without a key would count as a failure of the address
+    with suppress(SpeakerRegistryError):
+        await authenticate(access, request.scope)
+
+
 def _as_page(request: Request, status: int, body: bytes) -> Response:
     told = json.loads(body) if body else {}
     message = told.get("detail") or told.get("error", {}).get("message", "The request failed.")
@@ -244,7 +261,7 @@ def _sign_in_first(request: Request, ended: bool) -> Response:
     Args:
         ended: a person was signed in, but their key is not valid any more.
     """
-    safe = request.method in _SAFE_METHODS
+    safe = request.method in SAFE_METHODS
     if is_partial(request) and not safe:
         return failure_page(request, 401, _ENDED, token=session_of(request).token, partial=True)
     query = {"ended": "yes"} if ended else {}
@@ -259,7 +276,7 @@ def _sign_in_first(request: Request, ended: bool) -> Response:
 
 def _check_origin(scope: Scope) -> None:
     """Raise `PermissionDenied` if a form comes from another web page."""
-    if scope["method"] in _SAFE_METHODS:
+    if scope["method"] in SAFE_METHODS:
         return
     headers = Headers(scope=scope)
     site, origin = headers.get("sec-fetch-site"), headers.get("origin")

@@ -116,7 +116,7 @@ def page_voice(
         meaning=_meaning(document),
         gone=gone if _was_deleted(document, gone) else 0,
         former=former if former and former.can_come_back(document) else None,
-        **past_of(document, path, past=past, version=version),
+        **past_of(request, services, document, path, past=past, version=version),
     )
 
 

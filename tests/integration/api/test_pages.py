@@ -22,7 +22,7 @@ from services.registry_api.pages.activity import Activity
 from services.registry_api.pages.sessions import COOKIE, is_page
 from services.shared.configuration.access import RateSettings
 from services.shared.view.keys import jobs_key
-from speaker_registry.errors import WorkerError
+from speaker_registry.errors import Unavailable, WorkerError
 from tests.integration.api.access import BOOTSTRAP, CLOSED, bearer, id_of, key
 from tests.integration.api.conftest import Start, empty
 from tests.integration.api.pages import TOKEN, Visitor
@@ -62,6 +62,7 @@ RULES: dict[str, set[str] | None] = {
     "GET /dashboard/profiles": set(ALL_SCOPES),
     "GET /dashboard/keys": {"admin"},
     "POST /dashboard/keys": {"admin"},
+    "POST /dashboard/keys/{key_id}/rotate": {"admin"},
     "POST /dashboard/keys/{key_id}/revoke": {"admin"},
 }
 """The scopes that each page needs; None: no key. The table repeats the rules of the routes, so that no page
@@ -484,6 +485,41 @@ def test_the_page_of_a_voice_tells_aliases_and_history(
     assert "Version 2 deleted" not in rest
 
 
+def test_the_history_names_the_keys_of_those_who_may_know_them(
+    operator: Visitor, closed: Registry, name: str, monkeypatch: pytest.MonkeyPatch
+):
+    """Nobody knows a colleague by the id of a key. The name stays when the key is revoked, and the names of
+    other namespaces' keys are not told. Without the bucket, a page shows the ids of keys that it lacks.
+    """
+    studio, ops = (
+        key(closed, name=f"{who} <b>", namespace=of) for who, of in (("studio", "mine"), ("ops", "*"))
+    )
+    closed.upload(name, headers=bearer(studio))
+    closed.upload(name, clip=OTHER_CLIP, headers=bearer(ops, "mine"))
+    closed.client.delete(f"/v1/keys/{id_of(studio)}", headers=bearer(BOOTSTRAP))
+    operator.post("/namespace", {"namespace": "mine"})
+    with Visitor(closed, key(closed, namespace="mine")) as visitor:
+        for whose, told in ((visitor, f"{id_of(ops)} Version 1"), (operator, "ops <b> Version 1")):
+            page = whose.get(f"/voices/{name}").text
+            past = plain(page.partition('id="history"')[2])
+            assert told in re.sub(r"\S+ \S+ ago ", "", past)
+            assert "studio <b>" in past
+            assert f'title="Key {id_of(studio)}"' in page
+            assert_harmless(page)
+        look = closed.keys.look
+        monkeypatch.setattr(closed.keys, "recall", lambda _: None)
+        assert "studio <b>" in plain(visitor.get(f"/voices/{name}").text)
+
+        def lose(key_id: str) -> Any:
+            if key_id == id_of(studio):
+                raise Unavailable("The bucket does not answer.", retry_after_seconds=1)
+            return look(key_id)
+
+        monkeypatch.setattr(closed.keys, "look", lose)
+        page = visitor.get(f"/voices/{name}")
+        assert (page.status_code, id_of(studio) in plain(page.text)) == (200, True)
+
+
 def plain(page: str) -> str:
     """Return the text of a page with single spaces."""
     return " ".join(html.unescape(re.sub(r"<[^>]+>", " ", page)).split())
@@ -665,12 +701,32 @@ def test_a_key_is_shown_once_and_revoked(operator: Visitor, closed: Registry):
     assert closed.client.get("/v1/voices", headers=bearer(token)).status_code == 401
 
 
+def test_a_key_is_rotated_and_the_old_one_ends_when_it_was_chosen(operator: Visitor, closed: Registry):
+    """The new key has the rights of the old one, which holders can use until they have the new one."""
+    old = key(closed, "voices:read", name="ci", namespace="ours")
+    rotated = operator.post(f"/keys/{id_of(old)}/rotate", {"overlap": "3600"})
+    assert rotated.status_code == 201
+    assert rotated.headers["cache-control"] == "no-store"
+    [new] = re.findall(r'value="(sreg_[^"]+)"', rotated.text)
+    assert f"sreg_{id_of(old)}…</code>, which ends <time" in rotated.text
+    assert new not in operator.get("/keys").text
+    for one in (old, new):
+        assert closed.client.get("/v1/voices", headers=bearer(one)).status_code == 200
+        assert closed.client.get("/v1/jobs", headers=bearer(one)).status_code == 403
+    at_once = operator.post(f"/keys/{id_of(old)}/rotate", {"overlap": "0"})
+    assert f"sreg_{id_of(old)}…</code>, which has ended" in at_once.text
+    assert closed.client.get("/v1/voices", headers=bearer(old)).status_code == 401
+    assert operator.post(f"/keys/{id_of(old)}/rotate", {"overlap": "0"}).status_code == 409
+    assert operator.post(f"/keys/{id_of(new)}/rotate", {"overlap": "5"}).status_code == 400
+
+
 def test_a_tenant_manages_its_own_keys_only(closed: Registry):
-    """A tenant's administrator neither sees nor revokes nor makes keys of others."""
+    """A tenant's administrator neither sees nor revokes nor rotates nor makes keys of others."""
     foreign = key(closed, "engine", namespace="theirs", name="their-key")
     with Visitor(closed, key(closed, "admin", namespace="ours")) as visitor:
         assert "their-key" not in visitor.get("/keys").text
         assert visitor.post(f"/keys/{id_of(foreign)}/revoke").status_code == 404
+        assert visitor.post(f"/keys/{id_of(foreign)}/rotate", {"overlap": "0"}).status_code == 404
         made = visitor.post("/keys", {"name": "x", "namespace": "theirs", "scope:engine": "on"})
         assert made.status_code == 403
     assert closed.client.get("/v1/voices", headers=bearer(foreign)).status_code == 200
@@ -746,6 +802,52 @@ def test_pages_load_nothing_inline_and_nothing_from_elsewhere(operator: Visitor,
             assert address.startswith(("/", "#"))
         for asset in re.findall(r'"(/dashboard/assets/[^"]*)"', page.text):
             assert operator.http.get(asset).headers["cache-control"] == "public, max-age=31536000, immutable"
+
+
+def leads_to(page: str) -> set[str]:
+    """Return where the navigation and the main part of a page lead, without the way back to the overview."""
+    return set(re.findall(r'href="([^"]+)"', page.partition("<header")[2].partition("<footer")[0])) - {
+        "/dashboard"
+    }
+
+
+def test_an_unknown_address_leads_on(closed: Registry, visitor: Visitor, operator: Visitor):
+    """Whoever is signed in, or needs no key, keeps the navigation. Others are led to sign in, and to ask does
+    not count as a wrong key.
+    """
+    assert leads_to(visitor.get("/nowhere").text) == {
+        "/dashboard/voices",
+        "/dashboard/jobs",
+        "/dashboard/profiles",
+    }
+    for wrong in (operator.get("/nowhere"), operator.get("/voices/a/b/c"), operator.post("/voices/new")):
+        assert wrong.status_code in {404, 405}
+        assert "/dashboard/keys" in leads_to(wrong.text)
+    with Visitor(closed, key(closed, "admin")) as admin:
+        answer = admin.get("/nowhere")
+        assert leads_to(answer.text) == {"/dashboard/profiles", "/dashboard/keys"}
+        assert "Go on from the overview" in answer.text
+    with Visitor(closed) as stranger:
+        failed = dict(closed.app.state.access._failures)
+        assert leads_to(stranger.get("/nowhere?a=b").text) == {
+            "/dashboard/login?next=/dashboard/nowhere%3Fa%3Db"
+        }
+        assert dict(closed.app.state.access._failures) == failed
+
+
+def test_a_page_that_is_not_allowed_says_where_to_go(closed: Registry):
+    """A person is not left at a dead end by a link that a colleague with more rights sent."""
+    with Visitor(closed, key(closed, "voices:read")) as visitor:
+        refused = visitor.get("/keys")
+        assert refused.status_code == 403
+        assert leads_to(refused.text) == {
+            "/dashboard/voices",
+            "/dashboard/profiles",
+            "/dashboard/login?next=/dashboard/keys",
+        }
+        again = visitor.http.get("/dashboard/login?next=/dashboard/keys")
+        assert "API key" in again.text
+        assert visitor.sign_in(key(closed, "admin"), "/dashboard/keys").url.path == "/dashboard/keys"
 
 
 def test_only_assets_are_served_as_assets(visitor: Visitor):

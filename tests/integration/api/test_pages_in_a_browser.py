@@ -12,7 +12,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from speaker_registry.errors import WorkerError
-from tests.integration.api.access import BOOTSTRAP, CLOSED, bearer
+from tests.integration.api.access import BOOTSTRAP, CLOSED, bearer, key
 from tests.integration.api.browser import CHROMIUM, NO_CHROMIUM, PATIENCE_MS, PHONE, Open, chromium, opener
 from tests.integration.api.conftest import empty
 from tests.integration.api.registry import CLIP, OTHER_CLIP, PROFILE, Registry
@@ -266,6 +266,27 @@ def test_revoking_its_own_key_ends_the_session(visit: Open):
     other.get_by_role("row", name=re.compile(made.split("_")[1])).get_by_text("Revoke…").click()
     other.get_by_role("button", name="Revoke the key").click()
     expect(other).to_have_url(re.compile("/dashboard/login"))
+
+
+def test_a_key_is_rotated_on_a_phone_without_scripts(visit: Open, closed: Registry, name: str):
+    """What opens below the buttons of a row fits the screen, whichever button it belongs to."""
+    old = key(closed, "voices:read", name=name)
+    page = visit("/keys", viewport=PHONE, java_script_enabled=False)
+    row = page.get_by_role("row", name=name)
+    for label in ("Revoke…", "Rotate…"):
+        summary = row.locator("summary", has_text=label)
+        summary.click()
+        box = row.locator("details[open] .panel").bounding_box()
+        assert box is not None
+        assert box["x"] >= 0
+        assert box["x"] + box["width"] <= PHONE["width"]
+        if label == "Revoke…":
+            summary.click()
+    page.get_by_label("The old key ends").locator("visible=true").select_option("in 1 hour")
+    row.get_by_role("button", name="Rotate the key").click()
+    new = page.get_by_label("The new key").input_value()
+    for one in (old, new):
+        assert closed.client.get("/v1/voices", headers=bearer(one)).status_code == 200
 
 
 def test_forms_work_without_scripts(visit: Open, closed: Registry, name: str):

@@ -11,7 +11,7 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from tests.http_server import http_server
-from tests.integration.api.access import BOOTSTRAP, CLOSED, bearer
+from tests.integration.api.access import BOOTSTRAP, CLOSED, bearer, key
 from tests.integration.api.browser import CHROMIUM, NO_CHROMIUM, PHONE, WIDE, chromium, grave_faults, opener
 from tests.integration.api.conftest import empty
 from tests.integration.api.drawing import draw_all
@@ -22,6 +22,8 @@ from tools.documentation.screenshots import PICTURES, note_taken
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason=NO_CHROMIUM)
 SIZES = {"wide": WIDE, "phone": PHONE}
+NARROW = {"width": 360, "height": 720}
+"""The width of many phones, which is less than that of the pictures."""
 SCHEMES: tuple[Literal["light", "dark"], ...] = ("light", "dark")
 PAGES = {
     "overview": "",
@@ -39,6 +41,15 @@ PAGES = {
     "keys": "/keys",
     "not-found": "/nowhere",
 }
+OPENED = {
+    "menu": ("", "Namespace"),
+    "delete-voice": (f"/voices/{MANY}", "Delete…"),
+    "delete-version": (f"/voices/{MANY}", "Delete… version 1"),
+    "move-alias": (f"/voices/{MANY}", "Move…"),
+    "rotate-key": ("/keys", "Rotate…"),
+    "revoke-key": ("/keys", "Revoke…"),
+}
+"""The page, and the text of what a person clicks on there."""
 _LINES_OF_HEADER = """() => {
     const tops = [...document.querySelectorAll(".brand, .account > *")].map(one => {
         const box = one.getBoundingClientRect();
@@ -47,6 +58,13 @@ _LINES_OF_HEADER = """() => {
     return new Set(tops).size;
 }"""
 """Counts the lines on which the name of the product, the namespace and the way out stand."""
+_MOST_LINES_OF_BUTTONS = """() => {
+    const lines = [...document.querySelectorAll(".versions td.end")].map(cell => {
+        const boxes = [...cell.children].map(one => one.getBoundingClientRect());
+        return boxes.reduce((count, box, at) => count + (at > 0 && box.top >= boxes[at - 1].bottom), 1);
+    });
+    return Math.max(...lines);
+}"""
 _CUT_OFF = "(one => one.scrollWidth - one.clientWidth)(document.querySelector('.brand'))"
 
 
@@ -99,6 +117,41 @@ def test_a_page_has_no_grave_fault(tab: Page, name: str):
     """Everybody can read and use each page: with little sight, by keyboard, with a screen reader."""
     tab.goto(f"/dashboard{PAGES[name]}")
     look_at(tab, name)
+
+
+@pytest.mark.parametrize("name", OPENED)
+def test_what_is_opened_on_a_page_has_no_grave_fault(tab: Page, name: str):
+    """A menu or a panel lies above the page only once somebody opens it, and must fit the screen then."""
+    path, label = OPENED[name]
+    tab.goto(f"/dashboard{path}")
+    tab.locator("summary:visible").filter(has_text=label).first.click()
+    look_at(tab, f"opened-{name}")
+
+
+def test_the_buttons_of_a_version_stand_on_one_line_on_a_phone(tab: Page):
+    """Three buttons on two lines look like two rows, and take the place of the next version."""
+    tab.set_viewport_size(NARROW)
+    tab.goto(f"/dashboard/voices/{MANY}")
+    assert tab.evaluate(_MOST_LINES_OF_BUTTONS) == 1
+
+
+def test_a_new_key_has_no_grave_fault(tab: Page):
+    """A person sees a key this once, and has to be able to read and copy it."""
+    tab.goto("/dashboard/keys")
+    tab.get_by_text("Make a key").click()
+    tab.get_by_label("Name", exact=True).fill("studio")
+    tab.get_by_label("see voices").check()
+    tab.get_by_role("button", name="Make the key").click()
+    expect(tab.get_by_label("The new key")).to_be_visible()
+    look_at(tab, "new-key")
+
+
+def test_a_page_that_is_not_allowed_has_no_grave_fault(browser: Browser, furnished: Registry):
+    """Whoever is refused must be able to read why, and to go on elsewhere."""
+    with opener(browser, furnished) as visit:
+        page = visit("/keys", key=key(furnished, "voices:read", name="looks on"))
+        expect(page.get_by_role("heading", name="Not allowed")).to_be_visible()
+        look_at(page, "not-allowed")
 
 
 def test_a_voice_with_its_pictures_has_no_grave_fault(tab: Page):
