@@ -1,5 +1,5 @@
 """Tests that run the documentation: its curl, Python and command-line examples against a registry, its tables
-against the code.
+against the code. `test_console_examples` runs what is shown for a terminal.
 """
 
 import os
@@ -23,11 +23,10 @@ from services.embedded.settings import EmbeddedSettings
 from services.embedded.supervisor import EmbeddedRegistry
 from speaker_registry import RegistryClient
 from speaker_registry.cli import parser
+from tests.integration.documented import PAGES, ROOT, blocks, text_of
 from tools import profiles_table
 from tools.settings_table import table
 
-ROOT = Path(__file__).parents[2]
-PAGES = ("README.md", *sorted(str(page.relative_to(ROOT)) for page in (ROOT / "docs").rglob("*.md")))
 KEPT_ARTIFACTS = {
     "README.md": {"wren.safetensors", "rowan.safetensors"},
     "docs/concepts.md": {"heron.safetensors"},
@@ -38,14 +37,6 @@ KEPT_ARTIFACTS = {
 """The pages with examples, and the artifacts that their shell examples leave in /tmp."""
 WITH_EXAMPLES = tuple(KEPT_ARTIFACTS)
 DEFAULT_URL = "http://127.0.0.1:8300"
-
-
-def text_of(page: str) -> str:
-    return (ROOT / page).read_text()
-
-
-def blocks(language: str, page: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", text_of(page), re.DOTALL | re.MULTILINE)
 
 
 def table_of(page: str, tool: str) -> str:
@@ -164,8 +155,8 @@ COMMAND = re.compile(r"(?:^|\$ )(speaker-registry [^#|&\n]+)", re.MULTILINE)
 
 @pytest.mark.parametrize("page", PAGES)
 def test_every_command_has_the_words_that_the_program_accepts(page: str):
-    """Commands that only an operator can run, such as a promotion, are parsed at least. A renamed option must
-    not live on in the documentation.
+    """Commands that no test can run, such as a promotion, are parsed at least. A renamed option must not live
+    on in the documentation.
     """
     examples = "\n".join(text for language in ("console", "sh", "bash") for text in blocks(language, page))
     for command in COMMAND.findall(examples.replace("\\\n", " ")):
