@@ -41,7 +41,7 @@ COUNTED_ANEW_TIMES = 5
 GOAL_RATIO = 1.5
 GOAL_CORE = 0.05
 CLIP = clips.wav(1.2)
-_ADDRESSES = {
+ADDRESSES = {
     "overview": "",
     "voices": "/voices",
     "voices, the last page": "/voices?after=voice-000040",
@@ -81,7 +81,7 @@ def main() -> bool:
     with furnished() as (registry, few, many):
         head = "| page | {:,} voices, ms | {:,}, ms | ratio | processor ms | | ratio |\n"
         print(head.format(FEW, MANY) + 7 * "|---" + "|")
-        ratios = [_shown(name, _seen(registry, few, many, path)) for name, path in _ADDRESSES.items()]
+        ratios = [_shown(name, _seen(registry, few, many, path)) for name, path in ADDRESSES.items()]
         anew = _seen(registry, few, many, "", COUNTED_ANEW_TIMES, pause=_KEPT_SECONDS)
         ratios.append(_shown("overview, counted anew", anew))
         print(f"\n| {DASHBOARDS} open dashboards on | of a core, API |\n|---|---|")
