@@ -28,6 +28,7 @@ from services.registry_api.operations.artifacts import find_artifact
 from services.registry_api.operations.delete import delete, delete_version
 from services.registry_api.operations.pictures import ask_for_pictures, find_pictures
 from services.registry_api.pages.aliases import FormerDep, shown_aliases
+from services.registry_api.pages.comparing import compare
 from services.registry_api.pages.deleted import path_of, show_deleted
 from services.registry_api.pages.forms import (
     MAX_FIELD,
@@ -71,17 +72,19 @@ def page_voice(
     namespace: NamespaceDep,
     name: VoiceName,
     former: FormerDep,
+    caller: CallerDep,
     version: Annotated[int, Query(ge=0, le=MAX_VERSION)] = 0,
     before: Annotated[int, Query(ge=0, le=MAX_VERSION)] = 0,
-    beside: Annotated[int, Query(ge=0, le=MAX_VERSION)] = 0,
+    beside: Annotated[str, Query(max_length=MAX_FIELD)] = "",
     known: Annotated[str, Query(max_length=8)] = "",
     gone: Annotated[int, Query(ge=0, le=MAX_VERSION)] = 0,
     past: Revision = 0,
 ) -> Response:
     """Show a voice and one of its versions: the default one, or the one with this number.
 
-    The clip of the version `beside` is shown next to that version's. `gone` is the version that was deleted
-    by the form that led here. Of a voice that was deleted, the page says until when it can be brought back.
+    The clip of the version `beside`, which may be one of another voice, is shown next to that version's.
+    `gone` is the version that was deleted by the form that led here. Of a voice that was deleted, the page
+    says until when it can be brought back.
     """
     profiles = services.profiles
     speaker = locate(services.speakers, namespace, name, also_deleted=True)
@@ -93,18 +96,16 @@ def page_voice(
     page, more = newest_versions(document, before=before or None, limit=_VERSIONS)
     one = _version(services, speaker, version or DEFAULT)
     made = profiles.all_statuses(speaker, one)
-    selected = rendering.version(profiles, speaker, one)
-    compared = [selected]
-    if beside and beside != one.number:
-        compared.append(rendering.version(profiles, speaker, _version(services, speaker, beside)))
+    comparison = compare(services, caller, speaker, one, beside)
     voice = rendering.voice(profiles, speaker)
     path = f"/voices/{voice.id}"
     return show(
         request,
         "voice.html",
         voice=voice,
-        selected=selected,
-        compared=compared,
+        status=comparison.status,
+        selected=comparison.sides[0].version,
+        comparison=comparison,
         artifacts=[rendering.descriptor(profiles, speaker, one, status) for status in made],
         versions=[rendering.version(profiles, speaker, each) for each in page],
         earlier=address(path, version=version, before=page[-1].number) if more and page else None,
@@ -165,7 +166,9 @@ def page_pictures(
         except PicturesFailed as error:
             problem = error.message
     path = f"{PAGES}/voices/{quote(name.name, safe='')}/versions/{number}/pictures"
-    return show(request, "pictures.html", drawn=drawn, problem=problem, path=path, number=number)
+    return show(
+        request, "pictures.html", drawn=drawn, problem=problem, path=path, id=version.vuid, number=number
+    )
 
 
 @router.get("/versions/{number}/pictures/{picture}", dependencies=[AUDIO_READ, AT_STORE])

@@ -331,6 +331,10 @@ def test_another_tenants_voice_is_not_found(closed: Registry, name: str):
         assert visitor.get(f"/voices/{name}").status_code == 404
         assert name not in visitor.get("/voices").text
         assert name not in visitor.get("/jobs").text
+        closed.upload("own", headers=bearer(BOOTSTRAP, "ours"))
+        compared = visitor.get("/voices/own", params={"beside": name})
+        assert compared.status_code == 404
+        assert f"There is no voice '{name}' in this namespace." in plain(compared.text)
 
 
 def test_an_operator_chooses_the_namespace(operator: Visitor, closed: Registry, name: str):
@@ -570,6 +574,16 @@ def test_made_up_names_are_limited_on_pages_too(start: Start):
     assert [path for path in asked if "/s/" in path] == ["default/s/nobody-0.json", "default/s/nobody-1.json"]
 
 
+def test_made_up_names_are_limited_in_comparisons_too(start: Start):
+    """The form that compares two voices is no way around the limit."""
+    closed = start(access=CLOSED, rates=RateSettings(unknown_names_per_minute=2))
+    closed.app.state.access.rate_limits.now = lambda: 1_775_133_885.0
+    closed.upload("own", headers=bearer(BOOTSTRAP))
+    with Visitor(closed, key(closed)) as visitor:
+        answers = [visitor.get(f"/voices/own?beside=nobody-{number}") for number in range(3)]
+    assert [answer.status_code for answer in answers] == [404, 404, 429]
+
+
 def test_a_key_that_may_only_look_gets_no_button(closed: Registry, name: str):
     """Neither the moves nor the way back of a deleted voice are offered, and both are refused."""
     made = key(closed, "voices:read")
@@ -577,7 +591,7 @@ def test_a_key_that_may_only_look_gets_no_button(closed: Registry, name: str):
         closed.upload(name, clip=clip, headers=bearer(BOOTSTRAP))
     with Visitor(closed, made) as visitor:
         page = visitor.get(f"/voices/{name}").text.partition("<main")[2]
-        assert not re.search(r"<form|Delete…|Edit|Move…", page)
+        assert not re.search(r'<form method="post"|Delete…|Edit|Move…', page)
         for path in ("aliases", "aliases/remove", "about", "versions/1/delete", "delete"):
             assert visitor.post(f"/voices/{name}/{path}", {"version": "1"}).status_code == 403
         assert visitor.get(f"/voices/{name}/about").status_code == 403

@@ -51,6 +51,8 @@ PAGES = [
     "/keys",
     *(f"/voices/{number}" for number in range(len(TEXTS))),
     *(f"/voices/{number}?version=1&beside=2" for number in range(len(TEXTS))),
+    *(f"/voices/0?beside={quote(name)}" for name in NAMES),
+    "/voices/0?beside=%3Cb%3E%E2%80%AE",
     *(f"/voices?q={quote(text[:100])}" for text in TEXTS),
     *(f"/voices/new?name={quote(name)}" for name in NAMES),
     *(f"/login?next={quote(text[:100])}" for text in TEXTS),

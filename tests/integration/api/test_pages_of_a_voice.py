@@ -3,8 +3,10 @@ labels and pin, and its aliases.
 """
 
 import html
+import re
 from collections.abc import Iterator
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 
@@ -319,6 +321,47 @@ def test_an_alias_that_is_set_to_the_same_version_is_not_said_to_be_new(
     for alias, status in (("latest", 400), ("%3Cb%3E", 400), ("prod", 200)):
         page = visitor.get(f"/voices/{name}?alias={alias}&former=0&moved=0")
         assert (page.status_code, "Undo" in page.text) == (status, False)
+
+
+def test_a_version_is_compared_with_one_of_another_voice(registry: Registry, visitor: Visitor, name: str):
+    """Each side plays its own clip and leads to its own voice. A number alone is one of the same voice."""
+    other = f"{name} & <b>"
+    make_versions(registry, name, 2)
+    registry.ready(other)
+    ids = voice(registry, name)["id"], registry.client.get(f"/v1/voices/{quote(other)}").json()["id"]
+    for beside in (other, f" {other}@1 ", f"{ids[1]}@default"):
+        page = visitor.get(f"/voices/{name}", params={"version": 2, "beside": beside}).text
+        assert f"Version 1 of {other}" in plain(page)
+        clips = re.findall(r'<audio [^>]*src="/dashboard/voices/([^"]+)"', page)
+        assert clips == [f"{ids[0]}/versions/2/audio", f"{ids[1]}/versions/1/audio"]
+        assert len(set(re.findall(r'id="(?:pictures|compared)-[^"]+"', page))) == 4
+        assert_harmless(page)
+    page = visitor.get(f"/voices/{name}?version=2&beside=1").text
+    assert "Two versions compared" in page
+    assert "versions/1/audio" in page
+
+
+@pytest.mark.parametrize(
+    ("beside", "status", "said"),
+    [
+        ("nobody <b>", 404, "There is no voice 'nobody <b>' in this namespace. Nothing is compared."),
+        ("7", 404, "ersion 7"),
+        ("a/b", 400, "Invalid voice name"),
+        ("@1", 400, "it is empty"),
+        ("a@B", 400, "Invalid version or alias"),
+    ],
+)
+def test_what_cannot_be_compared_gets_a_sentence(
+    registry: Registry, visitor: Visitor, name: str, beside: str, status: int, said: str
+):
+    """The page stays as it was, with the reason, and with what was typed in the form."""
+    registry.ready(name)
+    page = visitor.get(f"/voices/{name}", params={"beside": beside})
+    assert page.status_code == status
+    assert said in plain(page.text)
+    assert "versions/1/audio" in page.text
+    assert f'name="beside" value="{html.escape(beside)}"' in page.text
+    assert_harmless(page.text)
 
 
 @pytest.mark.parametrize(

@@ -32,6 +32,8 @@ PAGES = {
     "new-voice": "/voices/new",
     "voice-many-versions": f"/voices/{MANY}",
     "voice-compared": f"/voices/{SERVED}?beside=1",
+    "voices-compared": f"/voices/{SERVED}?beside={MANY}@2",
+    "voice-not-compared": f"/voices/{SERVED}?beside=nobody",
     "voice-edit": f"/voices/{MANY}/about",
     "voice-failed": f"/voices/{FAILED}",
     "voice-busy": f"/voices/{BUSY}",

@@ -1,5 +1,6 @@
 """Tests of the pictures of clips over HTTP: who draws them, how they are kept, and when they are gone."""
 
+import re
 from datetime import timedelta
 from pathlib import Path
 
@@ -172,7 +173,7 @@ def test_the_page_of_a_voice_shows_its_pictures(registry: Registry, name: str):
     registry.upload(name)
     with Visitor(registry) as visitor:
         page = visitor.get(f"/voices/{name}").text
-        part = page.partition('<div id="pictures-1" hx-get="/dashboard')[2].partition('"')[0]
+        [part] = re.findall(r'<div id="pictures-\w+" hx-get="/dashboard([^"]+)"', page)
         waiting = visitor.get(part)
         assert "A worker draws the pictures" in waiting.text
         assert f'hx-get="/dashboard{part}"' in waiting.text
