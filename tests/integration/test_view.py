@@ -275,7 +275,7 @@ class RedisFirst(Generation):
     def _begin_generation(self, named: Named, stamp: Stamp, server: str) -> None:
         generation = self._clock.new_id()
         seen = str(stamp) if stamp.generation else ""
-        self._begin(keys=[STAMP], args=[seen, str(Stamp(server, self._bucket, generation))])
+        self._begin(keys=[STAMP], args=[seen, str(Stamp(server, self.bucket, generation))])
         self._document.swap(named, generation=generation, question="")
 
 
