@@ -36,7 +36,7 @@ from rq.worker.base import BaseWorker
 from services.embedded.valkey import ValkeyServer
 from services.extractor_worker.jobs.batch_worker import BatchWorker
 from services.extractor_worker.jobs.heartbeat import EXIT_UNFINISHED
-from services.extractor_worker.jobs.queue_maintenance import reap
+from services.extractor_worker.jobs.queue_maintenance import lease_key, reap
 from services.shared.configuration.worker import WorkerSettings
 from services.shared.queue.rq_jobs import RETRIES, JobQueue, QueuedJob, enqueue, status_of
 from speaker_registry.errors import AudioTooShort
@@ -333,8 +333,8 @@ def test_not_even_if_that_happens_between_the_last_look_and_the_end(queue):
 
 
 def expire_leases(queue: JobQueue) -> None:
-    key = queue.started_job_registry.key
-    queue.connection.zadd(key, dict.fromkeys(queue.connection.zrange(key, 0, -1), 1))
+    for entry in queue.connection.zrange(queue.started_job_registry.key, 0, -1):
+        queue.connection.delete(lease_key(entry))
 
 
 def test_a_job_canceled_while_it_runs_stays_canceled(queue):

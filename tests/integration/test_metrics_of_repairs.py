@@ -11,7 +11,7 @@ from redis import Redis
 
 from services.embedded.valkey import ValkeyServer
 from services.extractor_worker.jobs.batch_worker import BatchWorker
-from services.extractor_worker.jobs.queue_maintenance import reap
+from services.extractor_worker.jobs.queue_maintenance import lease_key, reap
 from services.registry_api.maintenance.garbage_sweep import sweep
 from services.shared.configuration.worker import WorkerSettings
 from services.shared.queue.rq_jobs import RETRIES, JobQueue, QueuedJob, enqueue, queue_name
@@ -55,9 +55,8 @@ def die_over_it(queue: JobQueue) -> None:
     """Let a worker take all jobs, a lease ago, and never be heard of again."""
     idle = BatchWorker([queue.name], {"act": list}, connection=queue.connection, settings=WorkerSettings())
     assert idle._take()
-    registry = queue.started_job_registry.key
-    for entry in queue.connection.zrange(registry, 0, -1):
-        queue.connection.zadd(registry, {entry: 1})
+    for entry in queue.connection.zrange(queue.started_job_registry.key, 0, -1):
+        queue.connection.delete(lease_key(entry))
 
 
 def test_every_start_of_a_job_is_counted_by_its_end(queue: JobQueue):

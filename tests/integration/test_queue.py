@@ -16,7 +16,13 @@ from rq.job import Job
 from rq.serializers import JSONSerializer
 
 from services.extractor_worker.jobs.batch_worker import BatchWorker
-from services.extractor_worker.jobs.queue_maintenance import LOCK_SECONDS, QueueMaintenance, _reap_one, reap
+from services.extractor_worker.jobs.queue_maintenance import (
+    LOCK_SECONDS,
+    QueueMaintenance,
+    _reap_one,
+    lease_key,
+    reap,
+)
 from services.shared.configuration.worker import WorkerSettings
 from services.shared.queue.rq_jobs import (
     QUARANTINE_KEY,
@@ -57,8 +63,8 @@ def start_and_die(queue: JobQueue) -> list[str]:
 
 
 def expire_leases(queue: JobQueue) -> None:
-    key = queue.started_job_registry.key
-    queue.connection.zadd(key, dict.fromkeys(queue.connection.zrange(key, 0, -1), 1))
+    for entry in queue.connection.zrange(queue.started_job_registry.key, 0, -1):
+        queue.connection.delete(lease_key(entry))
 
 
 def take_and_die(queue: JobQueue) -> None:
@@ -248,6 +254,34 @@ def test_a_beat_between_the_look_and_the_verdict_counts(queue):
     [start] = queue.connection.zrange(registry, 0, -1)
     assert not _reap_one(queue, registry, start)
     assert places(queue) == at(started=1)
+
+
+@pytest.mark.parametrize("ahead", [-3600, 3600])
+def test_a_lease_ends_by_the_clock_of_redis(queue, monkeypatch, ahead):
+    """A lease ends by the clock of Redis. A worker whose clock is fast does not keep its jobs when it dies,
+    and one whose clock is slow does not lose them while it lives.
+    """
+    monkeypatch.setattr("rq.registry.current_timestamp", lambda: int(time.time()) + ahead)
+    put(queue)
+    worker(queue)._take()
+    assert reap(queue) == 0
+    expire_leases(queue)
+    assert reap(queue) == 1
+    assert places(queue) == at(queued=1)
+
+
+def test_a_heartbeat_renews_the_lease_by_the_clock_of_redis(queue):
+    """A heartbeat renews the lease in Redis, so a job of a worker that lives is not started again. RQ does
+    so, and a release that no longer did would give each job to another worker after one lease.
+    """
+    put(queue)
+    [(job_id, execution)] = worker(queue)._take().executions.items()
+    key = lease_key(f"{job_id}:{execution.id}".encode())
+    queue.connection.expire(key, 10)
+    with queue.connection.pipeline() as pipeline:
+        execution.heartbeat(queue.started_job_registry, 60, pipeline)
+        pipeline.execute()
+    assert queue.connection.ttl(key) > 10
 
 
 def test_eight_reapers_at_once_bring_back_one_copy(queue, valkey):

@@ -11,10 +11,11 @@ from typing import cast
 import structlog
 from redis.client import Pipeline
 from redis.exceptions import ResponseError, WatchError
+from rq.defaults import RQ_KEY_PREFIX
 from rq.job import JobStatus
 from rq.registry import FailedJobRegistry, FinishedJobRegistry
 from rq.scripts import acquire_or_refresh_lock, release_lock
-from rq.utils import current_timestamp, now
+from rq.utils import now
 from rq.worker_registration import clean_worker_registry
 
 from services.shared.queue.rq_jobs import JobQueue, JobRefusedError, QueuedJob, job_key, profile_of
@@ -28,7 +29,7 @@ LOCK_SECONDS = 3
 """
 
 BATCH = 1000
-"""The number of entries that one run examines."""
+"""The number of entries of an intermediate queue that one run examines."""
 
 
 class QueueMaintenance:
@@ -90,16 +91,29 @@ def reap(queue: JobQueue) -> int:
     Their jobs go back to the queue, or have failed if no retry is left.
     """
     registry = queue.started_job_registry.key
-    expired = queue.connection.zrangebyscore(registry, 0, current_timestamp(), start=0, num=BATCH)
-    return sum(_reap_one(queue, registry, cast(bytes, entry)) for entry in expired)
+    starts = cast(list[bytes], queue.connection.zrange(registry, 0, -1))  # as many as jobs that run now
+    with queue.connection.pipeline(transaction=False) as pipeline:
+        for entry in starts:
+            pipeline.exists(lease_key(entry))
+        held = pipeline.execute()
+    expired = [entry for entry, holds in zip(starts, held, strict=True) if not holds]
+    return sum(_reap_one(queue, registry, entry) for entry in expired)
+
+
+def lease_key(entry: bytes) -> bytes:
+    """Return the key of RQ's record of a start, which each heartbeat lets expire one lease later.
+
+    It expires by Redis' clock. The scores of RQ's registry come from the clocks of workers, and with them a
+    dead worker whose clock is fast would keep its jobs.
+    """
+    return f"{RQ_KEY_PREFIX}:execution:".encode() + entry
 
 
 def _reap_one(queue: JobQueue, registry: str, entry: bytes) -> bool:
     job_id, _, execution = entry.partition(b":")
     with queue.connection.pipeline() as pipeline:
-        pipeline.watch(job_key(job_id))  # type: ignore[no-untyped-call]
-        lease = pipeline.zscore(registry, entry)
-        if lease is None or lease > current_timestamp():
+        pipeline.watch(job_key(job_id), lease_key(entry))  # type: ignore[no-untyped-call]
+        if pipeline.zscore(registry, entry) is None or pipeline.exists(lease_key(entry)):
             return False  # it has finished, or its worker sent a heartbeat
         stored = _read(pipeline, job_id)
         pipeline.multi()

@@ -11,9 +11,8 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from time import time
 from uuid import uuid4
 
 from services.shared.bucket.store import Skips
@@ -22,6 +21,8 @@ TEMPORARY = ".tmp"
 """The folder for temporary files. It lies beside the objects, so that a rename out of it stays on one file
 system.
 """
+
+_READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
 
 _Accepts = Callable[[Path], bool]
 """A function that looks at the file that a move would replace, and says whether the move may take place."""
@@ -165,16 +166,30 @@ class DurableFolder:
 
         `older_than` must be longer than any write takes.
         """
-        removed = 0
+        removed, oldest = 0, (self.now() - older_than).timestamp()
         for file in self._temporary.iterdir():
             with suppress(FileNotFoundError):  # its write ended just now
-                if time() - file.stat().st_mtime > older_than.total_seconds():
+                if file.stat().st_mtime < oldest:
                     file.unlink()
                     removed += 1
         for folder, subfolders, files in os.walk(self._root, topdown=False):
             if not subfolders and not files and Path(folder) != self._temporary:
                 self._sync_without_empty(Path(folder))
         return removed
+
+    def now(self) -> datetime:
+        """Return the time of the clock that dates the files of this folder. A local clock that is wrong must
+        not make files look old.
+
+        On a read-only disk this is the local time, because nothing can be deleted there anyway.
+        """
+        try:
+            os.utime(self._root)
+        except OSError as error:
+            if error.errno not in _READ_ONLY:
+                raise
+            return datetime.now(UTC)
+        return datetime.fromtimestamp(self._root.stat().st_mtime, UTC)
 
     def check(self) -> None:
         """Raise OSError if the folder is missing, for example because a volume was unmounted and only its

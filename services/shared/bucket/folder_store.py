@@ -1,9 +1,8 @@
 """A store in a local folder. `durable_folder` does the writing, because obstore never syncs."""
 
 import builtins
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
-from functools import partial
 from pathlib import Path
 
 from services.shared.bucket.durable_folder import DurableFolder, etag_of
@@ -30,14 +29,9 @@ class FolderStore:
 
     is_local = True
 
-    def __init__(self, root: Path, *, clock: Callable[[], datetime] | None = None) -> None:
-        """Make the folder if there is none. Raises OSError if it cannot be made.
-
-        Args:
-            clock: returns the time by which the file system dates files. By default it is this machine's.
-        """
+    def __init__(self, root: Path) -> None:
+        """Make the folder if there is none. Raises OSError if it cannot be made."""
         self._folder = DurableFolder(root)
-        self._clock = clock or partial(datetime.now, UTC)
         self._translating = StoreCalls(self._says_missing, self._serves_others).translating
 
     def put(self, key: str, data: bytes) -> None:
@@ -80,7 +74,7 @@ class FolderStore:
         check_prefix(prefix)
         with self._translating("list"):
             self._folder.check()
-            taken_at = self._clock()
+            taken_at = self._folder.now()
             # obstore is not used here: one file whose name it refuses would hide all the rest.
             found = self._folder.files(prefix, nothing if prefix else is_our_own)
             return listing_of(
@@ -109,7 +103,7 @@ class FolderStore:
 
     def now(self) -> datetime:
         with self._translating("check"):
-            return self._clock()
+            return self._folder.now()
 
     def sweep_temporary(self, older_than: timedelta) -> int:
         with self._translating("sweep"):

@@ -4,6 +4,7 @@ Messages and logs contain no keys, because keys contain names. This module knows
 they do.
 """
 
+import errno
 import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -21,6 +22,7 @@ from speaker_registry.errors import Unavailable
 
 log = structlog.get_logger(__name__)
 
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 _RETRY_AFTER_SECONDS = 5.0
 _OBJECT_RETRY_AFTER_SECONDS = 60.0
 
@@ -66,14 +68,19 @@ class StoreCalls:
                     result = "missing"
                     raise FileNotFoundError("no such object") from None
                 log.error("store.failed", operation=operation, reason=reason(error))
-                unavailable = self._unavailable(operation)
+                unavailable = self._unavailable(operation, error)
                 unavailable.add_note(f"{operation}: {reason(error)}")  # for operators
                 raise unavailable from None
             finally:
                 STORE_SECONDS.labels(operation, result).observe(perf_counter() - began)
 
-    def _unavailable(self, operation: str) -> Unavailable:
+    def _unavailable(self, operation: str, error: Exception) -> Unavailable:
         """Return the error that callers get for a failure, which concerns either the store or one object."""
+        if isinstance(error, OSError) and error.errno in _FULL:
+            return Unavailable(
+                "The disk of the object store is full. What is stored can be read; make room to store more.",
+                retry_after_seconds=_RETRY_AFTER_SECONDS,
+            )
         if operation in {"get", "delete"} and self._serves_others():
             return ObjectUnavailable(
                 "The object store does not give access to one object.",
