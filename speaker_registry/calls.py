@@ -135,13 +135,9 @@ class Calls:
         return self._alias(Request(path=alias_path(voice, alias)))
 
     def move_alias(self, voice: str, alias: str, version: int, if_match: str | None) -> Plan[Alias]:
-        request = Request(
-            method="PUT",
-            path=alias_path(voice, alias),
-            headers={"content-type": "application/json", **condition(if_match)},
-            content=request_body(AliasMove, version=version).model_dump_json().encode(),
-        )
-        return self._alias(request)
+        wanted = request_body(AliasMove, version=version).model_dump_json()
+        path = alias_path(voice, alias)
+        return self._alias(with_json(path, wanted, method="PUT", headers=condition(if_match)))
 
     def remove_alias(self, voice: str, alias: str, if_match: str | None) -> Plan[None]:
         headers = condition(if_match)
@@ -182,13 +178,9 @@ class Calls:
 
     def extract(self, target: Target, profile: str, *, force: bool) -> Plan[ArtifactDescriptor]:
         wanted = ExtractionRequest(profiles=[segment(profile, "profile")], force=force)
-        request = Request(
-            method="POST",
-            path=f"{target.version_path}/extractions",
-            headers={"content-type": "application/json"},
-            content=wanted.model_dump_json().encode(),
-            repeatable=not force,  # each attempt would make the artifact once more
-        )
+        path = f"{target.version_path}/extractions"
+        # Each forced attempt would make the artifact once more.
+        request = with_json(path, wanted.model_dump_json(), repeatable=not force)
         page = yield from self._read(Page[ArtifactDescriptor], request)
         if len(page.data) != 1:
             raise Unavailable(f"the registry answered with {len(page.data)} artifacts, but one was asked for")
@@ -207,13 +199,7 @@ class Calls:
 
     def _resolve(self, voices: Sequence[str], profiles: Sequence[str]) -> Plan[list[ResolvedArtifact]]:
         wanted = {"voices": list(voices), "profiles": [segment(one, "profile") for one in profiles]}
-        request = Request(
-            method="POST",
-            path="/v1/resolve",
-            headers={"content-type": "application/json"},
-            content=canonical_json(wanted).encode(),
-            repeatable=True,
-        )
+        request = with_json("/v1/resolve", canonical_json(wanted))
         page = yield from self._read(Resolution, request)
         if len(page.data) != len(voices) * len(profiles):
             raise Unavailable(
@@ -242,13 +228,8 @@ class Calls:
     def edit_voice(self, name: str, members: Mapping[str, object], if_match: str | None) -> Plan[Voice]:
         wanted = request_body(VoiceEdit, **members)
         changed_labels({}, wanted.labels)
-        request = Request(
-            method="PATCH",
-            path=voice_path(name),
-            headers={"content-type": "application/json", **condition(if_match)},
-            content=wanted.model_dump_json(exclude_unset=True).encode(),
-        )
-        return self._read(Voice, request)
+        content, headers = wanted.model_dump_json(exclude_unset=True), condition(if_match)
+        return self._read(Voice, with_json(voice_path(name), content, method="PATCH", headers=headers))
 
     def versions(self, name: str, limit: int | None) -> Listing[VoiceVersion]:
         return listing_of(f"{voice_path(name)}/versions", Page[VoiceVersion], limit)
@@ -273,23 +254,13 @@ class Calls:
         return listing_of("/v1/profiles", Page[Profile], None)
 
     def promote_encoder(self, profile: str, wanted: EncoderPromotion) -> Plan[Profile]:
-        request = Request(
-            method="POST",
-            path=f"/v1/profiles/{segment(profile, 'profile')}/promote",
-            headers={"content-type": "application/json"},
-            content=wanted.model_dump_json().encode(),
-            repeatable=False,  # a repetition would be refused because the encoder is current already
-        )
-        return self._read(Profile, request)
+        path = f"/v1/profiles/{segment(profile, 'profile')}/promote"
+        # A repetition would be refused because the encoder is current already.
+        return self._read(Profile, with_json(path, wanted.model_dump_json(), repeatable=False))
 
     def start_campaign(self, profile: str, wanted: CampaignRequest) -> Plan[Campaign]:
-        request = Request(
-            method="POST",
-            path=campaigns_path(profile),
-            headers={"content-type": "application/json"},
-            content=wanted.model_dump_json().encode(),
-            repeatable=False,  # a repetition would be refused because the campaign goes on already
-        )
+        # A repetition would be refused because the campaign has begun already.
+        request = with_json(campaigns_path(profile), wanted.model_dump_json(), repeatable=False)
         return self._read(Campaign, request)
 
     def campaigns(self, profile: str, limit: int | None) -> Listing[Campaign]:
@@ -373,14 +344,9 @@ class Calls:
         )
 
     def create_key(self, wanted: ApiKeyRequest) -> Plan[NewApiKey]:
-        request = Request(
-            method="POST",
-            path="/v1/keys",
-            headers={"content-type": "application/json"},
-            content=wanted.model_dump_json(exclude_none=True).encode(),
-            repeatable=False,  # each attempt would make one more key
-        )
-        return self._read(NewApiKey, request)
+        content = wanted.model_dump_json(exclude_none=True)
+        # Each attempt would make one more key.
+        return self._read(NewApiKey, with_json("/v1/keys", content, repeatable=False))
 
     def rotate_key(self, key_id: str, grace_seconds: int) -> Plan[NewApiKey]:
         path, params = f"/v1/keys/{key_id_of(key_id)}/rotate", {"grace_seconds": str(grace_seconds)}
@@ -425,6 +391,24 @@ class Calls:
     def _read(self, model: type[Model], request: Request) -> Plan[Model]:
         reply = yield from exchange(self._policy, request)
         return parsed(model, reply)
+
+
+def with_json(
+    path: str,
+    content: str,
+    *,
+    method: str = "POST",
+    headers: Mapping[str, str] | None = None,
+    repeatable: bool = True,
+) -> Request:
+    """Return a request with a JSON body."""
+    return Request(
+        method=method,
+        path=path,
+        headers={"content-type": "application/json", **(headers or {})},
+        content=content.encode(),
+        repeatable=repeatable,
+    )
 
 
 def long_polled(request: Request, wait: float) -> Request:

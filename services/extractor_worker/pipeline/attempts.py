@@ -38,7 +38,7 @@ class Attempts:
         profiles: Profiles,
         decode: Decode,
     ) -> None:
-        """Take the parts. `decode` decodes uploaded clips whose decoded form the bucket has lost."""
+        """Create it. `decode` decodes uploaded clips whose decoded form the bucket has lost."""
         self._store = store
         self._speakers = speakers
         self._blobs = blobs

@@ -49,7 +49,7 @@ def get_samples(
     """Download the reference clip of a version as decoded samples, in a safetensors file.
 
     The tensor `audio` is float32 [N], mono, at the clip's own rate. The header's `manifest` is JSON with the
-    `sample_rate` in Hz. Whoever reads it needs no decoder. Only the scope `audio:read` allows this.
+    `sample_rate` in Hz. Readers need no decoder. Only the scope `audio:read` allows this.
     """
     speaker, version = find_version(services.speakers, services.profiles, namespace, name, ref)
     headers = file_headers(f"sha256:{clip_of(version).rendition_sha256}", version)

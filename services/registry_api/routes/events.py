@@ -52,9 +52,10 @@ async def listen_to_events(
 ) -> Response:
     """Listen to what changes, as server-sent events.
 
-    Events come in order, each at least once. A client that names the last `id` it has goes on behind it. If
-    events are missing there, because they are too old or the index was rebuilt, `reset` comes first: the
-    client then asks anew for what it holds. A comment comes every 15 seconds.
+    Events come in order, each at least once. A client that names the `id` of the last event that it received
+    gets the events after that one. If some of these are missing, because they are too old or the view was
+    rebuilt, `reset` comes first, and the client then requests again whatever it holds. A comment comes every
+    15 seconds.
     """
     speaker = None
     if voice is not None:

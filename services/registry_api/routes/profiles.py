@@ -29,8 +29,8 @@ def promote_encoder(
 ) -> Response:
     """Make another encoder the current one of a profile, for all namespaces.
 
-    `when` is `now`, or `complete`: then the encoder is promoted by itself once its campaign has covered every
-    voice, and the profile is returned as it is now. If voices failed, it is promoted only with `force`;
+    `when` is `now`, or `complete`: then the encoder is promoted automatically once its campaign has covered
+    every voice, and the profile is returned as it is now. If voices failed, it is promoted only with `force`;
     `reason` and `failures` of the campaign say which.
 
     Each voice keeps its last artifact until the new one is ready. To go back, promote the former fingerprint:

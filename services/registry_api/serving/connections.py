@@ -79,9 +79,7 @@ class HttpConnection(HttpToolsProtocol):
         self._body_left = 0
         """Number of bytes of a body of known length that have not arrived yet."""
         self._held: bytearray | None = None
-        """The part of a body that has arrived. The lane waits for the rest until the end of the present
-        read.
-        """
+        """The part of a body that has arrived, until the lane has the rest or the present read ends."""
         self._unparsed = b""
         """The bytes after a request that still waits for the answer to the request before it."""
         self._current: RequestResponseCycle | None = None
@@ -153,8 +151,7 @@ class HttpConnection(HttpToolsProtocol):
         self._pace.answers = self._requests = 0
         begins = self._reading is _Reading.NOTHING and not self._unparsed
         if begins and self._lane is not None and self._lane.answer_again(data):
-            self._answers = True
-            self._deadline.awaited = None
+            self._answers, self._deadline.awaited = True, None
             self._update_deadline()
             return
         if self._reading is not _Reading.NOTHING:
@@ -185,9 +182,8 @@ class HttpConnection(HttpToolsProtocol):
         while start < len(data) and not (
             self.pipeline or self._reading is _Reading.REFUSED or self._pace.pauses()
         ):
-            size = _SLICE_BYTES
-            if self._reading is _Reading.BODY:
-                size = self._body_left or _CHUNKS_SLICE_BYTES
+            body = self._reading is _Reading.BODY
+            size = (self._body_left or _CHUNKS_SLICE_BYTES) if body else _SLICE_BYTES
             self._parse_slice(data[start : start + size])
             start += size
         self._unparsed = b"" if self._reading is _Reading.REFUSED else data[start:]
@@ -221,9 +217,9 @@ class HttpConnection(HttpToolsProtocol):
         if method == b"CONNECT":
             self._refuse(HTTPStatus.BAD_REQUEST, NOT_HTTP)
             return
-        lines = [name + b": " + value for name, value in self.headers if name != b"upgrade"]
+        head = _head_without_upgrade(method, self.url, self.headers)
         self.parser = httptools.HttpRequestParser(self)
-        self._parse_slice(b"\r\n".join([method + b" " + self.url + b" HTTP/1.1", *lines, b"", rest]))
+        self._parse_slice(head + rest)
 
     def _read_on(self) -> None:
         if not self.transport.is_closing():
@@ -246,10 +242,7 @@ class HttpConnection(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         if self.parser.should_upgrade():
             return  # `_ignore_upgrade` follows
-        length = next((value for name, value in self.headers if name == b"content-length"), b"0")
-        if len(length) > _LENGTH_DIGITS:
-            raise httptools.HttpParserError("Content-Length is too long")
-        self._reading, self._body_left = _Reading.BODY, int(length)
+        self._reading, self._body_left = _Reading.BODY, _length_of_body(self.headers)
         if self._lane is not None and self._lane.waits_for_body(self, self._body_left):
             self._held = bytearray()
         elif (offer := self._ask_lane(None)) is not ANSWERED:
@@ -370,6 +363,19 @@ class HttpConnection(HttpToolsProtocol):
         """Answer in place of the application, which never saw the request, and hang up."""
         self.transport.write(refusal(status, message))
         self.transport.close()
+
+
+def _length_of_body(headers: list[tuple[bytes, bytes]]) -> int:
+    """Return the length that a request names, or 0. Raises `HttpParserError` if it has too many digits."""
+    length = next((value for name, value in headers if name == b"content-length"), b"0")
+    if len(length) > _LENGTH_DIGITS:
+        raise httptools.HttpParserError("Content-Length is too long")
+    return int(length)
+
+
+def _head_without_upgrade(method: bytes, url: bytes, headers: list[tuple[bytes, bytes]]) -> bytes:
+    lines = [name + b": " + value for name, value in headers if name != b"upgrade"]
+    return b"\r\n".join([method + b" " + url + b" HTTP/1.1", *lines, b"", b""])
 
 
 def _is_of_parser(error: BaseException | None) -> bool:

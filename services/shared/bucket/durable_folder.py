@@ -57,7 +57,7 @@ class DurableFolder:
         return None
 
     def etag(self, key: str) -> str:
-        """Return the ETag of a file, which may be larger than the memory. Raises as `read` does."""
+        """Return the ETag of a file, which may be larger than the memory. Raises what `read` raises."""
         try:
             with (self._root / key).open("rb") as file:
                 return hashlib.file_digest(file, "sha256").hexdigest()
@@ -116,7 +116,9 @@ class DurableFolder:
         return data
 
     def read_within(self, key: str, most: int) -> bytes | None:
-        """Return the whole object, or None if it has more bytes than `most`. Raises as `read` does."""
+        """Return the whole object, or None if it has more bytes than `most`. Raises what
+        `read` raises.
+        """
         try:
             descriptor = os.open(f"{self._root}/{key}", os.O_RDONLY)  # twice as fast as `open`
             try:
