@@ -237,7 +237,8 @@ def test_sixteen_writers_at_once_lose_nothing(
     written = list(threads.map(write, range(160)))
     listed = set(keys(store))
     assert listed >= set(written)
-    assert listed == set(written) or "rclone" in request.node.name  # acknowledges a delete without effect now and then
+    if "rclone" not in request.node.name:  # acknowledges a delete without effect now and then
+        assert listed == set(written)
     assert [store.get(key) for key in written] == [str(number).encode() for number in range(160)]
 
 
