@@ -38,8 +38,8 @@ REFERENCE_JOBS = 650
 GOAL_SECONDS = 1.0
 """Longest time that a write may wait."""
 GOAL_READS = 500
-"""The most reads of the bucket after a restart of Redis with its data. A registry that
-read the voices again would need at least one for each of them.
+"""The most reads of the bucket after a restart of Redis with its data. A registry that read the voices again
+would need at least one for each of them.
 """
 UPLOADS = 100
 QUIET_WITHIN_SECONDS, QUIET_PERCENT = 300, 5.0
