@@ -222,18 +222,21 @@ class _Adding:
 
     def check(self, document: SpeakerDocument) -> None:
         """Raise an error of the registry if the document cannot take the version."""
+        self._numbered(document, self.speakers.now())
+
+    def _numbered(self, document: SpeakerDocument, now: int) -> Version:
+        """Return the version with its number and time in the document. Raises the same errors as `check`."""
         _check_expected(document, self.upload)
-        next_marks(document, self.speakers.now(), self.upload.numbering)
+        marks = next_marks(document, now, self.upload.numbering)
         self.limits.check(document, self.new, self.source.size, self.used)
+        return self.new.having(number=marks.number, created_at=marks.created_at)
 
     def added(self, document: SpeakerDocument, *, life: int) -> SpeakerDocument:
         """Return the document with the version, or unchanged if it has the answer already."""
         if self.answer(document) is not None:
             return document
-        self.check(document)
         now = self.speakers.now()
-        marks = next_marks(document, now, self.upload.numbering)
-        numbered = self.new.having(number=marks.number, created_at=marks.created_at)
+        numbered = self._numbered(document, now)
         return with_version(
             document,
             self.source.number(self.blobs, self.speaker_id, numbered),
