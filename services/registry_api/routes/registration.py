@@ -65,14 +65,17 @@ async def create_voice(
     transcript, consent and description equal those of the newest version returns that version with status
     200, unless `dedupe=false`. Unknown form fields are refused.
     """
-    options: dict[str, Any] = {
-        "idempotency_key": idempotency_key,
-        "dedupe": dedupe,
-        "by": caller.id,
-        "expects": "any" if if_exists == "add_version" else "new",
-    }
-    async with read_fields(request) as fields, slots.hold():
-        return await run_in_threadpool(_register, request, services, namespace, fields, NATIVE, **options)
+    return await _receive(
+        request,
+        services,
+        namespace,
+        slots,
+        NATIVE,
+        idempotency_key=idempotency_key,
+        dedupe=dedupe,
+        by=caller.id,
+        expects="any" if if_exists == "add_version" else "new",
+    )
 
 
 @router.post(
@@ -97,17 +100,18 @@ async def create_version(
     An upload whose source, transcript, consent and description equal those of the newest version returns that
     version with status 200, unless `dedupe=false`. Unknown form fields are refused.
     """
-    options: dict[str, Any] = {
-        "voice": await run_in_threadpool(_existing, services, namespace, name),  # before the body is read
-        "idempotency_key": idempotency_key,
-        "dedupe": dedupe,
-        "by": caller.id,
-        "expects": "existing",
-    }
-    async with read_fields(request) as fields, slots.hold():
-        return await run_in_threadpool(
-            _register, request, services, namespace, fields, NATIVE_VERSION, **options
-        )
+    return await _receive(
+        request,
+        services,
+        namespace,
+        slots,
+        NATIVE_VERSION,
+        voice=await run_in_threadpool(_existing, services, namespace, name),  # before the body is read
+        idempotency_key=idempotency_key,
+        dedupe=dedupe,
+        by=caller.id,
+        expects="existing",
+    )
 
 
 @router.put(
@@ -133,15 +137,16 @@ async def restore_version(
     same request again changes nothing and is answered with 200. Quotas, the registration policy and
     extraction are those of every upload.
     """
-    options: dict[str, Any] = {
-        "voice": await run_in_threadpool(_named, services, namespace, name),
-        "number": number,
-        "by": caller.id,
-    }
-    async with read_fields(request) as fields, slots.hold():
-        return await run_in_threadpool(
-            _register, request, services, namespace, fields, NATIVE_RESTORED, **options
-        )
+    return await _receive(
+        request,
+        services,
+        namespace,
+        slots,
+        NATIVE_RESTORED,
+        voice=await run_in_threadpool(_named, services, namespace, name),  # before the body is read
+        number=number,
+        by=caller.id,
+    )
 
 
 def _named(services: Services, namespace: str, name: SpeakerName) -> SpeakerName:
@@ -163,6 +168,19 @@ def _existing(services: Services, namespace: str, name: SpeakerName) -> SpeakerN
     except VoiceNotFound:
         raise voice_to_register(name) from None
     return name if name.key == document.key else parse_speaker_name(document.versions[0].name)
+
+
+async def _receive(
+    request: Request,
+    services: Services,
+    namespace: str,
+    slots: UploadSlotsDep,
+    names: FieldNames,
+    **options: Any,
+) -> Response:
+    """Read a form and register it. `options` are those of `uploads.register`."""
+    async with read_fields(request) as fields, slots.hold():
+        return await run_in_threadpool(_register, request, services, namespace, fields, names, **options)
 
 
 def _register(
