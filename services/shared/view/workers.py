@@ -28,7 +28,14 @@ started again within five minutes, so its failed proof is shown all the time.
 """
 
 
-class FailedProof(Record):
+class _Reported(Record):
+    """A report of a worker, which Redis keeps as JSON."""
+
+    def to_json(self) -> str:
+        return canonical_json(self.model_dump(mode="json"))
+
+
+class FailedProof(_Reported):
     """The failed proof of a worker that does not serve a profile, because its encoder computes wrong
     results.
     """
@@ -39,11 +46,8 @@ class FailedProof(Record):
     reason: str
     """The tensor that differs, and by how much."""
 
-    def to_json(self) -> str:
-        return canonical_json(self.model_dump(mode="json"))
 
-
-class WorkerReport(Record):
+class WorkerReport(_Reported):
     """What a worker tells about itself, by the names of its profiles."""
 
     device: str
@@ -52,9 +56,6 @@ class WorkerReport(Record):
     """When each encoder was last proven to compute correctly on this device, in Unix seconds."""
     extracted_last_hour: dict[str, int]
     """The number of artifacts that the worker has made within an hour."""
-
-    def to_json(self) -> str:
-        return canonical_json(self.model_dump(mode="json"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,27 +96,25 @@ class Workers:
 
     def of(self, profiles: Iterable[str]) -> dict[str, Counter[str]]:
         """Return, for each profile, the number of live workers with each encoder, by fingerprint."""
-        found = self._since(profiles, workers_key, ALIVE_SECONDS)
-        return {
-            name: Counter(member.partition(" ")[0] for member in members) for name, members in found.items()
-        }
+        found = self._alive(profiles)
+        return {name: Counter(fingerprint for fingerprint, _ in pairs) for name, pairs in found.items()}
 
     def live(self, profiles: Iterable[str]) -> dict[str, list[LiveWorker]]:
         """Return the live workers of each profile with their reports, in the order of their names."""
-        found = self._since(profiles, workers_key, ALIVE_SECONDS)
-        reports = self._reports(
-            {member.partition(" ")[2] for members in found.values() for member in members}
-        )
+        found = self._alive(profiles)
+        reports = self._reports({worker for pairs in found.values() for _, worker in pairs})
         return {
             profile: sorted(
-                (
-                    LiveWorker(worker, fingerprint, reports[worker])
-                    for fingerprint, _, worker in (member.partition(" ") for member in members)
-                ),
+                (LiveWorker(worker, fingerprint, reports[worker]) for fingerprint, worker in pairs),
                 key=lambda one: one.name,
             )
-            for profile, members in found.items()
+            for profile, pairs in found.items()
         }
+
+    def _alive(self, profiles: Iterable[str]) -> dict[str, list[tuple[str, str]]]:
+        """Return, for each profile, the fingerprint and the name of every live worker."""
+        found = self._since(profiles, workers_key, ALIVE_SECONDS)
+        return {profile: [_pair(member) for member in members] for profile, members in found.items()}
 
     def _reports(self, workers: Iterable[str]) -> dict[str, WorkerReport | None]:
         names = list(workers)
@@ -175,6 +174,12 @@ class Workers:
         """Return the time of Redis, in ms."""
         [time] = self._generation.read(lambda pipeline, _: pipeline.time())
         return milliseconds(time)
+
+
+def _pair(member: str) -> tuple[str, str]:
+    """Return the fingerprint and the worker that `beat` has joined."""
+    fingerprint, _, worker = member.partition(" ")
+    return fingerprint, worker
 
 
 def _parsed(text: str | None) -> WorkerReport | None:
