@@ -18,16 +18,6 @@ from tests.memory_registry import ECAPA, NS, Registry, World, id_of
 WREN = id_of("wren")
 
 
-@pytest.fixture
-def world() -> World:
-    return World()
-
-
-@pytest.fixture
-def registry(world: World) -> Registry:
-    return world.process()
-
-
 def state(registry: Registry) -> str:
     """Return the state of the newest version's embedding."""
     speaker = registry.find("wren")

@@ -90,16 +90,6 @@ def test_the_same_version_again_is_known_and_another_one_is_refused():
 # In the registry
 
 
-@pytest.fixture
-def world() -> World:
-    return World()
-
-
-@pytest.fixture
-def registry(world: World) -> Registry:
-    return world.process()
-
-
 def restored(registry: Registry, content: int, number: int, created_at: int, **options: Any) -> Registered:
     return registry.register("wren", content, numbering=wanted(number, created_at), **options)
 

@@ -12,11 +12,6 @@ NAMES = ("ann marie", "robin", "wren", "Zoë")
 
 
 @pytest.fixture
-def world() -> World:
-    return World()
-
-
-@pytest.fixture
 def registry(world: World) -> Registry:
     registry = world.process()
     for number, name in enumerate(NAMES):

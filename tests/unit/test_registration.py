@@ -31,16 +31,6 @@ WREN = id_of("wren")
 IMMUTABLE = replace(ROOMY, immutable=True)
 
 
-@pytest.fixture
-def world() -> World:
-    return World()
-
-
-@pytest.fixture
-def registry(world: World) -> Registry:
-    return world.process()
-
-
 def numbers(registry: Registry) -> list[int]:
     return [version.number for version in registry.document("wren").versions]
 

@@ -46,16 +46,6 @@ WREN = id_of("wren")
 KEY = document_key(WREN)
 
 
-@pytest.fixture
-def world() -> World:
-    return World()
-
-
-@pytest.fixture
-def registry(world: World) -> Registry:
-    return world.process()
-
-
 def after_damage(world: World) -> None:
     data, at = world.store.objects[KEY]
     world.store.objects[KEY] = (data[:-20], at)

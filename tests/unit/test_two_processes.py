@@ -14,11 +14,6 @@ from tests.memory_registry import CODEC, ECAPA, NS, Registry, World
 
 
 @pytest.fixture
-def world() -> World:
-    return World()
-
-
-@pytest.fixture
 def first(world: World) -> Registry:
     return world.process()
 
