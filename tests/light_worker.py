@@ -51,12 +51,7 @@ class LightExtractor:
         if os.environ.get("LIGHT_WORKER_LACKS") == profile.name:
             raise WeightsMissing(f"{profile.name}: model.safetensors missing")
         self.profile_name = profile.name
-        self.fingerprint = Fingerprint.of(
-            profile=profile.name,
-            light=1,
-            dtype=settings.dtype,
-            weights={"untrained": settings.weights == "untrained"},
-        )
+        self.fingerprint = identify(profile, settings)
         self._profile = profile
         self._pace = os.environ.get("LIGHT_WORKER_PACE")
         self._warm = False
@@ -99,6 +94,15 @@ class LightExtractor:
         return ReferenceAudio(np.full(16_000, 0.1, np.float32), 16_000)
 
 
+def identify(profile: Profile, settings: ExtractorSettings) -> Fingerprint:
+    return Fingerprint.of(
+        profile=profile.name,
+        light=1,
+        dtype=settings.dtype,
+        weights={"untrained": settings.weights == "untrained"},
+    )
+
+
 def prove(extractor: LightExtractor, profile: Profile, settings: ExtractorSettings) -> float:
     """Nothing is computed here that could be wrong, but what a wrong device leads to can be seen."""
     if os.environ.get("LIGHT_WORKER_UNPROVEN") == profile.name:
@@ -121,7 +125,7 @@ def marks_of(samples: np.ndarray) -> np.ndarray:
 def main() -> int:
     os.environ.setdefault("SPEAKER_EXTRACTOR_WEIGHTS", "untrained")
     configure_logs(LogSettings().level)
-    return WorkerProcess(LightExtractor, prove, draw).run()
+    return WorkerProcess(identify, LightExtractor, prove, draw).run()
 
 
 if __name__ == "__main__":

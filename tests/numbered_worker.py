@@ -8,7 +8,7 @@ from services.extractor_worker.process import WorkerProcess
 from services.shared.audio import ReferenceAudio
 from services.shared.configuration.telemetry import LogSettings
 from services.shared.telemetry.logs import configure_logs
-from tests.light_worker import MARK, LightExtractor, Prepared, draw, prove
+from tests.light_worker import MARK, LightExtractor, Prepared, draw, identify, prove
 from tests.tts_server import number_of_samples
 
 
@@ -20,4 +20,4 @@ class NumberedExtractor(LightExtractor):
 
 if __name__ == "__main__":
     configure_logs(LogSettings().level)
-    sys.exit(WorkerProcess(NumberedExtractor, prove, draw).run())
+    sys.exit(WorkerProcess(identify, NumberedExtractor, prove, draw).run())

@@ -7,12 +7,13 @@ import torch
 
 from services.extractor_worker.device.device_memory import show_device_memory
 from services.extractor_worker.device.machine import machine_description
-from services.extractor_worker.engines.catalogue import load_extractor
+from services.extractor_worker.engines.catalogue import fingerprint_of, load_extractor
 from services.extractor_worker.pipeline.extractor import Extractor
 from services.extractor_worker.pipeline.proof import KeptProofs, prove_once
 from services.extractor_worker.pipeline.torch_extractor import Loading, SharedModels
 from services.extractor_worker.weights.loading import parse_weights
 from services.shared.configuration.worker import ExtractorSettings
+from services.shared.model.fingerprint import Fingerprint
 from speaker_registry.engine import Profile
 
 
@@ -22,6 +23,10 @@ class Encoders:
     def __init__(self, device: str) -> None:
         self._shared_models = SharedModels()
         show_device_memory(torch.device(device))
+
+    def identify(self, profile: Profile, settings: ExtractorSettings) -> Fingerprint | None:
+        """Return the fingerprint of a profile's extractor without loading it, see `fingerprint_of`."""
+        return fingerprint_of(_loading(SharedModels(), profile, settings))
 
     def load(self, profile: Profile, settings: ExtractorSettings) -> Extractor:
         return load_extractor(_loading(self._shared_models, profile, settings))

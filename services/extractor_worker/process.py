@@ -1,5 +1,6 @@
-"""The life of a worker process: it loads and warms its extractors, announces them, runs jobs, and leaves in
-good order. This module knows no encoder and imports no torch; `__main__` passes both in.
+"""The life of a worker process: it asks which encoders are current, loads and warms its extractors, announces
+them, runs jobs, and leaves in good order. This module knows no encoder and imports no torch; `__main__`
+passes both in.
 
 A profile that cannot be served affects no other profile. The process ends if none can be served.
 """
@@ -26,6 +27,7 @@ from services.extractor_worker.pipeline.drawing import Draw, Drawing
 from services.extractor_worker.pipeline.extraction import Extraction, LoadedProfile
 from services.extractor_worker.pipeline.extractor import DeviceLost, Extractor
 from services.extractor_worker.pipeline.throughput import Throughput
+from services.extractor_worker.standing import Standings
 from services.shared.audio import AudioDecoder, ReferenceAudio
 from services.shared.configuration.explanation import explain
 from services.shared.configuration.registry import RegistrySettings
@@ -34,6 +36,7 @@ from services.shared.configuration.telemetry import MetricsSettings, TracesSetti
 from services.shared.configuration.uploads import LONGEST_CLIP_SECONDS, UploadLimits
 from services.shared.configuration.worker import ExtractorSettings, WorkerSettings
 from services.shared.model.encoders import Encoder
+from services.shared.model.fingerprint import Fingerprint
 from services.shared.queue.dispatch import DRAW, EXTRACT
 from services.shared.queue.rq_jobs import (
     PICTURES_QUEUE,
@@ -72,6 +75,8 @@ class WorkerProcess:
     """A worker process with the settings of its environment. `run` does its work.
 
     Args:
+        identify: returns the fingerprint of a profile's extractor without loading it, or None if it is only
+            known after loading.
         load: returns the extractor of a profile.
         prove: checks that an extractor computes correctly on its device, and returns the Unix time at which
             that was proven. Raises EncoderUnproven.
@@ -85,6 +90,7 @@ class WorkerProcess:
 
     def __init__(
         self,
+        identify: Callable[[Profile, ExtractorSettings], Fingerprint | None],
         load: Callable[[Profile, ExtractorSettings], Extractor],
         prove: Callable[[Extractor, Profile, ExtractorSettings], float],
         draw: Draw,
@@ -97,6 +103,9 @@ class WorkerProcess:
         self._registry = RegistrySettings()
         self._opened = open_registry(StoreSettings(), self._registry)
         self._name = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}"
+        self._standings = Standings(
+            self._opened.profile_records, lambda profile: identify(profile, self._settings)
+        )
         self._not_served: dict[str, str] = {}
         """Maps each profile that was not served from the start to the reason."""
         self._failed_proofs: dict[str, FailedProof] = {}
@@ -122,7 +131,7 @@ class WorkerProcess:
 
     def _serve_what_loads(self, profiles: Sequence[Profile]) -> int:
         try:
-            loaded_profiles = self._announced(self._loaded(profiles))
+            loaded_profiles = self._announced(self._loaded(self._asked_about(profiles)))
         except DeviceLost as error:
             log.critical("device.lost", reason=str(error))
             return EXIT_UNFINISHED
@@ -169,6 +178,17 @@ class WorkerProcess:
             decode=decoder.decode,
         )
 
+    def _asked_about(self, profiles: Sequence[Profile]) -> list[Profile]:
+        """Ask which encoder of each profile is current, before any is loaded. Returns the profiles that can
+        be loaded, those of candidates last.
+
+        Raises `Unavailable` if neither Redis nor the bucket answers, which ends the start.
+        """
+        for profile in profiles:
+            with self._without_if_it_fails(profile):
+                self._standings.look_ahead(profile)
+        return self._standings.in_order([one for one in profiles if one.name not in self._not_served])
+
     def _loaded(self, profiles: Sequence[Profile]) -> dict[str, LoadedProfile]:
         """Load the profiles that can be loaded."""
         loaded_profiles = {}
@@ -191,6 +211,7 @@ class WorkerProcess:
         started = time.monotonic()
         log.info("worker.loads", profile=profile.name)
         extractor = self._load_extractor(profile, self._settings)
+        self._standings.tell(profile, extractor.fingerprint)  # if it was not known before
         warm_up(extractor)
         self._proven_at[profile.name] = self._prove(extractor, profile, self._settings)
         fingerprint = extractor.fingerprint
@@ -215,10 +236,12 @@ class WorkerProcess:
 
     @contextmanager
     def _without_if_it_fails(self, profile: Profile) -> Iterator[None]:
-        """Log an error of one profile and go on without that profile. A lost device ends all profiles."""
+        """Log an error of one profile and go on without that profile. A lost device ends all profiles, and so
+        does a registry that cannot be asked.
+        """
         try:
             yield
-        except DeviceLost:
+        except (DeviceLost, Unavailable):
             raise
         except (SpeakerRegistryError, ValidationError) as error:
             reason = explain(error) if isinstance(error, ValidationError) else error.message

@@ -1,7 +1,7 @@
 """A worker process with the extractors of the catalogue, put together from the environment's settings.
 
-torch is imported only when the first extractor is loaded. By then the settings were read and the bucket was
-opened, so faults there are reported at once.
+torch is imported only when the fingerprint of the first extractor is computed. By then the settings were read
+and the bucket was opened, so faults there are reported at once.
 """
 
 from collections.abc import Mapping
@@ -20,6 +20,7 @@ from services.shared.configuration.explanation import explain
 from services.shared.configuration.mistyped import warn_of_unknown_variables
 from services.shared.configuration.telemetry import LogSettings
 from services.shared.configuration.worker import ExtractorSettings
+from services.shared.model.fingerprint import Fingerprint
 from services.shared.model.pictures import Picture
 from services.shared.telemetry.logs import configure_logs
 from services.shared.telemetry.metrics import CannotListen
@@ -43,7 +44,7 @@ def work() -> int:
         warn_of_unknown_variables()
         if ExtractorSettings().device == "cpu":
             keep_freed_memory()
-        return WorkerProcess(_load, _prove, _draw).run()
+        return WorkerProcess(_identify, _load, _prove, _draw).run()
     except ValidationError as error:
         log.error("worker.cannot_start", reason=explain(error))
     except (SpeakerRegistryError, StoreUnfit, CannotListen, TracesUnavailable) as error:
@@ -56,6 +57,10 @@ def _encoders(device: str) -> "Encoders":
     from services.extractor_worker.encoders import Encoders  # noqa: PLC0415  imports torch
 
     return Encoders(device)
+
+
+def _identify(profile: Profile, settings: ExtractorSettings) -> Fingerprint | None:
+    return _encoders(settings.device).identify(profile, settings)
 
 
 def _load(profile: Profile, settings: ExtractorSettings) -> Extractor:

@@ -8,12 +8,16 @@ name of its profile, as subclasses of `speaker_registry.engine.Engine`.
 """
 
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
+import torch
+
 from services.extractor_worker.engines.third_party import ThirdPartyExtractor
 from services.extractor_worker.pipeline.extractor import Extractor
-from services.extractor_worker.pipeline.torch_extractor import Loading
+from services.extractor_worker.pipeline.torch_extractor import FingerprintKnown, Loading
+from services.shared.model.fingerprint import Fingerprint
 from services.shared.model.profiles import ProfileAmbiguous
 from speaker_registry import engine
 from speaker_registry.errors import CacheUnsupported, ProfileUnknown
@@ -58,6 +62,25 @@ def load_extractor(loading: Loading) -> Extractor:
     load: Callable[[engine.Loading], Extractor | engine.Engine[Any, Any]] = _entry_point(profile.name).load()
     loaded = load(loading)
     return ThirdPartyExtractor(loaded, loading) if isinstance(loaded, engine.Engine) else loaded
+
+
+def fingerprint_of(loading: Loading) -> Fingerprint | None:
+    """Return the fingerprint that the extractor of a profile will have, without loading it.
+
+    It follows from the settings, the configuration and digests of the checkpoint's files, the dtype and the
+    version of the code. No weights are read or drawn: in torch's `meta` device, tensors have shapes alone.
+    Returns None for an extractor of another package, which computes its fingerprint while it is loaded.
+
+    Raises the same errors as `load_extractor`.
+    """
+    if loading.profile.name not in BUILT_IN and not loading.profile.not_extractable:
+        _entry_point(loading.profile.name)  # an unknown extractor is refused already here
+        return None
+    try:
+        with torch.device("meta"):
+            return load_extractor(replace(loading, only_fingerprint=True)).fingerprint
+    except FingerprintKnown as known:
+        return known.fingerprint
 
 
 def _entry_point(profile_name: str) -> EntryPoint:

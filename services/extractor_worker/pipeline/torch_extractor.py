@@ -36,6 +36,14 @@ Model = TypeVar("Model")
 _DTYPES: Mapping[Dtype, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
+class FingerprintKnown(Exception):
+    """Ends the loading of an extractor of which only the fingerprint was wanted."""
+
+    def __init__(self, fingerprint: Fingerprint) -> None:
+        super().__init__(fingerprint.digest)
+        self.fingerprint = fingerprint
+
+
 class SharedModels:
     """Loads each model once that several extractors of a process use. Bounded by the profiles it serves."""
 
@@ -68,6 +76,8 @@ class Loading:
     trusted: bool = False
     """True for the trusted copy with which a proof compares the served one. Libraries other than torch
     then compute in their plainest way, whatever it costs."""
+    only_fingerprint: bool = False
+    """True if `FingerprintKnown` is to be raised as soon as the fingerprint is known."""
 
     @property
     def seed(self) -> int | None:
@@ -121,6 +131,8 @@ class TorchExtractor(ABC, Generic[Prepared, Encoded]):
             resampler=self.resampler or KERNEL,
             **inputs,
         )
+        if loading.only_fingerprint:
+            raise FingerprintKnown(self.fingerprint)
         if self.gpu_batch_seconds and self.device.type == "cuda":
             self.batch_seconds = self.gpu_batch_seconds
 

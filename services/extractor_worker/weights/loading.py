@@ -146,7 +146,8 @@ class Checkpoint:
         """Read the tensors under `prefix`, which must be exactly those of `layout`. Others are not read.
 
         Weights are returned as float32, which represents every value of the narrower types exactly. Counters
-        that batch norm keeps for training are returned unchanged.
+        that batch norm keeps for training are returned unchanged. On torch's `meta` device no values are
+        read.
 
         Args:
             name: the name of the file, which is safetensors, a pickle (`.pth`, `.pt`, `.ckpt`) of tensors by
@@ -172,6 +173,8 @@ class Checkpoint:
                 if len(found) < len(keys):
                     raise WeightsInvalid(f"{name} has two tensors where this architecture has one")
                 _check_layout(name, found, {prefix + key: shape for key, shape in layout.items()})
+                if _only_shapes_are_wanted():
+                    return _shapes_alone(layout)
                 return {
                     renamed(key).removeprefix(prefix): _weight(name, key, file.get_tensor(key))
                     for key in keys
@@ -355,6 +358,18 @@ def _weight(name: str, key: str, tensor: "Tensor") -> "Tensor":
         wrong = int((~finite).sum())
         raise WeightsInvalid(f"{name}: {key} has {wrong} of {tensor.numel()} values that are not finite")
     return tensor
+
+
+def _only_shapes_are_wanted() -> bool:
+    import torch  # noqa: PLC0415 — this module imports no torch until tensors are read
+
+    return torch.get_default_device().type == "meta"
+
+
+def _shapes_alone(layout: Mapping[str, tuple[int, ...]]) -> "dict[str, Tensor]":
+    import torch  # noqa: PLC0415 — as above
+
+    return {key: torch.empty(shape) for key, shape in layout.items()}
 
 
 def _check_layout(

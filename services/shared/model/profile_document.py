@@ -11,7 +11,7 @@ encoders, `MAX_CANDIDATES` candidates and `MAX_CAMPAIGNS` campaigns, of some kil
 progress of a running campaign is kept in Redis alone.
 """
 
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, Self
 
 from services.shared.model.encoders import Encoder, former_after, takes_over
 from services.shared.model.records import Record
@@ -127,6 +127,21 @@ class ProfileDocument(StoredDocument):
 
 
 # Encoders
+
+Standing = Literal["current", "first", "candidate"]
+"""What an encoder will be once a worker has announced it. `first` also becomes the current one."""
+
+
+def standing(document: ProfileDocument, fingerprint: str, *, untrained: bool) -> Standing:
+    """Return what an encoder with this fingerprint will be when a worker announces it, by the same rules as
+    `announced`.
+    """
+    arriving = Encoder(profile="", fingerprint=fingerprint, untrained=untrained)
+    if document.revision == 0:
+        return "first"
+    if document.fingerprint == fingerprint or takes_over(document.current, arriving, first=False):
+        return "current"
+    return "candidate"
 
 
 def announced(document: ProfileDocument, encoder: Encoder) -> ProfileDocument:

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from services.extractor_worker.engines.catalogue import BUILT_IN as EXTRACTORS
-from services.extractor_worker.engines.catalogue import load_extractor
+from services.extractor_worker.engines.catalogue import fingerprint_of, load_extractor
 from services.extractor_worker.models.mimi import CodecConfig, codec_layout
 from services.extractor_worker.pipeline.torch_extractor import Loading
 from services.extractor_worker.weights.loading import HubWeights, UntrainedWeights
@@ -47,6 +48,7 @@ def untrained(request: pytest.FixtureRequest) -> Extracted:
     profile = BUILT_IN[request.param]
     extractor = load_extractor(Loading(profile=profile, source=UntrainedWeights()))
     assert extractor.profile_name == profile.name
+    assert extractor.fingerprint == fingerprint_of(Loading(profile=profile, source=UntrainedWeights()))
     results = [extract(extractor, clip)[0] for clip in (CLIP, OTHER, CLIP)]
     return Extracted(profile, extractor.fingerprint, *results)
 
@@ -139,6 +141,19 @@ def test_encoding_never_waits_for_the_device(profile: str) -> None:
     rates = (24_000, 16_000)
     prepared = [extractor.prepare(ReferenceAudio(speechlike(1.2, rate), rate)) for rate in rates]
     assert len(extractor.encode(prepared)) == len(prepared)
+
+
+def test_the_fingerprint_is_known_without_drawing_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker with untrained weights, too, knows soon whether it will be a candidate."""
+    loading = Loading(profile=BUILT_IN["ecapa-voxceleb"], source=UntrainedWeights())
+    expected = load_extractor(loading).fingerprint
+
+    def drawn(tensor: torch.Tensor, *_: object, **__: object) -> torch.Tensor:
+        assert tensor.is_meta, "a weight was drawn"
+        return tensor
+
+    monkeypatch.setattr(torch.Tensor, "uniform_", drawn)
+    assert fingerprint_of(loading) == expected
 
 
 def test_untrained_weights_are_the_same_in_every_process() -> None:

@@ -13,6 +13,8 @@ import torch
 from onnx import numpy_helper
 
 from services.extractor_worker.pipeline import torch_extractor
+from services.extractor_worker.pipeline.torch_extractor import FingerprintKnown
+from services.extractor_worker.weights import loading
 from services.shared.audio import ReferenceAudio
 from services.shared.model.profiles import BUILT_IN
 from speaker_registry.errors import WeightsMissing
@@ -57,6 +59,16 @@ def test_encoders_that_engines_run_in_float32_ignore_the_dtype(name: str) -> Non
     assert asked.fingerprint.inputs["dtype"] == "float32"
     [ours], [expected] = (extract(one, clips_for(name)[0]) for one in (asked, usual))
     assert all(np.array_equal(ours[tensor], expected[tensor]) for tensor in expected)
+
+
+@every_engine
+def test_the_fingerprint_is_known_without_reading_weights(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker asks whether it will be a candidate before it spends half a minute on loading."""
+    expected = ENGINES[name].load().fingerprint
+    monkeypatch.setattr(loading, "_weight", lambda *_: pytest.fail("a weight was read"))
+    with torch.device("meta"), pytest.raises(FingerprintKnown) as known:
+        ENGINES[name].load(only_fingerprint=True)
+    assert known.value.fingerprint == expected
 
 
 @every_engine
