@@ -30,7 +30,7 @@ promtool = pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool
 
 def series() -> dict[str, set[str]]:
     """Name -> labels, of everything that API or workers may show, and of what we ask others for."""
-    found = {"up": set(), "haproxy_backend_active_servers": {"proxy"}}
+    found = {"up": set(), "haproxy_backend_active_servers": {"proxy"}, "keda_scaler_active": {"scaledObject"}}
     for collector in list(metrics.REGISTRY._collector_to_names):
         labels = set(getattr(collector, "_labelnames", ()))
         for family in collector.collect():
