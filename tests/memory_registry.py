@@ -129,6 +129,8 @@ class Fingerprints:
         current = Encoder(profile=profile, fingerprint=self.current[profile])
         return ProfileDocument(current=current, former=self._former.get(profile, ()))
 
+    read_anew = read
+
 
 class AllServed:
     """Live workers that have every encoder."""
@@ -230,7 +232,8 @@ class Registry:
         )
 
     def start(self, name: str, job_id: str, profile: Profile) -> Attempt | None:
-        return start(self.speakers, self.jobs, id_of(name), job_id, self.provenance(profile))
+        provenance = self.provenance(profile)
+        return start(self.speakers, self.jobs, self.profiles, id_of(name), job_id, provenance=provenance)
 
     def publish(self, attempt: Attempt, content: float = 1.0) -> bool:
         width = attempt.provenance.profile.tensors["speaker_embedding"].shape[0]

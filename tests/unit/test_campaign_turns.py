@@ -92,7 +92,14 @@ class Fleet:
             worker="w",
         )
         self.made.append((str(speaker_id), record.fingerprint))
-        return start(self.registry.speakers, self.registry.jobs, speaker_id, job_id, provenance)
+        return start(
+            self.registry.speakers,
+            self.registry.jobs,
+            self.registry.profiles,
+            speaker_id,
+            job_id,
+            provenance=provenance,
+        )
 
     def work(self, *, failing: str = "", why: SpeakerRegistryError | None = None) -> None:
         """Do every job that waits. Those of the voice `failing` fail, because of its clip or of `why`."""

@@ -56,8 +56,11 @@ class Attempts:
         return True
 
     def take(self, job_id: str, speaker_id: SpeakerId, provenance: Provenance) -> Attempt | None:
-        """Begin an attempt at a job. Returns None if the job or its artifact is not wanted any more."""
-        return start(self._speakers, self._jobs, speaker_id, job_id, provenance)
+        """Begin an attempt at a job. Returns None if the job or its artifact is not wanted any more.
+
+        Raises `EncoderReplaced` if another worker has to do it. The queue then gives it to one.
+        """
+        return start(self._speakers, self._jobs, self._profiles, speaker_id, job_id, provenance=provenance)
 
     def read_clip(self, attempt: Attempt) -> ReferenceAudio:
         """Return the decoded clip of the version. If the bucket has lost it, it is restored.

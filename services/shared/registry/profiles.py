@@ -27,6 +27,10 @@ class Announced(Protocol):
         """Return the document of a profile. The document of a profile without a worker has revision 0."""
         ...
 
+    def read_anew(self, profile: str) -> ProfileDocument:
+        """Return the document of a profile without using a cache."""
+        ...
+
 
 class Served(Protocol):
     """Knows which encoders live workers have."""
@@ -74,6 +78,12 @@ class Profiles:
         current.
         """
         return self.fingerprint(profile) not in {"", fingerprint}
+
+    def is_current_now(self, profile: str, fingerprint: str) -> bool:
+        """Return whether this is the current encoder of a profile. The answer replaces an older one in the
+        cache.
+        """
+        return self._announced.read_anew(profile).fingerprint == fingerprint
 
     def kept_fingerprints(self) -> dict[str, frozenset[str]]:
         """Return the fingerprints whose artifacts are kept, for each profile that a worker has announced."""

@@ -72,17 +72,33 @@ class Attempt:
         return self.provenance.fingerprint
 
 
+class EncoderReplaced(Exception):
+    """The job is one for the encoder that has just become the current one, so another worker has to do it."""
+
+
 def start(
-    speakers: Speakers, jobs: Jobs, speaker_id: SpeakerId, job_id: str, provenance: Provenance
+    speakers: Speakers,
+    jobs: Jobs,
+    profiles: Profiles,
+    speaker_id: SpeakerId,
+    job_id: str,
+    *,
+    provenance: Provenance,
 ) -> Attempt | None:
-    """Begin an attempt at a job. Returns None if the job or its artifact is no longer wanted."""
+    """Begin an attempt at a job. Returns None if the job or its artifact is no longer wanted.
+
+    Raises `EncoderReplaced` if the job is wanted and is not one for this encoder.
+    """
     speaker = speakers.read(speaker_id)
     job = next((one for one in speaker.open_jobs if one.job_id == job_id), None)
     if job is None:
         return None  # it has ended, or Redis lost it and another job was opened
     version = speaker.document.version(job.vuid)
-    if version is None or version.clip is None or job.fingerprint not in {"", provenance.fingerprint}:
+    of_another = job.fingerprint not in {"", provenance.fingerprint}
+    if version is None or version.clip is None or of_another:
         # The version was deleted, or another encoder was promoted meanwhile.
+        if version is not None and of_another and profiles.is_current_now(job.profile, job.fingerprint):
+            raise EncoderReplaced(f"{job.profile}: the job is one for {job.fingerprint}")
         jobs.end(speaker_id, job, "superseded")
         return None
     return _begin(speakers, jobs, speaker, version, job, provenance=provenance)

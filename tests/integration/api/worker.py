@@ -60,7 +60,14 @@ class StandIn:
     def take(self, speaker_id: SpeakerId, job_id: str, profile: str) -> Attempt | None:
         """Begin an attempt at a job, as a worker does that the queue delivers it to."""
         provenance = self._provenance(profile)
-        attempt = start(self._opened.speakers, self._opened.jobs, speaker_id, job_id, provenance)
+        attempt = start(
+            self._opened.speakers,
+            self._opened.jobs,
+            self._opened.profiles,
+            speaker_id,
+            job_id,
+            provenance=provenance,
+        )
         if attempt is not None:
             self.taken.append(attempt)
         return attempt
