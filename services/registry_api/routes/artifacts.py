@@ -151,7 +151,7 @@ async def get_artifact_file(
     """Download the safetensors file of an artifact.
 
     Returns 304 if `If-None-Match` names its ETag, and 202 with the descriptor while the artifact is being
-    made.
+    made. `Range` asks for a part, and `If-Match` or `If-Range` for no part of another file.
     """
     known = target.profile in target.services.profiles.names
     with counted(target.profile if known else UNKNOWN_PROFILE) as this:

@@ -85,17 +85,24 @@ def answer_without_bytes(
 ) -> Response | None:
     """Return the answer to a request that can be answered without reading the stored bytes, else None.
 
-    A client whose `If-None-Match` names the ETag gets 304. HEAD gets the headers of the bytes.
+    A client whose `If-None-Match` names the ETag gets 304. HEAD gets the headers of the bytes, or
+    `PreconditionFailed` is raised as in `answer_with_bytes`.
     """
     if matches(request.headers.get("if-none-match"), headers["ETag"]):
         return Response(status_code=304, headers=headers)
     if request.method == "HEAD":
+        _check_tag(request, headers["ETag"])
         return Response(headers=headers | {"Content-Length": str(size)}, media_type=media_type)
     return None
 
 
 def answer_with_bytes(request: Request, data: bytes, headers: dict[str, str], media_type: str) -> Response:
-    """Return stored bytes, or the part of them that `Range` asks for."""
+    """Return stored bytes, or the part of them that `Range` asks for.
+
+    Raises `PreconditionFailed` if `If-Match` is given and does not name the ETag. A client that fetches a
+    file in parts would otherwise get parts of two files.
+    """
+    _check_tag(request, headers["ETag"])
     whole = request.headers.get("if-range", headers["ETag"]) == headers["ETag"]
     part = part_of(len(data), request.headers.get("range", "")) if whole else None
     if part is None:
@@ -116,8 +123,11 @@ def json_bytes(body: BaseModel | dict[str, Any] | bytes) -> bytes:
 
 def check_if_match(request: Request, body: BaseModel) -> None:
     """Raise `PreconditionFailed` if `If-Match` is given and does not name the current ETag of `body`."""
+    _check_tag(request, tag_of(body))
+
+
+def _check_tag(request: Request, tag: str) -> None:
     given = request.headers.get("if-match")
-    tag = tag_of(body)
     if given is not None and not matches(given, tag):
         raise PreconditionFailed(
             f"If-Match is {ascii(given)[:100]}; the current ETag is {tag}.", param="If-Match"

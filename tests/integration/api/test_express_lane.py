@@ -166,6 +166,21 @@ def test_a_part_of_an_older_file_is_not_sent(registry: Registry, name: str):
         assert registry.client.get(path, headers=headers).status_code == status
 
 
+@pytest.mark.parametrize("file", ["artifacts/qwen3-tts-0.6b/file", "audio", "audio/samples"])
+def test_no_part_of_another_file_is_sent_to_whoever_names_one(registry: Registry, name: str, file: str):
+    """The answer without a condition comes first, because the express lane may keep it."""
+    registry.ready(name)
+    path = f"/v1/voices/{name}/versions/1/{file}"
+    whole = registry.client.get(path)
+    for asked in ({}, {"Range": "bytes=0-9"}):
+        matched = registry.client.get(path, headers={**asked, "If-Match": whole.headers["etag"]})
+        assert matched.content == whole.content[: 10 if asked else None]
+        refused = registry.client.get(path, headers={**asked, "If-Match": '"sha256:another"'})
+        assert refused.status_code == 412
+        assert refused.json()["error"]["code"] == "precondition_failed"
+    assert registry.client.head(path, headers={"If-Match": '"sha256:another"'}).status_code == 412
+
+
 def test_the_request_id_is_given_back(registry: Registry, lane: Lane, name: str):
     """A client finds its request by the id that it gave, unless that could be something else than an id."""
     registry.ready(name)
