@@ -38,8 +38,8 @@ class MarkedVersion(NamedTuple):
 
     reference: str
     registry: str | None
-    """Digest of the identity of its registry. None if a former release pushed the voice, or if an older server
-    answered at that time.
+    """Digest of the identity of its registry. None if a former release pushed the voice, or if an older
+    server answered at that time.
     """
 
 
@@ -47,8 +47,8 @@ class MarkedVersion(NamedTuple):
 class Mark:
     """The mark of pushed voices, which each carries as its consent. Voices without the mark are left alone.
 
-    The mark tells addresses of registries, namespaces and profiles apart, so that two pushers of one server do
-    not delete each other's voices. It also tells which registry answered at the address.
+    The mark tells addresses of registries, namespaces and profiles apart, so that two pushers of one server
+    do not delete each other's voices. It also tells which registry answered at the address.
     """
 
     prefix: str
@@ -62,8 +62,8 @@ class Mark:
 
     def on(self, reference: str) -> str:
         """Return the consent of the version with this reference."""
-        # The registry comes last: former releases take what is before the last `@` for the id of the voice, and
-        # would delete a voice whose id they do not know.
+        # The registry comes last: former releases take what is before the last `@` for the id of the voice,
+        # and would delete a voice whose id they do not know.
         return self.prefix + reference + (f":{self.registry}" if self.registry else "")
 
     def version_in(self, consent: str) -> MarkedVersion | None:

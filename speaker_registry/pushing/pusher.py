@@ -125,10 +125,10 @@ class Pusher:
 
     def _another_registry(self, name: str) -> InvalidRequest:
         return InvalidRequest(
-            f"{self._server.url} has voices, such as {name[:80]!a}, that were pushed from another registry than "
-            f"{str(self._following.registry)[:80]!a}, which answers at {self._client.url} now; nothing was "
-            "changed there. Check where the address of the registry leads. If the registry was replaced on "
-            "purpose, delete these voices there first"
+            f"{self._server.url} has voices, such as {name[:80]!a}, that were pushed from another registry "
+            f"than {str(self._following.registry)[:80]!a}, which answers at {self._client.url} now; nothing "
+            "was changed there. Check where the address of the registry leads. If the registry was replaced "
+            "on purpose, delete these voices there first"
         )
 
     def _current(self, one: _Pushed) -> str:

@@ -269,7 +269,7 @@ def test_an_older_server_that_answers_in_between_deletes_nothing(
 
 
 def test_a_pusher_of_a_former_release_knows_the_marks_of_this_one():
-    """After a rollback, it must not take the voices for removed ones. It read the id of a voice as follows."""
+    """After a rollback, it must not take the voices for removed ones. It reads a voice's id as follows."""
     [former, present] = [Mark.of("http://registry.test", "default", QWEN, one) for one in (None, REGISTRY)]
     read = present.on("voice_alice@1").removeprefix(former.on(""))
     assert read.rpartition("@")[0] == "voice_alice"
