@@ -55,6 +55,11 @@ class Following:
         """The namespace of the voices, or None before the first look."""
         return None if self._manifest is None else self._manifest.namespace
 
+    @property
+    def registry(self) -> str | None:
+        """Identity of the registry, or None before the first look, or if an older server answers."""
+        return None if self._manifest is None else self._manifest.registry
+
     def look(self) -> Changes:
         """Ask the registry which voices have changed since the last look.
 

@@ -3,6 +3,7 @@
 import hashlib
 import re
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from speaker_registry.manifests import ManifestEntry
 
@@ -32,25 +33,55 @@ def fault_of(entry: ManifestEntry, kind: str) -> str | None:
     return None
 
 
+class MarkedVersion(NamedTuple):
+    """The version that a pushed voice was made from, as its mark tells it."""
+
+    reference: str
+    registry: str | None
+    """Digest of the identity of its registry. None if a former release pushed the voice, or if an older
+    server answered at that time.
+    """
+
+
 @dataclass(frozen=True, slots=True)
 class Mark:
     """The mark of pushed voices, which each carries as its consent. Voices without the mark are left alone.
 
-    The mark tells registry, namespace and profile apart, so that two pushers of one server do not delete each
-    other's voices.
+    The mark tells addresses of registries, namespaces and profiles apart, so that two pushers of one server
+    do not delete each other's voices. It also tells which registry answered at the address.
     """
 
     prefix: str
+    registry: str | None
+    """Digest of the identity of the registry, or None if an older server answers, which does not tell it."""
 
     @classmethod
-    def of(cls, url: str, namespace: str, profile: str) -> "Mark":
-        digest = hashlib.sha256("\0".join((url, namespace, profile)).encode()).hexdigest()
-        return cls(f"speaker-registry:{digest[:16]}:")
+    def of(cls, url: str, namespace: str, profile: str, registry: str | None) -> "Mark":
+        prefix = f"speaker-registry:{_digest(url, namespace, profile)}:"
+        return cls(prefix, _digest(registry) if registry else None)
 
     def on(self, reference: str) -> str:
         """Return the consent of the version with this reference."""
-        return self.prefix + reference
+        # The registry comes last: former releases take what is before the last `@` for the id of the voice,
+        # and would delete a voice whose id they do not know.
+        return self.prefix + reference + (f":{self.registry}" if self.registry else "")
 
-    def reference_in(self, consent: str) -> str | None:
-        """Return the reference in a consent, or None if the voice was not pushed under this mark."""
-        return consent.removeprefix(self.prefix) if consent.startswith(self.prefix) else None
+    def version_in(self, consent: str) -> MarkedVersion | None:
+        """Return the version in a consent, or None if the voice was not pushed under this mark."""
+        if not consent.startswith(self.prefix):
+            return None
+        voice_id, at, rest = consent.removeprefix(self.prefix).rpartition("@")
+        version, _, registry = rest.partition(":")
+        return MarkedVersion(voice_id + at + version, registry or None)
+
+    def is_of_another_registry(self, version: MarkedVersion) -> bool:
+        """Return whether a voice was pushed from another registry at the same address.
+
+        A voice whose mark names no registry counts as one of this registry, because nothing else is known of
+        it. So the voices of former releases are adopted.
+        """
+        return None not in {version.registry, self.registry} and version.registry != self.registry
+
+
+def _digest(*parts: str) -> str:
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:16]

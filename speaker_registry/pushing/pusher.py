@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from speaker_registry.client import RegistryClient
-from speaker_registry.errors import PayloadTooLarge, SpeakerRegistryError
+from speaker_registry.errors import InvalidRequest, PayloadTooLarge, SpeakerRegistryError
 from speaker_registry.following import Following
 from speaker_registry.manifests import ManifestEntry
 from speaker_registry.moving.faults import concerns_one_voice, patiently
@@ -90,6 +90,8 @@ class Pusher:
         A deleted voice is deleted first. A voice that the server or the registry refuses is reported.
 
         Raises:
+            InvalidRequest: The server has voices that were pushed from another registry at the same address.
+                Nothing was changed.
             SpeakerRegistryError: The registry or the server cannot be reached, or refuses everything. Besides
                 deleted voices, the server still offers everything that it had.
         """
@@ -106,13 +108,28 @@ class Pusher:
 
     def _mark(self) -> Mark:
         assert self._following.namespace is not None, "the registry was looked at"
-        return Mark.of(self._client.url, self._following.namespace, self._profile)
+        namespace, registry = self._following.namespace, self._following.registry
+        return Mark.of(self._client.url, namespace, self._profile, registry)
 
     def _look_at_server(self) -> _State:
         found, mark = self._server.voices(), self._mark()
-        references = ((name, mark.reference_in(one.consent), one) for name, one in found.uploaded.items())
-        ours = {name: _Pushed(text, one.created_at) for name, text, one in references if text is not None}
+        ours = {}
+        for name, one in found.uploaded.items():
+            version = mark.version_in(one.consent)
+            if version is None:
+                continue
+            if mark.is_of_another_registry(version):
+                raise self._another_registry(name)
+            ours[name] = _Pushed(version.reference, one.created_at)
         return _State(set(found.names), ours, found.now)
+
+    def _another_registry(self, name: str) -> InvalidRequest:
+        return InvalidRequest(
+            f"{self._server.url} has voices, such as {name[:80]!a}, that were pushed from another registry "
+            f"than {str(self._following.registry)[:80]!a}, which answers at {self._client.url} now; nothing "
+            "was changed there. Check where the address of the registry leads. If the registry was replaced "
+            "on purpose, delete these voices there first"
+        )
 
     def _current(self, one: _Pushed) -> str:
         """Return the name under which the server should have the current version of a pushed voice."""

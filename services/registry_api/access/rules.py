@@ -19,7 +19,13 @@ from services.registry_api.access.rate_limits import REQUESTS, UPLOADS, closest
 from services.registry_api.keys.api_keys import ALL_SCOPES
 from services.registry_api.protocol.callers import OWN_NAMESPACE, Caller, address_of
 from services.registry_api.protocol.headers import rate_headers
-from speaker_registry.errors import ApiKeysOff, PermissionDenied, RateLimited, SpeakerRegistryError
+from speaker_registry.errors import (
+    ApiKeysOff,
+    InvalidRequest,
+    PermissionDenied,
+    RateLimited,
+    SpeakerRegistryError,
+)
 from speaker_registry.names import ACCEPTED_NAMESPACES, is_namespace
 from speaker_registry.schemas import Rate
 
@@ -56,6 +62,7 @@ async def authenticate(access: Access, scope: Scope) -> Caller:
     """
     if "caller" not in scope:
         headers = Headers(scope=scope)
+        _refuse_repeated(headers)
         caller = await access.authenticate(_sent_key(headers), client_address(scope))
         structlog.contextvars.bind_contextvars(key_id=caller.id)
         scope["namespace"] = _requested_namespace(caller, headers.get(NAMESPACE_HEADER))
@@ -75,6 +82,20 @@ async def may_still_ask(access: Access, scope: Scope) -> bool:
     except SpeakerRegistryError:
         return False
     return bool(caller == before)
+
+
+def _refuse_repeated(headers: Headers) -> None:
+    """Raise `InvalidRequest` if a header that decides what a request may do is sent more than once.
+
+    A proxy that checks requests and the registry could disagree on which one counts.
+    """
+    for name in ("Authorization", NAMESPACE_HEADER):
+        if (count := len(headers.getlist(name))) > 1:
+            raise InvalidRequest(
+                f"The request has {count} headers {name}; accepted: at most one, because it would not be "
+                "clear which of them counts.",
+                param=name,
+            )
 
 
 def _sent_key(headers: Headers) -> str | None:

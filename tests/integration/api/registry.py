@@ -266,3 +266,16 @@ def _served(config: uvicorn.Config) -> Iterator[int]:
             server.should_exit = True
             thread.join(30)
             assert not thread.is_alive(), "the server did not stop"
+
+
+class Led(httpx.BaseTransport):
+    """Leads requests to a registry, whatever address they name, as a DNS entry does."""
+
+    def __init__(self, registry: Registry) -> None:
+        self.registry = registry
+        self._network = httpx.HTTPTransport()
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        request.url = request.url.copy_with(host="127.0.0.1", port=self.registry.port)
+        request.headers["host"] = f"127.0.0.1:{self.registry.port}"
+        return self._network.handle_request(request)

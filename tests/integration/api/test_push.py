@@ -9,9 +9,13 @@ from pathlib import Path
 import pytest
 import uvicorn
 
+from speaker_registry import RegistryClient
+from speaker_registry.errors import InvalidRequest, Unavailable
+from speaker_registry.pushing.pusher import Pusher
+from speaker_registry.pushing.speech_server import SpeechServer
 from tests.integration.api.conftest import Start
 from tests.integration.api.moving import Run, runner
-from tests.integration.api.registry import OTHER_CLIP, PROFILE
+from tests.integration.api.registry import OTHER_CLIP, PROFILE, Led
 from tests.queue_workers import wait_until
 from tests.vllm_omni_server import VoiceServer
 
@@ -55,6 +59,35 @@ def test_the_command_makes_a_server_offer_what_the_registry_holds(
     second = run(registry, "push", url, "--profile", PROFILE)
     assert (second.document["written"], second.document["removed"]) == (1, 1)
     assert server.names == {"alice@1", "alice@2"}
+
+
+def test_another_registry_at_the_same_address_takes_nothing_away(start: Start, server: VoiceServer, url: str):
+    """A wrong DNS entry must not replace the voices of a server, neither under a sidecar that goes on nor
+    under a job that is started again.
+    """
+    registry, other = start(), start()
+    registry.ready("alice")
+    other.ready("mallory")
+    transport = Led(registry)
+    with (
+        RegistryClient("http://registry.test", transport=transport, retries=0) as client,
+        SpeechServer(url) as speech,
+    ):
+
+        def pusher() -> Pusher:
+            return Pusher(client, speech, profile=PROFILE)
+
+        sidecar = pusher()
+        sidecar.run()
+        transport.registry = other
+        with pytest.raises(Unavailable, match="another registry answered"):
+            sidecar.run()
+        with pytest.raises(InvalidRequest, match="'alice@1', that were pushed from another registry"):
+            pusher().run()
+        assert server.names == {"alice@1"}
+        transport.registry = registry
+        for one in (sidecar, pusher()):
+            assert [outcome.state for outcome in one.run().outcomes] == ["unchanged"]
 
 
 @pytest.mark.parametrize(

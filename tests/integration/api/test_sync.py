@@ -12,7 +12,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import httpx
 import numpy as np
 import pytest
 import torch
@@ -25,7 +24,7 @@ from speaker_registry.syncing.synchronization import Report, Synchronization
 from tests.integration.api.access import BOOTSTRAP, CLOSED, key
 from tests.integration.api.conftest import Start
 from tests.integration.api.moving import Run, runner
-from tests.integration.api.registry import CLIP, EMBEDDING, OTHER_CLIP, PROFILE, Registry
+from tests.integration.api.registry import CLIP, EMBEDDING, OTHER_CLIP, PROFILE, Led, Registry
 from tests.queue_workers import wait_until
 from tests.relay import Relay
 from tests.vllm_omni_readers import LOGGER, readers
@@ -401,19 +400,6 @@ def test_a_registry_that_is_away_leaves_the_folder_as_it_was(start: Start, tmp_p
     with RegistryClient("http://127.0.0.1:1", retries=0) as client, pytest.raises(Unavailable):
         Synchronization(client, path, profile=PROFILE, form=CUSTOM).run()
     assert {one.name: one.read_bytes() for one in path.iterdir()} == before
-
-
-class Led(httpx.BaseTransport):
-    """Leads requests to a registry, whatever address they name, as a DNS entry does."""
-
-    def __init__(self, registry: Registry) -> None:
-        self.registry = registry
-        self._network = httpx.HTTPTransport()
-
-    def handle_request(self, request: httpx.Request) -> httpx.Response:
-        request.url = request.url.copy_with(host="127.0.0.1", port=self.registry.port)
-        request.headers["host"] = f"127.0.0.1:{self.registry.port}"
-        return self._network.handle_request(request)
 
 
 def test_another_registry_at_the_same_address_takes_nothing_away(start: Start, tmp_path: Path):

@@ -13,11 +13,12 @@ from speaker_registry import errors
 from speaker_registry.errors import SpeakerRegistryError
 from speaker_registry.manifests import Manifest, ManifestEntry, ManifestPage, ReceivedPage
 from speaker_registry.pushing import pusher as pusher_module
+from speaker_registry.pushing.names import Mark
 from speaker_registry.pushing.pusher import GRACE_SECONDS, Pusher
 from speaker_registry.pushing.speech_server import SpeechServer
 from speaker_registry.reference_audio import ReferenceAudio
 from tests.unit.sdk.fake_registry import QWEN
-from tests.unit.sdk.test_following import entry
+from tests.unit.sdk.test_following import OTHER, REGISTRY, entry
 from tests.vllm_omni_server import VoiceServer
 
 LATER = GRACE_SECONDS + 1
@@ -28,6 +29,8 @@ class Client:
 
     def __init__(self, url: str = "http://registry.test") -> None:
         self.url = url
+        self.registry: str | None = REGISTRY
+        """The identity of the registry. None: an older server answers."""
         self.voices: list[ManifestEntry] = []
         self.away = False
         self.seconds = 1.5
@@ -38,7 +41,12 @@ class Client:
         if self.away:
             raise errors.Unavailable("away")
         page = ManifestPage(
-            namespace="default", profile=profile, model_type="qwen3_tts", data=self.voices, has_more=False
+            registry=self.registry,
+            namespace="default",
+            profile=profile,
+            model_type="qwen3_tts",
+            data=self.voices,
+            has_more=False,
         )
         return Manifest("default", profile, "qwen3_tts", {"": ReceivedPage(None, page)})
 
@@ -204,6 +212,67 @@ def test_two_registries_push_to_one_server(server: VoiceServer, make: Make):
     one.voices = []
     pushers[0].run()
     assert server.names == {"bob@1"}
+
+
+@pytest.mark.parametrize("theirs", [[], [entry("alice", voice_id="voice_theirs"), entry("carol")]])
+def test_another_registry_at_the_same_address_is_refused_after_a_restart(
+    client: Client, server: VoiceServer, make: Make, theirs: list[ManifestEntry]
+):
+    """A pusher that restarts behind a wrong DNS entry would otherwise delete all voices as removed ones."""
+    ours = client.voices = [entry("alice"), entry("bob")]
+    make().run()
+    client.registry, client.voices = OTHER, theirs
+    for _ in range(2):
+        with pytest.raises(errors.InvalidRequest) as caught:
+            make().run()
+    assert str(caught.value) == (
+        f"http://tts.test has voices, such as 'alice@1', that were pushed from another registry than "
+        f"'{OTHER}', which answers at http://registry.test now; nothing was changed there. Check where the "
+        "address of the registry leads. If the registry was replaced on purpose, delete these voices there "
+        "first"
+    )
+    assert (server.names, server.count("POST"), server.count("DELETE")) == ({"alice@1", "bob@1"}, 2, 0)
+    client.registry, client.voices = REGISTRY, ours
+    assert states(make()) == {"alice@1": "unchanged", "bob@1": "unchanged"}
+    client.registry, client.voices = OTHER, [entry("carol")]
+    with httpx.Client(transport=server.transport(), base_url="http://tts.test") as operator:
+        for name in ("alice@1", "bob@1"):
+            assert operator.delete(f"/v1/audio/voices/{name}").status_code == 200
+    assert states(make()) == {"carol@1": "written"}
+
+
+def test_voices_that_a_former_release_has_pushed_are_adopted(
+    client: Client, server: VoiceServer, make: Make, tmp_path: Path
+):
+    """Their marks name no registry. They leave as all others, and new versions get marks that name one."""
+    client.registry, client.voices = None, [entry("alice"), entry("bob")]
+    make().run()
+    client.registry, client.voices = REGISTRY, [entry("alice", 2)]
+    assert states(make()) == {"alice@2": "written"}
+    assert server.names == {"alice@1", "alice@2"}
+    client.registry, client.voices = OTHER, []
+    with pytest.raises(errors.InvalidRequest, match=r"such as 'alice@2', that were pushed from another"):
+        make().run()
+    assert server.names == {"alice@1", "alice@2"}
+
+
+def test_an_older_server_that_answers_in_between_deletes_nothing(
+    client: Client, server: VoiceServer, make: Make
+):
+    """While the API is upgraded, an older process may answer a pusher that starts. It names no registry."""
+    client.voices = [entry("alice")]
+    make().run()
+    client.registry, client.voices = None, [entry("alice"), entry("bob")]
+    assert states(make()) == {"alice@1": "unchanged", "bob@1": "written"}
+    client.registry = REGISTRY
+    assert states(make()) == {"alice@1": "unchanged", "bob@1": "unchanged"}
+
+
+def test_a_pusher_of_a_former_release_knows_the_marks_of_this_one():
+    """After a rollback, it must not take the voices for removed ones. It reads a voice's id as follows."""
+    [former, present] = [Mark.of("http://registry.test", "default", QWEN, one) for one in (None, REGISTRY)]
+    read = present.on("voice_alice@1").removeprefix(former.on(""))
+    assert read.rpartition("@")[0] == "voice_alice"
 
 
 def test_it_goes_on_after_a_restart_of_either_side(client: Client, server: VoiceServer, make: Make):

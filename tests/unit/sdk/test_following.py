@@ -176,6 +176,7 @@ def test_a_server_that_names_no_registry_is_followed(pages: Pages, client: Regis
 def test_a_profile_without_voices_is_known_too(pages: Pages, client: RegistryClient):
     """An engine of an empty registry has to know what it follows when the first voice comes."""
     following = Following(client, QWEN)
-    assert (following.namespace, following.model_type) == (None, None)
+    assert (following.registry, following.namespace, following.model_type) == (None, None, None)
     following.look()
-    assert (following.namespace, following.model_type) == ("default", "qwen3_tts")
+    assert (following.registry, following.namespace) == (REGISTRY, "default")
+    assert following.model_type == "qwen3_tts"
