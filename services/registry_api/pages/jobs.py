@@ -24,9 +24,9 @@ _PAGE_SIZE = 50
 STATES: tuple[JobState, ...] = ("queued", "processing", "succeeded", "failed", "canceled", "superseded")
 RETRIED: frozenset[JobState] = frozenset({"failed", "canceled"})
 """A job that ended in one of these states can be tried again."""
-_QUICK_SECONDS, _CALM_SECONDS = 2, 4
+_QUICK_SECONDS, _CALM_SECONDS = 3, 4
 """An open page asks this often for its list: while a job on it goes on, and otherwise. Each request costs the
-registry about 3 ms, so fifty pages that all asked every two seconds would take 7 % of a core.
+registry up to 3 ms, so fifty pages that all asked every two seconds would take more than 5 % of a core.
 """
 State = Annotated[str, Query(pattern=f"^(|{'|'.join(STATES)})$")]
 

@@ -6,6 +6,7 @@ from starlette.responses import Response
 from services.registry_api.access.rules import ANY_KEY
 from services.registry_api.dependencies import CallerDep, NamespaceDep, ServicesDep
 from services.registry_api.pages.activity import Activity
+from services.registry_api.pages.failures import MAX_EXAMINED, Failures
 from services.registry_api.pages.forms import page_router, show
 from services.registry_api.pages.live import live
 from services.registry_api.pages.rendering import rights_of
@@ -33,15 +34,19 @@ def page_overview(
     jobs = situation.jobs(namespace) if may["see_jobs"] else None
     profiles = profiles_of(services)
     activity: Activity = request.app.state.activity
+    failures: Failures = request.app.state.failures
+    failed = jobs.rates[-1].failed if jobs else 0
     return show(
         request,
         "overview.html",
-        concerns=list(concerns(profiles, counts, jobs.rates[-1].failed if jobs else 0)),
+        concerns=list(concerns(profiles, counts, failed)),
         total=situation.total(namespace) if may["see_voices"] else None,
         counts=counts,
         max_counted=MAX_COUNTED,
         jobs=jobs,
         charts=activity.charts(namespace) if may["see_jobs"] else [],
+        reasons=failures.last_hour(namespace, services.profiles.names) if failed else [],
+        max_failures=MAX_EXAMINED,
         workers=workers_of(profiles),
         profiles=[one for one in profiles if one.required or one.workers or one.failed_proofs],
     )

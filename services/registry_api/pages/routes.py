@@ -18,6 +18,7 @@ from services.registry_api.pages import (
     voices,
 )
 from services.registry_api.pages.activity import Activity
+from services.registry_api.pages.failures import Failures
 from services.registry_api.pages.live import LiveRegions
 from services.registry_api.pages.situation import Situation
 
@@ -28,6 +29,7 @@ def add_pages(app: FastAPI, services: Services) -> None:
     app.state.seal = Seal(services.generation.plain)
     app.state.ended_sessions = EndedSessions(services.generation.plain)
     app.state.live_regions = LiveRegions()
+    app.state.failures = Failures(services.jobs.records)
     app.state.activity = Activity(services.jobs.records)
     for module in (overview, signing_in, provider, voices, voice, aliases, editing, deleted, jobs, keys):
         app.include_router(module.router)

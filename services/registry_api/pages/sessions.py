@@ -12,11 +12,10 @@ import hashlib
 import hmac
 import json
 import secrets
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from http.cookies import CookieError, SimpleCookie
-from typing import Any
 from urllib.parse import urlencode
 
 from starlette.concurrency import run_in_threadpool
@@ -145,7 +144,7 @@ class PageSessions:
 
     async def _answer_with(self, request: Request, response: Response, receive: Receive, send: Send) -> None:
         request.scope.setdefault(_SCOPE_KEY, _new_session(None, None))
-        await response(request.scope, receive, _PageAnswer(request, send, lambda: None).send)
+        await response(request.scope, receive, _PageAnswer(request, send, _no_cookie).send)
 
     async def _read(self, request: Request) -> Session | None:
         sent = sent_cookie(request, COOKIE)
@@ -157,19 +156,23 @@ class PageSessions:
             return session
         return session if session.id and not self._ended.has(session.id) else None
 
-    def _cookie(self, request: Request, before: Session | None) -> str | None:
+    async def _cookie(self, request: Request, before: Session | None) -> str | None:
         """Return the header that makes a browser keep the session, or None if it keeps it already."""
         session = request.scope[_SCOPE_KEY]
         if session == before:
             return None
-        sealed = self._seal.seal(json.dumps(asdict(session)).encode())
+        sealed = await run_in_threadpool(self._seal.seal, json.dumps(asdict(session)).encode())
         return cookie_header(request, COOKIE, sealed, path=PAGES, seconds=SEALED_SECONDS, same_site="Strict")
+
+
+async def _no_cookie() -> None:
+    """Leave the browser's cookie as it is."""
 
 
 class _PageAnswer:
     """Sends the answer to a request for a page: with its cookie, and as a page if it is an error."""
 
-    def __init__(self, request: Request, send: Send, cookie: Any) -> None:
+    def __init__(self, request: Request, send: Send, cookie: Callable[[], Awaitable[str | None]]) -> None:
         self._request = request
         self._send = send
         self._cookie = cookie
@@ -192,7 +195,7 @@ class _PageAnswer:
     async def _add_cookie(self, message: Message) -> None:
         if self._request.url.path.startswith(f"{PAGES}/assets/"):
             return  # kept for a year by any cache
-        cookie = await run_in_threadpool(self._cookie)
+        cookie = await self._cookie()
         if cookie is not None:
             MutableHeaders(scope=message).append("Set-Cookie", cookie)
 

@@ -59,6 +59,16 @@ class Router(APIRouter):
     def __init__(self, *, any_query: bool = False, **options: Any) -> None:
         super().__init__(**options)
         self._any_query = any_query
+        self._beginning = self.prefix.partition("{")[0]
+
+    def matches(self, scope: Scope) -> tuple[Match, Scope]:
+        """Look for the route of a request, unless its path begins differently from all of this router's.
+
+        FastAPI compares a path with each route of each router in turn. The pages come last, so that took
+        almost half of the time of a request for one of them.
+        """
+        path = scope["path"].removeprefix(scope.get("root_path", ""))
+        return super().matches(scope) if path.startswith(self._beginning) else (Match.NONE, {})
 
     def add_api_route(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
         self._add(path, endpoint, options)

@@ -3,6 +3,7 @@
 `open_jobs` writes the records. Nothing that is true about a speaker depends on them.
 """
 
+import heapq
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -168,6 +169,28 @@ class JobRecords:
             ]
         )
         return [found[first * bars : (first + 1) * bars] for first in range(len(states))]
+
+    def failed_since(
+        self, namespace: str, profiles: Iterable[str], moment: float, *, limit: int
+    ) -> list[JobRecord]:
+        """Return up to `limit` jobs that failed since `moment` (Unix seconds), the last failure first."""
+        found = self._generation.read(
+            lambda pipeline, generation: [
+                pipeline.zrange(
+                    jobs_key(generation, namespace, "failed", profile),
+                    "+inf",
+                    moment,
+                    byscore=True,
+                    desc=True,
+                    offset=0,
+                    num=limit,
+                    withscores=True,
+                )
+                for profile in profiles
+            ]
+        )
+        ended = ((score, job_id) for entries in found for job_id, score in entries)
+        return self._read([job_id for _, job_id in heapq.nlargest(limit, ended)])
 
     def summary(self, namespace: str, profiles: Iterable[str], now: float) -> JobSummary:
         """Count the jobs of a namespace by state and profile. `now` is in Unix seconds."""

@@ -1,11 +1,13 @@
 """Tests of the page of jobs and of what it offers, over HTTP as a browser without scripts uses it."""
 
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
+from services.registry_api.pages.failures import Failures
 from services.shared.view.job_records import JobRecord
 from speaker_registry.errors import WorkerError
 from tests.integration.api.access import BOOTSTRAP, CLOSED, bearer, key
@@ -32,6 +34,26 @@ def failed(registry: Registry, name: str) -> str:
     job: str = registry.upload(name, headers=bearer(BOOTSTRAP))["job_id"]
     registry.worker.fail_all(name, WorkerError("the device ran out of memory"))
     return job
+
+
+def test_the_overview_says_why_jobs_failed(closed: Registry, name: str):
+    """A number of failures alone would not tell whether one machine or many clips are to blame."""
+    with Visitor(closed, key(closed, namespace=name)) as operator:
+        assert "Why jobs failed" not in operator.get().text, "there is no empty card"
+    for number in range(2):
+        failed(closed, f"{name}-{number}")
+    closed.app.state.failures = Failures(closed.opened.jobs.records)
+    with Visitor(closed, str(BOOTSTRAP)) as operator:
+        page = operator.get().text
+    assert "the device ran out of memory" in page
+    assert 'href="/dashboard/jobs?state=failed&amp;profile=' in page
+    with Visitor(closed, key(closed, namespace=name)) as stranger:
+        assert "ran out of memory" not in stranger.get().text
+    with Visitor(closed, key(closed, "voices:read")) as reader:
+        assert "ran out of memory" not in reader.get().text
+    closed.app.state.failures = Failures(closed.opened.jobs.records, lambda: time.time() + 3601)
+    with Visitor(closed, str(BOOTSTRAP)) as operator:
+        assert "ran out of memory" not in operator.get("?").text, "an hour is over"
 
 
 def states(registry: Registry, name: str) -> list[str]:
@@ -114,7 +136,7 @@ def test_a_list_is_asked_for_more_often_while_a_job_goes_on(start: Start):
     with Visitor(registry) as visitor:
         assert 'hx-trigger="every 4s"' in visitor.get("/jobs").text
         registry.upload("alice")
-        assert 'hx-trigger="every 2s"' in visitor.get("/jobs").text
+        assert 'hx-trigger="every 3s"' in visitor.get("/jobs").text
         assert 'hx-trigger="every 4s"' in visitor.get("/jobs?state=failed").text
         registry.worker.finish_all("alice")
         assert 'hx-trigger="every 4s"' in visitor.get("/jobs").text

@@ -1,0 +1,63 @@
+"""The most frequent reasons for which jobs failed within the last hour, for the overview."""
+
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from cachetools import TTLCache
+
+from services.shared.view.job_records import JobRecord, JobRecords
+
+HOUR_SECONDS = 3600
+MAX_EXAMINED = 200
+"""Reasons are counted among this many of the last failures."""
+_SHOWN = 5
+_KEPT_SECONDS = 10.0
+"""Reasons are as old as this at most, however many people look at them."""
+_MAX_NAMESPACES = 256
+
+
+@dataclass(slots=True)
+class Reason:
+    """The jobs of one profile that failed with one error code."""
+
+    profile: str
+    code: str
+    message: str
+    """The message of the last failure."""
+    jobs: int = 0
+
+
+def reasons_of(failed: Iterable[JobRecord]) -> list[Reason]:
+    """Group failed jobs by profile and error code, the largest group first.
+
+    Args:
+        failed: the jobs, the last failure first.
+    """
+    found: dict[tuple[str, str], Reason] = {}
+    for job in failed:
+        error = job.error or {}
+        code, message = str(error.get("code", "unknown")), str(error.get("message", ""))
+        found.setdefault((job.profile, code), Reason(job.profile, code, message)).jobs += 1
+    return sorted(found.values(), key=lambda one: -one.jobs)
+
+
+class Failures:
+    """Counts reasons, and keeps them for a moment. Safe to use from several threads."""
+
+    def __init__(self, jobs: JobRecords, now: Callable[[], float] = time.time) -> None:
+        self._jobs = jobs
+        self._now = now
+        self._lock = threading.Lock()
+        self._kept: TTLCache[str, list[Reason]] = TTLCache(_MAX_NAMESPACES, ttl=_KEPT_SECONDS)
+
+    def last_hour(self, namespace: str, profiles: Iterable[str]) -> list[Reason]:
+        """Return the most frequent reasons among the last failures of a namespace."""
+        with self._lock:  # whoever comes meanwhile gets the same reasons
+            reasons = self._kept.get(namespace)
+            if reasons is None:
+                since = self._now() - HOUR_SECONDS
+                failed = self._jobs.failed_since(namespace, profiles, since, limit=MAX_EXAMINED)
+                reasons = self._kept[namespace] = reasons_of(failed)[:_SHOWN]
+            return reasons
