@@ -50,6 +50,7 @@ from speaker_registry.schemas import (
     NewApiKey,
     Page,
     Profile,
+    ProfileChange,
     Quota,
     RegisteredVersion,
     Resolution,
@@ -257,6 +258,9 @@ class Calls:
         path = f"/v1/profiles/{segment(profile, 'profile')}/promote"
         # A repetition would be refused because the encoder is current already.
         return self._read(Profile, with_json(path, wanted.model_dump_json(), repeatable=False))
+
+    def profile_history(self, profile: str, limit: int | None) -> Listing[ProfileChange]:
+        return listing_of(f"/v1/profiles/{segment(profile, 'profile')}/history", Page[ProfileChange], limit)
 
     def start_campaign(self, profile: str, wanted: CampaignRequest) -> Plan[Campaign]:
         # A repetition would be refused because the campaign has begun already.

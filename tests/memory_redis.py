@@ -397,6 +397,7 @@ def _share(server: MemoryServer, keys: list[str], args: list[str]) -> int:
     stored = server.hget(copies, args[1])
     if stored and int(stored.split(" ")[0]) >= int(args[2]):
         return 0
+    known = int(stored.split(" ")[0]) if stored else int(args[2]) - 1
     server.hset(copies, args[1], f"{args[2]} {args[3]}")
     last = max(server.data.get(told, {}).values(), default=0.0)
     server.zadd(told, {args[1]: last + 1})
@@ -404,6 +405,9 @@ def _share(server: MemoryServer, keys: list[str], args: list[str]) -> int:
         events, speaker="", what=args[4], at=server.now(), takes=1, document=args[1], revision=args[2]
     )
     server.set(taken, event)
+    for one in json.loads(args[5]):
+        if int(one["revision"]) > known:
+            server.xadd(events, at=server.now(), **one)
     return 1
 
 

@@ -5,7 +5,7 @@ from typing import Literal
 
 from speaker_registry.arguments import campaign_request, promotion_request
 from speaker_registry.async_client.executor import AsyncPlanExecutor
-from speaker_registry.schemas import DEFAULT_SAMPLE, Campaign, Profile
+from speaker_registry.schemas import DEFAULT_SAMPLE, Campaign, Profile, ProfileChange
 
 
 class AsyncEncoders(AsyncPlanExecutor):
@@ -30,6 +30,12 @@ class AsyncEncoders(AsyncPlanExecutor):
         """
         wanted = promotion_request(fingerprint, when=when, force=force)
         return await self._run(self._calls.promote_encoder(profile, wanted))
+
+    def profile_history(self, profile: str, *, limit: int | None = None) -> AsyncIterator[ProfileChange]:
+        """Iterate over the decisions that made an encoder the current one, newest first. See
+        `RegistryClient.profile_history`.
+        """
+        return self._pages(self._calls.profile_history(profile, limit))
 
     async def start_campaign(
         self, profile: str, fingerprint: str, *, sample: int = DEFAULT_SAMPLE, rate: float | None = None

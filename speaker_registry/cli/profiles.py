@@ -1,4 +1,4 @@
-"""The commands for profiles and their encoders: `profiles list|show|promote`."""
+"""The commands for profiles and their encoders: `profiles list|show|history|promote`."""
 
 import argparse
 from collections.abc import Iterator
@@ -9,8 +9,11 @@ from speaker_registry.cli.command import (
     Output,
     about_weights,
     add_commands,
+    add_limit,
     confirm,
+    first_of,
     list_document,
+    when,
 )
 from speaker_registry.cli.text import remarks_on, weights_of
 from speaker_registry.errors import ProfileUnknown
@@ -48,6 +51,24 @@ def list_profiles(client: "RegistryClient", _: argparse.Namespace) -> Output:
 def show_profile(client: "RegistryClient", arguments: argparse.Namespace) -> Output:
     profile = _find(client, arguments.profile)
     return Output(profile.model_dump(mode="json"), _profile_text(profile), warnings=about_weights([profile]))
+
+
+def history(client: "RegistryClient", arguments: argparse.Namespace) -> Output:
+    profile = arguments.profile
+    found, more = first_of(lambda limit: client.profile_history(profile, limit=limit), arguments)
+    rows = [
+        (
+            when(one.at),
+            one.by,
+            one.did,
+            one.fingerprint,
+            one.former_fingerprint or "-",
+            one.campaign_id or "-",
+        )
+        for one in found
+    ]
+    text = table(("WHEN", "BY", "DID", "FINGERPRINT", "FORMER", "CAMPAIGN"), rows)
+    return Output(list_document(found, more=bool(more)), text, warnings=more)
 
 
 def promote(client: "RegistryClient", arguments: argparse.Namespace) -> Output:
@@ -118,6 +139,11 @@ def _add_profile(command: argparse.ArgumentParser) -> None:
     command.add_argument("profile", metavar="PROFILE", help="name of the profile, see profiles list")
 
 
+def _add_history(command: argparse.ArgumentParser) -> None:
+    _add_profile(command)
+    add_limit(command)
+
+
 def _add_promote(command: argparse.ArgumentParser) -> None:
     _add_profile(command)
     command.add_argument(
@@ -141,6 +167,7 @@ def _add_promote(command: argparse.ArgumentParser) -> None:
 _PROFILE_COMMANDS = (
     Command("list", list_profiles, "List the profiles and the number of workers that serve them.", None),
     Command("show", show_profile, "Show the encoders of a profile and how candidates differ.", _add_profile),
+    Command("history", history, "List who made which encoder current, newest first.", _add_history),
     Command("promote", promote, _PROMOTION, _add_promote),
 )
 

@@ -41,7 +41,7 @@ from speaker_registry.names import parse_reference, split_reference
 from speaker_registry.terminal import printable, table
 
 if TYPE_CHECKING:
-    from speaker_registry import RegistryClient
+    from speaker_registry import RegistryClient, VoiceChange
     from speaker_registry.fetching import PictureKind
 
 _KINDS: dict[str, "PictureKind"] = {".svg": "waveform", ".png": "mel"}
@@ -272,12 +272,20 @@ def _add_name(command: argparse.ArgumentParser) -> None:
 
 def history(client: "RegistryClient", arguments: argparse.Namespace) -> Output:
     changes, more = first_of(lambda limit: client.history(arguments.name, limit=limit), arguments)
-    rows = [
-        (when(one.at), one.by, one.did, one.alias or "-", one.version if one.version is not None else "-")
-        for one in changes
-    ]
-    text = table(("WHEN", "BY", "DID", "ALIAS", "VERSION"), rows)
+    head, rows = ["WHEN", "BY", "DID", "ALIAS", "VERSION"], [_history_row(one) for one in changes]
+    if any(one.profile for one in changes):
+        head += ["PROFILE", "FINGERPRINT", "FORMER"]
+        rows = [
+            [*row, one.profile or "-", one.fingerprint or "-", one.former_fingerprint or "-"]
+            for row, one in zip(rows, changes, strict=True)
+        ]
+    text = table(head, rows)
     return Output(list_document(changes, more=bool(more)), text, warnings=more)
+
+
+def _history_row(one: "VoiceChange") -> list[object]:
+    version = "-" if one.version is None else one.version
+    return [when(one.at), one.by, one.did, one.alias or "-", version]
 
 
 def edit(client: "RegistryClient", arguments: argparse.Namespace) -> Output:

@@ -5,7 +5,7 @@ from typing import Literal
 
 from speaker_registry.arguments import campaign_request, promotion_request
 from speaker_registry.client.executor import PlanExecutor
-from speaker_registry.schemas import DEFAULT_SAMPLE, Campaign, Profile
+from speaker_registry.schemas import DEFAULT_SAMPLE, Campaign, Profile, ProfileChange
 
 
 class Encoders(PlanExecutor):
@@ -50,6 +50,13 @@ class Encoders(PlanExecutor):
         """
         wanted = promotion_request(fingerprint, when=when, force=force)
         return self._run(self._calls.promote_encoder(profile, wanted))
+
+    def profile_history(self, profile: str, *, limit: int | None = None) -> Iterator[ProfileChange]:
+        """Iterate over the decisions that made an encoder the current one of a profile, newest first.
+
+        The registry remembers the last 100 decisions. Raises `ProfileUnknown`.
+        """
+        return self._pages(self._calls.profile_history(profile, limit))
 
     def start_campaign(
         self, profile: str, fingerprint: str, *, sample: int = DEFAULT_SAMPLE, rate: float | None = None

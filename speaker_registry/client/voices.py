@@ -190,7 +190,8 @@ class Voices(PlanExecutor):
         return self._run(self._calls.version(parse_target(speaker, version)))
 
     def history(self, name: str, *, limit: int | None = None) -> Iterator[VoiceChange]:
-        """Iterate over the changes that people and API keys have made to a voice, newest first.
+        """Iterate over the changes that people and API keys have made to a voice, newest first. Between them
+        are the promotions of encoders that changed what the voice serves; these alone have a `profile`.
 
         The registry remembers the last 100 changes, also of a deleted voice that can still be brought back.
         """

@@ -35,6 +35,7 @@ from speaker_registry.schemas.encoders import (
     FailedProof,
     LiveWorker,
     Profile,
+    ProfileChange,
     TensorDistance,
 )
 from speaker_registry.schemas.jobs import (
@@ -120,6 +121,7 @@ __all__ = [
     "Page",
     "PendingPicture",
     "Profile",
+    "ProfileChange",
     "ProfileJobs",
     "PromotionPolicy",
     "Quota",

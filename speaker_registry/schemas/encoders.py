@@ -134,6 +134,26 @@ class CampaignSample(Schema):
     tensors: dict[str, TensorDistance]
 
 
+class ProfileChange(Schema):
+    """One decision that made an encoder the current one of a profile."""
+
+    object: Literal["profile.change"] = "profile.change"
+    revision: int
+    """The revision of the profile's record that the decision made."""
+    at: int
+    by: str
+    """Id of the caller that decided, such as that of an API key, or the name of a worker."""
+    did: str
+    """The kind of decision: `promote`, `roll_back` to an encoder that was current before, `replace_untrained`
+    by a worker with trained weights, or `announce` by the first worker of the profile.
+    """
+    fingerprint: str
+    former_fingerprint: str | None = None
+    """The encoder that was current before. None if there was none."""
+    campaign_id: str | None = None
+    """Id of the campaign that prepared the promotion."""
+
+
 class Campaign(Schema):
     """A campaign: the workers of an encoder extract every voice ahead of its promotion."""
 

@@ -146,6 +146,8 @@ class RegistryEvent(Schema):
     alias: str | None = None
     profile: str | None = None
     fingerprint: str | None = None
+    former_fingerprint: str | None = None
+    """The fingerprint that was current before a promotion."""
     job_id: str | None = None
     state: str | None = None
     """The new state of a job."""

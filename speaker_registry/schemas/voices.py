@@ -135,22 +135,33 @@ class VoiceEdit(BaseModel):
 
 
 class VoiceChange(Schema):
-    """One change that a person or a key made to a voice."""
+    """One change that a person or a key made to a voice, or the promotion of an encoder, which changed what
+    the voice serves.
+    """
 
     object: Literal["voice.change"] = "voice.change"
     revision: int
-    """The revision of the voice's record that the change made."""
+    """The revision of the voice's record that the change made. A promotion does not change the record; it has
+    the revision of the last change before it.
+    """
     at: int
     by: str
     """Id of the caller that made the change, such as that of an API key."""
     did: str
     """The kind of change: `register`, `bring`, `alias`, `edit`, `cancel`, `delete_version`, `delete` or
-    `undelete`.
+    `undelete`. Kinds of promotions, which alone have a `profile`, are `promote`, `roll_back` and
+    `replace_untrained`, see `ProfileChange`.
     """
     version: int | None = None
     """Number of the version that the change was about, if it was about one."""
     alias: str | None = None
     """The alias that was moved or removed."""
+    profile: str | None = None
+    """The profile whose encoder was promoted."""
+    fingerprint: str | None = None
+    """The encoder that was promoted."""
+    former_fingerprint: str | None = None
+    """The encoder that was current before the promotion."""
 
 
 class VoiceAlias(Schema):

@@ -130,7 +130,8 @@ class Campaigns:
         """
         self._check(profile, fingerprint)
         new = self._new(profile, fingerprint, sample=DEFAULT_SAMPLE, rate=None)
-        decide = partial(with_promotion_at_the_end, campaign=new.having(promotes=True, force=force))
+        wanted = new.having(promotes=True, force=force, promotes_by=by)
+        decide = partial(with_promotion_at_the_end, campaign=wanted)
         with self._kept.lock(wait=True):
             document = self._commit(profile, decide, by=by, did="promote when complete")
         going = (one for one in reversed(document.campaigns) if one.open)

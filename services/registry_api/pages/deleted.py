@@ -58,7 +58,7 @@ def path_of(name: str) -> str:
 
 
 def show_deleted(
-    request: Request, services: Services, document: SpeakerDocument, name: SpeakerName, *, past: int
+    request: Request, services: Services, document: SpeakerDocument, name: SpeakerName, *, past: str
 ) -> Response:
     """Show a voice that was deleted and can still be brought back. Raises `VoiceNotFound` for any other.
 

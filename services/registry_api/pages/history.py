@@ -10,7 +10,7 @@ from services.registry_api.keys.api_keys import ApiKey
 from services.registry_api.pages.forms import address
 from services.registry_api.protocol.callers import Caller
 from services.registry_api.wire import rendering
-from services.registry_api.wire.paging import newest_changes
+from services.registry_api.wire.paging import newest_changes, place_in_history
 from services.shared.model.document import SpeakerDocument
 from speaker_registry.errors import SpeakerRegistryError
 
@@ -18,23 +18,25 @@ _CHANGES = 20
 
 
 def past_of(
-    request: Request, services: Services, document: SpeakerDocument, path: str, *, past: int, **query: int
+    request: Request, services: Services, document: SpeakerDocument, path: str, *, past: str, **query: int
 ) -> dict[str, Any]:
     """Return the variables of the template `history.html`.
 
     Args:
-        past: show the changes before this revision; 0 shows the newest ones.
+        past: show the changes before this place; an empty text shows the newest ones.
         query: what else belongs into the address of the next page.
     """
-    changes, more = newest_changes(document, before=past or None, limit=_CHANGES)
+    before = place_in_history(past, param="past")
+    found, more = newest_changes(document, services.profiles, before=before, limit=_CHANGES)
+    changes = [rendering.change(one) for one in found]
     caller = request.scope["caller"]
     ids = dict.fromkeys(one.by for one in changes)
     return {
-        "changes": [rendering.change(one) for one in changes],
+        "changes": changes,
         "names": {
             key.record.id: key.record.name for key in _keys(request, services, ids) if _may_know(caller, key)
         },
-        "earlier_changes": address(path, past=changes[-1].revision, **query) if more else None,
+        "earlier_changes": address(path, past=str(found[-1].place), **query) if more else None,
     }
 
 

@@ -12,7 +12,8 @@ from services.registry_api.operations.cancel import cancel
 from services.registry_api.pages.forms import address, checked_form, lead_to, page_router, show
 from services.registry_api.pages.live import live
 from services.registry_api.pages.situation import profiles_of
-from services.registry_api.wire import rendering
+from services.registry_api.wire import profile_rendering, rendering
+from services.registry_api.wire.paging import newest_decisions
 from services.shared.registry.extract import extract
 from services.shared.registry.lookup import find_version
 from speaker_registry.errors import Conflict
@@ -21,6 +22,8 @@ from speaker_registry.schemas import JobState
 
 router = page_router()
 _PAGE_SIZE = 50
+_DECISIONS = 20
+"""Largest number of decisions that are shown of each profile."""
 STATES: tuple[JobState, ...] = ("queued", "processing", "succeeded", "failed", "canceled", "superseded")
 RETRIED: frozenset[JobState] = frozenset({"failed", "canceled"})
 """A job that ended in one of these states can be tried again."""
@@ -117,5 +120,15 @@ def _retry(services: Services, namespace: str, job_id: str) -> None:
 @router.get("/profiles", dependencies=[ANY_KEY])
 @live
 def page_profiles(request: Request, services: ServicesDep) -> Response:
-    """List the profiles: what they need, what made their artifacts, and who makes them now."""
-    return show(request, "profiles.html", profiles=profiles_of(services))
+    """List the profiles: what they need, what made their artifacts, who makes them now, and who decided that.
+
+    The names of keys are not shown, because callers of different namespaces share the live region.
+    """
+    profiles = profiles_of(services)
+    documents = services.profiles.documents({one.id for one in profiles})
+    decisions = {
+        name: newest_decisions(document, before=None, limit=_DECISIONS)[0]
+        for name, document in documents.items()
+    }
+    shown = {name: [profile_rendering.decision(one) for one in made] for name, made in decisions.items()}
+    return show(request, "profiles.html", profiles=profiles, decisions=shown)

@@ -17,6 +17,7 @@ from services.registry_api.access.rules import (
 )
 from services.registry_api.dependencies import (
     AT_STORE,
+    After,
     CallerDep,
     NamespaceDep,
     ProfileName,
@@ -32,7 +33,6 @@ from services.registry_api.pages.comparing import compare
 from services.registry_api.pages.deleted import path_of, show_deleted
 from services.registry_api.pages.forms import (
     MAX_FIELD,
-    Revision,
     address,
     checked_form,
     lead_to,
@@ -78,7 +78,7 @@ def page_voice(
     beside: Annotated[str, Query(max_length=MAX_FIELD)] = "",
     known: Annotated[str, Query(max_length=8)] = "",
     gone: Annotated[int, Query(ge=0, le=MAX_VERSION)] = 0,
-    past: Revision = 0,
+    past: After = "",
 ) -> Response:
     """Show a voice and one of its versions: the default one, or the one with this number.
 

@@ -2,17 +2,18 @@
 
 from typing import Annotated
 
-from fastapi import Path, Request
+from fastapi import Path, Query, Request
 from starlette.responses import Response
 
-from services.registry_api.access.rules import PROFILES_PROMOTE
-from services.registry_api.dependencies import AT_STORE, CallerDep, ServicesDep
+from services.registry_api.access.rules import PROFILES_PROMOTE, VOICES_READ
+from services.registry_api.dependencies import AT_STORE, CallerDep, Limit, ServicesDep
 from services.registry_api.operations.promote import promote
 from services.registry_api.protocol.routing import Router
 from services.registry_api.wire import profile_rendering
 from services.registry_api.wire.answers import answer
 from services.registry_api.wire.documented import request_body, responses
-from speaker_registry.schemas import EncoderPromotion
+from services.registry_api.wire.paging import newest_decisions
+from speaker_registry.schemas import EncoderPromotion, Page, ProfileChange
 
 router = Router(prefix="/v1/profiles/{profile}", tags=["jobs and profiles"])
 Profile = Annotated[str, Path(max_length=128, description="The name of a profile.")]
@@ -58,3 +59,25 @@ def promote_encoder(
         [services.profiles.get(profile)],
     )
     return answer(request, shown)
+
+
+@router.get("/history", responses=responses("list_profile_changes"), dependencies=[VOICES_READ])
+def list_profile_changes(
+    request: Request,
+    services: ServicesDep,
+    profile: Profile,
+    limit: Limit = 20,
+    after: Annotated[int, Query(ge=0, description="`last_id` of the previous page.")] = 0,
+) -> Response:
+    """List the decisions that made an encoder the current one of a profile, newest first: the last 100
+    decisions.
+
+    Each says who decided, when, and which encoder replaced which. The history of a voice has those that
+    changed what the voice serves.
+    """
+    services.profiles.get(profile)
+    document = services.profile_records.read(profile)
+    decisions, more = newest_decisions(document, before=after or None, limit=limit)
+    shown = [profile_rendering.decision(one) for one in decisions]
+    first, last = (str(shown[0].revision), str(shown[-1].revision)) if shown else (None, None)
+    return answer(request, Page[ProfileChange](data=shown, first_id=first, last_id=last, has_more=more))

@@ -31,7 +31,7 @@ from services.registry_api.wire import rendering
 from services.registry_api.wire.answers import answer, check_of, tag_of
 from services.registry_api.wire.documented import request_body, responses
 from services.registry_api.wire.forms import parse_description
-from services.registry_api.wire.paging import find_voices, newest_changes, newest_versions
+from services.registry_api.wire.paging import find_voices, newest_changes, newest_versions, place_in_history
 from services.registry_api.wire.uploads import limits_of
 from services.shared.model.document import SpeakerDocument
 from services.shared.registry.lookup import find, find_version, locate, not_found
@@ -209,24 +209,25 @@ def list_changes(
     namespace: NamespaceDep,
     name: VoiceName,
     limit: Limit = 20,
-    after: Annotated[int, Query(ge=0, description="`last_id` of the previous page.")] = 0,
+    after: After = "",
 ) -> Response:
     """List the changes that people and API keys have made to a voice, newest first: the last 100 changes.
+    Between them are the promotions of encoders that changed what the voice serves.
 
     Artifacts that workers publish are left out, and so are requests that changed nothing. The history of a
     deleted voice is kept as long as the voice can be brought back, and is erased with it.
     """
+    before = place_in_history(after)
     document = locate(services.speakers, namespace, name).document
     if not document.live and not document.history:
         raise not_found(name)
-    entries, more = newest_changes(document, before=after or None, limit=limit)
-    shown = [rendering.change(one) for one in entries]
+    found, more = newest_changes(document, services.profiles, before=before, limit=limit)
     return answer(
         request,
         Page[VoiceChange](
-            data=shown,
-            first_id=str(shown[0].revision) if shown else None,
-            last_id=str(shown[-1].revision) if shown else None,
+            data=[rendering.change(one) for one in found],
+            first_id=str(found[0].place) if found else None,
+            last_id=str(found[-1].place) if found else None,
             has_more=more,
         ),
     )

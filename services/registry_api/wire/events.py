@@ -19,6 +19,7 @@ _SHOWN = {
     "artifact.void": "artifact.lost",
     "job": "job.updated",
     "profile.updated": "profile.updated",
+    "profile.promoted": "profile.promoted",
 }
 """Maps events of the view to the names that callers see. Other events concern no caller."""
 TYPES = tuple(sorted(_SHOWN.values()))
@@ -72,6 +73,7 @@ def render(event: Event, place: object) -> bytes:
         alias=event.get("alias"),
         profile=event.get("profile"),
         fingerprint=event.get("fingerprint"),
+        former_fingerprint=event.get("former_fingerprint"),
         job_id=event.get("job"),
         state=event.get("state"),
     )

@@ -1,5 +1,5 @@
 """Finds one page of the voices that match a filter, in the order of their keys, or one page of a voice's
-versions or history.
+versions, of its history or of a profile's.
 
 This module knows no answers.
 """
@@ -7,12 +7,16 @@ This module knows no answers.
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from services.shared.model.decisions import Decision
 from services.shared.model.document import SpeakerDocument
-from services.shared.model.history import Entry
+from services.shared.model.past import Happened, Place, concerned_profiles, past_of
+from services.shared.model.profile_document import ProfileDocument
 from services.shared.model.records import Version
 from services.shared.registry.pages import Listed
 from services.shared.registry.pages import page as page_of
+from services.shared.registry.profiles import Profiles
 from services.shared.registry.speakers import FoundSpeaker, Speakers
+from speaker_registry.errors import InvalidRequest
 
 MAX_EXAMINED = 100
 """Once a filtered page has examined this many voices, it reads no further ones, and `more` tells whether
@@ -89,9 +93,35 @@ def newest_versions(
     return found[:limit], len(found) > limit
 
 
-def newest_changes(document: SpeakerDocument, *, before: int | None, limit: int) -> tuple[list[Entry], bool]:
-    """Return the newest remembered changes with a revision below `before`, newest first, and whether there
-    are more.
+def newest_changes(
+    document: SpeakerDocument, profiles: Profiles, *, before: Place | None, limit: int
+) -> tuple[list[Happened], bool]:
+    """Return what happened last to a voice before a place, newest first, and whether there is more."""
+    past = past_of(document, profiles.documents(concerned_profiles(document)))
+    found = [one for one in reversed(past) if before is None or one.place < before]
+    return found[:limit], len(found) > limit
+
+
+def place_in_history(text: str, *, param: str = "after") -> Place | None:
+    """Return the place after which a page of a voice's history begins. None for an empty text, which means
+    the first page. Raises `InvalidRequest`.
     """
-    found = [one for one in reversed(document.history) if before is None or one.revision < before]
+    if not text:
+        return None
+    place = Place.parse(text)
+    if place is None:
+        raise InvalidRequest(
+            f"There is no place {text[:80]!a} in a history; accepted: `last_id` of the previous page.",
+            param=param,
+        )
+    return place
+
+
+def newest_decisions(
+    document: ProfileDocument, *, before: int | None, limit: int
+) -> tuple[list[Decision], bool]:
+    """Return the newest decisions with a revision below `before`, newest first, and whether there are
+    more.
+    """
+    found = [one for one in reversed(document.decisions) if before is None or one.revision < before]
     return found[:limit], len(found) > limit

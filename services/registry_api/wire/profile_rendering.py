@@ -5,6 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 
 from services.registry_api.campaigns.control import Campaigns, ShownCampaign
+from services.shared.model.decisions import Decision
 from services.shared.model.encoders import Encoder, differences
 from services.shared.model.profile_document import ProfileDocument
 from services.shared.registry.profile_records import ProfileRecords
@@ -66,6 +67,19 @@ def _candidate(
         workers=workers,
         differs=differences(current.extractor, encoder.extractor),
         coverage=coverage,
+    )
+
+
+def decision(one: Decision) -> schemas.ProfileChange:
+    """Render a decision that made an encoder the current one."""
+    return schemas.ProfileChange(
+        revision=one.revision,
+        at=one.at,
+        by=one.by,
+        did=one.did,
+        fingerprint=one.fingerprint,
+        former_fingerprint=one.former_fingerprint or None,
+        campaign_id=one.campaign,
     )
 
 

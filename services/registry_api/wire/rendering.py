@@ -6,9 +6,10 @@ from urllib.parse import quote
 
 from services.registry_api.operations.artifacts import ANY, FoundArtifact, Wanted
 from services.registry_api.operations.register import Registered
+from services.shared.model.decisions import Decision
 from services.shared.model.document import SpeakerDocument
 from services.shared.model.fingerprint import Fingerprint
-from services.shared.model.history import Entry
+from services.shared.model.past import Happened
 from services.shared.model.promotion import held_back
 from services.shared.model.records import ArtifactRecord, Version
 from services.shared.model.status import ProfileStatus, given_profiles, waiting_reason, worst
@@ -64,7 +65,18 @@ def alias(document: SpeakerDocument, name: str) -> schemas.VoiceAlias:
     )
 
 
-def change(entry: Entry) -> schemas.VoiceChange:
+def change(happened: Happened) -> schemas.VoiceChange:
+    place, entry = happened.place, happened.what
+    if isinstance(entry, Decision):
+        return schemas.VoiceChange(
+            revision=place.revision,
+            at=entry.at,
+            by=entry.by,
+            did=entry.did,
+            profile=place.profile,
+            fingerprint=entry.fingerprint,
+            former_fingerprint=entry.former_fingerprint,
+        )
     return schemas.VoiceChange(
         revision=entry.revision,
         at=entry.at,

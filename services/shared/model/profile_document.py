@@ -1,4 +1,5 @@
-"""Everything that is true about one profile, as one document: its encoders and its campaigns. Pure.
+"""Everything that is true about one profile, as one document: its encoders, its campaigns, and the decisions
+that made encoders current. Pure.
 
 `_profiles/{profile}.json` holds the current encoder, the former ones, the candidates that workers announced,
 and the campaigns that prepare a promotion. Campaigns are kept beside the encoders, because one change then
@@ -7,12 +8,13 @@ cannot promote any more. The functions of this module are the changes of the doc
 argument if there is nothing to change, and refuses by raising. `encoders` has the rules.
 
 The document stays small, since every process reads it every second: it has at most `MAX_FORMER` former
-encoders, `MAX_CANDIDATES` candidates and `MAX_CAMPAIGNS` campaigns, of some kilobytes each at most. The
-progress of a running campaign is kept in Redis alone.
+encoders, `MAX_CANDIDATES` candidates and `MAX_CAMPAIGNS` campaigns, of some kilobytes each at most, and
+`KEPT_DECISIONS` decisions. The progress of a running campaign is kept in Redis alone.
 """
 
 from typing import Any, ClassVar, Literal, Self
 
+from services.shared.model.decisions import Decision, decided
 from services.shared.model.encoders import Encoder, former_after, takes_over
 from services.shared.model.records import Record
 from services.shared.model.stored_document import FAR_ABOVE, StoredDocument
@@ -44,6 +46,8 @@ class CampaignRecord(Record):
     """Largest number of voices per second. None sets no limit."""
     promotes: bool = False
     """True if the encoder is promoted once it has an artifact of every voice."""
+    promotes_by: str = ""
+    """Id of the caller that asked for this promotion."""
     force: bool = False
     """True if the encoder is promoted even if voices failed or no live worker has the encoder."""
     state: CampaignState = "running"
@@ -62,6 +66,7 @@ class ProfileDocument(StoredDocument):
     """Everything that is true about one profile. A change makes a new document with the next revision."""
 
     UPDATED: ClassVar[str] = "profile.updated"
+    PROMOTED: ClassVar[str] = "profile.promoted"
 
     current: Encoder | None = None
     """The encoder whose artifacts are made and served."""
@@ -71,6 +76,25 @@ class ProfileDocument(StoredDocument):
     """The encoders that workers announced and that were never current, newest last."""
     campaigns: tuple[CampaignRecord, ...] = ()
     """The campaigns, the newest last."""
+    decisions: tuple[Decision, ...] = ()
+    """The last decisions that made an encoder the current one, newest last."""
+
+    def following(self, before: Self, change_id: str | None, *, at: int, by: str, did: str) -> Self:
+        after = super().following(before, change_id, at=at, by=by, did=did)
+        return after.having(decisions=decided(before, after))
+
+    @property
+    def news(self) -> tuple[dict[str, str], ...]:
+        return tuple(
+            {
+                "revision": str(one.revision),
+                "what": self.PROMOTED,
+                "fingerprint": one.fingerprint,
+                "former_fingerprint": one.former_fingerprint,
+            }
+            for one in self.decisions
+            if one.is_promotion
+        )
 
     @property
     def fingerprint(self) -> str:
@@ -225,8 +249,10 @@ def with_promotion_at_the_end(document: ProfileDocument, campaign: CampaignRecor
     if going is None or going.fingerprint != campaign.fingerprint:
         return with_campaign(document, campaign)
     another_encoder(document, campaign.fingerprint)
-    changed = going.having(promotes=True, force=campaign.force)
-    return document if changed == going else _replaced(document, changed, campaign.created_at)
+    if going.promotes and going.force == campaign.force:
+        return document
+    changed = going.having(promotes=True, force=campaign.force, promotes_by=campaign.promotes_by)
+    return _replaced(document, changed, campaign.created_at)
 
 
 def with_campaign_state(

@@ -52,6 +52,13 @@ class StoredDocument(Record):
     by: str = ""
     did: str = ""
 
+    @property
+    def news(self) -> tuple[dict[str, str], ...]:
+        """Return the fields of further events for changes that listeners are told of by name, oldest first.
+        `what` is the type of an event, and `revision` that of its change.
+        """
+        return ()
+
     @classmethod
     def parse(cls, body: bytes | None, members: dict[str, Any] | None = None) -> Self:
         """Parse a stored document. None stands for a document that the bucket does not have.

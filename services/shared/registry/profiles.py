@@ -69,6 +69,10 @@ class Profiles:
         """Return the current encoder of a profile, or None while no worker has announced one."""
         return self._announced.read(profile).current
 
+    def documents(self, names: Set[str]) -> dict[str, ProfileDocument]:
+        """Return the documents of those profiles among `names` that are known."""
+        return {name: self._announced.read(name) for name in names & self.names}
+
     def fingerprint(self, profile: str) -> str:
         """Return the current fingerprint of a profile. It is empty while no worker has announced one."""
         return self._announced.read(profile).fingerprint

@@ -172,7 +172,13 @@ class SharedDocuments:
         if etag is not None:
             body = document.to_bytes() if with_body else b""
             self.copies.apply(
-                path, document.revision, etag, body, generation=generation, event=document.UPDATED
+                path,
+                document.revision,
+                etag,
+                body,
+                generation=generation,
+                event=document.UPDATED,
+                news=document.news,
             )
 
 

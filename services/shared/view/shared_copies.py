@@ -5,6 +5,7 @@ changed. So a process learns in one round trip which of its copies are outdated.
 time, and belong to one generation of the view.
 """
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -50,10 +51,25 @@ class SharedCopies:
         )
         return [_parse(one) for one in stored]
 
-    def apply(self, path: str, revision: int, etag: str, body: bytes, *, generation: str, event: str) -> None:
+    def apply(
+        self,
+        path: str,
+        revision: int,
+        etag: str,
+        body: bytes,
+        *,
+        generation: str,
+        event: str,
+        news: Sequence[Mapping[str, str]] = (),
+    ) -> None:
         """Update a copy to a document that the bucket holds, and record that it changed.
 
         If the copy is already as new, nothing happens. An empty `body` is not stored.
+
+        Args:
+            event: the type of the event for the change.
+            news: the fields of further events. Those of changes that the copy had already are left out. If
+                there was no copy, all are left out except those of the last change.
         """
         keys = [
             shared_key(generation),
@@ -61,7 +77,9 @@ class SharedCopies:
             events_key(generation),
             taken_key(generation),
         ]
-        self._generation.call("share", generation, keys, [path, revision, f"{etag} {body.decode()}", event])
+        told = [{**one, "speaker": "", "document": path} for one in news]
+        arguments: list[str | int] = [path, revision, f"{etag} {body.decode()}", event, json.dumps(told)]
+        self._generation.call("share", generation, keys, arguments)
 
     def told(self, after: Told | None) -> Told:
         """Return all recorded changes. `after` is the result of the last call."""

@@ -123,6 +123,7 @@ EXPECTED = {
     "POST /v1/jobs/{job_id}/cancel": {"jobs:write"},
     "POST /v1/voices/{name}/versions/{ref}/extractions": {"jobs:write", "engine"},
     "GET /v1/profiles": set(ALL_SCOPES),
+    "GET /v1/profiles/{profile}/history": {"voices:read", "engine"},
     "POST /v1/profiles/{profile}/promote": {"admin"},
     "GET /v1/profiles/{profile}/campaigns": {"admin"},
     "POST /v1/profiles/{profile}/campaigns": {"admin"},

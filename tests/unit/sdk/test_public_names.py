@@ -45,6 +45,7 @@ PUBLIC = {
     "Manifest",
     "NotFound",
     "Profile",
+    "ProfileChange",
     "Readiness",
     "Registration",
     "RegistryClient",

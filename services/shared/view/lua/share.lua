@@ -1,10 +1,11 @@
 -- Keeps what is to be known of a document of which every process has a copy, and tells that it changed.
 -- KEYS: stamp, copies, order of changes, events, the last event that took something away
--- ARGV: stamp, path, revision, ETag and JSON, type of the event
+-- ARGV: stamp, path, revision, ETag and JSON, type of the event, fields of further events as JSON
 -- -> 1, or 0 if the stored revision is as high.
 local stored = redis.call('HGET', KEYS[2], ARGV[2])
 if stored and tonumber(string.match(stored, '^%d+')) >= tonumber(ARGV[3]) then return 0 end
 redis.call('HSET', KEYS[2], ARGV[2], ARGV[3] .. ' ' .. ARGV[4])
+local known = stored and tonumber(string.match(stored, '^%d+')) or tonumber(ARGV[3]) - 1
 local last = redis.call('ZREVRANGE', KEYS[3], 0, 0, 'WITHSCORES')[2] or '0'
 redis.call('ZADD', KEYS[3], tonumber(last) + 1, ARGV[2])
 local time = redis.call('TIME')
@@ -12,4 +13,16 @@ local seconds = string.format('%.17g', time[1] + time[2] / 1000000)
 local id = redis.call('XADD', KEYS[4], 'MAXLEN', '~', 50000, '*', 'speaker', '', 'what', ARGV[5], 'at', seconds,
   'takes', '1', 'document', ARGV[2], 'revision', ARGV[3])
 redis.call('SET', KEYS[5], id)
+-- These come after the event by which every process drops what it holds. A listener that requests again at once
+-- gets the new state.
+for _, one in ipairs(cjson.decode(ARGV[6])) do
+  if tonumber(one.revision) > known then
+    local fields = {'at', seconds}
+    for name, value in pairs(one) do
+      fields[#fields + 1] = name
+      fields[#fields + 1] = value
+    end
+    redis.call('XADD', KEYS[4], 'MAXLEN', '~', 50000, '*', unpack(fields))
+  end
+end
 return 1
