@@ -28,7 +28,8 @@ NAMESPACE_PATTERN = r"[a-z0-9][a-z0-9-]{0,31}"
 ACCEPTED_NAMESPACES = "1 to 32 characters of a-z, 0-9 and '-', of which the first is not '-'"
 """`NAMESPACE_PATTERN` in words, for messages."""
 _SLUG = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
-_VOICE_ID = re.compile(rf"voice_([0-9a-f]{{32}})_({_SLUG.pattern})")
+VERSION_ID_PATTERN = r"[0-9a-f]{32}"
+_VOICE_ID = re.compile(rf"voice_({VERSION_ID_PATTERN})_({_SLUG.pattern})")
 _ALIAS = re.compile(r"[a-z][a-z0-9._-]{0,63}")
 MAX_VERSION = 2**31 - 1
 
@@ -75,19 +76,19 @@ def slug_of(key: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class VoiceId:
-    """The id of a voice, `voice_{vuid}_{slug}`.
+    """The id of a voice, `voice_{version_id}_{slug}`.
 
     A name that is deleted and registered again gets another id. The slug in the id tells where the voice is
     stored, so there is no index from ids to names that could be lost.
     """
 
-    vuid: str
+    version_id: str
     """Id of one version of the voice, usually the first."""
     slug: str
     """Slug of the key of the voice's name."""
 
     def __str__(self) -> str:
-        return f"voice_{self.vuid}_{self.slug}"
+        return f"voice_{self.version_id}_{self.slug}"
 
 
 def parse_voice_id(text: str) -> VoiceId | None:

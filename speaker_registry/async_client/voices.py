@@ -51,12 +51,13 @@ class AsyncVoices(AsyncPlanExecutor):
         audio: Audio | None = None,
         *,
         created_at: int,
+        version_id: str | None = None,
         embedding: ArrayLike | None = None,
         consent: str,
         ref_text: str | None = None,
         description: str | None = None,
     ) -> Registration:
-        """Register a version under a given number and creation time, as it was in another registry.
+        """Register a version under a given number, creation time and id, as it was in another registry.
 
         See `RegistryClient.restore_version`.
         """
@@ -65,6 +66,7 @@ class AsyncVoices(AsyncPlanExecutor):
                 name,
                 number,
                 created_at=created_at,
+                version_id=version_id,
                 clip=None if audio is None else await asyncio.to_thread(read_clip, audio),
                 embedding=embedding,
                 consent=consent,

@@ -65,12 +65,13 @@ class Voices(PlanExecutor):
         audio: Audio | None = None,
         *,
         created_at: int,
+        version_id: str | None = None,
         embedding: ArrayLike | None = None,
         consent: str,
         ref_text: str | None = None,
         description: str | None = None,
     ) -> Registration:
-        """Register a version under a given number and creation time, as it was in another registry.
+        """Register a version under a given number, creation time and id, as it was in another registry.
 
         This is for operators: the API key needs the scope `admin`. The versions of a voice are restored in
         their order. The same call again changes nothing.
@@ -81,6 +82,7 @@ class Voices(PlanExecutor):
             audio: The clip, as a path, as bytes or as a file opened in binary mode.
             created_at: Creation time in Unix seconds, later than that of every version before, and not in the
                 future.
+            version_id: Id of the version. Without it, the registry gives the version one.
             embedding: A speaker embedding (one row of finite numbers), instead of `audio`.
             consent: Tells who agreed to what, or is the id of a recorded consent.
             ref_text: Transcript of the clip, word for word.
@@ -88,7 +90,7 @@ class Voices(PlanExecutor):
 
         Raises:
             Conflict: The voice has had this number or time, or a later one, or another version with this
-                number.
+                number or id.
             InvalidRequest: The time is in the future, or an argument is not accepted.
             PermissionDenied: The API key lacks the scope `admin`.
         """
@@ -97,6 +99,7 @@ class Voices(PlanExecutor):
                 name,
                 number,
                 created_at=created_at,
+                version_id=version_id,
                 clip=None if audio is None else read_clip(audio),
                 embedding=embedding,
                 consent=consent,

@@ -11,7 +11,13 @@ from speaker_registry.errors import SpeakerRegistryError
 from speaker_registry.fetching import MAX_FILE_BYTES
 from speaker_registry.labels import changed_labels
 from speaker_registry.moving.candidates import Texts
-from speaker_registry.names import MAX_NAME_LENGTH, MAX_VERSION, NAMESPACE_PATTERN, parse_alias
+from speaker_registry.names import (
+    MAX_NAME_LENGTH,
+    MAX_VERSION,
+    NAMESPACE_PATTERN,
+    VERSION_ID_PATTERN,
+    parse_alias,
+)
 from speaker_registry.schemas import PromotionPolicy
 
 FORMAT: Literal["speaker-registry-export"] = "speaker-registry-export"
@@ -50,6 +56,10 @@ class VersionRecord(ArchiveRecord):
     version: int = Field(ge=1, le=MAX_VERSION)
     created_at: int = Field(ge=0)
     """Unix seconds."""
+    id: Annotated[
+        str | None, Field(pattern=f"^{VERSION_ID_PATTERN}$", exclude_if=lambda one: one is None)
+    ] = None
+    """Id of the version, which its artifacts have in their headers. None in archives of former releases."""
     source: Literal["audio", "embedding"]
     digest: Digest
     """Digest of the clip as uploaded, or of the safetensors file with the embedding."""
@@ -124,8 +134,8 @@ class EndRecord(ArchiveRecord):
 class ContentDigest:
     """The digest of a namespace's content: names, order of versions, sources, texts and tensors.
 
-    It leaves out what a registry may assign by itself: ids, and version numbers and times where it does not
-    keep those of an archive. It also leaves out the digests of artifact files, whose headers contain these.
+    It leaves out what a registry may assign by itself: version numbers, times and ids where it does not keep
+    those of an archive. It also leaves out the digests of artifact files, whose headers contain these.
     """
 
     def __init__(self) -> None:

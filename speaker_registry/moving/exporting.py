@@ -156,6 +156,7 @@ def _record(version: VoiceVersion, source: bytes, files: list[File]) -> VersionR
         name=version.voice,
         version=version.version,
         created_at=version.created_at,
+        id=version.id,
         source=version.source,
         digest=sha256_digest(source),
         size=len(source),

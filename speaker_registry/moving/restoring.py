@@ -1,7 +1,7 @@
 """Registers the voices of an archive: their versions in order, descriptions, labels, pins and aliases, and
 the artifacts that they had.
 
-Versions keep their numbers and creation times if the registry lets them. Otherwise it numbers them anew.
+Versions keep their numbers, creation times and ids if the registry lets them. Otherwise it numbers them anew.
 """
 
 from collections.abc import Iterator, Sequence
@@ -13,7 +13,7 @@ from speaker_registry.client import RegistryClient
 from speaker_registry.errors import Conflict, InvalidRequest, NotFound, PermissionDenied, VoiceNotFound
 from speaker_registry.moving.about import Unsaid, compare, say
 from speaker_registry.moving.archive import Archive, ArchivedVersion, ArchivedVoice
-from speaker_registry.moving.archive_records import VersionRecord
+from speaker_registry.moving.archive_records import ArtifactRecord, VersionRecord
 from speaker_registry.moving.candidates import Source
 from speaker_registry.moving.exporting import embedding_of
 from speaker_registry.moving.transfer import Result, State, is_equal, register, restore, texts_of
@@ -116,12 +116,12 @@ class Restoring:
         return reason
 
     def _restore(self, client: RegistryClient, record: VersionRecord, source: Source) -> str | None:
-        """Register a version under its number and time. Returns the reason if that is refused.
+        """Register a version under its number, time and id. Returns the reason if that is refused.
 
         A refusal for the clip or the texts is returned, too. The registration that follows then raises it.
         """
         try:
-            restore(client, record, source)
+            _restore_with_id(client, record, source)
         except PermissionDenied as error:
             self.permission.refusal = error.message
             return error.message
@@ -154,13 +154,23 @@ class Restoring:
     ) -> Iterator[str]:
         """Upload the artifacts that the registry does not have. Yields why one was not accepted."""
         for index, wanted in enumerate(record.artifacts):
-            if _serves(client, reference, wanted.profile, wanted.content_digest):
+            if _serves(client, reference, wanted, record.id):
                 continue
             try:
                 client.put(reference, wanted.profile, self.archive.artifact(archived, record, index))
             except (InvalidRequest, Conflict, NotFound) as error:
-                if not _serves(client, reference, wanted.profile, wanted.content_digest):
+                if not _serves(client, reference, wanted, None):
                     yield f"{reference}: the artifact for {wanted.profile} was not restored. {error}"
+
+
+def _restore_with_id(client: RegistryClient, record: VersionRecord, source: Source) -> None:
+    """Register a version with its id, or without it if the registry refuses just the id."""
+    try:
+        restore(client, record, source, record.id)
+    except (Conflict, InvalidRequest) as error:
+        if record.id is None or error.param != "id":
+            raise
+        restore(client, record, source, None)
 
 
 def _is_same(client: RegistryClient, version: VoiceVersion, source: Source, record: VersionRecord) -> bool:
@@ -179,9 +189,17 @@ def _versions(client: RegistryClient, name: str) -> list[VoiceVersion]:
         return []
 
 
-def _serves(client: RegistryClient, reference: str, profile: str, content_digest: str) -> bool:
+def _serves(client: RegistryClient, reference: str, wanted: ArtifactRecord, version_id: str | None) -> bool:
+    """Return whether the registry serves an artifact of the archive.
+
+    Args:
+        version_id: If the version has this id in the registry, the file of the artifact must be the same.
+            Otherwise only its tensors can be.
+    """
     try:
-        made = client.descriptor(reference, profile)
+        made = client.descriptor(reference, wanted.profile)
     except (NotFound, Conflict):
         return False
-    return made.state == "ready" and made.current is not False and made.content_digest == content_digest
+    same_tensors = made.content_digest == wanted.content_digest
+    same = made.digest == wanted.digest if made.version_id == version_id else same_tensors
+    return made.state == "ready" and made.current is not False and same

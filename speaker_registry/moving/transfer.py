@@ -136,14 +136,19 @@ def register(
     return registered.version, registered.created
 
 
-def restore(client: RegistryClient, record: VersionRecord, source: Source) -> None:
-    """Register a version under the number and the creation time of an archive's record."""
+def restore(client: RegistryClient, record: VersionRecord, source: Source, version_id: str | None) -> None:
+    """Register a version under the number and the creation time of an archive's record.
+
+    Args:
+        version_id: The id that the version shall have. If it is None, the registry gives it one.
+    """
     clip, embedding = _clip_or_embedding(source)
     client.restore_version(
         record.name,
         record.version,
         clip,
         created_at=record.created_at,
+        version_id=version_id,
         embedding=embedding,
         consent=record.consent,
         ref_text=record.ref_text,

@@ -5,6 +5,7 @@ new version. So each version is registered as a voice of its own, `wren@3`, that
 a request for `wren` mean one of them from its beginning to its end.
 """
 
+import hashlib
 import logging
 import os
 import time
@@ -126,7 +127,9 @@ class UploadedVoices:
 
     def _info(self, versioned: str, entry: ManifestEntry) -> Info:
         """Return the record of a version, and write its file unless the server has it."""
-        path = self._server.uploaded_speakers_dir / f"registry-{entry.version_id}.safetensors"
+        # Two voices may have versions with the same id, if somebody registered them so by hand.
+        about = hashlib.sha256(f"{entry.version_id}@{versioned}".encode()).hexdigest()[:32]
+        path = self._server.uploaded_speakers_dir / f"registry-{about}.safetensors"
         if not path.exists():
             facts = {"voice_name_lower": versioned, _MARK: entry.voice_id}
             write_atomically(path, self._sample(entry.reference, facts))

@@ -61,7 +61,7 @@ def test_an_artifact_takes_something_away_if_there_was_one(registry: Registry) -
     more = with_artifact(one, one.newest.vuid, "ecapa", again, [ECAPA], extractor={})
     assert told(one, more) == [("artifact.ready", True)]
     [event] = events_between(one, more)
-    assert event.fields == {"vuid": one.newest.vuid, "profile": "ecapa", "fingerprint": "f1"}
+    assert event.fields == {"version_id": one.newest.vuid, "profile": "ecapa", "fingerprint": "f1"}
 
 
 def test_a_lost_artifact_a_moved_alias_and_a_delete_take_something_away(registry: Registry) -> None:

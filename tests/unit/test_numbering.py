@@ -1,5 +1,5 @@
-"""Tests of the number and the creation time of a version: those that come next, and those that an operator
-wants.
+"""Tests of the number, the creation time and the id of a version: those that come next, and those that an
+operator wants.
 """
 
 from dataclasses import replace
@@ -25,8 +25,8 @@ def left(*, number: int = 3, created_at: int = 500) -> SpeakerDocument:
     return SpeakerDocument(marks=Marks(number=number, created_at=created_at, life=4))
 
 
-def wanted(number: int = 7, created_at: int = 501) -> Numbering:
-    return Numbering(number=number, created_at=created_at)
+def wanted(number: int = 7, created_at: int = 501, id: str | None = None) -> Numbering:
+    return Numbering(number=number, created_at=created_at, id=id)
 
 
 @pytest.mark.parametrize(
@@ -85,13 +85,21 @@ def test_the_same_version_again_is_known_and_another_one_is_refused():
         registered_as(document, wanted(), "other")
     with pytest.raises(Conflict, match="with another creation time, 501"):
         registered_as(document, wanted(created_at=502), "r")
+    assert registered_as(document, wanted(id="v"), "r") is made
+    with pytest.raises(Conflict, match="with another id, v"):
+        registered_as(document, wanted(id="w"), "r")
 
 
 # In the registry
 
 
-def restored(registry: Registry, content: int, number: int, created_at: int, **options: Any) -> Registered:
-    return registry.register("wren", content, numbering=wanted(number, created_at), **options)
+ID, OTHER_ID = "a" * 32, "b" * 32
+
+
+def restored(
+    registry: Registry, content: int, number: int, created_at: int, id: str | None = None, **options: Any
+) -> Registered:
+    return registry.register("wren", content, numbering=wanted(number, created_at, id), **options)
 
 
 def test_of_two_versions_for_one_number_at_the_same_moment_one_wins(world: World, registry: Registry):
@@ -144,3 +152,42 @@ def test_an_immutable_voice_takes_no_restored_version(registry: Registry):
     restored(registry, 1, 2, 50, limits=limits)
     with pytest.raises(VoiceExists):
         restored(registry, 2, 3, 60, limits=limits)
+
+
+def test_a_moved_version_keeps_its_id_and_so_the_files_of_its_artifacts(world: World, registry: Registry):
+    """Its artifacts name it, and the digests of their files hold after a move."""
+    made = registry.register_embedding("wren", 1, numbering=wanted(7, 50, ID)).version
+    [(path, (file, _))] = [one for one in world.store.objects.items() if "/d/" in one[0]]
+    assert (made.id, Artifact.parse(file).manifest.version_id) == (ID, ID)
+    assert ID not in path, "what is stored has an id that this registry gave"
+    assert registry.register("wren", 2).version.id not in {ID, made.vuid}
+
+
+def test_an_id_of_another_version_of_the_voice_is_refused(world: World, registry: Registry):
+    """It would name two versions. One that was deleted may be brought back."""
+    restored(registry, 1, 1, 50, ID)
+    own = registry.register("wren", 2).version
+    registry.delete("wren")
+    later = own.created_at + 1
+    restored(registry, 3, 5, later, OTHER_ID)
+    before = dict(world.store.objects)
+    for taken in (ID, own.vuid, OTHER_ID):
+        with pytest.raises(Conflict, match=f"'id' is {taken}") as refused:
+            restored(registry, 4, 6, later + 1, taken)
+        assert refused.value.param == "id"
+    assert world.store.objects == before
+
+
+def test_two_voices_whose_versions_have_one_id_stay_apart(registry: Registry):
+    """One archive may be imported into two namespaces of a registry."""
+    voices = [
+        registry.register(name, content, numbering=wanted(1, 50, ID)).version
+        for name, content in (("wren", 1), ("robin", 2))
+    ]
+    registry.work()
+    assert [one.id for one in voices] == [ID, ID]
+    assert voices[0].vuid != voices[1].vuid
+    for one in voices:
+        served = registry.document(one.name).newest
+        assert served.clip == one.clip
+        assert served.served == {"ecapa", "codec"}

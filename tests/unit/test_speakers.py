@@ -15,6 +15,7 @@ from services.shared.bucket.documents import CHANGE_SECONDS
 from services.shared.bucket.layout import document_key
 from services.shared.bucket.store import Moved
 from services.shared.model.document import SpeakerDocument
+from services.shared.model.numbering import Numbering
 from services.shared.registry.extract import extract
 from services.shared.registry.fail import fail
 from services.shared.registry.parsed import MissingSpeakers, ParsedDocuments
@@ -22,6 +23,7 @@ from services.shared.view.agenda import ANNOUNCED_SECONDS
 from services.shared.view.generation import SETTLED_SECONDS
 from services.shared.view.keys import events_key
 from services.shared.view.open_jobs import CLAIMED_SECONDS
+from speaker_registry.artifact import Artifact, ComputedOn, Manifest
 from speaker_registry.errors import (
     ExtractorFailed,
     ExtractorOutOfMemory,
@@ -469,7 +471,14 @@ def test_an_embedding_takes_the_place_of_a_clip_at_once(registry: Registry) -> N
     assert registry.find_version("wren", "default")[1].number == 2
 
 
-def brought(registry: Registry, value: float, *, builds: int = 9, size: int = 10**6) -> bool:
+def brought(
+    registry: Registry,
+    value: float,
+    *,
+    builds: int = 9,
+    size: int = 10**6,
+    manifest: Manifest | None = None,
+) -> bool:
     """Bring an embedding of the newest version."""
     speaker = registry.find("wren")
     tensors = {"speaker_embedding": np.full(4, value, np.float32)}
@@ -481,9 +490,31 @@ def brought(registry: Registry, value: float, *, builds: int = 9, size: int = 10
         speaker=speaker,
         version=speaker.document.newest,
         profile="ecapa",
-        given=ReadyArtifact(tensors=tensors, fingerprint="f1"),
+        given=ReadyArtifact(tensors=tensors, fingerprint="f1", manifest=manifest),
         by="key",
     )
+
+
+def served_file(registry: Registry) -> Artifact:
+    """Return the artifact that is served for the newest version."""
+    version = registry.document("wren").newest
+    record = version.artifact("ecapa", "f1")
+    assert record is not None
+    return Artifact.parse(registry.blobs.artifact(id_of("wren"), version, record))
+
+
+def test_the_file_of_a_moved_artifact_takes_the_place_of_one_with_equal_tensors(registry: Registry) -> None:
+    """A worker may be quicker than the import. The header of its file names another machine."""
+    registry.register("wren", 1, numbering=Numbering(1, 50, "a" * 32))
+    registry.work()
+    made = served_file(registry)
+    manifest = made.manifest
+    elsewhere = manifest.model_copy(update={"computed_on": ComputedOn(device="cuda", gpu="H200")})
+    value = float(made.tensors["speaker_embedding"][0])
+    assert not brought(registry, value, manifest=elsewhere.model_copy(update={"version_id": "other"}))
+    assert brought(registry, value, manifest=elsewhere)
+    assert served_file(registry).manifest.computed_on == elsewhere.computed_on
+    assert not brought(registry, value, manifest=elsewhere)
 
 
 def test_artifacts_that_are_brought_count_and_those_that_are_made_do_not(registry: Registry) -> None:

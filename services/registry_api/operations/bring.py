@@ -24,7 +24,7 @@ from services.shared.registry.change import Change
 from services.shared.registry.extract import check_builds
 from services.shared.registry.profiles import Profiles
 from services.shared.registry.speakers import FoundSpeaker, Speakers
-from speaker_registry.artifact import Manifest, content_digest
+from speaker_registry.artifact import Manifest
 from speaker_registry.engine import Profile
 from speaker_registry.errors import (
     Conflict,
@@ -89,7 +89,9 @@ def bring(
 ) -> bool:
     """Store an artifact of a version, and start serving it.
 
-    Returns False if the same artifact is served already. If its bytes are lost, it is stored again.
+    Returns False if the same artifact is served already. If its bytes are lost, it is stored again. A file
+    that was made for this very version, in the registry from which it was moved, is the same only if all its
+    bytes are.
 
     Raises:
         ProfileUnknown, VoiceDeleted, Unavailable.
@@ -108,12 +110,12 @@ def bring(
     origin = _origin(profiles, known, given)
     with speakers.changing(speaker.id, by=by) as change:
         version = change.ask(partial(_live, vuid=version.vuid, name=version.name))
-        same = _served_same(version, known, origin, given)
+        data, record = _pack(version, known, origin, given, object_id=change.token)
+        same = _served_same(version, known, origin, given, record)
         if same is not None and blobs.has_artifact(speaker.id, version, same):
             change.commit(lambda document: document, did="repeat")
             return False
         check_builds(version, profile, origin.fingerprint, room.builds)
-        data, record = _pack(version, known, origin, given, object_id=change.token)
         room.check(record.size, speakers.usage_so_far(speaker.id.namespace))
         blobs.store_artifact(speaker.id, version.vuid, record.object, data)
         add = _adding(profiles, version, profile, record, origin, lost=same)
@@ -131,12 +133,19 @@ def _live(document: SpeakerDocument, *, vuid: str, name: str) -> Version:
 
 
 def _served_same(
-    version: Version, profile: Profile, origin: _Origin, given: ReadyArtifact
+    version: Version, profile: Profile, origin: _Origin, given: ReadyArtifact, packed: ArtifactRecord
 ) -> ArtifactRecord | None:
-    """Return the served artifact if its tensors equal the uploaded ones."""
+    """Return the served artifact if it equals the uploaded one: its tensors, or the file of a moved version.
+
+    Where a worker has extracted a moved version before its artifact came, the tensors may be equal and the
+    header may name another machine.
+    """
     served = version.artifact(profile.name, origin.fingerprint)
-    tensors = applying_tensors(version, profile, given.tensors)
-    return served if served is not None and served.content_digest == content_digest(tensors) else None
+    if served is None or served.content_digest != packed.content_digest:
+        return None
+    made_for = given.manifest.version_id if given.manifest else None
+    is_moved = version.given_id is not None and version.given_id == made_for
+    return served if not is_moved or served.digest == packed.digest else None
 
 
 def _pack(

@@ -53,7 +53,7 @@ class NewVersion:
     dedupe: bool = True
     """True if an upload with the same source and texts as the newest version returns that version."""
     numbering: Numbering | None = None
-    """The number and the creation time that an operator wants. Only this number is looked at for repeats."""
+    """The number, time and id that an operator wants. Only this number is looked at for repeats."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,7 +157,7 @@ def register(
 
     Raises:
         QuotaExceeded, VoiceExists, VoiceDeleted, IdempotencyKeyReused: what is served has not changed.
-        Conflict, InvalidRequest: the version cannot have the number or time that an operator wants.
+        Conflict, InvalidRequest: the version cannot have the number, time or id that an operator wants.
         Unavailable: send the request again, which finds out what came of it.
     """
     speaker_id, until = SpeakerId.of(namespace, upload.name), speakers.deadline()
@@ -319,6 +319,7 @@ def _new_version(upload: NewVersion, source: Source, *, vuid: str) -> Version:
     return source.describe(
         Version(
             vuid=vuid,
+            given_id=upload.numbering.id if upload.numbering else None,
             name=name,
             source="audio",
             consent=upload.consent,

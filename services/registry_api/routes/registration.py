@@ -130,11 +130,13 @@ async def restore_version(
     slots: UploadSlotsDep,
     caller: CallerDep,
 ) -> Response:
-    """Register a version under a given number and creation time, as it was in another registry.
+    """Register a version under a given number, creation time and id, as it was in another registry.
 
     The voice need not exist. Its versions must come in their order: the number must be greater than every
     number that the voice has ever had, and `created_at` later than every time, and not in the future. The
-    same request again changes nothing and is answered with 200. Quotas, the registration policy and
+    `id` is optional, and must not be that of another version of the voice. The artifacts of another registry
+    stay the same byte for byte if they are uploaded to a version with the same name, number, time, texts and
+    id. The same request again changes nothing and is answered with 200. Quotas, the registration policy and
     extraction are those of every upload.
     """
     return await _receive(

@@ -60,15 +60,15 @@ def render(event: Event, place: object) -> bytes:
     """Render an event for the wire. A client that sends `place` later gets the events after this one."""
     kind = shown_type(event)
     assert kind is not None
-    vuid, about = event.get("vuid"), event["speaker"]
+    version_id, about = event.get("version_id"), event["speaker"]
     slug = SpeakerId.parse(about).slug if about else None
     shown = RegistryEvent(
         id=str(place),
         type=kind,
         at=float(event["at"]),
         voice_slug=slug,
-        voice_id=str(VoiceId(vuid, slug)) if vuid and slug else None,
-        version_id=vuid,
+        voice_id=str(VoiceId(version_id, slug)) if version_id and slug else None,
+        version_id=version_id,
         version=int(event["version"]) if "version" in event else None,
         alias=event.get("alias"),
         profile=event.get("profile"),

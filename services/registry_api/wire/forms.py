@@ -17,7 +17,7 @@ from services.registry_api.serving.limits import clip_too_large
 from services.registry_api.wire.fields import Fields
 from services.shared.model.numbering import Numbering
 from speaker_registry.errors import InvalidEmbedding, InvalidRequest
-from speaker_registry.names import SpeakerName, parse_speaker_name
+from speaker_registry.names import VERSION_ID_PATTERN, SpeakerName, parse_speaker_name
 from speaker_registry.schemas.voices import MAX_DESCRIPTION
 
 MAX_EMBEDDING = 4096
@@ -42,11 +42,13 @@ class FieldNames:
     """Name of the field for the voice's name. None if the path names the voice."""
     created_at: str | None = None
     """Name of the field for the version's creation time. None if the registry gives the time."""
+    id: str | None = None
+    """Name of the field for the version's id. None if the registry gives the id."""
 
     def __iter__(self) -> Iterator[str]:
         named = ("name",) if self.name else ()
-        dated = (self.created_at,) if self.created_at else ()
-        return iter((*named, *dated, "consent", self.clip, self.embedding, "ref_text", self.description))
+        given = filter(None, (self.created_at, self.id))
+        return iter((*named, *given, "consent", self.clip, self.embedding, "ref_text", self.description))
 
 
 COMPATIBLE = FieldNames(clip="audio_sample", embedding="speaker_embedding", description="speaker_description")
@@ -54,8 +56,9 @@ COMPATIBLE = FieldNames(clip="audio_sample", embedding="speaker_embedding", desc
 NATIVE = FieldNames(clip="audio", embedding="embedding", description="description")
 NATIVE_VERSION = replace(NATIVE, name=None)
 """The field names in the form for a further version of a voice."""
-NATIVE_RESTORED = replace(NATIVE_VERSION, created_at="created_at")
+NATIVE_RESTORED = replace(NATIVE_VERSION, created_at="created_at", id="id")
 """The field names in the form for a version whose number is in the path."""
+_VERSION_ID = re.compile(VERSION_ID_PATTERN)
 _UNIX_SECONDS = re.compile(r"[1-9][0-9]{0,11}")
 
 
@@ -85,7 +88,8 @@ def parse_upload(
 
     Args:
         voice: the name of the voice, if the form does not have it.
-        number: the number that the version must get. The form then has the creation time, too.
+        number: the number that the version must get. The form then has the creation time, too, and may have
+            the id.
 
     Raises:
         InvalidRequest, InvalidVoiceName, InvalidEmbedding, PayloadTooLarge.
@@ -99,7 +103,9 @@ def parse_upload(
         idempotency_key=_checked_key(idempotency_key),
         dedupe=dedupe,
         expects=expects,
-        numbering=None if number is None else Numbering(number, form.unix_seconds("created_at")),
+        numbering=None
+        if number is None
+        else Numbering(number, form.unix_seconds("created_at"), form.version_id("id")),
     )
     clip = form.clip(max_clip_bytes)
     embedding = form.embedding()
@@ -180,6 +186,17 @@ class _Form:
                 param=field,
             )
         return int(text)
+
+    def version_id(self, field: str) -> str | None:
+        """Return the optional id of a version, in the form in which the API shows it."""
+        text = self.text(field)
+        if text is not None and not _VERSION_ID.fullmatch(text):
+            raise InvalidRequest(
+                f"Field '{field}' is {ascii(text)[:40]}; accepted: the `id` of a version, which has 32 "
+                "characters of 0-9 and a-f.",
+                param=field,
+            )
+        return text
 
     def clip(self, max_bytes: int) -> bytes | None:
         file = self._fields.file(self._names.clip)

@@ -25,7 +25,7 @@ from speaker_registry.names import VoiceId, slug_of
 def voice_id(document: SpeakerDocument) -> str:
     """Return the id of a live voice. A name that is deleted and registered again gets another id."""
     assert document.key is not None, "a live voice has a key"
-    return str(VoiceId(document.versions[0].vuid, slug_of(document.key)))
+    return str(VoiceId(document.versions[0].id, slug_of(document.key)))
 
 
 def voice(profiles: Profiles, speaker: FoundSpeaker) -> schemas.Voice:
@@ -91,7 +91,7 @@ def version(profiles: Profiles, speaker: FoundSpeaker, one: Version) -> schemas.
     clip = one.clip
     artifacts = _statuses(profiles, profiles.all_statuses(speaker, one))
     return schemas.VoiceVersion(
-        id=one.vuid,
+        id=one.id,
         voice_id=voice_id(speaker.document),
         voice=one.name,
         version=one.number,
@@ -157,7 +157,7 @@ def descriptor(
         voice=one.name,
         voice_id=voice_id(speaker.document),
         version=one.number,
-        version_id=one.vuid,
+        version_id=one.id,
         created_at=one.created_at,
         profile=status.profile.name,
         model_type=status.profile.model_type,
@@ -209,7 +209,7 @@ def _version_and_file(found: FoundArtifact) -> dict[str, Any]:
     artifact = found.artifact
     return {
         "version": found.version.number,
-        "version_id": found.version.vuid,
+        "version_id": found.version.id,
         "created_at": found.version.created_at,
         "state": None if isinstance(found.fault, ArtifactNotFound | ArtifactStale) else found.status.state,
         "digest": artifact.record.digest if artifact else None,
@@ -264,7 +264,7 @@ def job(profiles: Profiles, record: JobRecord) -> schemas.Job:
         state=record.state,
         voice=record.name,
         version=record.number,
-        version_id=record.vuid,
+        version_id=record.given_id or record.vuid,
         profile=record.profile,
         fingerprint=record.fingerprint or None,
         untrained=encoder.untrained if encoder else None,

@@ -121,8 +121,12 @@ class SpeakerDocument(StoredDocument):
         return next((life for life in reversed(self.dead) if life.whole), None)
 
     def version(self, vuid: str) -> Version | None:
-        """Return the live version with this id."""
+        """Return the live version that is stored under this id."""
         return next((version for version in self.versions if version.vuid == vuid), None)
+
+    def identified(self, version_id: str) -> Version | None:
+        """Return the live version that callers know by this id."""
+        return next((version for version in self.versions if version.id == version_id), None)
 
     def resolve(self, reference: int | str, complete: Callable[[Version], bool]) -> Version:
         """Return the live version that a reference (a number, an alias or `latest`) stands for.
@@ -179,6 +183,12 @@ class SpeakerDocument(StoredDocument):
     def extractor(self, record: ArtifactRecord) -> dict[str, object]:
         """Return the inputs of an artifact's fingerprint, as far as they are known."""
         return record.extractor or self.extractors.get(record.fingerprint, {})
+
+    @property
+    def version_ids(self) -> frozenset[str]:
+        """Return the ids of all versions, including those of deleted ones that can still be restored."""
+        dead = (version for life in self.dead for version in life.versions)
+        return frozenset(name for one in (*self.versions, *dead) for name in (one.id, one.vuid))
 
     @property
     def names_of_bytes(self) -> frozenset[str]:

@@ -50,7 +50,7 @@ def _events(before: SpeakerDocument, after: SpeakerDocument) -> Iterator[Speaker
         known = old.get(version.vuid)
         if known is None:
             yield SpeakerEvent(
-                "version.created", fields={"vuid": version.vuid, "version": str(version.number)}
+                "version.created", fields={"version_id": version.id, "version": str(version.number)}
             )
         else:
             yield from _of_version(known, version)
@@ -62,31 +62,32 @@ def _of_version(before: Version, after: Version) -> Iterator[SpeakerEvent]:
     for profile in sorted({*before.artifacts, *after.artifacts}):
         old, new = before.artifacts.get(profile, ()), after.artifacts.get(profile, ())
         if old != new:
-            yield from _of_artifacts(after.vuid, profile, old, new)
+            yield from _of_artifacts(after.id, profile, old, new)
     for profile in after.failures:
         failure = after.failure(profile)
         if failure is not None and failure != before.failure(profile):
-            yield SpeakerEvent("artifact.failed", fields={"vuid": after.vuid, "profile": profile})
+            yield SpeakerEvent("artifact.failed", fields={"version_id": after.id, "profile": profile})
 
 
 def _of_artifacts(
-    vuid: str, profile: str, old: tuple[ArtifactRecord, ...], new: tuple[ArtifactRecord, ...]
+    version_id: str, profile: str, old: tuple[ArtifactRecord, ...], new: tuple[ArtifactRecord, ...]
 ) -> Iterator[SpeakerEvent]:
     known = {one.object for one in old}
     for one in new:
         if one.object not in known:
-            fields = {"vuid": vuid, "profile": profile, "fingerprint": one.fingerprint}
+            fields = {"version_id": version_id, "profile": profile, "fingerprint": one.fingerprint}
             yield SpeakerEvent("artifact.ready", bool(old), fields)
     kept = {one.object for one in new}
     if old and old[-1].object not in kept and kept <= known:
-        yield SpeakerEvent("artifact.void", True, {"vuid": vuid, "profile": profile})
+        yield SpeakerEvent("artifact.void", True, {"version_id": version_id, "profile": profile})
     elif not known <= kept:  # those of encoders that are not in use any more
-        yield SpeakerEvent("artifacts.dropped", True, {"vuid": vuid, "profile": profile})
+        yield SpeakerEvent("artifacts.dropped", True, {"version_id": version_id, "profile": profile})
 
 
 def _of_aliases(before: SpeakerDocument, after: SpeakerDocument) -> Iterator[SpeakerEvent]:
     for name in sorted({*before.aliases, *after.aliases}):
         old, new = before.aliases.get(name), after.aliases.get(name)
         if old is None or new is None or old.vuid != new.vuid:
-            fields = {"alias": name, **({"vuid": new.vuid} if new else {})}
+            pointed = after.version(new.vuid) if new else None
+            fields = {"alias": name, **({"version_id": pointed.id} if pointed else {})}
             yield SpeakerEvent("alias.updated", old is not None, fields)

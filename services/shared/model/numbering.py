@@ -1,7 +1,8 @@
-"""The number and the creation time of a new version. Pure.
+"""The number, the creation time and the id of a new version. Pure.
 
-A version normally takes the next number and the present time. An operator may ask for others, to move a voice
-to another registry as it is. Numbers and times of a name rise in both cases, also over deletes.
+A version normally takes the next number, the present time and an id of its own. An operator may ask for
+others, to move a voice to another registry as it is. Numbers and times of a name rise in both cases, also
+over deletes.
 """
 
 from dataclasses import dataclass
@@ -19,11 +20,13 @@ versions that were registered within one second have the seconds that follow.
 
 @dataclass(frozen=True, slots=True)
 class Numbering:
-    """The number and the creation time (Unix seconds) that an operator wants for a version."""
+    """The number, the creation time (Unix seconds) and the id that an operator wants for a version."""
 
     number: int
     """The number is at least 1 and at most `MAX_VERSION`."""
     created_at: int
+    id: str | None = None
+    """The id that callers see, or None if the registry shall give the version one."""
 
 
 def next_marks(document: SpeakerDocument, now: int, wanted: Numbering | None = None) -> Marks:
@@ -34,7 +37,8 @@ def next_marks(document: SpeakerDocument, now: int, wanted: Numbering | None = N
         wanted: the number and the time to use instead of the next ones.
 
     Raises:
-        Conflict: the voice has had a version with the wanted number or time, or with a later one.
+        Conflict: the voice has had a version with the wanted number or time, or with a later one, or has a
+            version with the wanted id.
         InvalidRequest: the wanted time is in the future.
         QuotaExceeded: the voice has had a version with the highest number.
     """
@@ -47,6 +51,12 @@ def next_marks(document: SpeakerDocument, now: int, wanted: Numbering | None = N
     if wanted is None:
         return marks.having(number=marks.number + 1, created_at=max(now, marks.created_at + 1))
     _check(wanted, marks, now)
+    if wanted.id in document.version_ids:
+        raise Conflict(
+            f"Field 'id' is {wanted.id}, and the voice has another version with this id, or had one that can "
+            "still be brought back. Accepted: another id, or none, so that the registry gives one.",
+            param="id",
+        )
     return marks.having(number=wanted.number, created_at=wanted.created_at)
 
 
@@ -80,14 +90,22 @@ def registered_as(document: SpeakerDocument, wanted: Numbering, request: str) ->
         request: the hash of the source and the texts of the request.
 
     Raises:
-        Conflict: the voice has another version with this number.
+        Conflict: the voice has another version with this number, or the same one with another id.
     """
     found = next((one for one in document.versions if one.number == wanted.number), None)
-    if found is not None and (found.request, found.created_at) != (request, wanted.created_at):
-        differs = "content" if found.request != request else f"creation time, {found.created_at}"
+    if found is not None and (differs := _difference(found, wanted, request)):
         raise Conflict(
             f"The voice has a version {wanted.number} already, with another {differs}. Accepted: the same "
             "version again, or a number that the voice has not had yet.",
             param="ref",
         )
     return found
+
+
+def _difference(found: Version, wanted: Numbering, request: str) -> str | None:
+    """Return in what a version differs from the wanted one, or None if it is the same."""
+    if found.request != request:
+        return "content"
+    if found.created_at != wanted.created_at:
+        return f"creation time, {found.created_at}"
+    return f"id, {found.id}" if wanted.id not in {None, found.id} else None

@@ -84,7 +84,7 @@ def package(
         custom_weights=Fingerprint(extractor or {}).custom_weights,
         voice=version.name,
         version=version.number,
-        version_id=version.vuid,
+        version_id=version.id,
         created_at=version.created_at,
         source=version.source,
         audio_sha256=clip.sha256 if clip else None,

@@ -131,6 +131,11 @@ class Version(Record):
     """One source of a speaker (a clip or a given embedding), with everything that was made from it."""
 
     vuid: str
+    """The id under which this registry stores the version. No other version has ever had it."""
+    given_id: Annotated[str | None, Field(exclude_if=lambda given: given is None)] = None
+    """The id that the version had in the registry from which it was moved. Callers see it as `id`. Nothing
+    is stored under it, because versions of several voices may have the same one.
+    """
     number: int = 0
     """The number is 0 until a change adds the version to a document."""
     created_at: int = 0
@@ -188,6 +193,11 @@ class Version(Record):
         of_profile = self.builds.get(profile, {})
         highest = max(build, self.highest_build(profile, fingerprint))
         return self.having(builds={**self.builds, profile: {**of_profile, fingerprint: highest}})
+
+    @property
+    def id(self) -> str:
+        """Return the id that callers see, which is also in the headers of artifacts."""
+        return self.given_id or self.vuid
 
     @property
     def served(self) -> frozenset[str]:

@@ -93,6 +93,7 @@ class Jobs:
             "forced": "true" if forced else "false",
             "max_attempts": str(self._max_attempts),
             "queue": queue,
+            **({"given_id": version.given_id} if version.given_id else {}),
             **({"traceparent": parent} if (parent := tracing.traceparent()) else {}),
         }
         claimed = self._claims.claim(speaker_id, job, fields)

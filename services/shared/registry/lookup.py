@@ -71,12 +71,12 @@ def _meant(
     if voice_id is None or named.document.live:
         return named
     meant = speakers.read(SpeakerId(namespace, voice_id.slug))
-    if meant.document.version(voice_id.vuid) is not None:
+    if meant.document.identified(voice_id.version_id) is not None:
         return meant
     # If the voice with this id was deleted, the id does not stand for a new voice of the same name.
     wants_deleted = also_deleted and not meant.document.live and named.document.last_deleted is None
     last = meant.document.last_deleted if wants_deleted else None
-    return meant if last and any(one.vuid == voice_id.vuid for one in last.versions) else named
+    return meant if last and any(one.id == voice_id.version_id for one in last.versions) else named
 
 
 def expect(document: SpeakerDocument, name: SpeakerName, speaker_id: SpeakerId) -> None:
@@ -86,7 +86,7 @@ def expect(document: SpeakerDocument, name: SpeakerName, speaker_id: SpeakerId) 
     been registered again since: the new voice has another id.
     """
     voice_id = parse_voice_id(name.key) if speaker_id.slug != slug_of(name.key) else None
-    if not document.live or (voice_id and document.version(voice_id.vuid) is None):
+    if not document.live or (voice_id and document.identified(voice_id.version_id) is None):
         raise not_found(name)
 
 

@@ -53,6 +53,8 @@ class JobRecord:
     error: Mapping[str, Any] | None
     traceparent: str | None
     """The trace context of the request that asked for the job, if that request had a trace."""
+    given_id: str | None = None
+    """See `Version.given_id`."""
     lost: bool = False
     """True if Redis lost the record, and nothing makes the artifact any more."""
 
@@ -87,6 +89,7 @@ class JobRecord:
             worker=fields.get("worker"),
             error=json.loads(fields["error"]) if "error" in fields else None,
             traceparent=fields.get("traceparent"),
+            given_id=fields.get("given_id"),
         )
 
 

@@ -63,15 +63,6 @@ def records(path: Path) -> list[VersionRecord]:
         return [archive.record(version) for voice in archive.voices for version in voice.versions]
 
 
-def kept(path: Path) -> list[object]:
-    """Return what two registries must have in common: everything but the headers of artifacts."""
-    found = []
-    for one in records(path):
-        artifacts = [artifact.model_copy(update={"digest": "", "size": 0}) for artifact in one.artifacts]
-        found.append(one.model_copy(update={"artifacts": artifacts}))
-    return found
-
-
 @dataclass(frozen=True)
 class Move:
     """A furnished registry, its export, and a registry into which the export was imported."""
@@ -106,7 +97,7 @@ def restored(registry: Registry, path: Path, *, dry_run: bool = False) -> Report
 
 def test_a_round_trip_changes_nothing(moved: Move, tmp_path: Path):
     """An export that is imported into an empty registry and exported again has the same content: numbers,
-    times, names, texts, clips, embeddings and tensors.
+    times, ids, names, texts, clips, embeddings and the files of artifacts.
     """
     assert (moved.exported.end.voices, moved.exported.end.versions, moved.exported.missing) == (4, 7, ())
     assert moved.exported.artifacts >= 6
@@ -114,7 +105,8 @@ def test_a_round_trip_changes_nothing(moved: Move, tmp_path: Path):
     with RegistryClient(moved.second.url) as client:
         again = Export(client).write(tmp_path / "second.tar", "default")
     assert again.end == moved.exported.end
-    assert kept(tmp_path / "second.tar") == kept(moved.path)
+    assert records(tmp_path / "second.tar") == records(moved.path)
+    assert (tmp_path / "second.tar").read_bytes() == moved.path.read_bytes()
 
 
 def test_nothing_has_to_be_extracted_again(moved: Move):
