@@ -56,7 +56,7 @@ def test_a_beat_that_cannot_be_taken_away_stops_no_worker(tmp_path: Path, monkey
 def test_what_is_wrong_is_said(tmp_path: Path):
     """An operator who looks at an unhealthy container finds only this message."""
     assert "SPEAKER_WORKER_BEAT_FILE is not set" in str(complaint(None, 30))
-    assert "not there" in str(complaint(tmp_path / "beat", 30))
+    assert "does not exist" in str(complaint(tmp_path / "beat", 30))
     (tmp_path / "beat").write_text("soon")
     assert "could not convert" in str(complaint(tmp_path / "beat", 30))
 
