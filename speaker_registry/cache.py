@@ -5,8 +5,8 @@ There are two maps, because references move to other content and content never c
     (scope, speaker, reference, profile)  →  digest, and when the registry last confirmed it
     digest                                →  artifact
 
-Both maps evict the least recently used entry first. `disk_cache` keeps artifacts in
-a directory, which several processes can share. It is only imported if a directory is given.
+Both maps evict the least recently used entry first. `disk_cache` keeps artifacts in a directory,
+which several processes can share. It is only imported if a directory is given.
 """
 
 import contextlib
@@ -88,7 +88,7 @@ class _Confirmation:
 
 
 class ArtifactCache:
-    """A bounded cache of artifacts, in memory and if wanted in a directory.
+    """A bounded cache of artifacts, in memory and optionally in a directory.
 
     It can be shared between threads and between clients. The directory can be shared between processes, which
     may be killed at any time. A fetch never fails because of the directory.
@@ -154,7 +154,7 @@ class ArtifactCache:
 
     @property
     def on_disk(self) -> bool:
-        """Return true if the cache has a directory, so that some of its methods block for milliseconds."""
+        """True if the cache has a directory, in which case some of its methods block for milliseconds."""
         return self._disk is not None
 
     def fresh(self, key: Key, max_age_seconds: float) -> Artifact | None:

@@ -1,6 +1,6 @@
-"""Deadlines of the blocking client: a call ends in time, although its answer arrives byte by byte.
+"""Deadlines of the blocking client: a call ends in time even if its answer arrives byte by byte.
 
-httpx applies its timeouts to each read and write anew, so a head that trickles could keep a call for ever.
+httpx restarts its timeouts with each read and write, so a head that trickles in could hold a call for ever.
 asyncio has timeouts for whole calls, so the client for asyncio does not need this.
 """
 
@@ -32,7 +32,7 @@ class Deadlines(httpcore.NetworkBackend):
         self._set = threading.local()
 
     def apply_to(self, http: httpx.Client) -> None:
-        """Have a client use this network, also through proxies. Transports that are not httpx's own stay."""
+        """Make a client use this network, also through proxies. Only httpx's own transports are changed."""
         # httpx has no public way to give its transports a network.
         for transport in (http._transport, *http._mounts.values()):
             if isinstance(transport, httpx.HTTPTransport):
@@ -40,7 +40,7 @@ class Deadlines(httpcore.NetworkBackend):
 
     @contextmanager
     def until(self, deadline: float) -> Iterator[None]:
-        """Raise `Unavailable` from what this thread reads or writes inside the context after a deadline."""
+        """Make reads and writes of this thread inside the context raise `Unavailable` after a deadline."""
         self._set.deadline = deadline
         try:
             yield

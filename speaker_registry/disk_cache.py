@@ -139,7 +139,7 @@ class DiskCache:
         prefix = _speaker_name(scope, speaker) + "." if target is None else _ref_name(scope, speaker, target)
         with self._folder("refs") as refs, self._folder("blobs") as blobs:
             names = [name for name in _names(refs) if name.startswith(prefix)]
-            # The names go even if another process keeps the lock.
+            # The names are removed even if another process holds the lock.
             for name in names:
                 if ref := _intact_ref(refs, name):
                     _remove(blobs, _blob_name(ref.digest))
@@ -178,7 +178,7 @@ class DiskCache:
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         lock = os.open(self.directory / "lock", flags, 0o600)
         try:
-            _take(lock)
+            _acquire(lock)
             yield lock
         finally:
             os.close(lock)  # this also releases it
@@ -309,14 +309,14 @@ def _size(folder: int, name: str) -> int | None:
         return None
 
 
-def _take(lock: int) -> None:
+def _acquire(lock: int) -> None:
     for _ in range(_LOCK_TRIES):
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return
         except BlockingIOError:
             time.sleep(_LOCK_PAUSE_SECONDS)
-    raise OSError(errno.EAGAIN, "another process keeps the lock of the cache directory")
+    raise OSError(errno.EAGAIN, "another process holds the lock of the cache directory")
 
 
 def _read_used(lock: int) -> int:

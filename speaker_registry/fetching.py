@@ -154,7 +154,7 @@ class Fetching:
             if not flight.done.done():
                 raise Unavailable("another call for the same artifact did not end in time")
             if flight.answers(called_at):
-                return _with_own_dict(flight.landed())
+                return _with_own_dict(flight.result())
 
     def _fetch(
         self,

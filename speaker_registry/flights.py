@@ -30,7 +30,7 @@ class Flight:
             return True
         return self.began_at >= called_at and (self.artifact or self.error) is not None
 
-    def landed(self) -> Artifact:
+    def result(self) -> Artifact:
         """Return the artifact, or raise the error of the request."""
         if self.error is not None:
             raise self.error.with_traceback(None)
@@ -55,7 +55,7 @@ class Flights:
             return flight, True
 
     def lead(self, question: Hashable, flight: Flight, plan: Plan[Artifact]) -> Plan[Artifact]:
-        """Execute the plan, and give its result to all who have joined. An interrupted plan has no result."""
+        """Execute the plan, and give its result to all calls that joined. An interrupted plan has none."""
         try:
             flight.artifact = yield from plan
         except SpeakerRegistryError as error:

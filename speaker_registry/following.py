@@ -20,7 +20,7 @@ class ManifestReader(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Changes:
-    """The changes between two looks. A name that was deleted and registered again is another voice."""
+    """The changes between two looks. A name that was deleted and registered again is a new voice."""
 
     added: tuple[ManifestEntry, ...] = ()
     changed: tuple[ManifestEntry, ...] = ()

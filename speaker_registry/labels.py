@@ -54,7 +54,7 @@ def parse_filters(texts: Iterable[str]) -> dict[str, str]:
     for text in (one for several in texts for one in several.split(",")):
         key, separator, value = text.partition("=")
         if not separator or wanted.get(key, value) != value:
-            said = "is given twice with different values" if separator else "is no filter"
+            said = "is given twice with different values" if separator else "is not a filter"
             raise InvalidRequest(f"Label {text[:140]!a} {said}. Accepted: KEY=VALUE.", param="label")
         check_label(key, value)
         wanted[key] = value

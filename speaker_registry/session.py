@@ -46,7 +46,7 @@ class Default(enum.Enum):
     """Marks arguments that were not given, where None has a meaning of its own."""
 
     CACHE = "a new cache for this client"
-    KEEP = "the value that there is"
+    KEEP = "the current value"
 
 
 class Session:
@@ -93,7 +93,7 @@ class Session:
 
     @classmethod
     def from_context(cls, name: str | None = None, **options: Any) -> Self:
-        """Make a client for a registry that `speaker-registry login` has kept.
+        """Make a client for a registry that `speaker-registry login` has stored.
 
         Args:
             name: The context. Defaults to what the command line would use.

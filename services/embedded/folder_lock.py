@@ -25,7 +25,7 @@ def exclusive_lock(folder: Path, *, wait_seconds: float) -> Iterator[None]:
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         if not lock_within(descriptor, wait_seconds):
-            raise FolderInUseError(f"another process uses {folder}")
+            raise FolderInUseError(f"another process is using {folder}")
         yield
     finally:
         os.close(descriptor)

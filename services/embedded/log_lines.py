@@ -12,8 +12,8 @@ from collections.abc import Mapping
 from typing import Any
 
 _OUR_EVENT = re.compile(r"[a-z_]+(\.[a-z_]+)+")
-"""Matches event names of the registry. Libraries log sentences instead, which matter only from warnings
-on.
+"""Matches event names of the registry. Libraries log sentences instead, of which only warnings and
+errors matter.
 """
 _DIGEST = re.compile(r"\b(sha256:)?([0-9a-f]{8})[0-9a-f]{24,}\b")
 _KNOWN = {"event", "level", "timestamp", "exception", "traceback", "stack"}

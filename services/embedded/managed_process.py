@@ -1,5 +1,5 @@
-"""A supervised process: it is started, its output is read, it is restarted when it ends by itself, and
-stopped.
+"""A supervised process: it is started and stopped, its output is read, and it is restarted when it ends by
+itself.
 """
 
 import logging

@@ -53,7 +53,7 @@ class EmbeddedSettings(BaseSettings):
 
     @field_validator("weights")
     @classmethod
-    def _a_folder_if_anything(cls, weights: str) -> str:
+    def _absolute_folder(cls, weights: str) -> str:
         """Make a folder's path absolute, because the worker may run in another working directory."""
         if weights == "untrained" or weights.partition(":")[0] == "hub":
             return weights

@@ -47,9 +47,9 @@ STOP_SECONDS = 8.0
 """Time for running jobs to finish during a stop. Jobs that do not finish continue after the next start."""
 VALKEY_STOP_SECONDS = 5.0
 _LOOK_SECONDS = 0.1
-"""Interval at which a start looks whether a process has ended."""
+"""Interval at which a start checks whether a process has ended."""
 _LONGEST_PAUSE_SECONDS = 1.0
-"""Longest pause between two questions whether the registry is up. The pauses grow to this length."""
+"""Longest pause between two checks whether the registry is up. The pauses grow to this length."""
 _REPORT_INTERVAL_SECONDS = 30.0
 """Interval at which a slow start is reported, with the last line of each process."""
 _WRITE_TEST_BYTES = 1024**2
@@ -228,7 +228,7 @@ class EmbeddedRegistry:
         if self._shown_from == _SILENT and importance >= logging.ERROR:
             self._buffered_lines.append((line, importance))
         if importance >= self._shown_from:
-            with suppress(OSError, ValueError):  # the registry runs on even if the terminal is gone
+            with suppress(OSError, ValueError):  # the registry keeps running even if the terminal is gone
                 text = coloured(line, importance) if sys.stderr.isatty() else line
                 print(text, file=sys.stderr, flush=True)
 
@@ -250,8 +250,9 @@ class EmbeddedRegistry:
         raise StartFailed(f"The registry was not up after {START_SECONDS:.0f} s.")
 
     def _is_up(self, client: RegistryClient) -> bool:
-        """The worker serves what it can, of which it tells all at once, and the API is ready: before that it
-        takes no voice.
+        """Return whether a worker serves a profile and the API is ready.
+
+        The worker announces all of its profiles at once. Before that, the API accepts no voices.
         """
         with suppress(SpeakerRegistryError, httpx.HTTPError):
             if any(profile.workers for profile in client.profiles()):

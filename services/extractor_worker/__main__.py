@@ -54,15 +54,17 @@ def _parser() -> argparse.ArgumentParser:
         "and others): docs/settings.md lists them.",
         epilog="exit codes:\n"
         "    0  told to stop, and stopped\n"
-        f"    {EXIT_NOTHING_TO_SERVE}  settings or models are wrong; healthy: the worker does not beat; "
-        "convert-voice: the file is refused\n"
+        f"    {EXIT_NOTHING_TO_SERVE}  settings or models are wrong; healthy: the worker sends no "
+        "heartbeats; convert-voice: the file is refused\n"
         "    2  wrong usage\n"
         f"   {EXIT_UNFINISHED}  ended with jobs unfinished, which other workers take over: start it again",
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
-    healthy = "Say by the exit code whether the worker on this machine beats (SPEAKER_WORKER_BEAT_FILE)."
+    healthy = (
+        "Report by the exit code whether the worker on this machine is alive (SPEAKER_WORKER_BEAT_FILE)."
+    )
     commands.add_parser("healthy", help=healthy, description=healthy)
     commands.add_parser("download", help="Fetch the weights of profiles beforehand, see download --help.")
     commands.add_parser(

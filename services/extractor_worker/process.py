@@ -1,6 +1,6 @@
 """The life of a worker process: it asks which encoders are current, loads and warms its extractors, announces
-them, runs jobs, and leaves in good order. This module knows no encoder and imports no torch; `__main__`
-passes both in.
+them, runs jobs, and shuts down cleanly. This module knows no encoder and imports no torch; `__main__` passes
+both in.
 
 A profile that cannot be served affects no other profile. The process ends if none can be served.
 """
@@ -127,9 +127,9 @@ class WorkerProcess:
         for name in self._settings.custom_weights:
             self._opened.catalogue.get(name)  # a mistyped name is refused, not ignored
         with watched(self._opened.generation):
-            return self._serve_what_loads(profiles)
+            return self._serve_loadable(profiles)
 
-    def _serve_what_loads(self, profiles: Sequence[Profile]) -> int:
+    def _serve_loadable(self, profiles: Sequence[Profile]) -> int:
         try:
             loaded_profiles = self._announced(self._loaded(self._asked_about(profiles)))
         except DeviceLost as error:
@@ -160,10 +160,10 @@ class WorkerProcess:
         try:
             worker.work()
         finally:
-            extraction.stopping = lambda: True  # also if it ends without having been told to
+            extraction.stopping = lambda: True  # even if the worker ends without having been told to
             extraction.close()
             decoder.close()
-            self._leave(serving)
+            self._deregister(serving)
             self._withdraw_failed_proofs()
             trace_export.stop()
         return 0
@@ -185,7 +185,7 @@ class WorkerProcess:
         Raises `Unavailable` if neither Redis nor the bucket answers, which ends the start.
         """
         for profile in profiles:
-            with self._without_if_it_fails(profile):
+            with self._skipped_on_error(profile):
                 self._standings.look_ahead(profile)
         return self._standings.in_order([one for one in profiles if one.name not in self._not_served])
 
@@ -193,7 +193,7 @@ class WorkerProcess:
         """Load the profiles that can be loaded."""
         loaded_profiles = {}
         for profile in profiles:
-            with self._without_if_it_fails(profile):
+            with self._skipped_on_error(profile):
                 loaded_profiles[profile.name] = self._load(profile)
         return loaded_profiles
 
@@ -201,7 +201,7 @@ class WorkerProcess:
         """Announce the profiles that can be announced. All are loaded before, because jobs follow at once."""
         announced = {}
         for name, loaded in loaded_profiles.items():
-            with self._without_if_it_fails(loaded.provenance.profile):
+            with self._skipped_on_error(loaded.provenance.profile):
                 self._announce(loaded.provenance)
                 announced[name] = loaded
         return announced
@@ -235,9 +235,9 @@ class WorkerProcess:
         return LoadedProfile(provenance, extractor)
 
     @contextmanager
-    def _without_if_it_fails(self, profile: Profile) -> Iterator[None]:
-        """Log an error of one profile and go on without that profile. A lost device ends all profiles, and so
-        does a registry that cannot be asked.
+    def _skipped_on_error(self, profile: Profile) -> Iterator[None]:
+        """Log an error of one profile and continue without that profile. A lost device ends all profiles, and
+        so does a registry that cannot be asked.
         """
         try:
             yield
@@ -247,7 +247,7 @@ class WorkerProcess:
             reason = explain(error) if isinstance(error, ValidationError) else error.message
             self._not_served[profile.name] = reason
             if isinstance(error, EncoderUnproven):
-                self._tell_failed_proof(profile.name, reason)
+                self._report_failed_proof(profile.name, reason)
             # A profile without an encoder is no fault.
             say = log.info if isinstance(error, CacheUnsupported) else log.error
             say("profile.not_served", profile=profile.name, reason=reason)
@@ -255,7 +255,7 @@ class WorkerProcess:
             self._not_served[profile.name] = f"{profile.name}: {type(error).__name__}: {error}"
             log.exception("profile.not_served", profile=profile.name, reason=str(error))
 
-    def _tell_failed_proof(self, profile: str, reason: str) -> None:
+    def _report_failed_proof(self, profile: str, reason: str) -> None:
         """Report a failed proof now, because a worker without profiles ends before its first heartbeat."""
         self._failed_proofs[profile] = FailedProof(
             worker=self._name, device=self._settings.device, reason=reason
@@ -304,7 +304,7 @@ class WorkerProcess:
             self._opened.workers.report_failed(self._failed_proofs)
             WORKER_BEAT.set_to_current_time()
 
-        turns = Turns(self._opened.profile_records, encoders)
+        turns = ServedProfiles(self._opened.profile_records, encoders)
 
         def serves(queue: str) -> bool:
             return queue == PICTURES_QUEUE or is_preparation(queue) or turns.has(profile_of(queue))
@@ -327,7 +327,7 @@ class WorkerProcess:
             extracted_last_hour=self._throughput.last_hour(),
         )
 
-    def _leave(self, serving: Mapping[str, str]) -> None:
+    def _deregister(self, serving: Mapping[str, str]) -> None:
         try:
             self._opened.workers.leave(self._name, serving)
         except Unavailable as error:
@@ -339,7 +339,7 @@ class WorkerProcess:
             self._opened.workers.withdraw_failed(self._failed_proofs)
 
 
-class Turns:
+class ServedProfiles:
     """Tells for which profiles a worker takes jobs: for those whose current encoder it has.
 
     Args:
@@ -373,8 +373,8 @@ def _warn_of_candidate(provenance: Provenance) -> None:
         "profile.candidate",
         profile=profile,
         fingerprint=provenance.fingerprint,
-        reason="The profile is made with another encoder, so this worker takes no jobs of it, except "
-        "those of campaigns for its own encoder. To make this worker's encoder the current one, send "
+        reason="The profile is made with another encoder, so this worker takes none of its jobs except "
+        "those of campaigns for the worker's own encoder. To make its encoder the current one, send "
         f"POST /v1/profiles/{profile}/promote.",
     )
 

@@ -210,7 +210,7 @@ def _express_lane(services: Services, answers: PreparedAnswers) -> ExpressLane:
     events.subscribe(services.jobs.seen.hear)
     events.subscribe(services.long_polls.hear, services.long_polls.events_missed)
     events.subscribe(keys.hear, keys.events_missed)
-    events.subscribe(records.hear, records.look_anew)
+    events.subscribe(records.hear, records.clear_cache)
     # The lane comes last, so that it cannot cache an answer from data that the others have yet to drop.
     return ExpressLane(events, services.access.rate_limits, answers, local=not services.access.required)
 

@@ -81,7 +81,7 @@ def _waited(client: "RegistryClient", campaign: "Campaign", arguments: argparse.
             if deadline is not None and time.monotonic() >= deadline:
                 raise CommandError(
                     f"campaign {campaign.id} is {campaign.state} at {_percent(campaign.coverage)} after "
-                    f"{arguments.timeout:g} s; it goes on without this command",
+                    f"{arguments.timeout:g} s; it continues without this command",
                     status=NOT_READY,
                 )
             time.sleep(_POLL_SECONDS)
@@ -161,7 +161,7 @@ def _add_waiting(command: argparse.ArgumentParser) -> None:
         "--timeout",
         metavar="SECONDS",
         type=seconds,
-        help="maximum time to wait (default: as long as it takes); the campaign goes on after it",
+        help="maximum time to wait (default: as long as it takes); the campaign continues after it",
     )
 
 
@@ -188,7 +188,7 @@ def _add_start(command: argparse.ArgumentParser) -> None:
         help="number of voices whose old and new artifacts are compared (default: 20)",
     )
     command.add_argument(
-        "--rate", metavar="N", type=_rate, help="highest number of voices for each second (default: no limit)"
+        "--rate", metavar="N", type=_rate, help="maximum number of voices per second (default: no limit)"
     )
     command.add_argument("--wait", action="store_true", help="wait until the campaign is over")
     _add_waiting(command)
@@ -205,9 +205,9 @@ _CAMPAIGN_COMMANDS = (
     Command("list", list_campaigns, "List the campaigns of a profile, newest first.", _add_list),
     Command("show", show, "Show a campaign, its progress and its sample.", _add_campaign),
     Command("wait", wait, "Wait until a campaign is over.", _add_wait),
-    Command("pause", pause, "Begin no further voices of a campaign.", _add_campaign),
-    Command("resume", resume, "Go on with a paused campaign.", _add_campaign),
-    Command("cancel", cancel, "End a campaign. What it has made stays.", _add_campaign),
+    Command("pause", pause, "Pause a campaign, so that it begins no further voices.", _add_campaign),
+    Command("resume", resume, "Resume a paused campaign.", _add_campaign),
+    Command("cancel", cancel, "Cancel a campaign. The artifacts that it has made stay.", _add_campaign),
 )
 
 COMMANDS = (Command("campaigns", None, "Prepare the promotion of an encoder.", _add_campaigns),)

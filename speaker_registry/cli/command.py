@@ -33,7 +33,7 @@ EXIT_CODES = {
     DENIED: "an API key is missing, or lacks a permission",
     NOT_FOUND: "there is no such voice, version, profile, job or key",
     FAILED: "an extraction failed or was canceled",
-    ATTENTION: "status found something that needs a person",
+    ATTENTION: "status found a problem that needs attention",
     NOT_READY: "an artifact was not ready within the given time",
     INTERRUPTED: "interrupted",
     PIPE_CLOSED: "the reader of the output has closed it",

@@ -34,11 +34,11 @@ def login(arguments: argparse.Namespace) -> Output:
     """
     from speaker_registry.contexts import changing_contexts, config_path  # noqa: PLC0415  loads httpx
 
-    with _refusals():
-        name, context = _to_keep(arguments)
+    with _as_command_errors():
+        name, context = _entered_context(arguments)
     with speaker_registry.RegistryClient(**context.options) as client:
         namespace = client.quota().namespace
-    with _refusals(), changing_contexts() as change:
+    with _as_command_errors(), changing_contexts() as change:
         change.contexts = change.contexts.with_current(name, context)
     accepts = "the key" if context.api_key else "requests without a key"
     text = (
@@ -46,10 +46,10 @@ def login(arguments: argparse.Namespace) -> Output:
         f"the context {name} is kept in {printable(config_path())} and is the current one"
     )
     document = {"context": name, **_shown(context), "namespace": namespace}
-    return Output(document, text, warnings=[*_unencrypted(context), *_shadowed()])
+    return Output(document, text, warnings=[*_unencrypted(context), *_environment_warnings()])
 
 
-def _to_keep(arguments: argparse.Namespace) -> tuple[str, "Context"]:
+def _entered_context(arguments: argparse.Namespace) -> tuple[str, "Context"]:
     """Return the context that the arguments, the environment and the entered key describe, and its name."""
     from speaker_registry.contexts import checked_context, parse_context_name, read_contexts  # noqa: PLC0415  loads httpx
 
@@ -89,13 +89,14 @@ def _unencrypted(context: "Context") -> list[str]:
     return [f"the key crosses the network to {context.url} unencrypted; an https address protects it"]
 
 
-def _shadowed() -> list[str]:
+def _environment_warnings() -> list[str]:
     """Return a warning if the environment keeps the current context from being used as it is."""
     given = [name for name in _SHADOWING if os.environ.get(name)]
     if not given:
         return []
     return [
-        f"the environment sets {', '.join(given)}, which wins over the current context; --context NAME wins"
+        f"the environment sets {', '.join(given)}, which takes precedence over the current context; "
+        "--context NAME takes precedence over both"
     ]
 
 
@@ -103,7 +104,7 @@ def logout(arguments: argparse.Namespace) -> Output:
     """Remove the key of a context. The rest of it stays, so that `login NAME` can store a new key."""
     from speaker_registry.contexts import changing_contexts  # noqa: PLC0415  loads httpx
 
-    with _refusals(), changing_contexts() as change:
+    with _as_command_errors(), changing_contexts() as change:
         name = arguments.name or arguments.context or change.contexts.current
         if name is None:
             raise CommandError("no context is chosen: `speaker-registry logout NAME` names one")
@@ -117,7 +118,7 @@ def logout(arguments: argparse.Namespace) -> Output:
 def list_contexts(_: argparse.Namespace) -> Output:
     from speaker_registry.contexts import read_contexts  # noqa: PLC0415  loads httpx
 
-    with _refusals():
+    with _as_command_errors():
         contexts = read_contexts()
     data = [
         {"context": name, "current": name == contexts.current, **_shown(context)}
@@ -134,27 +135,27 @@ def list_contexts(_: argparse.Namespace) -> Output:
 def use_context(arguments: argparse.Namespace) -> Output:
     from speaker_registry.contexts import changing_contexts  # noqa: PLC0415  loads httpx
 
-    with _refusals(), changing_contexts() as change:
+    with _as_command_errors(), changing_contexts() as change:
         change.contexts.get(arguments.name)
         change.contexts = change.contexts.with_current(arguments.name)
     text = f"{arguments.name} is the current context"
-    return Output({"context": arguments.name, "current": True}, text, warnings=_shadowed())
+    return Output({"context": arguments.name, "current": True}, text, warnings=_environment_warnings())
 
 
 def remove_context(arguments: argparse.Namespace) -> Output:
     from speaker_registry.contexts import changing_contexts, read_contexts  # noqa: PLC0415  loads httpx
 
-    with _refusals():
+    with _as_command_errors():
         read_contexts().get(arguments.name)
     if not arguments.yes:
         confirm("remove", f"Remove the context {arguments.name} with its key?")
-    with _refusals(), changing_contexts() as change:
+    with _as_command_errors(), changing_contexts() as change:
         change.contexts = change.contexts.without(arguments.name)
     return Output({"context": arguments.name, "removed": True}, f"removed {arguments.name}")
 
 
 @contextmanager
-def _refusals() -> Iterator[None]:
+def _as_command_errors() -> Iterator[None]:
     """Turn the reason why a context or the file cannot be used into an error of the command."""
     try:
         yield

@@ -85,7 +85,7 @@ def _moment(unix_seconds: int | None) -> str:
 def revoke_key(client: "RegistryClient", arguments: argparse.Namespace) -> Output:
     from speaker_registry.paths import key_id_of  # noqa: PLC0415  loaded by the client, not by --help
 
-    key_id, children = key_id_of(arguments.key_id), arguments.children  # a whole key is not to be shown
+    key_id, children = key_id_of(arguments.key_id), arguments.children  # a whole key must not be shown
     what = f"{key_id} and every key that came from it" if children else key_id
     if not arguments.yes:
         confirm("revoke", f"Revoke {what}? This cannot be undone.")

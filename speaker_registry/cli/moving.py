@@ -172,7 +172,7 @@ def _text(report: "Report", not_tried: int, *, dry_run: bool) -> str:
     if report.stopped is not None:
         lines.append(f"ended early: {printable(report.stopped)}")
         if not dry_run:
-            lines.append("run the same command again to go on; what is registered is not sent again")
+            lines.append("run the same command again to continue; what is registered is not sent again")
     rows = [(one.where, one.name or "-", str(one.error)) for one in report.results if one.error]
     if rows:
         lines += ["", table(("REFUSED", "NAME", "REASON"), rows)]
@@ -206,7 +206,7 @@ def add_jobs(command: argparse.ArgumentParser) -> None:
 def _add_import(command: argparse.ArgumentParser) -> None:
     command.add_argument("path", metavar="PATH", help="folder or table of voices, or exported .tar")
     command.add_argument(
-        "--format", choices=FORMATS, help="what PATH holds (default: recognized by what is there)"
+        "--format", choices=FORMATS, help="what PATH holds (default: detected from its content)"
     )
     command.add_argument("--consent", help="consent of the voices that come without one")
     command.add_argument("--dry-run", action="store_true", help="read and compare everything, send nothing")

@@ -1,5 +1,5 @@
-"""The command `status`: the state of a registry, and the problems that need a person, with the command that
-helps.
+"""The command `status`: the state of a registry, and the problems that need attention, with the command
+that helps.
 
 The requests are bounded, so that the command is quick with any number of voices and jobs.
 """
@@ -29,11 +29,11 @@ Result = TypeVar("Result")
 
 @dataclass(frozen=True, slots=True)
 class Need:
-    """A problem that needs a person."""
+    """A problem that needs the attention of an operator."""
 
     text: str
     action: str
-    """The command that helps, or what a person can do."""
+    """The command that helps, or what an operator can do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +136,7 @@ def _counted(found: Sequence["Job"]) -> Jobs:
 def _needs(
     profiles: Sequence["Profile"], voices: Voices | None, jobs: Mapping[str, Jobs] | None
 ) -> Iterator[Need]:
-    """Yield the problems that need a person, the most urgent first."""
+    """Yield the problems that need attention, the most urgent first."""
     for profile in profiles:
         if profile.required and not profile.workers and not profile.not_extractable:
             waiting = _states(voices, profile.id).get("pending", 0)
@@ -222,9 +222,9 @@ def _age(found: Jobs) -> str:
 
 def _needs_text(needs: Sequence[Need]) -> str:
     if not needs:
-        return "nothing needs a person"
+        return "nothing needs attention"
     lines = (f"- {printable(need.text)}\n  {printable(need.action)}" for need in needs)
-    return "\n".join(["needs a person:", *lines])
+    return "\n".join(["needs attention:", *lines])
 
 
 def _remarks(voices: Voices | None, jobs: Mapping[str, Jobs] | None) -> Iterator[str]:
@@ -237,4 +237,4 @@ def _remarks(voices: Voices | None, jobs: Mapping[str, Jobs] | None) -> Iterator
         yield "the key may not list jobs, so they are not shown"
 
 
-COMMANDS = (Command("status", status, "Show how the registry is, and what needs a person.", None),)
+COMMANDS = (Command("status", status, "Show the state of the registry, and what needs attention.", None),)

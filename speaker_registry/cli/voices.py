@@ -179,7 +179,9 @@ def _delete_version(
 
 def undelete(client: "RegistryClient", arguments: argparse.Namespace) -> Output:
     voice = client.undelete(arguments.name)
-    text = printable(f"{voice.name} is back, with {voice.versions} versions; it is version {voice.version}")
+    text = printable(
+        f"{voice.name} is back, with {voice.versions} versions; its default is version {voice.version}"
+    )
     return Output(voice.model_dump(mode="json"), text, warnings=about_weights([voice]))
 
 

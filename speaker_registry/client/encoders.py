@@ -70,7 +70,7 @@ class Encoders(PlanExecutor):
             profile: Name of the profile.
             fingerprint: Fingerprint of a candidate, or of a former encoder.
             sample: Number of voices whose old and new artifacts are compared, from 1 to 200.
-            rate: Highest number of voices for each second, from 0.01 to 1000. None sets no limit.
+            rate: Maximum number of voices per second, from 0.01 to 1000. None sets no limit.
 
         Raises:
             InvalidRequest: An argument is malformed or out of range.

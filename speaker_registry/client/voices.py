@@ -205,7 +205,7 @@ class Voices(PlanExecutor):
         self._run(self._calls.delete(name))
 
     def delete_version(self, voice: str, version: int, *, if_match: str | None = None) -> None:
-        """Delete one version of a voice. The last version takes the voice along.
+        """Delete one version of a voice. Deleting the last version deletes the voice.
 
         Args:
             voice: Name or id of the voice.

@@ -1,7 +1,7 @@
 """Restores the description, labels, pin, promotion policy and aliases of a voice from an archive.
 
 The registry takes precedence: whatever somebody has set or removed there stays, as the voice and its history
-show. So a repeated import goes on where an interrupted one ended, and changes nothing twice.
+show. So a repeated import continues where an interrupted one ended, and changes nothing twice.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -19,16 +19,16 @@ _TITLE = "description, labels, pin and promotion policy"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Unsaid:
-    """The part of an archive's record of a voice that the registry lacks."""
+class Difference:
+    """What an archive's record of a voice says and the registry lacks."""
 
-    said: VoiceRecord = field(default_factory=VoiceRecord)
+    restorable: VoiceRecord = field(default_factory=VoiceRecord)
     """The part that can be restored. Its `aliases` hold version numbers of the registry."""
     notes: tuple[str, ...] = ()
     """Differences that cannot be restored, in words."""
 
 
-def said_about(client: RegistryClient, name: str) -> VoiceRecord:
+def read_record(client: RegistryClient, name: str) -> VoiceRecord:
     """Return the description, labels, pin, promotion policy and hand-moved aliases that a voice has in the
     registry. The `aliases` hold version numbers, and `default` is among them if it moves only by hand.
     """
@@ -45,7 +45,7 @@ def said_about(client: RegistryClient, name: str) -> VoiceRecord:
 
 def compare(
     client: RegistryClient, name: str, archived: VoiceRecord, numbers: Sequence[int], *, grown: bool
-) -> Unsaid:
+) -> Difference:
     """Compare an archive's record of a voice with the voice in the registry.
 
     Args:
@@ -54,12 +54,12 @@ def compare(
         grown: The registry has further versions of the voice. Nothing is restored then, because the archive's
             record was made without them.
     """
-    if not archived.says_something:
-        return Unsaid()
-    here, changes = said_about(client, name), list(_changes(client, name, since=numbers[0]))
+    if not archived.has_content:
+        return Difference()
+    here, changes = read_record(client, name), list(_changes(client, name, since=numbers[0]))
     wanted, there, notes = archived.without_aliases(), here.without_aliases(), list[str]()
-    edited = there.says_something or any(one.did == "edit" for one in changes)
-    if wanted.says_something and (grown or edited):
+    edited = there.has_content or any(one.did == "edit" for one in changes)
+    if wanted.has_content and (grown or edited):
         if wanted != there:
             notes.append(f"{_TITLE} stay as they are here; the archive has others")
         wanted = VoiceRecord()
@@ -71,7 +71,7 @@ def compare(
             aliases[alias] = number
         elif here.aliases.get(alias) != number:
             notes.append(f"alias '{alias}' stays as it is here; the archive has it at version {number}")
-    return Unsaid(said=wanted.model_copy(update={"aliases": aliases}), notes=tuple(notes))
+    return Difference(restorable=wanted.model_copy(update={"aliases": aliases}), notes=tuple(notes))
 
 
 def _changes(client: RegistryClient, name: str, *, since: int) -> Iterator[VoiceChange]:
@@ -82,22 +82,23 @@ def _changes(client: RegistryClient, name: str, *, since: int) -> Iterator[Voice
     return takewhile(lambda one: (one.did, one.version) != ("register", since), client.history(name))
 
 
-def say(client: RegistryClient, name: str, said: VoiceRecord) -> SpeakerRegistryError | None:
-    """Set the description, labels, pin, promotion policy and aliases of a voice. Returns None, or an error
-    that lists what the registry refused.
+def apply_record(client: RegistryClient, name: str, record: VoiceRecord) -> SpeakerRegistryError | None:
+    """Set the description, labels, pin, promotion policy and aliases of a voice.
+
+    Returns None, or an error that lists what the registry refused.
 
     Args:
-        said: The values to set. Its `aliases` hold version numbers.
+        record: The values to set. Its `aliases` hold version numbers.
 
     Raises:
         SpeakerRegistryError: The registry asks to come back later, cannot be reached or refuses the API key.
     """
     faults = list[tuple[str, SpeakerRegistryError]]()
-    for title, step in _steps(client, name, said):
+    for title, step in _steps(client, name, record):
         try:
             step()
         except SpeakerRegistryError as error:
-            # The key may register versions, so a permission that it lacks is no reason to end everything.
+            # The key may register versions, so a permission that it lacks is no reason to end the import.
             if asks_to_wait(error) or not (concerns_one_voice(error) or isinstance(error, PermissionDenied)):
                 raise
             faults.append((title, error))
@@ -105,27 +106,27 @@ def say(client: RegistryClient, name: str, said: VoiceRecord) -> SpeakerRegistry
         return None
     reasons = "; ".join(f"{title} ({error})" for title, error in faults)
     return type(faults[0][1])(
-        f"the versions are there, but not all that the archive says of the voice: {reasons}"
+        f"the versions are there, but parts of the voice's record were refused: {reasons}"
     )
 
 
 def _steps(
-    client: RegistryClient, name: str, said: VoiceRecord
+    client: RegistryClient, name: str, record: VoiceRecord
 ) -> Sequence[tuple[str, Callable[[], object]]]:
     moves = [
         (f"alias '{alias}'", partial(client.move_alias, name, alias, number))
-        for alias, number in sorted(said.aliases.items())
+        for alias, number in sorted(record.aliases.items())
     ]
-    if not said.without_aliases().says_something:
+    if not record.without_aliases().has_content:
         return moves
-    manual = said.promotion == "manual"
+    manual = record.promotion == "manual"
     edit = partial(
         client.edit_voice,
         name,
-        description=said.description,
-        labels=said.labels,
-        pinned=said.pinned,
-        promotion="manual" if manual else None,  # a registry of a former release does not know the member
+        description=record.description,
+        labels=record.labels,
+        pinned=record.pinned,
+        promotion="manual" if manual else None,  # older registries do not know this member
     )
     # `manual` makes `default` look as if somebody had set it in this registry. An import that was interrupted
     # would not restore it any more.

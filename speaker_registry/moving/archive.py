@@ -1,10 +1,10 @@
-"""The tar file of an exported namespace: what is in it, how it is written, and how it is read without trust.
+"""The tar file of an exported namespace: what is in it, how it is written, and how an untrusted one is read.
 
-Members come in one order only: `manifest.json`; for each voice, of each version its `version.json`, its
-`source` and its artifacts, and then `voice.json` if the voice has a description, labels, a pin or moved
-aliases; `end.json`. An archive is used only after it was read to its end and every digest was verified, so a
-damaged one changes nothing. The headers are parsed one by one, and everything but a plain member of the
-expected name is refused before its content is read. This module sends nothing.
+Members come in a fixed order: `manifest.json`; for each voice, the `version.json`, `source` and artifacts of
+each version, and then `voice.json` if the voice has a description, labels, a pin or moved aliases; and
+`end.json`. An archive is used only after it was read to its end and every digest was verified, so a damaged
+one changes nothing. The headers are parsed one by one, and everything but a plain member of the expected name
+is refused before its content is read. This module sends nothing.
 """
 
 import hashlib
@@ -71,16 +71,16 @@ class ArchiveWriter:
     def add_voice(
         self,
         versions: Iterable[tuple[VersionRecord, bytes, list[bytes]]],
-        said: VoiceRecord = VoiceRecord(),  # noqa: B008  it is never changed
+        about: VoiceRecord = VoiceRecord(),  # noqa: B008  it is never changed
     ) -> VoiceRecord:
         """Add the versions of a voice, oldest first: each with its source and artifacts, as in its record.
 
         Args:
-            said: The description, labels, pin and aliases of the voice, with version numbers in `aliases`
+            about: The description, labels, pin and aliases of the voice, with version numbers in `aliases`
                 instead of places.
 
         Returns:
-            The part of `said` that was written. It lacks aliases of versions that were not added, and is
+            The part of `about` that was written. It lacks aliases of versions that were not added, and is
             empty if no version was added.
         """
         numbers = list[int]()
@@ -94,8 +94,8 @@ class ArchiveWriter:
             self._content.add(record)
         if not numbers:
             return VoiceRecord()
-        written = said.placed(numbers)
-        if written.says_something:
+        written = about.placed(numbers)
+        if written.has_content:
             self._add_json(_about_name(self.voices + 1), written)
             self._content.add_voice(written)
         self.voices += 1
@@ -159,7 +159,7 @@ class ArchivedVoice:
 
 
 class Archive:
-    """A verified archive whose members are read when they are wanted. Safe for several threads."""
+    """A verified archive whose members are read on demand. Several threads can use it at once."""
 
     def __init__(self, path: Path) -> None:
         """Open an archive and verify all of it.
@@ -227,13 +227,13 @@ class _Scan:
         start = os.pread(self._descriptor, 8, 0)
         if start.startswith(_COMPRESSED):
             raise InvalidArchive("the file is compressed; decompress it first, an export is a plain .tar")
-        manifest = self._json(ManifestRecord, self._take("manifest.json", most=_MAX_JSON_BYTES))
+        manifest = self._json(ManifestRecord, self._next_member("manifest.json", most=_MAX_JSON_BYTES))
         content, voices = ContentDigest(), list[ArchivedVoice]()
         for voice in self._voices(content):
             voices.append(voice)
             if len(voices) > _MAX_VOICES:
                 raise InvalidArchive(f"there are more than {_MAX_VOICES} voices, which is the maximum")
-        end = self._json(EndRecord, self._take("end.json", most=_MAX_JSON_BYTES))
+        end = self._json(EndRecord, self._next_member("end.json", most=_MAX_JSON_BYTES))
         versions = sum(len(voice.versions) for voice in voices)
         found = EndRecord(voices=len(voices), versions=versions, content=str(content))
         if found != end:
@@ -258,18 +258,18 @@ class _Scan:
             if self._next_name() == _about_name(voice):
                 found.about = self._about(voice, found, content)
             if (key := parse_speaker_name(found.name).key) in keys:
-                raise InvalidArchive(f"the voice {key!a} is there twice")
+                raise InvalidArchive(f"the voice {key!a} appears twice")
             keys.add(key)
             voice += 1
             yield found
 
     def _about(self, number: int, voice: ArchivedVoice, content: ContentDigest) -> _Member:
         """Verify the `voice.json` of a voice."""
-        member = self._take(_about_name(number), most=_MAX_JSON_BYTES)
+        member = self._next_member(_about_name(number), most=_MAX_JSON_BYTES)
         record = self._json(VoiceRecord, member)
         missing = [alias for alias, place in record.aliases.items() if place > len(voice.versions)]
-        if missing or not record.says_something:
-            what = f"points the alias {missing[0]!a} to no version" if missing else "says nothing"
+        if missing or not record.has_content:
+            what = f"points the alias {missing[0]!a} to no version" if missing else "is empty"
             raise InvalidArchive(f"{member.name!a} {what}")
         content.add_voice(record)
         return member
@@ -283,11 +283,11 @@ class _Scan:
             raise InvalidArchive(f"{voice.where} holds the voices {voice.name!a} and {record.name!a}")
 
     def _version(self, folder: str) -> tuple[ArchivedVersion, VersionRecord]:
-        at = self._take(f"{folder}/version.json", most=_MAX_JSON_BYTES)
+        at = self._next_member(f"{folder}/version.json", most=_MAX_JSON_BYTES)
         record = self._json(VersionRecord, at)
         if len({one.profile for one in record.artifacts}) != len(record.artifacts):
             raise InvalidArchive(f"{at.name!a} names a profile twice")
-        source = self._take(f"{folder}/source", most=MAX_CLIP_BYTES, exactly=record.size)
+        source = self._next_member(f"{folder}/source", most=MAX_CLIP_BYTES, exactly=record.size)
         self._check_digest(source, record.digest)
         if record.source == "embedding":
             _embedding_of(self._read(source))
@@ -296,7 +296,7 @@ class _Scan:
 
     def _artifact(self, folder: str, record: VersionRecord, one: ArtifactRecord) -> _Member:
         """Verify an artifact: its bytes, its tensors, and that it is of this profile, clip and encoder."""
-        member = self._take(_artifact_name(folder, one), most=MAX_FILE_BYTES, exactly=one.size)
+        member = self._next_member(_artifact_name(folder, one), most=MAX_FILE_BYTES, exactly=one.size)
         self._check_digest(member, one.digest)
         try:
             artifact = Artifact.parse(self._read(member))
@@ -324,7 +324,7 @@ class _Scan:
         except (tarfile.HeaderError, ValueError):
             self._refuse("there is no valid tar header")
 
-    def _take(self, name: str, *, most: int, exactly: int | None = None) -> _Member:
+    def _next_member(self, name: str, *, most: int, exactly: int | None = None) -> _Member:
         """Check that the next member is a plain file of this name and of an accepted size, and skip it."""
         header, start = self._header(), self._position + _BLOCK
         if header.type != tarfile.REGTYPE:

@@ -89,12 +89,12 @@ class VoiceRecord(ArchiveRecord):
     """Alias -> place of its version among those of the archive. `default` is here if it was moved by
     hand, or moves only by hand.
 
-    The oldest version has the place 1, because the registry that imports the archive may number versions
-    anew.
+    The oldest version has the place 1, because the registry that imports the archive may assign new version
+    numbers.
     """
 
     @property
-    def says_something(self) -> bool:
+    def has_content(self) -> bool:
         about = self.description or self.labels or self.pinned or self.promotion != "on_ready"
         return bool(about or self.aliases)
 

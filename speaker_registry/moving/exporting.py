@@ -15,10 +15,10 @@ from speaker_registry.atomic_files import replacing
 from speaker_registry.client import RegistryClient
 from speaker_registry.errors import InvalidArtifact, SpeakerRegistryError, VersionNotFound
 from speaker_registry.fetching import File
-from speaker_registry.moving.about import said_about
+from speaker_registry.moving.about import read_record
 from speaker_registry.moving.archive import ArchiveWriter, embedding_file
 from speaker_registry.moving.archive_records import ArtifactRecord, EndRecord, VersionRecord
-from speaker_registry.moving.faults import concerns_one_voice, patiently
+from speaker_registry.moving.faults import concerns_one_voice, retry_when_asked
 from speaker_registry.schemas import VoiceVersion
 
 Read = TypeVar("Read")
@@ -73,7 +73,7 @@ class Export:
         with replacing(path) as file:
             writer = ArchiveWriter(file, namespace)
             # A registry without its view lists voices in another order, so they are sorted here.
-            for _, name in patiently(self._names):
+            for _, name in retry_when_asked(self._names):
                 self._add(writer, name)
                 self._on_voice(name)
             end, size = writer.finish(), file.tell()
@@ -86,12 +86,12 @@ class Export:
     def _add(self, writer: ArchiveWriter, name: str) -> None:
         client = self._client
         # The aliases are read before the versions, so the listing has every version that an alias points to.
-        read = self._read(name, lambda: (said_about(client, name), list(client.versions(name))))
+        read = self._read(name, lambda: (read_record(client, name), list(client.versions(name))))
         if read is None:
             return
-        said, versions = read
-        written = writer.add_voice(self._versions(versions[::-1]), said)  # they are listed newest first
-        for alias, number in said.aliases.items():
+        about, versions = read
+        written = writer.add_voice(self._versions(versions[::-1]), about)  # they are listed newest first
+        for alias, number in about.aliases.items():
             if alias not in written.aliases:
                 error = VersionNotFound(f"alias '{alias}' points to version {number}, which was not exported")
                 self._missing.append(Missing(name=f"{name}@{alias}", error=error))
@@ -110,7 +110,7 @@ class Export:
     def _read(self, name: str, call: Callable[[], Read]) -> Read | None:
         """Read a part of one voice. If it cannot be read, record it as missing and return None."""
         try:
-            return patiently(call)
+            return retry_when_asked(call)
         except SpeakerRegistryError as error:
             if not concerns_one_voice(error):
                 raise

@@ -1,4 +1,4 @@
-"""Tells errors that concern one voice from those that end all work and those that ask for a pause."""
+"""Tells apart errors that concern one voice, errors that end all work, and requests for a pause."""
 
 import time
 from collections.abc import Callable
@@ -31,8 +31,8 @@ def concerns_one_voice(error: SpeakerRegistryError) -> bool:
     return not isinstance(error, Unavailable | RateLimited | InvalidApiKey | PermissionDenied)
 
 
-def patiently(call: Callable[[], Result], sleep: Callable[[float], object] = time.sleep) -> Result:
-    """Repeat a call as long as the registry asks to come back later, up to `MAX_PAUSES` times."""
+def retry_when_asked(call: Callable[[], Result], sleep: Callable[[float], object] = time.sleep) -> Result:
+    """Repeat a call while the registry asks to come back later, with up to `MAX_PAUSES` pauses."""
     for _ in range(MAX_PAUSES):
         try:
             return call()

@@ -1,7 +1,7 @@
 """Registers the voices of an archive: their versions in order, descriptions, labels, pins and aliases, and
 the artifacts that they had.
 
-Versions keep their numbers, creation times and ids if the registry lets them. Otherwise it numbers them anew.
+Versions keep their numbers, creation times and ids if the registry allows it. Otherwise it assigns new ones.
 """
 
 from collections.abc import Iterator, Sequence
@@ -11,7 +11,7 @@ import numpy as np
 
 from speaker_registry.client import RegistryClient
 from speaker_registry.errors import Conflict, InvalidRequest, NotFound, PermissionDenied, VoiceNotFound
-from speaker_registry.moving.about import Unsaid, compare, say
+from speaker_registry.moving.about import Difference, apply_record, compare
 from speaker_registry.moving.archive import Archive, ArchivedVersion, ArchivedVoice
 from speaker_registry.moving.archive_records import ArtifactRecord, VersionRecord
 from speaker_registry.moving.candidates import Source
@@ -22,7 +22,7 @@ from speaker_registry.schemas import VoiceVersion
 
 @dataclass(slots=True)
 class Permission:
-    """Remembers that the API key may not set numbers and times, so that no further clip is sent in vain.
+    """Remembers that the API key may not set numbers and times, so that no further clip is sent for nothing.
 
     One import has one, which its threads share.
     """
@@ -63,16 +63,16 @@ class Restoring:
             return self._planned(client, numbers)
         reason = self._register_missing(client, numbers)
         notes = self._renumbered(numbers, reason)
-        # Before the artifacts, so that engines never find another version under the bare name on the way.
-        unsaid = self._unsaid(client, numbers)
-        notes += unsaid.notes
-        refused = say(client, self.title, unsaid.said)
+        # This comes before the artifacts, so that the bare name never leads engines to another version.
+        difference = self._difference(client, numbers)
+        notes += difference.notes
+        refused = apply_record(client, self.title, difference.restorable)
         if self.artifacts:
-            # The newest first: `default` moves to it, and to none that serves more profiles on the way.
+            # The newest version comes first, so that `default` moves to it and not to an older one before.
             for number, archived in reversed(list(zip(numbers, self.voice.versions, strict=False))):
                 record = self.archive.record(archived)
                 notes += self._put_artifacts(client, f"{self.title}@{number}", archived, record)
-        state: State = "registered" if missing > 0 or unsaid.said.says_something else "unchanged"
+        state: State = "registered" if missing > 0 or difference.restorable.has_content else "unchanged"
         return Result(
             where=self.where,
             name=self.title,
@@ -85,11 +85,11 @@ class Restoring:
     def _planned(self, client: RegistryClient, numbers: Sequence[int]) -> Result:
         if len(numbers) < len(self.voice.versions):
             return Result(where=self.where, name=self.title, state="planned")
-        unsaid = self._unsaid(client, numbers)
-        state: State = "planned" if unsaid.said.says_something else "unchanged"
-        return Result(where=self.where, name=self.title, state=state, notes=unsaid.notes)
+        difference = self._difference(client, numbers)
+        state: State = "planned" if difference.restorable.has_content else "unchanged"
+        return Result(where=self.where, name=self.title, state=state, notes=difference.notes)
 
-    def _unsaid(self, client: RegistryClient, numbers: Sequence[int]) -> Unsaid:
+    def _difference(self, client: RegistryClient, numbers: Sequence[int]) -> Difference:
         archived, count = self.archive.about(self.voice), len(self.voice.versions)
         return compare(client, self.title, archived, numbers[:count], grown=len(numbers) > count)
 
@@ -105,12 +105,12 @@ class Restoring:
             source = self.archive.source(archived, record)
             if reason is None:
                 reason = self._restore(client, record, source)
-            # Once a version is new here, those that follow it cannot keep their times.
+            # Once a version has a new number and time, the versions after it cannot keep theirs.
             if reason is None:
                 numbers.append(record.version)
             else:
                 after = numbers[-1] if numbers else 0
-                # Two equal versions of the archive stay two versions, hence no deduplication.
+                # Without deduplication, two equal versions of the archive stay two versions.
                 number, _ = register(client, record.name, source, record.texts, after=after, dedupe=False)
                 numbers.append(number)
         return reason
@@ -118,7 +118,7 @@ class Restoring:
     def _restore(self, client: RegistryClient, record: VersionRecord, source: Source) -> str | None:
         """Register a version under its number, time and id. Returns the reason if that is refused.
 
-        A refusal for the clip or the texts is returned, too. The registration that follows then raises it.
+        A refusal of the clip or the texts is returned as well, and raised by the registration that follows.
         """
         try:
             _restore_with_id(client, record, source)
@@ -137,7 +137,9 @@ class Restoring:
         ]
         notes = [f"version {old} of the archive is version {new} here" for old, new in pairs if old != new]
         if notes and reason is not None:
-            notes.append(f"the numbers were given anew, because the registry refused to keep them: {reason}")
+            notes.append(
+                f"the registry assigned new numbers, because it refused to keep the old ones: {reason}"
+            )
         return notes
 
     def _check_same(self, client: RegistryClient, version: VoiceVersion, archived: ArchivedVersion) -> None:
@@ -152,7 +154,7 @@ class Restoring:
     def _put_artifacts(
         self, client: RegistryClient, reference: str, archived: ArchivedVersion, record: VersionRecord
     ) -> Iterator[str]:
-        """Upload the artifacts that the registry does not have. Yields why one was not accepted."""
+        """Upload the artifacts that the registry does not have. Yields a note for each refused one."""
         for index, wanted in enumerate(record.artifacts):
             if _serves(client, reference, wanted, record.id):
                 continue

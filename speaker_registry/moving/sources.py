@@ -269,7 +269,7 @@ def _json_rows(text: str) -> Iterator[tuple[int, Row]]:
 
 
 def _check_columns(head: list[str], ignored: frozenset[str]) -> None:
-    """Raise `InvalidRequest` for columns that are missing, there twice or unknown."""
+    """Raise `InvalidRequest` for columns that are missing, duplicated or unknown."""
     twice = sorted({column for column in head if head.count(column) > 1})
     missing = sorted({"name", "file"} - {*head})
     if twice or missing:

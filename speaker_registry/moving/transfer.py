@@ -1,6 +1,6 @@
 """Sends many voices to a registry, several at once, and reports what became of each.
 
-A transfer that was interrupted is simply run again. What the registry already has is not sent a second time,
+An interrupted transfer can simply be run again. What the registry already has is not sent a second time,
 and an idempotency key that follows from the content makes one version of an upload whose answer was lost. No
 state is kept on this side.
 """
@@ -100,7 +100,8 @@ def newest_version(client: RegistryClient, name: str) -> VoiceVersion | None:
 def is_equal(version: VoiceVersion, source: Source, texts: Texts) -> bool:
     """Return whether a version was made from this clip and these texts.
 
-    False for an embedding, whose values no listing shows. The registry itself recognizes it when it is sent.
+    It is False for an embedding, because no listing shows its values. The registry recognizes an equal one
+    when it is sent.
     """
     return (
         isinstance(source, bytes)
@@ -172,7 +173,7 @@ class Transfer:
 
     A request of the registry to come back later (429, or 503 with `Retry-After`) pauses all threads. A
     registry that cannot be reached, or that refuses the API key, ends the transfer: every further voice would
-    fail alike.
+    fail in the same way.
 
     Args:
         jobs: Number of voices at a time, and so of clips in memory.

@@ -14,7 +14,7 @@ from speaker_registry.client import RegistryClient
 from speaker_registry.errors import InvalidRequest, PayloadTooLarge, SpeakerRegistryError
 from speaker_registry.following import Following
 from speaker_registry.manifests import ManifestEntry
-from speaker_registry.moving.faults import concerns_one_voice, patiently
+from speaker_registry.moving.faults import concerns_one_voice, retry_when_asked
 from speaker_registry.pushing.names import Mark, fault_of, pushed_name
 from speaker_registry.pushing.speech_server import (
     MAX_CLIP_BYTES,
@@ -95,14 +95,14 @@ class Pusher:
             SpeakerRegistryError: The registry or the server cannot be reached, or refuses everything. Besides
                 deleted voices, the server still offers everything that it had.
         """
-        patiently(self._following.look)
+        retry_when_asked(self._following.look)
         entries, state = self._following.voices, self._look_at_server()
         for name in [name for name, one in state.ours.items() if one.voice_id not in entries]:
             self._delete(name, state)
         self._notice_replaced(state)
         for name in [name for name in self._replaced if self._has_successor(name, state)]:
             self._delete(name, state)
-        outcomes = tuple(self._settle(entry, state) for entry in self._by_need(state))
+        outcomes = tuple(self._sync_voice(entry, state) for entry in self._by_priority(state))
         self._refused = {name: one for name, one in self._refused.items() if state.now < one[1]}
         return Report(outcomes=outcomes, removed=state.removed)
 
@@ -152,12 +152,12 @@ class Pusher:
         since = successor.since if successor.since > one.since else self._replaced[name]
         return since + GRACE_SECONDS <= state.now
 
-    def _by_need(self, state: _State) -> list[ManifestEntry]:
+    def _by_priority(self, state: _State) -> list[ManifestEntry]:
         """Return the voices in the order in which they get slots: those that the server knows come first."""
         known = {one.voice_id for one in state.ours.values()}
         return sorted(self._following.voices.values(), key=lambda one: one.voice_id not in known)
 
-    def _settle(self, entry: ManifestEntry, state: _State) -> Outcome:
+    def _sync_voice(self, entry: ManifestEntry, state: _State) -> Outcome:
         """Upload a version unless the server has it, and return the outcome."""
         name = pushed_name(entry, self._kind)
         if name in state.ours:
@@ -179,7 +179,7 @@ class Pusher:
             return reason
         if name in state.names:
             return f"the server has a voice {name[:80]!a} that was not pushed from here"
-        if self._is_full(state) and self._can_leave(state) is None:
+        if self._is_full(state) and self._evictable(state) is None:
             return f"all {self._slots} slots are taken; a replaced version leaves after {GRACE_SECONDS:g} s"
         return fault_of(entry, self._kind)
 
@@ -187,11 +187,11 @@ class Pusher:
         return len(state.ours) >= self._slots
 
     def _make_room(self, state: _State) -> None:
-        leaving = self._can_leave(state)
+        leaving = self._evictable(state)
         if self._is_full(state) and leaving is not None:
             self._delete(leaving, state)
 
-    def _can_leave(self, state: _State) -> str | None:
+    def _evictable(self, state: _State) -> str | None:
         """Return a replaced version that may be deleted to free a slot: its grace period is over, although
         its successor may not be uploaded yet. Returns None if there is none.
         """
@@ -232,9 +232,9 @@ class Pusher:
         """
         if entry.source != "audio":
             samples = SpeakerSamples(self._client, self._profile, self._following.model_type or "")
-            embedding = patiently(partial(samples.embedding, entry.reference))
+            embedding = retry_when_asked(partial(samples.embedding, entry.reference))
             return {"speaker_embedding": (None, json.dumps(embedding.tolist()))}
-        clip = patiently(partial(self._client.samples, entry.reference)).to_wav()
+        clip = retry_when_asked(partial(self._client.samples, entry.reference)).to_wav()
         if len(clip) > MAX_CLIP_BYTES:
             raise PayloadTooLarge(f"the clip has {len(clip)} bytes as WAV; accepted: up to {MAX_CLIP_BYTES}")
         text: dict[str, Part] = {"ref_text": (None, entry.ref_text)} if entry.ref_text else {}

@@ -83,7 +83,7 @@ class CampaignRequest(BaseModel):
     sample: int = Field(default=DEFAULT_SAMPLE, ge=1, le=200, strict=True)
     """The number of voices whose old and new artifacts are compared, from the first that are ready."""
     rate: float | None = Field(default=None, ge=0.01, le=1000, strict=True, allow_inf_nan=False)
-    """The highest number of voices for each second. None sets no limit."""
+    """The maximum number of voices per second. None sets no limit."""
 
 
 class CampaignProgress(Schema):
@@ -164,7 +164,7 @@ class Campaign(Schema):
     state: CampaignState
     """`complete`: every voice was reached. `promoted`: the encoder is the current one."""
     rate: float | None = None
-    """The highest number of voices for each second. None sets no limit."""
+    """The maximum number of voices per second. None sets no limit."""
     promotes: bool
     """True if the encoder is promoted once it has covered every voice."""
     progress: CampaignProgress

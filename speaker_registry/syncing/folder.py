@@ -1,9 +1,10 @@
 """A folder with one safetensors file per voice, and possibly an index file that names them. It knows no
 format of their content.
 
-A marker says for what the folder was made, so that no folder of others is ever written to. New files are
-written first, and then the index is replaced. A file whose voice has a newer one stays for a while, because a
-server that is starting may have read the former index. A file whose voice is gone is removed at once.
+A marker records what the folder was made for, so that nothing is ever written to a folder of others. New
+files are written first, and then the index is replaced. A file whose voice has a newer one stays for a while,
+because a server that is starting may have read the former index. A file whose voice is gone is removed at
+once.
 """
 
 import contextlib
@@ -30,7 +31,7 @@ KEPT_SECONDS = 600.0
 _MAX_MARKER_BYTES = 16 * 1024**2
 _MAX_LOCK_SECONDS, _LOCK_PAUSE_SECONDS = 60.0, 0.05
 _FILE = re.compile(r"([0-9a-f]{32})-([0-9]{12})-([0-9a-f]{64})\.safetensors")
-_NOT_OURS_BUT_HARMLESS = {"lost+found"}
+_IGNORED_NAMES = {"lost+found"}
 """A new volume contains this folder."""
 
 
@@ -76,8 +77,8 @@ class FileName(NamedTuple):
 
 
 def hash_of(voice_id: str) -> str:
-    """Return the part of a file's name that stands for a voice. A deleted name that is registered again is
-    another voice.
+    """Return the part of a file's name that stands for a voice. A name that is deleted and registered again
+    gets another result.
     """
     return hashlib.sha256(voice_id.encode()).hexdigest()[:32]
 
@@ -108,7 +109,7 @@ class SyncedFolder:
 
         Raises:
             InvalidRequest: The folder has files of others, or was made for another purpose, and nothing was
-                touched. Or another sync has kept it for a minute.
+                touched. Or another sync has held its lock for a minute.
             OSError: The folder cannot be written to.
         """
         self._check()
@@ -180,7 +181,7 @@ class SyncedFolder:
             self._put(self._index, index)
         self._superseded = self._still_kept(wanted)
         self._put_marker(self._superseded)
-        for temporary in filter(temporary_for, self._names()):  # of processes that were killed
+        for temporary in filter(temporary_for, self._names()):  # left by processes that were killed
             (self._path / temporary).unlink(missing_ok=True)
         return self._remove(
             name for name in self._files() if name not in wanted and str(name) not in self._superseded
@@ -216,7 +217,7 @@ class SyncedFolder:
         return self._checked_marker() if claimed else None
 
     def _is_ours(self, name: str, *, claimed: bool) -> bool:
-        if name in _NOT_OURS_BUT_HARMLESS:
+        if name in _IGNORED_NAMES:
             return True
         if (self._path / name).is_symlink() or not (self._path / name).is_file():
             return False
@@ -241,7 +242,7 @@ class SyncedFolder:
         except ValidationError:
             raise InvalidRequest(
                 f"{str(self._path / MARKER)!a} is damaged; accepted: the marker that a sync wrote. Empty the "
-                "folder to begin anew"
+                "folder to start over"
             ) from None
 
     def _put_marker(self, superseded: dict[str, float]) -> None:
@@ -257,7 +258,7 @@ class SyncedFolder:
             except BlockingIOError:
                 if time.monotonic() > deadline:
                     raise InvalidRequest(
-                        f"another sync has kept {str(self._path)!a} for {_MAX_LOCK_SECONDS:.0f} s"
+                        f"another sync has held the lock on {str(self._path)!a} for {_MAX_LOCK_SECONDS:.0f} s"
                     ) from None
                 time.sleep(_LOCK_PAUSE_SECONDS)
 

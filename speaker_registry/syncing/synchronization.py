@@ -9,7 +9,7 @@ from typing import Literal, Protocol
 from speaker_registry.client import RegistryClient
 from speaker_registry.errors import InvalidRequest, ProfileUnknown, SpeakerRegistryError
 from speaker_registry.manifests import Manifest
-from speaker_registry.moving.faults import concerns_one_voice, patiently
+from speaker_registry.moving.faults import concerns_one_voice, retry_when_asked
 from speaker_registry.schemas import Profile, Voice
 from speaker_registry.syncing.custom_voices import CustomVoices
 from speaker_registry.syncing.folder import FileName, Purpose, SyncedFolder, hash_of
@@ -102,16 +102,16 @@ class Synchronization:
             ProfileUnknown: There is no such profile.
             SpeakerRegistryError: The registry cannot be reached or refuses the API key, or another one
                 answers. The files of the folder are still there.
-            OSError: The folder cannot be written to. The same applies.
+            OSError: The folder cannot be written to. Its files are still there.
         """
         folder, form = self._opened = self._opened or self._open()
         with folder.claimed():
-            voices = patiently(lambda: list(self._client.list(profile=self._profile)))
-            wanted = list(patiently(lambda: list(form.wanted(voices))))
-            self._look_at_manifest()  # raises if another registry answers by now
+            voices = retry_when_asked(lambda: list(self._client.list(profile=self._profile)))
+            wanted = list(retry_when_asked(lambda: list(form.wanted(voices))))
+            self._look_at_manifest()  # raises if a different registry answers now
             # Deleted voices are removed first, so that no later failure can keep them in the folder.
             removed = folder.remove_others({hash_of(one.voice.id) for one in wanted})
-            settled = [self._settle(folder, form, one) for one in wanted]
+            settled = [self._sync_voice(folder, form, one) for one in wanted]
             files = [name for name, _ in settled if name is not None]
             removed += folder.publish(files, form.index(files, folder.read))
         outcomes = tuple(outcome for _, outcome in settled if outcome is not None)
@@ -141,20 +141,20 @@ class Synchronization:
         """Read the manifest, of which unchanged pages are not sent again.
 
         Raises:
-            Unavailable: Another registry answers than the last time.
+            Unavailable: A different registry answers than the last time.
         """
-        self._manifest = patiently(lambda: self._client.manifest(self._profile, self._manifest))
+        self._manifest = retry_when_asked(lambda: self._client.manifest(self._profile, self._manifest))
         return self._manifest
 
     def _find_profile(self) -> Profile:
-        profiles = patiently(lambda: {one.id: one for one in self._client.profiles()})
+        profiles = retry_when_asked(lambda: {one.id: one for one in self._client.profiles()})
         if self._profile not in profiles:
             raise ProfileUnknown(
                 f"there is no profile {self._profile[:80]!a}; accepted: {', '.join(sorted(profiles))}"
             )
         return profiles[self._profile]
 
-    def _settle(
+    def _sync_voice(
         self, folder: SyncedFolder, form: Format, wanted: Wanted
     ) -> tuple[FileName | None, Outcome | None]:
         """Return the file of a voice and the outcome. Both are None if the voice was deleted meanwhile."""
@@ -176,7 +176,7 @@ class Synchronization:
     def _fetch(self, form: Format, wanted: Wanted) -> bytes:
         if wanted.missing:
             raise InvalidRequest(wanted.missing)
-        return patiently(partial(form.fetch, wanted))
+        return retry_when_asked(partial(form.fetch, wanted))
 
     def _outcome(self, wanted: Wanted, state: State, reason: str | None = None) -> Outcome:
         outcome = Outcome(name=wanted.voice.name, version=wanted.version, state=state, reason=reason)

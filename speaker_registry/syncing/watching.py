@@ -1,4 +1,4 @@
-"""Syncs repeatedly, and goes on when the registry cannot be reached for a while."""
+"""Syncs repeatedly, and continues after times in which the registry cannot be reached."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -18,7 +18,7 @@ log = logging.getLogger(__name__)
 _NAMES = 2
 """A voice is in the cache under its bare and its versioned name. The cache counts its tensors for each."""
 _FILLED = 0.9
-"""Share of the cache that may be filled. Beyond it, voices would displace each other again and again."""
+"""Share of the cache that may be filled. Beyond it, voices would displace each other repeatedly."""
 _VERSIONED = re.compile(r".+@\d+", re.DOTALL)
 
 

@@ -1,7 +1,7 @@
 """The plugin of vLLM-Omni: follows the registry in a thread of its own, in each process of a server.
 
-vLLM-Omni calls `activate` in every process, before it loads the model. Whatever goes wrong here is logged,
-and the server goes on with what it has.
+vLLM-Omni calls `activate` in every process, before it loads the model. Any failure here is logged,
+and the server continues with what it has.
 """
 
 import importlib
@@ -85,16 +85,16 @@ class Plugin:
             for consumer in list(self._consumers):
                 consumer.apply(self._following.voices)
             fault = ""
-        except Exception as error:  # noqa: BLE001 - the server must go on, whatever is wrong here
+        except Exception as error:  # noqa: BLE001 - the server must continue, whatever is wrong here
             fault = f"{type(error).__name__}: {error}"
         if fault and fault != self._last_fault:
-            log.warning("The speaker registry cannot be followed now, the server goes on. %s", fault)
+            log.warning("The speaker registry cannot be followed now; the server continues. %s", fault)
         elif self._last_fault and not fault:
             log.info("The speaker registry is followed again.")
         self._last_fault = fault
 
     def run(self) -> None:
-        """Look again and again until `stop` is called."""
+        """Look repeatedly until `stop` is called."""
         while not self._stopped:
             self._wake.clear()
             self.look()

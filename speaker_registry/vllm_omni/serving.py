@@ -1,4 +1,4 @@
-"""Finds the API servers of a vLLM-Omni process, and has their requests pinned to versions.
+"""Finds the API servers of a vLLM-Omni process, and pins their requests to versions.
 
 The class of the servers is wrapped where it is defined. If its module is not imported yet, the wrapping waits
 for the import, because worker processes never import it.

@@ -403,7 +403,7 @@ def test_a_new_encoder_reaches_every_voice(registry: FailingRegistry, way: str) 
         if trials.failed(announce):
             assert registry.served("alice") == before
             announce()
-        records.look_anew()
+        records.clear_cache()
         assert records.fingerprint(PROFILE) == fingerprint
         registry.worker.fingerprint = fingerprint
         registry.settle("alice")

@@ -122,10 +122,10 @@ def test_a_foreign_document_of_a_profile_is_followed_by_the_next_workers(registr
     records, store, key = registry.opened.profile_records, registry.opened.store, profile_key(PROFILE)
     registry.redis.flushall()
     store.swap(key, b"of somebody else", etag=store.read(key).etag)
-    records.look_anew()
+    records.clear_cache()
     assert records.current(PROFILE) is None
     for fingerprint in (registry.worker.fingerprint, NEXT):
         registry.worker.announce(fingerprint)
         registry.redis.flushall()
-        records.look_anew()
+        records.clear_cache()
         assert records.fingerprint(PROFILE) == fingerprint

@@ -65,7 +65,7 @@ def look_now(registry: OpenedRegistry, housekeeping: Housekeeping, name: str) ->
 
 def lose_the_view(registry: OpenedRegistry) -> None:
     """Have another generation begin, as after a fail-over. What the last one had stays in Redis."""
-    registry.opened.generation.begin_anew(registry.opened.generation.for_reading())
+    registry.opened.generation.begin_replacement(registry.opened.generation.for_reading())
 
 
 def generations(client: Redis) -> set[str]:
@@ -230,7 +230,7 @@ def test_what_is_missing_after_a_promotion_is_made(
     registry.make_ready("wren")
     other = "sha256:" + "2" * 64
     registry.worker.announce(other)
-    registry.opened.profile_records.look_anew()
+    registry.opened.profile_records.clear_cache()
     housekeeping.turn()  # sweeps, because the profile is made with another encoder
     registry.worker.finish_all()
     profile = registry.opened.profiles.required[0].name
@@ -250,7 +250,7 @@ def test_what_was_made_ahead_is_served_after_the_promotion(
     [_, ahead] = registry.newest("wren").artifacts[profile]
     assert ahead.ahead
     registry.worker.announce(other)
-    registry.opened.profile_records.look_anew()
+    registry.opened.profile_records.clear_cache()
     look_now(registry, housekeeping, "wren")
     made = {one.fingerprint: one.ahead for one in registry.newest("wren").artifacts[profile]}
     assert made == {current: False, other: False}

@@ -60,7 +60,7 @@ def test_a_view_that_knows_not_every_voice_is_shown_as_one(registry: OpenedRegis
     refused.
     """
     assert samples(signals)["registry_view_complete",] == 1
-    registry.opened.generation.begin_anew(registry.opened.generation.for_reading())
+    registry.opened.generation.begin_replacement(registry.opened.generation.for_reading())
     shown = samples(signals)
     assert (shown["registry_redis_up",], shown["registry_view_in_use",]) == (1, 1)
     assert shown["registry_view_complete",] == 0

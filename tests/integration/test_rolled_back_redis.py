@@ -184,5 +184,5 @@ def test_an_encoder_that_redis_forgot_in_a_rollback_is_read_from_the_bucket(
     registry.opened.generation.look()
     bring_back()
     registry.opened.generation.look()
-    registry.opened.profile_records.look_anew()
+    registry.opened.profile_records.clear_cache()
     assert registry.opened.profile_records.fingerprint(PROFILE) == NEXT

@@ -151,7 +151,7 @@ def test_a_voice_that_failed_keeps_its_campaign_from_promoting(fleet: Fleet) -> 
     """A person decides whether the voices that failed may keep their former artifacts."""
     campaign = fleet.campaigns.promote_when_complete(PROFILE, B, by="me").campaign
     assert fleet.finish(campaign, failing="bert/one").state == "complete"
-    assert fleet.records.profiles.read_anew(PROFILE).fingerprint == A
+    assert fleet.records.profiles.read_uncached(PROFILE).fingerprint == A
 
 
 def test_no_namespace_is_forgotten_wherever_the_process_is_restarted(
@@ -253,7 +253,7 @@ def test_a_voice_that_could_not_be_read_and_then_failed_keeps_its_campaign_from_
         broken.setattr(fleet.registry.speakers, "read", unreadable)
         fleet.campaigns.runner.turn()
     fleet.finish(campaign, failing="bert/one")
-    assert fleet.records.profiles.read_anew(PROFILE).fingerprint == A
+    assert fleet.records.profiles.read_uncached(PROFILE).fingerprint == A
 
 
 def test_a_campaign_ends_although_a_voice_gets_new_versions_all_the_time(fleet: Fleet) -> None:
@@ -301,7 +301,7 @@ def test_a_voice_that_a_later_walk_could_not_begin_keeps_its_campaign_from_promo
 
     monkeypatch.setattr(fleet.registry.jobs, "open", refused)
     assert fleet.finish(campaign).state == "complete"
-    assert fleet.records.profiles.read_anew(PROFILE).fingerprint == A
+    assert fleet.records.profiles.read_uncached(PROFILE).fingerprint == A
 
 
 def test_a_cancel_that_loses_its_lock_still_takes_the_jobs_back(
@@ -451,5 +451,5 @@ def test_a_campaign_names_the_voices_that_failed_and_promotes_all_the_same_if_fo
     assert str(shown.reason).startswith("1 voice could not be prepared (bert/one)")
     second = fleet.campaigns.promote_when_complete(PROFILE, B, by="me", force=True).campaign
     assert fleet.finish(second).state == "promoted"
-    assert fleet.records.profiles.read_anew(PROFILE).fingerprint == B
+    assert fleet.records.profiles.read_uncached(PROFILE).fingerprint == B
     assert fleet.by_candidate().count("bert/one") == 1

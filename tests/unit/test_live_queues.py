@@ -5,7 +5,7 @@ from functools import partial
 
 import pytest
 
-from services.extractor_worker.process import Turns
+from services.extractor_worker.process import ServedProfiles
 from services.shared.model.profile_document import promoted
 from services.shared.registry.profiles import Profiles
 from services.shared.registry.publish import EncoderReplaced, Provenance, start
@@ -22,7 +22,7 @@ def test_only_workers_with_the_current_encoder_take_live_jobs(world: World):
     process, other = Process.settled(world), Process.settled(world)
     process.announce(A)
     process.announce(B)
-    with_a, with_b = Turns(other.profiles, {PROFILE: A}), Turns(other.profiles, {PROFILE: B})
+    with_a, with_b = ServedProfiles(other.profiles, {PROFILE: A}), ServedProfiles(other.profiles, {PROFILE: B})
     assert (with_a.has(PROFILE), with_b.has(PROFILE)) == (True, False)
     process.promote(B, force=True)
     world.pass_time(1.0)
@@ -58,9 +58,9 @@ def test_a_worker_that_left_a_job_to_others_knows_of_the_promotion(world: World)
     process, other = Process.settled(world), Process.settled(world)
     process.announce(A)
     process.announce(B)
-    turns = Turns(other.profiles, {PROFILE: A})
-    assert turns.has(PROFILE)
+    served = ServedProfiles(other.profiles, {PROFILE: A})
+    assert served.has(PROFILE)
     process.profiles.change(PROFILE, partial(promoted, fingerprint=B), by="operator", did="promote")
-    assert turns.has(PROFILE), "it has not heard of the promotion"
+    assert served.has(PROFILE), "it has not heard of the promotion"
     assert Profiles(other.catalogue, other.profiles, AllServed()).is_current_now(PROFILE, B)
-    assert not turns.has(PROFILE)
+    assert not served.has(PROFILE)

@@ -6,7 +6,7 @@ from structlog.testing import capture_logs
 from services.shared.bucket.connection import StoreUnfit, StoreUnreachable
 from services.shared.configuration.store import StoreSettings
 from services.shared.model.clock import Clock
-from services.shared.registry.opening import _patiently
+from services.shared.registry.opening import _retried_until_open
 
 SETTINGS = StoreSettings(url="s3://voices", start_seconds=30)
 
@@ -30,7 +30,7 @@ def test_a_store_that_stays_away_is_tried_again_with_longer_and_longer_pauses():
         raise StoreUnreachable("SPEAKER_STORE_ENDPOINT: refused")
 
     with capture_logs() as logs, pytest.raises(StoreUnreachable):
-        _patiently(refuse, SETTINGS, clock)
+        _retried_until_open(refuse, SETTINGS, clock)
     assert clock.slept == [1, 2, 4, 8, 10]
     assert [line["again_in_seconds"] for line in logs] == clock.slept
     assert {line["reason"] for line in logs} == {"SPEAKER_STORE_ENDPOINT: refused"}
@@ -44,7 +44,7 @@ def test_a_store_that_comes_is_opened():
             raise error
         return "open"
 
-    assert _patiently(open_it, SETTINGS, clock) == "open"
+    assert _retried_until_open(open_it, SETTINGS, clock) == "open"
     assert clock.slept == [1]
 
 
@@ -56,5 +56,5 @@ def test_a_store_that_is_unfit_is_not_tried_again():
         raise StoreUnfit("there is none")
 
     with pytest.raises(StoreUnfit):
-        _patiently(refuse, SETTINGS, clock)
+        _retried_until_open(refuse, SETTINGS, clock)
     assert clock.slept == []

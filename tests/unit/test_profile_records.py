@@ -485,7 +485,7 @@ def test_a_campaign_is_paused_resumed_and_canceled_and_every_process_sees_it(
     """An operator can stop the extra load at any time, by whichever process."""
     start(candidate, campaign(rate=2.5))
     change(Process(world), "paused")
-    assert candidate.profiles.read_anew(PROFILE).campaigns == (
+    assert candidate.profiles.read_uncached(PROFILE).campaigns == (
         campaign(rate=2.5, state="paused", changed_at=7),
     )
     change(candidate, "running")
@@ -513,7 +513,7 @@ def test_a_profile_has_one_campaign_at_a_time(world: World, candidate: Process) 
     store.before.append(lambda: start(candidate, campaign()) and None)
     with pytest.raises(CampaignOpen, match=r"Campaign 'c1' of profile 'ecapa' for .* is running"):
         start(other, campaign(id="c2"))
-    assert [one.id for one in other.profiles.read_anew(PROFILE).campaigns] == ["c1"]
+    assert [one.id for one in other.profiles.read_uncached(PROFILE).campaigns] == ["c1"]
 
 
 def test_a_promotion_at_the_end_joins_the_campaign_of_its_encoder(candidate: Process) -> None:
@@ -547,7 +547,7 @@ def test_a_campaign_that_an_operator_stops_in_its_last_moment_promotes_nothing(
     store.before.append(lambda: change(candidate, state) and None)
     decide = partial(promoted_by_campaign, campaign_id="c1", now=7, result={})
     runner.profiles.change(PROFILE, decide, by="campaign", did="promote")
-    document = candidate.profiles.read_anew(PROFILE)
+    document = candidate.profiles.read_uncached(PROFILE)
     assert (document.fingerprint, document.campaigns[0].state) == (A, state)
 
 

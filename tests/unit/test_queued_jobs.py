@@ -15,7 +15,7 @@ from redis import Redis
 from rq.job import JobStatus
 
 from services.extractor_worker.jobs.batch_worker import HandlerContractError, call
-from services.extractor_worker.jobs.leases import fails_for_good, sort_out
+from services.extractor_worker.jobs.leases import fails_for_good, plan_start
 from services.shared.configuration.registry import LONGEST_JOB_SECONDS
 from services.shared.queue import rq_jobs
 from services.shared.queue.rq_jobs import (
@@ -275,7 +275,7 @@ def taken(
 
 
 def plan_for(ids: list[bytes], jobs: Mapping[bytes, Mapping[bytes, bytes] | Exception]):
-    return sort_out(QUEUE, ids, jobs, {"extract": None})
+    return plan_start(QUEUE, ids, jobs, {"extract": None})
 
 
 def test_new_jobs_are_started_together_in_their_order():

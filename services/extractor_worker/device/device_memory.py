@@ -17,18 +17,18 @@ def show_device_memory(device: torch.device) -> None:
 
 
 def _cuda_used(device: torch.device) -> int:
-    """Return the bytes that torch has reserved, used or not. The libraries' own contexts are not included.
+    """Return the bytes that torch has reserved, used or unused. The libraries' own contexts are not included.
 
     The result is 0 until something is computed on the device, because a scrape must not initialise CUDA.
     """
-    return torch.cuda.memory_reserved(device) if _awake() else 0
+    return torch.cuda.memory_reserved(device) if _cuda_initialized() else 0
 
 
 def _cuda_total(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).total_memory if _awake() else 0
+    return torch.cuda.get_device_properties(device).total_memory if _cuda_initialized() else 0
 
 
-def _awake() -> bool:
+def _cuda_initialized() -> bool:
     return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
 
 

@@ -68,9 +68,9 @@ class BatchWorker(BaseWorker):
 
     Args:
         queues: names of the queues, which take turns.
-        handlers: for each name of a job's function the handler. Other functions are not run.
+        handlers: the handlers by the name of a job's function. Other functions are not run.
         connection: a client of Redis that answers in bytes. Only its address and credentials are used.
-        name: the worker's name, unique also among workers of the past minutes. By default one is made up.
+        name: the worker's name, unique also among workers of the past minutes. By default one is generated.
         on_beat: is called after each heartbeat, in the heartbeat's thread.
         serves: returns whether jobs are taken from a queue now, by its name. Jobs that were taken are
             finished.
@@ -91,7 +91,7 @@ class BatchWorker(BaseWorker):
         comes_last: Callable[[str], bool] = lambda _queue: False,
     ) -> None:
         self.settings = settings
-        redis = _impatient(connection, settings.poll_seconds)
+        redis = _without_retries(connection, settings.poll_seconds)
         self._job_queues = [JobQueue(queue, redis) for queue in queues]
         """The queues in the order of their turns. Only the worker's main thread changes the order."""
         self._serves, self._comes_last = serves, comes_last
@@ -202,8 +202,8 @@ class BatchWorker(BaseWorker):
     # -- taking jobs --
 
     def _next_batch(self, burst: bool) -> Batch | None:
-        """Wait for a batch, also while Redis is away. Returns None to stop, and in a `burst` if no job is
-        left.
+        """Wait for a batch, also while Redis is away. Returns None if the worker is to stop, or in a `burst`
+        if no job is left.
         """
         pause = 0.1
         while not self._stop_requested:
@@ -341,7 +341,7 @@ class BatchWorker(BaseWorker):
         self.set_state(WorkerStatus.IDLE, pipeline=pipeline)
 
 
-def _impatient(connection: Redis, poll_seconds: float) -> Redis:
+def _without_retries(connection: Redis, poll_seconds: float) -> Redis:
     """Return a client of the same server that reports each failure at once.
 
     redis-py's own ten retries would keep a stopping worker for a minute. This module decides about retries.

@@ -34,7 +34,7 @@ def write_beat(file: Path | None) -> None:
 
 def forget() -> None:
     """Remove the file of an earlier process. With that file, a new process would seem to have started, and
-    would be given no time to load its models.
+    would get no time to load its models.
     """
     try:
         file = WorkerSettings().beat_file
@@ -47,17 +47,17 @@ def forget() -> None:
 
 
 def complaint(file: Path | None, max_seconds: float) -> str | None:
-    """Say what is wrong with the worker that writes the file. Returns None if nothing is."""
+    """Return what is wrong with the worker that writes the file, or None if nothing is."""
     if file is None:
         return "SPEAKER_WORKER_BEAT_FILE is not set: the worker writes no beats"
     try:
         age = time.monotonic() - float(file.read_text())
     except FileNotFoundError:
-        return f"{file} is not there: the worker has not begun, or has ended"
+        return f"{file} does not exist: the worker has not started yet, or has ended"
     except (OSError, ValueError) as error:
         return f"{file} cannot be read: {error}"
     if not 0 <= age <= max_seconds:
-        return f"the last beat in {file} is {age:.0f} s old, and {max_seconds} s is the most"
+        return f"the last beat in {file} is {age:.0f} s old; at most {max_seconds} s are allowed"
     return None
 
 

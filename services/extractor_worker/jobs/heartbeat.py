@@ -110,7 +110,7 @@ class Heartbeat:
         next_beat = time.monotonic()
         while not self._stopped.wait(min(LOOK_SECONDS, max(0.0, next_beat - time.monotonic()))):
             if time.monotonic() >= self._deadline:
-                self._leave()
+                self._exit_hung()
             if time.monotonic() >= next_beat:
                 self._beat()
                 next_beat = time.monotonic() + self._beat_seconds
@@ -129,7 +129,7 @@ class Heartbeat:
             where = None if isinstance(error, RedisError) else traceback.format_exc()
             log.warning("heartbeat.failed", error=str(error), traceback=where)
 
-    def _leave(self) -> None:
+    def _exit_hung(self) -> None:
         log.critical("worker.hung", jobs=[job.id for job, _ in self._held], seconds=self._seconds)
         faulthandler.dump_traceback(file=sys.__stderr__ or sys.stderr, all_threads=True)
         sys.stdout.flush()

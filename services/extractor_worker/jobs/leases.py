@@ -101,7 +101,7 @@ class JobLeases:
             while True:
                 pipeline.watch(*map(job_key, taken))  # type: ignore[no-untyped-call]
                 stored = self._read(taken)
-                plan = sort_out(queue, taken, stored, self._functions)
+                plan = plan_start(queue, taken, stored, self._functions)
                 pipeline.multi()
                 self._tidy(queue, plan, stored, pipeline)
                 executions = {job.id: self._start(queue, job, pipeline) for job in plan.start}
@@ -205,14 +205,14 @@ def _finish(job: QueuedJob, result: object, start: Mapping[str, Any], pipeline: 
     job.finished_job_registry.add(job, RESULT_SECONDS, pipeline)
 
 
-def sort_out(
+def plan_start(
     queue: JobQueue,
     taken: Sequence[bytes],
     stored: Mapping[bytes, Mapping[bytes, bytes] | Exception],
     functions: Mapping[str, object],
 ) -> Plan:
-    """Decide about jobs that were taken from the queue, in its order. A job that was started before is
-    started alone.
+    """Decide what happens to jobs that were taken from the queue, in its order. A job that was started before
+    is started alone.
     """
     plan = Plan()
     for job_id in dict.fromkeys(taken):

@@ -1,7 +1,7 @@
 """Keeps queues in order after crashes: jobs of a dead worker go back to the queue, or end as failed.
 
-Every worker runs this every few seconds. Jobs are decided on under WATCH, so any number of processes at once
-gives each job one verdict; the lock only saves work. This module does not run jobs.
+Every worker runs this every few seconds. Jobs are decided on under WATCH, so each job gets one verdict
+however many processes run this at once; the lock only saves work. This module does not run jobs.
 """
 
 import time
@@ -158,7 +158,7 @@ def _decide(
 def _retry_or_fail(queue: JobQueue, job: QueuedJob, pipeline: Pipeline) -> str:
     if job.retries_left:
         log.warning("job.abandoned", job_id=job.id, attempt=job.attempt, retries_left=job.retries_left)
-        job.enqueue_at_front_on_retry = True  # it has waited for its turn already
+        job.enqueue_at_front_on_retry = True  # it has waited in the queue already
         job.retry(queue, pipeline)
         return "abandoned"
     reason = f"its worker died or hung in each of {job.attempt} attempts"

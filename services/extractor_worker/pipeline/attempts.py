@@ -1,4 +1,4 @@
-"""The pipeline begins, follows and ends attempts here, and has no other access to bucket and Redis.
+"""Begins, follows and ends attempts for the pipeline, which has no other access to bucket and Redis.
 
 Each method is one verb of `services.shared.registry`. This module knows no encoder.
 """
@@ -38,7 +38,7 @@ class Attempts:
         profiles: Profiles,
         decode: Decode,
     ) -> None:
-        """Create it. `decode` decodes uploaded clips whose decoded form the bucket has lost."""
+        """Create the object. `decode` decodes uploaded clips whose decoded form the bucket has lost."""
         self._store = store
         self._speakers = speakers
         self._blobs = blobs

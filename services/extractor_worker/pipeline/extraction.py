@@ -113,7 +113,7 @@ class Extraction:
         self.on_made: Callable[[str], None] = lambda _: None
         """Called with the name of the profile whenever an artifact was published."""
         self.stopping: Callable[[], bool] = lambda: False
-        """Returns whether the process is to end. If it is, no step waits for an outage to end."""
+        """Returns whether the process is to end. If so, no step waits for an outage to end."""
 
     def close(self) -> None:
         """Stop the threads after the last call. Steps that have not begun are dropped."""
@@ -167,7 +167,7 @@ class Extraction:
         if attempt.number > attempt.max_attempts:
             raise LeaseExpired(f"The worker died or hung each of the {attempt.max_attempts} times it tried.")
         clip = self._retried(lambda: self._attempts.read_clip(attempt))
-        return _or_leave(loaded, lambda: loaded.extractor.prepare(clip))
+        return _exit_if_device_lost(loaded, lambda: loaded.extractor.prepare(clip))
 
     def _next_device_batch(
         self, coming: "deque[Future[_PipelineItem | None]]"
@@ -224,7 +224,9 @@ class Extraction:
         loaded = clips[0].loaded
         BATCH_SIZE.labels(loaded.provenance.profile.name).observe(len(clips))
         with _step("encode", loaded, [clip.attempt for clip in clips]):
-            return _or_leave(loaded, lambda: loaded.extractor.encode([clip.content for clip in clips]))
+            return _exit_if_device_lost(
+                loaded, lambda: loaded.extractor.encode([clip.content for clip in clips])
+            )
 
     def _finish(self, clip: _PipelineItem) -> object:
         """Publish the clip's tensors, or record why there are none. Runs on a thread."""
@@ -242,7 +244,7 @@ class Extraction:
 
     def _publish(self, clip: _PipelineItem) -> str:
         extractor = clip.loaded.extractor
-        tensors = _or_leave(clip.loaded, lambda: extractor.finish(clip.content))
+        tensors = _exit_if_device_lost(clip.loaded, lambda: extractor.finish(clip.content))
         seconds = extractor.used_seconds(clip.content)
         counted = self._retried(lambda: self._attempts.publish(clip.attempt, tensors, seconds))
         if counted:
@@ -310,7 +312,7 @@ def _step(name: str, loaded: LoadedProfile, attempts: Sequence[Attempt]) -> Iter
                 seconds.observe(share)
 
 
-def _or_leave(loaded: LoadedProfile, step: Callable[[], Result]) -> Result:
+def _exit_if_device_lost(loaded: LoadedProfile, step: Callable[[], Result]) -> Result:
     """Run a step of an extractor, and end the process if the device is lost.
 
     The jobs of a process that ends stay open: they return to the queue when their leases run out.

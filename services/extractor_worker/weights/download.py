@@ -77,7 +77,7 @@ def main(words: Sequence[str], program: str) -> int:
         for delivery in deliveries:
             _deliver(delivery)
     except KeyboardInterrupt:
-        print("\ninterrupted; files that are whole stay", file=sys.stderr)
+        print("\ninterrupted; complete files are kept", file=sys.stderr)
         return INTERRUPTED
     except (SpeakerRegistryError, OSError) as error:
         print(f"{program}: {printable(_message(error))}", file=sys.stderr)
@@ -90,9 +90,9 @@ def _deliveries(arguments: argparse.Namespace, catalogue: ProfileCatalogue) -> I
     """Yield the requested deliveries. Raises all errors of usage before anything is fetched."""
     names = list(dict.fromkeys(name.strip() for name in arguments.profiles.split(",") if name.strip()))
     if not names:
-        raise UsageError("--profiles names none")
+        raise UsageError("--profiles names no profile")
     if arguments.commit and len(names) > 1:
-        raise UsageError("--commit is of one repository: name one profile")
+        raise UsageError("--commit belongs to one repository: name one profile")
     for name in names:
         profile = catalogue.get(name)
         if profile.not_extractable:
@@ -111,7 +111,7 @@ def _commit(profile: Profile, given: str | None) -> str:
 
 def _deliver(delivery: Delivery) -> None:
     profile, files = delivery.profile, delivery.files
-    _introduce(delivery)
+    _print_licence(delivery)
     if not files:
         print(f"{profile.name} needs no files\n")
         return
@@ -141,14 +141,14 @@ def _checked(delivery: Delivery, file: HubFile, path: Path, *, fetched: bool) ->
         refuse_another(path, file.name, sha256, profile=delivery.profile.name, repo=file.repo)
     except WeightsInvalid as error:
         if not fetched:
-            raise WeightsInvalid(f"{error.message}. Remove {path}, and it is fetched again") from error
+            raise WeightsInvalid(f"{error.message}. Remove {path} to have it fetched again") from error
         path.resolve().unlink()
         path.unlink(missing_ok=True)  # a link, in the hub's cache
-        raise WeightsInvalid(f"{error.message}. It was removed again") from error
+        raise WeightsInvalid(f"{error.message}. The file was removed") from error
     return "as published"
 
 
-def _introduce(delivery: Delivery) -> None:
+def _print_licence(delivery: Delivery) -> None:
     """Print which files are fetched, and their licence."""
     weights = delivery.profile.weights
     print(

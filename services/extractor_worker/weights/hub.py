@@ -59,7 +59,7 @@ class HubFile:
         """
         found = self._download(dry_run=True, local_files_only=local_files_only)
         if isinstance(found, str):
-            raise HubUnreachable(f"{self._what}: the folder has a {self.name} of unknown origin")
+            raise HubUnreachable(f"{self._unavailable}: the folder has a {self.name} of unknown origin")
         if found.commit_hash != self.commit:
             raise WeightsInvalid(
                 f"asked for {self.repo} at commit {self.commit}, the hub delivered {found.commit_hash:.40}"
@@ -110,13 +110,13 @@ class HubFile:
         except RepositoryNotFoundError as error:
             raise WeightsMissing(f"the hub has no {self.repo}, or none that HF_TOKEN may see") from error
         except HfHubHTTPError as error:
-            raise HubUnreachable(f"{self._what} (HTTP {error.response.status_code})") from error
+            raise HubUnreachable(f"{self._unavailable} (HTTP {error.response.status_code})") from error
         except (LocalEntryNotFoundError, OfflineModeIsEnabled, _TransportError) as error:
-            raise HubUnreachable(f"{self._what} ({_cause(error)}): {self.name} missing") from error
+            raise HubUnreachable(f"{self._unavailable} ({_cause(error)}): {self.name} missing") from error
 
     @property
-    def _what(self) -> str:
-        return f"{self.repo} at commit {self.commit} is neither cached nor to be had from the hub"
+    def _unavailable(self) -> str:
+        return f"{self.repo} at commit {self.commit} is not cached, and the hub cannot deliver it"
 
 
 def _cause(error: BaseException) -> str:

@@ -328,7 +328,7 @@ def _from_folder(source: LocalWeights, profile: str, weights: PublishedWeights, 
         command = download_command(profile, to="FOLDER", commit=None if weights.commit else "HEX")
         unpinned = "" if weights.commit else " (HEX: of the commit to take, the 40 digits that the hub shows)"
         raise WeightsMissing(
-            f"{profile}: {_few(missing)} missing. The folder that WEIGHTS names must hold "
+            f"{profile}: {_abbreviated(missing)} missing. The folder that WEIGHTS names must hold "
             f"{', '.join(weights.files)}, either itself or in a sub-folder {profile}/. Get them with "
             f"`{command}`{unpinned}, or set WEIGHTS=untrained to try things out"
         ) from cause
@@ -376,16 +376,16 @@ def _check_layout(
     name: str, found: Mapping[str, tuple[int, ...]], expected: Mapping[str, tuple[int, ...]]
 ) -> None:
     if missing := expected.keys() - found.keys():
-        raise WeightsInvalid(f"{name} lacks {_few(missing)}")
+        raise WeightsInvalid(f"{name} lacks {_abbreviated(missing)}")
     if unexpected := found.keys() - expected.keys():
-        raise WeightsInvalid(f"{name} has {_few(unexpected)}, which this architecture does not")
+        raise WeightsInvalid(f"{name} has {_abbreviated(unexpected)}, which this architecture does not")
     wrong = [
         f"{key} {list(found[key])} ({list(expected[key])})" for key in expected if found[key] != expected[key]
     ]
     if wrong:
-        raise WeightsInvalid(f"{name} has wrong shapes (expected in brackets): {_few(wrong)}")
+        raise WeightsInvalid(f"{name} has wrong shapes (expected in brackets): {_abbreviated(wrong)}")
 
 
-def _few(names: Collection[str]) -> str:
+def _abbreviated(names: Collection[str]) -> str:
     more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
     return ", ".join(sorted(names)[:_NAMED]) + more

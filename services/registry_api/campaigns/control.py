@@ -140,7 +140,7 @@ class Campaigns:
     def of_profile(self, profile: str) -> list[ShownCampaign]:
         """Return the campaigns of a profile, the newest first."""
         self._catalogue.get(profile)
-        return self._all_shown(reversed(self._profiles.read_anew(profile).campaigns))
+        return self._all_shown(reversed(self._profiles.read_uncached(profile).campaigns))
 
     def get(self, profile: str, campaign_id: str) -> ShownCampaign:
         """Return a campaign. Raises `CampaignNotFound`."""
@@ -189,7 +189,7 @@ class Campaigns:
 
     def _find(self, profile: str, campaign_id: str) -> CampaignRecord:
         self._catalogue.get(profile)
-        found = self._profiles.read_anew(profile).campaign(campaign_id)
+        found = self._profiles.read_uncached(profile).campaign(campaign_id)
         if found is None:
             raise CampaignNotFound(
                 f"There is no campaign {campaign_id[:80]!a} of profile '{profile}'. GET "
@@ -252,6 +252,6 @@ def _not_promoted(progress: Progress) -> str:
         names.append(f"{others} more")
     voices = "1 voice" if progress.failed == 1 else f"{progress.failed} voices"
     return (
-        f"{voices} could not be prepared ({', '.join(names)}), so the encoder was not promoted by itself. "
-        "To promote it nevertheless, send force=true"
+        f"{voices} could not be prepared ({', '.join(names)}), so the encoder was not promoted "
+        "automatically. To promote it nevertheless, send force=true"
     )

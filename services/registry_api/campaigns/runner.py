@@ -90,16 +90,16 @@ class CampaignRunner:
                 with suppress(LockError), unavailable_without_redis():
                     lock.reacquire()
 
-            newest = [self._profiles.read_anew(name) for name in names]
+            newest = [self._profiles.read_uncached(name) for name in names]
             for one in newest:
                 for campaign in _left_over(one, kept):
-                    self._take_back(campaign, renew)
+                    self._withdraw_jobs(campaign, renew)
             found = [campaign for one in newest for campaign in _open(one)]
             progress = self._kept.of(found)
-            busy = [self._go_on_unless_broken(one, progress[one.id], renew) for one in found]
+            busy = [self._continue_logging_errors(one, progress[one.id], renew) for one in found]
         return any(busy)
 
-    def _take_back(self, campaign: CampaignRecord, renew: Callable[[], None]) -> None:
+    def _withdraw_jobs(self, campaign: CampaignRecord, renew: Callable[[], None]) -> None:
         """Withdraw the jobs of a campaign that is over, unless its encoder is the current one now, which
         needs them.
         """
@@ -109,21 +109,21 @@ class CampaignRunner:
             log.info("campaign.taken_back", campaign=campaign.id, profile=campaign.profile)
         self._kept.forget(campaign)
 
-    def _go_on_unless_broken(
+    def _continue_logging_errors(
         self, campaign: CampaignRecord, before: Progress, renew: Callable[[], None]
     ) -> bool:
         """Continue a campaign. An error is logged, so that it does not stop the campaigns of other
         profiles.
         """
         try:
-            return self._go_on(campaign, before, renew)
+            return self._continue(campaign, before, renew)
         except Unavailable:
             raise  # bucket or Redis is unavailable, which concerns all campaigns
         except Exception:
             log.exception("campaign.failed", campaign=campaign.id, profile=campaign.profile)
             return False
 
-    def _go_on(self, campaign: CampaignRecord, before: Progress, renew: Callable[[], None]) -> bool:
+    def _continue(self, campaign: CampaignRecord, before: Progress, renew: Callable[[], None]) -> bool:
         if self._profiles.fingerprint(campaign.profile) == campaign.fingerprint:
             self._end(campaign, "promoted", before.stopped())
             return False

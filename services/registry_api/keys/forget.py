@@ -33,7 +33,9 @@ def forget(keys: HeldKeys) -> int:
     old = {key_id for key_id, found in documents.items() if is_forgotten(found, before=before)}
     inherited: dict[str, list[str]] = {}
     for key_id in sorted(old):
-        inherited.setdefault(_heir(documents, old, key_id), []).extend(documents[key_id].made)
+        inherited.setdefault(_nearest_kept_ancestor(documents, old, key_id), []).extend(
+            documents[key_id].made
+        )
     for heir in inherited.keys() & documents.keys():
         decide = partial(without_children, gone=old, inherited=inherited[heir])
         keys.change(heir, decide, by="housekeeping", did="forget")
@@ -43,7 +45,7 @@ def forget(keys: HeldKeys) -> int:
     return len(old)
 
 
-def _heir(documents: dict[str, KeyDocument], old: set[str], key_id: str) -> str:
+def _nearest_kept_ancestor(documents: dict[str, KeyDocument], old: set[str], key_id: str) -> str:
     """Return the nearest ancestor of a key that is not deleted."""
     while key_id in old:
         record = documents[key_id].record

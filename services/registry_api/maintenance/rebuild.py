@@ -133,7 +133,7 @@ def rebuild(
         outcome.contradicted += _unlisted(speakers, namespace, listed)
     if _is_restored(speakers, outcome.contradicted):
         log.error("bucket.restored", speakers=len(outcome.contradicted))
-        speakers.generation.begin_anew(generation)
+        speakers.generation.begin_replacement(generation)
     else:
         speakers.view.complete(generation)
     return outcome.applied

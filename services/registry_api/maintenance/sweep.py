@@ -136,7 +136,7 @@ class Sweeps:
             begun = _Progress.model_validate_json(noted)
             log.info("sweep.resumed", began=begun.began)
             return begun
-        self._records.look_anew()
+        self._records.clear_cache()
         return _Progress(began=self._speakers.now(), asked=asked or "0", made_with=self._made_with())
 
     def _made_with(self) -> str:
@@ -148,7 +148,7 @@ class Sweeps:
     def _differs(self, made_with: str) -> bool:
         if self._made_with() == made_with:
             return False
-        self._records.look_anew()  # this process may not have heard of the change yet
+        self._records.clear_cache()  # this process may not have heard of the change yet
         return self._made_with() != made_with
 
     def _note(self, progress: _Progress) -> None:

@@ -70,7 +70,7 @@ def move(
     return MovedAlias(moved.document, previous)
 
 
-def take_back(
+def reset_alias(
     speakers: Speakers,
     profiles: Profiles,
     namespace: str,

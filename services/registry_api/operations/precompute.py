@@ -168,7 +168,7 @@ class Precomputation:
         ended = [] if pending_job_ids else self._records()
         pending_job_ids += [job.id for job in ended if not job.finished]
         if not pending_job_ids:
-            pending_job_ids += self._start_anew(speaker, version, ended)
+            pending_job_ids += self._restart_lost(speaker, version, ended)
         failed = self._failures(statuses, pending_job_ids, ended)
         jobs_ended = bool(ended) and not pending_job_ids
         return CacheState(version, statuses, pending_job_ids, failed, jobs_ended)
@@ -181,7 +181,7 @@ class Precomputation:
                 found.append(follow(self._speakers, self._jobs, self._profiles, self._namespace, job_id))
         return found
 
-    def _start_anew(self, speaker: FoundSpeaker, version: Version, ended: Sequence[JobRecord]) -> list[str]:
+    def _restart_lost(self, speaker: FoundSpeaker, version: Version, ended: Sequence[JobRecord]) -> list[str]:
         """Restart extractions that were lost with Redis, and return the ids of their jobs.
 
         Housekeeping restarts only extractions of required profiles without an artifact.

@@ -78,7 +78,7 @@ def another_encoder(
     """
     catalogue.get(profile)
     try:
-        return profile_document.another_encoder(profiles.read_anew(profile), fingerprint)
+        return profile_document.another_encoder(profiles.read_uncached(profile), fingerprint)
     except EncoderCurrent:
         raise EncoderCurrent(
             f"{fingerprint} is already the current fingerprint of profile '{profile}'.", param="fingerprint"

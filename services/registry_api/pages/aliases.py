@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from services.registry_api.access.rules import VOICES_WRITE
 from services.registry_api.dependencies import AT_STORE, CallerDep, NamespaceDep, ServicesDep, VoiceName
-from services.registry_api.operations.alias import MovedAlias, move, take_back
+from services.registry_api.operations.alias import MovedAlias, move, reset_alias
 from services.registry_api.operations.live_voice import Check
 from services.registry_api.pages.deleted import path_of
 from services.registry_api.pages.forms import (
@@ -122,7 +122,7 @@ async def page_remove_alias(
 
     def remove_alias() -> None:
         with suppress(AliasNotFound):  # a second click on the same button
-            take_back(
+            reset_alias(
                 services.speakers,
                 services.profiles,
                 namespace,
@@ -156,7 +156,7 @@ def _unmoved_since(alias: str, seen: int) -> Check:
                 f"{_meant(document, alias)} now."
             )
         raise PreconditionFailed(
-            f"{now} Nothing was changed. Load the page of the voice again to decide anew.", param="moved"
+            f"{now} Nothing was changed. Reload the page of the voice and decide again.", param="moved"
         )
 
     return check

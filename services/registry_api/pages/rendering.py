@@ -113,7 +113,7 @@ def own_page(following: str) -> str:
     return following if _OWN_PAGE.fullmatch(following) else PAGES
 
 
-def _way_back(request: Request) -> str | None:
+def _previous_page(request: Request) -> str | None:
     """Return the address of the page whose form was sent, or None if no other page than the overview."""
     if request.method in SAFE_METHODS:
         return None
@@ -142,7 +142,7 @@ def failure_page(request: Request, status: int, message: str, *, token: str, par
         "title": title,
         "message": message,
         "request_id": request.scope.get("request_id"),
-        "back": _way_back(request),
+        "back": _previous_page(request),
         "failed_with": status,
         "asked": request.method in SAFE_METHODS,
         "keys_required": access_of(request).required,

@@ -15,7 +15,7 @@ from services.registry_api.dependencies import (
     ServicesDep,
     VoiceName,
 )
-from services.registry_api.operations.alias import move, take_back
+from services.registry_api.operations.alias import move, reset_alias
 from services.registry_api.operations.live_voice import Check
 from services.registry_api.protocol.routing import Router
 from services.registry_api.wire import rendering
@@ -134,7 +134,7 @@ def remove_alias(
     `default` is not removed, but moves by itself again: at once to the newest version that may have it. It
     stays if the promotion policy of the voice is `manual`.
     """
-    take_back(
+    reset_alias(
         services.speakers,
         services.profiles,
         namespace,

@@ -33,7 +33,7 @@ class JsonCompression:
 
         async def send_plain(message: Message) -> None:
             if message["type"] == "http.response.start":
-                _say_that_it_varies(message)
+                _add_vary(message)
             await send(message)
 
         return await self._app(scope, receive, send_plain)
@@ -46,7 +46,7 @@ class _Compressing(GZipResponder):
         if message["type"] == "http.response.start":
             headers = Headers(raw=message["headers"])
             if not is_compressible(headers):
-                _say_that_it_varies(message)
+                _add_vary(message)
                 self.exclude_content_types = (_media_type(headers),)
         await super().send_with_compression(message)
 
@@ -75,7 +75,7 @@ def is_compressible(headers: Headers) -> bool:
     )
 
 
-def _say_that_it_varies(message: Message) -> None:
+def _add_vary(message: Message) -> None:
     """Add `Vary: Accept-Encoding` to JSON answers and to 304.
 
     Short answers carry it as well, because the same URL may have a long answer for another request.

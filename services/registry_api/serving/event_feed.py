@@ -129,7 +129,7 @@ class EventFeed:
             found += page
             if len(page) < _PAGE:
                 return found
-        return None  # with so many events, the client had better read everything anew
+        return None  # with so many events, the client should rather read everything again
 
     def wake(self) -> None:
         """Wake all listeners, so that they notice that the process is stopping."""

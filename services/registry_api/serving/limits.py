@@ -141,7 +141,7 @@ class RequestLimits:
     def _form_too_large(self, clip_field: str, _: int, got: str) -> PayloadTooLarge:
         max_clip_bytes = self._uploads.max_bytes
         return PayloadTooLarge(
-            f"{_in_vllm_omnis_words(max_clip_bytes, got)} This counts the whole form. Accepted: a clip of up "
+            f"{_vllm_omni_message(max_clip_bytes, got)} This counts the whole form. Accepted: a clip of up "
             f"to {_exactly(max_clip_bytes)}, and {self._form_bytes} bytes for all else in the form.",
             param=clip_field,
         )
@@ -297,13 +297,13 @@ class _CountedBody:
 def clip_too_large(max_clip_bytes: int, size: int, *, field: str) -> PayloadTooLarge:
     """Return the error for a clip that is too large by itself, without the form's other fields."""
     return PayloadTooLarge(
-        f"{_in_vllm_omnis_words(max_clip_bytes, str(size))} Accepted: clips of up to "
+        f"{_vllm_omni_message(max_clip_bytes, str(size))} Accepted: clips of up to "
         f"{_exactly(max_clip_bytes)}; the form's other fields do not count.",
         param=field,
     )
 
 
-def _in_vllm_omnis_words(max_clip_bytes: int, got: str) -> str:
+def _vllm_omni_message(max_clip_bytes: int, got: str) -> str:
     """Return the sentence that clients of vLLM-Omni look for. The sentence says MB, but means MiB."""
     return f"File size exceeds maximum limit of {max_clip_bytes / 1024**2:g}MB. Got {got} bytes."
 

@@ -87,17 +87,17 @@ class WholeList(StreamingResponse):
         """Yield the items of `uploaded_voices` page by page, and collect the two other lists."""
         separator = b""
         keys = _KeysWithDefault(voices)
-        made = await self._make_fairly(lambda: self._make(data, keys))
+        made = await self._make_when_admitted(lambda: self._make(data, keys))
         while True:
             if made:
                 yield separator + made
                 separator = b","
             if not self._page.more:
                 break
-            made = await self._make_fairly(lambda: self._next(data, keys))
+            made = await self._make_when_admitted(lambda: self._next(data, keys))
         keys.end()
 
-    async def _make_fairly(self, make: Callable[[], bytes]) -> bytes:
+    async def _make_when_admitted(self, make: Callable[[], bytes]) -> bytes:
         """Make a page once the queue admits this list, then pause for as long as that took, so that other
         requests get half of the time.
         """

@@ -128,11 +128,11 @@ class Zygote:
     def fork(self, deadline: float) -> "GuardedProcess":
         """Return a process for one clip. Raises NoProcess."""
         with suppress(IndexError, NoProcess):
-            child = _greeted(self._spares.popleft(), deadline)
+            child = _after_hello(self._spares.popleft(), deadline)
             if child.is_alive():
                 return child
             child.close()  # it was killed while it waited for a clip
-        return _greeted(self._request_fork(), deadline)
+        return _after_hello(self._request_fork(), deadline)
 
     def _request_fork(self) -> socket.socket:
         """Ask the zygote for a child, and return our end of the socket shared with the child.
@@ -238,7 +238,7 @@ def _raising_crashed() -> Iterator[None]:
         raise Crashed from None
 
 
-def _greeted(connection: socket.socket, deadline: float) -> GuardedProcess:
+def _after_hello(connection: socket.socket, deadline: float) -> GuardedProcess:
     """Wait for a child's hello and return its process. Raises NoProcess if there is none."""
     try:
         wait_until(connection, deadline)

@@ -275,10 +275,10 @@ def _walk(folder: str, prefix: str, skips: Skips) -> Iterator[tuple[str, os.stat
 
 
 def _is_folder(entry: os.DirEntry[str]) -> bool:
-    return entry.is_dir(follow_symlinks=False) or (entry.is_dir() and not _leads_up(entry))
+    return entry.is_dir(follow_symlinks=False) or (entry.is_dir() and not _leads_to_ancestor(entry))
 
 
-def _leads_up(link: os.DirEntry[str]) -> bool:
+def _leads_to_ancestor(link: os.DirEntry[str]) -> bool:
     """Return whether a link leads to a folder above it. Following such a link would never end."""
     with suppress(FileNotFoundError):
         return any(folder.samefile(link) for folder in Path(link.path).parents)

@@ -88,7 +88,7 @@ class AccessSettings(BaseSettings):
             ValueError: requests need no key, although strangers could send requests.
         """
         if self.required is False:
-            self._check_no_strangers(api)
+            self._check_loopback_only(api)
             return None
         reasons = {
             "SPEAKER_AUTH_REQUIRED is true": self.required,
@@ -100,7 +100,7 @@ class AccessSettings(BaseSettings):
         }
         return next((reason for reason, holds in reasons.items() if holds), None)
 
-    def _check_no_strangers(self, api: ApiSettings) -> None:
+    def _check_loopback_only(self, api: ApiSettings) -> None:
         if not api.loopback:
             raise ValueError(
                 f"SPEAKER_API_HOST is {api.host!r} and SPEAKER_AUTH_REQUIRED is false: without API keys the "

@@ -57,8 +57,8 @@ def _refuse_failed(version: Version, alias: str, required: Sequence[Profile]) ->
 
 
 def without_alias(document: SpeakerDocument, alias: str, required: Sequence[Profile]) -> SpeakerDocument:
-    """Take a move by hand back. Any other alias than `default` is gone then. `default` moves by itself again,
-    unless the promotion policy of the voice is `manual`.
+    """Remove an alias that was set by hand. `default` stays and moves by itself again, unless the promotion
+    policy of the voice is `manual`.
 
     Raises `AliasNotFound`.
     """

@@ -76,7 +76,7 @@ def without_artifact(document: SpeakerDocument, vuid: str, profile: str, lost: s
     if any(one.object == lost and one.brought for one in made):
         raise Conflict(f"The artifact of version {version.number} for profile '{profile}' was brought.")
     kept = tuple(one for one in made if one.object != lost)
-    return document if kept == made else _with(document, _holding(version, profile, kept))
+    return document if kept == made else _with(document, _with_artifacts(version, profile, kept))
 
 
 def without_old_artifacts(
@@ -95,7 +95,7 @@ def without_old_artifacts(
             kept_for = kept_fingerprints.get(profile, {one.fingerprint for one in made})
             kept = tuple(one for one in made if one.brought or one.fingerprint in kept_for)
             if kept != made and any(one.fingerprint in kept_for and not one.ahead for one in kept):
-                after = _with(after, _holding(_existing(after, version.vuid), profile, kept))
+                after = _with(after, _with_artifacts(_existing(after, version.vuid), profile, kept))
     return after
 
 
@@ -167,7 +167,7 @@ def _still_failed(version: Version, profile: str, made: ArtifactRecord) -> Failu
         for one in version.failures.get(profile, ())
         if one.fingerprint != made.fingerprint and (made.ahead or one.ahead)
     )
-    return _having_failed(version, profile, kept)
+    return _with_failures(version, profile, kept)
 
 
 def _also_failed(version: Version, profile: str, failure: FailureRecord) -> Failures:
@@ -175,10 +175,10 @@ def _also_failed(version: Version, profile: str, failure: FailureRecord) -> Fail
     others = [one for one in version.failures.get(profile, ()) if one.fingerprint != failure.fingerprint]
     alike = [one for one in others if one.ahead == failure.ahead]
     kept = [one for one in others if one.ahead != failure.ahead or one in alike[1 - KEPT_FAILURES :]]
-    return _having_failed(version, profile, (*kept, failure))
+    return _with_failures(version, profile, (*kept, failure))
 
 
-def _having_failed(version: Version, profile: str, failures: tuple[FailureRecord, ...]) -> Failures:
+def _with_failures(version: Version, profile: str, failures: tuple[FailureRecord, ...]) -> Failures:
     others = {name: failed for name, failed in version.failures.items() if name != profile}
     return {**others, profile: failures} if failures else others
 
@@ -196,7 +196,7 @@ def _with(document: SpeakerDocument, version: Version) -> SpeakerDocument:
     return document.having(versions=versions)
 
 
-def _holding(version: Version, profile: str, made: tuple[ArtifactRecord, ...]) -> Version:
+def _with_artifacts(version: Version, profile: str, made: tuple[ArtifactRecord, ...]) -> Version:
     """Return the version with these artifacts for a profile."""
     others = {name: of_profile for name, of_profile in version.artifacts.items() if name != profile}
     return version.having(artifacts={**others, profile: made} if made else others)

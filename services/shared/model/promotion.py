@@ -19,7 +19,7 @@ from speaker_registry.names import DEFAULT
 
 def promoted(document: SpeakerDocument, required: Sequence[Profile]) -> SpeakerDocument:
     """Move `default` to the newest version that may have it, or return the same document."""
-    if not document.live or _kept_by_people(document):
+    if not document.live or _why_default_stays(document):
         return document
     default = document.default
     if document.newest.number <= default.number:
@@ -44,7 +44,7 @@ def held_back(document: SpeakerDocument, version: Version, required: Sequence[Pr
     default = document.default
     if version.number <= default.number:
         return None
-    if reason := _kept_by_people(document):
+    if reason := _why_default_stays(document):
         return reason
     missing = _serves_or_will(default, required) - _serves_or_will(version, required)
     if not missing:
@@ -55,7 +55,7 @@ def held_back(document: SpeakerDocument, version: Version, required: Sequence[Pr
     )
 
 
-def _kept_by_people(document: SpeakerDocument) -> str | None:
+def _why_default_stays(document: SpeakerDocument) -> str | None:
     """Say why `default` moves by itself to no version at all. Returns None if it may move."""
     number = document.default.number
     if document.about.promotion == "manual":

@@ -119,7 +119,7 @@ class Change:
         def next_body(base: Base) -> bytes | None:
             nonlocal before, seen
             self.mended = mends and self._is_damaged(base)
-            before, seen = self._mended() if self.mended else self._understood(base), base
+            before, seen = self._empty_after_damage() if self.mended else self._understood(base), base
             after = decide(before)
             if after is before and not self.mended:
                 return None
@@ -198,7 +198,7 @@ class Change:
             return True
         return False
 
-    def _mended(self) -> SpeakerDocument:
+    def _empty_after_damage(self) -> SpeakerDocument:
         """Return the empty document on which a delete decides in place of a damaged one."""
         [copy] = self._documents.view.get([self._speaker_id], {})
         known = SpeakerDocument.parse(copy.body) if copy.body else None

@@ -56,7 +56,7 @@ def open_registry(
         ProfileUnknown: a profile is not known.
     """
     clock = clock or Clock()
-    store, identity = _patiently(partial(_open_bucket, store_settings, clock), store_settings, clock)
+    store, identity = _retried_until_open(partial(_open_bucket, store_settings, clock), store_settings, clock)
     return registry_over(store, identity, settings, clock)
 
 
@@ -102,7 +102,7 @@ def _now(store: ObjectStore) -> int:
 Result = TypeVar("Result")
 
 
-def _patiently(opening: Callable[[], Result], settings: StoreSettings, clock: Clock) -> Result:
+def _retried_until_open(opening: Callable[[], Result], settings: StoreSettings, clock: Clock) -> Result:
     """Call `opening` until it no longer raises `StoreUnreachable`, with growing pauses.
 
     A single truncated answer of the store must not end the start. Gives up after `start_seconds`.

@@ -41,8 +41,8 @@ class _Remembered:
     until: float
 
 
-def _wait_for_nobody() -> None:
-    """Wait for nobody, because no process keeps answers in memory."""
+def _do_not_wait() -> None:
+    """Return at once, because no process keeps answers in memory."""
 
 
 class ProfileRecords:
@@ -57,7 +57,7 @@ class ProfileRecords:
         shared: SharedDocuments,
         clock: Clock,
         *,
-        wait: Callable[[], None] = _wait_for_nobody,
+        wait: Callable[[], None] = _do_not_wait,
     ) -> None:
         self._shared = shared
         self._clock = clock
@@ -81,7 +81,7 @@ class ProfileRecords:
                 self._remembered[profile] = known
         return known.document
 
-    def read_anew(self, profile: str) -> ProfileDocument:
+    def read_uncached(self, profile: str) -> ProfileDocument:
         """Return the document of a profile without using the cache. Raises `Unavailable`."""
         self._forget(profile)
         return self.read(profile)
@@ -106,7 +106,7 @@ class ProfileRecords:
         """
         return ",".join(f"{name}={self.fingerprint(name)}" for name in sorted(profiles))
 
-    def look_anew(self) -> None:
+    def clear_cache(self) -> None:
         """Clear the cache, so that later reads look up every document."""
         self._times_forgotten += 1
         self._remembered.clear()

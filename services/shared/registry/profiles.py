@@ -27,7 +27,7 @@ class Announced(Protocol):
         """Return the document of a profile. The document of a profile without a worker has revision 0."""
         ...
 
-    def read_anew(self, profile: str) -> ProfileDocument:
+    def read_uncached(self, profile: str) -> ProfileDocument:
         """Return the document of a profile without using a cache."""
         ...
 
@@ -87,7 +87,7 @@ class Profiles:
         """Return whether this is the current encoder of a profile. The answer replaces an older one in the
         cache.
         """
-        return self._announced.read_anew(profile).fingerprint == fingerprint
+        return self._announced.read_uncached(profile).fingerprint == fingerprint
 
     def kept_fingerprints(self) -> dict[str, frozenset[str]]:
         """Return the fingerprints whose artifacts are kept, for each profile that a worker has announced."""

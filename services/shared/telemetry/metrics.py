@@ -164,8 +164,8 @@ EVENT_LISTENERS = _gauge("event_listeners", "Clients that listen to events at th
 EVENTS_SENT = _counter("events_sent", "Events sent to listeners, once for each listener.")
 EVENT_RESETS = _counter(
     "event_resets",
-    "Listeners that were told to ask anew, because events were missing: too old, too many, or of a former "
-    "view.",
+    "Listeners that were told to read everything again, because events were missing: too old, too many, or "
+    "of a former view.",
 )
 
 # -- jobs and workers

@@ -92,7 +92,7 @@ class ViewIncomplete(ViewAway):
     """The view does not hold every speaker yet, so it cannot list them."""
 
     def __init__(self) -> None:
-        super().__init__("The list of voices is being built anew; try again shortly.")
+        super().__init__("The list of voices is being rebuilt; try again shortly.")
 
 
 class SpeakerView:

@@ -276,7 +276,7 @@ class Generation:
         if self._begin(keys=keys, args=[seen, str(begun), stamp.generation]):
             log.info("view.begun", generation=generation)
 
-    def begin_anew(self, generation: str) -> None:
+    def begin_replacement(self, generation: str) -> None:
         """End a generation whose copies contradict the bucket, and begin a new one.
 
         Nothing happens if the generation is no longer in use. Raises the same errors as `look`.

@@ -643,7 +643,7 @@ def test_the_command_line_starts_shows_and_waits_for_a_campaign(
     second = registry.client.get(CAMPAIGNS).json()["first_id"]
     assert run("pause", PROFILE, second)[0] == 0
     status, text = run("wait", PROFILE, second, "--timeout", "0")
-    assert (status, "it goes on without this command" in text) == (8, True)
+    assert (status, "it continues without this command" in text) == (8, True)
     assert run("resume", PROFILE, second)[0] == 0
     assert "canceled" in run("cancel", PROFILE, second)[1]
     assert run("wait", PROFILE, second)[0] == 6

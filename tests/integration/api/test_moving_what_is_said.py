@@ -213,7 +213,7 @@ def test_what_a_key_may_not_say_is_reported_for_the_voice(path: Path, start: Sta
     [error] = [one.error for one in report.results if one.error]
     assert (error.code, str(error)) == (
         "permission_denied",
-        "the versions are there, but not all that the archive says of the voice: description, labels, "
+        "the versions are there, but parts of the voice's record were refused: description, labels, "
         "pin and promotion policy (not you); alias 'prod' (not you)",
     )
     with RegistryClient(second.url) as client:

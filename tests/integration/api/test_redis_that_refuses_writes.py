@@ -102,7 +102,7 @@ def refusing(request: pytest.FixtureRequest, registry: Registry, own_valkey: Val
     registry.app.state.access.rate_limits.now = lambda: time.time() + MINUTE
     with Redis.from_url(own_valkey.url) as redis:
         redis.delete(shared_key(registry.opened.generation.for_reading()))
-        registry.opened.profile_records.look_anew()
+        registry.opened.profile_records.clear_cache()
         begin(redis, own_valkey.data_dir)
         try:
             yield

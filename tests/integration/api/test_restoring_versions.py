@@ -295,7 +295,7 @@ def test_an_import_without_the_scope_numbers_anew_and_says_why(start: Start, arc
         "version 3 of the archive is version 2 here",
         "version 5 of the archive is version 3 here",
     )
-    assert "the numbers were given anew" in alice.notes[-1]
+    assert "the registry assigned new numbers" in alice.notes[-1]
     assert alice.notes[-1].endswith("needed: admin.")
     with RegistryClient(registry.url, api_key=token) as client:
         assert client.version("alice@prod").version == 2

@@ -153,4 +153,4 @@ def test_the_command_line_says_how_a_delete_is_undone(
     assert ["3", "default", "ready"] in listed
     assert ["2", "-", "ready"] in listed
     assert f"`speaker-registry undelete {name}` brings it back" in run("delete", name, "--yes")
-    assert f"{name} is back, with 2 versions; it is version 3" in run("undelete", name)
+    assert f"{name} is back, with 2 versions; its default is version 3" in run("undelete", name)

@@ -209,7 +209,7 @@ MISTAKES: dict[str, Caught] = {
     ),
     "a promotion policy is not looked at": Caught(
         owner=promotion,
-        function="_kept_by_people",
+        function="_why_default_stays",
         changes={'if document.about.promotion == "manual":': "if False:"},
         found_as="^7: .* under `manual`",
         theme="promotion policies",

@@ -161,7 +161,7 @@ def test_a_file_with_another_content_is_refused_and_does_not_stay(
     done = download(*words)
     assert done.returncode == 1
     assert f"pinned: config.json is not the file that {REPO} published" in done.stderr
-    assert f"{SUMS['config.json']} is expected. It was removed again" in done.stderr
+    assert f"{SUMS['config.json']} is expected. The file was removed" in done.stderr
     assert not list(tmp_path.rglob("config.json"))
     hub.files["config.json"] = FILES["config.json"]
     assert download(*words).returncode == 0
@@ -178,7 +178,7 @@ def test_a_file_that_the_user_put_there_is_not_removed(download: Download, hub: 
     done = download("--profiles", "pinned", "--to", str(tmp_path))
     assert (done.returncode, own.read_bytes()) == (1, b'{"a": 3}')
     assert "config.json is not the file" in done.stderr
-    assert f"Remove {own}, and it is fetched again" in done.stderr
+    assert f"Remove {own} to have it fetched again" in done.stderr
 
 
 def test_a_hub_that_delivers_another_commit_is_refused(download: Download, hub: FakeHub, tmp_path: Path):
@@ -203,12 +203,12 @@ def test_another_commit_may_be_named(download: Download, tmp_path: Path):
     ("words", "says"),
     [
         ((), "required: --profiles"),
-        (("--profiles", " ,"), "--profiles names none"),
+        (("--profiles", " ,"), "--profiles names no profile"),
         (("--profiles", "pinned,nobodys"), "Unknown profile 'nobodys'. Known: "),
         (("--profiles", "voxtral"), "voxtral has nothing to fetch: Mistral has not published"),
         (("--profiles", "unpinned"), f"no commit of {REPO} is pinned: name one with --commit"),
         (("--profiles", "pinned", "--commit", "main"), "'main' is not a commit: 40 hex digits"),
-        (("--profiles", "pinned,bare", "--commit", COMMIT), "--commit is of one repository"),
+        (("--profiles", "pinned,bare", "--commit", COMMIT), "--commit belongs to one repository"),
         (("--profile", "pinned"), "required: --profiles"),
     ],
 )
@@ -252,7 +252,7 @@ def test_offline_has_an_exit_status_of_its_own(download: Download, hub: FakeHub)
     """The message names HF_HUB_OFFLINE, because users forget that they have set it."""
     done = download("--profiles", "pinned", HF_HUB_OFFLINE="1")
     assert (done.returncode, hub.asked) == (3, [])
-    assert f"{REPO} at commit {COMMIT} is neither cached nor to be had from the hub" in done.stderr
+    assert f"{REPO} at commit {COMMIT} is not cached, and the hub cannot deliver it" in done.stderr
     assert "(HF_HUB_OFFLINE is set)" in done.stderr
     assert download("--profiles", "pinned").returncode == 0
     assert download("--profiles", "pinned", HF_HUB_OFFLINE="1").returncode == 0, "all is there"
@@ -265,7 +265,7 @@ def test_a_hub_that_does_not_answer_is_unreachable(download: Download):
         port = closed.getsockname()[1]
     done = download("--profiles", "pinned", HF_ENDPOINT=f"http://127.0.0.1:{port}")
     assert done.returncode == 3
-    assert "is neither cached nor to be had from the hub (ConnectError): config.json missing" in done.stderr
+    assert "is not cached, and the hub cannot deliver it (ConnectError): config.json missing" in done.stderr
 
 
 def test_a_folder_that_cannot_be_written_is_named(download: Download, tmp_path: Path):

@@ -185,7 +185,7 @@ def test_an_alias_of_a_version_that_could_not_be_read_is_left_out(tmp_path: Path
     path, said = tmp_path / "x.tar", SAID.model_copy(update={"aliases": {"a": 1, "b": 1000, "c": 10}})
     with path.open("wb") as file:
         writer = ArchiveWriter(file, "default")
-        assert not writer.add_voice([], said).says_something
+        assert not writer.add_voice([], said).has_content
         written = writer.add_voice([(record(version=number), CLIP, []) for number in (10, 1000)], said)
         writer.add_voice([(record(name="Eve"), CLIP, [])], VoiceRecord(aliases={"gone": 2}))
         writer.finish()
@@ -346,7 +346,7 @@ def test_bytes_after_the_end_are_refused(good: Path):
         (
             "voice.json",
             {"description": None, "labels": {}, "pinned": False, "aliases": {}},
-            "says nothing",
+            "is empty",
         ),
         ("end.json", {"voices": 3}, "its end says"),
         ("end.json", {"content": "sha256:" + "0" * 64}, "its end says"),
@@ -388,7 +388,7 @@ def test_a_voice_that_is_there_twice_is_refused(tmp_path: Path):
         for name in ("Alice", "alice"):
             writer.add_voice([(record(name=name), CLIP, [])])
         writer.finish()
-    assert "the voice 'alice' is there twice" in refusal(path)
+    assert "the voice 'alice' appears twice" in refusal(path)
 
 
 @pytest.mark.parametrize(

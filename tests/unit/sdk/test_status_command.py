@@ -23,7 +23,7 @@ def test_a_registry_that_is_well_needs_nobody(run: Run, registry: FakeRegistry):
     registry.add_version("alice")
     outcome = run("status")
     assert outcome.status == 0
-    assert "nothing needs a person" in outcome.out
+    assert "nothing needs attention" in outcome.out
     assert "version 0.1.0" in outcome.out
     assert "voices:read" in outcome.out
     row = next(line for line in outcome.out.splitlines() if line.startswith(ECAPA))

@@ -302,7 +302,7 @@ def test_a_folder_that_another_sync_keeps_is_given_up(tmp_path: Path, monkeypatc
     monkeypatch.setattr(folder_module, "_MAX_LOCK_SECONDS", 0.05)
     with (
         folder(tmp_path).claimed(),
-        pytest.raises(InvalidRequest, match="another sync has kept"),
+        pytest.raises(InvalidRequest, match="another sync has held the lock"),
         folder(tmp_path).claimed(),
     ):
         raise AssertionError("the folder was claimed twice")
