@@ -22,7 +22,7 @@ def test_only_workers_with_the_current_encoder_take_live_jobs(world: World):
     process, other = Process.settled(world), Process.settled(world)
     process.announce(A)
     process.announce(B)
-    with_a, with_b = ServedProfiles(other.profiles, {PROFILE: A}), ServedProfiles(other.profiles, {PROFILE: B})
+    with_a, with_b = (ServedProfiles(other.profiles, {PROFILE: encoder}) for encoder in (A, B))
     assert (with_a.has(PROFILE), with_b.has(PROFILE)) == (True, False)
     process.promote(B, force=True)
     world.pass_time(1.0)
