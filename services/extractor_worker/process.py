@@ -22,12 +22,12 @@ from pydantic import ValidationError
 from services.extractor_worker.jobs.batch_worker import BatchWorker, Handler
 from services.extractor_worker.jobs.beat_file import write_beat
 from services.extractor_worker.jobs.heartbeat import EXIT_UNFINISHED
+from services.extractor_worker.jobs.standing import Standings
 from services.extractor_worker.pipeline.attempts import Attempts
 from services.extractor_worker.pipeline.drawing import Draw, Drawing
 from services.extractor_worker.pipeline.extraction import Extraction, LoadedProfile
 from services.extractor_worker.pipeline.extractor import DeviceLost, Extractor
 from services.extractor_worker.pipeline.throughput import Throughput
-from services.extractor_worker.standing import Standings
 from services.shared.audio import AudioDecoder, ReferenceAudio
 from services.shared.configuration.explanation import explain
 from services.shared.configuration.registry import RegistrySettings

@@ -7,7 +7,7 @@ import pytest
 from redis.exceptions import ConnectionError as RedisAway
 from structlog.testing import capture_logs
 
-from services.extractor_worker.standing import Standings
+from services.extractor_worker.jobs.standing import Standings
 from services.shared.model.encoders import Encoder
 from services.shared.model.fingerprint import Fingerprint
 from services.shared.model.profile_document import ProfileDocument, announced, standing
