@@ -129,7 +129,7 @@ class Fingerprints:
         current = Encoder(profile=profile, fingerprint=self.current[profile])
         return ProfileDocument(current=current, former=self._former.get(profile, ()))
 
-    read_anew = read
+    read_uncached = read
 
 
 class AllServed:
