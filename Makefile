@@ -92,6 +92,7 @@ soak: $(STAMP) ## fault simulation over many seeds, queue and whole registry und
 		tests/integration/test_process_faults.py
 	TTS_SECONDS=120 $(BIN)/python -m pytest -q -m "not full" --timeout 600 \
 		tests/integration/api/test_tts_server.py
+	FLEET_VOICES=200 $(BIN)/python -m pytest -q -m "not full" tests/integration/test_change_of_encoder.py
 	MOVED_VOICES=500 $(BIN)/python -m pytest -q -n 4 -m "not full" tests/integration/api/test_moving_many.py
 	EXACT_SECONDS=120 $(BIN)/python -m pytest -q -m "not full" --timeout 600 tests/integration/test_exact_reads.py
 

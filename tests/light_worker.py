@@ -2,6 +2,7 @@
 measured: settings, bucket, queue, leases, announcements and publishing are real. Never imports torch.
 
 `LIGHT_WORKER_PACE` names a file that says how many seconds a clip takes; without it, none.
+`LIGHT_WORKER_LIMIT` names a file that says how many clips a worker may encode; it waits at the next one.
 `LIGHT_WORKER_FAILS` names a profile whose clips all take longer than the others', and fail.
 `LIGHT_WORKER_LACKS` names a profile without weights.
 `LIGHT_WORKER_UNPROVEN` names a profile whose encoder fails its proof.
@@ -54,6 +55,8 @@ class LightExtractor:
         self.fingerprint = identify(profile, settings)
         self._profile = profile
         self._pace = os.environ.get("LIGHT_WORKER_PACE")
+        self._limit = os.environ.get("LIGHT_WORKER_LIMIT")
+        self._encoded = 0
         self._warm = False
         self._fails = os.environ.get("LIGHT_WORKER_FAILS") == profile.name
 
@@ -64,10 +67,18 @@ class LightExtractor:
         if (lost := os.environ.get("LIGHT_WORKER_LOST")) and Path(lost).exists():
             raise DeviceLost("an illegal memory access was encountered")
         time.sleep(float(Path(self._pace).read_text()) * len(prepared) if self._pace else 0)
-        if self._fails and not self._warming_up():
+        warms_up = self._warming_up()
+        if self._fails and not warms_up:
             time.sleep(0.5)
             raise InvalidAudio("this clip is not for me")
+        if not warms_up:
+            self._wait_until_allowed(len(prepared))
         return list(prepared)
+
+    def _wait_until_allowed(self, clips: int) -> None:
+        self._encoded += clips
+        while self._limit and self._encoded > int(Path(self._limit).read_text()):
+            time.sleep(0.05)
 
     def _warming_up(self) -> bool:
         first, self._warm = not self._warm, True

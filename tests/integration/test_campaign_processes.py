@@ -36,7 +36,7 @@ class Fleet:
         self.client = client
         self.second = second
         self.names = names
-        [candidate] = profile_of(client).candidates
+        [candidate] = [one for one in profile_of(client).candidates if one.differs.keys() == {"dtype"}]
         self.old, self.new = str(profile_of(client).fingerprint), candidate.fingerprint
 
     def ready_of(self, campaign: Campaign, voices: int) -> None:
@@ -98,7 +98,7 @@ class Reading(Rounds):
     def __init__(self, urls: Sequence[str], names: Sequence[str]) -> None:
         super().__init__()
         self._urls = urls
-        self._etags: dict[tuple[str, str], str] = {}
+        self.etags: dict[tuple[str, str], str] = {}
         self.strange: list[str] = []
         self.turns: dict[str, list[str]] = {name: [] for name in names}
 
@@ -119,7 +119,7 @@ class Reading(Rounds):
             self.strange.append(f"{name}: {answer.status_code} {dict(answer.headers)}")
             return
         fingerprint = read_tensors(answer.content)[1].fingerprint
-        known = self._etags.setdefault((name, fingerprint), etag)
+        known = self.etags.setdefault((name, fingerprint), etag)
         if (known, answer.headers["X-Artifact-Fingerprint"]) != (etag, fingerprint):
             self.strange.append(f"{name}: {fingerprint} as {etag}, {dict(answer.headers)}")
         if self.turns[name][-1:] != [fingerprint]:
@@ -127,7 +127,7 @@ class Reading(Rounds):
 
 
 def prepare_promote_and_go_back(folder: Path, voices: int) -> None:
-    """Kill every process while a campaign goes on, promote, and go back."""
+    """Kill every process while a campaign goes on, promote, kill an API process again, and go back."""
     with prepared_fleet(folder, voices) as fleet:
         registry, client, old, new = fleet.registry, fleet.client, fleet.old, fleet.new
         with Reading(registry.urls, fleet.names) as reading:
@@ -146,6 +146,8 @@ def prepare_promote_and_go_back(folder: Path, voices: int) -> None:
             reading.go_round()
             assert set(map(tuple, reading.turns.values())) == {(old,)}
             client.promote_encoder(PROFILE, new)
+            assert fleet.served() == {new}
+            fleet.restart(registry.apis[0])
             assert fleet.served() == {new}
             reading.go_round()
             client.promote_encoder(PROFILE, old)
@@ -167,32 +169,6 @@ def test_a_campaign_beside_readers_changes_nothing_until_its_promotion(tmp_path:
 def test_a_campaign_over_many_voices_beside_readers_changes_nothing_until_its_promotion(tmp_path: Path):
     """The registry has 200 voices, which is more than may be under way at once."""
     prepare_promote_and_go_back(tmp_path, 200)
-
-
-@pytest.mark.slow
-def test_a_promotion_half_way_beside_readers_serves_either_encoder_and_never_a_mix(tmp_path: Path):
-    """Voices that were not reached keep their old bytes until their new ones are ready, whoever is killed."""
-    with prepared_fleet(tmp_path, 24) as fleet:
-        registry, client, old, new = fleet.registry, fleet.client, fleet.old, fleet.new
-        with Reading(registry.urls, fleet.names) as reading:
-            registry.pace(0.3)
-            campaign = client.start_campaign(PROFILE, new)
-            fleet.ready_of(campaign, 8)
-            registry.pace(600)  # the worker goes no further, until it is killed
-            client.promote_encoder(PROFILE, new)
-            assert fleet.served() == {old, new}
-            fleet.restart(registry.apis[0])
-            registry.pace(0)
-            fleet.restart(fleet.second)
-            assert fleet.until(campaign, "promoted").over
-            wait_until(lambda: fleet.served() == {new}, START_SECONDS)
-            reading.go_round()
-            client.promote_encoder(PROFILE, old)
-            assert fleet.served() == {old}
-            reading.go_round()
-        assert reading.strange == []
-        assert set(map(tuple, reading.turns.values())) == {(old, new, old)}
-        fleet.assert_each_was_made_once()
 
 
 @pytest.mark.slow

@@ -1,5 +1,6 @@
 """Tests of the decisions that a profile's document remembers, and of their place in a voice's past."""
 
+from services.shared.model.changes import deleted
 from services.shared.model.decisions import KEPT_DECISIONS, Decision
 from services.shared.model.document import SpeakerDocument
 from services.shared.model.encoders import Encoder
@@ -103,3 +104,19 @@ def test_a_promotion_stands_between_the_changes_before_and_after_it():
     ]
     assert [Place.parse(str(one)) for one in past] == past
     assert [Place.parse(text) for text in ("", "x", "1-2", "-1", "1-2-3-", "9" * 19)] == [None] * 6
+
+
+def test_promotions_after_its_deletion_do_not_concern_a_voice():
+    """A deleted voice serves nothing, although it can be brought back for a while."""
+    voice: SpeakerDocument = registered(NOTHING, "v1").following(
+        NOTHING, None, at=200, by="k", did="register"
+    )
+    voice = published(voice, "v1", QWEN)
+    voice = deleted(voice, now=300).following(voice, None, at=300, by="k", did="delete")
+    decisions = [
+        Decision(revision=n, at=at, by="k", did="promote", fingerprint="b", former_fingerprint="a")
+        for n, at in ((2, 299), (3, 301))
+    ]
+    past = past_of(voice, {QWEN.name: ProfileDocument(decisions=tuple(decisions))})
+    first, second = (one.revision for one in voice.history)
+    assert [one.place for one in past] == [Place(first), Place(first, 299, 2, QWEN.name), Place(second)]

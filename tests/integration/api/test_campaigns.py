@@ -22,6 +22,7 @@ from speaker_registry.errors import (
     InvalidRequest,
     SpeakerRegistryError,
 )
+from speaker_registry.following import Following
 from tests.encoders import come_with
 from tests.integration.api.conftest import Start
 from tests.integration.api.registry import EMBEDDING, OTHER_CLIP, PROFILE, Registry
@@ -126,6 +127,38 @@ def test_what_a_campaign_prepared_is_served_at_once_and_the_way_back_costs_nothi
         registry.repair(name)
     assert files(registry) == before
     assert registry.worker.take_all() == []
+
+
+def test_engines_that_follow_the_registry_get_what_a_campaign_prepared_once_it_is_promoted(
+    registry: Registry, candidate: StandIn
+):
+    """A promotion changes the bytes of a version and not its number. Engines hold what they have read, so
+    they must be told of every voice, and neither too early nor twice.
+    """
+    with RegistryClient(registry.url, retries=0) as engine:
+        following = Following(engine, PROFILE)
+        assert [one.voice for one in following.look().added] == [*ALL]
+        before = fetched(engine, following)
+        finish(registry, candidate, start_one(registry))
+        assert not following.look()
+        for fingerprint in (NEWER, FINGERPRINT):
+            assert promote(registry, fingerprint)[0] == 200
+            changes = following.look()
+            assert [one.voice for one in changes.changed] == [*ALL]
+            assert (changes.added, changes.removed) == ((), ())
+            now = fetched(engine, following)
+            assert {made_by for made_by, _ in now.values()} == {fingerprint}
+            assert not following.look()
+        assert now == before
+
+
+def fetched(engine: RegistryClient, following: Following) -> dict[str, tuple[str, str]]:
+    """Fetch all voices as engines do. Returns the encoder and the digest of each, which the manifest told."""
+    artifacts = {one: engine.fetch(one.reference, PROFILE) for one in following.voices.values()}
+    assert [one.digest for one in artifacts] == [artifact.digest for artifact in artifacts.values()]
+    return {
+        one.voice: (artifact.manifest.fingerprint, artifact.digest) for one, artifact in artifacts.items()
+    }
 
 
 def test_an_artifact_of_a_candidate_is_not_served_for_want_of_another(registry: Registry, candidate: StandIn):

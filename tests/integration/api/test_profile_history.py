@@ -3,6 +3,7 @@ the SDK, on the command line and on pages.
 """
 
 import asyncio
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -38,6 +39,14 @@ def promote(registry: Registry, fingerprint: str, **options: Any) -> None:
     body = {"fingerprint": fingerprint}
     answer = registry.client.post(f"/v1/profiles/{PROFILE}/promote", json=body, **options)
     assert answer.status_code == 200, answer.text
+
+
+def later(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Advance the store's clock by a second, so that the order of what happens before and after is known.
+    Histories tell times in whole seconds.
+    """
+    now = registry.opened.store.now
+    monkeypatch.setattr(registry.opened.store, "now", lambda: now() + timedelta(seconds=1))
 
 
 def there_and_back(registry: Registry) -> None:
@@ -94,12 +103,13 @@ def test_an_unknown_profile_has_no_history(registry: Registry):
 
 
 def test_a_voice_tells_the_promotions_that_changed_what_it_serves(
-    registry: Registry, capsys: pytest.CaptureFixture[str]
+    registry: Registry, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
     """One of a voice without an artifact of the profile changed nothing that it serves."""
     registry.ready("alice")
     registry.upload("bob")
     there_and_back(registry)
+    later(registry, monkeypatch)
     registry.client.patch("/v1/voices/alice", json={"pinned": True})
     path = "/v1/voices/alice/history"
     shown = registry.client.get(path).json()["data"]
@@ -124,6 +134,7 @@ def test_a_voice_tells_the_promotions_that_changed_what_it_serves(
         line.split()[-3:] == [PROFILE, NEWER, FINGERPRINT] for line in capsys.readouterr().out.splitlines()
     )
     assert registry.client.delete("/v1/voices/alice").status_code == 204
+    later(registry, monkeypatch)
     promote(registry, NEWER)
     deleted = registry.client.get(path).json()["data"]
     assert [one["did"] for one in deleted] == ["delete", *(one["did"] for one in shown)]
@@ -148,6 +159,22 @@ def test_a_promotion_is_an_event_of_its_own(registry: Registry):
     assert (told["profile"], told["fingerprint"]) == (PROFILE, NEWER)
     assert told["former_fingerprint"] == FINGERPRINT
     assert "fingerprint" not in frames[0].data
+
+
+def test_the_first_encoder_of_a_profile_is_no_promotion(start: Start):
+    """A voice may wait for the first worker of a profile. Nothing was served before, so nothing changed."""
+    registry = start(announced=False, profiles=(PROFILE,))
+    registry.upload("alice")
+    with listening(registry, types="profile.promoted", profile=PROFILE) as listener:
+        registry.worker.announce()
+        registry.repair("alice")
+        registry.worker.finish_all("alice")
+        assert registry.file("alice").status_code == 200
+        history = registry.client.get("/v1/voices/alice/history").json()["data"]
+        assert [one["did"] for one in history] == ["register"]
+        promote(candidate(registry), NEWER)
+        frames = listener.until(lambda frame: frame.data["fingerprint"] == NEWER)
+    assert [frame.data["former_fingerprint"] for frame in frames] == [FINGERPRINT]
 
 
 def test_the_pages_tell_promotions(registry: Registry):
