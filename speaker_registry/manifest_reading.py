@@ -13,7 +13,7 @@ from speaker_registry.manifests import Manifest, ManifestPage, ReceivedPage
 from speaker_registry.paths import manifest_path
 
 MAX_VOICES = 100_000
-"""A manifest with more voices is refused, so that a broken registry cannot fill a client's memory."""
+"""A manifest with more entries is refused, so that a broken registry cannot fill a client's memory."""
 _FIRST_PAGE = ""
 
 

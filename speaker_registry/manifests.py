@@ -46,7 +46,11 @@ class ManifestEntry(Schema):
 
 
 class ManifestPage(Page[ManifestEntry]):
-    """A page of the voices that an engine of a profile should hold, in the order of their names."""
+    """A page of the voices that an engine of a profile should hold.
+
+    If one page has all voices, the pinned ones come first on it. Otherwise pages of the pinned voices come
+    first, and after them pages of all voices, the pinned ones included, in the order of their names.
+    """
 
     registry: str | None = None
     """Identity of the registry's bucket. Another bucket has another one. None if an older server answers."""
@@ -81,9 +85,12 @@ class Manifest:
         return next((one.page.registry for one in self.pages.values() if one.page.registry), None)
 
     def __iter__(self) -> Iterator[ManifestEntry]:
-        """Return the pinned voices and then the others, each in the order of their names."""
-        entries = (entry for received in self.pages.values() for entry in received.page.data)
-        return iter(sorted(entries, key=lambda entry: not entry.pinned))
+        """Return each voice once: the pinned voices and then the others, each in the order of their names."""
+        return iter(sorted(self._by_id().values(), key=lambda entry: not entry.pinned))
 
     def __len__(self) -> int:
-        return sum(len(received.page.data) for received in self.pages.values())
+        return len(self._by_id())
+
+    def _by_id(self) -> dict[str, ManifestEntry]:
+        """Return the voices by their ids. Of a voice that is on two pages, the later page was read later."""
+        return {entry.voice_id: entry for received in self.pages.values() for entry in received.page.data}

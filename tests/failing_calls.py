@@ -176,6 +176,8 @@ class FailingRegistry(OpenedRegistry):
         documents = [SpeakerDocument.parse(self.stored.get(key)) for key in keys]
         live, counts = [one for one in documents if one.live], [one.counts for one in documents]
         assert self.view.names(NS, limit=999) == sorted(str(one.key) for one in live)
+        pinned = sorted(str(one.key) for one in live if one.about.pinned)
+        assert self.view.names(NS, limit=999, pinned=True) == pinned
         assert self.speakers.usage_so_far(NS) == Counts(
             voices=len(live),
             bytes=sum(one.bytes for one in counts),

@@ -5,7 +5,7 @@ A test gives each process a client of its own, and decides what becomes of every
 """
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from io import BytesIO
 from typing import Any
@@ -97,6 +97,9 @@ class MemoryServer:
         ]
         return found if withscores else [one for one, _ in found]
 
+    def zmscore(self, key: str, members: Sequence[str]) -> list[float | None]:
+        return [self.data.get(key, {}).get(one) for one in members]
+
     def zrem(self, key: str, *members: str) -> None:
         self.hdel(key, *members)
 
@@ -104,9 +107,9 @@ class MemoryServer:
         assert low == "-inf"
         self.hdel(key, *[one for one, score in self.data.get(key, {}).items() if score <= high])
 
-    def xadd(self, key: str, **fields: Any) -> str:
+    def xadd(self, key: str, told: Mapping[str, Any] | None = None, /, **fields: Any) -> str:
         entries = self.data.setdefault(key, [])
-        entries.append({name: str(value) for name, value in fields.items()})
+        entries.append({name: str(value) for name, value in {**(told or {}), **fields}.items()})
         return f"{len(entries)}-0"
 
 
@@ -248,7 +251,7 @@ def _begin(server: MemoryServer, keys: list[str], args: list[str]) -> int:
 
 def _apply(server: MemoryServer, keys: list[str], args: list[str]) -> list[Any]:
     documents, answers, admitted = BytesIO(args[2].encode()), [], list[str]()
-    for copy, new in zip(keys[7:], json.loads(args[1]), strict=True):
+    for copy, new in zip(keys[8:], json.loads(args[1]), strict=True):
         new["counts"] = {counted: new["counts"][counted] for counted in args[4:]}
         answers.append(_apply_one(server, keys, copy, new, documents.read(new["size"]).decode()))
         if answers[-1] == "applied" and new["admitted"]:
@@ -261,7 +264,7 @@ def _apply(server: MemoryServer, keys: list[str], args: list[str]) -> list[Any]:
 def _apply_one(
     server: MemoryServer, keys: list[str], copy: str, new: dict[str, Any], document: str
 ) -> str | list[str]:
-    _, names, counts, events, taken, digests, reserved, *_ = keys
+    _, names, counts, events, taken, digests, reserved, pinned, *_ = keys
     stored = server.hgetall(copy)
     revision = int(stored.get("rev", 0))
     if revision >= new["rev"]:
@@ -276,9 +279,13 @@ def _apply_one(
         server.hincrby(counts, counted, count - int(stored.get(counted, 0)))
     if stored.get("key") and stored["key"] != new["key"]:
         server.hdel(names, stored["key"])
+    if stored.get("key") and not new["pinned"]:
+        server.zrem(pinned, stored["key"])
     if new["key"]:
         server.zadd(names, {new["key"]: 0})
         server.zrem(reserved, new["speaker"])
+    if new["pinned"]:
+        server.zadd(pinned, {new["key"]: 0})
     for digest in new["went"]:
         if server.hget(digests, digest) == new["speaker"]:
             server.hdel(digests, digest)

@@ -169,6 +169,23 @@ def check_counts(world: World, valkey: ValkeyServer) -> None:
     assert view.usage("elsewhere") == Counts(0, 0, 0)
 
 
+def check_pinned(world: World, valkey: ValkeyServer) -> None:
+    """Check that the pinned names equal what the documents say, also after a delete and a way back."""
+    process = world.process(valkey)
+    view, document = SpeakerView(process), NOTHING
+    registered = with_version(NOTHING, "v1")
+    for pinned in (True, False, True, None, True):
+        about = document.about.having(pinned=bool(pinned))
+        base = document if pinned is None else registered.having(about=about)
+        changed = changes.deleted(base, now=100) if pinned is None else base
+        document = changed.having(revision=document.revision + 1)
+        apply(view, process, document)
+        assert view.names("default", limit=9, pinned=True) == (["wren"] if pinned else [])
+    assert not view.mend_pinned("default", {"wren": WREN})
+    assert view.mend_pinned("default", {"wren": WREN, "robin": SpeakerId("default", "robin")})
+    assert view.names("default", limit=9, pinned=True) == ["robin", "wren"]
+
+
 def test_a_voice_that_is_registered_counts_once(world: World, valkey: ValkeyServer) -> None:
     """Of voices that come at once, each counts those before it, reserved or shown but never both."""
     process = world.process(valkey)
@@ -246,6 +263,11 @@ def test_names_and_counts_are_what_documents_say(world: World, valkey: ValkeySer
     check_counts(world, valkey)
 
 
+def test_pinned_names_are_what_documents_say(world: World, valkey: ValkeyServer) -> None:
+    """A voice that is missing among them would not be loaded first, and nobody would notice."""
+    check_pinned(world, valkey)
+
+
 def test_every_change_is_told_although_an_apply_was_lost(world: World, valkey: ValkeyServer) -> None:
     """Engines that wait for a version must not miss it because the process that made it died."""
     check_events(world, valkey)
@@ -299,9 +321,17 @@ def scripts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str, s
     [
         ("apply.lua", " - tonumber(stored[2 + place] or '0')", "", check_counts),
         ("apply.lua", "if revision ~= new.base", "if false", check_events),
+        ("apply.lua", "and not new.pinned then", "and false then", check_pinned),
+        ("apply.lua", "if new.pinned then", "if false then", check_pinned),
         ("_prelude.lua", "~= ARGV[1]", "== ''", check_stamp),
     ],
-    ids=["counts by difference alone", "apply trusts its caller's base", "a stamp that is not looked at"],
+    ids=[
+        "counts by difference alone",
+        "apply trusts its caller's base",
+        "unpinned",
+        "pinned",
+        "a stamp that is not looked at",
+    ],
 )
 def test_a_mistake_in_a_script_is_caught(
     world: World,

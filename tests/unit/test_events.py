@@ -80,6 +80,18 @@ def test_a_lost_artifact_a_moved_alias_and_a_delete_take_something_away(registry
     assert told(document, deleted(document, now=2_000_000_000)) == [("voice.deleted", True)]
 
 
+def test_a_voice_that_is_pinned_moves_in_lists(registry: Registry) -> None:
+    """Lists that lack the voice have to be made again, whatever else happened to it meanwhile."""
+    registry.register("wren", 1)
+    plain = registry.document("wren")
+    registry.work()
+    worked = registry.document("wren")
+    pinned = worked.having(about=worked.about.having(pinned=True), revision=worked.revision + 1)
+    assert told(worked, pinned) == [("voice.pinned", False)]
+    assert told(plain, pinned)[0] == ("voice.pinned", False)
+    assert told(pinned, worked.having(revision=pinned.revision + 1)) == [("voice.updated", False)]
+
+
 def test_a_change_that_nobody_sees_is_told_all_the_same(registry: Registry) -> None:
     """Whoever compares revisions has to hear of each."""
     registry.register("wren", 1)

@@ -7,7 +7,7 @@ import pytest
 
 from services.registry_api.access.rate_limits import RateLimits
 from services.registry_api.express.lane import ExpressLane, Offer
-from services.registry_api.express.prepared import PreparedAnswers, new_voices_of
+from services.registry_api.express.prepared import PreparedAnswers, lists_of
 from services.registry_api.protocol.callers import ANONYMOUS
 
 TARGET = b"/v1/profiles/ecapa/manifest"
@@ -51,7 +51,7 @@ class Asked:
         offer.accept(
             ANONYMOUS,
             "acme",
-            speakers=(new_voices_of("acme"), "acme/alice"),
+            speakers=(lists_of("acme"), "acme/alice"),
             profiles=("ecapa",),
             route="/v1/profiles/{profile}/manifest",
             is_file=False,
@@ -76,14 +76,14 @@ def asked() -> Asked:
     return kept
 
 
-@pytest.mark.parametrize("kind", ["voice.created", "voice.admitted"])
+@pytest.mark.parametrize("kind", ["voice.created", "voice.admitted", "voice.pinned"])
 def test_a_list_ends_with_a_voice_that_it_does_not_have_yet(asked: Asked, kind: str):
     """None of the voices on the list has an event then. A new voice would be missing until one has."""
     asked.events.tell(kind, "acme/bob")
     assert not asked.is_kept
 
 
-@pytest.mark.parametrize("kind", ["voice.created", "voice.admitted"])
+@pytest.mark.parametrize("kind", ["voice.created", "voice.admitted", "voice.pinned"])
 def test_a_list_that_a_new_voice_overtook_is_not_kept(kind: str):
     """It was read before the voice came, and its answer is ready only when the event was heard already."""
     asked = Asked()
@@ -98,6 +98,7 @@ def test_a_list_that_a_new_voice_overtook_is_not_kept(kind: str):
     ("kind", "speaker"),
     [
         ("voice.created", "acme-too/bob"),
+        ("voice.updated", "acme/bob"),
         ("version.created", "acme/bob"),
         ("voice.admitted", "other/alice"),
         ("artifact.ready", "acme/bob"),

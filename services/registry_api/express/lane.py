@@ -19,7 +19,7 @@ from starlette.types import Message, Scope
 
 from services.registry_api.access.rate_limits import REQUESTS, RateLimits, Taking
 from services.registry_api.express.answer_bytes import fitting, lines_of, prepare, response
-from services.registry_api.express.prepared import PreparedAnswer, PreparedAnswers, new_voices_of
+from services.registry_api.express.prepared import PreparedAnswer, PreparedAnswers, lists_of
 from services.registry_api.express.questions import (
     HEAD,
     Credentials,
@@ -35,14 +35,16 @@ from services.registry_api.protocol.signals import metrics_of
 from services.registry_api.serving.connections import OFFER
 from services.registry_api.serving.event_stream import Event, EventStream
 from services.registry_api.serving.limits import is_request_id
-from services.shared.model.events import ADMITTED, CREATED
+from services.shared.model.events import ADMITTED, CREATED, PINNED
 from services.shared.model.profile_document import ProfileDocument
 from services.shared.model.speaker import namespace_of
 from services.shared.telemetry import tracing
 from services.shared.telemetry.metrics import ARTIFACT_REQUESTS, Batch
 
-_NEW_VOICES = frozenset({CREATED, ADMITTED})
-"""The events that add a voice to lists. Kept answers with lists of the namespace are dropped on them."""
+_LISTED = frozenset({CREATED, ADMITTED, PINNED})
+"""The events that add a voice to pages of a list. Kept answers with lists of the namespace are dropped on
+them.
+"""
 _GRANT_SECONDS = 1.0
 """Lifetime of a grant. After that the ordinary way checks the key again, and records that it was used."""
 _MAX_GRANT_BYTES = 16 * 1024**2
@@ -190,8 +192,8 @@ class ExpressLane:
                 self._answers.drop_profile(event["profile"])
             case kind:
                 self._drop_speaker(event["speaker"])
-                if kind in _NEW_VOICES:
-                    self._drop_speaker(new_voices_of(namespace_of(event["speaker"])))
+                if kind in _LISTED:
+                    self._drop_speaker(lists_of(namespace_of(event["speaker"])))
 
     def _drop_speaker(self, speaker: str) -> None:
         self._answers.drop_speaker(speaker)

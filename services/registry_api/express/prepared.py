@@ -21,8 +21,10 @@ Key = tuple[bytes, bytes | None]
 """
 
 
-def new_voices_of(namespace: str) -> str:
-    """Return the entry of `PreparedAnswer.speakers` that stands for all future speakers of a namespace."""
+def lists_of(namespace: str) -> str:
+    """Return the entry of `PreparedAnswer.speakers` that stands for all speakers of a namespace that may be
+    added to a page of a list: new speakers, and speakers that are pinned.
+    """
     return f"{namespace}/"
 
 

@@ -18,7 +18,7 @@ from services.registry_api.dependencies import (
     ServicesDep,
 )
 from services.registry_api.express.lane import offer_of
-from services.registry_api.express.prepared import new_voices_of
+from services.registry_api.express.prepared import lists_of
 from services.registry_api.operations.artifacts import of_defaults
 from services.registry_api.protocol.routing import Router
 from services.registry_api.protocol.signals import route_of
@@ -26,7 +26,7 @@ from services.registry_api.serving.shared_reads import SharedReads
 from services.registry_api.wire import rendering
 from services.registry_api.wire.answers import answer, json_bytes
 from services.registry_api.wire.documented import responses
-from services.shared.registry.pages import page
+from services.shared.registry.pinned_pages import page_pinned_first
 from speaker_registry.manifests import MAX_PAGE, ManifestPage
 
 router = Router(tags=["artifacts"])
@@ -47,12 +47,18 @@ async def get_manifest(
     limit: ManifestLimit = MAX_PAGE,
     after: After = "",
 ) -> Response:
-    """List what an engine of this profile should hold: every voice that the profile can use.
+    """List what an engine of this profile should hold: every voice that the profile can use, pinned ones
+    first.
 
     Each entry has the version that the bare name means now, and the digest of its artifact if that is ready.
     For the next page, pass `last_id` as `after`. A page may have fewer voices than `limit`, or none, while
     `has_more` is true. Every page has an ETag, and a request with `If-None-Match` gets 304 while nothing on
     the page has changed, so an engine may ask every few seconds.
+
+    If all voices fit on one page, the pinned voices are the first on it. Otherwise the first pages have the
+    pinned voices, and the following ones have all voices in the order of their names. A pinned voice is then
+    listed twice, with the same `voice_id`; where the two entries differ, the later one is newer. While the
+    registry cannot read its view in Redis, only a manifest of a single page has the pinned voices first.
     """
     make = partial(_page, services, namespace, profile, limit, after)
     offer = offer_of(request.scope)
@@ -69,7 +75,7 @@ async def get_manifest(
         offer.accept(
             caller,
             namespace,
-            speakers=(new_voices_of(namespace), *made.speakers),
+            speakers=(lists_of(namespace), *made.speakers),
             profiles=(profile,),
             route=route_of(request.scope),
             is_file=False,
@@ -90,7 +96,7 @@ class _Made:
 
 def _page(services: Services, namespace: str, profile: str, limit: int, after: str) -> _Made:
     model_type = services.profiles.get(profile).model_type
-    listed = page(services.speakers, services.store, namespace, after=after, limit=limit).within_page_bytes()
+    listed = page_pinned_first(services.speakers, services.store, namespace, after=after, limit=limit)
     found = of_defaults(services.profiles, listed.speakers, profile)
     of_view = not listed.of_bucket and all(one.of_view for one in listed.speakers)
     shown = ManifestPage(

@@ -13,6 +13,8 @@ ADMITTED = "voice.admitted"
 """The view received a speaker that existed before. The speaker has not changed."""
 CREATED = "voice.created"
 """A voice was registered, or a deleted voice was restored."""
+PINNED = "voice.pinned"
+"""A voice was pinned, so it comes before others in lists that have pinned voices first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,8 @@ def _events(before: SpeakerDocument, after: SpeakerDocument) -> Iterator[Speaker
         yield SpeakerEvent("versions.removed", True)
     if after.live and not same_life:
         yield SpeakerEvent(CREATED)
+    if same_life and after.about.pinned and not before.about.pinned:
+        yield SpeakerEvent(PINNED)
     for version in after.versions:
         known = old.get(version.vuid)
         if known is None:

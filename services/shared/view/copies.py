@@ -12,7 +12,7 @@ from typing import Any
 from redis.client import Pipeline
 
 from services.shared.model.document import Counts, SpeakerDocument
-from services.shared.model.events import ADMITTED, SpeakerEvent, events_between
+from services.shared.model.events import ADMITTED, PINNED, SpeakerEvent, events_between
 from services.shared.model.speaker import OpenJob, SpeakerId
 from services.shared.view.away import ViewAway
 from services.shared.view.generation import Generation, milliseconds
@@ -27,6 +27,7 @@ from services.shared.view.keys import (
     marks_key,
     names_key,
     open_jobs_key,
+    pinned_key,
     reservations_key,
     taken_key,
 )
@@ -165,17 +166,42 @@ class SpeakerView:
         )
         return answers
 
-    def names(self, namespace: str, *, after: str = "", limit: int) -> list[str]:
+    def names(self, namespace: str, *, after: str = "", limit: int, pinned: bool = False) -> list[str]:
         """Return the keys of live speakers that come after a key, in order. Raises the same errors as
         `get`.
+
+        Args:
+            pinned: return the keys of pinned speakers only. Some of these speakers may not be pinned any
+                more. Speakers that a process of an older release pinned are missing until `mend_pinned`.
         """
-        start = f"({after}" if after else "-"
+        start, key_of = f"({after}" if after else "-", pinned_key if pinned else names_key
         [found] = self._generation.read(
             lambda pipeline, generation: pipeline.zrangebylex(
-                names_key(generation, namespace), start, "+", 0, limit
+                key_of(generation, namespace), start, "+", 0, limit
             )
         )
         return list(found)
+
+    def mend_pinned(self, namespace: str, pinned: Mapping[str, SpeakerId]) -> bool:
+        """Add the keys of pinned speakers that the names of pinned speakers lack, and tell listeners of them.
+
+        Processes of an older release keep no such names. Returns whether any was missing. Raises the same
+        errors as `get`.
+        """
+        [scores] = self._generation.read(
+            lambda pipeline, generation: pipeline.zmscore(pinned_key(generation, namespace), list(pinned))
+        )
+        missing = [key for key, score in zip(pinned, scores, strict=True) if score is None]
+        if not missing:
+            return False
+        speakers = canonical_json([str(pinned[key]) for key in missing])
+
+        def add(pipeline: Pipeline, generation: str) -> None:
+            pipeline.zadd(pinned_key(generation, namespace), dict.fromkeys(missing, 0))
+            pipeline.xadd(events_key(generation), {"speakers": speakers, "what": PINNED})
+
+        self._generation.read(add)
+        return True
 
     def usage(self, namespace: str) -> Counts:
         """Return the usage of a namespace. Raises the same errors as `get`."""
@@ -341,6 +367,7 @@ def _keys(generation: str, found: Sequence[Held]) -> list[str]:
         taken_key(generation),
         digests_key(generation, namespace),
         reservations_key(generation, namespace),
+        pinned_key(generation, namespace),
         *(copy_key(generation, one.speaker_id) for one in found),
     ]
 
@@ -356,6 +383,7 @@ def _told(held: Held, base: SpeakerDocument) -> dict[str, Any]:
         "etag": held.etag,
         "life": document.marks.life,
         "key": document.key or "" if document.live else "",
+        "pinned": document.live and document.about.pinned,
         "counts": asdict(counts),
         "base": base.revision,
         "size": len(held.body),

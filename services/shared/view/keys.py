@@ -5,6 +5,7 @@ o:{speaker}     its open jobs: what is extracted -> job, state and the end of th
 a:{speaker}     announced writes: token -> time
 k:{speaker}:{key}   the version that a request with an Idempotency-Key was answered with
 n:{namespace}   the names of live speakers, sorted
+p:{namespace}   the names of pinned live speakers, sorted
 c:{namespace}   the sums of what speakers count
 r:{namespace}   voices that are about to be registered, by the time at which that began
 job:{id}        the record of a job
@@ -59,6 +60,10 @@ def answer_key(generation: str, speaker_id: SpeakerId, key: str) -> str:
 
 def names_key(generation: str, namespace: str) -> str:
     return f"sr:{generation}:n:{namespace}"
+
+
+def pinned_key(generation: str, namespace: str) -> str:
+    return f"sr:{generation}:p:{namespace}"
 
 
 def counts_key(generation: str, namespace: str) -> str:

@@ -12,7 +12,7 @@ from services.registry_api.express import lane as lane_module
 from services.registry_api.routes import manifests
 from services.shared.model.speaker import SpeakerId
 from services.shared.registry import pages
-from services.shared.view.keys import copy_key, names_key
+from services.shared.view.keys import copy_key, names_key, pinned_key
 from speaker_registry import AsyncRegistryClient, RegistryClient
 from speaker_registry.errors import InvalidRequest, ProfileUnknown
 from speaker_registry.manifests import Manifest
@@ -86,6 +86,82 @@ def test_every_voice_is_on_one_page(start: Start):
         found += voices(page)
         after, more = page["last_id"], page["has_more"]
     assert found == names
+
+
+def pin(registry: Registry, name: str, *, pinned: bool = True) -> None:
+    response = registry.client.patch(f"/v1/voices/{name}", json={"pinned": pinned})
+    assert response.status_code == 200, response.text
+
+
+def five_voices(registry: Registry, *pinned: str) -> None:
+    for name in "abcde":
+        registry.upload(name)
+    for name in pinned:
+        pin(registry, name)
+
+
+def walk(registry: Registry, limit: int) -> list[list[str]]:
+    """Return the names on each page."""
+    found, after, more = [], "", True
+    while more:
+        page = listed(registry, limit=limit, after=after)
+        found.append(voices(page))
+        after, more = page["last_id"], page["has_more"]
+    return found
+
+
+def test_pinned_voices_come_first_on_a_manifest_of_one_page(start: Start):
+    """A client with a small cache takes the voices in the order of the manifest, each once."""
+    registry = start()
+    five_voices(registry, "d", "b")
+    wait_until(lambda: walk(registry, 5) == [["b", "d", "a", "c", "e"]])
+    registry.redis.flushdb()
+    assert walk(registry, 5) == [["b", "d", "a", "c", "e"]], "also when the page is made from the bucket"
+
+
+def test_pages_of_pinned_voices_come_before_those_of_all(start: Start):
+    """A pinned voice is listed again, so that none that is pinned or unpinned meanwhile is missing."""
+    registry = start()
+    five_voices(registry, "e", "d", "b")
+    wait_until(lambda: walk(registry, 2) == [["b", "d"], ["e"], ["a", "b"], ["c", "d"], ["e"]])
+    first = listed(registry, limit=2)
+    pin(registry, "e", pinned=False)
+    wait_until(lambda: listed(registry, limit=2, after=first["last_id"])["data"][0]["voice"] == "a")
+    pin(registry, "d", pinned=False)
+    pin(registry, "b", pinned=False)
+    wait_until(lambda: walk(registry, 2) == [["a", "b"], ["c", "d"], ["e"]])
+
+
+def test_a_pin_changes_the_pages_of_pinned_voices_alone(closed_lane: tuple[Registry, Lane]):
+    """Engines that poll are sent only what has changed. The first page has, although it lacked the voice."""
+    registry, lane = closed_lane
+    five_voices(registry, "b")
+    paths = [f"{PATH}?limit=2{after}" for after in ("", "&after=/all", "&after=b", "&after=d")]
+
+    def is_changed() -> list[bool]:
+        answers = zip(paths, tags, strict=True)
+        return [
+            registry.client.get(path, headers={"If-None-Match": tag}).status_code != 304
+            for path, tag in answers
+        ]
+
+    wait_until(lambda: voices(listed(registry, limit=2)) == ["b"])
+    tags = [lane.get(path).headers["etag"] for path in paths]
+    assert is_changed() == [False] * 4
+    pin(registry, "e")
+    wait_until(lambda: voices(listed(registry, limit=2)) == ["b", "e"])
+    wait_until(lambda: is_changed() == [True, False, False, True])
+
+
+def test_voices_that_an_older_release_pinned_come_first_from_the_second_reading_on(
+    closed_lane: tuple[Registry, Lane],
+):
+    """It keeps no list of pinned voices in Redis, and may run beside this release during an upgrade."""
+    registry, lane = closed_lane
+    five_voices(registry, "d", "e")
+    registry.redis.delete(pinned_key(registry.generation(), "default"))
+    assert voices(lane.get(f"{PATH}?limit=3").json()) == ["a", "b", "c"], "it is kept"
+    wait_until(lambda: walk(registry, 3) == [["d", "e"], ["a", "b", "c"], ["d", "e"]])
 
 
 def test_a_page_ends_after_a_mebibyte_of_texts(start: Start, monkeypatch: pytest.MonkeyPatch):
@@ -206,13 +282,13 @@ def test_a_key_that_is_checked_again_has_no_page_made_again(
     registry.ready("alice")
     unchanged = {"If-None-Match": lane.get(PATH).headers["etag"]}
 
-    made, make = list[None](), manifests.page
+    made, make = list[None](), manifests.page_pinned_first
 
     def counted(*arguments: Any, **options: Any) -> pages.SpeakerPage:
         made.append(None)
         return make(*arguments, **options)
 
-    monkeypatch.setattr(manifests, "page", counted)
+    monkeypatch.setattr(manifests, "page_pinned_first", counted)
 
     def is_answered_at_once_and_then_from_memory() -> bool:
         registry.app.state.lane._drop_grants()
@@ -276,6 +352,21 @@ def test_the_sdk_reads_all_pages_and_only_changed_ones_again(start: Start, monke
             client.manifest("qwen")
         with pytest.raises(InvalidRequest):
             client.manifest("../voices")
+
+
+def test_the_sdk_has_each_pinned_voice_once(start: Start, monkeypatch: pytest.MonkeyPatch):
+    """A pinned voice is on two pages. Counting or loading it twice would waste a cache."""
+    monkeypatch.setattr(pages, "PAGE_BYTES", 1)
+    registry = start()
+    five_voices(registry, "d", "b")
+    with RegistryClient(registry.url) as client:
+        wait_until(lambda: [one.voice for one in client.manifest(PROFILE)] == ["b", "d", "a", "c", "e"])
+        found = client.manifest(PROFILE)
+        assert (len(found), len(found.pages)) == (5, 7)
+        pin(registry, "b", pinned=False)
+        wait_until(
+            lambda: [one.voice for one in client.manifest(PROFILE, found)] == ["d", "a", "b", "c", "e"]
+        )
 
 
 def test_the_sdk_reads_the_manifest_without_blocking(registry: Registry):

@@ -140,7 +140,11 @@ class SimulatedRegistry(Registry):
         def decide(document: SpeakerDocument) -> SpeakerDocument:
             if not document.live:
                 raise VoiceNotFound("the voice was deleted")
-            return edited(document, document.about.having(promotion=policy), self.profiles.required)
+            return edited(
+                document,
+                document.about.having(promotion=policy, pinned=policy == "manual"),
+                self.profiles.required,
+            )
 
         return self.speakers.change(id_of(name), decide, by="key", did="edit")
 

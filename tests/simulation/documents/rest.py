@@ -15,7 +15,7 @@ from services.shared.model.events import events_between
 from services.shared.model.speaker import Speaker, SpeakerId
 from services.shared.model.status import profile_status, unsupported_reason
 from services.shared.view.away import ViewAway
-from services.shared.view.keys import agenda_key, announcements_key, events_key, names_key
+from services.shared.view.keys import agenda_key, announcements_key, events_key, names_key, pinned_key
 from services.shared.view.stamp import STAMP, Stamp
 from speaker_registry.artifact import sha256_digest
 from tests.memory_registry import NS, PROFILES, id_of
@@ -237,6 +237,9 @@ def _reckon_sums(world: World, generation: str) -> None:
     live = {document.key for document in documents if document.live}
     if set(server.data.get(names_key(generation, NS), {})) != live:
         raise Violation("5: at rest the names in the view are not those of the documents")
+    pinned = {document.key for document in documents if document.live and document.about.pinned}
+    if set(server.data.get(pinned_key(generation, NS), {})) != pinned:
+        raise Violation("5: at rest the pinned names in the view are not those of the documents")
     usage = world.processes[0].registry.speakers.view.usage(NS)
     counts = [astuple(document.counts) for document in documents]
     sums = tuple(map(sum, zip(*counts, strict=True)))

@@ -6,7 +6,7 @@ import pytest
 from speaker_registry import RegistryClient
 from speaker_registry.errors import Unavailable
 from speaker_registry.following import Changes, Following
-from speaker_registry.manifests import ManifestEntry, ManifestPage
+from speaker_registry.manifests import Manifest, ManifestEntry, ManifestPage, ReceivedPage
 from tests.unit.sdk.fake_registry import QWEN, URL, FakeTime
 
 DIGEST = "sha256:{}"
@@ -148,6 +148,19 @@ def test_another_registry_is_refused_and_takes_nothing_away(pages: Pages, client
     assert told(Following(client, QWEN).look()) == (["x"], [], [])
     pages.voices, pages.registry = theirs[1:], REGISTRY
     assert told(following.look()) == ([], [], ["a"])
+
+
+def test_a_voice_on_two_pages_is_as_the_later_one_says():
+    """Pinned voices are listed twice, and may change between the two pages."""
+    found = (
+        [entry("p", 1, pinned=True), entry("q", pinned=True)],
+        [entry("a"), entry("p", 2), entry("q", pinned=True)],
+    )
+    facts = {"namespace": "default", "profile": QWEN, "model_type": "qwen3_tts"}
+    first, second = (ReceivedPage(None, ManifestPage.model_validate({**facts, "data": one})) for one in found)
+    manifest = Manifest("default", QWEN, "qwen3_tts", {"": first, "/all": second})
+    assert [(one.voice, one.version) for one in manifest] == [("q", 1), ("p", 2), ("a", 1)]
+    assert len(manifest) == 3
 
 
 def test_pages_of_two_registries_are_refused(pages: Pages, client: RegistryClient):

@@ -1,0 +1,86 @@
+"""Lists the live speakers of a namespace page by page, the pinned ones first.
+
+If one page has them all, it is sorted. Otherwise the pages of pinned speakers come first, and after them the
+pages of all speakers in the order of keys, which list pinned speakers again. So a speaker that is pinned or
+unpinned between two pages is never left out, and pages of the second part change only with their speakers.
+
+While the view cannot list the pinned speakers, the list consists of the second part alone.
+"""
+
+from contextlib import suppress
+from dataclasses import replace
+
+from services.shared.model.speaker import SpeakerId
+from services.shared.registry.pages import Listed, SpeakerPage, page
+from services.shared.registry.speakers import FoundSpeaker, Speakers
+from services.shared.view.copies import ViewIncomplete
+from speaker_registry.errors import Unavailable
+from speaker_registry.names import SpeakerName
+
+_PINNED = "/pinned:"
+"""The prefix of a cursor in the first part. The key follows up to which pinned speakers have been listed.
+
+No key contains a `/`, and the other cursors that begin with one go on with a hashed slug or `~`. An older
+release that is given one of the two cursors of this module lists all speakers from the start.
+"""
+_ALL = "/all"
+"""The cursor at which the second part begins."""
+
+
+def page_pinned_first(
+    speakers: Speakers, store: Listed, namespace: str, *, after: str = "", limit: int
+) -> SpeakerPage:
+    """Return up to `limit` live speakers after the cursor `after`, and at most about `PAGE_BYTES` of texts.
+
+    The pages are in the order that this module describes. A speaker may be on two pages, but on one only
+    once. What `pages.page` says of damaged documents and of an unavailable view holds here as well. Raises
+    `Unavailable`.
+    """
+    is_first_part = not after or after.startswith(_PINNED)
+    if after and is_first_part and (found := _pinned_page(speakers, namespace, after, limit)):
+        return found
+    start = "" if is_first_part or after == _ALL else after
+    listed = page(speakers, store, namespace, after=start, limit=limit).within_page_bytes()
+    _mend(speakers, namespace, listed)
+    if after:
+        return listed
+    if not listed.more:
+        return replace(listed, entries=sorted(listed.entries, key=lambda entry: not _is_pinned(entry[1])))
+    return _pinned_page(speakers, namespace, after, limit) or listed
+
+
+def _pinned_page(speakers: Speakers, namespace: str, after: str, limit: int) -> SpeakerPage | None:
+    """Return a page of the first part. Returns None if no pinned speakers are left, or if the view cannot
+    list them.
+    """
+    with suppress(Unavailable):
+        if not speakers.view.is_complete():
+            raise ViewIncomplete
+        keys = speakers.view.names(namespace, after=after.removeprefix(_PINNED), limit=limit + 1, pinned=True)
+        if not keys:
+            return None
+        listed, more = keys[:limit], len(keys) > limit
+        found = speakers.read_many([SpeakerId.of(namespace, SpeakerName(key, key)) for key in listed])
+        entries = [
+            (_PINNED + key, one)
+            for key, one in zip(listed, found, strict=True)
+            if isinstance(one, FoundSpeaker) and _is_pinned(one)
+        ]
+        last = _PINNED + listed[-1] if more else _ALL
+        return SpeakerPage(entries, last=last, more=True).within_page_bytes()
+    return None
+
+
+def _is_pinned(speaker: FoundSpeaker) -> bool:
+    return speaker.document.live and speaker.document.about.pinned
+
+
+def _mend(speakers: Speakers, namespace: str, listed: SpeakerPage) -> None:
+    """Tell the view of the pinned speakers on a page of the second part, so that they will be in the first.
+
+    Only an older release leaves one out there. It may have filled the view, or run beside this one.
+    """
+    pinned = {str(one.document.key): one.id for one in listed.speakers if one.of_view and _is_pinned(one)}
+    if pinned and not listed.of_bucket:
+        with suppress(Unavailable):
+            speakers.view.mend_pinned(namespace, pinned)
