@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 from speaker_registry.errors import InvalidRequest
 
@@ -12,6 +13,16 @@ MAX_LENGTH = 63
 _NAME = r"[A-Za-z0-9](?:[A-Za-z0-9_.-]*[A-Za-z0-9])?"
 _KEY = re.compile(rf"(?:[a-z0-9](?:[a-z0-9.-]*[a-z0-9])?/)?{_NAME}")
 _VALUE = re.compile(rf"(?:{_NAME})?")
+LABEL_CHANGES_SCHEMA: dict[str, Any] = {
+    "propertyNames": {"pattern": f"^{_KEY.pattern}$", "maxLength": MAX_LENGTH},
+    "additionalProperties": {
+        "anyOf": [
+            {"type": "string", "pattern": f"^{_VALUE.pattern}$", "maxLength": MAX_LENGTH},
+            {"type": "null"},
+        ]
+    },
+}
+"""The form of labels and their removal, for the JSON schema alone: `check_label` has clearer messages."""
 _FORM = f"up to {MAX_LENGTH} of the characters A-Z a-z 0-9 - _ . that begin and end with a letter or digit"
 
 

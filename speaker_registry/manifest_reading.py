@@ -34,12 +34,32 @@ def read_manifest(policy: RetryPolicy, profile: str, known: Manifest | None) -> 
     while cursor is not None:
         pages[cursor] = yield from _read_page(policy, path, cursor, before.get(cursor))
         _check(pages, profile)
-        _check_registry(pages, known)
+        _check_registry(pages, known.registry if known else None)
         cursor = _following(pages, cursor)
     if known is not None and pages == before:
         return known
     first = pages[_FIRST_PAGE].page
     return Manifest(first.namespace, first.profile, first.model_type, pages)
+
+
+def read_manifest_page(
+    policy: RetryPolicy, profile: str, limit: int, registry: str | None
+) -> Plan[ManifestPage]:
+    """Read the first page of the manifest of a profile.
+
+    Args:
+        limit: Maximum number of voices on the page.
+        registry: Identity of the registry that should answer, if it is known.
+
+    Raises:
+        Unavailable: The registry answered with the manifest of another profile. Or another registry answered.
+    """
+    reply = yield from exchange(policy, Request(path=manifest_path(profile), params={"limit": str(limit)}))
+    page = parsed(ManifestPage, reply)
+    pages = {_FIRST_PAGE: ReceivedPage(None, page)}
+    _check(pages, profile)
+    _check_registry(pages, registry)
+    return page
 
 
 def _read_page(policy: RetryPolicy, path: str, cursor: str, known: ReceivedPage | None) -> Plan[ReceivedPage]:
@@ -64,13 +84,12 @@ def _check(pages: Mapping[str, ReceivedPage], profile: str) -> None:
         raise Unavailable(f"the manifest has more than {MAX_VOICES} voices; no more are accepted")
 
 
-def _check_registry(pages: Mapping[str, ReceivedPage], known: Manifest | None) -> None:
-    """Check that all pages come from the registry that the manifest was read from before.
+def _check_registry(pages: Mapping[str, ReceivedPage], expected: str | None) -> None:
+    """Check that all pages come from the registry that the manifest was read from before, if that is known.
 
     A wrong DNS entry can lead to a registry with the same profile and namespace, and engines would drop all
     their voices.
     """
-    expected = known.registry if known else None
     for found in (one.page.registry for one in pages.values()):
         if found and expected and found != expected:
             raise Unavailable(

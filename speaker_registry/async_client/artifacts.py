@@ -7,8 +7,8 @@ from speaker_registry.artifact import Artifact
 from speaker_registry.async_client.executor import AsyncPlanExecutor
 from speaker_registry.errors import SpeakerRegistryError
 from speaker_registry.fetching import PARALLEL_FETCHES, File, pairs_of
-from speaker_registry.manifest_reading import read_manifest
-from speaker_registry.manifests import Manifest
+from speaker_registry.manifest_reading import read_manifest, read_manifest_page
+from speaker_registry.manifests import MAX_PAGE, Manifest, ManifestPage
 from speaker_registry.paths import parse_target
 from speaker_registry.schemas import ArtifactDescriptor, ResolvedArtifact
 from speaker_registry.session import Audio, read_clip
@@ -116,3 +116,9 @@ class AsyncArtifacts(AsyncPlanExecutor):
     async def manifest(self, profile: str, known: Manifest | None = None) -> Manifest:
         """Read which voices an engine of a profile should hold. See `RegistryClient.manifest`."""
         return await self._run(read_manifest(self._policy, profile, known))
+
+    async def manifest_page(
+        self, profile: str, *, limit: int = MAX_PAGE, registry: str | None = None
+    ) -> ManifestPage:
+        """Read only the first page of a manifest. See `RegistryClient.manifest_page`."""
+        return await self._run(read_manifest_page(self._policy, profile, limit, registry))

@@ -7,8 +7,8 @@ from speaker_registry.artifact import Artifact
 from speaker_registry.client.executor import PlanExecutor
 from speaker_registry.errors import SpeakerRegistryError
 from speaker_registry.fetching import PARALLEL_FETCHES, File, pairs_of
-from speaker_registry.manifest_reading import read_manifest
-from speaker_registry.manifests import Manifest
+from speaker_registry.manifest_reading import read_manifest, read_manifest_page
+from speaker_registry.manifests import MAX_PAGE, Manifest, ManifestPage
 from speaker_registry.paths import parse_target
 from speaker_registry.schemas import ArtifactDescriptor, ResolvedArtifact
 from speaker_registry.session import Audio, read_clip
@@ -178,3 +178,18 @@ class Artifacts(PlanExecutor):
             ProfileUnknown: There is no such profile.
         """
         return self._run(read_manifest(self._policy, profile, known))
+
+    def manifest_page(
+        self, profile: str, *, limit: int = MAX_PAGE, registry: str | None = None
+    ) -> ManifestPage:
+        """Read only the first page of a manifest. It tells which registry answers, and for which namespace.
+
+        Args:
+            limit: Maximum number of voices on the page.
+            registry: Identity of the registry that should answer, as a page told it before.
+
+        Raises:
+            ProfileUnknown: There is no such profile.
+            Unavailable: Another registry answered.
+        """
+        return self._run(read_manifest_page(self._policy, profile, limit, registry))

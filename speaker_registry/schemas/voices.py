@@ -5,6 +5,7 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from speaker_registry.labels import LABEL_CHANGES_SCHEMA
 from speaker_registry.names import MAX_VERSION
 from speaker_registry.notebooks import html_table
 from speaker_registry.schemas.common import Schema, Untrained
@@ -124,8 +125,10 @@ class VoiceEdit(BaseModel):
 
     description: str | None = Field(default=None, max_length=MAX_DESCRIPTION)
     """Free text about the voice. Null removes it."""
-    labels: dict[str, str | None] = Field(default_factory=dict, max_length=1000)
-    """Labels to set. Null as the value removes a label."""
+    labels: dict[str, str | None] = Field(
+        default_factory=dict, max_length=1000, json_schema_extra=LABEL_CHANGES_SCHEMA
+    )
+    """Labels to set. Null as the value removes a label. The voice has up to 32 labels after the change."""
     pinned: bool = Field(default=False, strict=True)
     """Marks a voice that matters more than others."""
     promotion: PromotionPolicy = "on_ready"

@@ -120,6 +120,10 @@ class SyncedFolder:
             marker = self._check()
             if marker is None:
                 self._put_marker({})
+            elif self._purpose.registry_id is None:
+                # An older server that answers for once must not make the folder forget its registry.
+                identity = marker.purpose.registry_id
+                self._purpose = self._purpose.model_copy(update={"registry_id": identity})
             self._superseded = marker.superseded if marker else {}
             self._present = {}
             for name in filter(None, map(FileName.parse, self._names())):

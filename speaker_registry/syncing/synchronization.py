@@ -8,7 +8,7 @@ from typing import Literal, Protocol
 
 from speaker_registry.client import RegistryClient
 from speaker_registry.errors import InvalidRequest, ProfileUnknown, SpeakerRegistryError
-from speaker_registry.manifests import Manifest
+from speaker_registry.manifests import ManifestPage
 from speaker_registry.moving.faults import concerns_one_voice, retry_when_asked
 from speaker_registry.schemas import Profile, Voice
 from speaker_registry.syncing.custom_voices import CustomVoices
@@ -87,8 +87,8 @@ class Synchronization:
         self._client, self._path, self._profile, self._form = client, path, profile, form
         self._on_voice = on_voice
         self._opened: tuple[SyncedFolder, Format] | None = None
-        self._manifest: Manifest | None = None
-        """Tells which registry the folder is kept equal to."""
+        self._registry: str | None = None
+        """Identity of the registry that the folder is kept equal to, or None as long as no page tells it."""
 
     def run(self) -> Report:
         """Make the folder equal to the registry as it is now.
@@ -108,7 +108,7 @@ class Synchronization:
         with folder.claimed():
             voices = retry_when_asked(lambda: list(self._client.list(profile=self._profile)))
             wanted = list(retry_when_asked(lambda: list(form.wanted(voices))))
-            self._look_at_manifest()  # raises if a different registry answers now
+            self._look_at_registry()  # raises if a different registry answers now
             # Deleted voices are removed first, so that no later failure can keep them in the folder.
             removed = folder.remove_others({hash_of(one.voice.id) for one in wanted})
             settled = [self._sync_voice(folder, form, one) for one in wanted]
@@ -126,25 +126,28 @@ class Synchronization:
                 f"from a folder of the format {self._form}; accepted: profiles of the model types "
                 f"{', '.join(sorted(kind.model_types))}"
             )
-        manifest = self._look_at_manifest()
+        page = self._look_at_registry()
         purpose = Purpose(
             registry=self._client.url,
-            registry_id=manifest.registry,
-            namespace=manifest.namespace,
+            registry_id=page.registry,
+            namespace=page.namespace,
             profile=profile.id,
             format=self._form,
         )
         form: Format = kind(self._client, profile.id, profile.model_type)
         return SyncedFolder(self._path, purpose, form.index_name), form
 
-    def _look_at_manifest(self) -> Manifest:
-        """Read the manifest, of which unchanged pages are not sent again.
+    def _look_at_registry(self) -> ManifestPage:
+        """Read as little of the manifest as tells which registry answers, and for which namespace.
 
         Raises:
             Unavailable: A different registry answers than the last time.
         """
-        self._manifest = retry_when_asked(lambda: self._client.manifest(self._profile, self._manifest))
-        return self._manifest
+        page = retry_when_asked(
+            lambda: self._client.manifest_page(self._profile, limit=1, registry=self._registry)
+        )
+        self._registry = self._registry or page.registry
+        return page
 
     def _find_profile(self) -> Profile:
         profiles = retry_when_asked(lambda: {one.id: one for one in self._client.profiles()})

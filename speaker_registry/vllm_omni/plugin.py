@@ -10,11 +10,10 @@ import os
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Protocol
 
 from speaker_registry.client import RegistryClient
+from speaker_registry.errors import Unavailable
 from speaker_registry.following import Following
-from speaker_registry.manifests import ManifestEntry
 from speaker_registry.syncing.samples import SpeakerSamples
 from speaker_registry.vllm_omni.filling import CacheFiller, SpeakerCache
 from speaker_registry.vllm_omni.serving import Loop, wrap_servers
@@ -25,12 +24,6 @@ log = logging.getLogger(__name__)
 _PROFILE, _SECONDS = "SPEAKER_REGISTRY_PROFILE", "SPEAKER_REGISTRY_POLL_SECONDS"
 _CALL_SECONDS = 20.0
 _activated = threading.Lock()
-
-
-class Consumer(Protocol):
-    """A part of the server that is kept equal to the voices of the registry."""
-
-    def apply(self, voices: Mapping[str, ManifestEntry]) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,7 +59,8 @@ class Plugin:
     def __init__(self, client: RegistryClient, settings: PluginSettings, cache: SpeakerCache) -> None:
         self._client, self._settings = client, settings
         self._following = Following(client, settings.profile)
-        self._consumers: list[Consumer] = [CacheFiller(client, settings.profile, cache)]
+        self._filler = CacheFiller(client, settings.profile, cache)
+        self._servers: list[UploadedVoices] = []
         self._wake = threading.Event()
         self._stopped = False
         self._last_fault = ""
@@ -74,16 +68,14 @@ class Plugin:
     def add_server(self, server: Server, loop: Loop) -> UploadedVoices:
         """Keep the uploaded voices of an API server equal to the registry from now on."""
         uploads = UploadedVoices(server, self._sample, loop.run)
-        self._consumers.append(uploads)
+        self._servers.append(uploads)
         self._wake.set()
         return uploads
 
     def look(self) -> None:
         """Read the registry once, and apply the changes. A repeated fault is logged only once."""
         try:
-            self._following.look()
-            for consumer in list(self._consumers):
-                consumer.apply(self._following.voices)
+            self._follow()
             fault = ""
         except Exception as error:  # noqa: BLE001 - the server must continue, whatever is wrong here
             fault = f"{type(error).__name__}: {error}"
@@ -92,6 +84,25 @@ class Plugin:
         elif self._last_fault and not fault:
             log.info("The speaker registry is followed again.")
         self._last_fault = fault
+
+    def _follow(self) -> None:
+        self._following.look()
+        voices, registry = self._following.voices, self._following.registry
+        servers = list(self._servers)
+        for uploads in servers:
+            self._check_registry(uploads, registry)
+        self._filler.apply(voices)
+        for uploads in servers:
+            uploads.apply(voices, registry)
+
+    def _check_registry(self, uploads: UploadedVoices, registry: str | None) -> None:
+        """Check that a server has no voices of another registry, before any of its voices is changed."""
+        try:
+            uploads.check_registry(registry)
+        except Unavailable:
+            # Otherwise the registry of the voices, once it answers again, would be refused as another one.
+            self._following = Following(self._client, self._settings.profile)
+            raise
 
     def run(self) -> None:
         """Look repeatedly until `stop` is called."""

@@ -17,7 +17,7 @@ from typing import Any, Protocol
 from safetensors import safe_open
 
 from speaker_registry.atomic_files import write_atomically
-from speaker_registry.errors import SpeakerRegistryError
+from speaker_registry.errors import SpeakerRegistryError, Unavailable
 from speaker_registry.manifests import ManifestEntry
 from speaker_registry.moving.faults import concerns_one_voice
 from speaker_registry.vllm_omni.names import bare_name, versioned_name
@@ -28,6 +28,10 @@ GRACE_SECONDS = 60.0
 """How long a replaced version stays, in seconds, for requests that have begun with it."""
 _MARK = "registry_voice_id"
 """The entry in a file's header, and in vLLM-Omni's record of a voice, that marks a voice of the registry."""
+_REGISTRY = "registry_identity"
+"""The entry beside the mark that tells which registry the voice comes from. Voices that a former release
+registered do not have it, nor do those of an older server, which does not tell its identity.
+"""
 Info = dict[str, Any]
 """vLLM-Omni's record of an uploaded voice."""
 
@@ -76,8 +80,34 @@ class UploadedVoices:
         if request.voice is not None and request.ref_audio is None:
             request.voice = self._pinned.get(request.voice.strip().lower(), request.voice)
 
-    def apply(self, voices: Mapping[str, ManifestEntry]) -> None:
+    def check_registry(self, registry: str | None) -> None:
+        """Check that the server has no voices of another registry.
+
+        A restarted server may meet another registry at the same address, which knows none of the voices in
+        the folder. They would be taken for deleted ones.
+
+        Args:
+            registry: The identity of the registry that answers now, or None if it does not tell it.
+
+        Raises:
+            Unavailable: The server has voices of another registry. They stay as they are.
+        """
+        for name, info in self._server.uploaded_speakers.items():
+            if _MARK in info and None not in {info.get(_REGISTRY), registry} and info[_REGISTRY] != registry:
+                raise Unavailable(
+                    f"this server has voices, such as {name[:80]!a}, of another registry than "
+                    f"{str(registry)[:80]!a}, which answers now; they stay, and no voice of it is taken. "
+                    "Check where the address of the registry leads. If the registry was replaced on purpose, "
+                    f"erase registry-*.safetensors in {str(self._server.uploaded_speakers_dir)!a} and "
+                    "restart this server"
+                )
+
+    def apply(self, voices: Mapping[str, ManifestEntry], registry: str | None) -> None:
         """Make the server offer these voices. A clip that cannot be fetched is tried again the next time.
+
+        Args:
+            registry: The identity of the registry that the voices come from, which has passed
+                `check_registry`.
 
         Raises:
             SpeakerRegistryError: The registry cannot be reached. The server still offers the voices that it
@@ -87,7 +117,7 @@ class UploadedVoices:
         self._withdraw_others(voices)
         for entry in voices.values():
             if not self._is_offered(entry):
-                self._register(entry)
+                self._register(entry, registry)
 
     def _is_offered(self, entry: ManifestEntry) -> bool:
         bare, versioned = bare_name(entry), versioned_name(entry)
@@ -113,10 +143,10 @@ class UploadedVoices:
         self._server._ref_audio_data_url_cache.pop(bare, None)
         self._pinned[bare] = versioned
 
-    def _register(self, entry: ManifestEntry) -> None:
+    def _register(self, entry: ManifestEntry, registry: str | None) -> None:
         bare, versioned = bare_name(entry), versioned_name(entry)
         try:
-            info = self._info(versioned, entry)
+            info = self._info(versioned, entry, registry)
         except SpeakerRegistryError as error:
             if not concerns_one_voice(error):
                 raise
@@ -125,13 +155,15 @@ class UploadedVoices:
         self._leaving[self._pinned.get(bare, versioned)] = self._clock() + GRACE_SECONDS
         self._in_loop(partial(self._offer, bare, versioned, info))
 
-    def _info(self, versioned: str, entry: ManifestEntry) -> Info:
+    def _info(self, versioned: str, entry: ManifestEntry, registry: str | None) -> Info:
         """Return the record of a version, and write its file unless the server has it."""
         # Two voices may have versions with the same id, if somebody registered them so by hand.
         about = hashlib.sha256(f"{entry.version_id}@{versioned}".encode()).hexdigest()[:32]
         path = self._server.uploaded_speakers_dir / f"registry-{about}.safetensors"
         if not path.exists():
             facts = {"voice_name_lower": versioned, _MARK: entry.voice_id}
+            if registry is not None:
+                facts[_REGISTRY] = registry
             write_atomically(path, self._sample(entry.reference, facts))
         with safe_open(os.fspath(path), framework="numpy") as file:
             header = dict(file.metadata() or {})

@@ -1,9 +1,12 @@
 """Tests of labels: their form, how they are changed, and how filters name them."""
 
+import re
+
 import pytest
 
 from speaker_registry.errors import InvalidRequest
 from speaker_registry.labels import MAX_LABELS, changed_labels, parse_filters
+from speaker_registry.schemas import VoiceEdit
 
 
 def test_labels_are_set_and_removed_and_the_others_stay():
@@ -32,6 +35,33 @@ def test_labels_are_set_and_removed_and_the_others_stay():
 def test_what_is_no_label_is_refused_by_name(key: str, value: str, said: str):
     with pytest.raises(InvalidRequest, match=said):
         changed_labels({}, {key: value})
+
+
+def is_in_schema(key: str, value: str | None) -> bool:
+    """Return whether the JSON schema of an edit allows a label, by the keywords that it has for texts."""
+    schema = VoiceEdit.model_json_schema()["properties"]["labels"]
+    text, null = schema["additionalProperties"]["anyOf"]
+    assert null == {"type": "null"}
+    pairs = [(key, schema["propertyNames"])] + ([(value, text)] if value is not None else [])
+    return all(
+        len(one) <= form["maxLength"] and re.fullmatch(form["pattern"].removesuffix("$"), one) is not None
+        for one, form in pairs
+    )
+
+
+@pytest.mark.parametrize(
+    "key", ["", "-a", "a b", "a/b/c", "k" * 64, "é", "A/b", "a\n", "k" * 63, "x.y/z_1", "A"]
+)
+@pytest.mark.parametrize("value", [None, "", "b c", "b\n", "v" * 64, "v" * 63, "a_b.c-d", "-"])
+def test_the_documented_form_of_labels_is_the_accepted_one(key: str, value: str | None):
+    """Clients that are generated from the OpenAPI document refuse what the registry refuses, and no more."""
+    try:
+        changed_labels({}, {key: value})
+    except InvalidRequest:
+        accepted = False
+    else:
+        accepted = True
+    assert is_in_schema(key, value) == accepted
 
 
 def test_a_voice_has_a_limited_number_of_labels():

@@ -10,16 +10,18 @@ from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import httpx
 import pytest
 
 from speaker_registry import RegistryClient
+from speaker_registry.following import Following
 from speaker_registry.vllm_omni import plugin as plugin_module
 from speaker_registry.vllm_omni import serving, uploads
 from speaker_registry.vllm_omni.plugin import Plugin, PluginSettings, activate
 from speaker_registry.vllm_omni.serving import Loop
 from speaker_registry.vllm_omni.uploads import UploadedVoices
 from tests.integration.api.conftest import Start
-from tests.integration.api.registry import EMBEDDING, OTHER_CLIP, PROFILE
+from tests.integration.api.registry import EMBEDDING, OTHER_CLIP, PROFILE, Led
 from tests.queue_workers import wait_until
 from tests.relay import Relay
 from tests.vllm_omni_readers import readers
@@ -31,10 +33,17 @@ SETTINGS = PluginSettings(profile=PROFILE, poll_seconds=0.1)
 class Process:
     """A process of a server: the plugin, and vLLM-Omni's cache and storage of voices."""
 
-    def __init__(self, url: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(
+        self,
+        url: str,
+        folder: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        transport: httpx.BaseTransport | None = None,
+    ) -> None:
         monkeypatch.setenv("SPEAKER_SAMPLES_DIR", str(folder))
         self.cache = readers().speaker_cache.SpeakerEmbeddingCache()
-        self.plugin = Plugin(RegistryClient(url, retries=0, timeout=5, cache=None), SETTINGS, self.cache)
+        client = RegistryClient(url, retries=0, timeout=5, cache=None, transport=transport)
+        self.plugin = Plugin(client, SETTINGS, self.cache)
         self.server = object.__new__(readers().serving_speech.OmniOpenAIServingSpeech)
         self.server._init_speaker_storage()
         self.voices = self.plugin.add_server(self.server, Loop())
@@ -57,8 +66,8 @@ Make = Callable[..., Process]
 
 @pytest.fixture
 def process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Make:
-    def make(url: str, folder: Path | None = None) -> Process:
-        return Process(url, folder or tmp_path / "samples", monkeypatch)
+    def make(url: str, transport: httpx.BaseTransport | None = None) -> Process:
+        return Process(url, tmp_path / "samples", monkeypatch, transport)
 
     return make
 
@@ -211,6 +220,60 @@ def test_without_the_registry_the_server_serves_what_it_had(start: Start, proces
         relay.open()
         after.look()
     assert after.server.uploaded_speakers == {}
+
+
+def test_another_registry_at_the_same_address_takes_nothing_away(
+    start: Start, process: Make, caplog: pytest.LogCaptureFixture
+):
+    """A wrong DNS entry must not empty a server, neither while it runs nor when it starts again. Both servers
+    go on by themselves when the entry is right again.
+    """
+    registry, other = start(), start()
+    made = registry.ready("alice", ref_text="Hi.")
+    other.ready("mallory")
+    led = Led(registry)
+    before = process("http://registry.test", led)
+    before.look()
+    files = set(before.server.uploaded_speakers_dir.iterdir())
+    led.registry = other
+    before.look()
+    after = process("http://registry.test", led)
+    after.look()
+    for one in (before, after):
+        assert one.server.uploaded_speakers.keys() == {"alice", "alice@1"}
+        assert (one.ask("alice").voice, one.ask("alice").fault) == ("alice@1", None)
+        assert {key[1] for key in one.cache._cache} <= {"alice", "alice@1"}
+    assert set(after.server.uploaded_speakers_dir.iterdir()) == files
+    [_, told] = [text for text in caplog.messages if "cannot be followed now" in text]
+    assert "'alice@1', of another registry than" in told
+    led.registry = registry
+    for one in (before, after):
+        one.look()
+        key = one.cache.make_cache_key("alice@1", "qwen3_tts_icl", made["created_at"])
+        assert one.cache.get(key) is not None
+    registry.client.delete("/v1/voices/alice")
+    after.look()
+    assert after.server.uploaded_speakers == {}
+    assert set(after.server.uploaded_speakers_dir.iterdir()) == set()
+
+
+def test_voices_that_a_former_release_registered_are_adopted(
+    start: Start, process: Make, monkeypatch: pytest.MonkeyPatch
+):
+    """Their files name no registry. An upgrade must neither refuse them nor keep them forever."""
+    registry = start()
+    registry.ready("alice")
+    registry.ready("bob")
+    former = process(registry.url)
+    monkeypatch.setattr(Following, "registry", None)
+    former.look()
+    monkeypatch.undo()
+    registry.client.delete("/v1/voices/bob")
+    present = process(registry.url)
+    assert {"bob", "bob@1"} <= present.server.uploaded_speakers.keys()
+    assert all(uploads._REGISTRY not in info for info in present.server.uploaded_speakers.values())
+    present.look()
+    assert present.server.uploaded_speakers.keys() == {"alice", "alice@1"}
 
 
 def test_a_broken_registry_is_told_once(start: Start, process: Make, caplog: pytest.LogCaptureFixture):

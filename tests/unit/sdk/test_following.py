@@ -29,20 +29,24 @@ class Pages:
         self.away = False
         self.sent: list[int] = []
         """Statuses of the answers."""
+        self.limits: list[str | None] = []
+        """The limits that were asked for."""
 
     def __call__(self, request: httpx.Request) -> httpx.Response:
         if self.away:
             raise httpx.ConnectError("refused")
         after = request.url.params.get("after", "")
         following = [one for one in self.voices if one.voice > after]
+        self.limits.append(request.url.params.get("limit"))
+        size = int(self.limits[-1] or 2)
         page = ManifestPage(
             registry=self.registry,
             namespace="default",
             profile=self.profile,
             model_type="qwen3_tts",
-            data=following[:2],
-            last_id=following[:2][-1].voice if following else None,
-            has_more=len(following) > 2,
+            data=following[:size],
+            last_id=following[:size][-1].voice if following else None,
+            has_more=len(following) > size,
         )
         content = page.model_dump_json()
         etag = f'W/"{hash(content)}"'
@@ -184,6 +188,25 @@ def test_a_server_that_names_no_registry_is_followed(pages: Pages, client: Regis
         pages.voices, pages.registry = [entry(name) for name in voices], registry
         following.look()
         assert [one.voice for one in following.voices.values()] == [*voices]
+
+
+def test_one_page_tells_which_registry_answers(pages: Pages, client: RegistryClient):
+    """A sync asks for that alone, of a registry with any number of voices. It checks what a whole reading
+    checks.
+    """
+    pages.voices = [entry(name) for name in "abcde"]
+    page = client.manifest_page(QWEN, limit=1, registry=REGISTRY)
+    assert (page.registry, page.namespace, len(page.data)) == (REGISTRY, "default", 1)
+    assert (pages.sent, pages.limits) == ([200], ["1"])
+    pages.registry = None
+    assert client.manifest_page(QWEN, registry=REGISTRY).registry is None
+    pages.registry = OTHER
+    assert client.manifest_page(QWEN).registry == OTHER
+    with pytest.raises(Unavailable, match="another registry answered"):
+        client.manifest_page(QWEN, registry=REGISTRY)
+    pages.profile = "other"
+    with pytest.raises(Unavailable, match="the manifest of profile"):
+        client.manifest_page(QWEN)
 
 
 def test_a_profile_without_voices_is_known_too(pages: Pages, client: RegistryClient):

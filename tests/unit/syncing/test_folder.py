@@ -180,6 +180,19 @@ def test_a_folder_that_was_made_for_something_else_is_refused(tmp_path: Path, fi
     assert contents(tmp_path) == before
 
 
+def test_a_folder_remembers_its_registry_although_an_older_server_answers_in_between(tmp_path: Path):
+    """An older server does not tell its identity, nor did an older release write it. Both are accepted, and
+    what is known once is never forgotten.
+    """
+    unknown, known, other = (PURPOSE.model_copy(update={"registry_id": one}) for one in (None, "a", "b"))
+    for purpose in (unknown, known, unknown, known):
+        sync(folder(tmp_path, purpose), a=(ALICE, 1))
+    sync(folder(tmp_path, unknown), a=(ALICE, 1))
+    with pytest.raises(InvalidRequest, match="was made for the registry_id 'a', not for 'b'"):
+        sync(folder(tmp_path, other))
+    assert data_in(tmp_path) == {b"a"}
+
+
 @pytest.mark.parametrize("text", [b"", b"[]", b'{"purpose": 1}', b"[" * 100_000])
 def test_a_damaged_marker_is_refused(tmp_path: Path, text: bytes):
     """A damaged marker does not tell whose folder it is."""
