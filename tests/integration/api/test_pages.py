@@ -902,6 +902,10 @@ def test_voices_are_found_by_their_labels(registry: Registry, visitor: Visitor, 
     ):
         page = visitor.get("/voices", params={"q": name, "label": label}).text
         assert {end for end in ("left", "right") if f"{name}-{end}</bdi>" in page} == ends
+        for end in ends:  # each label that the list shows leads to the voices that have it
+            [shown] = re.findall(rf">{name}-{end}</bdi>.*?</th>", page, re.DOTALL)
+            assert 'href="/dashboard/voices?label=team%3Dblue"' in shown
+            assert ("tier%3Dgold" in shown) == (end == "right")
     refused = visitor.get("/voices", params={"label": "<b>"})
     assert refused.status_code == 400
     assert "Accepted: KEY=VALUE" in refused.text
