@@ -163,6 +163,10 @@ class Access:
             self._count_failure(address)
             raise
 
+    def is_bootstrap_id(self, key_id: str) -> bool:
+        """Return whether this is the id of the bootstrap key, which has no document that names it."""
+        return self._bootstrap is not None and key_id == self._bootstrap.id
+
     def cached_caller(self, sent: str | None) -> Caller | None:
         """Return the caller of a key or token without any I/O, or None if a read or a verification is needed.
 

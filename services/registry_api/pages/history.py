@@ -29,15 +29,20 @@ def past_of(
     before = place_in_history(past, param="past")
     found, more = newest_changes(document, services.profiles, before=before, limit=_CHANGES)
     changes = [rendering.change(one) for one in found]
-    caller = request.scope["caller"]
-    ids = dict.fromkeys(one.by for one in changes)
     return {
         "changes": changes,
-        "names": {
-            key.record.id: key.record.name for key in _keys(request, services, ids) if _may_know(caller, key)
-        },
+        "names": _names(request, services, dict.fromkeys(one.by for one in changes)),
         "earlier_changes": address(path, past=str(found[-1].place), **query) if more else None,
     }
+
+
+def _names(request: Request, services: Services, ids: dict[str, None]) -> dict[str, str]:
+    """Return the names of the keys with these ids that the caller may know, by id."""
+    caller, access = request.scope["caller"], services.access
+    names = {one: "bootstrap key" for one in ids if access.is_bootstrap_id(one)}
+    keys = dict.fromkeys(one for one in ids if one not in names)
+    found = _keys(request, services, keys)
+    return names | {key.record.id: key.record.name for key in found if _may_know(caller, key)}
 
 
 def _keys(request: Request, services: Services, ids: dict[str, None]) -> Iterator[ApiKey]:

@@ -34,6 +34,8 @@ from speaker_registry.schemas import ArtifactState
 
 router = page_router("/voices")
 _PAGE_SIZE = 50
+_MAX_LABELS = 4
+"""The list shows this many labels of a voice. The page of the voice shows all."""
 State = Annotated[str, Query(pattern="^(|pending|processing|ready|failed)$")]
 STATES: tuple[ArtifactState, ...] = ("ready", "processing", "pending", "failed")
 
@@ -75,6 +77,7 @@ def page_voices(
         next_page=address("/voices", after=found.last, **filters) if found.more else None,
         first_page=address("/voices", **filters),
         states=STATES,
+        max_labels=_MAX_LABELS,
         profiles=sorted(profiles.names),
     )
 

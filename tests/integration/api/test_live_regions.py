@@ -6,10 +6,12 @@ from typing import Any
 import pytest
 
 from services.registry_api.pages.live import LiveRegions
+from tests.encoders import come_with
 from tests.integration.api.access import BOOTSTRAP, CLOSED, bearer, key
 from tests.integration.api.conftest import empty
 from tests.integration.api.pages import TOKEN, Visitor
-from tests.integration.api.registry import Registry
+from tests.integration.api.registry import PROFILE, Registry
+from tests.integration.api.worker import FINGERPRINT
 
 PATHS = ("", "/jobs", "/profiles")
 REGION = {"HX-Request": "true", "HX-Target": "live"}
@@ -50,6 +52,16 @@ def test_a_page_that_asks_for_its_region_gets_nothing_else(closed: Registry, clo
     assert f'hx-get="/dashboard{path}"' in region.text
     assert f'hx-get="/dashboard{path}"' in whole.text
     assert region.headers["cache-control"] == "no-store"
+
+
+def test_the_region_of_the_profiles_shows_their_history(closed: Registry, clock: Clock):
+    """A page that is fetched again must show what it showed before."""
+    come_with(closed.opened.profile_records, PROFILE, FINGERPRINT)
+    with Visitor(closed, str(BOOTSTRAP)) as visitor:
+        region = visitor.get("/profiles", headers=REGION)
+    assert region.status_code == 200
+    assert f"History of {PROFILE}" in region.text
+    assert "came with the first worker" in region.text
 
 
 def test_a_region_is_rendered_once_for_many_and_soon_again(closed: Registry, clock: Clock, name: str):

@@ -524,6 +524,16 @@ def test_the_history_names_the_keys_of_those_who_may_know_them(
         assert (page.status_code, id_of(studio) in plain(page.text)) == (200, True)
 
 
+def test_the_history_names_the_bootstrap_key(operator: Visitor, closed: Registry, name: str):
+    """It has no document that names it, and its id tells nobody that the operator was at work."""
+    closed.upload(name, headers=bearer(BOOTSTRAP))
+    page = operator.get(f"/voices/{name}").text
+    past = plain(page.partition('id="history"')[2])
+    assert "bootstrap key" in past
+    assert BOOTSTRAP.id not in past
+    assert f'title="Key {BOOTSTRAP.id}"' in page
+
+
 def plain(page: str) -> str:
     """Return the text of a page with single spaces."""
     return " ".join(html.unescape(re.sub(r"<[^>]+>", " ", page)).split())
@@ -902,6 +912,10 @@ def test_voices_are_found_by_their_labels(registry: Registry, visitor: Visitor, 
     ):
         page = visitor.get("/voices", params={"q": name, "label": label}).text
         assert {end for end in ("left", "right") if f"{name}-{end}</bdi>" in page} == ends
+        for end in ends:  # each label that the list shows leads to the voices that have it
+            [shown] = re.findall(rf">{name}-{end}</bdi>.*?</th>", page, re.DOTALL)
+            assert 'href="/dashboard/voices?label=team%3Dblue"' in shown
+            assert ("tier%3Dgold" in shown) == (end == "right")
     refused = visitor.get("/voices", params={"label": "<b>"})
     assert refused.status_code == 400
     assert "Accepted: KEY=VALUE" in refused.text

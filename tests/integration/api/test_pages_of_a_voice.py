@@ -117,7 +117,7 @@ def test_description_labels_and_pin_are_edited(registry: Registry, visitor: Visi
     for _ in range(2):  # a second click on the same button
         answer = visitor.post(f"/voices/{name}/about", hidden | typed)
         assert answer.status_code == 200
-        assert "team = green" in plain(answer.text)
+        assert "team=green" in plain(answer.text)
         assert about(registry, name) == ("One", {"new": "", "team": "green"}, False)
 
 

@@ -67,6 +67,13 @@ _MOST_LINES_OF_BUTTONS = """() => {
     });
     return Math.max(...lines);
 }"""
+_STANDING_OUT = """() => [...document.querySelectorAll(".card :is(button, input, select, textarea, audio)")]
+    .filter(one => !one.closest(".scroll, .panel, .hidden") && one.getBoundingClientRect().width > 0)
+    .map(one => [one, one.getBoundingClientRect(), one.closest(".drop, .card").getBoundingClientRect()])
+    .filter(([one, inner, frame]) => inner.right > frame.right)
+    .map(([one]) => one.outerHTML.slice(0, 120))
+"""
+"""Lists the controls that stand out of the frame around them."""
 _CUT_OFF = "(one => one.scrollWidth - one.clientWidth)(document.querySelector('.brand'))"
 
 
@@ -110,6 +117,7 @@ def look_at(page: Page, name: str) -> None:
             assert page.evaluate("document.documentElement.scrollWidth") <= viewport["width"]
             assert page.evaluate(_LINES_OF_HEADER) == 1, f"{size}: the header is wrapped"
             assert page.evaluate(_CUT_OFF) <= 0, f"{size}: the name of the product is cut off"
+            assert not page.evaluate(_STANDING_OUT), f"{size}: a control stands out of its frame"
             background = page.evaluate("getComputedStyle(document.body).backgroundColor")
             assert (float(re.findall(r"[\d.]+", background)[0]) > 0.5) == (scheme == "light")
 
