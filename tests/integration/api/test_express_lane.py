@@ -378,7 +378,7 @@ def test_engines_that_ask_together_have_a_page_of_the_manifest_made_once(
     registry.ready(name)
     lane = registry.app.state.lane
     wait_until(lambda: hears_nothing(lane))
-    goes_on, made, page = threading.Event(), [], manifests.page
+    goes_on, made, page = threading.Event(), [], manifests.page_pinned_first
 
     def slow(*arguments: Any, **more: Any) -> SpeakerPage:
         listed = page(*arguments, **more)
@@ -386,7 +386,7 @@ def test_engines_that_ask_together_have_a_page_of_the_manifest_made_once(
         assert goes_on.wait(20)
         return listed
 
-    monkeypatch.setattr(manifests, "page", slow)
+    monkeypatch.setattr(manifests, "page_pinned_first", slow)
     heard = lane._heard
     with ThreadPoolExecutor(8) as pool:
         together = [pool.submit(registry.client.get, MANIFEST) for _ in range(6)]
@@ -408,8 +408,10 @@ def test_a_page_of_the_manifest_from_memory_equals_the_first(
     """Twice a second the key of a request is checked, and the request gets the page in memory."""
     registry = start()
     registry.ready(name, ref_text="said by her " * 100)  # so long that the page is compressed
-    made, page, lane = [], manifests.page, registry.app.state.lane
-    monkeypatch.setattr(manifests, "page", lambda *args, **more: made.append(args) or page(*args, **more))
+    made, page, lane = [], manifests.page_pinned_first, registry.app.state.lane
+    monkeypatch.setattr(
+        manifests, "page_pinned_first", lambda *args, **more: made.append(args) or page(*args, **more)
+    )
 
     def from_memory(tag: str) -> httpx.Response:
         """Return the answer to a request whose key was checked, and for which no page was made."""
