@@ -469,6 +469,34 @@ def test_an_operators_key_names_the_namespace(closed: Registry):
         assert closed.client.get(path, headers=bearer(token, namespace)).status_code == 404
 
 
+def test_two_headers_about_the_caller_are_refused_however_often_one_was_answered_from_memory(
+    closed: Registry,
+):
+    """A proxy in front could check one of them, and the registry could take the other."""
+    lane, path = Lane(closed), PATH.format("alice", 1) + "/file"
+    granted, operator = key(closed, namespace="acme"), key(closed, namespace="*")
+    lane.get(path, headers=bearer(granted))
+    lane.get(path, headers=bearer(operator, "acme"))
+    good, strange = f"Authorization: Bearer {granted}", "Authorization: Bearer sreg_wrong"
+    named = [f"Authorization: Bearer {operator}", "X-Speaker-Namespace: acme"]
+    before = lane.answered
+    for twice, name in (
+        ([good, good], "Authorization"),
+        ([good, strange], "Authorization"),
+        ([strange, good], "Authorization"),
+        ([good, "AUTHORIZATION: Bearer sreg_wrong"], "Authorization"),
+        ([*named, named[1]], "X-Speaker-Namespace"),
+        ([*named, "X-Speaker-Namespace: other"], "X-Speaker-Namespace"),
+        (["X-Speaker-Namespace: other", *named], "X-Speaker-Namespace"),
+    ):
+        for target in (path, "/v1/voices"):
+            answer = raw.ask(closed.port, raw.head("GET", target, *twice))
+            assert answer.status == 400, (target, twice)
+            assert (answer.error["code"], answer.error["param"]) == ("invalid_request", name)
+    assert lane.answered == before
+    assert raw.ask(closed.port, raw.head("GET", path, *named)).status == 200
+
+
 def test_a_revoked_key_is_refused_at_once(closed: Registry):
     """Its last answers came from memory, without a look at the key."""
     lane, path = Lane(closed), PATH.format("alice", 1) + "/file"

@@ -26,6 +26,7 @@ from tests.integration.api.conftest import Start
 from tests.integration.api.moving import Run, runner
 from tests.integration.api.registry import CLIP, EMBEDDING, OTHER_CLIP, PROFILE, Registry
 from tests.unit.audio import clips
+from tests.unit.sdk.fake_registry import error_answer
 
 TIME = 1_790_000_000
 ID = "a" * 32
@@ -280,6 +281,46 @@ def test_a_voice_and_its_versions_keep_their_ids(start: Start, archive: Path):
         assert client.get(voice.id).name == "alice"
         assert client.fetch(voice.id, PROFILE).manifest.version_id == ids[-1]
         assert {job.version_id for job in client.jobs()} <= {*ids}
+
+
+class Older(Counting):
+    """Answers as a former release does, which refuses the id of a version, or the field `refused`."""
+
+    def __init__(self, refused: str = "id") -> None:
+        super().__init__()
+        self.refused = refused
+        self.puts = 0
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        is_version = request.method == "PUT" and request.url.path.rpartition("/")[0].endswith("/versions")
+        self.puts += is_version
+        if is_version and f'name="{self.refused}"'.encode() in request.read():
+            message = f"Field '{self.refused}' is unknown"
+            return error_answer(400, "invalid_request", message, param=self.refused)
+        return super().handle_request(request)
+
+
+def test_an_older_registry_that_takes_no_ids_keeps_numbers_and_times(start: Start, archive: Path):
+    """It refuses the whole version because of its id, which then counts less than its number."""
+    registry, older = start(), Older()
+    report = restored(registry, archive, transport=older)
+    assert [one.state for one in report.results] == ["registered", "registered"]
+    with Archive(archive) as opened, RegistryClient(registry.url) as client:
+        records = [opened.record(one) for one in opened.voices[0].versions]
+        there = list(client.versions("alice"))[::-1]
+    assert [(one.version, one.created_at) for one in there] == [
+        (one.version, one.created_at) for one in records
+    ]
+    assert {one.id for one in there}.isdisjoint(one.id for one in records)
+    assert older.puts == 8, "each of four versions is sent with its id and without it"
+
+
+def test_only_a_refusal_of_the_id_is_answered_by_leaving_it_out(start: Start, archive: Path):
+    """Any other refused field stays refused, and no clip is sent twice in vain."""
+    registry, older = start(), Older("created_at")
+    alice, _ = restored(registry, archive, transport=older).results
+    assert (alice.versions, older.puts) == ((1, 2, 3), 2)
+    assert "because it refused to keep the old ones: Field 'created_at' is unknown" in alice.notes[-1]
 
 
 def test_an_import_without_the_scope_numbers_anew_and_says_why(start: Start, archive: Path):
