@@ -222,6 +222,7 @@ def test_what_is_said_of_a_voice_is_edited_and_its_versions_are_tidied_up(
     expect(page.get_by_text("Version 1 cannot be deleted while engines find it under prod.")).to_be_visible()
     page.keyboard.press("Escape")
     page.get_by_role("button", name="Undo prod").click()
+    expect(page.get_by_text("Before, there was no such alias.")).to_have_count(0)  # the page was replaced
     page.locator("summary", has_text="Delete… version 1").click()
     page.get_by_role("button", name="Delete version 1", exact=True).click()
     expect(page.get_by_text("Version 1 is deleted.")).to_be_in_viewport()
@@ -239,6 +240,25 @@ def test_jobs_are_live_and_can_be_cancelled(visit: Open, closed: Registry, name:
     row.get_by_role("button", name="Try again").click()
     expect(page).to_have_url(re.compile("/jobs$"))
     expect(row.first).to_contain_text("queued")
+
+
+@pytest.mark.parametrize("kind", ["text/html", "application/json"])
+def test_a_failure_that_is_no_page_takes_the_place_of_nothing(
+    visit: Open, closed: Registry, name: str, kind: str
+):
+    """Proxies answer for a registry that restarts, and what is on the screen is still worth reading."""
+    closed.upload(name, headers=bearer(BOOTSTRAP))
+    page = visit("/jobs")
+    expect(page.get_by_role("link", name=name)).to_be_visible()
+    page.route(
+        "**/dashboard/jobs*", lambda route: route.fulfill(status=502, content_type=kind, body="<p>Bad</p>")
+    )
+    told = "The answer was an error (status 502)"
+    expect(page.locator("#problem")).to_contain_text(told)
+    expect(page.get_by_role("link", name=name)).to_be_visible()
+    page.unroute("**/dashboard/jobs*")
+    closed.worker.finish_all(name)
+    expect(page.locator("#live")).not_to_contain_text("queued")
 
 
 def test_a_search_needs_no_button(visit: Open, closed: Registry, name: str):

@@ -84,7 +84,7 @@ def test_the_hub_is_asked_for_one_commit(profile: str, tmp_path: Path) -> None:
     source = HubWeights(local_files_only=True, cache=tmp_path)
     loading = Loading(profile=BUILT_IN[profile], source=source)
     with pytest.raises(
-        WeightsMissing, match=rf"{loading.profile.weights.repo} at commit [0-9a-f]{{40}} is neither"
+        WeightsMissing, match=rf"{loading.profile.weights.repo} at commit [0-9a-f]{{40}} is not cached"
     ):
         load_extractor(loading)
 

@@ -257,7 +257,7 @@ def test_the_used_seconds_of_a_trimmed_clip_are_reported(goldens: Goldens) -> No
         clip=SimpleNamespace(seconds=clip.seconds, sha256="0" * 64),
         name="a",
         number=1,
-        vuid="v",
+        id="v",
         created_at=1,
         source="upload",
         ref_text=None,

@@ -208,7 +208,9 @@ def test_the_hub_without_a_commit_is_refused(cache: Path) -> None:
 
 def test_a_commit_that_cannot_be_had_is_missing_weights(cache: Path) -> None:
     """The error is a message, not the stack trace of a library."""
-    with pytest.raises(WeightsMissing, match=f"{REPO} at commit {'f' * 40} is neither cached nor to be had"):
+    with pytest.raises(
+        WeightsMissing, match=f"{REPO} at commit {'f' * 40} is not cached, and the hub cannot deliver it"
+    ):
         find(HubWeights("f" * 40, local_files_only=True, cache=cache))
 
 

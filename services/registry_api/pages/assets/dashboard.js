@@ -30,6 +30,13 @@
   document.addEventListener("DOMContentLoaded", function () { prepare(document); });
   document.addEventListener("htmx:afterSettle", function () { prepare(document); });
 
+  // A failure that these pages did not render, for example a proxy's, would take the place of what is shown.
+  function isStray(answer) {
+    if (answer.xhr.status < 400 || answer.xhr.getResponseHeader("HX-Retarget")) return false;
+    const isPage = (answer.xhr.getResponseHeader("Content-Type") || "").startsWith("text/html");
+    return !isPage || answer.requestConfig.elt.hasAttribute("hx-select");
+  }
+
   // Nobody looks at a hidden tab, so it does not ask. What is open in a part that changes stays open.
   let open = [];
   document.addEventListener("htmx:beforeRequest", function (event) {
@@ -37,7 +44,11 @@
     if (polls && (document.hidden || document.querySelector("#live .confirm[open]"))) event.preventDefault();
     else if (!polls) document.getElementById("problem").replaceChildren();
   });
-  document.addEventListener("htmx:beforeSwap", function () {
+  document.addEventListener("htmx:beforeSwap", function (event) {
+    if (isStray(event.detail)) {
+      event.detail.shouldSwap = false;
+      tellProblem("The answer was an error (status " + event.detail.xhr.status + "). What this page shows may be out of date.");
+    }
     open = Array.from(document.querySelectorAll("#live details[open][id]"), function (one) { return one.id; });
   });
   document.addEventListener("htmx:afterSwap", function () {
