@@ -258,7 +258,7 @@ def test_a_failure_that_is_no_page_takes_the_place_of_nothing(
     expect(page.get_by_role("link", name=name)).to_be_visible()
     page.unroute("**/dashboard/jobs*")
     closed.worker.finish_all(name)
-    expect(page.locator("#live")).not_to_contain_text("queued")
+    expect(page.get_by_role("row", name=re.compile(name))).to_contain_text("succeeded")
 
 
 def test_a_search_needs_no_button(visit: Open, closed: Registry, name: str):
