@@ -8,13 +8,14 @@ from collections.abc import Iterable
 from typing import Protocol
 
 from services.shared.model.encoders import Encoder
-from services.shared.model.records import Record
+from services.shared.model.records import Record, Revised
 
 KEPT_DECISIONS = 100
 """Largest number of decisions that a document remembers. Each takes about 300 bytes."""
 ANNOUNCED, REPLACED_UNTRAINED, PROMOTED, ROLLED_BACK = "announce", "replace_untrained", "promote", "roll_back"
-BY_WORKERS = "announce"
-"""The value of `StoredDocument.did` for a change that a worker makes when it starts."""
+"""The kinds of decisions. `StoredDocument.did` is `ANNOUNCED` for every change that a worker makes when it
+starts.
+"""
 
 
 class Decision(Record):
@@ -54,17 +55,9 @@ class Preparing(Protocol):
     def promotes_by(self) -> str: ...
 
 
-class Deciding(Protocol):
+class Deciding(Revised, Protocol):
     """The parts of a profile's document that its decisions are made from."""
 
-    @property
-    def revision(self) -> int: ...
-    @property
-    def at(self) -> int: ...
-    @property
-    def by(self) -> str: ...
-    @property
-    def did(self) -> str: ...
     @property
     def current(self) -> Encoder | None: ...
     @property
@@ -82,11 +75,11 @@ def decided(before: Deciding, after: Deciding) -> tuple[Decision, ...]:
     if after.fingerprint == before.fingerprint:
         return after.decisions
     campaign = _campaign(after)
-    automatic = campaign is not None and campaign.state == "promoted"
+    asked_by = campaign.promotes_by if campaign and campaign.state == "promoted" else ""
     decision = Decision(
         revision=after.revision,
         at=after.at,
-        by=campaign.promotes_by or after.by if campaign and automatic else after.by,
+        by=asked_by or after.by,
         did=_kind(before, after),
         fingerprint=after.fingerprint,
         former_fingerprint=before.fingerprint,
@@ -96,7 +89,7 @@ def decided(before: Deciding, after: Deciding) -> tuple[Decision, ...]:
 
 
 def _kind(before: Deciding, after: Deciding) -> str:
-    if after.did == BY_WORKERS:
+    if after.did == ANNOUNCED:
         return REPLACED_UNTRAINED if before.current else ANNOUNCED
     return ROLLED_BACK if after.fingerprint in before.former_fingerprints else PROMOTED
 

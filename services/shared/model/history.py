@@ -6,7 +6,7 @@ Changes by workers and housekeeping are left out, because their number is not bo
 from collections.abc import Mapping
 from typing import Protocol
 
-from services.shared.model.records import Alias, Record, Version
+from services.shared.model.records import Alias, Record, Revised, Version
 
 KEPT_ENTRIES = 100
 """Largest number of changes that a document remembers."""
@@ -28,17 +28,9 @@ class Entry(Record):
     alias: str | None = None
 
 
-class Remembering(Protocol):
+class Remembering(Revised, Protocol):
     """The parts of a speaker's document that its history is made from."""
 
-    @property
-    def revision(self) -> int: ...
-    @property
-    def at(self) -> int: ...
-    @property
-    def by(self) -> str: ...
-    @property
-    def did(self) -> str: ...
     @property
     def versions(self) -> tuple[Version, ...]: ...
     @property

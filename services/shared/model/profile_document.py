@@ -157,15 +157,11 @@ Standing = Literal["current", "first", "candidate"]
 
 
 def standing(document: ProfileDocument, fingerprint: str, *, untrained: bool) -> Standing:
-    """Return what an encoder with this fingerprint will be when a worker announces it, by the same rules as
-    `announced`.
-    """
-    arriving = Encoder(profile="", fingerprint=fingerprint, untrained=untrained)
+    """Return what an encoder with this fingerprint will be when a worker announces it."""
     if document.revision == 0:
         return "first"
-    if document.fingerprint == fingerprint or takes_over(document.current, arriving, first=False):
-        return "current"
-    return "candidate"
+    after = announced(document, Encoder(profile="", fingerprint=fingerprint, untrained=untrained))
+    return "current" if after.fingerprint == fingerprint else "candidate"
 
 
 def announced(document: ProfileDocument, encoder: Encoder) -> ProfileDocument:

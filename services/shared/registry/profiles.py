@@ -91,8 +91,8 @@ class Profiles:
 
     def kept_fingerprints(self) -> dict[str, frozenset[str]]:
         """Return the fingerprints whose artifacts are kept, for each profile that a worker has announced."""
-        documents = {name: self._announced.read(name) for name in self.names}
-        return {name: one.kept_fingerprints for name, one in documents.items() if one.current}
+        known = self.documents(self.names)
+        return {name: one.kept_fingerprints for name, one in known.items() if one.current}
 
     def current_fingerprints(self) -> dict[str, str]:
         """Return the current fingerprint of each profile. It is empty while no worker has announced one."""

@@ -3,9 +3,10 @@
 -- ARGV: stamp, path, revision, ETag and JSON, type of the event, fields of further events as JSON
 -- -> 1, or 0 if the stored revision is as high.
 local stored = redis.call('HGET', KEYS[2], ARGV[2])
-if stored and tonumber(string.match(stored, '^%d+')) >= tonumber(ARGV[3]) then return 0 end
+local revision = tonumber(ARGV[3])
+local known = stored and tonumber(string.match(stored, '^%d+')) or revision - 1
+if known >= revision then return 0 end
 redis.call('HSET', KEYS[2], ARGV[2], ARGV[3] .. ' ' .. ARGV[4])
-local known = stored and tonumber(string.match(stored, '^%d+')) or tonumber(ARGV[3]) - 1
 local last = redis.call('ZREVRANGE', KEYS[3], 0, 0, 'WITHSCORES')[2] or '0'
 redis.call('ZADD', KEYS[3], tonumber(last) + 1, ARGV[2])
 local time = redis.call('TIME')
