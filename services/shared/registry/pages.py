@@ -123,18 +123,31 @@ def page(
 def _page_of_view(
     speakers: Speakers, namespace: str, after: str, limit: int, part: str | None
 ) -> SpeakerPage:
-    if not speakers.view.is_complete():
-        raise ViewIncomplete
     searched = limit if part is None else NAMES_SEARCHED
-    keys = speakers.view.names(namespace, after=after, limit=searched + 1)
+    keys = keys_in_view(speakers, namespace, after=after, limit=searched + 1)
     named = [key for key in keys[:searched] if part is None or part in key]
     more, last = len(keys) > searched, keys[:searched][-1] if keys else after
     if len(named) > limit:
         more, last = True, named[limit - 1]
-    found = speakers.read_many([SpeakerId.of(namespace, SpeakerName(key, key)) for key in named[:limit]])
-    read = zip(named, found, strict=False)
-    entries = [(key, one) for key, one in read if isinstance(one, FoundSpeaker) and one.document.live]
-    return SpeakerPage(entries, last=last, more=more)
+    return SpeakerPage(read_live(speakers, namespace, named[:limit]), last=last, more=more)
+
+
+def keys_in_view(
+    speakers: Speakers, namespace: str, *, after: str = "", limit: int, pinned: bool = False
+) -> list[str]:
+    """Return the keys that `SpeakerView.names` does. Raises `Unavailable`, also while the view does not hold
+    every speaker.
+    """
+    if not speakers.view.is_complete():
+        raise ViewIncomplete
+    return speakers.view.names(namespace, after=after, limit=limit, pinned=pinned)
+
+
+def read_live(speakers: Speakers, namespace: str, keys: Sequence[str]) -> list[tuple[str, FoundSpeaker]]:
+    """Return the live speakers with these keys, without those whose documents cannot be understood."""
+    found = speakers.read_many([SpeakerId.of(namespace, SpeakerName(key, key)) for key in keys])
+    read = zip(keys, found, strict=True)
+    return [(key, one) for key, one in read if isinstance(one, FoundSpeaker) and one.document.live]
 
 
 def _page_of_bucket(speakers: Speakers, store: Listed, namespace: str, after: str, limit: int) -> SpeakerPage:

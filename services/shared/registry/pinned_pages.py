@@ -10,12 +10,9 @@ While the view cannot list the pinned speakers, the list consists of the second 
 from contextlib import suppress
 from dataclasses import replace
 
-from services.shared.model.speaker import SpeakerId
-from services.shared.registry.pages import Listed, SpeakerPage, page
+from services.shared.registry.pages import Listed, SpeakerPage, keys_in_view, page, read_live
 from services.shared.registry.speakers import FoundSpeaker, Speakers
-from services.shared.view.copies import ViewIncomplete
 from speaker_registry.errors import Unavailable
-from speaker_registry.names import SpeakerName
 
 _PINNED = "/pinned:"
 """The prefix of a cursor in the first part. The key follows up to which pinned speakers have been listed.
@@ -37,7 +34,8 @@ def page_pinned_first(
     `Unavailable`.
     """
     is_first_part = not after or after.startswith(_PINNED)
-    if after and is_first_part and (found := _pinned_page(speakers, namespace, after, limit)):
+    goes_on = bool(after) or _has_more_than(speakers, namespace, limit)
+    if is_first_part and goes_on and (found := _pinned_page(speakers, namespace, after, limit)):
         return found
     start = "" if is_first_part or after == _ALL else after
     listed = page(speakers, store, namespace, after=start, limit=limit).within_page_bytes()
@@ -54,21 +52,24 @@ def _pinned_page(speakers: Speakers, namespace: str, after: str, limit: int) -> 
     list them.
     """
     with suppress(Unavailable):
-        if not speakers.view.is_complete():
-            raise ViewIncomplete
-        keys = speakers.view.names(namespace, after=after.removeprefix(_PINNED), limit=limit + 1, pinned=True)
+        keys = keys_in_view(
+            speakers, namespace, after=after.removeprefix(_PINNED), limit=limit + 1, pinned=True
+        )
         if not keys:
             return None
         listed, more = keys[:limit], len(keys) > limit
-        found = speakers.read_many([SpeakerId.of(namespace, SpeakerName(key, key)) for key in listed])
-        entries = [
-            (_PINNED + key, one)
-            for key, one in zip(listed, found, strict=True)
-            if isinstance(one, FoundSpeaker) and _is_pinned(one)
-        ]
+        live = read_live(speakers, namespace, listed)
+        entries = [(_PINNED + key, one) for key, one in live if one.document.about.pinned]
         last = _PINNED + listed[-1] if more else _ALL
         return SpeakerPage(entries, last=last, more=True).within_page_bytes()
     return None
+
+
+def _has_more_than(speakers: Speakers, namespace: str, limit: int) -> bool:
+    """Return whether the view lists more speakers than fit on a page, without reading them."""
+    with suppress(Unavailable):
+        return len(keys_in_view(speakers, namespace, limit=limit + 1)) > limit
+    return False
 
 
 def _is_pinned(speaker: FoundSpeaker) -> bool:
