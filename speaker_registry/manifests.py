@@ -14,6 +14,13 @@ MAX_PAGE = 500
 """Maximum number of voices that the registry looks at for one page."""
 
 
+def is_another_registry(known: str | None, answering: str | None) -> bool:
+    """Return whether two identities of registries differ. Either may be None, because older servers do not
+    tell theirs: such a server counts as the registry that is known.
+    """
+    return None not in {known, answering} and known != answering
+
+
 class ManifestEntry(Schema):
     """A voice that an engine should hold: the version that its bare name means now, and its artifact."""
 

@@ -5,7 +5,7 @@ import re
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from speaker_registry.manifests import ManifestEntry
+from speaker_registry.manifests import ManifestEntry, is_another_registry
 
 _SEPARATORS = {"vllm-omni": "@", "sglang-omni": ".v"}
 """The separator between name and version, by kind of server. SGLang-Omni accepts no `@`."""
@@ -80,7 +80,7 @@ class Mark:
         A voice whose mark names no registry counts as one of this registry, because nothing else is known of
         it. So the voices of former releases are adopted.
         """
-        return None not in {version.registry, self.registry} and version.registry != self.registry
+        return is_another_registry(version.registry, self.registry)
 
 
 def _digest(*parts: str) -> str:

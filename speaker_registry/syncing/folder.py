@@ -23,6 +23,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from speaker_registry.atomic_files import temporary_for, write_atomically
 from speaker_registry.errors import InvalidArtifact, InvalidRequest, SpeakerRegistryError
 from speaker_registry.fetching import MAX_FILE_BYTES
+from speaker_registry.manifests import is_another_registry
 from speaker_registry.moving.plain_files import read_inside
 
 MARKER = ".speaker-registry-sync.json"
@@ -232,8 +233,7 @@ class SyncedFolder:
         marker = self._marker()
         for field, wanted in self._purpose.model_dump().items():
             found = getattr(marker.purpose, field)
-            is_unknown = field == "registry_id" and None in {found, wanted}
-            if found != wanted and not is_unknown:
+            if is_another_registry(found, wanted) if field == "registry_id" else found != wanted:
                 raise InvalidRequest(
                     f"{str(self._path)!a} was made for the {field} {found!a}, not for {wanted!a}; "
                     "accepted: an empty folder, or one that was made for the same"

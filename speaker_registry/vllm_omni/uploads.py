@@ -18,7 +18,7 @@ from safetensors import safe_open
 
 from speaker_registry.atomic_files import write_atomically
 from speaker_registry.errors import SpeakerRegistryError, Unavailable
-from speaker_registry.manifests import ManifestEntry
+from speaker_registry.manifests import ManifestEntry, is_another_registry
 from speaker_registry.moving.faults import concerns_one_voice
 from speaker_registry.vllm_omni.names import bare_name, versioned_name
 
@@ -93,7 +93,7 @@ class UploadedVoices:
             Unavailable: The server has voices of another registry. They stay as they are.
         """
         for name, info in self._server.uploaded_speakers.items():
-            if _MARK in info and None not in {info.get(_REGISTRY), registry} and info[_REGISTRY] != registry:
+            if _MARK in info and is_another_registry(info.get(_REGISTRY), registry):
                 raise Unavailable(
                     f"this server has voices, such as {name[:80]!a}, of another registry than "
                     f"{str(registry)[:80]!a}, which answers now; they stay, and no voice of it is taken. "
