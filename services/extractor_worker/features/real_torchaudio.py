@@ -1,4 +1,4 @@
-"""Imports torchaudio where it works, and returns None where it does not. This module has no uses of its own.
+"""Imports torchaudio where it works, and returns None where it does not. It knows nothing of its uses.
 
 torchaudio's wheel loads only beside a build of torch for the same version of CUDA. Nothing may depend on it,
 because there are workers without a GPU.
