@@ -335,6 +335,31 @@ def test_a_request_with_a_slow_body_is_not_active():
     run(test)
 
 
+@pytest.mark.usefixtures("long_wait_limit")
+def test_requests_whose_bodies_are_there_are_never_more_than_the_limit():
+    """Each let the next one in while it read its body, so all were active at once."""
+
+    async def test() -> None:
+        active: list[int] = []
+
+        async def app(_: Any, receive: Any, send: Any) -> None:
+            await receive()
+            active.append(requests.shedding.admission.queue.running)
+            await asyncio.sleep(0.001)
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+
+        async def body() -> dict[str, Any]:
+            return {"type": "http.request"}
+
+        requests = Requests(app)
+        tasks = [requests.start(receive=body) for _ in range(10)]
+        assert {(await task)[0]["status"] for task in tasks} == {200}
+        assert max(active) == 2
+        assert requests.shedding.admission.queue.running == 0
+
+    run(test)
+
+
 def test_a_request_whose_answer_is_read_slowly_is_not_active():
     """The work is done."""
 

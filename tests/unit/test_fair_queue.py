@@ -173,3 +173,24 @@ def test_a_request_that_is_given_up_keeps_nobody_waiting(given: bool):
         assert queue.running == 0
 
     run(test)
+
+
+def test_resumed_requests_of_one_tenant_take_nothing_from_the_share_of_others():
+    """They exceeded the limit together, and nobody else was admitted until they had ended."""
+
+    async def test() -> None:
+        queue = FairQueue(4)
+        for _ in range(10):
+            queue.resume("greedy")
+        modest = [asyncio.create_task(queue.acquire("modest")) for _ in range(3)]
+        more = asyncio.create_task(queue.acquire("greedy"))
+        await asyncio.sleep(0)
+        assert [task.done() for task in modest] == [True, True, False], "two of four are its share"
+        assert not more.done()
+        for _ in range(10):
+            queue.release("greedy", 1.0)
+        queue.release("modest", 1.0)
+        assert await modest[2]
+        assert await more
+
+    run(test)

@@ -181,7 +181,8 @@ class _AdmittedRequest:
         Afterwards this request is active again at once, even beyond the limit: a request that has begun is
         finished.
         """
-        self._release()
+        if self._is_active():
+            self._queue.pause(self.tenant, self._seconds())
         self._pauses += 1
         try:
             yield
@@ -190,15 +191,18 @@ class _AdmittedRequest:
             self._resume()
 
     def answer_begins(self) -> None:
-        self._release()
+        if self._is_active():
+            self._queue.release(self.tenant, self._seconds())
         self._answered = True
 
-    def _release(self) -> None:
-        if not self._answered and not self._pauses:
-            self._queue.release(self.tenant, asyncio.get_running_loop().time() - self._began)
+    def _is_active(self) -> bool:
+        return not self._answered and not self._pauses
+
+    def _seconds(self) -> float:
+        return asyncio.get_running_loop().time() - self._began
 
     def _resume(self) -> None:
-        if not self._answered and not self._pauses:
+        if self._is_active():
             self._began = asyncio.get_running_loop().time()
             self._queue.resume(self.tenant)
 

@@ -27,6 +27,8 @@ class _Tenant:
     last_request_at: float = 0.0
     running: int = 0
     """Number of the tenant's requests that have acquired and not released yet."""
+    resumed: int = 0
+    """Number of these that were resumed. Those that end or pause are taken for resumed ones first."""
     served_seconds: float = 0.0
     """Time that the tenant's requests ran, on the scale of `FairQueue._virtual_time`."""
     queue: "deque[_Waiter]" = field(default_factory=deque)
@@ -98,16 +100,31 @@ class FairQueue:
 
         It never waits here, even beyond the limit: a request that has begun is finished.
         """
-        self._tenant(tenant, asyncio.get_running_loop().time()).running += 1
+        state = self._tenant(tenant, asyncio.get_running_loop().time())
+        state.running += 1
+        state.resumed += 1
         self.running += 1
 
     def release(self, tenant: str, seconds: float) -> None:
-        """Record that a request has ended, or now waits for something else, after running for `seconds`."""
+        """Record that a request has ended after running for `seconds`."""
+        self._stop(tenant, seconds)
+        self._dispatch()
+
+    def pause(self, tenant: str, seconds: float) -> None:
+        """Record that a request, after running for `seconds`, may have to wait for something else.
+
+        Another one is granted in the next turn of the event loop, unless this one has resumed by then. If
+        what it waits for is there already, as the body of most requests is, no other takes its place.
+        """
+        self._stop(tenant, seconds)
+        asyncio.get_running_loop().call_soon(self._dispatch)
+
+    def _stop(self, tenant: str, seconds: float) -> None:
         state = self._tenants[tenant]
         state.running -= 1
+        state.resumed = max(0, state.resumed - 1)
         state.served_seconds += seconds
         self.running -= 1
-        self._dispatch()
 
     def share(self) -> int:
         """Return how many requests of one tenant may run at once: an equal part of the limit, at least 1."""
@@ -162,7 +179,7 @@ class FairQueue:
                 self._tenants[name] = oldest
 
     def _dispatch(self) -> None:
-        while self.running < self.limit and (name := self._next_tenant()) is not None:
+        while self._has_room() and (name := self._next_tenant()) is not None:
             tenant = self._waiting[name]
             waiter = tenant.queue.popleft()
             if waiter.granted.done():
@@ -171,6 +188,17 @@ class FairQueue:
             tenant.running += 1
             self.running += 1
             waiter.granted.set_result(True)
+
+    def _has_room(self) -> bool:
+        """Return whether one more request may run.
+
+        Resumed requests beyond their tenant's share take nothing from the shares of other tenants.
+        """
+        if self.running < self.limit:
+            return True
+        share = self.share()
+        beyond = (min(one.resumed, max(0, one.running - share)) for one in self._tenants.values())
+        return self.running - sum(beyond) < self.limit
 
     def _next_tenant(self) -> str | None:
         """Return the tenant to serve next; None if every tenant with waiting requests has its share."""
