@@ -23,6 +23,7 @@ from services.registry_api.operations.sources import EmbeddingSource
 from services.shared.registry.extract import extract
 from services.shared.registry.fail import fail
 from services.shared.registry.publish import Attempt
+from services.shared.view import generation as generation_module
 from services.shared.view import redis_access
 from services.shared.view.view_document import LOOK_SECONDS
 from speaker_registry.errors import Conflict, InvalidAudio, JobFinished, Unavailable, VoiceNotFound
@@ -46,6 +47,9 @@ def registry(
     valkey: ValkeyServer, redis_client: Redis, monkeypatch: pytest.MonkeyPatch
 ) -> Iterator[FailingRegistry]:
     monkeypatch.setattr(settle_module, "ANNOUNCED_SECONDS", -1.0)  # nothing is ever under way between steps
+    monkeypatch.setattr(
+        generation_module, "_FAILED_LOOK_SECONDS", 0.0
+    )  # the next call finds the server again
     monkeypatch.setattr(redis_access, "SUSPECT_SECONDS", 60.0)  # a busy machine makes no call fail
     with closing(FailingRegistry(valkey.url)) as registry:
         yield registry

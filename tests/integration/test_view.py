@@ -463,6 +463,53 @@ def test_a_view_that_nobody_looked_at_is_looked_at_before_it_is_used(
         stuck.for_reading()
 
 
+class CountingGeneration(Generation):
+    looks = 0
+
+    def _look_at_both(self) -> tuple[Named, Stamp, str]:
+        self.looks += 1
+        return super()._look_at_both()
+
+
+def test_many_users_of_a_view_that_is_away_look_once(
+    world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each looked, one after the other. One request for 500 voices kept all others waiting for a minute."""
+    monkeypatch.setattr(generation_module, "_FAILED_LOOK_SECONDS", 3600)  # however slow this machine is
+    with ValkeyServer(tmp_path / "redis") as server:
+        process = world.process(server, CountingGeneration)
+        assert isinstance(process, CountingGeneration)
+        process.for_reading()
+    world.clock.ahead += UNWATCHED_SECONDS + 1
+    process.looks = 0
+    for _ in range(50):
+        with pytest.raises(Unavailable):
+            process.for_reading()
+    assert process.looks == 1
+    with pytest.raises(Unavailable):
+        process.look()
+    assert process.looks == 2, "who watches looks in any case"
+    world.clock.ahead += 3600
+    with pytest.raises(Unavailable):
+        process.for_reading()
+    assert process.looks == 3
+
+
+def test_a_look_that_succeeds_ends_the_failure(
+    world: World, valkey: ValkeyServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(generation_module, "_FAILED_LOOK_SECONDS", 3600)
+    process = world.process(valkey)
+    world.store.away = True
+    with pytest.raises(Unavailable):
+        process.for_reading()
+    world.store.away = False
+    with pytest.raises(Unavailable):
+        process.for_reading()
+    process.look()
+    assert process.for_reading()
+
+
 def test_a_process_that_is_left_behind_neither_reads_nor_begins(
     world: World, valkey: ValkeyServer, other: ValkeyServer
 ) -> None:

@@ -3,8 +3,9 @@
 Only code that wires a process holds an `Opened`. All other code takes the parts that it needs.
 """
 
+from collections import deque
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from functools import partial
 from typing import TypeVar
@@ -153,15 +154,52 @@ class ConcurrentRunner:
     """Runs steps on threads, because they mostly wait for the disk or the network."""
 
     def __init__(self, threads: int = 8) -> None:
+        self._threads = threads
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="at-once")
 
     def __call__(self, steps: Iterable[Callable[[], object]]) -> None:
-        """Run all steps and return when all have ended. Raises the error of the first failed step."""
+        """Run all steps and return when all have ended. Raises the error of the first failed step.
+
+        The calling thread runs steps as well, so it does not wait for the steps of other callers: the threads
+        help whoever has work left when they are free.
+        """
+        work = _Work(steps)
         # The steps run in the caller's context, so that their log lines carry the request's id.
-        futures = [self._pool.submit(copy_context().run, step) for step in steps]
-        wait(futures)
-        for future in futures:
-            future.result()
+        helpers = [
+            self._pool.submit(copy_context().run, work.run) for _ in range(min(self._threads, len(work) - 1))
+        ]
+        work.run()
+        for helper in helpers:
+            if not helper.cancel():  # it has begun
+                helper.result()
+        work.raise_first_error()
+
+
+class _Work:
+    """The steps of one caller, which several threads take one by one."""
+
+    def __init__(self, steps: Iterable[Callable[[], object]]) -> None:
+        self._left = deque(enumerate(steps))
+        self._errors: dict[int, BaseException] = {}
+
+    def __len__(self) -> int:
+        return len(self._left)
+
+    def run(self) -> None:
+        """Take and run steps until none is left."""
+        while True:
+            try:
+                number, step = self._left.popleft()
+            except IndexError:
+                return
+            try:
+                step()
+            except BaseException as error:  # noqa: BLE001 - it is raised in the caller
+                self._errors[number] = error
+
+    def raise_first_error(self) -> None:
+        if self._errors:
+            raise self._errors[min(self._errors)]
 
 
 def open_queue_connection(settings: RegistrySettings) -> redis.Redis:

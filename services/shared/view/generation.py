@@ -42,6 +42,11 @@ UNWATCHED_SECONDS = 5.0
 """If the last check is older than this, users of the view check it themselves, because the watching thread
 may be stuck.
 """
+_FAILED_LOOK_SECONDS = 0.2
+"""Users of the view do not check it again for this long after a failed check, but fail as well. Checks go one
+after the other, and one takes 0.1 s while connections are refused. Otherwise a request for hundreds of voices
+would keep all others waiting while Redis is away.
+"""
 SETTLED_SECONDS = 10.0
 """A change that takes something away from readers waits until its generation is this old. By then every
 process has read `_view.json`, and none reads an earlier view. A process that is left behind asks after the
@@ -81,6 +86,8 @@ class Generation:
         self._trusted = ""
         """The stamp of the view that may be used. Empty while there is none."""
         self._looked_at = float("-inf")
+        self._failed: tuple[float, Unavailable] | None = None
+        """When the last check failed, and with which error. None once a check has succeeded."""
         self._held = ""
         """The last generation that this process used."""
         self._first_seen: tuple[str, float] = ("", 0.0)
@@ -119,11 +126,24 @@ class Generation:
 
     def for_reading(self) -> str:
         """Return the generation whose view may be used now. Raises `ViewAway`, or `Unavailable`."""
-        if not self._trusted or self._clock.since_boot() - self._looked_at > UNWATCHED_SECONDS:
-            self.look()
-        if not self._trusted:
+        if not self._is_checked():
+            with self._lock:
+                self._raise_recent_failure()
+                if not self._is_checked():  # another thread may have checked meanwhile
+                    self._look()
+        trusted = self._trusted
+        if not trusted:
             raise ViewAway
-        return Stamp.parse(self._trusted).generation
+        return Stamp.parse(trusted).generation
+
+    def _is_checked(self) -> bool:
+        return bool(self._trusted) and self._clock.since_boot() - self._looked_at <= UNWATCHED_SECONDS
+
+    def _raise_recent_failure(self) -> None:
+        if self._failed is not None:
+            at, error = self._failed
+            if self._clock.since_boot() - at < _FAILED_LOOK_SECONDS:
+                raise error.with_traceback(None)
 
     def read(self, ask: Callable[[Pipeline, str], object]) -> list[Any]:
         """Run the commands that `ask` puts into a pipeline for the generation in use, and return the answers.
@@ -191,21 +211,34 @@ class Generation:
 
         Raises `LeftBehind`, `RedisTaken`, `ViewAway`, or `Unavailable` if either cannot be reached.
         """
-        with self._lock, unavailable_without_redis():
-            for _ in range(_TRIES):
-                began = self._clock.since_boot()
-                named, stamp, server = self._look_at_both()
-                if stamp.bucket not in {"", self.bucket}:
-                    raise RedisTaken
-                is_held = stamp.server == server and self._finds_its_word(stamp)
-                if is_held and stamp.generation == named.generation:
-                    self._trust(stamp, began)
-                    self._answer(named)
-                    return
-                self._trusted = ""
-                if not self._may_begin(named, stamp):
-                    self._be_left_behind(named)
-                self._begin_generation(named, stamp, server)
+        with self._lock:
+            self._look()
+
+    def _look(self) -> None:
+        """Do what `look` does, in a thread that holds the lock, and remember whether it failed."""
+        try:
+            with unavailable_without_redis():
+                self._check_or_begin()
+        except Unavailable as error:
+            self._failed = (self._clock.since_boot(), error)
+            raise
+        self._failed = None
+
+    def _check_or_begin(self) -> None:
+        for _ in range(_TRIES):
+            began = self._clock.since_boot()
+            named, stamp, server = self._look_at_both()
+            if stamp.bucket not in {"", self.bucket}:
+                raise RedisTaken
+            is_held = stamp.server == server and self._finds_its_word(stamp)
+            if is_held and stamp.generation == named.generation:
+                self._trust(stamp, began)
+                self._answer(named)
+                return
+            self._trusted = ""
+            if not self._may_begin(named, stamp):
+                self._be_left_behind(named)
+            self._begin_generation(named, stamp, server)
         raise ViewAway
 
     def _look_at_both(self) -> tuple[Named, Stamp, str]:

@@ -85,7 +85,7 @@ MISTAKES: dict[str, Caught] = {
         changes={"if self._document.look().generation != generation:": "if False:"},
         found_as="^(6|1):",
         theme="Redis that is doubled",
-        soonest=178,
+        soonest=126,
         steps=600,
     ),
     "garbage goes before its ids are fenced": Caught(
@@ -164,7 +164,7 @@ MISTAKES: dict[str, Caught] = {
         changes={"is_needed = document.live or may_come": "is_needed = document.live"},
         found_as="^1: version .* is back after its delete",
         theme="uploads that come after their delete",
-        soonest=188,
+        soonest=191,
     ),
     "a rollback under one run of Redis is not noticed": Caught(
         owner=words.Words,

@@ -30,7 +30,7 @@ WRONG_ORDER = Mistake(
 )
 REDIS_ALONE = Mistake(
     owner=Generation,
-    function="look",
+    function="_check_or_begin",
     changes={
         "if is_held and stamp.generation == named.generation:": (
             "if is_held and (stamp.generation == named.generation or not self._held):"
