@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from cachetools import TTLCache
@@ -43,6 +43,18 @@ def reasons_of(failed: Iterable[JobRecord]) -> list[Reason]:
     return sorted(found.values(), key=lambda one: -one.jobs)
 
 
+@dataclass(frozen=True, slots=True)
+class Reasons:
+    """Why jobs failed, and how much of it is told."""
+
+    shown: Sequence[Reason] = ()
+    """The most frequent reasons, the most frequent one first."""
+    others: int = 0
+    """The number of reasons that are not shown."""
+    of_last: int | None = None
+    """If there are more failures than were examined: how many of the last ones were."""
+
+
 class Failures:
     """Counts reasons, and keeps them for a moment. Safe to use from several threads."""
 
@@ -50,14 +62,20 @@ class Failures:
         self._jobs = jobs
         self._now = now
         self._lock = threading.Lock()
-        self._kept: TTLCache[str, list[Reason]] = TTLCache(_MAX_NAMESPACES, ttl=_KEPT_SECONDS)
+        self._kept: TTLCache[str, Reasons] = TTLCache(_MAX_NAMESPACES, ttl=_KEPT_SECONDS)
 
-    def last_hour(self, namespace: str, profiles: Iterable[str]) -> list[Reason]:
-        """Return the most frequent reasons among the last failures of a namespace."""
+    def last_hour(self, namespace: str, profiles: Iterable[str]) -> Reasons:
+        """Return the most frequent reasons of the failures of a namespace."""
         with self._lock:  # whoever comes meanwhile gets the same reasons
             reasons = self._kept.get(namespace)
             if reasons is None:
                 since = self._now() - HOUR_SECONDS
                 failed = self._jobs.failed_since(namespace, profiles, since, limit=MAX_EXAMINED)
-                reasons = self._kept[namespace] = reasons_of(failed)[:_SHOWN]
+                reasons = self._kept[namespace] = _told(failed)
             return reasons
+
+
+def _told(failed: Sequence[JobRecord]) -> Reasons:
+    reasons = reasons_of(failed)
+    of_last = MAX_EXAMINED if len(failed) == MAX_EXAMINED else None
+    return Reasons(reasons[:_SHOWN], len(reasons[_SHOWN:]), of_last)

@@ -6,7 +6,7 @@ from starlette.responses import Response
 from services.registry_api.access.rules import ANY_KEY
 from services.registry_api.dependencies import CallerDep, NamespaceDep, ServicesDep
 from services.registry_api.pages.activity import Activity
-from services.registry_api.pages.failures import MAX_EXAMINED, Failures
+from services.registry_api.pages.failures import Failures, Reasons
 from services.registry_api.pages.forms import page_router, show
 from services.registry_api.pages.live import live
 from services.registry_api.pages.rendering import rights_of
@@ -45,8 +45,7 @@ def page_overview(
         max_counted=MAX_COUNTED,
         jobs=jobs,
         charts=activity.charts(namespace) if may["see_jobs"] else [],
-        reasons=failures.last_hour(namespace, services.profiles.names) if failed else [],
-        max_failures=MAX_EXAMINED,
+        reasons=failures.last_hour(namespace, services.profiles.names) if failed else Reasons(),
         workers=workers_of(profiles),
         profiles=[one for one in profiles if one.required or one.workers or one.failed_proofs],
     )

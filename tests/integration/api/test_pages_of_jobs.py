@@ -47,6 +47,7 @@ def test_the_overview_says_why_jobs_failed(closed: Registry, name: str):
         page = operator.get().text
     assert "the device ran out of memory" in page
     assert 'href="/dashboard/jobs?state=failed&amp;profile=' in page
+    assert "Counted among" not in page, "all failures were"
     with Visitor(closed, key(closed, namespace=name)) as stranger:
         assert "ran out of memory" not in stranger.get().text
     with Visitor(closed, key(closed, "voices:read")) as reader:
