@@ -48,6 +48,7 @@ from services.registry_api.serving.compression import JsonCompression
 from services.registry_api.serving.event_feed import EventFeed
 from services.registry_api.serving.fair_queue import FairQueue
 from services.registry_api.serving.limits import BodyTimeouts, RequestIds, RequestLimits
+from services.registry_api.serving.server_errors import ServerErrors
 from services.registry_api.serving.shared_reads import SharedReads
 from services.registry_api.serving.slots import Slots
 from services.registry_api.wire.documented import responses
@@ -96,8 +97,10 @@ def create_app(
     """
     uploads, store = _upload_slots(services.limits), _store_slots(max_at_store)
     threads = max_active + uploads.count + store.count + _OTHER_THREADS
+    server_errors = ServerErrors(services.generation, services.clock)
     app = _bare_app(lambda app: _lifespan(app, services, threads))
     app.state.services = services
+    app.state.server_errors = server_errors
     app.state.access = services.access
     app.state.lane = _express_lane(services, PreparedAnswers(kept_bytes, kept_answers))
     app.state.event_feed = EventFeed(services.events)
@@ -175,8 +178,9 @@ def _add_middleware(
     app.add_middleware(PageSessions, seal=app.state.seal, ended=app.state.ended_sessions)
     _allow_web_pages(app, cors_origins)
     # Outside all middleware that may refuse a request, so that refusals carry the same headers.
-    for layer in (AnswerHeaders, RequestSignals, RequestIds):
-        app.add_middleware(layer)
+    app.add_middleware(AnswerHeaders)
+    app.add_middleware(RequestSignals, note_error=app.state.server_errors.note)
+    app.add_middleware(RequestIds)
 
 
 @asynccontextmanager
@@ -185,7 +189,7 @@ async def _lifespan(app: FastAPI, services: Services, threads: int) -> AsyncIter
     following = asyncio.create_task(services.events.follow())
     ending = asyncio.create_task(_wake_listeners_at_the_end(app, services))
     stop = threading.Event()
-    threads_of_ours = _start_threads(services, stop)
+    threads_of_ours = _start_threads(services, app.state.server_errors, stop)
     yield
     stop.set()
     following.cancel()
@@ -278,9 +282,13 @@ def _allow_web_pages(app: FastAPI, origins: Sequence[str]) -> None:
         )
 
 
-def _start_threads(services: Services, stop: threading.Event) -> list[threading.Thread]:
-    """Start the threads of the view, of housekeeping and of campaigns. They end soon after `stop` is set."""
-    work = {WATCHING: services.generation.run}
+def _start_threads(
+    services: Services, server_errors: ServerErrors, stop: threading.Event
+) -> list[threading.Thread]:
+    """Start the threads of the view, of counted errors, of housekeeping and of campaigns. They end soon after
+    `stop` is set.
+    """
+    work = {WATCHING: services.generation.run, "server-errors": server_errors.run}
     if services.housekeeping is not None:
         work |= {"housekeeping": services.housekeeping.run, "campaigns": services.campaigns.runner.run}
     threads = [

@@ -1,17 +1,20 @@
-"""Charts of the jobs that were made lately, for the overview. `activity.html` draws them.
+"""Charts of the jobs that were made lately, and of the API's errors, for the overview. `activity.html` draws
+them.
 
 The view keeps each job by its namespace, its state and the time at which it was created. Counting these is
-cheap, so the charts need no counters of their own.
+cheap, so the charts of jobs need no counters of their own. `ServerErrors` counts errors.
 """
 
 import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from itertools import pairwise
 
 from cachetools import TTLCache
 
+from services.registry_api.serving.server_errors import ServerErrors
 from services.shared.view.job_records import JobRecords
 from speaker_registry.schemas import JobState
 
@@ -25,7 +28,9 @@ _KINDS: dict[str, tuple[JobState, ...]] = {
 }
 """Maps each series of the charts to the states of its jobs. Other jobs were called off."""
 _STATES = [state for states in _KINDS.values() for state in states]
-_SPANS = (("hour", 120, 30, 10), ("day", 3600, 24, 6))
+_Span = tuple[str, int, int, int]
+_HOUR: _Span = ("hour", 120, 30, 10)
+_DAY: _Span = ("day", 3600, 24, 6)
 """Name of the span, seconds of one bar, number of bars, and number of bars from one tick to the next."""
 _STEPS = (1, 2, 5)
 BAR_WIDTH, HEIGHT = 10, 100
@@ -34,12 +39,12 @@ BAR_WIDTH, HEIGHT = 10, 100
 
 @dataclass(frozen=True, slots=True)
 class Bar:
-    """The jobs that were created in one part of the span."""
+    """The jobs that were created, or the errors that happened, in one part of the span."""
 
     start: float
     end: float
     counts: dict[str, int]
-    """Kind -> number of jobs, in the order in which they are drawn from the bottom."""
+    """Kind -> number, in the order in which they are drawn from the bottom."""
 
     @property
     def total(self) -> int:
@@ -48,7 +53,7 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A rectangle of a chart: the jobs of one kind in one bar."""
+    """A rectangle of a chart: what is of one kind in one bar."""
 
     kind: str
     x: float
@@ -58,7 +63,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """The jobs of the last hour or day, by the time at which they were created."""
+    """The jobs of the last hour or day, by the time at which they were created, or the errors."""
 
     span: str
     bars: Sequence[Bar]
@@ -78,7 +83,7 @@ class Chart:
 
     @property
     def totals(self) -> dict[str, int]:
-        return {kind: sum(bar.counts[kind] for bar in self.bars) for kind in _KINDS}
+        return {kind: sum(bar.counts[kind] for bar in self.bars) for kind in self.bars[0].counts}
 
     @property
     def drawn(self) -> Iterator[tuple[Bar, list[Block]]]:
@@ -97,33 +102,59 @@ class Chart:
 
 
 class Activity:
-    """Counts jobs for charts, and keeps the charts for a moment. Safe to use from several threads."""
+    """Counts for charts, and keeps the charts for a moment. Safe to use from several threads."""
 
-    def __init__(self, jobs: JobRecords, now: Callable[[], float] = time.time) -> None:
+    def __init__(self, jobs: JobRecords, errors: ServerErrors, now: Callable[[], float] = time.time) -> None:
         self._jobs = jobs
+        self._errors = errors
         self._now = now
         self._lock = threading.Lock()
         self._charts: TTLCache[str, list[Chart]] = TTLCache(_MAX_NAMESPACES, ttl=_KEPT_SECONDS)
+        self._error_charts: TTLCache[str, Chart] = TTLCache(_MAX_NAMESPACES, ttl=_KEPT_SECONDS)
 
     def charts(self, namespace: str) -> list[Chart]:
-        """Return the charts of the last hour and of the last day."""
+        """Return the charts of the jobs of the last hour and of the last day."""
         with self._lock:  # whoever comes meanwhile gets the same charts
             charts = self._charts.get(namespace)
             if charts is None:
-                charts = self._charts[namespace] = list(self._count(namespace))
+                charts = self._charts[namespace] = [self._of_jobs(namespace, span) for span in (_HOUR, _DAY)]
             return charts
 
-    def _count(self, namespace: str) -> Iterator[Chart]:
+    def errors(self, namespace: str) -> Chart:
+        """Return the chart of the requests of the last hour that the API answered with 500 or above."""
+        with self._lock:
+            chart = self._error_charts.get(namespace)
+            if chart is None:
+                chart = self._error_charts[namespace] = self._of_errors(namespace)
+            return chart
+
+    def _of_jobs(self, namespace: str, span: _Span) -> Chart:
         now = self._now()
-        for span, seconds, bars, bars_per_tick in _SPANS:
-            # Bars begin at full steps, so that a job stays in its bar while time goes on.
-            end = (now // seconds + 1) * seconds
-            edges = [end - seconds * left for left in range(bars, -1, -1)]
-            by_state = dict(zip(_STATES, self._jobs.counts(namespace, _STATES, edges), strict=True))
-            shown = [_bar(edges, number, by_state) for number in range(bars)]
-            yield Chart(span, [*shown[:-1], replace(shown[-1], end=now)], bars_per_tick)
+        edges = _edges(span, now)
+        by_state = dict(zip(_STATES, self._jobs.counts(namespace, _STATES, edges), strict=True))
+        by_kind = {
+            kind: [sum(counts) for counts in zip(*(by_state[state] for state in states), strict=True)]
+            for kind, states in _KINDS.items()
+        }
+        return _chart(span, edges, now, by_kind)
+
+    def _of_errors(self, namespace: str) -> Chart:
+        now = self._now()
+        edges = _edges(_HOUR, now)
+        return _chart(_HOUR, edges, now, {"failed": self._errors.counts(namespace, edges)})
 
 
-def _bar(edges: Sequence[float], number: int, by_state: dict[JobState, list[int]]) -> Bar:
-    counts = {kind: sum(by_state[state][number] for state in states) for kind, states in _KINDS.items()}
-    return Bar(edges[number], edges[number + 1], counts)
+def _edges(span: _Span, now: float) -> list[float]:
+    """Return where the bars of a span begin, and where the last one ends."""
+    _, seconds, bars, _ = span
+    # Bars begin at full steps, so that a job stays in its bar while time goes on.
+    end = (now // seconds + 1) * seconds
+    return [end - seconds * left for left in range(bars, -1, -1)]
+
+
+def _chart(span: _Span, edges: Sequence[float], now: float, by_kind: dict[str, list[int]]) -> Chart:
+    bars = [
+        Bar(start, min(end, now), {kind: counts[number] for kind, counts in by_kind.items()})
+        for number, (start, end) in enumerate(pairwise(edges))
+    ]
+    return Chart(span[0], bars, span[3])

@@ -3,6 +3,7 @@
 Pure ASGI. This module knows routes by their templates, and which of them take uploads.
 """
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -13,7 +14,7 @@ import structlog
 from prometheus_client import Counter, Histogram
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from services.registry_api.protocol.routing import MONITORING_PATHS, clip_field_of
+from services.registry_api.protocol.routing import MONITORING_PATHS, PAGES, clip_field_of
 from services.shared.telemetry import metrics, tracing
 from services.shared.telemetry.tracing import Span
 
@@ -35,19 +36,26 @@ class _Answer:
 
     status: int = 500
     """The status of a crash until the answer begins, because a crash is answered outside this middleware."""
+    begun: bool = False
     replayed: bool = False
 
     def observe_message(self, message: Message) -> None:
         if message["type"] == "http.response.start":
-            self.status = message["status"]
+            self.begun, self.status = True, message["status"]
             self.replayed = any(name == b"idempotent-replayed" for name, _ in message.get("headers", ()))
 
 
 class RequestSignals:
-    """Middleware that counts, times and logs each request once its answer is sent."""
+    """Middleware that counts, times and logs each request once its answer is sent.
 
-    def __init__(self, app: ASGIApp) -> None:
+    Args:
+        note_error: called with the namespace of each request that the API answered with a status of 500 or
+            above. It must not block.
+    """
+
+    def __init__(self, app: ASGIApp, note_error: Callable[[str], None] | None = None) -> None:
         self._app = app
+        self._note_error = note_error
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -56,15 +64,29 @@ class RequestSignals:
 
         async def send_and_note(message: Message) -> None:
             answer.observe_message(message)
+            if message["type"] == "http.response.start":
+                self._note(scope, answer.status)
             await send(message)
 
         metrics.HTTP_IN_PROGRESS.inc()
         with _span(scope) as span:
             try:
                 return await self._app(scope, receive, send_and_note)
+            except Exception:
+                if not answer.begun:
+                    self._note(scope, answer.status)
+                raise
             finally:
                 metrics.HTTP_IN_PROGRESS.dec()
                 _record(scope, answer, perf_counter() - began, span)
+
+    def _note(self, scope: Scope, status: int) -> None:
+        """Count an error before its answer is sent, so that whoever has the answer finds it counted."""
+        if status < 500 or self._note_error is None or "namespace" not in scope:
+            return
+        # Open pages ask every few seconds, so their failures would outnumber those of programs.
+        if not route_of(scope).startswith(PAGES):
+            self._note_error(scope["namespace"])
 
 
 def _span(scope: Scope) -> AbstractContextManager[Span]:

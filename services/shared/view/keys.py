@@ -23,6 +23,7 @@ shared          copies of documents that every process keeps: path -> revision, 
 told            the paths of such documents, by the order in which they were last said to have changed
 workers:{profile}, failed:{profile}   live workers, and failed proofs, by time
 campaigns       the progress of campaigns that are not over: id -> JSON
+errors:{namespace}:{hour}   answers with a status of 500 or above: Unix seconds of the minute -> number
 keys_used       API keys: id -> Unix seconds of the last use
 
 Beside the generations, `sr:former` names the last one whose view was complete.
@@ -140,6 +141,11 @@ def failed_proofs_key(generation: str, profile: str) -> str:
 
 def keys_used_key(generation: str) -> str:
     return f"sr:{generation}:keys_used"
+
+
+def server_errors_key(generation: str, namespace: str, hour: int) -> str:
+    """Return the key of the errors of a namespace in an hour, which is counted since 1970."""
+    return f"sr:{generation}:errors:{namespace}:{hour}"
 
 
 def campaigns_key(generation: str) -> str:

@@ -5,7 +5,7 @@ import time
 from importlib.resources import files
 
 from services.shared.view.job_records import JobRecord
-from services.shared.view.keys import jobs_key, record_key, workers_key
+from services.shared.view.keys import jobs_key, record_key, server_errors_key, workers_key
 from services.shared.view.workers import FailedProof, WorkerReport
 from speaker_registry.errors import InvalidAudio, WorkerError
 from tests.integration.api.access import BOOTSTRAP, bearer, key
@@ -57,6 +57,7 @@ def furnish(registry: Registry) -> None:
     registry.upload("waits-for-a-worker", headers=_ME)
     _make_keys(registry)
     _employ(registry)
+    _fail(registry)
 
 
 def _employ(registry: Registry) -> None:
@@ -75,6 +76,14 @@ def _employ(registry: Registry) -> None:
         registry.redis.zadd(workers_key(generation, PROFILE), {f"{fingerprint} {name}": (now + 3600) * 1000})
     reason = f"{PROFILE}: ref_code: 12.00% of the codes are equal, at least 95% are expected"
     workers.report_failed({PROFILE: FailedProof(worker="gpu-2-7-1c05ee", device="cuda:0", reason=reason)})
+
+
+def _fail(registry: Registry) -> None:
+    """Have the API fail some requests of the last hour."""
+    generation, now = registry.generation(), int(time.time())
+    for age, number in ((300, 2), (360, 7), (420, 4), (2400, 1)):
+        minute = (now - age) // 60 * 60
+        registry.redis.hincrby(server_errors_key(generation, "default", minute // 3600), str(minute), number)
 
 
 def _served(registry: Registry) -> None:

@@ -695,14 +695,14 @@ def test_the_overview_draws_the_jobs_of_the_last_hour(start: Start):
     jobs = records.page("default", limit=10).found
     for job, age in zip(jobs, (0, 1800, 7200, 100_000), strict=True):
         registry.redis.zadd(jobs_key(generation, "default", job.state), {job.id: now - age})
-    hour, day = Activity(records, now=lambda: now).charts("default")
+    hour, day = Activity(records, registry.app.state.server_errors, now=lambda: now).charts("default")
     assert hour.totals == {"succeeded": 1, "unfinished": 0, "failed": 1}
     assert day.totals == {"succeeded": 2, "unfinished": 0, "failed": 1}
     assert [bar.total for bar in hour.bars][-1] == 1
     assert [chart.bars[-1].end for chart in (hour, day)] == [now, now], "no axis leads into the future"
     assert [len(chart.ticks) for chart in (hour, day)] == [3, 4]
     assert sum(bar.start <= now - 1800 < bar.end and bar.total == 1 for bar in hour.bars) == 1
-    assert not list(Activity(records).charts("other")[1].drawn)
+    assert not list(Activity(records, registry.app.state.server_errors).charts("other")[1].drawn)
     with Visitor(registry) as visitor:
         page = visitor.get().text
     assert "Last hour" in page
