@@ -5,7 +5,7 @@ from services.registry_api.pages.situation import (
     LONG_KEPT_SECONDS,
     ShownWorker,
     VoiceCounts,
-    kept_until,
+    kept_seconds,
     workers_of,
 )
 from speaker_registry.schemas import FailedProof, LiveWorker, Profile
@@ -13,8 +13,8 @@ from speaker_registry.schemas import FailedProof, LiveWorker, Profile
 
 def test_counts_of_many_voices_are_kept_longer():
     """They cost more to make, and fifty people who look at them must not cost the registry a core."""
-    assert kept_until("ours", VoiceCounts(examined=100), 7.0) == 7.0 + KEPT_SECONDS
-    assert kept_until("ours", VoiceCounts(examined=500, more=True), 7.0) == 7.0 + LONG_KEPT_SECONDS
+    assert kept_seconds(VoiceCounts(examined=100)) == KEPT_SECONDS
+    assert kept_seconds(VoiceCounts(examined=500, more=True)) == LONG_KEPT_SECONDS
 
 
 def profile(name: str, fingerprint: str, *live: LiveWorker, **others: object) -> Profile:

@@ -6,21 +6,16 @@ cheap, so the charts of jobs need no counters of their own. `ServerErrors` count
 """
 
 import math
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
-from cachetools import TTLCache
-
+from services.registry_api.pages.kept import Kept
 from services.registry_api.serving.server_errors import ServerErrors
 from services.shared.view.job_records import JobRecords
 from speaker_registry.schemas import JobState
 
-_KEPT_SECONDS = 10.0
-"""Charts are as old as this at most, however many people look at them."""
-_MAX_NAMESPACES = 256
 _KINDS: dict[str, tuple[JobState, ...]] = {
     "succeeded": ("succeeded",),
     "unfinished": ("queued", "processing"),
@@ -108,25 +103,16 @@ class Activity:
         self._jobs = jobs
         self._errors = errors
         self._now = now
-        self._lock = threading.Lock()
-        self._charts: TTLCache[str, list[Chart]] = TTLCache(_MAX_NAMESPACES, ttl=_KEPT_SECONDS)
-        self._error_charts: TTLCache[str, Chart] = TTLCache(_MAX_NAMESPACES, ttl=_KEPT_SECONDS)
+        self._charts = Kept(lambda namespace: [self._of_jobs(namespace, span) for span in (_HOUR, _DAY)])
+        self._error_charts = Kept(self._of_errors)
 
     def charts(self, namespace: str) -> list[Chart]:
         """Return the charts of the jobs of the last hour and of the last day."""
-        with self._lock:  # whoever comes meanwhile gets the same charts
-            charts = self._charts.get(namespace)
-            if charts is None:
-                charts = self._charts[namespace] = [self._of_jobs(namespace, span) for span in (_HOUR, _DAY)]
-            return charts
+        return self._charts.of(namespace)
 
     def errors(self, namespace: str) -> Chart:
         """Return the chart of the requests of the last hour that the API answered with 500 or above."""
-        with self._lock:
-            chart = self._error_charts.get(namespace)
-            if chart is None:
-                chart = self._error_charts[namespace] = self._of_errors(namespace)
-            return chart
+        return self._error_charts.of(namespace)
 
     def _of_jobs(self, namespace: str, span: _Span) -> Chart:
         now = self._now()

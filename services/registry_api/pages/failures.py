@@ -1,21 +1,16 @@
 """The most frequent reasons for which jobs failed within the last hour, for the overview."""
 
-import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from cachetools import TTLCache
-
+from services.registry_api.pages.kept import Kept
 from services.shared.view.job_records import JobRecord, JobRecords
 
 HOUR_SECONDS = 3600
 MAX_EXAMINED = 200
 """Reasons are counted among this many of the last failures."""
 _SHOWN = 5
-_KEPT_SECONDS = 10.0
-"""Reasons are as old as this at most, however many people look at them."""
-_MAX_NAMESPACES = 256
 
 
 @dataclass(slots=True)
@@ -58,21 +53,21 @@ class Reasons:
 class Failures:
     """Counts reasons, and keeps them for a moment. Safe to use from several threads."""
 
-    def __init__(self, jobs: JobRecords, now: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, jobs: JobRecords, profiles: Collection[str], now: Callable[[], float] = time.time
+    ) -> None:
         self._jobs = jobs
+        self._profiles = profiles
         self._now = now
-        self._lock = threading.Lock()
-        self._kept: TTLCache[str, Reasons] = TTLCache(_MAX_NAMESPACES, ttl=_KEPT_SECONDS)
+        self._kept = Kept(self._count)
 
-    def last_hour(self, namespace: str, profiles: Iterable[str]) -> Reasons:
+    def last_hour(self, namespace: str) -> Reasons:
         """Return the most frequent reasons of the failures of a namespace."""
-        with self._lock:  # whoever comes meanwhile gets the same reasons
-            reasons = self._kept.get(namespace)
-            if reasons is None:
-                since = self._now() - HOUR_SECONDS
-                failed = self._jobs.failed_since(namespace, profiles, since, limit=MAX_EXAMINED)
-                reasons = self._kept[namespace] = _told(failed)
-            return reasons
+        return self._kept.of(namespace)
+
+    def _count(self, namespace: str) -> Reasons:
+        since = self._now() - HOUR_SECONDS
+        return _told(self._jobs.failed_since(namespace, self._profiles, since, limit=MAX_EXAMINED))
 
 
 def _told(failed: Sequence[JobRecord]) -> Reasons:

@@ -46,7 +46,7 @@ def page_overview(
         jobs=jobs,
         charts=activity.charts(namespace) if may["see_jobs"] else [],
         errors=activity.errors(namespace) if may["see_jobs"] else None,
-        reasons=failures.last_hour(namespace, services.profiles.names) if failed else Reasons(),
+        reasons=failures.last_hour(namespace) if failed else Reasons(),
         workers=workers_of(profiles),
         profiles=[one for one in profiles if one.required or one.workers or one.failed_proofs],
     )

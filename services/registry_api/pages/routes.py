@@ -29,7 +29,7 @@ def add_pages(app: FastAPI, services: Services) -> None:
     app.state.seal = Seal(services.generation.plain)
     app.state.ended_sessions = EndedSessions(services.generation.plain)
     app.state.live_regions = LiveRegions()
-    app.state.failures = Failures(services.jobs.records)
+    app.state.failures = Failures(services.jobs.records, services.profiles.names)
     app.state.activity = Activity(services.jobs.records, app.state.server_errors)
     for module in (overview, signing_in, provider, voices, voice, aliases, editing, deleted, jobs, keys):
         app.include_router(module.router)

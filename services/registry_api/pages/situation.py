@@ -1,14 +1,11 @@
 """Finds out how the registry is doing, for the overview. Bounded: counts stop at a limit, and say so."""
 
-import threading
-import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from cachetools import TLRUCache
-
 from services.registry_api.dependencies import Services
+from services.registry_api.pages.kept import Kept
 from services.registry_api.wire import profile_rendering
 from services.shared.model.status import worst
 from services.shared.registry.pages import page as page_of
@@ -21,7 +18,6 @@ KEPT_SECONDS, LONG_KEPT_SECONDS = 3.0, 20.0
 """Counts are as old as this at most, however many people look at them: those of up to `_STEP` voices, and
 those of more, which cost more to count.
 """
-_MAX_NAMESPACES = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,16 +67,11 @@ class Situation:
 
     def __init__(self, services: Services) -> None:
         self._services = services
-        self._lock = threading.Lock()
-        self._counts: TLRUCache[str, VoiceCounts] = TLRUCache(_MAX_NAMESPACES, kept_until, time.monotonic)
+        self._counts = Kept(self._count, kept_seconds)
 
     def voices(self, namespace: str) -> VoiceCounts:
         """Count the states of the first `MAX_COUNTED` voices by name."""
-        with self._lock:  # whoever comes meanwhile gets the same counts
-            counts = self._counts.get(namespace)
-            if counts is None:
-                counts = self._counts[namespace] = self._count(namespace)
-            return counts
+        return self._counts.of(namespace)
 
     def _count(self, namespace: str) -> VoiceCounts:
         services, profiles, states = self._services, self._services.profiles, Counter[str]()
@@ -110,9 +101,9 @@ class Situation:
         return services.jobs.records.summary(namespace, services.profiles.names, services.clock.now())
 
 
-def kept_until(_: str, counts: VoiceCounts, now: float) -> float:
-    """Return until when counts that were made now are shown."""
-    return now + (KEPT_SECONDS if counts.examined <= _STEP else LONG_KEPT_SECONDS)
+def kept_seconds(counts: VoiceCounts) -> float:
+    """Return for how long counts are shown."""
+    return KEPT_SECONDS if counts.examined <= _STEP else LONG_KEPT_SECONDS
 
 
 def profiles_of(services: Services) -> list[Profile]:
