@@ -40,14 +40,14 @@ def reasons_of(failed: Iterable[JobRecord]) -> list[Reason]:
 
 @dataclass(frozen=True, slots=True)
 class Reasons:
-    """Why jobs failed, and how much of it is told."""
+    """Says why jobs failed, and how much of it is left out."""
 
     shown: Sequence[Reason] = ()
-    """The most frequent reasons, the most frequent one first."""
+    """The most frequent reasons come first."""
     others: int = 0
     """The number of reasons that are not shown."""
     of_last: int | None = None
-    """If there are more failures than were examined: how many of the last ones were."""
+    """How many of the last failures were examined. It is None if all were."""
 
 
 class Failures:
