@@ -82,14 +82,15 @@ def test_the_api_image_has_no_torch():
     assert "torch" not in installed
 
 
-def test_only_the_image_for_gpus_has_torchaudio():
-    """torchaudio loads only beside a CUDA build of torch, and where both come from the same index."""
+def test_each_image_of_a_worker_has_torchaudio_from_the_index_of_its_torch():
+    """torchaudio loads only beside a torch that was made for the same version of CUDA, or for CPUs like it."""
     installed = {
         image: " ".join(rest for stage in lineage(STAGES, f"build-{image}") for rest in stage.all("RUN"))
         for image in IMAGES
     }
-    assert [image for image in IMAGES if "torchaudio" in installed[image]] == ["worker-cuda"]
-    assert "'.[worker,torchaudio,traces]'" in installed["worker-cuda"]
+    workers = ["worker", "worker-cuda"]
+    assert [image for image in IMAGES if "'.[worker,torchaudio,traces]'" in installed[image]] == workers
+    assert '--index-url "${TORCH_INDEX}" torch torchaudio' in installed["worker"]
     assert "--index-url" not in installed["worker-cuda"]
 
 

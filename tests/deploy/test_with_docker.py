@@ -32,14 +32,14 @@ def engine() -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(5400)
 @pytest.mark.parametrize(
-    ("target", "module"),
+    ("target", "modules"),
     [
         ("api", "services.registry_api.app"),
-        ("worker", "services.extractor_worker.encoders"),
-        pytest.param("worker-cuda", "services.extractor_worker.encoders", marks=pytest.mark.full),
+        ("worker", "services.extractor_worker.encoders, torchaudio"),
+        pytest.param("worker-cuda", "services.extractor_worker.encoders, torchaudio", marks=pytest.mark.full),
     ],
 )
-def test_an_image_is_built_and_imports_what_it_runs(target: str, module: str):
+def test_an_image_is_built_and_imports_what_it_runs(target: str, modules: str):
     """The image is built as the documentation says, and starts as Kubernetes starts it: read-only and with no
     rights.
     """
@@ -50,7 +50,7 @@ def test_an_image_is_built_and_imports_what_it_runs(target: str, module: str):
     confined = ["--read-only", "--tmpfs", "/tmp", "--cap-drop", "ALL", "--security-opt", "no-new-privileges"]
     run = ["docker", "run", "--rm", "--network", "none", *confined, "--entrypoint", "python", image]
     try:
-        done = subprocess.run([*run, "-c", f"import {module}"], capture_output=True, text=True, check=False)
+        done = subprocess.run([*run, "-c", f"import {modules}"], capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr[-4000:]
     finally:
         subprocess.run(["docker", "image", "rm", "--force", image], capture_output=True, check=False)

@@ -1,7 +1,7 @@
 """Imports torchaudio where it works, and returns None where it does not. It knows nothing of its uses.
 
-torchaudio's wheel loads only beside a build of torch for the same version of CUDA. Nothing may depend on it,
-because there are workers without a GPU.
+torchaudio's wheel loads only beside a build of torch for the same version of CUDA, or for CPUs if it was made
+for them. Nothing may depend on it, because a worker may be installed with another one, or without any.
 """
 
 import importlib

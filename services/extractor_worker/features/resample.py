@@ -4,8 +4,8 @@ models.
 The kernel that resamples a clip changes the artifact: from 16 kHz, 93 % of the codes agree between this
 kernel and soxr's. Every extractor therefore uses torchaudio's kernel, as TTS servers do, and the fingerprint
 names the kernel. (For its tokens, CosyVoice3 resamples a second time with scipy's, as its engine does.) The
-fingerprint does not say which code computes it: torchaudio where that imports (its wheel needs CUDA
-libraries), otherwise the same arithmetic in this module.
+fingerprint does not say which code computes it: torchaudio where that imports, otherwise the same arithmetic
+in this module.
 
 The kernel has two variants, which differ in the seventh digit: `torchaudio.transforms.Resample` builds it in
 float64, `torchaudio.functional.resample` in the dtype of the samples.
