@@ -69,10 +69,12 @@ class Slots:
         except NoEventLoopError:
             yield
             return
+        self._held.set(True)
         try:
             with _pause_request_from_thread():
                 yield
         finally:
+            self._held.set(False)
             from_thread.run_sync(self._release, tenant, since)
 
     async def _acquire(self, tenant: str) -> float:
