@@ -48,7 +48,7 @@ def _candidates(
     if announced.current is None or not workers.keys() - {announced.fingerprint}:
         return []
     coverage = dict[str, float]()
-    with suppress(Unavailable):  # the next answer tells more
+    with suppress(Unavailable):  # the next answer will have them
         coverage = campaigns.coverage(profile)
     return [
         _candidate(announced.current, encoder, count, coverage.get(fingerprint))
