@@ -50,8 +50,7 @@ def fetch_json(
 
 
 def require_https(url: str, issuer: str) -> str:
-    """Return a URL of the provider. Raises ValueError if it is plain http although the issuer's URL is https.
-    """
+    """Return a URL of the provider. Raises ValueError if it is plain http although the issuer is https."""
     if urlsplit(url).scheme not in {"https", urlsplit(issuer).scheme}:
         raise ValueError(f"its keys lie at {ascii(url)[:200]}, which is not https")
     return url

@@ -1,5 +1,4 @@
-"""The rules for new API keys: their number, their namespaces and their expiry. This module knows no storage.
-"""
+"""The rules for new API keys: their number, namespaces and expiry. This module knows no storage."""
 
 from collections import Counter
 from collections.abc import Collection

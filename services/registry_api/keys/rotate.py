@@ -60,8 +60,7 @@ def rotate(
 
 
 def _settle(keys: HeldKeys, key_id: str) -> None:
-    """Wait until no process accepts the old key any more. If that fails, the holder still gets the new key.
-    """
+    """Wait until no process accepts the old key. If that fails, the holder gets the new key anyway."""
     try:
         keys.settle()
     except Unavailable as error:

@@ -350,8 +350,7 @@ class JobQueue(Queue):
         pipeline.eval(HAND_BACK, len(keys), *keys, job_id)
 
     def quarantine(self, job_id: bytes, stored: object, reason: str, pipeline: Pipeline) -> None:
-        """Move a job that cannot be run to the failed jobs, where operators find it and no worker takes it.
-        """
+        """Move a job that cannot be run to the failed jobs, where operators find it and no worker does."""
         entry = {
             "queue": self.name,
             "job_id": job_id.decode(errors="replace")[:200],
