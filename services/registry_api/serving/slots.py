@@ -90,7 +90,7 @@ class Slots:
 
 @contextmanager
 def _pause_request_from_thread() -> Iterator[None]:
-    """Do what `pause_request` does, from a worker thread."""
+    """Pause the current request like `pause_request`, from a worker thread."""
     pause = pause_request()
     from_thread.run_sync(pause.__enter__)
     try:

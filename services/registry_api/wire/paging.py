@@ -1,7 +1,7 @@
 """Finds one page of the voices that match a filter, in the order of their keys, or one page of a voice's
 versions, of its history or of a profile's.
 
-This module knows no answers.
+This module does not know how answers are rendered.
 """
 
 from collections.abc import Callable
@@ -96,7 +96,9 @@ def newest_versions(
 def newest_changes(
     document: SpeakerDocument, profiles: Profiles, *, before: Place | None, limit: int
 ) -> tuple[list[Happened], bool]:
-    """Return what happened last to a voice before a place, newest first, and whether there is more."""
+    """Return the newest entries of a voice's history before a place, newest first, and whether there are
+    more.
+    """
     past = past_of(document, profiles.documents(concerned_profiles(document)))
     found = [one for one in reversed(past) if before is None or one.place < before]
     return found[:limit], len(found) > limit

@@ -53,7 +53,7 @@ def _candidates(
     if announced.current is None or not fingerprints:
         return []
     coverage = dict[str, float]()
-    with suppress(Unavailable):  # the next answer tells more
+    with suppress(Unavailable):  # the next answer will have them
         coverage = campaigns.coverage(profile)
     return [
         _candidate(announced.current, encoder, workers.get(fingerprint, 0), coverage.get(fingerprint))

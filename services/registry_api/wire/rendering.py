@@ -1,4 +1,6 @@
-"""Renders speakers as voices: turns records into the answers of `speaker_registry.schemas`. No decisions."""
+"""Renders speakers as voices: turns records into the answers of `speaker_registry.schemas`, without any
+decisions.
+"""
 
 from collections.abc import Iterable
 from typing import Any

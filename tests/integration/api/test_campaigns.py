@@ -505,7 +505,7 @@ def test_metrics_of_campaigns_are_left_out_while_the_index_cannot_be_used(regist
     ("said", "status", "code", "message"),
     [
         ({"fingerprint": FINGERPRINT}, 409, "encoder_current", "already the current fingerprint"),
-        ({"fingerprint": UNKNOWN}, 404, "encoder_unknown", f"No worker ever came with {UNKNOWN}"),
+        ({"fingerprint": UNKNOWN}, 404, "encoder_unknown", f"No worker has ever announced {UNKNOWN}"),
         ({"fingerprint": OF_ANOTHER}, 404, "encoder_unknown", f"fingerprint of profile '{OTHER_PROFILE}'"),
         ({"fingerprint": "sha256:2"}, 400, "invalid_request", "sha256:2"),
         ({"fingerprint": NEWER, "sample": 0}, 400, "invalid_request", "'sample' is 0"),
@@ -572,7 +572,7 @@ def test_of_campaigns_that_are_started_at_once_one_is_begun(registry: Registry):
     ("said", "status", "code", "message"),
     [
         ({"fingerprint": FINGERPRINT}, 409, "encoder_current", "already the current fingerprint"),
-        ({"fingerprint": UNKNOWN}, 404, "encoder_unknown", f"No worker ever came with {UNKNOWN}"),
+        ({"fingerprint": UNKNOWN}, 404, "encoder_unknown", f"No worker has ever announced {UNKNOWN}"),
         ({"fingerprint": OF_ANOTHER}, 404, "encoder_unknown", f"fingerprint of profile '{OTHER_PROFILE}'"),
         ({"fingerprint": NEWER, "when": "later"}, 400, "invalid_request", "later"),
         ({"fingerprint": NEWER, "force": "yes"}, 400, "invalid_request", "force"),
