@@ -1,4 +1,4 @@
-"""The first page: what needs a person, and how voices, queue and workers are."""
+"""The first page: what needs attention, and how voices, queue and workers are."""
 
 from fastapi import Request
 from starlette.responses import Response

@@ -34,11 +34,11 @@ class VoiceCounts:
 
 @dataclass(frozen=True, slots=True)
 class Concern:
-    """Something that needs a person."""
+    """Something that an operator should look into."""
 
     text: str
     action: str
-    """Says what the person can do."""
+    """Says what the operator can do."""
     address: str | None = None
     """The path of the page that shows it, below the root of all pages."""
     serious: bool = True
@@ -140,7 +140,7 @@ def workers_of(profiles: Sequence[Profile]) -> list[ShownWorker]:
 
 
 def concerns(profiles: Sequence[Profile], counts: VoiceCounts, failures: int) -> Iterator[Concern]:
-    """Yield what needs a person, the most urgent first.
+    """Yield what needs attention, the most urgent first.
 
     Args:
         failures: the number of jobs that failed within a day.
@@ -153,7 +153,7 @@ def concerns(profiles: Sequence[Profile], counts: VoiceCounts, failures: int) ->
         for proof in profile.failed_proofs:
             yield Concern(
                 f"Worker {proof.worker} does not serve {profile.id} on {proof.device}: {proof.reason}",
-                "Its encoder computes something else than it should. Look at its libraries and its device.",
+                "Its encoder does not compute what it should. Check the worker's libraries and its device.",
                 "/profiles",
             )
     for profile in profiles:
