@@ -34,11 +34,11 @@ class VoiceCounts:
 
 @dataclass(frozen=True, slots=True)
 class Concern:
-    """A problem that needs the attention of a person."""
+    """A problem that an operator should look into."""
 
     text: str
     action: str
-    """What the person can do about it."""
+    """What the operator can do about it."""
     address: str | None = None
     """The path of the page that shows it, below the root of all pages."""
     serious: bool = True
@@ -153,7 +153,7 @@ def concerns(profiles: Sequence[Profile], counts: VoiceCounts, failures: int) ->
         for proof in profile.failed_proofs:
             yield Concern(
                 f"Worker {proof.worker} does not serve {profile.id} on {proof.device}: {proof.reason}",
-                "Its encoder computes wrong results. Check its libraries and its device.",
+                "Its encoder computes wrong results. Check the libraries and the device of the worker.",
                 "/profiles",
             )
     for profile in profiles:

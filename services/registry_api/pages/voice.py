@@ -83,7 +83,8 @@ def page_voice(
     """Show a voice and one of its versions: the default one, or the one with this number.
 
     The clip of the version `beside`, which may be one of another voice, is shown next to that version's.
-    `gone` is the version that the form before this page deleted. The page of a deleted voice shows until when
+    `gone` is the version that the form before this page deleted. A link to a deleted version, such as that of
+    a job, leads to the default version, and the page says so. The page of a deleted voice shows until when
     the voice can be restored.
     """
     profiles = services.profiles
@@ -93,6 +94,8 @@ def page_voice(
         if is_partial(request):
             raise not_found(name)
         return show_deleted(request, services, document, name, past=past)
+    if _was_deleted(document, version) and not is_partial(request):
+        version, gone = 0, version
     page, more = newest_versions(document, before=before or None, limit=_VERSIONS)
     one = _version(services, speaker, version or DEFAULT)
     made = profiles.all_statuses(speaker, one)
