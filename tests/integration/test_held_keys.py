@@ -118,9 +118,9 @@ def test_an_event_makes_processes_look_again_at_once(
     assert state(there, token.id) == "active"
     monkeypatch.setattr(here, "settle", lambda: None)
     revoke(here, token.id, by="test")
-    there.hear({"what": "voice.deleted"})
+    there.on_event({"what": "voice.deleted"})
     assert there.find(token.id), "what was held is still fresh"
-    there.hear({"what": KeyDocument.UPDATED})
+    there.on_event({"what": KeyDocument.UPDATED})
     assert there.find(token.id) is None
     assert state(there, token.id) == "revoked"
 

@@ -17,7 +17,8 @@ import numpy as np
 import pytest
 import torch
 
-from speaker_registry import RegistryClient
+from speaker_registry import RegistryClient, cli
+from speaker_registry.cli.command import UNTRAINED
 from speaker_registry.errors import CacheUnsupported, InvalidRequest, NotFound, Unavailable
 from speaker_registry.syncing.folder import FileName
 from speaker_registry.syncing.samples import SpeakerSamples
@@ -70,6 +71,26 @@ def loaded_by_a_worker(path: Path, model_type: str, **config: Any) -> dict[tuple
     worker = SimpleNamespace(config=SimpleNamespace(**config), _speaker_cache=cache)
     getattr(getattr(readers(), module), talker)._load_custom_voice_profiles(worker)
     return dict(cache._cache)
+
+
+def test_a_folder_of_noise_is_called_so(
+    start: Start, tmp_path: Path, run: Run, capsys: pytest.CaptureFixture[str]
+):
+    """A server would speak with it. A folder of clips holds what people said, whatever the weights."""
+    registry = start(profiles=(PROFILE,))
+    registry.worker.announce("sha256:" + "9" * 64, untrained=True)
+    registry.ready("alice")
+
+    def warned(form: str) -> bool:
+        words = ["sync", "--format", form, "--profile", PROFILE, str(tmp_path / form)]
+        assert cli.main(["--url", registry.url, *words]) == 0
+        return UNTRAINED in capsys.readouterr().err
+
+    assert [warned(CUSTOM), warned(CUSTOM), warned(SAMPLES)] == [True, True, False]
+    outcome = run(registry, "sync", "--format", CUSTOM, "--profile", PROFILE, tmp_path / CUSTOM)
+    assert [one["untrained"] for one in outcome.document["voices"]] == [True]
+    outcome = run(registry, "sync", "--format", SAMPLES, "--profile", PROFILE, tmp_path / SAMPLES)
+    assert "untrained" not in outcome.document["voices"][0]
 
 
 def listed_by_the_server(path: Path, model_type: str, validate: Any) -> dict[str, dict[str, Any]]:
