@@ -313,7 +313,7 @@ def test_forms_work_without_scripts(visit: Open, closed: Registry, name: str):
     """Without scripts people sign in, register, search and see the state."""
     page = visit("/voices/new", java_script_enabled=False)
     expect(page.get_by_text("Choose a clip")).to_be_visible()
-    expect(page.get_by_text("Drop a clip here")).to_be_hidden()
+    expect(page.get_by_text("or drop it here")).to_be_hidden()
     page.locator("[name=name]").fill(name)
     page.locator("#clip").set_input_files({"name": "a.flac", "mimeType": "audio/flac", "buffer": OTHER_CLIP})
     page.get_by_label("Consent").fill("cons_1")
