@@ -296,8 +296,8 @@ def test_a_missing_bucket_is_made_only_where_that_is_asked_for(moto_server: S3Se
         with pytest.raises(StoreUnfit) as caught:
             prepare_bucket(settings)
         assert str(caught.value) == (
-            f"SPEAKER_STORE_URL: bucket 'mistyped-bucket' at {moto_server.endpoint} cannot be used: it does not "
-            "exist. SPEAKER_STORE_CREATE_BUCKET=true creates it"
+            f"SPEAKER_STORE_URL: bucket 'mistyped-bucket' at {moto_server.endpoint} cannot be used: it "
+            "does not exist. SPEAKER_STORE_CREATE_BUCKET=true creates it"
         )
 
 
