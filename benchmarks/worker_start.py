@@ -1,5 +1,5 @@
-"""Measures the start of a worker, from `exec` until it serves, beside an interpreter that imports torch and
-transformers and does nothing else.
+"""Measures the start of a worker, from `exec` until it serves, beside an interpreter that imports the same
+encoders with their libraries and does nothing else.
 
 The worker has untrained weights and proofs that a first start has remembered; Valkey and the bucket are on
 this machine. Each run starts both, one after the other. Environment: `START_PROFILES` (comma-separated).
@@ -15,6 +15,7 @@ from pathlib import Path
 from statistics import median
 from subprocess import Popen
 
+from services.extractor_worker.engines.catalogue import BUILT_IN
 from tests.processes import RegistryProcesses
 
 PROFILES = os.environ.get("START_PROFILES", "ecapa-voxceleb")
@@ -22,7 +23,6 @@ RUNS = 5
 GOAL_SECONDS = 5.0
 LIMIT_SECONDS = 300.0
 _WORKER = ("-m", "services.extractor_worker")
-_REFERENCE = ("-c", "import torch, transformers")
 _READY = "worker.ready"
 
 
@@ -62,11 +62,12 @@ def _measured(folder: Path, registry: RegistryProcesses) -> dict[str, list[Taken
         "SPEAKER_EXTRACTOR_CACHE": str(folder / "cache"),
         "SPEAKER_WORKER_BEAT_FILE": str(folder / "beat"),
     }
-    starts: dict[str, list[Taken]] = {f"worker with {PROFILES}": [], "import torch, transformers": []}
+    modules = sorted({BUILT_IN[name].partition(":")[0] for name in PROFILES.split(",")})
+    starts: dict[str, list[Taken]] = {f"worker with {PROFILES}": [], "import of its encoders alone": []}
     worker, reference = starts.values()
     for number in range(RUNS + 1):
         served = _start(_WORKER, folder / "log", environment, _READY)
-        imported = _start(_REFERENCE, folder / "log", environment, "")
+        imported = _start(("-c", f"import {', '.join(modules)}"), folder / "log", environment, "")
         if number:  # the first start makes the proofs and fills the machine's cache of files
             worker.append(served)
             reference.append(imported)

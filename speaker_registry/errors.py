@@ -285,7 +285,7 @@ class ArtifactNotReady(Conflict):
 
 
 class ArtifactStale(Conflict):
-    """The artifact was made by a former encoder, and only one of the current encoder is wanted."""
+    """The artifact was not made by the current encoder, and only one of the current encoder is wanted."""
 
     code = "artifact_stale"
 

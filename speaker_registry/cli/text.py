@@ -69,7 +69,7 @@ def _artifact_table(artifacts: Iterable["ArtifactStatus"]) -> str:
     rows = [
         (
             a.profile,
-            marked(f"{a.state}, former encoder" if a.current is False else a.state, a),
+            marked(f"{a.state}, other encoder" if a.current is False else a.state, a),
             a.digest or "-",
             a.error or a.reason or "-",
         )

@@ -39,14 +39,14 @@ class Artifacts(PlanExecutor):
                 seconds.
             stale_if_error: Return a cached artifact that was confirmed within this many seconds if the
                 registry cannot be reached.
-            require_current: Refuse an artifact of a former encoder, which the registry serves until the
-                profile's current encoder has made one.
+            require_current: Refuse an artifact that the profile's current encoder did not make, which the
+                registry serves until that encoder has made one.
 
         Raises:
             NotFound: There is no such voice, version, alias or profile.
             ArtifactNotReady: The artifact is not ready yet.
             ArtifactFailed: The extraction failed.
-            ArtifactStale: With `require_current`, a former encoder made the artifact.
+            ArtifactStale: With `require_current`, the current encoder did not make the artifact.
             DigestMismatch: The received bytes are damaged.
             InvalidArtifact: The received file is not an artifact, or not the one that was requested.
         """

@@ -96,6 +96,10 @@ def answering(status: int) -> Iterator[str]:
             self.end_headers()
             self.wfile.write(b'{"state": "pending"}')
 
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self.do_GET()
+
         def log_message(self, *_: object) -> None:
             """Log nothing, because the output of a test is for its faults."""
 
@@ -113,11 +117,29 @@ def test_only_an_artifact_is_kept_as_one(status: int, tmp_path: Path):
     [fetch] = [block for block in blocks("bash", "docs/usage.md") if "/file" in block]
     assert fetch.splitlines()[0] in text_of("README.md"), "which shows the same"
     with answering(status) as url:
-        script = fetch.replace(DEFAULT_URL, url).replace("/tmp/", f"{tmp_path}/")
+        script = "version=1\n" + fetch.replace(DEFAULT_URL, url).replace("/tmp/", f"{tmp_path}/")
         done = subprocess.run(["bash", "-c", script], capture_output=True, timeout=30, check=False)
     assert (tmp_path / "wren.safetensors").exists() == (status == 200)
     assert (done.returncode == 0) == (status == 200)
     assert (b"pending" in done.stdout) == (status != 200), "whoever pasted it sees why"
+
+
+def test_the_example_ends_at_an_upload_that_is_refused():
+    """A voice of that name exists already. The example must neither fetch its artifact nor delete it."""
+    [example] = [block for block in blocks("bash", "README.md") if "/file" in block]
+    with answering(409) as url:
+        done = subprocess.run(
+            ["bash", "-c", example.replace(DEFAULT_URL, url)],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=30,
+            check=False,
+        )
+    assert done.returncode != 0
+    assert "the upload was refused" in done.stderr
+    assert '{"state"' in done.stderr, "whoever pasted it sees why"
+    assert "DELETE" not in done.stderr + done.stdout
 
 
 @pytest.mark.parametrize("status", [200, 202, 404])

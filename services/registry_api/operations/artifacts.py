@@ -105,8 +105,8 @@ class FoundArtifact:
             )
         if status.of_former:
             return ArtifactStale(
-                f"The artifact of {what} was made by a former encoder of '{profile}'. Ask without "
-                f"current=true to get it, or extract it again with {again}.",
+                f"The artifact of {what} was not made by the current encoder of '{profile}'. Ask "
+                f"without current=true to get it, or extract it again with {again}.",
                 param="current",
             )
         if self.required:

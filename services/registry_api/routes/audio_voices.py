@@ -4,6 +4,7 @@ Answers have all fields of vLLM-Omni's answers, and further ones of ours.
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Annotated, Any
 
 from fastapi import Query, Request
@@ -47,7 +48,7 @@ from services.registry_api.wire.whole_list import DEFAULT_VOICE, WholeList
 from services.shared.model.status import worst
 from services.shared.registry.profiles import Profiles
 from services.shared.registry.speakers import FoundSpeaker
-from speaker_registry.errors import Unavailable
+from speaker_registry.errors import SpeakerRegistryError, Unavailable
 from speaker_registry.names import DEFAULT, SpeakerName, parse_reference
 from speaker_registry.schemas import CacheStatus, Deleted
 
@@ -239,8 +240,9 @@ def get_cache_status(
     version: CacheVersion = DEFAULT,
 ) -> Response:
     """Get the state of a voice's artifacts, without starting an extraction."""
-    precomputation = _precomputation(services, namespace, name, version, profile)
-    return answer(request, _without_nulls(precomputation.body(precomputation.look())))
+    with _reference_named_version():
+        precomputation = _precomputation(services, namespace, name, version, profile)
+        return answer(request, _without_nulls(precomputation.body(precomputation.look())))
 
 
 @router.post("/{name}/cache", responses=responses("fill_cache"), dependencies=[JOBS_WRITE, COUNTED_IF_FORCED])
@@ -262,9 +264,10 @@ async def fill_cache(
     202 if the artifacts are not ready within `wait` seconds. `force` extracts again and counts as an upload.
     The existing artifact is served until the new one is ready.
     """
-    precomputation = _precomputation(services, namespace, name, version, profile)
-    async with slots.hold():
-        seen = await run_in_threadpool(precomputation.start, force=force)
+    with _reference_named_version():
+        precomputation = _precomputation(services, namespace, name, version, profile)
+        async with slots.hold():
+            seen = await run_in_threadpool(precomputation.start, force=force)
     if not seen.over:
         speaker = str(precomputation.speaker_id)
         with services.access.waiting_requests.hold(caller, namespace):
@@ -282,6 +285,17 @@ async def fill_cache(
         return answer(request, _without_nulls(body))
     headers = {"Retry-After": "1", **({"Location": f"/v1/jobs/{body.job_id}"} if body.job_id else {})}
     return answer(request, _without_nulls(body), status=202, headers=headers)
+
+
+@contextmanager
+def _reference_named_version() -> Iterator[None]:
+    """Name the parameter `version` in errors about it. Other routes have it in their path, as `ref`."""
+    try:
+        yield
+    except SpeakerRegistryError as error:
+        if error.param == "ref":
+            error.param = "version"
+        raise
 
 
 def _without_nulls(body: CacheStatus) -> dict[str, Any]:

@@ -65,6 +65,7 @@ def test_a_version_that_is_not_there_is_named(
         path = f"/v1/audio/voices/{name}/cache"
         answer = registry.client.request(method, path, params={"version": version})
         assert (answer.status_code, answer.json()["error"]["reason"]) == (status, reason)
+        assert answer.json()["error"]["param"] == "version"
         assert f"'{version}'" in answer.json()["error"]["message"] or version == "7"
 
 

@@ -361,6 +361,7 @@ def test_the_last_good_artifact_is_served_until_the_new_one_is_ready(start: Star
     registry.opened.profile_records.current(PROFILE)
     refused = registry.client.get(path, params={"current": True})
     assert error_of(refused) == (409, "artifact_stale")
+    assert "not made by the current encoder" in refused.json()["error"]["message"]
     assert refused.headers["x-should-retry"] == "false"
     assert error_of(registry.client.get(f"{path}/file?current=true")) == (409, "artifact_stale")
     for claimed in (False, True):
