@@ -46,7 +46,7 @@ class Services(Opened):
     campaigns: Campaigns
     limits: UploadLimits
     deleted_grace_seconds: float
-    """A deleted voice can be brought back within this time."""
+    """A deleted voice can be undeleted within this time."""
     access: Access = field(default_factory=Access)
     """By default no keys are required, and every caller may do everything."""
 

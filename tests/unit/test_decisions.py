@@ -107,7 +107,7 @@ def test_a_promotion_stands_between_the_changes_before_and_after_it():
 
 
 def test_promotions_after_its_deletion_do_not_concern_a_voice():
-    """A deleted voice serves nothing, although it can be brought back for a while."""
+    """A deleted voice serves nothing, although it can be undeleted for a while."""
     voice: SpeakerDocument = registered(NOTHING, "v1").following(
         NOTHING, None, at=200, by="k", did="register"
     )

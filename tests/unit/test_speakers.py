@@ -756,7 +756,7 @@ def test_an_upload_whose_bytes_were_swept_is_refused(world: World, registry: Reg
 
 
 def test_what_was_deleted_goes_after_the_grace_period(world: World, registry: Registry) -> None:
-    """Until then it can be brought back, and after it nothing of it is left but marks."""
+    """Until then it can be undeleted, and after it nothing of it is left but marks."""
     registry.register("wren", 1)
     registry.work()
     registry.delete("wren")

@@ -184,7 +184,7 @@ def delete_voice(
 def undelete_voice(
     request: Request, services: ServicesDep, namespace: NamespaceDep, name: VoiceName, caller: CallerDep
 ) -> Response:
-    """Bring back the voice that was deleted last under a name, with its versions, numbers and aliases.
+    """Undelete the voice that was deleted last under a name, with its versions, numbers and aliases.
 
     That is possible until the grace period ends (a day, unless the operator says otherwise) and while nobody
     registered the name again. Artifacts that the voice lacks by now are extracted.
@@ -215,7 +215,7 @@ def list_changes(
     Between them are the promotions of encoders that changed what the voice serves.
 
     Artifacts that workers publish are left out, and so are requests that changed nothing. The history of a
-    deleted voice is kept as long as the voice can be brought back, and is erased with it.
+    deleted voice is kept as long as the voice can be undeleted, and is erased with it.
     """
     before = place_in_history(after)
     document = locate(services.speakers, namespace, name).document
@@ -287,7 +287,7 @@ def delete_one_version(
     """Delete one version by its number. Honours `If-Match`.
 
     A version that an alias points to is refused, unless it is the last one, which takes the voice along. A
-    single version cannot be brought back. A voice whose first version is deleted has another `id` afterwards.
+    single version cannot be undeleted. A voice whose first version is deleted has another `id` afterwards.
     """
 
     def shown(document: SpeakerDocument) -> VoiceVersion:

@@ -555,9 +555,9 @@ def test_a_deleted_voice_is_brought_back(start: Start):
         assert "Voice deleted" in deleted
         part = visitor.get(address, headers={"HX-Request": "true"})
         assert (part.status_code, part.headers["hx-retarget"]) == (404, "#problem")
-        back = visitor.post(*form_of(visitor.get(address).text, "Bring it back"))
+        back = visitor.post(*form_of(visitor.get(address).text, "Undelete it"))
         assert back.url.path == f"/dashboard{address}"
-        assert "Voice brought back" in back.text
+        assert "Voice undeleted" in back.text
         visitor.post(f"{address}/delete")
         registry.upload(name)
         assert visitor.get(address).status_code == 404
@@ -607,7 +607,7 @@ def test_a_key_that_may_only_look_gets_no_button(closed: Registry, name: str):
         assert visitor.get(f"/voices/{name}/about").status_code == 403
         closed.delete(name)
         page = visitor.get(f"/voices/{name}").text.partition("<main")[2]
-        assert "it can be brought back" in page
+        assert "it can be undeleted" in page
         assert "<form" not in page
         assert visitor.post(f"/voices/{name}/undelete").status_code == 403
 
