@@ -134,7 +134,7 @@ async def _voice_name(
     return parse_speaker_name(name)
 
 
-def speaker_meant(services: Services, caller: Caller, namespace: str, voice: str) -> SpeakerId:
+def speaker_named(services: Services, caller: Caller, namespace: str, voice: str) -> SpeakerId:
     """Return the id of the speaker that a query names, by the voice's name or id. It need not exist.
 
     An id is looked up, if necessary in the bucket. So an id without a voice is counted like an unknown name

@@ -510,7 +510,7 @@ def test_the_history_names_the_keys_of_those_who_may_know_them(
             assert "studio <b>" in past
             assert f'title="Key {id_of(studio)}"' in page
             assert_harmless(page)
-        look = closed.keys.look
+        look = closed.keys.read
         monkeypatch.setattr(closed.keys, "recall", lambda _: None)
         assert "studio <b>" in plain(visitor.get(f"/voices/{name}").text)
 
@@ -519,7 +519,7 @@ def test_the_history_names_the_keys_of_those_who_may_know_them(
                 raise Unavailable("The bucket does not answer.", retry_after_seconds=1)
             return look(key_id)
 
-        monkeypatch.setattr(closed.keys, "look", lose)
+        monkeypatch.setattr(closed.keys, "read", lose)
         page = visitor.get(f"/voices/{name}")
         assert (page.status_code, id_of(studio) in plain(page.text)) == (200, True)
 
