@@ -169,7 +169,7 @@ def test_after_a_failure_a_gpu_is_asked_whether_it_still_lives(
     """An illegal access breaks the process's context, so that every later call fails for every clip."""
     lose(monkeypatch, greedy)
     assert is_lost(greedy.device)
-    with pytest.raises(DeviceLost, match="an illegal memory access"), greedy._while_the_device_lives():
+    with pytest.raises(DeviceLost, match="an illegal memory access"), greedy._detecting_device_loss():
         raise ILLEGAL_ACCESS
 
 
@@ -177,10 +177,10 @@ def test_a_clip_s_own_failure_loses_no_device(greedy: Greedy, monkeypatch: pytes
     asked: list[Any] = []
     greedy.device = torch.device("cuda")
     monkeypatch.setattr(torch.cuda, "synchronize", asked.append)
-    with pytest.raises(ZeroDivisionError), greedy._while_the_device_lives():
+    with pytest.raises(ZeroDivisionError), greedy._detecting_device_loss():
         1 / 0  # noqa: B018
     assert asked == [greedy.device]
-    with pytest.raises(ExtractorFailed), greedy._while_the_device_lives():
+    with pytest.raises(ExtractorFailed), greedy._detecting_device_loss():
         raise ExtractorFailed("said by the extractor itself")
     assert asked == [greedy.device]
 
