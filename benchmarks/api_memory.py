@@ -31,7 +31,7 @@ class Memory:
         return cls(sum(one.rss for one in full) / 2**20, sum(one.pss for one in full) / 2**20)
 
 
-def look(pid: int) -> tuple[Memory, Memory, int]:
+def memory_now(pid: int) -> tuple[Memory, Memory, int]:
     """Return the memory of the API process, that of its decoding processes together, and their number."""
     time.sleep(SETTLED_SECONDS)
     api = psutil.Process(pid)
@@ -40,18 +40,18 @@ def look(pid: int) -> tuple[Memory, Memory, int]:
 
 
 def main() -> bool:
-    """Print the table. Returns whether the goal is reached. It is for RSS after the start."""
+    """Print the table. Returns whether the goal is reached. The goal is for RSS after the start."""
     clip = CLIP.read_bytes()
     with (
         tempfile.TemporaryDirectory() as folder,
         RegistryProcesses(Path(folder), environment={}) as registry,
     ):
         pid = registry.apis[0].pid or 0
-        seen = {"after its start": look(pid)}
+        seen = {"after its start": memory_now(pid)}
         caller = Caller(registry.urls[0])
         for number in range(UPLOADS):
             upload(caller, f"voice-{number}", clip)
-        seen[f"after {UPLOADS} uploads"] = look(pid)
+        seen[f"after {UPLOADS} uploads"] = memory_now(pid)
     print("| MiB | API: RSS | PSS | decoding: RSS | PSS | processes |\n|---|---|---|---|---|---|")
     for when, (api, decoding, count) in seen.items():
         figures = (api.rss, api.pss, decoding.rss, decoding.pss, count)

@@ -25,7 +25,7 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """One request. `kind` is what it is counted as. `keep` keeps the body of its answer."""
+    """One request. Results are grouped by `kind`. With `keep`, the body of its answer is kept."""
 
     kind: str
     head: str

@@ -25,19 +25,19 @@ AT_ONCE = 4
 
 @dataclass(frozen=True)
 class Asked:
-    """A kind of request. `at_once` is the number of them that run at the same time, and `beside` the path of
-    the request that it is compared with.
+    """A kind of request. `at_once` is the number of them that run at the same time, and `compared_with` is
+    the path of the request that it is compared with.
     """
 
     name: str
     path: str
-    beside: str
+    compared_with: str
     times: int = TIMES
     at_once: int = 1
     revalidated: bool = False
 
 
-def everything() -> Iterator[Asked]:
+def all_requests() -> Iterator[Asked]:
     """Yield the requests. Those that others are compared with come first."""
     one, many = "/v1/voices/clip", "/v1/voices/many"
     file = f"versions/1/artifacts/{PROFILE}/file"
@@ -80,7 +80,7 @@ def seen(client: httpx.Client, memory: PeakMemory, asked: Asked) -> Seen:
             answer.raise_for_status()
         return time.perf_counter() - began
 
-    memory.forget()
+    memory.reset()
     with ThreadPoolExecutor(asked.at_once) as pool:
         seconds = list(pool.map(once, range(asked.times * asked.at_once)))
     return Seen(median(seconds), len(known.content), memory.mib())
@@ -90,7 +90,7 @@ def table(found: Sequence[tuple[Asked, Seen]]) -> str:
     by_path = {asked.path: one.seconds for asked, one in reversed(found)}
     lines = ["| request | median ms | ratio | body, kB | API, at most: MiB |", "|---|---|---|---|---|"]
     for asked, one in found:
-        ratio = one.seconds / by_path[asked.beside]
+        ratio = one.seconds / by_path[asked.compared_with]
         cells = [
             f"{1e3 * one.seconds:.1f}",
             f"{ratio:.1f}",
@@ -107,5 +107,5 @@ def main() -> bool:
         head = {"Authorization": f"Bearer {keys[BAD]}"}
         memory = PeakMemory(registry.apis[0])
         with httpx.Client(base_url=registry.urls[0], headers=head, timeout=60) as client:
-            print(table([(asked, seen(client, memory, asked)) for asked in everything()]))
+            print(table([(asked, seen(client, memory, asked)) for asked in all_requests()]))
     return True

@@ -1,7 +1,7 @@
 """Measures what three tenants notice of a fourth that behaves badly, at one API process.
 
-The three fetch and list at a fixed rate, each with a key and voices of its own. The fourth does one bad
-thing in each phase, as fast as answers come. Before each such phase there is one in which the fourth does
+The three fetch and list at a fixed rate, each with a key and voices of its own. The fourth misbehaves in one
+way in each phase, as fast as answers come. Before each such phase there is one in which the fourth does
 nothing, so each phase is compared with what the machine could do just then. After it, the fourth does the
 same to a server that answers everything with 204: what is slower then is slower because callers and registry
 share the processors. The kernel reports the peak of the API process' resident memory in a phase (`VmHWM`).
@@ -52,7 +52,7 @@ PER_SECOND = float(os.environ.get("NEIGHBOURS_PER_SECOND", "40"))
 """Requests of the three others together."""
 MANY_VOICES = int(os.environ.get("NEIGHBOURS_VOICES", "20000"))
 ONLY = os.environ.get("NEIGHBOURS_ONLY", "")
-"""Text that selects the bad things (`THINGS`) whose method has it in its name. All are done by default."""
+"""Text that selects those `MISBEHAVIOURS` whose method has it in its name. By default all are selected."""
 MANY_VERSIONS = 200
 TEXT = "word " * 800
 LONG_TEXTS = {
@@ -100,8 +100,8 @@ def others(url: str, keys: Mapping[str, str]) -> Load:
 
 
 @dataclass
-class Fourth:
-    """The bad things of the fourth tenant. Each method goes on until it is canceled. `statuses` counts the
+class MisbehavingTenant:
+    """The misbehaviours of the fourth tenant. Each method goes on until it is canceled. `statuses` counts the
     statuses of the answers; 0 means no answer.
     """
 
@@ -169,11 +169,11 @@ class Fourth:
             self.statuses[answer.status_code] += 1
 
 
-THINGS = {
+MISBEHAVIOURS = {
     "reads of a voice with 200 versions of 4 KB, 16 callers": "versions",
     "lists of all of its voices, 4 callers": "whole_lists",
     "searches, 8 callers": "searches",
-    "600 long polls for what nobody makes": "long_polls",
+    "600 long polls for an artifact that nobody makes": "long_polls",
     "forced extractions, 8 callers": "forced",
     "200 uploads that never end": "endless_uploads",
     "uploads with 60 KB of texts, to one voice and to new ones, 8 callers": "registers",
@@ -181,13 +181,13 @@ THINGS = {
 
 
 def misbehave(url: str, key: str, what: str) -> "Counter[int]":
-    """Do one bad thing, in a process of its own, and return the statuses of the answers."""
+    """Misbehave in one way, in a process of its own, and return the statuses of the answers."""
 
     async def main() -> "Counter[int]":
         limits = httpx.Limits(max_connections=None)
         head = {"Authorization": f"Bearer {key}"}
         async with httpx.AsyncClient(base_url=url, headers=head, timeout=60, limits=limits) as client:
-            fourth = Fourth(client)
+            fourth = MisbehavingTenant(client)
             with suppress(TimeoutError):
                 seconds = _BEGINS_SECONDS + SECONDS + _ENDS_SECONDS
                 await asyncio.wait_for(getattr(fourth, what)(), seconds)
@@ -196,7 +196,7 @@ def misbehave(url: str, key: str, what: str) -> "Counter[int]":
     return asyncio.run(main())
 
 
-# -- a server that has nothing to do
+# -- a server that does no work
 
 
 class _NoContent(asyncio.Protocol):
@@ -210,7 +210,7 @@ class _NoContent(asyncio.Protocol):
         self._transport.write(b"HTTP/1.1 204 No Content\r\n\r\n" * data.count(b" HTTP/1.1\r\n"))
 
 
-def answer_nothing(port: int) -> None:
+def serve_no_content(port: int) -> None:
     """Serve 204 to everything until the process is ended."""
 
     async def main() -> None:
@@ -223,7 +223,7 @@ def answer_nothing(port: int) -> None:
 @contextmanager
 def trivial_server() -> Iterator[str]:
     port = free_port()
-    process = get_context("spawn").Process(target=answer_nothing, args=(port,), daemon=True)
+    process = get_context("spawn").Process(target=serve_no_content, args=(port,), daemon=True)
     process.start()
     try:
         yield f"http://127.0.0.1:{port}"
@@ -232,7 +232,7 @@ def trivial_server() -> Iterator[str]:
         process.join()
 
 
-# -- what there is
+# -- the data
 
 
 @contextmanager
@@ -327,8 +327,8 @@ class Seen:
     def failures(self) -> str:
         """Return the failures by status. 0 means that the connection broke."""
         statuses = Counter(answer.status for answer in self.answers if answer.status not in SERVED)
-        told = [f"{many} × {status}" for status, many in sorted(statuses.items())]
-        return ", ".join(told + [f"{self.unsent} unsent"] * bool(self.unsent)) or "0"
+        counts = [f"{many} × {status}" for status, many in sorted(statuses.items())]
+        return ", ".join(counts + [f"{self.unsent} unsent"] * bool(self.unsent)) or "0"
 
     def goal_reached(self, alone: "Seen") -> bool:
         return len(self.served) == len(self.answers) + self.unsent and self.p99 <= GOAL_RATIO * alone.p99
@@ -340,12 +340,12 @@ class PeakMemory:
     def __init__(self, child: ManagedProcess) -> None:
         self._process = Path(f"/proc/{child.pid}")
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         (self._process / "clear_refs").write_text("5")
 
     def mib(self) -> float:
-        (told,) = re.findall(r"VmHWM:\s+(\d+) kB", (self._process / "status").read_text())
-        return int(told) / 1024
+        (kibibytes,) = re.findall(r"VmHWM:\s+(\d+) kB", (self._process / "status").read_text())
+        return int(kibibytes) / 1024
 
 
 class Phases:
@@ -358,14 +358,14 @@ class Phases:
         self._url, self._trivial, self._keys, self._pool = url, trivial, keys, pool
 
     def alone(self, into: Seen) -> None:
-        self._memory.forget()
+        self._memory.reset()
         into.add(self._others(), Counter(), self._memory.mib())
 
     def beside(self, what: str, into: Seen, *, trivial: bool = False) -> None:
-        self._memory.forget()
+        self._memory.reset()
         url = self._trivial if trivial else self._url
         bad = self._pool.submit(misbehave, url, self._keys[BAD], what)
-        time.sleep(_BEGINS_SECONDS)  # until it is at it
+        time.sleep(_BEGINS_SECONDS)  # until the fourth has begun
         load = self._others()
         into.add(load, bad.result(), self._memory.mib())
 
@@ -411,9 +411,11 @@ def _rates(seen: Seen) -> Iterator[float]:
 
 def main() -> bool:
     """Print the table. Returns whether the goals are reached."""
-    things = {name: what for name, what in THINGS.items() if ONLY in what}
-    if not things:
-        raise SystemExit(f"NEIGHBOURS_ONLY is {ONLY!r}; accepted: a part of {', '.join(THINGS.values())}.")
+    selected = {name: what for name, what in MISBEHAVIOURS.items() if ONLY in what}
+    if not selected:
+        raise SystemExit(
+            f"NEIGHBOURS_ONLY is {ONLY!r}; accepted: a part of {', '.join(MISBEHAVIOURS.values())}."
+        )
     with (
         tenants() as (registry, keys),
         trivial_server() as trivial,
@@ -421,9 +423,9 @@ def main() -> bool:
     ):
         phases = Phases(registry.apis[0], registry.urls[0], trivial, keys, pool)
         phases.alone(Seen())  # warm
-        seen = {name: (Seen(), Seen(), Seen()) for name in things}
+        seen = {name: (Seen(), Seen(), Seen()) for name in selected}
         for _ in range(ROUNDS):
-            for name, what in things.items():
+            for name, what in selected.items():
                 alone, meanwhile, control = seen[name]
                 phases.alone(alone)
                 phases.beside(what, meanwhile)

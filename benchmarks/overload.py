@@ -110,7 +110,7 @@ def _generate(
 
 
 def lost(registry: RegistryProcesses, load: Load) -> list[str]:
-    """Return the voices whose upload was acknowledged and that are not there."""
+    """Return the voices whose upload was acknowledged and that are missing."""
     acknowledged = [
         json.loads(answer.body)["voice"]["name"]
         for answer in load.of(200)
@@ -173,9 +173,9 @@ def overload(registry: RegistryProcesses, generator: Generator) -> tuple[float, 
     twice = generator.run(capacity * 2, SECONDS, 1000)
     print(row("twice that", capacity * 2, twice), flush=True)
     after = generator.run(capacity / 2, SECONDS, 256)
-    print(row("half again, at once after it", capacity / 2, after), flush=True)
-    gone = [name for load in (full, half, twice, after) for name in lost(registry, load)]
-    print(f"\nAcknowledged uploads that are not there afterwards: {len(gone)}.")
+    print(row("half of that again, directly afterwards", capacity / 2, after), flush=True)
+    missing = [name for load in (full, half, twice, after) for name in lost(registry, load)]
+    print(f"\nAcknowledged uploads that are missing afterwards: {len(missing)}.")
     refused = twice.of(*REFUSED)
     soon = sum(answer.seconds <= GOAL_REFUSAL_SECONDS for answer in refused)
     print(f"Of {len(refused)} refusals at twice the rate, {soon} came within {GOAL_REFUSAL_SECONDS} s.")
@@ -184,8 +184,10 @@ def overload(registry: RegistryProcesses, generator: Generator) -> tuple[float, 
         what
         for what, missed in {
             "refusals take too long": p99_seconds(twice.of(*REFUSED)) > GOAL_REFUSAL_SECONDS,
-            "something acknowledged is gone": bool(gone),
-            "some are neither served nor refused": any(_other(load) for load in (half, twice, after)),
+            "an acknowledged upload is missing": bool(missing),
+            "some requests are neither served nor refused": any(
+                _other(load) for load in (half, twice, after)
+            ),
             "it does not recover": after.rate(*SERVED) < GOAL_RECOVERED * capacity / 2,
         }.items()
         if missed
@@ -205,12 +207,12 @@ def p99_seconds(answers: Sequence[Answer]) -> float:
 def soak(registry: RegistryProcesses, generator: Generator, capacity: float) -> list[str]:
     """Measure memory minute by minute. Returns the goals that were missed."""
     shown = [resident(registry)]
-    gone: list[str] = []
+    missing: list[str] = []
     for _ in range(round(MINUTES)):
         began = time.monotonic()
         load = generator.run(capacity / 2, 60, 64)
         shown.append(resident(registry))
-        gone += lost(registry, load)
+        missing += lost(registry, load)
         served, refused = load.rate(*SERVED), load.rate(*REFUSED)
         print(
             f"{served:,.0f}/s served, {refused:,.0f}/s refused, {_other(load)} other, {shown[-1]:.0f} MiB "
@@ -218,10 +220,10 @@ def soak(registry: RegistryProcesses, generator: Generator, capacity: float) -> 
             flush=True,
         )
     print(f"\nMiB of both API processes and their decoders: {', '.join(f'{one:.0f}' for one in shown)}")
-    print(f"Acknowledged uploads that are not there afterwards: {len(gone)}.")
-    steady = shown[len(shown) // 3 :]  # until then caches fill
+    print(f"Acknowledged uploads that are missing afterwards: {len(missing)}.")
+    steady = shown[len(shown) // 3 :]  # caches fill in the first third
     growing = len(steady) > 1 and steady[-1] > GOAL_GROWTH * steady[0]
-    return ["memory grows"] * growing + ["something acknowledged is gone"] * bool(gone)
+    return ["memory grows"] * growing + ["an acknowledged upload is missing"] * bool(missing)
 
 
 def main() -> bool:

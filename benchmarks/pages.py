@@ -1,7 +1,7 @@
 """Measures the pages for people: each with 100 and with 100,000 voices, and what fifty open dashboards cost.
 
 Both numbers of voices are in one registry, in namespaces of their own, and each page is asked for in turn in
-one and the other, so that what else the machine does slows both alike. Every voice has a version, an artifact
+one and the other, so that other load on the machine slows both alike. Every voice has a version, an artifact
 and the record of its job. All but one of each namespace are copies that are written into Redis only, because
 pages read nothing else. An open dashboard asks for its live region as often as its page says. Environment:
 `PAGES_VOICES`, `PAGES_DASHBOARDS`, `PAGES_TIMES`.
@@ -56,7 +56,7 @@ ADDRESSES = {
 }
 _LIVE = {"overview": "", "jobs": "/jobs", "profiles": "/profiles"}
 _KEPT_SECONDS = LONG_KEPT_SECONDS + 0.1
-"""After this, the overview counts everything anew."""
+"""After this many seconds, the overview counts everything again."""
 _STEP = 200
 """Voices that are copied at once."""
 
@@ -197,7 +197,7 @@ def _seen(
         for which, http in enumerate((few, many)):
             before, began = _busy(registry), time.perf_counter()
             http.get(f"{PAGES}{path}").raise_for_status()
-            if number or pause:  # the first one fills caches
+            if number or pause:  # the first request fills caches
                 walls[which].append(time.perf_counter() - began)
                 busy[which].append(_busy(registry) - before)
     return Seen((median(walls[0]), median(walls[1])), (median(busy[0]), median(busy[1])))
@@ -226,15 +226,15 @@ def _cores(registry: RegistryProcesses, http: httpx.Client, path: str) -> float:
     assert found, "the page has a live region"
     every = int(found[1])
     head = {"HX-Request": "true", "HX-Target": "live"}
-    _ask_as_often(http, path, head, every, seconds=2)
+    _request_evenly(http, path, head, every, seconds=2)
     before = _processor_seconds(registry.apis[0].pid)
-    asked = _ask_as_often(http, path, head, every, seconds=2 * _KEPT_SECONDS)
+    asked = _request_evenly(http, path, head, every, seconds=2 * _KEPT_SECONDS)
     # On a busy machine fewer requests are sent than are due.
     return (_processor_seconds(registry.apis[0].pid) - before) / asked * DASHBOARDS / every
 
 
-def _ask_as_often(http: httpx.Client, path: str, head: dict[str, str], every: int, seconds: float) -> int:
-    """Ask as all dashboards do, at even intervals, and return the number of requests."""
+def _request_evenly(http: httpx.Client, path: str, head: dict[str, str], every: int, seconds: float) -> int:
+    """Send the requests of all dashboards at even intervals, and return the number of requests."""
     began, asked = time.perf_counter(), 0
     while (now := time.perf_counter() - began) < seconds:
         if asked * every / DASHBOARDS > now:

@@ -47,7 +47,7 @@ def qwen3_tts(width: int, device: str) -> Extract:
 
 def fish_speech(device: str) -> Extract:
     """fish-speech 0.1.0, with the sizes of its own configuration. Its codec includes its decoder."""
-    import_module("tools.make_fish_speech_goldens").stand_in_for_what_is_not_needed()
+    import_module("tools.make_fish_speech_goldens").replace_unneeded_packages()
     library = import_module("fish_speech.models.dac.modded_dac")
     rvq = import_module("fish_speech.models.dac.rvq")
     shared = {"n_local_heads": -1, "head_dim": 64, "rope_base": 10_000, "norm_eps": 1e-5}
@@ -84,7 +84,7 @@ def fish_speech(device: str) -> Extract:
 
 def audio8(device: str) -> Extract:
     """vLLM-Omni's copy of Audio8's codec."""
-    import_module("tools.make_fish_speech_goldens").stand_in_for_what_is_not_needed()
+    import_module("tools.make_fish_speech_goldens").replace_unneeded_packages()
     library = import_module("vllm_omni.model_executor.models.audio8_tts.codec")
     return codes_with_lengths(library.build_arktts_codec(), device)
 
@@ -179,7 +179,7 @@ def ecapa(device: str) -> Extract:
     """SpeechBrain."""
     maker = import_module("tools.make_ecapa_voxceleb_goldens")
     model = maker.ECAPA_TDNN(80, **maker.PUBLISHED).eval()
-    maker.make_norms_matter(model)
+    maker.randomize_norms(model)
     classifier = maker.classifier(model, device)
     return lambda samples: classifier.encode_batch(torch.from_numpy(samples)[None]).cpu()
 

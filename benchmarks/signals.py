@@ -25,7 +25,7 @@ GOAL_RATIO = 0.5
 BARE, METRICS, LOG, TRACE = "nothing else", "with metrics", "… and a line in the log", "… and a span"
 
 
-class Nowhere(SpanProcessor):
+class DiscardingProcessor(SpanProcessor):
     """Drops finished spans. Another thread would send them."""
 
     def on_end(self, span: ReadableSpan) -> None:
@@ -34,17 +34,17 @@ class Nowhere(SpanProcessor):
 
 def main() -> bool:
     """Print the table. Returns whether metrics and log together cost no more than the goal."""
-    seconds = {what: in_a_process_of_its_own(what) for what in (BARE, METRICS, LOG, TRACE)}
+    seconds = {what: measure_in_new_process(what) for what in (BARE, METRICS, LOG, TRACE)}
     print("| a request to a route that does nothing | µs | added | ratio |\n|---|---|---|---|")
     for what, one in seconds.items():
         added, ratio = (one - seconds[BARE]) * 1e6, one / seconds[BARE]
         print(f"| {what} | {one * 1e6:.1f} | {added:.1f} | {ratio:.2f} |")
-    off = best(lambda: seconds_of_calls(span_of_nothing))
+    off = best(lambda: seconds_of_calls(empty_span))
     print(f"\nA span where traces are off: {off * 1e6:.2f} µs.")
     return seconds[LOG] / seconds[BARE] <= 1 + GOAL_RATIO
 
 
-def in_a_process_of_its_own(what: str) -> float:
+def measure_in_new_process(what: str) -> float:
     """Measure in a new process, because the log can be configured only once in a process."""
     command = [sys.executable, "-m", "benchmarks.signals", what]
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, check=True)
@@ -56,7 +56,7 @@ def measure(what: str) -> float:
     configure_logs("INFO" if what in {LOG, TRACE} else "WARNING")
     if what == TRACE:
         provider = TracerProvider(shutdown_on_exit=False)
-        provider.add_span_processor(Nowhere())
+        provider.add_span_processor(DiscardingProcessor())
         tracing.use(OpenTelemetry(provider))
     route = plain_route()
     app = RequestIds(route if what == BARE else RequestSignals(route))
@@ -76,11 +76,11 @@ def plain_route() -> ASGIApp:
 async def one_round(app: ASGIApp) -> float:
     began = time.process_time()
     for _ in range(REQUESTS):
-        await app(asked(), receive, send)
+        await app(request_scope(), receive, send)
     return (time.process_time() - began) / REQUESTS
 
 
-def asked() -> Scope:
+def request_scope() -> Scope:
     headers = [(b"host", b"registry"), (b"accept", b"*/*"), (b"user-agent", b"bench")]
     target = {"path": "/voices", "raw_path": b"/voices", "query_string": b"", "root_path": ""}
     kind = {"type": "http", "method": "GET", "http_version": "1.1", "scheme": "http"}
@@ -95,7 +95,7 @@ async def send(_: Message) -> None:
     pass
 
 
-def span_of_nothing() -> None:
+def empty_span() -> None:
     with tracing.span("store.get", kind="client"):
         pass
 

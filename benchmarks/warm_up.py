@@ -30,7 +30,7 @@ CLIPS = 10
 SECONDS = 10.0
 LIMIT_SECONDS = 600.0
 GOAL = 1.15
-"""Largest ratio of the first to the tenth clip. Two clips in a row differ by about as much."""
+"""Largest ratio of the first to the tenth clip. Two clips in succession differ by about as much."""
 
 
 def measure(profile: str, device: str, warm: str) -> None:

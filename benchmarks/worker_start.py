@@ -27,8 +27,8 @@ _READY = "worker.ready"
 
 
 @dataclass(frozen=True)
-class Taken:
-    """The seconds that a start took: on the clock, and of processors."""
+class StartTime:
+    """The wall time and the processor time of a start, in seconds."""
 
     wall: float
     processor: float
@@ -53,7 +53,7 @@ def main() -> bool:
     return worker.wall <= GOAL_SECONDS
 
 
-def _measured(folder: Path, registry: RegistryProcesses) -> dict[str, list[Taken]]:
+def _measured(folder: Path, registry: RegistryProcesses) -> dict[str, list[StartTime]]:
     environment = os.environ | {
         "SPEAKER_STORE_URL": registry.bucket.as_uri(),
         "SPEAKER_REDIS_URL": registry.valkey.url,
@@ -63,7 +63,7 @@ def _measured(folder: Path, registry: RegistryProcesses) -> dict[str, list[Taken
         "SPEAKER_WORKER_BEAT_FILE": str(folder / "beat"),
     }
     modules = sorted({BUILT_IN[name].partition(":")[0] for name in PROFILES.split(",")})
-    starts: dict[str, list[Taken]] = {f"worker with {PROFILES}": [], "import of its encoders alone": []}
+    starts: dict[str, list[StartTime]] = {f"worker with {PROFILES}": [], "import of its encoders alone": []}
     worker, reference = starts.values()
     for number in range(RUNS + 1):
         served = _start(_WORKER, folder / "log", environment, _READY)
@@ -74,7 +74,7 @@ def _measured(folder: Path, registry: RegistryProcesses) -> dict[str, list[Taken
     return starts
 
 
-def _start(words: tuple[str, ...], log: Path, environment: dict[str, str], ready: str) -> Taken:
+def _start(words: tuple[str, ...], log: Path, environment: dict[str, str], ready: str) -> StartTime:
     """Run a process until it has logged `ready`, or has ended if that is empty, and end it."""
     with log.open("wb") as output:
         began = time.monotonic()
@@ -89,7 +89,7 @@ def _start(words: tuple[str, ...], log: Path, environment: dict[str, str], ready
         process.returncode = os.waitstatus_to_exitcode(status)
     if ended == bool(ready):
         raise RuntimeError(log.read_text())
-    return Taken(wall, usage.ru_utime + usage.ru_stime)
+    return StartTime(wall, usage.ru_utime + usage.ru_stime)
 
 
 def _has_ended(pid: int) -> bool:
@@ -97,8 +97,8 @@ def _has_ended(pid: int) -> bool:
     return os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
 
-def _median(runs: list[Taken]) -> Taken:
-    return Taken(median(run.wall for run in runs), median(run.processor for run in runs))
+def _median(runs: list[StartTime]) -> StartTime:
+    return StartTime(median(run.wall for run in runs), median(run.processor for run in runs))
 
 
 if __name__ == "__main__":

@@ -147,7 +147,7 @@ class FailingRegistry(OpenedRegistry):
         waiting = list(names)
         for _ in range(9):
             self.pass_time(2)
-            waiting = [name for name in waiting if self.keeper.look_at(id_of(name)) is not None]
+            waiting = [name for name in waiting if self.keeper.check(id_of(name)) is not None]
             if not waiting:
                 return
             for name in waiting:

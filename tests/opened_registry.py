@@ -71,7 +71,7 @@ class OpenedRegistry:
         self.speakers, self.jobs = self.opened.speakers, self.opened.jobs
         self.view, self.redis = self.speakers.view, self.opened.generation.plain
         self.worker = StandIn(self.opened)
-        self.opened.generation.look()
+        self.opened.generation.check()
 
     def close(self) -> None:
         self.opened.close()

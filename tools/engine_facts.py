@@ -1,9 +1,9 @@
-"""Write into each page of `docs/engines/` what the code knows of that engine: tensors, weights, batches, ways
-to the engine, how exactness is proven, and licences.
+"""Writes into each page of `docs/engines/` the facts that the code has about that engine: tensors, weights,
+batches, ways into the engine, how exactness is proven, and licences.
 
 .venv/bin/python -m tools.engine_facts
 
-What a page says besides that is written by hand, above these sections.
+The rest of each page, above these sections, is written by hand.
 """
 
 import importlib
@@ -94,16 +94,16 @@ def facts_on(text: str) -> str:
 def facts(page: Page) -> str:
     """Return the sections about a page's profiles, as Markdown."""
     profiles = [BUILT_IN[name] for name in page.profiles]
-    sections = [_held(profiles), _needed(profiles), _delivered(profiles[0])]
+    sections = [_artifact_section(profiles), _requirements_section(profiles), _ways_section(profiles[0])]
     if page.checkpoint:
-        sections.append(_proven(page, profiles))
-    return "\n".join(line for section in [*sections, _licence(profiles)] for line in section)
+        sections.append(_proof_section(page, profiles))
+    return "\n".join(line for section in [*sections, _licence_section(profiles)] for line in section)
 
 
-def _held(profiles: Sequence[Profile]) -> Iterator[str]:
+def _artifact_section(profiles: Sequence[Profile]) -> Iterator[str]:
     yield "## What an artifact holds\n"
     rows = [
-        (f"`{profile.name}`", f"`{name}`", spec.dtype, _shape(spec), _values(spec), _when(spec))
+        (f"`{profile.name}`", f"`{name}`", spec.dtype, _shape(spec), _values(spec), _presence(spec))
         for profile in profiles
         for name, spec in profile.tensors.items()
     ]
@@ -125,13 +125,13 @@ def _values(spec: TensorSpec) -> str:
     return f"{text}; {sizes[-1] - 1} at most after the first book" if sizes else text
 
 
-def _when(spec: TensorSpec) -> str:
+def _presence(spec: TensorSpec) -> str:
     if spec.needs_ref_text:
         return "if the voice has a transcript"
     return "always" if spec.required else "if the voice has a clip"
 
 
-def _needed(profiles: Sequence[Profile]) -> Iterator[str]:
+def _requirements_section(profiles: Sequence[Profile]) -> Iterator[str]:
     yield "## What it needs\n"
     if profiles[0].not_extractable:
         yield f"No worker makes it: {profiles[0].not_extractable}.\n"
@@ -162,13 +162,13 @@ def _computed(extractor: Any) -> Iterator[str]:
         yield "Clips are encoded one at a time, on a GPU as well.\n"
 
 
-def _delivered(profile: Profile) -> Iterator[str]:
+def _ways_section(profile: Profile) -> Iterator[str]:
     yield "## Ways into vLLM-Omni\n"
     rows = [(way, "yes" if profile.model_type in types else "no") for way, types in _WAYS.items()]
     yield from _table(("way", f"`{profile.model_type}`"), rows)
 
 
-def _proven(page: Page, profiles: Sequence[Profile]) -> Iterator[str]:
+def _proof_section(page: Page, profiles: Sequence[Profile]) -> Iterator[str]:
     yield "## How that is proven\n"
     yield (
         f"`tests/unit/extractors/{page.tests}` compares the encoder with {_references(page)}, on a "
@@ -206,7 +206,7 @@ def _limits(limits: Limits, kinds: set[str]) -> Iterator[str]:
         yield f"the relative error of other numbers is at most {limits.relative_error:.0e}"
 
 
-def _licence(profiles: Sequence[Profile]) -> Iterator[str]:
+def _licence_section(profiles: Sequence[Profile]) -> Iterator[str]:
     yield "## Licence of the weights\n"
     rows = [
         (f"`{profile.name}`", profile.weights.licence, profile.weights.notes or "–") for profile in profiles

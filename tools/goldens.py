@@ -104,15 +104,15 @@ class Decisions:
             count: the number of look-ups to count. The default is all.
         """
         assert len(self._distances) == len(exact._distances)
-        still = torch.ones(len(self._distances[0]), dtype=torch.bool)
-        certain = torch.zeros(len(still), dtype=torch.uint8)
-        for computed, true in list(zip(self._distances, exact._distances, strict=True))[:count]:
-            nearest = true.topk(2, largest=False).indices  # [T, 2]
-            lead = _lead(true, nearest)
+        all_certain = torch.ones(len(self._distances[0]), dtype=torch.bool)
+        certain = torch.zeros(len(all_certain), dtype=torch.uint8)
+        for computed, exact_one in list(zip(self._distances, exact._distances, strict=True))[:count]:
+            nearest = exact_one.topk(2, largest=False).indices  # [T, 2]
+            lead = _lead(exact_one, nearest)
             error = (_lead(computed, nearest) - lead).abs()
-            if still.any():
-                still &= lead > SAFETY * error[still].max()
-            certain += still.to(torch.uint8)
+            if all_certain.any():
+                all_certain &= lead > SAFETY * error[all_certain].max()
+            certain += all_certain.to(torch.uint8)
         return certain.numpy()
 
 

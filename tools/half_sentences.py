@@ -33,7 +33,7 @@ class Docstring(NamedTuple):
 
     @property
     def is_half_a_sentence(self) -> bool:
-        """Whether the first word is one that completes the name above."""
+        """Return whether the first word is one that completes the name above."""
         first = self.text.split(maxsplit=1)[0].strip("\"'`*(,:;.")
         return first.lower() in _OPENINGS.split()
 
@@ -51,7 +51,7 @@ def docstrings(paths: Sequence[Path]) -> Iterator[Docstring]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print each half sentence with its place, and their share. Return the exit status, which is 0."""
+    """Print each half sentence with its file and line, and their share. Returns the exit status 0."""
     found = list(docstrings([Path(one) for one in arguments] or [ROOT / name for name in CHECKED]))
     halves = [one for one in found if one.is_half_a_sentence]
     for one in halves:

@@ -7,7 +7,7 @@ from services.shared.model.published_weights import published_weights
 
 
 def table() -> str:
-    """Markdown, a row a profile."""
+    """Return the table as Markdown, with one row for each profile."""
     rows = ["| profile | weights | licence | to be known |", "|---|---|---|---|"]
     for profile, weights in sorted(published_weights().items()):
         notes = weights.notes or "–"

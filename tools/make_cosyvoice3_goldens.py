@@ -124,7 +124,7 @@ def as_published(model: S3TokenizerV3) -> onnx.ModelProto:
         graph.node(
             "Conv",
             f"/{name}/Conv",
-            ["x", graph.kept(f"onnx::Conv_{name}", weight), graph.kept(f"{name}.bias", bias)],
+            ["x", graph.add_tensor(f"onnx::Conv_{name}", weight), graph.add_tensor(f"{name}.bias", bias)],
         )
     for block in range(TOKENIZER_CONFIG.n_audio_layer):
         graph.block(
@@ -132,7 +132,7 @@ def as_published(model: S3TokenizerV3) -> onnx.ModelProto:
         )
     last = {kind: state[f"quantizer._codebook.project_down.{kind}"] for kind in ("weight", "bias")}
     graph.linear(
-        "quantizer/project_in", last["weight"], graph.kept("quantizer.project_in.bias", last["bias"])
+        "quantizer/project_in", last["weight"], graph.add_tensor("quantizer.project_in.bias", last["bias"])
     )
     return graph.model()
 
@@ -142,19 +142,19 @@ class Graph:
         self.nodes: list[onnx.NodeProto] = []
         self.tensors: list[onnx.TensorProto] = []
 
-    def kept(self, name: str, array: np.ndarray) -> str:
+    def add_tensor(self, name: str, array: np.ndarray) -> str:
         self.tensors.append(numpy_helper.from_array(np.ascontiguousarray(array), name))
         return name
 
-    def invented(self, operation: str, array: np.ndarray) -> str:
+    def add_unnamed(self, operation: str, array: np.ndarray) -> str:
         """Add a tensor under a name like those that exporters invent for tensors that they have changed."""
-        return self.kept(f"onnx::{operation}_{1000 + len(self.tensors)}", array)
+        return self.add_tensor(f"onnx::{operation}_{1000 + len(self.tensors)}", array)
 
     def node(self, operation: str, name: str, inputs: list[str]) -> None:
         self.nodes.append(helper.make_node(operation, inputs, [f"{name}_output_0"], name=name))
 
     def linear(self, name: str, weight: np.ndarray, bias: str | None) -> None:
-        self.node("MatMul", f"/{name}/MatMul", ["x", self.invented("MatMul", weight.T)])
+        self.node("MatMul", f"/{name}/MatMul", ["x", self.add_unnamed("MatMul", weight.T)])
         if bias is not None:
             self.node("Add", f"/{name}/Add", [bias, f"/{name}/MatMul_output_0"])
 
@@ -170,12 +170,14 @@ class Graph:
             )
             self.node("Add", f"{place}/Add", ["x", f"{place}/epsilon"])
             self.node(
-                "Mul", f"{place}/Mul", ["x", self.kept(f"{name}.{norm}.weight", state[f"{norm}.weight"])]
+                "Mul",
+                f"{place}/Mul",
+                ["x", self.add_tensor(f"{name}.{norm}.weight", state[f"{norm}.weight"])],
             )
             self.node(
                 "Add",
                 f"{place}/Add_1",
-                [f"{place}/Mul_output_0", self.kept(f"{name}.{norm}.bias", state[f"{norm}.bias"])],
+                [f"{place}/Mul_output_0", self.add_tensor(f"{name}.{norm}.bias", state[f"{norm}.bias"])],
             )
         for part in ("attn.query", "attn.key", "attn.value", "attn.out", "mlp.0", "mlp.2"):
             inner = part.replace("attn.", "attn/").replace("mlp.", "mlp/mlp.")
@@ -183,9 +185,9 @@ class Graph:
             self.linear(
                 f"{name}/{inner}",
                 state[f"{part}.weight"],
-                None if bias is None else self.invented("Add", bias),
+                None if bias is None else self.add_unnamed("Add", bias),
             )
-        memory = self.kept(f"{name}.attn.fsmn_block.weight", state["attn.fsmn_block.weight"])
+        memory = self.add_tensor(f"{name}.attn.fsmn_block.weight", state["attn.fsmn_block.weight"])
         self.node("Conv", f"/{name}/attn/fsmn_block/Conv", ["x", memory])
 
     def model(self) -> onnx.ModelProto:

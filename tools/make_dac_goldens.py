@@ -128,7 +128,7 @@ def random_codec(codec: Any, rate: int, ratios: list[int], books: int) -> Any:
 
 
 def calibrate(model: Any, clip: torch.Tensor) -> None:
-    """Spread each codebook over its residual. Of plain random codes, one would win everywhere."""
+    """Spread each codebook over its residual, so that no single entry is the nearest everywhere."""
     residual = model.encoder(padded(model, clip))  # [1, D, T]
     for book in model.quantizer.quantizers:
         latents = book.in_proj(residual)  # [1, C, T]

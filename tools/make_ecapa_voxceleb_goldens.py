@@ -71,7 +71,7 @@ def main() -> None:
     torch.manual_seed(SEED)
     torch.set_num_threads(2)
     model = ECAPA_TDNN(80, **architecture).eval()
-    make_norms_matter(model)
+    randomize_norms(model)
     torch.save(model.state_dict(), out / "embedding_model.ckpt")
     arrays = {**clip_goldens(model), **resampled_goldens(model)}
     arrays["made_with"] = np.array(json.dumps(made_with(), sort_keys=True))
@@ -98,7 +98,7 @@ def classifier(model: ECAPA_TDNN, device: str = "cpu") -> EncoderClassifier:
 
 
 @torch.no_grad()
-def make_norms_matter(model: ECAPA_TDNN) -> None:
+def randomize_norms(model: ECAPA_TDNN) -> None:
     """Randomize batch norms. With their initial values they do nothing in evaluation."""
     for module in model.modules():
         if isinstance(module, torch.nn.BatchNorm1d):
@@ -110,7 +110,7 @@ def make_norms_matter(model: ECAPA_TDNN) -> None:
 
 
 def clip_goldens(model: ECAPA_TDNN) -> dict[str, np.ndarray]:
-    """Return the embedding of every clip, and the bands of some frames. All bands would fill the file."""
+    """Return the embedding of every clip, and the bands of some frames. All bands would be large."""
     arrays: dict[str, np.ndarray] = {}
     for name, seconds in CLIPS.items():
         clip = torch.from_numpy(signals.speechlike(seconds, SAMPLE_RATE))

@@ -58,10 +58,10 @@ LARGEST_DECODER_TENSOR = 64
 
 def main() -> None:
     torch.set_num_threads(2)
-    stand_in_for_what_is_not_needed()
+    replace_unneeded_packages()
     torch.manual_seed(SEED)
     codec = fish_speech(PUBLISHED_POSITIONS)
-    randomise(codec)
+    randomize(codec)
     published = codec.state_dict()
     codec = loaded(fish_speech(POSITIONS), published)
     calibrate(codec, torch.from_numpy(signals.speechlike(8.0, 44_100, seed=9)))
@@ -98,7 +98,7 @@ def report(arrays: dict[str, np.ndarray]) -> None:
 # --- the references
 
 
-def stand_in_for_what_is_not_needed() -> None:
+def replace_unneeded_packages() -> None:
     """Packages that fish-speech and descript need only for training and for the command line."""
     audiotools = module("audiotools", AudioSignal=object, STFTParams=object)
     audiotools.ml = module("audiotools.ml", BaseModel=nn.Module, Accelerator=object)
@@ -222,7 +222,7 @@ def loaded(codec: nn.Module, published: dict[str, torch.Tensor]) -> nn.Module:
 
 
 @torch.no_grad()
-def randomise(codec: nn.Module) -> None:
+def randomize(codec: nn.Module) -> None:
     """Randomize trivial values: tiny layer scales, lengths equal to their direction's, and biases of 0."""
     for name, weight in codec.named_parameters():
         if name.endswith("gamma"):
@@ -234,12 +234,12 @@ def randomise(codec: nn.Module) -> None:
         elif name.endswith(("wqkv.weight", "pwconv1.weight", "downsample.0.0.conv.weight")):
             weight.mul_(3)  # or attention would be even, and its window and positions would not show
         if name.startswith("encoder") and name.endswith("original0"):
-            weight.mul_(1.6)  # or a stage would hardly hear the one before
+            weight.mul_(1.6)  # otherwise a stage would hardly depend on the one before
 
 
 @torch.no_grad()
 def calibrate(codec: nn.Module, clip: torch.Tensor) -> None:
-    """Spread each codebook over its residual. Of plain random codes, one would win everywhere."""
+    """Spread each codebook over its residual, so that no single entry is the nearest everywhere."""
     residual = latents(codec, clip)
     quantizer = codec.quantizer
     for book in [*quantizer.semantic_quantizer.quantizers, *quantizer.quantizer.quantizers]:

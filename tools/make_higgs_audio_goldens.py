@@ -119,7 +119,7 @@ def made_with() -> dict[str, Any]:
 
 def write_checkpoint() -> None:
     model = HiggsAudioV2TokenizerModel(HiggsAudioV2TokenizerConfig(**CONFIG)).eval()
-    make_everything_matter(model)
+    scale_weights_up(model)
     calibrate(model, signals.speechlike(8.0, 24_000, seed=9))
     TOKENIZER.mkdir(parents=True, exist_ok=True)
     model.save_pretrained(TOKENIZER)
@@ -129,10 +129,10 @@ def write_checkpoint() -> None:
 
 
 @torch.no_grad()
-def make_everything_matter(model: Any) -> None:
+def scale_weights_up(model: Any) -> None:
     """Scale weights up.
 
-    At first the acoustic encoder is nearly silent, and HuBERT's layers add almost nothing.
+    As initialised, the acoustic encoder is nearly silent, and HuBERT's layers add almost nothing.
     """
     for name, weight in model.acoustic_encoder.named_parameters():
         if name.endswith("alpha"):
@@ -148,7 +148,7 @@ def make_everything_matter(model: Any) -> None:
 
 @torch.no_grad()
 def calibrate(model: Any, clip: np.ndarray) -> None:
-    """Spread each codebook over its residual. Of plain random codes, one would win everywhere."""
+    """Spread each codebook over its residual, so that no single entry is the nearest everywhere."""
     samples = torch.from_numpy(clip)[None, None]
     semantic = model.encoder_semantic(model._extract_semantic_features(samples).transpose(1, 2))
     acoustic = model.acoustic_encoder(torch.nn.functional.pad(samples, (model.pad, model.pad)))
@@ -178,7 +178,7 @@ def clip_goldens(tokenizer: Any) -> dict[str, np.ndarray]:
     for name, seconds in CLIPS.items():
         clip = torch.from_numpy(signals.speechlike(seconds, 24_000))
         arrays[f"sha256_{name}"] = np.array(signals.digest(clip.numpy()))
-        arrays |= golden_codes(tokenizer, f"codes_{name}", partial(as_the_server, clip, 24_000))
+        arrays |= golden_codes(tokenizer, f"codes_{name}", partial(server_codes, clip, 24_000))
     return arrays
 
 
@@ -187,7 +187,7 @@ def resampled_goldens(tokenizer: Any) -> dict[str, np.ndarray]:
     for name, rate in RESAMPLED.items():
         source = torch.from_numpy(signals.speechlike(3.01, rate))
         arrays[f"sha256_{name}"] = np.array(signals.digest(source.numpy()))
-        arrays |= golden_codes(tokenizer, f"codes_{name}", partial(as_the_server, source, rate))
+        arrays |= golden_codes(tokenizer, f"codes_{name}", partial(server_codes, source, rate))
     return arrays
 
 
@@ -219,7 +219,7 @@ def distances(book: Any, hidden_states: torch.Tensor) -> list[torch.Tensor]:
 def resampled_exactly(samples: torch.Tensor, source: int, target: int) -> torch.Tensor:
     """Resample in float64 by the kernel that torchaudio builds in float32.
 
-    Other weights are another filter.
+    A kernel with other weights would be another filter.
     """
     divisor = gcd(source, target)
     kernel, width = kernels._get_sinc_resample_kernel(source, target, divisor, dtype=torch.float32)
@@ -228,7 +228,7 @@ def resampled_exactly(samples: torch.Tensor, source: int, target: int) -> torch.
     )
 
 
-def as_the_server(clip: torch.Tensor, rate: int, tokenizer: Any) -> torch.Tensor:
+def server_codes(clip: torch.Tensor, rate: int, tokenizer: Any) -> torch.Tensor:
     """Return the codes of vLLM-Omni's two pipelines: [8, T]."""
     samples = clip.to(tokenizer.dtype)[None]
     if rate != 24_000:
@@ -249,7 +249,7 @@ def delayed_goldens(tokenizer: Any) -> dict[str, np.ndarray]:
 def vllm_omni_higgs_audio_v3(tokenizer: Any) -> Any:
     """Return vLLM-Omni's module, which encodes clips with this tokenizer.
 
-    The packages around it would import vLLM. Empty ones take their places.
+    The packages around it would import vLLM, so empty ones replace them.
     """
     models = "vllm_omni.model_executor.models"
     v2, v3 = f"{models}.higgs_audio_v2", f"{models}.higgs_audio_v3"
@@ -268,12 +268,12 @@ def package_goldens(tokenizer: Any) -> dict[str, np.ndarray]:
         clip = pauses.paused(plan, gain)
         arrays[f"sha256_{name}"] = np.array(signals.digest(clip))
         for label, trimmed in (("trimmed", True), ("untrimmed", False)):
-            compute = partial(as_the_package, torch.from_numpy(clip), trimmed)
+            compute = partial(package_codes, torch.from_numpy(clip), trimmed)
             arrays |= golden_codes(tokenizer, f"package_{label}_{name}", compute)
     return arrays
 
 
-def as_the_package(clip: torch.Tensor, trimmed: bool, tokenizer: Any) -> torch.Tensor:
+def package_codes(clip: torch.Tensor, trimmed: bool, tokenizer: Any) -> torch.Tensor:
     """Return the codes: [8, T].
 
     Clips are prepared in float32, because removing silence rounds to 16 bits anyway.

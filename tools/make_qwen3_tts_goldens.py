@@ -182,7 +182,7 @@ def as_published(weight: torch.Tensor) -> torch.Tensor:
 
 def write_codec() -> None:
     encoder = Qwen3TTSTokenizerV2Encoder._from_config(MimiConfig(**CODEC_ENCODER)).eval()
-    make_transformer_matter(encoder)
+    scale_transformer_up(encoder)
     calibrate(encoder, signals.speechlike(8.0, 24_000, seed=9))
     tensors = {
         f"encoder.{key}": value.detach().float().contiguous() for key, value in encoder.state_dict().items()
@@ -219,10 +219,10 @@ def write_codec() -> None:
 
 
 @torch.no_grad()
-def make_transformer_matter(encoder: Qwen3TTSTokenizerV2Encoder) -> None:
+def scale_transformer_up(encoder: Qwen3TTSTokenizerV2Encoder) -> None:
     """Scale the transformer up.
 
-    At first it adds almost nothing and attends evenly, so no window would show.
+    As initialised, it adds almost nothing and attends evenly, so results would not depend on the window.
     """
     for layer in encoder.encoder_transformer.layers:
         layer.self_attn_layer_scale.scale.fill_(0.5)
@@ -234,7 +234,7 @@ def make_transformer_matter(encoder: Qwen3TTSTokenizerV2Encoder) -> None:
 
 @torch.no_grad()
 def calibrate(encoder: Qwen3TTSTokenizerV2Encoder, clip: np.ndarray) -> None:
-    """Spread each codebook over its residual. Of plain random codes, one would win everywhere."""
+    """Spread each codebook over its residual, so that no single entry is the nearest everywhere."""
     hidden = encoder.encoder(torch.from_numpy(clip)[None, None])  # [1, D, 25 Hz]
     hidden = encoder.encoder_transformer(hidden.transpose(1, 2))[0].transpose(1, 2)
     latents = encoder.downsample(hidden)  # [1, D, 12.5 Hz]
@@ -258,7 +258,7 @@ def write_json(name: str, content: object) -> None:
 
 
 def clip_goldens() -> dict[str, np.ndarray]:
-    """Return embedding, codes and some mel frames of every clip. All mel frames would fill the file."""
+    """Return embedding, codes and some mel frames of every clip. All of them would be large."""
     arrays: dict[str, np.ndarray] = {}
     for name, seconds in {**CLIPS, **LONG}.items():
         clip = torch.from_numpy(signals.speechlike(seconds, 24_000))

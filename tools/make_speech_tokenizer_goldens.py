@@ -113,16 +113,16 @@ def write_checkpoint(folder: Path, config: dict[str, Any]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n")
     model = package().model.SpeechTokenizer(config).eval()
-    make_all_of_it_matter(model)
+    rescale_weights(model)
     calibrate(model, signals.speechlike(8.0, SAMPLE_RATE, seed=9))
     torch.save(model.state_dict(), folder / "SpeechTokenizer.pt")
 
 
 @torch.no_grad()
-def make_all_of_it_matter(model: torch.nn.Module) -> None:
+def rescale_weights(model: torch.nn.Module) -> None:
     """Rescale weights.
 
-    At first biases drown the clip, the LSTM hardly remembers, and weight norm does nothing.
+    As initialised, biases outweigh the clip, the LSTM hardly remembers, and weight norm does nothing.
     """
     for name, parameter in model.encoder.named_parameters():
         if name.endswith("weight_g"):
@@ -135,7 +135,7 @@ def make_all_of_it_matter(model: torch.nn.Module) -> None:
 
 @torch.no_grad()
 def calibrate(model: torch.nn.Module, clip: np.ndarray) -> None:
-    """Spread each codebook over its residual. Of plain random codes, one would win everywhere."""
+    """Spread each codebook over its residual, so that no single entry is the nearest everywhere."""
     residual = model.encoder(torch.from_numpy(clip)[None, None])  # [1, D, T]
     for layer in model.quantizer.vq.layers:
         book, rows = layer._codebook, residual[0].T  # [T, D]

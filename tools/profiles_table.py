@@ -8,7 +8,7 @@ from speaker_registry.engine import Profile
 
 
 def table() -> str:
-    """Markdown, a row a profile."""
+    """Return the table as Markdown, with one row for each profile."""
     rows = ["| profile | what it holds | tensors | transcript |", "|---|---|---|---|"]
     rows += [_row(profile) for profile in BUILT_IN.values()]
     return "\n".join(rows)

@@ -20,7 +20,7 @@ from services.shared.configuration.explanation import variable_of
 
 
 def table() -> str:
-    """Markdown, a row a variable."""
+    """Return the table as Markdown, with one row for each variable."""
     rows = ["| variable | default | what it does |", "|---|---|---|"]
     for cls in (EmbeddedSettings, *ALL_SETTINGS):
         rows += [f"| **{cls.__name__}** | | {_first_sentence(cls)} |"]
@@ -48,7 +48,7 @@ def _default(info: FieldInfo) -> str:
 
 
 def _docstrings(cls: type[BaseSettings]) -> dict[str, str]:
-    """Field -> the string that stands under it."""
+    """Return the docstring of each field, by the name of the field."""
     tree = ast.parse(Path(inspect.getsourcefile(cls) or "").read_text())
     body = next(
         node.body for node in tree.body if isinstance(node, ast.ClassDef) and node.name == cls.__name__

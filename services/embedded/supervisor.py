@@ -46,7 +46,7 @@ machine.
 STOP_SECONDS = 8.0
 """Time for running jobs to finish during a stop. Jobs that do not finish continue after the next start."""
 VALKEY_STOP_SECONDS = 5.0
-_LOOK_SECONDS = 0.1
+_CHECK_SECONDS = 0.1
 """Interval at which a start checks whether a process has ended."""
 _LONGEST_PAUSE_SECONDS = 1.0
 """Longest pause between two checks whether the registry is up. The pauses grow to this length."""
@@ -233,7 +233,7 @@ class EmbeddedRegistry:
                 print(text, file=sys.stderr, flush=True)
 
     def _wait_until_up(self) -> None:
-        told = asked = started = time.monotonic()
+        reported = asked = started = time.monotonic()
         pause = 0.0
         with RegistryClient(self.url, api_key=self.api_key, retries=0, timeout=2) as client:
             while (now := time.monotonic()) < started + START_SECONDS:
@@ -241,12 +241,12 @@ class EmbeddedRegistry:
                 if now >= asked + pause:
                     if self._is_up(client):
                         return
-                    asked, pause = time.monotonic(), min(1.5 * pause + _LOOK_SECONDS, _LONGEST_PAUSE_SECONDS)
-                if now - told > _REPORT_INTERVAL_SECONDS:
+                    asked, pause = time.monotonic(), min(1.5 * pause + _CHECK_SECONDS, _LONGEST_PAUSE_SECONDS)
+                if now - reported > _REPORT_INTERVAL_SECONDS:
                     last_lines = {name: child.last_line for name, child in self.children.items()}
                     log.warning("start.takes_long", **last_lines)
-                    told = now
-                time.sleep(_LOOK_SECONDS)
+                    reported = now
+                time.sleep(_CHECK_SECONDS)
         raise StartFailed(f"The registry was not up after {START_SECONDS:.0f} s.")
 
     def _is_up(self, client: RegistryClient) -> bool:

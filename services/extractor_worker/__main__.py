@@ -30,8 +30,8 @@ def main(words: list[str]) -> int:
             _parser().parse_args(words)
         except SystemExit as end:  # after --help, and for wrong arguments
             return int(end.code or 0)
-    # This comes before the slow import, during which a health check would find the previous process's beat.
-    beat_file.forget()
+    # This comes before the slow import, during which health checks would find an earlier process's heartbeat.
+    beat_file.remove_stale()
     # The module brings torch, which takes seconds to import and which no command needs.
     from services.extractor_worker.worker import work  # noqa: PLC0415
 

@@ -64,7 +64,7 @@ _STORE_WAIT_SECONDS = 5
 _SEARCH_WAIT_SECONDS = 5
 _TOO_MANY_SEARCHES = "Too many searches at once on this server. Search again in a moment."
 _HEARTBEAT_SECONDS = 15.0
-_LOOK_FOR_END_SECONDS = 0.5
+_CHECK_FOR_END_SECONDS = 0.5
 _OTHER_THREADS = 16
 """Threads for reading keys, health checks and metrics."""
 
@@ -204,7 +204,7 @@ async def _wake_listeners_at_the_end(app: FastAPI, services: Services) -> None:
     ends.
     """
     while not services.long_polls.closing():
-        await asyncio.sleep(_LOOK_FOR_END_SECONDS)
+        await asyncio.sleep(_CHECK_FOR_END_SECONDS)
     app.state.event_feed.wake()
 
 

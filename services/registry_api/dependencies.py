@@ -46,7 +46,7 @@ class Services(Opened):
     campaigns: Campaigns
     limits: UploadLimits
     deleted_grace_seconds: float
-    """A deleted voice can be brought back within this time."""
+    """A deleted voice can be undeleted within this time."""
     access: Access = field(default_factory=Access)
     """By default no keys are required, and every caller may do everything."""
 
@@ -134,7 +134,7 @@ async def _voice_name(
     return parse_speaker_name(name)
 
 
-def speaker_meant(services: Services, caller: Caller, namespace: str, voice: str) -> SpeakerId:
+def speaker_named(services: Services, caller: Caller, namespace: str, voice: str) -> SpeakerId:
     """Return the id of the speaker that a query names, by the voice's name or id. It need not exist.
 
     An id is looked up, if necessary in the bucket. So an id without a voice is counted like an unknown name

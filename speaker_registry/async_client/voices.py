@@ -158,5 +158,5 @@ class AsyncVoices(AsyncPlanExecutor):
         await self._run(self._calls.delete_version(voice, version, if_match))
 
     async def undelete(self, name: str) -> Voice:
-        """Bring back the voice that was deleted last under this name. See `RegistryClient.undelete`."""
+        """Undelete the voice that was deleted last under this name. See `RegistryClient.undelete`."""
         return await self._run(self._calls.undelete(name))

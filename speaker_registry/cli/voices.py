@@ -160,7 +160,7 @@ def delete(client: "RegistryClient", arguments: argparse.Namespace) -> Output:
     if not arguments.yes:
         confirm("delete", f"Delete {printable(arguments.name)} with all its versions?")
     client.delete(arguments.name)
-    undo = f"`{PROGRAM} undelete {shlex.quote(name)}` brings it back within the grace period"
+    undo = f"`{PROGRAM} undelete {shlex.quote(name)}` restores it within the grace period"
     return Output({"name": name, "deleted": True}, f"deleted {printable(name)}\n{printable(undo)}")
 
 
@@ -171,7 +171,7 @@ def _delete_version(
     if not isinstance(number, int):
         raise CommandError(f"delete takes the number of a version, as in {name}@3, and no alias")
     if not arguments.yes:
-        confirm("delete", f"Delete version {number} of {printable(name)}? It cannot be brought back.")
+        confirm("delete", f"Delete version {number} of {printable(name)}? It cannot be undeleted.")
     client.delete_version(name, number)
     document = {"name": name, "version": number, "deleted": True}
     return Output(document, printable(f"deleted {name}@{number}"))
@@ -354,5 +354,5 @@ COMMANDS = (
     Command("versions", list_versions, "List the versions of a voice, newest first.", _add_versions),
     Command("history", history, "List who did what to a voice, newest first.", _add_versions),
     Command("delete", delete, "Delete a voice with all its versions, or one version.", _add_delete),
-    Command("undelete", undelete, "Bring a deleted voice back within the grace period.", _add_name),
+    Command("undelete", undelete, "Restore a deleted voice within the grace period.", _add_name),
 )

@@ -196,7 +196,7 @@ class Voices(PlanExecutor):
         """Iterate over the changes that people and API keys have made to a voice, newest first. Between them
         are the promotions of encoders that changed what the voice serves; these alone have a `profile`.
 
-        The registry remembers the last 100 changes, also of a deleted voice that can still be brought back.
+        The registry remembers the last 100 changes, also of a deleted voice that can still be undeleted.
         """
         return self._pages(self._calls.history(name, limit))
 
@@ -219,12 +219,12 @@ class Voices(PlanExecutor):
         self._run(self._calls.delete_version(voice, version, if_match))
 
     def undelete(self, name: str) -> Voice:
-        """Bring back the voice that was deleted last under this name, while its grace period lasts.
+        """Undelete the voice that was deleted last under this name, while its grace period lasts.
 
         The call is not retried if its answer is lost; `get` tells whether the voice is back.
 
         Raises:
-            NotFound: Nothing is left to bring back.
+            NotFound: Nothing is left to undelete.
             VoiceExists: The name was registered again.
             QuotaExceeded: The namespace has no room for the voice any more.
         """

@@ -326,7 +326,7 @@ def test_not_even_if_that_happens_between_the_last_look_and_the_end(queue):
 
     put(queue, "a")
     first = make(queue)
-    interrupt(first, "_still_ours", reaped)
+    interrupt(first, "_still_owned", reaped)
     first._handle(first._take())
     assert (status_of(queue, "a"), queue.job_ids) == ("queued", ["a"])
     assert job_of(queue, "a").results() == []
@@ -421,7 +421,7 @@ def test_a_retry_is_counted_once_when_its_recording_has_to_be_repeated(queue):
     put(queue, "a")
     worker = make(queue, lambda jobs: [OSError("flaky")])
     interrupt(
-        worker, "_still_ours", lambda: queue.connection.hset("rq:job:a", "worker_name", worker.name + "!")
+        worker, "_still_owned", lambda: queue.connection.hset("rq:job:a", "worker_name", worker.name + "!")
     )
     worker._handle(worker._take())
     assert (queue.job_ids, job_of(queue, "a").retries_left) == (["a"], RETRIES - 1)

@@ -63,11 +63,11 @@ def test_no_policy_but_noeviction_is_accepted(
     with pytest.raises(Unavailable, match="noeviction"):
         registry.register("alice", 2)
     with pytest.raises(Unavailable, match="noeviction"):
-        registry.opened.generation.look()  # which is what /readyz shows
+        registry.opened.generation.check()  # which is what /readyz shows
     assert registry.served("alice") == served, "from the bucket"
 
     server.config_set("maxmemory-policy", "noeviction")
-    registry.opened.generation.look()
+    registry.opened.generation.check()
     assert registry.register("alice", 2).version.number == 2
 
 

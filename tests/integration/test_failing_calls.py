@@ -25,7 +25,7 @@ from services.shared.registry.fail import fail
 from services.shared.registry.publish import Attempt
 from services.shared.view import generation as generation_module
 from services.shared.view import redis_access
-from services.shared.view.view_document import LOOK_SECONDS
+from services.shared.view.view_document import REREAD_SECONDS
 from speaker_registry.errors import Conflict, InvalidAudio, JobFinished, Unavailable, VoiceNotFound
 from tests.encoders import make_current
 from tests.failing_calls import WAYS, FailingRegistry
@@ -48,7 +48,7 @@ def registry(
 ) -> Iterator[FailingRegistry]:
     monkeypatch.setattr(settle_module, "ANNOUNCED_SECONDS", -1.0)  # nothing is ever under way between steps
     monkeypatch.setattr(
-        generation_module, "_FAILED_LOOK_SECONDS", 0.0
+        generation_module, "_FAILED_CHECK_SECONDS", 0.0
     )  # the next call finds the server again
     monkeypatch.setattr(redis_access, "SUSPECT_SECONDS", 60.0)  # a busy machine makes no call fail
     with closing(FailingRegistry(valkey.url)) as registry:
@@ -422,7 +422,7 @@ def test_a_look_that_fails_ends_no_generation(registry: FailingRegistry, way: st
     generation, trials = registry.opened.generation, Trials(registry, way)
     before = generation.for_reading()
     for _ in trials:
-        registry.pass_time(LOOK_SECONDS)  # _view.json is due as well
-        trials.failed(generation.look)
-        generation.look()
+        registry.pass_time(REREAD_SECONDS)  # _view.json is due as well
+        trials.failed(generation.check)
+        generation.check()
         assert generation.for_reading() == before

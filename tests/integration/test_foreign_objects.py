@@ -33,7 +33,7 @@ def registry(tmp_path: Path, valkey: ValkeyServer, redis_client: Redis) -> Itera
 def rebuild(registry: OpenedRegistry) -> None:
     """Fill another view from the bucket alone, and sweep."""
     registry.redis.flushall()
-    registry.opened.generation.look()
+    registry.opened.generation.check()
     registry.housekeeping().turn()
     assert registry.view.is_complete()
 

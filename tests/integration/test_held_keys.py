@@ -52,7 +52,7 @@ def made(keys: HeldKeys, **said: Any) -> tuple[Token, ApiKey]:
 
 def state(keys: HeldKeys, key_id: str) -> str | None:
     """Return a key's state as a request would see it."""
-    found = keys.look(key_id)
+    found = keys.read(key_id)
     return found and keys.state(found)
 
 
@@ -187,7 +187,7 @@ def test_who_waited_for_a_read_that_fails_shares_its_failure(
     def look() -> str:
         waiting.wait(20)
         with pytest.raises(Unavailable) as caught:
-            keys.look("somekey0")
+            keys.read("somekey0")
         return f"{caught.value.message} {caught.value.retry_after_seconds}"
 
     monkeypatch.setattr(registry.stored, "read", hang)
@@ -199,7 +199,7 @@ def test_who_waited_for_a_read_that_fails_shares_its_failure(
     assert next(tries) == 1
     registry.pass_time(1)
     with pytest.raises(Unavailable):
-        keys.look("somekey0")
+        keys.read("somekey0")
     assert next(tries) == 3, "later it is tried again"
 
 

@@ -59,7 +59,7 @@ def age(bucket: Path, seconds: float) -> None:
 
 
 def look_now(registry: OpenedRegistry, housekeeping: Housekeeping, name: str) -> None:
-    registry.speakers.agenda.look_within({id_of(name): 0})
+    registry.speakers.agenda.check_within({id_of(name): 0})
     housekeeping.turn()
 
 
@@ -264,7 +264,7 @@ def test_one_speaker_that_cannot_be_settled_does_not_keep_the_others_from_it(
     [lost] = registry.register("robin", 2).jobs.values()
     registry.opened.dispatcher.remove(lost, registry.jobs.record(NS, lost).queue)
     (bucket / NS / "s" / "wren.json").write_bytes(b"{")
-    registry.speakers.agenda.look_within({WREN: 0})
+    registry.speakers.agenda.check_within({WREN: 0})
     look_now(registry, housekeeping, "robin")
     assert registry.find("robin").open_jobs[0].job_id != lost
 
@@ -296,7 +296,7 @@ def test_what_was_deleted_is_erased_when_its_grace_ends(
     assert registry.files("wren") != []
     now = registry.speakers.now()
     monkeypatch.setattr(registry.speakers, "now", lambda: now + 2)
-    at_once.look_at(WREN)
+    at_once.check(WREN)
     assert registry.files("wren") == []
     assert registry.document("wren").dead == ()
     assert registry.files("robin") != []
@@ -306,7 +306,7 @@ def test_an_erasure_is_due_also_when_redis_was_lost(registry: OpenedRegistry, re
     registry.make_ready("wren")
     registry.delete("wren")
     redis_client.flushall()
-    registry.opened.generation.look()
+    registry.opened.generation.check()
     housekeeping = registry.housekeeping(deleted_grace_seconds=3600)
     housekeeping.rebuild()
     due = agenda_key(registry.opened.generation.for_reading())

@@ -151,7 +151,7 @@ def test_housekeeping_brings_everything_back(
     registry: OpenedRegistry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Lists and counts are complete again, lost jobs are started anew, and numbers of names stay used."""
-    monkeypatch.setattr(housekeeping_module, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(housekeeping_module, "CHECK_SECONDS", 0.0)
     registry.make_ready("alice", "bob", "carol")
     [lost] = registry.register("alice", 7).jobs.values()
     registry.delete("carol")
@@ -216,7 +216,7 @@ def test_a_voice_that_one_listing_leaves_out_is_not_lost(
     monkeypatch.setattr(store, "list", lambda prefix: once.pop() if once else listing(prefix))
     for is_read in (True, False):
         lose_redis(registry)
-        registry.opened.generation.look()
+        registry.opened.generation.check()
         once[:] = [Listing((), store.now())]
         assert (housekeeping.rebuild(), registry.view.names(NS, limit=9)) == (0, [])
         if is_read:

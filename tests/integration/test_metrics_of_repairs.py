@@ -120,7 +120,7 @@ def look_later(registry: OpenedRegistry) -> None:
     """Look at every voice, as housekeeping does when it is due."""
     housekeeping = registry.housekeeping()
     for name in registry.view.names(NS, limit=100):
-        housekeeping.look_at(id_of(name))
+        housekeeping.check(id_of(name))
 
 
 def test_repairs_are_counted_by_kind(registry: OpenedRegistry):

@@ -23,7 +23,7 @@ def registry(tmp_path: Path, valkey: ValkeyServer, redis_client: Redis) -> Itera
 
 
 def look_now(registry: OpenedRegistry, housekeeping: Housekeeping) -> None:
-    registry.speakers.agenda.look_within({id_of("wren"): 0})
+    registry.speakers.agenda.check_within({id_of("wren"): 0})
     housekeeping.turn()
 
 

@@ -43,7 +43,7 @@ def test_the_view_is_kept_in_step_and_a_flush_is_noticed(redis_url: str, tmp_pat
                 counts = [astuple(registry.document(name).counts) for name in ("wren", "robin")]
                 assert astuple(registry.view.usage(NS)) == tuple(map(sum, zip(*counts, strict=True)))
                 client.flushall()
-                registry.opened.generation.look()
+                registry.opened.generation.check()
                 registry.housekeeping().turn()
             assert registry.opened.generation.for_reading() != began
             assert registry.register("wren", 3).version.number == 3
@@ -55,7 +55,7 @@ def test_a_server_that_does_not_tell_its_history_is_refused(
     """Some servers that speak the protocol do not tell it. The message says what is accepted."""
     with closing(OpenedRegistry(folder_settings(tmp_path / "bucket"), valkey.url)) as registry:
         monkeypatch.setattr(generation, "SECTIONS", ["stats"])
-        for use in (registry.opened.generation.look, registry.view.is_complete):
+        for use in (registry.opened.generation.check, registry.view.is_complete):
             registry.opened.generation.redis.connection_pool.disconnect()
             with pytest.raises(
                 ViewAway, match=r"INFO .* lacks one of .* Accepted: Valkey or Redis from 7\.2"

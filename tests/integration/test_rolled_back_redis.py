@@ -133,12 +133,12 @@ def test_what_was_acknowledged_outlives_a_rollback_and_no_number_is_given_twice(
     with ExitStack() as stack:
         bring_back = keep(server, tmp_path, stack)
         served = go_on(registry)
-        registry.opened.generation.look()
+        registry.opened.generation.check()
         bring_back()
         assert registry.redis.get("sr:view") == stamp
         if noticed_by == NEW:
             registry = opened(server)
-        registry.opened.generation.look()  # as every process does once a second
+        registry.opened.generation.check()  # as every process does once a second
         assert registry.redis.get("sr:view") != stamp
         check_served(registry, served)
         registry.housekeeping().turn()
@@ -164,7 +164,7 @@ def test_a_redis_that_the_registry_worked_without_for_a_while_is_not_believed(
             return
         registry.opened.clock.sleep(3)
         with pytest.raises(LeftBehind, match="SPEAKER_REDIS_URL"):
-            registry.opened.generation.look()
+            registry.opened.generation.check()
         assert {name: registry.served(name) for name in served} == served
         with pytest.raises(Unavailable):
             registry.register("alice", 9)
@@ -178,11 +178,11 @@ def test_an_encoder_that_redis_forgot_in_a_rollback_is_read_from_the_bucket(
     """
     registry = opened(server)
     registry.make_ready("alice")
-    registry.opened.generation.look()
+    registry.opened.generation.check()
     bring_back = restored_dump(server, tmp_path, ExitStack())
     registry.worker.announce(NEXT)
-    registry.opened.generation.look()
+    registry.opened.generation.check()
     bring_back()
-    registry.opened.generation.look()
+    registry.opened.generation.check()
     registry.opened.profile_records.clear_cache()
     assert registry.opened.profile_records.fingerprint(PROFILE) == NEXT

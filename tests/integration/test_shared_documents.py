@@ -71,7 +71,7 @@ class Process:
         promote(self.profiles, self.workers, self.catalogue, PROFILE, fingerprint, by="operator", force=True)
 
     def state(self, key_id: str) -> str | None:
-        found = self.keys.look(key_id)
+        found = self.keys.read(key_id)
         return found and self.keys.state(found)
 
 

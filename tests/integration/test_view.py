@@ -34,7 +34,7 @@ from services.shared.view.job_records import JobRecords
 from services.shared.view.keys import events_key, open_jobs_key
 from services.shared.view.open_jobs import OpenJobs
 from services.shared.view.stamp import STAMP, Stamp
-from services.shared.view.view_document import ASKED_SECONDS, LOOK_SECONDS, Named
+from services.shared.view.view_document import ASKED_SECONDS, REREAD_SECONDS, Named
 from speaker_registry.errors import JobNotFound, Unavailable
 from tests.queue_workers import wait_until
 
@@ -240,7 +240,7 @@ def check_order_of_beginning(world: World, valkey: ValkeyServer, other: ValkeySe
         return begin(**arguments)
 
     beginner._begin = observed  # type: ignore[assignment]
-    beginner.look()
+    beginner.check()
 
 
 def check_stamp(world: World, valkey: ValkeyServer) -> None:
@@ -251,7 +251,7 @@ def check_stamp(world: World, valkey: ValkeyServer) -> None:
     ended = process.for_reading()
     process.plain.set(STAMP, "lost")
     process.plain.delete(STAMP)
-    another.look()
+    another.check()
     assert another.for_reading() != ended
     with pytest.raises(ViewAway):
         view.apply(Held(WREN, revisions[2], "e2", revisions[2].to_bytes()), generation=ended)
@@ -389,10 +389,10 @@ def test_a_redis_that_was_rolled_back_is_not_believed(world: World, valkey: Valk
     view, revisions = SpeakerView(process), history()
     apply(view, process, revisions[1])
     before, kept = process.for_reading(), snapshot(valkey)
-    process.look()
+    process.check()
     apply(view, process, revisions[2])
     restore(valkey, kept)
-    process.look()
+    process.check()
     assert process.for_reading() != before
     assert revision(process) is None
 
@@ -418,7 +418,7 @@ def test_a_redis_of_another_bucket_is_left_alone(world: World, valkey: ValkeySer
     generation = process.for_reading()
     with pytest.raises(RedisTaken, match="another bucket"):
         world.process(valkey, bucket="b/2").for_reading()
-    process.look()
+    process.check()
     assert process.for_reading() == generation
 
 
@@ -427,8 +427,8 @@ def test_reads_go_on_while_the_bucket_is_away(world: World, valkey: ValkeyServer
     process = world.process(valkey)
     apply(SpeakerView(process), process, history()[1])
     world.store.away = True
-    world.clock.ahead += 3 * LOOK_SECONDS
-    process.look()
+    world.clock.ahead += 3 * REREAD_SECONDS
+    process.check()
     assert revision(process) == 1
     with pytest.raises(Unavailable):
         process.confirm(process.for_reading())
@@ -466,16 +466,16 @@ def test_a_view_that_nobody_looked_at_is_looked_at_before_it_is_used(
 class CountingGeneration(Generation):
     looks = 0
 
-    def _look_at_both(self) -> tuple[Named, Stamp, str]:
+    def _read_both(self) -> tuple[Named, Stamp, str]:
         self.looks += 1
-        return super()._look_at_both()
+        return super()._read_both()
 
 
 def test_many_users_of_a_view_that_is_away_look_once(
     world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each looked, one after the other. One request for 500 voices kept all others waiting for a minute."""
-    monkeypatch.setattr(generation_module, "_FAILED_LOOK_SECONDS", 3600)  # however slow this machine is
+    monkeypatch.setattr(generation_module, "_FAILED_CHECK_SECONDS", 3600)  # however slow this machine is
     with ValkeyServer(tmp_path / "redis") as server:
         process = world.process(server, CountingGeneration)
         assert isinstance(process, CountingGeneration)
@@ -487,7 +487,7 @@ def test_many_users_of_a_view_that_is_away_look_once(
             process.for_reading()
     assert process.looks == 1
     with pytest.raises(Unavailable):
-        process.look()
+        process.check()
     assert process.looks == 2, "who watches looks in any case"
     world.clock.ahead += 3600
     with pytest.raises(Unavailable):
@@ -498,7 +498,7 @@ def test_many_users_of_a_view_that_is_away_look_once(
 def test_a_look_that_succeeds_ends_the_failure(
     world: World, valkey: ValkeyServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(generation_module, "_FAILED_LOOK_SECONDS", 3600)
+    monkeypatch.setattr(generation_module, "_FAILED_CHECK_SECONDS", 3600)
     process = world.process(valkey)
     world.store.away = True
     with pytest.raises(Unavailable):
@@ -506,7 +506,7 @@ def test_a_look_that_succeeds_ends_the_failure(
     world.store.away = False
     with pytest.raises(Unavailable):
         process.for_reading()
-    process.look()
+    process.check()
     assert process.for_reading()
 
 
@@ -518,10 +518,10 @@ def test_a_process_that_is_left_behind_neither_reads_nor_begins(
     behind.for_reading()
     serving = world.process(other)
     generation = serving.for_reading()
-    world.clock.ahead += LOOK_SECONDS
+    world.clock.ahead += REREAD_SECONDS
     for _ in range(3):
         with pytest.raises(LeftBehind, match="SPEAKER_REDIS_URL"):
-            behind.look()
+            behind.check()
         with pytest.raises(ViewAway):
             SpeakerView(behind).get([WREN], {})
     assert world.named.generation == generation
@@ -537,9 +537,9 @@ def test_a_question_is_answered_by_whoever_serves(
     for _ in range(3):
         world.clock.ahead += SETTLED_SECONDS + 1
         with pytest.raises(LeftBehind):
-            behind.look()
+            behind.check()
         world.clock.ahead += ASKED_SECONDS / 2
-        serving.look()
+        serving.check()
     assert not world.named.question
     assert serving.for_reading() == generation
 
@@ -554,10 +554,10 @@ def test_a_question_that_nobody_answers_lets_the_asker_begin(
     for _ in range(3):
         world.clock.ahead += SETTLED_SECONDS + 1
         with pytest.raises(LeftBehind):
-            behind.look()
+            behind.check()
     assert world.named.question
     world.clock.ahead += ASKED_SECONDS
-    behind.look()
+    behind.check()
     assert behind.for_reading() == world.named.generation
 
 
@@ -590,17 +590,17 @@ def test_an_announced_write_is_looked_at_soon_and_stays_until_its_outcome_is_kno
 def test_a_look_that_was_asked_for_during_another_one_stays(world: World, valkey: ValkeyServer) -> None:
     """What a process finds after it has begun to look belongs to the next look."""
     agenda = Agenda(world.process(valkey))
-    agenda.look_within({WREN: 0})
+    agenda.check_within({WREN: 0})
     [due] = agenda.due(9)
-    agenda.look_within({WREN: 30})
-    agenda.looked_at(due, again_in=None)
+    agenda.check_within({WREN: 30})
+    agenda.checked(due, again_in=None)
     wait_until(lambda: agenda.due(9))  # it is due a millisecond after the one that was under way
     [again] = agenda.due(9)
-    agenda.looked_at(again, again_in=60)
+    agenda.checked(again, again_in=60)
     assert agenda.due(9) == []
-    agenda.look_within({WREN: -1})
+    agenda.check_within({WREN: -1})
     [soon] = agenda.due(9)
-    agenda.looked_at(soon, again_in=None)
+    agenda.checked(soon, again_in=None)
     assert agenda.due(9) == []
 
 

@@ -108,7 +108,7 @@ def test_a_worker_that_hangs_is_found_unhealthy_and_one_that_waits_for_redis_is_
         os.kill(worker.pid, signal.SIGSTOP)
         try:
             wait_until(lambda: healthy(beats).returncode == 1)
-            assert "the last beat" in healthy(beats).stderr
+            assert "the last heartbeat" in healthy(beats).stderr
         finally:
             os.kill(worker.pid, signal.SIGCONT)
 

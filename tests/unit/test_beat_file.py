@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import structlog.testing
 
-from services.extractor_worker.jobs.beat_file import complaint, forget, main, write_beat
+from services.extractor_worker.jobs.beat_file import main, problem_with, remove_stale, write_beat
 
 
 def test_a_worker_that_beats_is_healthy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -47,18 +47,18 @@ def test_a_beat_that_cannot_be_taken_away_stops_no_worker(tmp_path: Path, monkey
     """Settings that its start reports in any case do not stop it either."""
     monkeypatch.setenv("SPEAKER_WORKER_BEAT_FILE", str(tmp_path))
     with structlog.testing.capture_logs() as logged:
-        forget()
+        remove_stale()
         monkeypatch.setenv("SPEAKER_WORKER_LEASE_SECONDS", "1")
-        forget()
+        remove_stale()
     assert [line["event"] for line in logged] == ["beat_file.failed"]
 
 
 def test_what_is_wrong_is_said(tmp_path: Path):
     """An operator who looks at an unhealthy container finds only this message."""
-    assert "SPEAKER_WORKER_BEAT_FILE is not set" in str(complaint(None, 30))
-    assert "does not exist" in str(complaint(tmp_path / "beat", 30))
+    assert "SPEAKER_WORKER_BEAT_FILE is not set" in str(problem_with(None, 30))
+    assert "does not exist" in str(problem_with(tmp_path / "beat", 30))
     (tmp_path / "beat").write_text("soon")
-    assert "could not convert" in str(complaint(tmp_path / "beat", 30))
+    assert "could not convert" in str(problem_with(tmp_path / "beat", 30))
 
 
 def test_invalid_settings_are_not_healthy(

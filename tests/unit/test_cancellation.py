@@ -59,7 +59,7 @@ def test_it_stays_canceled_when_redis_is_lost(world: World, registry: Registry) 
     registry.cancel(registry.register("wren", 1).jobs["ecapa"])
     world.lose_redis()
     world.queue.waiting.clear()
-    registry.generation.look()
+    registry.generation.check()
     registry.settle("wren")
     assert (state(registry), open_jobs(registry)) == ("failed", {"codec"})
 

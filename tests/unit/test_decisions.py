@@ -4,7 +4,7 @@ from services.shared.model.changes import deleted
 from services.shared.model.decisions import KEPT_DECISIONS, Decision
 from services.shared.model.document import SpeakerDocument
 from services.shared.model.encoders import Encoder
-from services.shared.model.past import Place, past_of
+from services.shared.model.past import HistoryPosition, past_of
 from services.shared.model.profile_document import (
     CampaignRecord,
     ProfileDocument,
@@ -95,19 +95,19 @@ def test_a_promotion_stands_between_the_changes_before_and_after_it():
     ]
     profiles = {QWEN.name: ProfileDocument(decisions=tuple(decisions))}
     first, second = (one.revision for one in voice.history)
-    past = [one.place for one in past_of(voice, profiles)]
+    past = [one.position for one in past_of(voice, profiles)]
     assert past == [
-        Place(first),
-        Place(first, 250, 3, QWEN.name),
-        Place(second),
-        Place(second, 300, 5, QWEN.name),
+        HistoryPosition(first),
+        HistoryPosition(first, 250, 3, QWEN.name),
+        HistoryPosition(second),
+        HistoryPosition(second, 300, 5, QWEN.name),
     ]
-    assert [Place.parse(str(one)) for one in past] == past
-    assert [Place.parse(text) for text in ("", "x", "1-2", "-1", "1-2-3-", "9" * 19)] == [None] * 6
+    assert [HistoryPosition.parse(str(one)) for one in past] == past
+    assert [HistoryPosition.parse(text) for text in ("", "x", "1-2", "-1", "1-2-3-", "9" * 19)] == [None] * 6
 
 
 def test_promotions_after_its_deletion_do_not_concern_a_voice():
-    """A deleted voice serves nothing, although it can be brought back for a while."""
+    """A deleted voice serves nothing, although it can be undeleted for a while."""
     voice: SpeakerDocument = registered(NOTHING, "v1").following(
         NOTHING, None, at=200, by="k", did="register"
     )
@@ -119,4 +119,8 @@ def test_promotions_after_its_deletion_do_not_concern_a_voice():
     ]
     past = past_of(voice, {QWEN.name: ProfileDocument(decisions=tuple(decisions))})
     first, second = (one.revision for one in voice.history)
-    assert [one.place for one in past] == [Place(first), Place(first, 299, 2, QWEN.name), Place(second)]
+    assert [one.position for one in past] == [
+        HistoryPosition(first),
+        HistoryPosition(first, 299, 2, QWEN.name),
+        HistoryPosition(second),
+    ]

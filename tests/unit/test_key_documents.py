@@ -85,7 +85,7 @@ def made(process: Process, **said: Any) -> tuple[Token, ApiKey]:
 
 def state(process: Process, key_id: str) -> str | None:
     """Return a key's state as a request would see it."""
-    found = process.keys.look(key_id)
+    found = process.keys.read(key_id)
     return found and process.keys.state(found)
 
 
@@ -105,7 +105,7 @@ def test_a_key_is_known_to_every_process_by_its_id_alone(world: World, here: Pro
     token, key = made(here, scopes=["voices:read", "engine"], expires_at=4_000_000_000)
     world.store.list = lambda _: pytest.fail("there was a listing")  # type: ignore[method-assign]
     other = Process(world, run_in_background=lambda _: None)
-    found = other.keys.look(token.id)
+    found = other.keys.read(token.id)
     assert found == key
     assert is_secret_of(found, token)
     assert found.record.scopes == ("engine", "voices:read")
@@ -158,7 +158,7 @@ def test_a_check_costs_nothing_while_what_is_held_is_fresh_and_then_one_round_tr
 @pytest.mark.parametrize("key_id", ["", "nokeyid0", "../../x", "A" * 8, "x" * 500])
 def test_what_is_no_key_is_none_and_cannot_be_revoked(here: Process, key_id: str) -> None:
     """An id comes from a request, and is looked at before a path is made of it."""
-    assert here.keys.look(key_id) is None
+    assert here.keys.read(key_id) is None
     with pytest.raises(ApiKeyNotFound, match=f"'{key_id[:8]}'"):
         revoke(here.keys, key_id, by="test")
 
@@ -447,7 +447,7 @@ def test_what_has_ended_is_not_rotated(world: World, here: Process) -> None:
     revoke(here.keys, revoked.record.id, by="test")
     world.pass_time(61)
     for key, name in ((revoked, "revoked"), (expired, "expired")):
-        found = here.keys.look(key.record.id)
+        found = here.keys.read(key.record.id)
         assert found
         with pytest.raises(ApiKeyEnded, match=f"API key '{key.record.id}' is {name}; only an active key"):
             rotate(here.keys, found, grace_seconds=60, by="test")

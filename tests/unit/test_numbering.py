@@ -164,7 +164,7 @@ def test_a_moved_version_keeps_its_id_and_so_the_files_of_its_artifacts(world: W
 
 
 def test_an_id_of_another_version_of_the_voice_is_refused(world: World, registry: Registry):
-    """It would name two versions. One that was deleted may be brought back."""
+    """It would name two versions. One that was deleted may be undeleted."""
     restored(registry, 1, 1, 50, ID)
     own = registry.register("wren", 2).version
     registry.delete("wren")

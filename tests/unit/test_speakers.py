@@ -235,7 +235,7 @@ def test_a_change_under_which_the_view_was_replaced_is_not_acknowledged(world: W
 
     def replaced() -> None:
         world.lose_redis()
-        other.generation.look()
+        other.generation.check()
 
     registry = with_faults(world, ("swap", "after", replaced))
     with pytest.raises(Unavailable):
@@ -278,7 +278,7 @@ def test_a_damaged_document_is_left_out_of_a_rebuild(world: World, registry: Reg
     registry.register("robin", 1)
     world.lose_redis()
     after_damage(world)
-    registry.generation.look()
+    registry.generation.check()
     registry.rebuild()
     assert registry.speakers.view.names(NS, limit=9) == ["robin"]
 
@@ -343,7 +343,7 @@ def test_a_delete_that_finds_nothing_in_a_view_out_of_use_is_not_acknowledged(wo
     left_behind.generation.for_reading()
     world.pass_time(HOUR)
     world.lose_redis()
-    world.process().generation.look()
+    world.process().generation.check()
     with pytest.raises(Unavailable):
         left_behind.delete("wren")
 
@@ -681,7 +681,7 @@ def test_jobs_that_redis_lost_are_started_again(world: World, registry: Registry
     """An upload must not stay pending for ever."""
     registry.register("wren", 1)
     world.lose_redis()
-    registry.generation.look()
+    registry.generation.check()
     registry.queue.waiting.clear()
     assert registry.settle("wren") is not None
     assert registry.work() == 2
@@ -756,7 +756,7 @@ def test_an_upload_whose_bytes_were_swept_is_refused(world: World, registry: Reg
 
 
 def test_what_was_deleted_goes_after_the_grace_period(world: World, registry: Registry) -> None:
-    """Until then it can be brought back, and after it nothing of it is left but marks."""
+    """Until then it can be undeleted, and after it nothing of it is left but marks."""
     registry.register("wren", 1)
     registry.work()
     registry.delete("wren")
@@ -788,14 +788,14 @@ def test_a_look_is_put_off_and_one_that_was_asked_for_stays(world: World, regist
     registry.register("wren", 1)
     world.pass_time(11)
     [due] = agenda.due(9)
-    agenda.look_within({WREN: 5})
-    agenda.looked_at(due, again_in=None)
+    agenda.check_within({WREN: 5})
+    agenda.checked(due, again_in=None)
     [still] = agenda.due(9)
-    agenda.looked_at(still, again_in=60)
+    agenda.checked(still, again_in=60)
     assert agenda.due(9) == []
     world.pass_time(61)
     [later] = agenda.due(9)
-    agenda.looked_at(later, again_in=None)
+    agenda.checked(later, again_in=None)
     assert agenda.due(9) == []
 
 

@@ -26,7 +26,7 @@ def second(world: World) -> Registry:
 def lose_redis(world: World, *noticed_by: Registry) -> None:
     world.lose_redis()
     for process in noticed_by:
-        process.generation.look()
+        process.generation.check()
 
 
 @pytest.mark.parametrize("exists", [False, True])

@@ -33,7 +33,7 @@ SHOWN = {
 
 
 def note_taken(picture: Path) -> None:
-    """Note beside a picture which pages it shows."""
+    """Write a file beside a picture that records which pages it shows."""
     _note_of(picture).write_text(_digest_of_pages())
 
 
@@ -51,7 +51,7 @@ def add_pictures(pages: Path) -> None:
 
 
 def missing() -> list[str]:
-    """Return the names of the pictures that were not taken, or that show former pages."""
+    """Return the names of the pictures that were not taken, or that show outdated pages."""
     return [name for name in SHOWN if not _is_current(PICTURES / f"{name}.png")]
 
 

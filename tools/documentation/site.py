@@ -50,7 +50,7 @@ def build(folder: Path) -> Path:
 
 
 def gathered() -> list[str]:
-    """Return the paths of the README and of every file that its pages lead to, from one to the next."""
+    """Return the paths of the README and of every file that can be reached from it by links."""
     found, waiting = set[str](), [_FIRST]
     while waiting:
         if (path := waiting.pop()) not in found:
@@ -63,7 +63,7 @@ def _linked_from(path: str) -> Iterator[str]:
     if path.endswith(".md"):
         for link in _LINK.findall((ROOT / path).read_text()):
             target = ((ROOT / path).parent / link).resolve()
-            # What is missing, or no file, is reported where the links of the site are followed.
+            # A link to a missing file is reported later, when the links of the site are followed.
             if target.is_file() and target.is_relative_to(ROOT):
                 yield str(target.relative_to(ROOT))
 

@@ -7,7 +7,7 @@ import re
 
 import torch
 
-_MEMORY_WAS_SHORT = re.compile(
+_OUT_OF_MEMORY = re.compile(
     r"out of memory"  # torch, the CUDA driver and runtime
     r"|ALLOC_FAILED|ALLOCATION_FAILED"  # cuBLAS, cuDNN, cuFFT: their workspaces are not torch's
     r"|can't allocate memory"  # torch on a CPU
@@ -16,11 +16,11 @@ _MEMORY_WAS_SHORT = re.compile(
 )
 
 
-def memory_was_short(error: Exception) -> bool:
+def is_out_of_memory(error: Exception) -> bool:
     """Return whether an error means that memory was short. Libraries below torch say so only in the text."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
-    return isinstance(error, RuntimeError) and bool(_MEMORY_WAS_SHORT.search(str(error)))
+    return isinstance(error, RuntimeError) and bool(_OUT_OF_MEMORY.search(str(error)))
 
 
 def is_lost(device: torch.device) -> bool:

@@ -12,7 +12,7 @@ from pathlib import Path
 SURPLUS_BYTES = 2 * 2**30
 """The most freed memory that is kept. Clips of different lengths leave gaps in it, so without a bound it
 would grow to several times what any clip needs."""
-_TRIM_THRESHOLD, _MAPPINGS_AT_MOST = -1, -4
+_M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4
 """Parameters of glibc's mallopt(3)."""
 _NEVER, _NONE = -1, 0
 _FIELDS = "arena ordblks smblks hblks hblkhd usmblks fsmblks uordblks fordblks keepcost"
@@ -31,7 +31,7 @@ def keep_freed_memory() -> bool:
     mallopt = getattr(_libc, "mallopt", None)
     if mallopt is None:
         return False
-    return bool(mallopt(_MAPPINGS_AT_MOST, _NONE) and mallopt(_TRIM_THRESHOLD, _NEVER))
+    return bool(mallopt(_M_MMAP_MAX, _NONE) and mallopt(_M_TRIM_THRESHOLD, _NEVER))
 
 
 def give_back_surplus(surplus_bytes: int = SURPLUS_BYTES) -> bool:

@@ -18,7 +18,7 @@ _INSTRUCTIONS = ("avx2", "avx512_f", "avx512_vnni", "avx512_bf16", "avx512_fp16"
 """The CPU features by which torch's libraries choose their kernels."""
 _LIBRARIES = ("numpy", "onnxruntime", "scipy", "transformers")
 """The libraries that compute besides torch. Some are installed only if a profile needs them."""
-_SWITCHES = (
+_KERNEL_VARIABLES = (
     "ATEN_CPU_CAPABILITY",
     "CUBLAS_",
     "CUDNN_",
@@ -60,7 +60,7 @@ def machine_description(device: torch.device) -> dict[str, str]:
         card = torch.cuda.get_device_properties(device)
         description |= {"gpu_uuid": str(card.uuid), "gpu_architecture": f"{card.major}.{card.minor}"}
     description |= {name: _version(name) for name in _LIBRARIES if find_spec(name)}
-    description |= {name: value for name, value in os.environ.items() if name.startswith(_SWITCHES)}
+    description |= {name: value for name, value in os.environ.items() if name.startswith(_KERNEL_VARIABLES)}
     return description
 
 

@@ -15,7 +15,7 @@ import torch
 def exact_float32(device: torch.device) -> Iterator[None]:
     """Turn TF32 and kernel trials off inside the block.
 
-    The switches belong to the whole process, so only one thread at a time may use this.
+    The settings apply to the whole process, so only one thread at a time may use this.
     """
     if device.type != "cuda":
         yield

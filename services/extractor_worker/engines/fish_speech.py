@@ -46,7 +46,7 @@ class FishSpeechExtractor(TorchExtractor[PreparedClip, Tensor]):
 
     A clip that is encoded alone gets the engine's codes. In a batch, on a GPU, sums are made in another
     order, and the latents that the codes are computed from differ by 4e-6. Codes are equal in tests, but
-    where two codebook entries are almost equally near, the other one could be chosen.
+    where two codebook entries are almost equally near, the batch could choose the other one.
 
     Raises:
         WeightsMissing: a file is missing. The message names it and says how to get it.
@@ -90,12 +90,12 @@ class FishSpeechExtractor(TorchExtractor[PreparedClip, Tensor]):
 
         The encoder is causal, so the zeros after a clip reach none of its frames.
         """
-        most_frames = int(self.batch_seconds * self.codec.sample_rate / self.codec.samples_per_frame)
+        max_frames = int(self.batch_seconds * self.codec.sample_rate / self.codec.samples_per_frame)
         codes: dict[int, Tensor] = {}
-        for group in _groups([clip.frames for clip in prepared], most_frames):
-            together = self._encode_together([prepared[place] for place in group])
+        for group in _groups([clip.frames for clip in prepared], max_frames):
+            together = self._encode_together([prepared[index] for index in group])
             codes |= dict(zip(group, together, strict=True))
-        return [codes[place] for place in range(len(prepared))]
+        return [codes[index] for index in range(len(prepared))]
 
     def _encode_together(self, clips: Sequence[PreparedClip]) -> list[Tensor]:
         longest = max(len(clip.samples) for clip in clips)
@@ -119,17 +119,17 @@ class Audio8Extractor(FishSpeechExtractor):
     codec = CodecConfig(straight_through=False)
 
 
-def _groups(frames: Sequence[int], most_frames: int) -> Iterator[list[int]]:
+def _groups(frames: Sequence[int], max_frames: int) -> Iterator[list[int]]:
     """Yield the indices of clips to encode in one batch, shortest clips first, to keep padding short.
 
-    A batch, padded to its longest clip, has at most `most_frames` frames. A longer clip is encoded alone.
+    A batch, padded to its longest clip, has at most `max_frames` frames. A longer clip is encoded alone.
     """
     group: list[int] = []
-    for place in sorted(range(len(frames)), key=lambda place: frames[place]):
-        if group and (len(group) + 1) * frames[place] > most_frames:
+    for index in sorted(range(len(frames)), key=lambda index: frames[index]):
+        if group and (len(group) + 1) * frames[index] > max_frames:
             yield group
             group = []
-        group.append(place)
+        group.append(index)
     if group:
         yield group
 

@@ -40,7 +40,7 @@ from speaker_registry.errors import AudioTooShort, WeightsInvalid
 
 _CONFIG, _TENSORS = "audio_tokenizer/config.json", "audio_tokenizer/model.safetensors"
 
-_ANOTHER = (
+_OTHER_MODEL = (
     "not Higgs Audio's tokenizer; bosonai/higgs-audio-v2-tokenizer, for one, has a copy of the 3B language "
     "model under this name"
 )
@@ -192,13 +192,13 @@ def _weights(loading: Loading) -> tuple[CodecConfig, Mapping[str, Tensor], Mappi
     checkpoint = loading.checkpoint()
     codec = _read_config(checkpoint)
     parts = (*PARTS, *(f"semantic_model.{part}" for part in HUBERT_PARTS))
-    tensors = checkpoint.read_parts(_TENSORS, parts, codec_layout(codec), if_none=_ANOTHER)
+    tensors = checkpoint.read_parts(_TENSORS, parts, codec_layout(codec), if_none=_OTHER_MODEL)
     return codec, tensors, checkpoint.fingerprint_inputs([_TENSORS])
 
 
 def _read_config(checkpoint: Checkpoint) -> CodecConfig:
     published = checkpoint.read_json(_CONFIG)
-    expect(_CONFIG, published, "model_type", "higgs_audio_v2_tokenizer", why=f": this is {_ANOTHER}")
+    expect(_CONFIG, published, "model_type", "higgs_audio_v2_tokenizer", why=f": this is {_OTHER_MODEL}")
     parts = {name: _part(published, f"{name}_model_config") for name in ("acoustic", "semantic")}
     expect(f"{_CONFIG}: acoustic_model_config", parts["acoustic"], "model_type", "dac")
     expect(f"{_CONFIG}: semantic_model_config", parts["semantic"], "model_type", "hubert")

@@ -40,7 +40,9 @@ from speaker_registry.errors import WeightsInvalid
 _CONFIG, _TENSORS = "config.json", "model.safetensors"
 _CODEC_CONFIG, _CODEC_TENSORS = f"speech_tokenizer/{_CONFIG}", f"speech_tokenizer/{_TENSORS}"
 
-_ONLY_BASE = "a CustomVoice or VoiceDesign model, which has no speaker encoder; only Base models clone voices"
+_NOT_A_BASE_MODEL = (
+    "a CustomVoice or VoiceDesign model, which has no speaker encoder; only Base models clone voices"
+)
 _SAMPLE_RATE = 24_000
 _CODEBOOKS = 16
 """The number of codebooks that are used. The published codec has 32."""
@@ -173,7 +175,10 @@ def _weights(loading: Loading, width: int) -> _Weights:
         speaker, codec = _read_speaker_config(checkpoint, width), _read_codec_config(checkpoint)
         inputs = checkpoint.fingerprint_inputs([_TENSORS, _CODEC_TENSORS])
         speaker_tensors = checkpoint.read_tensors(
-            _TENSORS, "speaker_encoder.", layout_of(partial(SpeakerEncoder, speaker)), if_none=_ONLY_BASE
+            _TENSORS,
+            "speaker_encoder.",
+            layout_of(partial(SpeakerEncoder, speaker)),
+            if_none=_NOT_A_BASE_MODEL,
         )
         codec_tensors = checkpoint.read_tensors(_CODEC_TENSORS, "encoder.", codec_layout(codec))
     return _Weights(
@@ -188,7 +193,7 @@ def _weights(loading: Loading, width: int) -> _Weights:
 def _read_speaker_config(checkpoint: Checkpoint, width: int) -> SpeakerEncoderConfig:
     published = checkpoint.read_json(_CONFIG)
     expect(_CONFIG, published, "model_type", "qwen3_tts")
-    expect(_CONFIG, published, "tts_model_type", "base", why=f": this is {_ONLY_BASE}")
+    expect(_CONFIG, published, "tts_model_type", "base", why=f": this is {_NOT_A_BASE_MODEL}")
     config = read_config(
         SpeakerEncoderConfig, published.get("speaker_encoder_config"), f"{_CONFIG}: speaker_encoder_config"
     )

@@ -25,7 +25,7 @@ from speaker_registry.errors import InvalidArtifact
 
 MAX_FILE_BYTES = 64 * 1024**2
 _MEMORY_BYTES = 512 * 1024**2
-"""The memory that reading a file may use, besides the memory that torch itself uses."""
+"""The memory that reading a file may use, in addition to the memory that torch itself uses."""
 _SECONDS = 60.0
 _TENSOR = "voice_embedding"
 
@@ -72,11 +72,11 @@ def _read_guarded() -> None:
     torch.set_num_threads(1)
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         # Read each dtype once: torch inspects the processor and imports modules when it first needs them.
-        rehearsal = io.BytesIO()
-        torch.save(torch.zeros(1, 64, dtype=dtype), rehearsal)
-        _to_npy(rehearsal.getvalue())
-    taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
-    lockdown.limit_resources(taken + _MEMORY_BYTES, int(_SECONDS))
+        example = io.BytesIO()
+        torch.save(torch.zeros(1, 64, dtype=dtype), example)
+        _to_npy(example.getvalue())
+    used_bytes = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    lockdown.limit_resources(used_bytes + _MEMORY_BYTES, int(_SECONDS))
     lockdown.forbid_system_calls()
     sys.stdout.buffer.write(_to_npy(sys.stdin.buffer.read(MAX_FILE_BYTES)))
     sys.stdout.buffer.flush()
@@ -117,5 +117,7 @@ def main(words: Sequence[str], program: str) -> int:
 
 if __name__ == "__main__":
     if sys.argv[1:] != ["--guarded"]:
-        sys.exit("This module only reads for `python -m services.extractor_worker convert-voice`: use that.")
+        sys.exit(
+            "This module is run by `python -m services.extractor_worker convert-voice`. Use that command."
+        )
     _read_guarded()

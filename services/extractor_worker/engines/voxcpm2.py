@@ -1,8 +1,9 @@
 """The extractor for VoxCPM2. It makes latents of the engine's audio VAE, in patches of four frames.
 
-The artifact has two tensors, which differ in where zeros pad the clip to whole patches. In the reference,
-`ref_audio_feat`, zeros follow the clip. In the beginning that is to be continued, `audio_feat`, zeros precede
-it. Both are made for every clip. The second is kept only if the clip has a transcript.
+The artifact has two tensors, which differ in where zeros pad the clip to whole patches. In `ref_audio_feat`,
+the reference whose voice the engine imitates, zeros follow the clip. In `audio_feat`, the prompt that the
+engine continues, zeros precede the clip. Both are made for every clip. The second is kept only if the clip
+has a transcript.
 """
 
 from collections.abc import Mapping, Sequence

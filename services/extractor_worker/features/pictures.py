@@ -19,13 +19,11 @@ from services.shared.audio import ReferenceAudio
 from services.shared.model.pictures import Picture
 
 _COLUMNS = 500
-"""Maximum number of columns of the waveform. Each shows the least and the greatest sample of its time."""
+"""Maximum number of columns of the waveform. Each shows the least and the greatest of its samples."""
 _WIDTH, _HEIGHT = 1000, 160
 """The size of the waveform in pixels of its own scale."""
 _MOST_MARKS = 60
-"""Maximum number of lines in a waveform. It has a line for each second if there are no more of them than
-this.
-"""
+"""Maximum number of lines that mark seconds in a waveform. The waveform of a longer clip has none."""
 _QUIETEST_PEAK = 1e-3
 """A waveform is as high as its peak, but noise below this (-60 dBFS) is not magnified to the full height."""
 
@@ -141,6 +139,6 @@ def png(levels: NDArray[np.uint8]) -> bytes:
 
 def _palette() -> NDArray[np.uint8]:
     """Return the colour of each level: uint8 [256, 4], of which the first channel is the opacity."""
-    given = np.linspace(0, _BRIGHTEST, len(_COLOURS))
-    channels = [np.interp(np.arange(256), given, channel) for channel in _COLOURS.T]
+    levels = np.linspace(0, _BRIGHTEST, len(_COLOURS))
+    channels = [np.interp(np.arange(256), levels, channel) for channel in _COLOURS.T]
     return np.stack([np.full(256, 255.0), *channels], axis=-1).round().astype(np.uint8)

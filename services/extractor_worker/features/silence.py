@@ -56,15 +56,15 @@ def without_silence(
     """
     clip = _without_pauses(_milliseconds(samples, sample_rate // 1000), rules)
     clip = clip[max(0, _leading_silence(clip, rules) - rules.kept_before) :]
-    behind = max(0, _leading_silence(clip[::-1], rules) - rules.kept_after)
-    clip = clip[: len(clip) - behind]
+    trailing = max(0, _leading_silence(clip[::-1], rules) - rules.kept_after)
+    clip = clip[: len(clip) - trailing]
     return clip.reshape(-1).astype(np.float32) / np.float32(_FULL_SCALE)
 
 
 def _milliseconds(samples: NDArray[np.float32], each: int) -> Milliseconds:
     """Split a clip into milliseconds: [M, K].
 
-    A rest of more than half a millisecond is filled up with zeros. A shorter rest is dropped.
+    A remainder of more than half a millisecond is filled up with zeros. A shorter remainder is dropped.
     """
     levels = (samples * np.float32(_FULL_SCALE)).clip(-_FULL_SCALE, _FULL_SCALE - 1).astype(np.int16)
     count = round(1000 * (len(levels) / (1000 * each)))
@@ -74,11 +74,12 @@ def _milliseconds(samples: NDArray[np.float32], each: int) -> Milliseconds:
 
 
 def _without_pauses(clip: Milliseconds, rules: SilenceRules) -> Milliseconds:
-    kept = [clip[start:end] for start, end in _kept(_sounds(clip, rules), len(clip), rules.longest_pause)]
+    ranges = _with_margins(_sounds(clip, rules), len(clip), rules.longest_pause)
+    kept = [clip[start:end] for start, end in ranges]
     return np.concatenate(kept) if kept else clip[:0]
 
 
-def _kept(sounds: Ranges, length: int, margin: int) -> Ranges:
+def _with_margins(sounds: Ranges, length: int, margin: int) -> Ranges:
     """Add a margin to both sides of each sound. Where two margins overlap, they share the gap equally."""
     starts = [start - margin for start, _ in sounds]
     ends = [end + margin for _, end in sounds]

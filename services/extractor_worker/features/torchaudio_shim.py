@@ -28,20 +28,20 @@ _TORCHAUDIO = "torchaudio"
 def import_with_torchaudio(name: str) -> ModuleType:
     """Import a module whose own `import torchaudio` needs no more than `torchaudio.functional.resample`.
 
-    The module gets the real torchaudio if that imports. Otherwise it is made once, with the stand-in, and
-    later imports return the same module.
+    The module gets the real torchaudio if that can be imported. Otherwise the module is loaded once, with the
+    stand-in, and later imports return the same module.
     """
     if real_torchaudio.imported():
         return importlib.import_module(name)
-    return sys.modules.get(name) or _made(name)
+    return sys.modules.get(name) or _loaded_with_stand_in(name)
 
 
-def _made(name: str) -> ModuleType:
+def _loaded_with_stand_in(name: str) -> ModuleType:
     spec = find_spec(name)
     if spec is None or spec.loader is None:
         raise ModuleNotFoundError(f"No module named {name!r}", name=name)
     module = module_from_spec(spec)
-    # Code uses the builtins of the namespace that it runs in, and its import statements use their __import__.
+    # An import statement calls the `__import__` among the builtins of the namespace that its code runs in.
     vars(module)["__builtins__"] = {**vars(builtins), "__import__": _import_with(_stand_in())}
     sys.modules[name] = module
     try:
@@ -53,10 +53,10 @@ def _made(name: str) -> ModuleType:
 
 
 def _import_with(stand_in: ModuleType) -> Callable[..., ModuleType]:
-    def imported(name: str, *place: Any, **named: Any) -> ModuleType:
-        return stand_in if name == _TORCHAUDIO else builtins.__import__(name, *place, **named)
+    def import_module(name: str, *positional: Any, **keywords: Any) -> ModuleType:
+        return stand_in if name == _TORCHAUDIO else builtins.__import__(name, *positional, **keywords)
 
-    return imported
+    return import_module
 
 
 def _stand_in() -> ModuleType:

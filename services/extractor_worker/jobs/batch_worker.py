@@ -7,7 +7,7 @@ audio or models: `pipeline/extraction.py` decides which clips are encoded at onc
 
 The process exits with 0 after SIGTERM, when it has finished its jobs. It exits with `EXIT_UNFINISHED` (75) if
 a batch hung, if a handler raised SystemExit with that status, or if it had to stop while Redis was away and
-could not record results. The unfinished jobs come back.
+could not record results. The unfinished jobs return to their queues when their leases run out.
 """
 
 import json
@@ -70,12 +70,13 @@ class BatchWorker(BaseWorker):
         queues: names of the queues, which take turns.
         handlers: the handlers by the name of a job's function. Other functions are not run.
         connection: a client of Redis that answers in bytes. Only its address and credentials are used.
-        name: the worker's name, unique also among workers of the past minutes. By default one is generated.
+        name: the worker's name, which no other worker of the past minutes may have had. By default one is
+            generated.
         on_beat: is called after each heartbeat, in the heartbeat's thread.
-        serves: returns whether jobs are taken from a queue now, by its name. Jobs that were taken are
-            finished.
-        comes_last: returns whether jobs are taken from a queue, by its name, only while no other queue has
-            any.
+        serves: takes the name of a queue, and returns whether jobs may be taken from it now. Jobs that were
+            already taken are finished.
+        comes_last: takes the name of a queue, and returns whether its jobs are taken only while no other
+            queue has any.
     """
 
     def __init__(
@@ -123,13 +124,13 @@ class BatchWorker(BaseWorker):
             stuck_seconds=settings.stuck_seconds,
         )
         self._next_maintenance = 0.0
-        self._woken: dict[Any, Any] = {queue.wake_key: "0" for queue in self._job_queues}
+        self._last_wake_ids: dict[Any, Any] = {queue.wake_key: "0" for queue in self._job_queues}
 
-    # -- life --
+    # -- lifecycle --
 
     @property
     def connection_timeout(self) -> int:
-        """Return less than the timeout of our client, which RQ would otherwise raise to seven minutes."""
+        """Return 0, so that RQ keeps the timeout of our client. Otherwise it would raise it to 7 minutes."""
         return 0
 
     @property
@@ -138,7 +139,7 @@ class BatchWorker(BaseWorker):
         return bool(self._stop_requested)
 
     def progress(self) -> None:
-        """Give the running batch its full time again. Handlers that work in steps call this."""
+        """Restart the time limit of the running batch. Handlers that work in steps call this after each."""
         self._heartbeat.progress()
 
     def work(self, burst: bool = False) -> bool:  # type: ignore[override]
@@ -175,8 +176,8 @@ class BatchWorker(BaseWorker):
         self._stop_requested = True
 
     def _announce(self, pipeline: Pipeline) -> None:
-        """Write everything that makes this process a worker for RQ. It may have been lost or cleaned up
-        since.
+        """Register this process as a worker of RQ. Each heartbeat repeats this, because Redis may have lost
+        the registration, or RQ may have cleaned it up.
         """
         self.ip_address = self.ip_address or self._own_address()
         self.last_heartbeat = now()
@@ -187,7 +188,7 @@ class BatchWorker(BaseWorker):
         worker_registration.register(self, pipeline)
 
     def _own_address(self) -> str:
-        """Return the address that RQ's tools show. No error here may cost a heartbeat."""
+        """Return the address that RQ's tools show. Errors are ignored, so that none prevents a heartbeat."""
         try:
             return str(self.connection.client_info()["addr"])
         except Exception:  # noqa: BLE001  it may be forbidden; redis-py cannot parse a path with a blank
@@ -202,8 +203,8 @@ class BatchWorker(BaseWorker):
     # -- taking jobs --
 
     def _next_batch(self, burst: bool) -> Batch | None:
-        """Wait for a batch, also while Redis is away. Returns None if the worker is to stop, or in a `burst`
-        if no job is left.
+        """Wait for a batch, and go on waiting while Redis is away. Returns None if the worker is to stop, or
+        in a `burst` if no job is left.
         """
         pause = 0.1
         while not self._stop_requested:
@@ -234,7 +235,7 @@ class BatchWorker(BaseWorker):
 
     def _take(self) -> Batch | None:
         """Take jobs from the first queue that has any. That queue comes last the next time, so that a busy
-        queue does not keep the others from their turns.
+        queue does not starve the others.
         """
         queues = self._served
         with self.connection.pipeline(transaction=False) as pipeline:
@@ -242,19 +243,19 @@ class BatchWorker(BaseWorker):
             for queue in queues:
                 pipeline.llen(queue.key)
             suspended, *lengths = pipeline.execute()
-        self._show(WorkerStatus.SUSPENDED if suspended else WorkerStatus.IDLE)
+        self._set_state_if_changed(WorkerStatus.SUSPENDED if suspended else WorkerStatus.IDLE)
         if suspended:
             return None
         for queue, length in zip(queues, lengths, strict=True):
             if batch := self._take_from(queue, length):
-                turn = self._job_queues.index(queue) + 1
-                self._job_queues = self._job_queues[turn:] + self._job_queues[:turn]
+                following = self._job_queues.index(queue) + 1
+                self._job_queues = self._job_queues[following:] + self._job_queues[:following]
                 return batch
         return None
 
     def _take_from(self, queue: JobQueue, length: int) -> Batch | None:
         while length and (taken := queue.take(min(length, self.settings.batch_size))):
-            if batch := self._leases.claim(queue, taken, self._show_busy):
+            if batch := self._leases.claim(queue, taken, self._set_busy):
                 return batch
         return None
 
@@ -263,10 +264,10 @@ class BatchWorker(BaseWorker):
         served = (queue for queue in self._job_queues if self._serves(queue.name))
         return sorted(served, key=lambda queue: self._comes_last(queue.name))
 
-    def _show_busy(self, pipeline: Pipeline) -> None:
+    def _set_busy(self, pipeline: Pipeline) -> None:
         self.set_state(WorkerStatus.BUSY, pipeline=pipeline)
 
-    def _show(self, state: WorkerStatus) -> None:
+    def _set_state_if_changed(self, state: WorkerStatus) -> None:
         if state != self.get_state():
             self.set_state(state)
 
@@ -275,12 +276,12 @@ class BatchWorker(BaseWorker):
         if self.get_state() == WorkerStatus.SUSPENDED:
             return self._pause(self.settings.poll_seconds)
         block = int(self.settings.poll_seconds * 1000)
-        seen: dict[Any, Any] = {queue.wake_key: self._woken[queue.wake_key] for queue in self._served}
+        seen: dict[Any, Any] = {queue.wake_key: self._last_wake_ids[queue.wake_key] for queue in self._served}
         if not seen:
             return self._pause(self.settings.poll_seconds)
-        news: Any = self.connection.xread(seen, count=1, block=block)
-        for key, entries in news or []:
-            self._woken[key.decode()] = entries[-1][0]
+        wakes: Any = self.connection.xread(seen, count=1, block=block)
+        for key, entries in wakes or []:
+            self._last_wake_ids[key.decode()] = entries[-1][0]
         return None
 
     # -- running and recording --
@@ -307,8 +308,8 @@ class BatchWorker(BaseWorker):
         return results
 
     def _finish(self, batch: Batch, results: Mapping[str, object]) -> None:
-        """Record the results. While Redis is away, try until the leases end, because others take the jobs
-        then.
+        """Record the results. While Redis is away, try until the leases run out, because other workers take
+        the jobs then.
         """
         ended, pause = now(), 0.1
         deadline = time.monotonic() + self.settings.lease_seconds
@@ -344,7 +345,7 @@ class BatchWorker(BaseWorker):
 def _without_retries(connection: Redis, poll_seconds: float) -> Redis:
     """Return a client of the same server that reports each failure at once.
 
-    redis-py's own ten retries would keep a stopping worker for a minute. This module decides about retries.
+    redis-py's own ten retries would delay a stopping worker by a minute. This module decides about retries.
     """
     pool = connection.connection_pool
     options = get_connection_kwargs(connection) | {
@@ -360,20 +361,23 @@ def call(handler: Handler, jobs: Sequence[QueuedJob]) -> list[object]:
     try:
         results = list(handler(jobs))
         if len(results) != len(jobs):
-            raise HandlerContractError(f"{len(results)} results for {len(jobs)} jobs")
+            raise HandlerContractError(f"the handler returned {len(results)} results for {len(jobs)} jobs")
     except Exception as error:  # noqa: BLE001  recorded with each of its jobs
         return [error] * len(jobs)
     return [result if isinstance(result, Exception) else _checked(result) for result in results]
 
 
 def _checked(result: object) -> object:
-    """Return the result if it is JSON of acceptable size, else an error. RQ would call the job finished."""
+    """Return the result if it is JSON of an accepted size, and otherwise an error.
+
+    RQ itself would record a job with any other result as finished.
+    """
     try:
         size = len(json.dumps(result))
     except (TypeError, ValueError, RecursionError) as error:
         return HandlerContractError(f"a result is not JSON: {error}")
     if size > MAX_RESULT_BYTES:
-        return HandlerContractError(f"a result has {size} bytes, at most {MAX_RESULT_BYTES} go through Redis")
+        return HandlerContractError(f"a result has {size} bytes; at most {MAX_RESULT_BYTES} are accepted")
     return result
 
 

@@ -24,17 +24,17 @@ def write_beat(file: Path | None) -> None:
     if file is None:
         return
     # The monotonic clock cannot be set, and all processes of a machine share it.
-    written = file.with_name(f"{file.name}.new")
+    unfinished = file.with_name(f"{file.name}.new")
     try:
-        written.write_text(f"{time.monotonic()}\n")
-        written.replace(file)  # readers see the old time or the new one
+        unfinished.write_text(f"{time.monotonic()}\n")
+        unfinished.replace(file)  # readers see the old time or the new one
     except OSError as error:
         log.warning("beat_file.failed", error=str(error))
 
 
-def forget() -> None:
-    """Remove the file of an earlier process. With that file, a new process would seem to have started, and
-    would get no time to load its models.
+def remove_stale() -> None:
+    """Remove the file that an earlier process left behind. Health checks would take that process's heartbeat
+    for one of the new process, which would then get no time to load its models.
     """
     try:
         file = WorkerSettings().beat_file
@@ -46,10 +46,10 @@ def forget() -> None:
         log.warning("beat_file.failed", error=str(error))
 
 
-def complaint(file: Path | None, max_seconds: float) -> str | None:
+def problem_with(file: Path | None, max_seconds: float) -> str | None:
     """Return what is wrong with the worker that writes the file, or None if nothing is."""
     if file is None:
-        return "SPEAKER_WORKER_BEAT_FILE is not set: the worker writes no beats"
+        return "SPEAKER_WORKER_BEAT_FILE is not set, so the worker does not write its heartbeats to a file"
     try:
         age = time.monotonic() - float(file.read_text())
     except FileNotFoundError:
@@ -57,7 +57,7 @@ def complaint(file: Path | None, max_seconds: float) -> str | None:
     except (OSError, ValueError) as error:
         return f"{file} cannot be read: {error}"
     if not 0 <= age <= max_seconds:
-        return f"the last beat in {file} is {age:.0f} s old; at most {max_seconds} s are allowed"
+        return f"the last heartbeat in {file} is {age:.0f} s old; at most {max_seconds} s are allowed"
     return None
 
 
@@ -68,8 +68,8 @@ def main() -> int:
     except ValidationError as error:
         print(explain(error), file=sys.stderr)
         return NOT_HEALTHY
-    # Without a heartbeat, the worker's jobs go to others after this time.
-    fault = complaint(settings.beat_file, settings.lease_seconds)
-    if fault:
-        print(fault, file=sys.stderr)
-    return NOT_HEALTHY if fault else HEALTHY
+    # A worker that sends no heartbeat for this time loses its jobs to other workers.
+    problem = problem_with(settings.beat_file, settings.lease_seconds)
+    if problem:
+        print(problem, file=sys.stderr)
+    return NOT_HEALTHY if problem else HEALTHY

@@ -26,21 +26,21 @@ from services.extractor_worker.jobs.beat_file import write_beat
 log = structlog.get_logger(__name__)
 
 EXIT_UNFINISHED = 75
-"""The exit status EX_TEMPFAIL: the process left jobs unfinished, which come back after their lease. Start
-another process.
+"""The exit status EX_TEMPFAIL: the process left jobs unfinished, which return to their queues when their
+leases run out. Start another process.
 """
 
-LOOK_SECONDS = 1.0
-"""The time between two checks of the watchdog's deadline, for which nothing wakes the thread."""
+CHECK_SECONDS = 1.0
+"""The time between two checks of the watchdog's deadline. Setting a deadline does not wake the thread."""
 
 JOIN_SECONDS = 5
-"""The time for which `stop` waits for a last heartbeat. In a network that drops packets it may take longer,
-and ends with the process.
+"""The time for which `stop` waits for a last heartbeat. In a network that drops packets, a heartbeat may take
+longer, and is then abandoned when the process ends.
 """
 
 LAST_RESORT_SECONDS = 10
-"""A hanging function that keeps the interpreter's lock stops this thread, too. Then faulthandler's watchdog,
-which needs no lock, ends the process with status 1 this many seconds later.
+"""A function that hangs while it holds the global interpreter lock stops this thread, too. In that case
+faulthandler's watchdog, which needs no lock, ends the process with status 1 this many seconds later.
 """
 
 
@@ -53,7 +53,7 @@ class Heartbeat:
         lease_seconds: how long a job belongs to the worker after a heartbeat.
         beat_seconds: the time between two heartbeats.
         on_beat: is called after each heartbeat, in its thread.
-        beat_file: is written at each heartbeat, even while Redis does not answer.
+        beat_file: the file that is written at each heartbeat, even while Redis does not answer.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Heartbeat:
         self._on_beat = on_beat
         self._beat_file = beat_file
         self._held: tuple[tuple[Job, Execution], ...] = ()
-        self._seconds = math.inf
+        self._limit_seconds = math.inf
         self._deadline = math.inf
         self._stopped = threading.Event()
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
@@ -91,24 +91,25 @@ class Heartbeat:
 
     def watch(self, seconds: float) -> None:
         """End the process unless `watch`, `progress` or `unwatch` is called again within this time."""
-        self._seconds = seconds
+        self._limit_seconds = seconds
         self.progress()
 
     def progress(self) -> None:
-        """Give the running batch its full time again."""
-        if math.isinf(self._seconds):
+        """Restart the time limit of the running batch."""
+        if math.isinf(self._limit_seconds):
             return
-        self._deadline = time.monotonic() + self._seconds
-        last_resort = self._seconds + self._beat_seconds + LAST_RESORT_SECONDS
+        self._deadline = time.monotonic() + self._limit_seconds
+        last_resort = self._limit_seconds + self._beat_seconds + LAST_RESORT_SECONDS
         faulthandler.dump_traceback_later(last_resort, exit=True, file=sys.__stderr__ or sys.stderr)
 
     def unwatch(self) -> None:
-        self._seconds = self._deadline = math.inf
+        """End the time limit that `watch` began."""
+        self._limit_seconds = self._deadline = math.inf
         faulthandler.cancel_dump_traceback_later()
 
     def _run(self) -> None:
         next_beat = time.monotonic()
-        while not self._stopped.wait(min(LOOK_SECONDS, max(0.0, next_beat - time.monotonic()))):
+        while not self._stopped.wait(min(CHECK_SECONDS, max(0.0, next_beat - time.monotonic()))):
             if time.monotonic() >= self._deadline:
                 self._exit_hung()
             if time.monotonic() >= next_beat:
@@ -126,11 +127,11 @@ class Heartbeat:
             if self._on_beat:
                 self._on_beat()
         except Exception as error:  # noqa: BLE001  without this thread, every lease would run out
-            where = None if isinstance(error, RedisError) else traceback.format_exc()
-            log.warning("heartbeat.failed", error=str(error), traceback=where)
+            trace = None if isinstance(error, RedisError) else traceback.format_exc()
+            log.warning("heartbeat.failed", error=str(error), traceback=trace)
 
     def _exit_hung(self) -> None:
-        log.critical("worker.hung", jobs=[job.id for job, _ in self._held], seconds=self._seconds)
+        log.critical("worker.hung", jobs=[job.id for job, _ in self._held], seconds=self._limit_seconds)
         faulthandler.dump_traceback(file=sys.__stderr__ or sys.stderr, all_threads=True)
         sys.stdout.flush()
         os._exit(EXIT_UNFINISHED)

@@ -1,9 +1,9 @@
 """Takes, claims and ends the jobs of one worker. Each step happens completely or not at all.
 
 A job is always in one of RQ's structures, because it is moved and never popped. Claiming and ending are one
-transaction each, under WATCH of the jobs. A job's hash names the start that holds it; any other start has
-lost it. This module neither runs jobs nor waits for Redis: failures go to the caller, and every step can be
-repeated.
+transaction each, under WATCH of the jobs. The hash of a job names the execution that owns the job. Any other
+execution has lost it. This module neither runs jobs nor waits for Redis: failures go to the caller, and every
+step can be repeated.
 """
 
 import copy
@@ -42,7 +42,7 @@ AddCommands = Callable[[Pipeline], None]
 
 @dataclass(frozen=True)
 class Plan:
-    """The decision about jobs that were taken from the queue."""
+    """What to do with each of the jobs that were taken from a queue."""
 
     start: list[QueuedJob] = field(default_factory=list)
     hand_back: list[bytes] = field(default_factory=list)
@@ -52,7 +52,7 @@ class Plan:
 
 @dataclass(frozen=True)
 class Batch:
-    """Jobs of one queue that this worker has started, and the start of each by job id."""
+    """Jobs of one queue that this worker has started, and their executions by job id."""
 
     queue: JobQueue
     jobs: Sequence[QueuedJob]
@@ -61,9 +61,7 @@ class Batch:
 
 @dataclass(frozen=True)
 class Recorded:
-    """Ids of the jobs of a batch, by how they ended. A lost job was canceled or deleted, or its lease ran
-    out.
-    """
+    """The ids of a batch's jobs, by outcome. A lost job was canceled or deleted, or its lease ran out."""
 
     finished: frozenset[str]
     failed: frozenset[str]
@@ -89,7 +87,8 @@ class JobLeases:
         self._functions = functions
 
     def claim(self, queue: JobQueue, taken: Sequence[bytes], add_commands: AddCommands) -> Batch | None:
-        """Start those jobs that are still queued, and return them. The others are put where they belong.
+        """Start those jobs that are still queued, and return them. The others are handed back to the queue,
+        dropped or quarantined.
 
         If two workers have taken the same job, one of them starts it.
 
@@ -103,7 +102,7 @@ class JobLeases:
                 stored = self._read(taken)
                 plan = plan_start(queue, taken, stored, self._functions)
                 pipeline.multi()
-                self._tidy(queue, plan, stored, pipeline)
+                self._resolve_unstarted(queue, plan, stored, pipeline)
                 executions = {job.id: self._start(queue, job, pipeline) for job in plan.start}
                 if executions:
                     add_commands(pipeline)
@@ -121,7 +120,9 @@ class JobLeases:
                 pipeline.hgetall(job_key(job_id))
             return dict(zip(job_ids, pipeline.execute(raise_on_error=False), strict=True))
 
-    def _tidy(self, queue: JobQueue, plan: Plan, stored: Mapping[bytes, Any], pipeline: Pipeline) -> None:
+    def _resolve_unstarted(
+        self, queue: JobQueue, plan: Plan, stored: Mapping[bytes, Any], pipeline: Pipeline
+    ) -> None:
         for job_id in plan.drop:
             pipeline.lrem(queue.intermediate_queue_key, 1, cast(str, job_id))
         for job_id in reversed(plan.hand_back):  # each goes to the head, so the first must come last
@@ -145,31 +146,33 @@ class JobLeases:
         ended: datetime,
         add_commands: Callable[[Pipeline, Recorded], None],
     ) -> Recorded:
-        """Write how the jobs ended that still belong to this worker: with a result, a failure, or a retry.
+        """Record the outcome of each job that this worker still owns: a result, a failure or a retry.
 
         Args:
             batch: the batch that `claim` returned.
             results: for each job id the JSON result, or the exception that ended the job.
             ended: the time at which the batch ended.
-            add_commands: adds commands to the same transaction, whatever became of the jobs.
+            add_commands: adds commands to the same transaction, even if the worker has lost all of the jobs.
         """
         with self._redis.pipeline() as pipeline:
             pipeline.watch(*(job.key for job in batch.jobs))  # type: ignore[no-untyped-call]
-            ours = self._still_ours(batch.jobs)
+            owned = self._still_owned(batch.jobs)
             pipeline.multi()
             for job in batch.jobs:
                 batch.executions[job.id].delete(job=job, pipeline=pipeline)
-                if job.id in ours:
+                if job.id in owned:
                     # A copy, because RQ's functions change the job, and this may have to be repeated.
                     self._end(batch, copy.copy(job), results[job.id], ended, pipeline)
-            failed = {job_id for job_id in ours if isinstance(results[job_id], Exception)}
-            recorded = Recorded(frozenset(ours - failed), frozenset(failed), frozenset(results.keys() - ours))
+            failed = {job_id for job_id in owned if isinstance(results[job_id], Exception)}
+            recorded = Recorded(
+                frozenset(owned - failed), frozenset(failed), frozenset(results.keys() - owned)
+            )
             add_commands(pipeline, recorded)
             pipeline.execute()
         _report(batch.jobs, results, recorded)
         return recorded
 
-    def _still_ours(self, jobs: Sequence[QueuedJob]) -> set[str]:
+    def _still_owned(self, jobs: Sequence[QueuedJob]) -> set[str]:
         with self._redis.pipeline(transaction=False) as pipeline:
             for job in jobs:
                 pipeline.hmget(job.key, "status", "execution")
@@ -178,29 +181,34 @@ class JobLeases:
 
     def _end(self, batch: Batch, job: QueuedJob, result: object, ended: datetime, pipeline: Pipeline) -> None:
         job.ended_at, execution = ended, batch.executions[job.id]
-        start: dict[str, Any] = {
+        execution_fields: dict[str, Any] = {
             "worker_name": self._worker,
             "execution_id": execution.id,
             "execution_started_at": execution.created_at,
             "execution_ended_at": ended,
         }
         if not isinstance(result, Exception):
-            _finish(job, result, start, pipeline)
+            _finish(job, result, execution_fields, pipeline)
         elif fails_for_good(job, result):
             job.set_status(JobStatus.FAILED, pipeline=pipeline)
-            job._handle_failure(_traceback(result), pipeline, **start)
+            job._handle_failure(_traceback(result), pipeline, **execution_fields)
         else:
             job.retry(batch.queue, pipeline)
             batch.queue.move_to_turn(job.id, job.tenant, pipeline)
 
 
-def _finish(job: QueuedJob, result: object, start: Mapping[str, Any], pipeline: Pipeline) -> None:
-    """Write what RQ's `_handle_success` writes, without unchanged fields, which takes half the time."""
-    ended = utcformat(start["execution_ended_at"])
+def _finish(job: QueuedJob, result: object, execution_fields: Mapping[str, Any], pipeline: Pipeline) -> None:
+    """Write what RQ's `_handle_success` writes, except unchanged fields. That halves the time."""
+    ended = utcformat(execution_fields["execution_ended_at"])
     pipeline.hset(job.key, mapping={"status": JobStatus.FINISHED, "ended_at": ended})
     pipeline.expire(job.key, RESULT_SECONDS)
     Result.create(
-        job, Result.Type.SUCCESSFUL, RESULT_SECONDS, return_value=result, pipeline=pipeline, **start
+        job,
+        Result.Type.SUCCESSFUL,
+        RESULT_SECONDS,
+        return_value=result,
+        pipeline=pipeline,
+        **execution_fields,
     )
     job.finished_job_registry.add(job, RESULT_SECONDS, pipeline)
 
@@ -211,8 +219,8 @@ def plan_start(
     stored: Mapping[bytes, Mapping[bytes, bytes] | Exception],
     functions: Mapping[str, object],
 ) -> Plan:
-    """Decide what happens to jobs that were taken from the queue, in its order. A job that was started before
-    is started alone.
+    """Decide what happens to jobs that were taken from the queue, in the order of the queue. A job that was
+    started before is started alone.
     """
     plan = Plan()
     for job_id in dict.fromkeys(taken):
@@ -231,7 +239,11 @@ def plan_start(
 
 
 def _isolated(plan: Plan) -> Plan:
-    """Start only the first job if it was started before, else all that were not. Hand back the rest."""
+    """Return the plan with fewer jobs to start, and with the rest to hand back.
+
+    If the first job was started before, it is started alone. Otherwise all jobs start that were not started
+    before.
+    """
     jobs = plan.start
     start = jobs[:1] if jobs and jobs[0].attempt else [job for job in jobs if not job.attempt]
     back = [job.id.encode() for job in jobs if job not in start]
@@ -239,7 +251,7 @@ def _isolated(plan: Plan) -> Plan:
 
 
 def fails_for_good(job: QueuedJob, error: Exception) -> bool:
-    """Return whether a retry is pointless, or none is left."""
+    """Return whether the job must not be retried: the error is permanent, or no attempt is left."""
     return job.last_attempt or not getattr(error, "retryable", True)
 
 

@@ -1,7 +1,7 @@
-"""Keeps queues in order after crashes: jobs of a dead worker go back to the queue, or end as failed.
+"""Repairs queues after crashes: jobs of a dead worker go back to the queue, or end as failed.
 
-Every worker runs this every few seconds. Jobs are decided on under WATCH, so each job gets one verdict
-however many processes run this at once; the lock only saves work. This module does not run jobs.
+Every worker runs this every few seconds. Each job is handled under WATCH, so it is handled once, however many
+processes run this at the same time. The lock only saves work. This module does not run jobs.
 """
 
 import time
@@ -24,7 +24,7 @@ from services.shared.telemetry.metrics import JOBS
 log = structlog.get_logger(__name__)
 
 LOCK_SECONDS = 3
-"""A process that is killed while it holds the lock stops the others for this long. RQ's own lock would last
+"""A process that is killed while it holds the lock blocks the others for this long. RQ's own lock would last
 15 minutes.
 """
 
@@ -33,7 +33,8 @@ BATCH = 1000
 
 
 class QueueMaintenance:
-    """Maintains queues. Call `run` every few seconds on the same object, which remembers what it saw.
+    """Maintains queues. Call `run` every few seconds on the same object, which remembers since when jobs have
+    been between queue and worker.
 
     Args:
         queues: the queues to maintain.
@@ -48,7 +49,7 @@ class QueueMaintenance:
         self._first_seen: dict[str, dict[bytes, float]] = {}  # bounded: queues x BATCH
 
     def run(self) -> None:
-        """Maintain all queues once. Raises redis-py's errors; trouble with single jobs is only logged."""
+        """Maintain all queues once. Raises redis-py's errors. Problems with single jobs are only logged."""
         for queue in self.queues:
             lock = f"sr:maintenance:{queue.name}"
             if acquire_or_refresh_lock(queue.connection, lock, self._owner, LOCK_SECONDS) == "taken":
@@ -86,24 +87,24 @@ class QueueMaintenance:
 
 
 def reap(queue: JobQueue) -> int:
-    """End starts whose lease has run out. Returns how many.
+    """End the executions whose leases have run out. Returns how many.
 
     Their jobs go back to the queue, or have failed if no retry is left.
     """
     registry = queue.started_job_registry.key
-    starts = cast(list[bytes], queue.connection.zrange(registry, 0, -1))  # as many as jobs that run now
+    entries = cast(list[bytes], queue.connection.zrange(registry, 0, -1))  # as many as jobs that run now
     with queue.connection.pipeline(transaction=False) as pipeline:
-        for entry in starts:
+        for entry in entries:
             pipeline.exists(lease_key(entry))
-        held = pipeline.execute()
-    expired = [entry for entry, holds in zip(starts, held, strict=True) if not holds]
+        leased = pipeline.execute()
+    expired = [entry for entry, has_lease in zip(entries, leased, strict=True) if not has_lease]
     return sum(_reap_one(queue, registry, entry) for entry in expired)
 
 
 def lease_key(entry: bytes) -> bytes:
-    """Return the key of RQ's record of a start, which each heartbeat lets expire one lease later.
+    """Return the key of RQ's record of an execution. Each heartbeat sets it to expire one lease later.
 
-    It expires by Redis' clock. The scores of RQ's registry come from the clocks of workers, and with them a
+    The key expires by Redis' clock. The scores of RQ's registry come from the clocks of workers, so by them a
     dead worker whose clock is fast would keep its jobs.
     """
     return f"{RQ_KEY_PREFIX}:execution:".encode() + entry
@@ -118,13 +119,13 @@ def _reap_one(queue: JobQueue, registry: str, entry: bytes) -> bool:
         stored = _read(pipeline, job_id)
         pipeline.multi()
         pipeline.zrem(registry, entry)
-        verdict = _decide(queue, job_id, execution.decode(errors="replace"), stored, pipeline)
+        outcome = _end_execution(queue, job_id, execution.decode(errors="replace"), stored, pipeline)
         try:
             pipeline.execute()
         except WatchError:
             return False  # its worker or another process was faster
-    if verdict:
-        JOBS.labels(profile_of(queue.name), verdict).inc()
+    if outcome:
+        JOBS.labels(profile_of(queue.name), outcome).inc()
     return True
 
 
@@ -135,14 +136,16 @@ def _read(pipeline: Pipeline, job_id: bytes) -> Mapping[bytes, bytes] | Exceptio
         return error
 
 
-def _decide(
+def _end_execution(
     queue: JobQueue,
     job_id: bytes,
     execution: str,
     stored: Mapping[bytes, bytes] | Exception,
     pipeline: Pipeline,
 ) -> str | None:
-    """Queue the commands that end this start. Returns how it ended, as a label of the metrics."""
+    """Add the commands that end an execution. Returns its outcome, as a label of the metrics, or None if the
+    job needs nothing more.
+    """
     if not stored:
         return None
     try:

@@ -16,7 +16,7 @@ from speaker_registry.engine import Profile
 
 log = structlog.get_logger()
 
-_SAYS = {
+_REASONS = {
     "first": "No encoder of the profile is known, so this worker's encoder becomes the current one.",
     "current": "This worker's encoder is the current one of the profile, or becomes it.",
     "candidate": "Another encoder is the current one of the profile. This worker's encoder is loaded last.",
@@ -24,7 +24,7 @@ _SAYS = {
 
 
 class Standings:
-    """What the encoders of this process will be once they are announced.
+    """Finds out what the encoders of this process will be once they are announced, and remembers it.
 
     Args:
         records: the documents of the profiles.
@@ -49,7 +49,7 @@ class Standings:
             self.tell(profile, fingerprint)
 
     def tell(self, profile: Profile, fingerprint: Fingerprint) -> None:
-        """Look up and log what an encoder will be, unless that was done. Raises `Unavailable`."""
+        """Find out and log what an encoder will be, unless that was done before. Raises `Unavailable`."""
         if profile.name in self._found:
             return
         document = self._records.read(profile.name)
@@ -61,12 +61,12 @@ class Standings:
             standing=found,
             fingerprint=fingerprint.digest,
             current=document.fingerprint or None,
-            reason=_SAYS[found],
+            reason=_REASONS[found],
         )
 
     def in_order(self, profiles: Sequence[Profile]) -> list[Profile]:
         """Return the profiles in the order in which to load them: candidates last, and before them those
         about which nothing is known.
         """
-        places = {"first": 0, "current": 0, None: 1, "candidate": 2}
-        return sorted(profiles, key=lambda profile: places[self._found.get(profile.name)])
+        ranks = {"first": 0, "current": 0, None: 1, "candidate": 2}
+        return sorted(profiles, key=lambda profile: ranks[self._found.get(profile.name)])

@@ -96,9 +96,11 @@ class CamPlusPlus:
                 f"{CAMPPLUS_FILE} takes {kind} {shape}, tensor(float) [B, T, {FBANK.bands}] is expected"
             )
         for frames in (MIN_FRAMES, 3 * MIN_FRAMES):  # of any length, not only of the one it was traced with
-            self._try(np.linspace(-1, 1, frames * FBANK.bands, dtype=np.float32).reshape(frames, -1))
+            self._check_embedding(
+                np.linspace(-1, 1, frames * FBANK.bands, dtype=np.float32).reshape(frames, -1)
+            )
 
-    def _try(self, features: Features) -> None:
+    def _check_embedding(self, features: Features) -> None:
         try:
             embedding = self.embed(features)
         except Exception as error:

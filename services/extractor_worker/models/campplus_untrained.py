@@ -63,13 +63,13 @@ class _Graph:
 
     def weight(self, name: str, shape: Sequence[int]) -> str:
         """Add a random weight. Its name determines the values, as in `random_tensors`."""
-        return self._kept(name, random_tensors({name: tuple(shape)}, self._seed)[name].numpy())
+        return self._add_tensor(name, random_tensors({name: tuple(shape)}, self._seed)[name].numpy())
 
     def numbers(self, values: Sequence[int]) -> str:
         """Add constant integers, for example a shape or axes."""
-        return self._kept("numbers_" + "_".join(map(str, values)), np.array(values, np.int64))
+        return self._add_tensor("numbers_" + "_".join(map(str, values)), np.array(values, np.int64))
 
-    def _kept(self, name: str, array: NDArray[Any]) -> str:
+    def _add_tensor(self, name: str, array: NDArray[Any]) -> str:
         self._tensors[name] = numpy_helper.from_array(array, name)
         return name
 
@@ -98,8 +98,8 @@ class _Graph:
             self.weight(f"{name}.norm.weight", [channels]),
             self.weight(f"{name}.norm.bias", [channels]),
         ]
-        mean = self._kept(f"{name}.norm.mean", np.zeros(channels, np.float32))
-        variance = self._kept(f"{name}.norm.variance", np.ones(channels, np.float32))
+        mean = self._add_tensor(f"{name}.norm.mean", np.zeros(channels, np.float32))
+        variance = self._add_tensor(f"{name}.norm.variance", np.ones(channels, np.float32))
         return self.add("BatchNormalization", hidden, *learnt, mean, variance)
 
     def activated(self, hidden: str, name: str, channels: int) -> str:

@@ -38,9 +38,9 @@ class Lengths:
 
     def reflected(self, hidden: Tensor, before: int, after: int) -> Tensor:
         """Pad by reflecting each clip at its own ends: [B, C, T] -> [B, C, before + T + after]."""
-        place = torch.arange(-before, hidden.shape[2] + after, device=hidden.device).abs()  # [W]
-        place = torch.where(place <= self._last, place, 2 * self._last - place).clamp(min=0)  # [B, W]
-        return hidden.gather(2, place[:, None].expand(-1, hidden.shape[1], -1))  # [B, C, W]
+        index = torch.arange(-before, hidden.shape[2] + after, device=hidden.device).abs()  # [W]
+        index = torch.where(index <= self._last, index, 2 * self._last - index).clamp(min=0)  # [B, W]
+        return hidden.gather(2, index[:, None].expand(-1, hidden.shape[1], -1))  # [B, C, W]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -145,9 +145,9 @@ class WindowedTransformer(nn.Module):
 
     def _visible(self, hidden: Tensor) -> Tensor:
         """Return bool [T, T]: which frames (columns) a frame (row) attends to."""
-        place = torch.arange(hidden.shape[1], device=hidden.device)
-        behind = place[:, None] - place
-        return (behind >= 0) & (behind < self.window)
+        position = torch.arange(hidden.shape[1], device=hidden.device)
+        distance = position[:, None] - position
+        return (distance >= 0) & (distance < self.window)
 
 
 class TransformerLayer(nn.Module):

@@ -136,8 +136,8 @@ class CodecConfig:
     @property
     def min_samples(self) -> int:
         """The fewest samples of a clip at `sample_rate`: 119, which give one frame."""
-        heard = self.semantic.min_samples - 2 * _PADDING  # after resampling, which rounds up
-        return (heard - 1) * self.sample_rate // self.semantic_sample_rate + 1
+        resampled = self.semantic.min_samples - 2 * _PADDING  # at 16 kHz; resampling rounds up
+        return (resampled - 1) * self.sample_rate // self.semantic_sample_rate + 1
 
     def for_transformers(self) -> HiggsAudioV2TokenizerConfig:
         fields = {name: _listed(value) for name, value in asdict(self).items()}

@@ -86,17 +86,17 @@ def codec_layout(config: CodecConfig) -> Layout:
 
 def _seanet_layout(config: CodecConfig) -> Layout:
     """Return the convolutions by their index in the published list, in which activations count as well."""
-    width, place = config.num_filters, 1
+    width, index = config.num_filters, 1
     convolutions = {"0": (width, config.audio_channels, config.kernel_size)}
     for ratio in reversed(config.upsampling_ratios):
         for _ in range(config.num_residual_layers):
             narrow = width // config.compress
-            convolutions[f"{place}.block.1"] = (narrow, width, config.residual_kernel_size)
-            convolutions[f"{place}.block.3"] = (width, narrow, 1)
-            place += 1
-        convolutions[f"{place + 1}"] = (2 * width, width, 2 * ratio)
-        width, place = 2 * width, place + 2
-    convolutions[f"{place + 1}"] = (config.hidden_size, width, config.last_kernel_size)
+            convolutions[f"{index}.block.1"] = (narrow, width, config.residual_kernel_size)
+            convolutions[f"{index}.block.3"] = (width, narrow, 1)
+            index += 1
+        convolutions[f"{index + 1}"] = (2 * width, width, 2 * ratio)
+        width, index = 2 * width, index + 2
+    convolutions[f"{index + 1}"] = (config.hidden_size, width, config.last_kernel_size)
     weights = {f"encoder.layers.{name}.conv.weight": shape for name, shape in convolutions.items()}
     biases = {f"encoder.layers.{name}.conv.bias": shape[:1] for name, shape in convolutions.items()}
     return weights | biases
@@ -159,7 +159,7 @@ class CodecEncoder:
         self.codebooks = codebooks
         # Servers cast the whole model, which also rounds the frequencies of rotary positions. Loading in a
         # dtype would leave those in float32, and in bfloat16 one code in ten would differ.
-        self.model = _on(device, _load(config, tensors, dtype).to(dtype))
+        self.model = _moved_to(device, _load(config, tensors, dtype).to(dtype))
 
     def encode(self, samples: Tensor) -> Tensor:
         """Encode clips of equal length.
@@ -179,7 +179,7 @@ class CodecEncoder:
         return encoded.audio_codes  # type: ignore[no-any-return]
 
 
-def _on(device: str, model: Any) -> Any:
+def _moved_to(device: str, model: Any) -> Any:
     """Move the model to its device, except the sizes that padding is computed from, which stay on the host.
 
     Reading them from a GPU would make each convolution wait for all work before it.

@@ -25,7 +25,7 @@ from services.extractor_worker.weights.modules import Layout, filled, layout_of
 
 _HEAD = 64
 _ROTATION_BASE = 10_000.0
-_SHRINK = 0.9990000128746033
+_TANH_SCALE = 0.9990000128746033
 """Keeps a saturated tanh from rounding to a fourth level. It is the published graph's 0.999 in float32."""
 _LEVELS = 3
 
@@ -42,7 +42,7 @@ class S3Config:
     digits: int = 8
     """The number of digits in a code. Each has three levels, which gives 6561 codes."""
     max_frames: int = 3000
-    """The most mel frames: 30 s. Longer audio would have to be cut into windows."""
+    """Maximum number of mel frames: 30 s. Longer audio would have to be cut into windows."""
 
     @property
     def max_codes(self) -> int:
@@ -84,7 +84,10 @@ class S3Tokenizer(nn.Module):
 
 @functools.lru_cache(maxsize=4)
 def _rotation(positions: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return cosine and sine, [positions, 1, 64] each. Made on the CPU, they are the same everywhere."""
+    """Return cosine and sine, [positions, 1, 64] each.
+
+    They are computed on the CPU, so that they are the same on every device.
+    """
     steps = torch.arange(0, _HEAD, 2).float() / _HEAD
     angles = torch.outer(torch.arange(positions).float(), 1.0 / _ROTATION_BASE**steps)  # [T, 32]
     angles = torch.cat([angles, angles], dim=1)[:, None]  # [T, 1, 64]
@@ -94,9 +97,9 @@ def _rotation(positions: int, device: torch.device) -> tuple[Tensor, Tensor]:
 
 def _quantised(projected: Tensor) -> Tensor:
     """Quantise each digit to three levels: [B, T, digits] -> int64 [B, T]. The first digit is the lowest."""
-    digits = (projected.tanh() * _SHRINK).round().long() + 1
-    places = _LEVELS ** torch.arange(projected.shape[2], device=projected.device)
-    return (digits * places).sum(dim=2)
+    digits = (projected.tanh() * _TANH_SCALE).round().long() + 1
+    powers = _LEVELS ** torch.arange(projected.shape[2], device=projected.device)
+    return (digits * powers).sum(dim=2)
 
 
 class Block(nn.Module):
@@ -179,7 +182,7 @@ def read_s3_tokenizer(checkpoint: Checkpoint, name: str, config: S3Config) -> di
 
 
 def _is_matrix(key: str, shape: Sequence[int]) -> bool:
-    """Tell whether the graph multiplies by this weight from the right, and so stores it transposed."""
+    """Return whether the graph multiplies by this weight from the right, and so stores it transposed."""
     return key.endswith(".weight") and len(shape) == 2
 
 

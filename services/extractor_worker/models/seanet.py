@@ -92,8 +92,8 @@ class ReflectedConv(nn.Module):
 
     def forward(self, hidden: Tensor) -> Tensor:
         right = self.padding // 2  # an odd padding has one more on the left
-        begun = -hidden.shape[2] % self.stride  # fills up the last frame
-        paddings = (self.padding - right, right + begun)
+        missing = -hidden.shape[2] % self.stride  # fills up the last frame
+        paddings = (self.padding - right, right + missing)
         return self.conv(functional.pad(hidden, paddings, mode="reflect"))  # type: ignore[no-any-return]
 
 

@@ -5,7 +5,7 @@ This module knows no codec.
 import torch
 from torch import Tensor, nn
 
-_POLE = 1e-9
+_EPSILON = 1e-9
 """Added to alpha, so that 1 / alpha is finite."""
 
 
@@ -19,4 +19,4 @@ class Snake(nn.Module):
     def forward(self, hidden: Tensor) -> Tensor:
         # Work in place on the intermediate tensor, because tensors of this size use the most memory.
         wave = (self.alpha * hidden).sin_().square_()
-        return wave.mul_((self.alpha + _POLE).reciprocal()).add_(hidden)
+        return wave.mul_((self.alpha + _EPSILON).reciprocal()).add_(hidden)

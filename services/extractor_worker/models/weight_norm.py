@@ -54,7 +54,7 @@ def folded(published: Mapping[str, Tensor], layout: Layout, name_of: PublishedNa
     for key in layout:
         match name_of(key):
             case TwoParts(length, direction):
-                # Both of torch's implementations call this. The quotient written out rounds differently.
+                # Both of torch's implementations call this function. Dividing by the norm rounds differently.
                 tensors[key] = torch._weight_norm(published[direction].float(), published[length].float(), 0)
             case str(name):
                 tensors[key] = published[name].float()

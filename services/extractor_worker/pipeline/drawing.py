@@ -28,8 +28,8 @@ Draw = Callable[[ReferenceAudio], Mapping[Picture, bytes]]
 class Drawing:
     """Draws the pictures of clips. A call with jobs returns an outcome or an exception for each of them.
 
-    A picture can be drawn again at any time, so an outage ends a job without a failure. The next request for
-    the picture makes another job.
+    A picture can be drawn again at any time, so an outage ends a job without counting as a failure. The next
+    request for the picture makes another job.
     """
 
     def __init__(

@@ -2,9 +2,9 @@
 
 Preparing and publishing run on threads, so that the device waits for neither bucket nor resampler. The device
 encodes as many clips at once as the extractor's `batch_seconds` allows, so that the other clips of a batch
-change an artifact by no more than rounding errors, and on a CPU not at all. One bad clip fails alone. If a
-batch is too much for the device, it is halved. An outage of bucket or Redis is no clip's fault: the handler
-waits for its end, and the outage uses up no attempts. If the device is lost, the process ends, and another
+change an artifact by no more than rounding errors, and on a CPU not at all. A clip that cannot be encoded
+fails alone. If a batch is too large for the device, it is halved. During an outage of the bucket or Redis the
+handler waits, and the outage uses up no attempts. If the device is lost, the process ends, and another
 process gets its jobs.
 """
 
@@ -78,8 +78,8 @@ class _PipelineItem:
         return _PipelineItem(self.attempt, self.loaded, content)
 
 
-_Ended = Future[object]
-"""The outcome of a job that needs no further step."""
+_Outcome = Future[object]
+"""The outcome of a job, as soon as its last step has ended."""
 
 
 class Extraction:
@@ -120,25 +120,25 @@ class Extraction:
         self._pool.shutdown(cancel_futures=True)
 
     def __call__(self, jobs: Sequence[QueuedJob]) -> list[object]:
-        waiting, going = iter(jobs), list[_Ended]()
-        coming = deque[Future[_PipelineItem | None]]()
-        self._begin(waiting, coming, self._threads)
-        while coming:
-            batch = self._next_device_batch(coming)
-            self._begin(waiting, coming, self._threads + _at_once(batch))
-            going.extend(self._encode(batch))
-        return [_outcome(clip) for clip in going]
+        waiting, outcomes = iter(jobs), list[_Outcome]()
+        preparing = deque[Future[_PipelineItem | None]]()
+        self._prepare_ahead(waiting, preparing, self._threads)
+        while preparing:
+            batch = self._next_device_batch(preparing)
+            self._prepare_ahead(waiting, preparing, self._threads + _max_batch(batch))
+            outcomes.extend(self._encode(batch))
+        return [_result_or_error(outcome) for outcome in outcomes]
 
-    def _begin(
-        self, waiting: Iterator[QueuedJob], coming: "deque[Future[_PipelineItem | None]]", most: int
+    def _prepare_ahead(
+        self, waiting: Iterator[QueuedJob], preparing: "deque[Future[_PipelineItem | None]]", limit: int
     ) -> None:
-        """Begin to prepare jobs until `most` are in preparation: one per thread, and the device's next batch.
+        """Begin to prepare waiting jobs until `limit` are in preparation.
 
-        Preparing more would only use up the time of their attempts, and prepare clips that are deleted
-        meanwhile.
+        The limit is one job per thread, and the device's next batch. Clips that are prepared earlier would
+        only use up the time of their attempts, and might be deleted meanwhile.
         """
-        for job in islice(waiting, max(0, most - len(coming))):
-            coming.append(self._pool.submit(self._prepare, job))
+        for job in islice(waiting, max(0, limit - len(preparing))):
+            preparing.append(self._pool.submit(self._prepare, job))
 
     def _prepare(self, job: QueuedJob) -> _PipelineItem | None:
         """Start the job, read its clip and prepare the clip for the device. Runs on a thread.
@@ -170,30 +170,31 @@ class Extraction:
         return _exit_if_device_lost(loaded, lambda: loaded.extractor.prepare(clip))
 
     def _next_device_batch(
-        self, coming: "deque[Future[_PipelineItem | None]]"
-    ) -> "list[_PipelineItem | _Ended]":
+        self, preparing: "deque[Future[_PipelineItem | None]]"
+    ) -> "list[_PipelineItem | _Outcome]":
         """Return the next clip, with those after it that are prepared already and may be encoded with it."""
-        batch = [self._arrived(coming.popleft())]
-        while coming and coming[0].done() and _fits(batch, following := self._arrived(coming[0])):
-            coming.popleft()
+        batch = [self._prepared(preparing.popleft())]
+        while preparing and preparing[0].done() and _fits(batch, following := self._prepared(preparing[0])):
+            preparing.popleft()
             batch.append(following)
         return batch
 
-    def _arrived(self, coming: "Future[_PipelineItem | None]") -> "_PipelineItem | _Ended":
+    def _prepared(self, preparation: "Future[_PipelineItem | None]") -> "_PipelineItem | _Outcome":
+        """Wait for a preparation, and return its clip, or the job's outcome if there is nothing to encode."""
         try:
-            clip = coming.result()
+            clip = preparation.result()
         except Exception as error:  # noqa: BLE001 - the outcome of this job alone
-            return _done(error)
+            return _known_outcome(error)
         finally:
             self.on_progress()
-        return _done("superseded") if clip is None else clip
+        return _known_outcome("superseded") if clip is None else clip
 
-    def _encode(self, batch: "Sequence[_PipelineItem | _Ended]") -> Iterator[_Ended]:
+    def _encode(self, batch: "Sequence[_PipelineItem | _Outcome]") -> Iterator[_Outcome]:
         """Encode a batch on the device, and hand the results to the threads for publication."""
-        good = [clip for clip in batch if isinstance(clip, _PipelineItem) and not clip.failed]
-        for clip in good:
+        encodable = [clip for clip in batch if isinstance(clip, _PipelineItem) and not clip.failed]
+        for clip in encodable:
             self._attempts.progress(clip.attempt, "encoding", 1)
-        encoded = iter(self._on_device(good))
+        encoded = iter(self._on_device(encodable))
         self.on_progress()
         for one in batch:
             if isinstance(one, _PipelineItem):
@@ -215,7 +216,7 @@ class Extraction:
             log.warning("extraction.halved", clips=len(clips), seconds=seconds, job_ids=_ids(clips))
         except Exception:
             log.exception("extraction.batch_failed", clips=len(clips), job_ids=_ids(clips))
-        # The batch was too large, or one of its clips cannot be encoded. Encoding the halves shows which one.
+        # The batch was too large, or one of its clips cannot be encoded. Encoding the halves finds that clip.
         self.on_progress()
         half = len(clips) // 2
         return self._on_device(clips[:half]) + self._on_device(clips[half:])
@@ -276,12 +277,12 @@ class Extraction:
         try:
             return step()
         except SpeakerRegistryError as error:
-            _drop_values(error)
+            _clear_frames(error)
             return error
         except Exception as error:
             # The text may quote the clip or a path: it goes to the log, not into the job.
             log.exception("extraction.crashed")
-            _drop_values(error)
+            _clear_frames(error)
             return ExtractorFailed(f"The extractor failed with {type(error).__name__}.")
 
 
@@ -324,8 +325,8 @@ def _exit_if_device_lost(loaded: LoadedProfile, step: Callable[[], Result]) -> R
         raise SystemExit(EXIT_UNFINISHED) from error
 
 
-def _drop_values(error: BaseException) -> None:
-    """Clear the frames of an error and of its causes.
+def _clear_frames(error: BaseException) -> None:
+    """Clear the stack frames of an error and of its causes.
 
     Errors are kept until their batch ends, and their frames would keep the clip's tensors in memory.
     """
@@ -335,7 +336,7 @@ def _drop_values(error: BaseException) -> None:
         one = one.__cause__ or one.__context__
 
 
-def _fits(batch: "Sequence[_PipelineItem | _Ended]", following: "_PipelineItem | _Ended") -> bool:
+def _fits(batch: "Sequence[_PipelineItem | _Outcome]", following: "_PipelineItem | _Outcome") -> bool:
     """Return whether a clip may be encoded together with the batch.
 
     All clips, padded to the longest of them, may last no longer than the extractor's `batch_seconds`.
@@ -347,8 +348,8 @@ def _fits(batch: "Sequence[_PipelineItem | _Ended]", following: "_PipelineItem |
     return len(clips) == 1 or padded <= clips[0].loaded.extractor.batch_seconds
 
 
-def _at_once(batch: "Sequence[_PipelineItem | _Ended]") -> int:
-    """Return how many clips as long as the longest of the batch may be encoded at once.
+def _max_batch(batch: "Sequence[_PipelineItem | _Outcome]") -> int:
+    """Return how many clips may be encoded at once if all are as long as the longest one of this batch.
 
     0 means that every clip is encoded alone.
     """
@@ -362,14 +363,14 @@ def _ids(clips: Sequence[_PipelineItem]) -> list[str]:
     return [clip.attempt.job_id for clip in clips]
 
 
-def _done(value: object) -> _Ended:
-    future: _Ended = Future()
+def _known_outcome(value: object) -> _Outcome:
+    future: _Outcome = Future()
     future.set_result(value)
     return future
 
 
-def _outcome(going: _Ended) -> object:
+def _result_or_error(outcome: _Outcome) -> object:
     try:
-        return going.result()
+        return outcome.result()
     except Exception as error:  # noqa: BLE001 - the outcome of this job alone
         return error

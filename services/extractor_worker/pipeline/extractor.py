@@ -14,7 +14,7 @@ from speaker_registry.artifact import ComputedOn
 
 
 class DeviceLost(Exception):
-    """The device computes nothing more for this process. No clip is at fault; only a new process helps."""
+    """The process can no longer compute on the device. No clip caused that, and only a new process helps."""
 
 
 class Extractor(Protocol):

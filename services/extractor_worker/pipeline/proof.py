@@ -6,8 +6,8 @@ results are compared tensor by tensor against `LIMITS`, and every weight on the 
 with the second copy. This finds kernels that compute wrongly and memory that changed a weight.
 
 While the proof is made, the second copy takes its size in host memory (0.1 to 1.5 GB) and one slow encoding.
-It is dropped afterwards. A proof that held is remembered on disk, so that a restart does not repeat it. A
-proof that failed is never remembered.
+It is dropped afterwards. A proof that succeeded is remembered on disk, so that a restart does not repeat it.
+A proof that failed is never remembered.
 """
 
 import json
@@ -82,13 +82,13 @@ LIMITS: Mapping[Dtype, Limits] = {
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The result of comparing one tensor. `says` is a sentence with the measured numbers and the limits."""
+    """The result of comparing one tensor. `text` is a sentence with the measured numbers and the limits."""
 
-    holds: bool
-    says: str
+    passed: bool
+    text: str
 
 
-# --- the comparison: pure
+# --- comparing two encodings, without side effects
 
 
 def compare(
@@ -144,11 +144,11 @@ def _compared_embeddings(name: str, a: NDArray[Any], b: NDArray[Any], limits: Li
     # For unit vectors, 1 - cosine is half the squared distance, which keeps its digits near 0.
     units = [vector / length if length else vector for vector, length in zip((a, b), lengths, strict=True)]
     distance = float(np.sum((units[0] - units[1]) ** 2) / 2)
-    longer = _ratio(abs(lengths[0] - lengths[1]), lengths[1])
+    length_error = _ratio(abs(lengths[0] - lengths[1]), lengths[1])
     return Finding(
-        distance <= limits.cosine_distance and longer <= limits.relative_error,
+        distance <= limits.cosine_distance and length_error <= limits.relative_error,
         f"{name}: the cosine distance is {distance:.1e}, at most {limits.cosine_distance:.0e} is expected; "
-        f"the lengths differ by {longer:.1e}, at most {limits.relative_error:.0e} is expected",
+        f"the lengths differ by {length_error:.1e}, at most {limits.relative_error:.0e} is expected",
     )
 
 
@@ -227,11 +227,11 @@ def without_onednn() -> Iterator[None]:
         onednn.enabled = before
 
 
-# --- remembering it
+# --- remembering proofs
 
 
 class KeptProofs:
-    """Remembers proofs that held, in one small JSON file each.
+    """Remembers proofs that succeeded, in one small JSON file each.
 
     Args:
         folder: the folder for the files. It is created when the first proof is kept, and workers may share
@@ -241,24 +241,24 @@ class KeptProofs:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
-    def made_at(self, about: Mapping[str, Any]) -> float | None:
+    def made_at(self, description: Mapping[str, Any]) -> float | None:
         """Return when a proof with exactly this description was made, in Unix seconds, or None if none was
         kept.
         """
         with suppress(OSError, ValueError, TypeError, KeyError):
-            kept = json.loads(self._path(about).read_text(encoding="utf-8"))
-            return float(kept["at"]) if kept["about"] == dict(about) else None
+            kept = json.loads(self._path(description).read_text(encoding="utf-8"))
+            return float(kept["at"]) if kept["about"] == dict(description) else None
         return None
 
-    def keep(self, about: Mapping[str, Any], findings: Sequence[Finding], at: float) -> None:
+    def keep(self, description: Mapping[str, Any], findings: Sequence[Finding], at: float) -> None:
         """Remember a proof. If the folder cannot be written, the next start makes the proof again."""
-        content = {"about": dict(about), "findings": [one.says for one in findings], "at": int(at)}
+        content = {"about": dict(description), "findings": [one.text for one in findings], "at": int(at)}
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(dir=self._folder) as folder:
                 part = Path(folder) / "part"
                 part.write_text(json.dumps(content, indent=1, sort_keys=True), encoding="utf-8")
-                part.replace(self._path(about))
+                part.replace(self._path(description))
             self._forget_oldest()
         except OSError as error:
             log.warning("proof.not_kept", reason=error.strerror or str(error))
@@ -269,8 +269,8 @@ class KeptProofs:
         for path in kept[:-_MOST_KEPT]:
             path.unlink(missing_ok=True)
 
-    def _path(self, about: Mapping[str, Any]) -> Path:
-        name = sha256_digest(canonical_json(dict(about)).encode()).removeprefix("sha256:")
+    def _path(self, description: Mapping[str, Any]) -> Path:
+        name = sha256_digest(canonical_json(dict(description)).encode()).removeprefix("sha256:")
         return self._folder / f"{name}.json"
 
 
@@ -294,21 +294,21 @@ def prove_once(
         EncoderUnproven: the results differ; the message says in which tensor and by how much. Errors of
             `prove` are raised as well.
     """
-    about = {"fingerprint": extractor.fingerprint.digest, "machine": dict(machine)}
+    description = {"fingerprint": extractor.fingerprint.digest, "machine": dict(machine)}
     name = extractor.profile_name
-    if (made_at := kept.made_at(about)) is not None:
+    if (made_at := kept.made_at(description)) is not None:
         log.info("proof.remembered", profile=name)
         return made_at
     started = time.monotonic()
     findings = prove(extractor, load_trusted, specs)
     give_back_surplus(0)
     seconds = round(time.monotonic() - started, 2)
-    if failed := [one.says for one in findings if not one.holds]:
+    if failed := [one.text for one in findings if not one.passed]:
         raise EncoderUnproven(
             f"{name}: the encoder computes something else on this device than on the trusted path: "
             + "; ".join(dict.fromkeys(failed))
         )
-    log.info("proof.held", profile=name, seconds=seconds, findings=[one.says for one in findings])
+    log.info("proof.held", profile=name, seconds=seconds, findings=[one.text for one in findings])
     made_at = time.time()
-    kept.keep(about, findings, made_at)
+    kept.keep(description, findings, made_at)
     return made_at

@@ -19,7 +19,7 @@ _HARMONICS = 28
 
 
 def speechlike(seconds: float, sample_rate: int, seed: int = 0) -> Samples:
-    """Return a voice that glides, changes vowels and breathes.
+    """Return a synthetic voice: its pitch glides, its vowels change, and breath noise is mixed in.
 
     Returns:
         float32 [round(seconds * sample_rate)], within [-1, 1].
@@ -28,9 +28,11 @@ def speechlike(seconds: float, sample_rate: int, seed: int = 0) -> Samples:
     index = np.arange(count, dtype=np.int64)
     phase = np.cumsum(_phase_steps(index, sample_rate, seed))  # [N]
     vowel = (index * 5 // sample_rate + seed) % len(_FORMANTS)  # five vowels a second
-    voiced = sum(_weight(harmonic, vowel) * _wave(phase * harmonic) for harmonic in range(1, _HARMONICS))
+    voiced = sum(
+        _harmonic_loudness(harmonic, vowel) * _wave(phase * harmonic) for harmonic in range(1, _HARMONICS)
+    )
     breath = np.random.PCG64(seed).random_raw(count) / 2.0**63 - 1.0  # numpy promises the raw stream only
-    clip = _swell(index, sample_rate) * (0.09 * voiced + 0.01 * breath) + 0.002 * breath
+    clip = _syllable_loudness(index, sample_rate) * (0.09 * voiced + 0.01 * breath) + 0.002 * breath
     return np.asarray(clip, dtype=np.float32).clip(-1.0, 1.0)
 
 
@@ -48,13 +50,13 @@ def _wave(phase: NDArray[np.int64]) -> NDArray[np.float64]:
     return 4.0 * turn * (1.0 - np.abs(turn))
 
 
-def _weight(harmonic: int, vowel: NDArray[np.int64]) -> NDArray[np.float64]:
+def _harmonic_loudness(harmonic: int, vowel: NDArray[np.int64]) -> NDArray[np.float64]:
     """Return how loud a harmonic is in the vowel of each sample."""
     peaks = [sum(1.0 / (1 + (harmonic - formant) ** 2) for formant in formants) for formants in _FORMANTS]
     return (np.array(peaks) / 2 + 1.0 / harmonic)[vowel]
 
 
-def _swell(index: NDArray[np.int64], sample_rate: int) -> NDArray[np.float64]:
+def _syllable_loudness(index: NDArray[np.int64], sample_rate: int) -> NDArray[np.float64]:
     """Return the loudness of syllables: three and a half bumps a second with near silence in between."""
-    place = (index * 7 // 2 % sample_rate).astype(np.float64) / sample_rate
-    return 4.0 * place * (1.0 - place)
+    position = (index * 7 // 2 % sample_rate).astype(np.float64) / sample_rate  # in the syllable, 0 … 1
+    return 4.0 * position * (1.0 - position)

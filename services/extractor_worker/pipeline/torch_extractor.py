@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from services.extractor_worker.device.failures import is_lost, memory_was_short
+from services.extractor_worker.device.failures import is_lost, is_out_of_memory
 from services.extractor_worker.device.host_memory import give_back_surplus
 from services.extractor_worker.device.machine import computed_on
 from services.extractor_worker.device.precision import exact_float32
@@ -45,13 +45,16 @@ class FingerprintKnown(Exception):
 
 
 class SharedModels:
-    """Loads each model once that several extractors of a process use. Bounded by the profiles it serves."""
+    """Models that several extractors of a process share. Each is loaded once and kept until the process ends.
+
+    Their number is bounded by the number of profiles that the process serves.
+    """
 
     def __init__(self) -> None:
         self._models: dict[Hashable, Any] = {}
 
     def get(self, key: Hashable, load: Callable[[], Model]) -> Model:
-        """Return the model with this key, and load it the first time. The key holds everything that
+        """Return the model with this key, and load it the first time. The key must cover everything that
         determines the model, including its device.
         """
         if key not in self._models:
@@ -144,7 +147,7 @@ class TorchExtractor(ABC, Generic[Prepared, Encoded]):
     @torch.inference_mode()
     def prepare(self, clip: ReferenceAudio) -> Prepared:
         """Prepare a clip on the CPU. Raises `AudioTooShort`, `UnsupportedAudio`, `DeviceLost`."""
-        with self._while_the_device_lives():
+        with self._detecting_device_loss():
             return self._prepare(clip)
 
     @torch.inference_mode()
@@ -154,13 +157,13 @@ class TorchExtractor(ABC, Generic[Prepared, Encoded]):
         Raises `ExtractorOutOfMemory`, `DeviceLost`.
         """
         try:
-            with self._while_the_device_lives(), exact_float32(self.device):
+            with self._detecting_device_loss(), exact_float32(self.device):
                 encoded = self._encode_all(prepared)
             if self.device.type == "cpu":
                 give_back_surplus()
             return encoded
         except Exception as error:
-            if not memory_was_short(error):
+            if not is_out_of_memory(error):
                 raise
         # The cache is emptied outside the handler, because the error's frames hold what was computed so far.
         torch.cuda.empty_cache()  # the next try gets all of the memory
@@ -169,14 +172,14 @@ class TorchExtractor(ABC, Generic[Prepared, Encoded]):
     @torch.inference_mode()
     def finish(self, encoded: Encoded) -> dict[str, np.ndarray]:
         """Return the artifact's tensors. Runs on the CPU. Raises `DeviceLost`."""
-        with self._while_the_device_lives():
+        with self._detecting_device_loss():
             return {
                 name: np.ascontiguousarray(tensor.cpu().numpy())
                 for name, tensor in self._finish(encoded).items()
             }
 
     @contextmanager
-    def _while_the_device_lives(self) -> Iterator[None]:
+    def _detecting_device_loss(self) -> Iterator[None]:
         """Raise `DeviceLost` instead of an error that comes from a lost device.
 
         A GPU works asynchronously, so its failure can appear in any step.
@@ -186,11 +189,11 @@ class TorchExtractor(ABC, Generic[Prepared, Encoded]):
         except SpeakerRegistryError:
             raise
         except Exception as error:
-            if not memory_was_short(error) and is_lost(self.device):
+            if not is_out_of_memory(error) and is_lost(self.device):
                 raise DeviceLost(f"{self.device}: {error!r:.200}") from error
             raise
 
-    def used_seconds(self, encoded: Encoded) -> float | None:  # noqa: ARG002 — for those who cut clips
+    def used_seconds(self, encoded: Encoded) -> float | None:  # noqa: ARG002 — extractors that cut clips use it
         """Return None: the whole clip is used."""
         return None
 

@@ -22,22 +22,23 @@ from services.extractor_worker.weights.file_digest import sha256_of_file
 from speaker_registry.errors import WeightsInvalid
 
 ONNX = ".onnx"
-_RULES = 1
+_CONVERSION_VERSION = 1
 """The version of the conversion. It must grow with each change, so that older results are not used."""
-_WRAPPERS = ("state_dict", "generator", "model")
+_WRAPPER_KEYS = ("state_dict", "generator", "model")
 """Keys under which training code saves its tensors."""
-_WRAPPING = "generator."
+_GENERATOR_PREFIX = "generator."
 """The prefix that training code with a discriminator gives to the keys of the published part."""
-_SHARED = 4
-"""Maximum size of a converted file as a multiple of the original's, to which a megabyte is added. Tensors
-that share memory are stored separately.
+_MAX_GROWTH = 4
+"""Maximum size of a converted file as a multiple of the original's, to which a megabyte is added. A converted
+file can be larger, because tensors that share memory are stored separately.
 """
 
 
 def converted(path: Path, name: str, sha256: str, cache: Path) -> Path:
-    """Return a safetensors file with the tensors of a file. It is made on first use.
+    """Return a safetensors file with the tensors of a file, which is converted on first use.
 
-    Several processes may convert the same file at once. Each writes a complete result, and one of them stays.
+    Several processes may convert the same file at once. Each writes a complete result, and one of the results
+    remains.
 
     Args:
         name: the name of the file, for messages.
@@ -48,29 +49,29 @@ def converted(path: Path, name: str, sha256: str, cache: Path) -> Path:
         WeightsInvalid: the file is no pickle of tensors by name, or no ONNX graph that contains its tensors;
             or the cache cannot be written.
     """
-    stem = f"{sha256}{path.suffix}.{_RULES}"
-    if kept := _kept(cache, stem):
+    stem = f"{sha256}{path.suffix}.{_CONVERSION_VERSION}"
+    if kept := _earlier_result(cache, stem):
         return kept
     tensors = _initialisers(path, name) if path.suffix == ONNX else _unpickle(path, name)
     if not tensors:
         raise WeightsInvalid(f"{name} holds no tensors by name")
     try:
-        return _keep(tensors, cache, stem)
+        return _store(tensors, cache, stem)
     except (OSError, SafetensorError) as error:
         reason = error.strerror if isinstance(error, OSError) else "the disk may be full"
         raise WeightsInvalid(
-            f"the tensors of {name} cannot be kept as safetensors: the folder that "
+            f"the tensors of {name} cannot be stored as safetensors: the folder that "
             f"SPEAKER_EXTRACTOR_CACHE names cannot be written ({reason})"
         ) from error
     except (ValueError, RuntimeError) as error:
-        raise WeightsInvalid(f"{name} holds tensors that safetensors cannot") from error
+        raise WeightsInvalid(f"{name} holds tensors that a safetensors file cannot hold") from error
 
 
-def _kept(cache: Path, stem: str) -> Path | None:
+def _earlier_result(cache: Path, stem: str) -> Path | None:
     """Return an earlier result whose content still has the SHA-256 in its name, or None.
 
-    Artifacts name the published file, so no other weights may make them. A result that a crash or the disk
-    has damaged is made again.
+    Artifacts name the published file as their source, so they must be made with exactly its weights. A result
+    that a crash or the disk has damaged is not used, and the file is converted again.
     """
     for path in cache.glob(f"{stem}.*.safetensors"):
         with suppress(OSError):
@@ -79,7 +80,7 @@ def _kept(cache: Path, stem: str) -> Path | None:
     return None
 
 
-def _keep(tensors: Mapping[str, Tensor], cache: Path, stem: str) -> Path:
+def _store(tensors: Mapping[str, Tensor], cache: Path, stem: str) -> Path:
     """Store tensors in the cache, under a name that contains the SHA-256 of the file."""
     cache.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=cache) as folder:
@@ -90,37 +91,37 @@ def _keep(tensors: Mapping[str, Tensor], cache: Path, stem: str) -> Path:
 
 
 def _unpickle(path: Path, name: str) -> dict[str, Tensor]:
-    _refuse_packed(path, name)
+    _refuse_compressed(path, name)
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a damaged pickle can raise anything
         raise WeightsInvalid(f"{name} is damaged, cut short or holds more than tensors") from error
     tensors = _tensors_by_name(content)
-    size, allowed = sum(map(_size, tensors.values())), _SHARED * path.stat().st_size + 2**20
+    size, allowed = sum(map(_size, tensors.values())), _MAX_GROWTH * path.stat().st_size + 2**20
     if size > allowed:
         raise WeightsInvalid(f"{name} describes {size} bytes of tensors, far more than it holds")
     return tensors
 
 
-def _refuse_packed(path: Path, name: str) -> None:
+def _refuse_compressed(path: Path, name: str) -> None:
     """Refuse compressed files, which could unpack to any size. torch stores tensors uncompressed."""
     try:
         with zipfile.ZipFile(path) as file:
-            packed = any(entry.compress_type != zipfile.ZIP_STORED for entry in file.infolist())
+            compressed = any(entry.compress_type != zipfile.ZIP_STORED for entry in file.infolist())
     except zipfile.BadZipFile:  # torch's older format is no zip file, and torch refuses damaged files itself
         return
-    if packed:
+    if compressed:
         raise WeightsInvalid(f"{name} is compressed, which torch's own files are not")
 
 
 def _tensors_by_name(content: Any) -> dict[str, Tensor]:
-    for wrapper in _WRAPPERS:
+    for wrapper in _WRAPPER_KEYS:
         if isinstance(content, Mapping) and isinstance(content.get(wrapper), Mapping):
             content = content[wrapper]
     found = content.items() if isinstance(content, Mapping) else ()
     tensors = {key: value for key, value in found if isinstance(key, str) and isinstance(value, Tensor)}
-    of_generator = {key: tensor for key, tensor in tensors.items() if key.startswith(_WRAPPING)}
-    return {key.removeprefix(_WRAPPING): tensor for key, tensor in of_generator.items()} or tensors
+    of_generator = {key: tensor for key, tensor in tensors.items() if key.startswith(_GENERATOR_PREFIX)}
+    return {key.removeprefix(_GENERATOR_PREFIX): tensor for key, tensor in of_generator.items()} or tensors
 
 
 def _size(tensor: Tensor) -> int:
@@ -131,7 +132,7 @@ def _size(tensor: Tensor) -> int:
 
 
 def _initialisers(path: Path, name: str) -> dict[str, Tensor]:
-    """Return the tensor for each use of an initialiser, by `<node>:<place among its inputs>:<initialiser>`.
+    """Return the tensor for each use of an initialiser, by `<node>:<index among its inputs>:<initialiser>`.
 
     Exporters invent names for initialisers that they transpose, but a node keeps the name of its module.
     """
@@ -144,9 +145,9 @@ def _initialisers(path: Path, name: str) -> dict[str, Tensor]:
         arrays = {one.name: numpy_helper.to_array(one) for one in graph.initializer}
     except Exception as error:  # a damaged file can raise anything
         raise WeightsInvalid(f"{name} has tensors that cannot be read") from error
-    uses = [(node.name, place, used) for node in graph.node for place, used in enumerate(node.input)]
+    uses = [(node.name, index, used) for node in graph.node for index, used in enumerate(node.input)]
     if unused := arrays.keys() - {used for _, _, used in uses}:
         raise WeightsInvalid(f"{name} has {min(unused)}, which none of its nodes uses")
     return {
-        f"{node}:{place}:{used}": torch.tensor(arrays[used]) for node, place, used in uses if used in arrays
+        f"{node}:{index}:{used}": torch.tensor(arrays[used]) for node, index, used in uses if used in arrays
     }

@@ -15,9 +15,9 @@ from services.extractor_worker.weights.hub import HubFile, HubUnreachable
 from services.extractor_worker.weights.loading import (
     HubWeights,
     LocalWeights,
+    check_digest,
     commit_of,
-    known_sums,
-    refuse_another,
+    known_digests,
 )
 from services.shared.model.profiles import ProfileAmbiguous, ProfileCatalogue
 from speaker_registry.engine import Profile
@@ -32,7 +32,7 @@ class UsageError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class Delivery:
+class ProfileFiles:
     """The files of one profile, and their destination."""
 
     profile: Profile
@@ -54,10 +54,10 @@ class Delivery:
         return self.to / self.profile.name if self.to else None
 
     @property
-    def sums(self) -> dict[str, str]:
-        """Return the digests with which a worker will compare the files when it reads them from there."""
+    def digests(self) -> dict[str, str]:
+        """Return the digests that a worker expects of the files when it reads them from the destination."""
         source = LocalWeights(self.to) if self.to else HubWeights(self.commit)
-        return known_sums(source, self.profile.weights)
+        return known_digests(source, self.profile.weights)
 
 
 def main(words: Sequence[str], program: str) -> int:
@@ -70,12 +70,12 @@ def main(words: Sequence[str], program: str) -> int:
     parser = _parser(program, catalogue)
     arguments = parser.parse_args(words)
     try:
-        deliveries = list(_deliveries(arguments, catalogue))
+        all_requested = list(_requested_files(arguments, catalogue))
     except (UsageError, ProfileUnknown, WeightsInvalid) as error:
         parser.error(str(error))
     try:
-        for delivery in deliveries:
-            _deliver(delivery)
+        for requested in all_requested:
+            _fetch(requested)
     except KeyboardInterrupt:
         print("\ninterrupted; complete files are kept", file=sys.stderr)
         return INTERRUPTED
@@ -86,8 +86,8 @@ def main(words: Sequence[str], program: str) -> int:
     return OK
 
 
-def _deliveries(arguments: argparse.Namespace, catalogue: ProfileCatalogue) -> Iterator[Delivery]:
-    """Yield the requested deliveries. Raises all errors of usage before anything is fetched."""
+def _requested_files(arguments: argparse.Namespace, catalogue: ProfileCatalogue) -> Iterator[ProfileFiles]:
+    """Yield the files of each requested profile. Raises all errors of usage before anything is fetched."""
     names = list(dict.fromkeys(name.strip() for name in arguments.profiles.split(",") if name.strip()))
     if not names:
         raise UsageError("--profiles names no profile")
@@ -97,7 +97,7 @@ def _deliveries(arguments: argparse.Namespace, catalogue: ProfileCatalogue) -> I
         profile = catalogue.get(name)
         if profile.not_extractable:
             raise UsageError(f"{name} has nothing to fetch: {profile.not_extractable}")
-        yield Delivery(profile, _commit(profile, arguments.commit), arguments.to)
+        yield ProfileFiles(profile, _commit(profile, arguments.commit), arguments.to)
 
 
 def _commit(profile: Profile, given: str | None) -> str:
@@ -109,9 +109,9 @@ def _commit(profile: Profile, given: str | None) -> str:
     return commit_of(HubWeights(given), weights) if weights.files else ""
 
 
-def _deliver(delivery: Delivery) -> None:
-    profile, files = delivery.profile, delivery.files
-    _print_licence(delivery)
+def _fetch(requested: ProfileFiles) -> None:
+    profile, files = requested.profile, requested.files
+    _print_licence(requested)
     if not files:
         print(f"{profile.name} needs no files\n")
         return
@@ -123,22 +123,22 @@ def _deliver(delivery: Delivery) -> None:
         if to_fetch and not sys.stderr.isatty():  # on a terminal, the hub's library shows a progress bar
             print(f"fetching {file.name}, {_megabytes(size or 0)}", flush=True)
         path = file.fetched()
-        checked = _checked(delivery, file, path, fetched=to_fetch)
+        checked = _checked(requested, file, path, fetched=to_fetch)
         rows.append((file.name, _megabytes(path.stat().st_size), checked))
     print(table(("FILE", "SIZE", "SHA256"), rows))
-    print(f"in {delivery.folder or path.parents[len(Path(file.name).parts) - 1]}\n")
+    print(f"in {requested.folder or path.parents[len(Path(file.name).parts) - 1]}\n")
 
 
-def _checked(delivery: Delivery, file: HubFile, path: Path, *, fetched: bool) -> str:
+def _checked(requested: ProfileFiles, file: HubFile, path: Path, *, fetched: bool) -> str:
     """Compare the file with the known digest, and return the result for the table.
 
     A wrong file that was fetched just now is removed, so that the next run does not find it.
     """
-    sha256 = delivery.sums.get(file.name)
+    sha256 = requested.digests.get(file.name)
     if sha256 is None:
         return "not known here"
     try:
-        refuse_another(path, file.name, sha256, profile=delivery.profile.name, repo=file.repo)
+        check_digest(path, file.name, sha256, profile=requested.profile.name, repo=file.repo)
     except WeightsInvalid as error:
         if not fetched:
             raise WeightsInvalid(f"{error.message}. Remove {path} to have it fetched again") from error
@@ -148,15 +148,15 @@ def _checked(delivery: Delivery, file: HubFile, path: Path, *, fetched: bool) ->
     return "as published"
 
 
-def _print_licence(delivery: Delivery) -> None:
+def _print_licence(requested: ProfileFiles) -> None:
     """Print which files are fetched, and their licence."""
-    weights = delivery.profile.weights
+    weights = requested.profile.weights
     print(
         field_lines(
             [
-                ("profile", delivery.profile.name),
+                ("profile", requested.profile.name),
                 ("repository", weights.repo),
-                ("commit", delivery.commit or None),
+                ("commit", requested.commit or None),
                 ("licence", weights.licence),
                 ("notes", weights.notes),
             ]
@@ -188,15 +188,21 @@ def _parser(program: str, catalogue: ProfileCatalogue) -> argparse.ArgumentParse
         epilog="The hub library's environment variables apply, e.g. HF_TOKEN, HF_HOME, HF_ENDPOINT.",
     )
     parser.add_argument(
-        "--profiles", metavar="A,B", required=True, help="whose weights: " + _known(catalogue)
+        "--profiles",
+        metavar="A,B",
+        required=True,
+        help="the profiles whose weights are fetched: " + _known(catalogue),
     )
     parser.add_argument(
         "--to",
         metavar="FOLDER",
         type=lambda text: Path(text).expanduser(),
-        help="into FOLDER/<profile>/, for WEIGHTS=FOLDER; without it into the hub's cache, for WEIGHTS=hub",
+        help="store the files in FOLDER/<profile>/, for WEIGHTS=FOLDER (default: in the hub's cache, for "
+        "WEIGHTS=hub)",
     )
-    parser.add_argument("--commit", metavar="HEX", help="instead of the pinned one; for one profile")
+    parser.add_argument(
+        "--commit", metavar="HEX", help="fetch this commit, not the pinned one; only for a single profile"
+    )
     return parser
 
 

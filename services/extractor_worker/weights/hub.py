@@ -69,7 +69,7 @@ class HubFile:
     def fetched(
         self, *, local_files_only: bool = False, announce: Callable[[int | None], object] | None = None
     ) -> Path:
-        """Return the file on this machine.
+        """Fetch the file unless it is there already, and return its path.
 
         Args:
             announce: called with the size, if it is known, before the file is fetched.
@@ -86,7 +86,7 @@ class HubFile:
     def _download(self, *, dry_run: bool, local_files_only: bool):  # type: ignore[no-untyped-def]  # the library's
         if "HF_HUB_DISABLE_TELEMETRY" not in os.environ:
             constants.HF_HUB_DISABLE_TELEMETRY = True  # the library has read the environment already
-        with self._explained():
+        with self._translated_errors():
             return hf_hub_download(
                 self.repo,
                 self.name,
@@ -98,7 +98,8 @@ class HubFile:
             )
 
     @contextmanager
-    def _explained(self) -> Iterator[None]:
+    def _translated_errors(self) -> Iterator[None]:
+        """Raise our own errors instead of those of the library."""
         try:
             yield
         except RemoteEntryNotFoundError as error:
@@ -120,7 +121,7 @@ class HubFile:
 
 
 def _cause(error: BaseException) -> str:
-    """Name the cause in two or three words. The library's exception has the details."""
+    """Return the cause in two or three words. The library's exception has the details."""
     reason = error.__cause__ or error
     if isinstance(reason, OfflineModeIsEnabled):
         return "HF_HUB_OFFLINE is set"

@@ -34,17 +34,17 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-_CONVERTED = frozenset({".pth", ".pt", ".ckpt", ".onnx"})
+_CONVERTED_SUFFIXES = frozenset({".pth", ".pt", ".ckpt", ".onnx"})
 """File name extensions of pickles and ONNX graphs, which are converted."""
-_CUSTOM = "SPEAKER_EXTRACTOR_CUSTOM_WEIGHTS"
+_CUSTOM_SETTING = "SPEAKER_EXTRACTOR_CUSTOM_WEIGHTS"
 """The setting that names the profiles whose folder holds other weights than the published ones."""
-_NAMED = 3
-"""The number of keys that an error lists. It counts the rest."""
+_MAX_LISTED = 3
+"""The number of keys that an error message lists. Of further keys it gives only the number."""
 _FLOATS = ("float32", "bfloat16", "float16")
 """The accepted types of weights. Integers and 8-bit types belong to quantised weights, whose scales are
 unknown here.
 """
-_COUNTER = ".num_batches_tracked"
+_COUNTER_SUFFIX = ".num_batches_tracked"
 """The end of the keys of batch norm's counters, which are integers that no result depends on."""
 _MAX_JSON_BYTES = 64 * 1024**2
 """The largest accepted configuration file, a thousand times the usual size."""
@@ -99,7 +99,7 @@ def parse_weights(text: str, *, custom: bool = False) -> WeightsSource:
     if custom and source in {"untrained", "hub"}:
         raise WeightsInvalid(
             f"custom weights are expected in a folder, and WEIGHTS is {text.strip()!a}: name the folder "
-            f"there, or take the profile out of {_CUSTOM}"
+            f"there, or take the profile out of {_CUSTOM_SETTING}"
         )
     if source == "untrained" and not revision:
         return UntrainedWeights()
@@ -152,7 +152,7 @@ class Checkpoint:
         Args:
             name: the name of the file, which is safetensors, a pickle (`.pth`, `.pt`, `.ckpt`) of tensors by
                 name, or an ONNX graph (`.onnx`), whose keys are
-                `<node>:<place among its inputs>:<initialiser>`.
+                `<node>:<index among its inputs>:<initialiser>`.
             prefix: the start of the keys in the file. `layout` and the result have keys without it.
             layout: maps each key to its shape.
             if_none: the description of a file without that prefix, for the message.
@@ -173,8 +173,8 @@ class Checkpoint:
                 if len(found) < len(keys):
                     raise WeightsInvalid(f"{name} has two tensors where this architecture has one")
                 _check_layout(name, found, {prefix + key: shape for key, shape in layout.items()})
-                if _only_shapes_are_wanted():
-                    return _shapes_alone(layout)
+                if _on_meta_device():
+                    return _empty_tensors(layout)
                 return {
                     renamed(key).removeprefix(prefix): _weight(name, key, file.get_tensor(key))
                     for key in keys
@@ -203,7 +203,7 @@ class Checkpoint:
 
     def _safetensors(self, name: str) -> Path:
         path = self.folder / name
-        if path.suffix not in _CONVERTED:
+        if path.suffix not in _CONVERTED_SUFFIXES:
             return path
         from services.extractor_worker.weights.conversion import converted  # noqa: PLC0415 — it brings torch
 
@@ -228,7 +228,7 @@ def locate(
     """Find the checkpoint of a profile, if necessary from the hub, and check that it has all its files.
 
     Args:
-        source: where to look.
+        source: the source of the weights.
         profile: the name of the profile, and of the sub-folder if the folder holds several checkpoints.
         weights: the files of the profile, and their repository.
         cache: the folder for converted files.
@@ -241,10 +241,10 @@ def locate(
         checkpoint = _from_hub(source, profile, weights, cache)
     else:
         checkpoint = _from_folder(source, profile, weights, cache)
-    advice = f"; if it is meant to be another, name the profile in {_CUSTOM}"
-    for name, sha256 in known_sums(source, weights).items():
+    advice = f"; to use another file on purpose, name the profile in {_CUSTOM_SETTING}"
+    for name, sha256 in known_digests(source, weights).items():
         try:
-            refuse_another(checkpoint.folder / name, name, sha256, profile=profile, repo=weights.repo)
+            check_digest(checkpoint.folder / name, name, sha256, profile=profile, repo=weights.repo)
         except WeightsInvalid as error:
             raise WeightsInvalid(
                 error.message + (advice if isinstance(source, LocalWeights) else "")
@@ -252,7 +252,7 @@ def locate(
     return checkpoint
 
 
-def known_sums(source: LocalWeights | HubWeights, weights: PublishedWeights) -> dict[str, str]:
+def known_digests(source: LocalWeights | HubWeights, weights: PublishedWeights) -> dict[str, str]:
     """Return the known SHA-256 digests by file name.
 
     None are known for files of another commit, and for custom files, which differ on purpose.
@@ -264,7 +264,7 @@ def known_sums(source: LocalWeights | HubWeights, weights: PublishedWeights) -> 
     return {name: sha256 for name, sha256 in weights.files.items() if sha256 is not None}
 
 
-def refuse_another(path: Path, name: str, sha256: str, *, profile: str, repo: str) -> None:
+def check_digest(path: Path, name: str, sha256: str, *, profile: str, repo: str) -> None:
     """Raise WeightsInvalid if the file's content does not have this SHA-256."""
     if (found := sha256_of_file(path)) != sha256:
         raise WeightsInvalid(
@@ -336,8 +336,8 @@ def _from_folder(source: LocalWeights, profile: str, weights: PublishedWeights, 
 
 
 def _commit(text: str) -> str:
-    """Return a commit unchanged. Branches and tags are refused: they move, and an artifact must say what made
-    it.
+    """Return a commit unchanged. Branches and tags are refused, because they move, and an artifact must name
+    the exact weights that made it.
     """
     if not _COMMIT.fullmatch(text):
         raise WeightsInvalid(
@@ -348,7 +348,7 @@ def _commit(text: str) -> str:
 
 def _weight(name: str, key: str, tensor: "Tensor") -> "Tensor":
     """Return a weight as float32. Raises WeightsInvalid with file and key if it cannot be a weight."""
-    if key.endswith(_COUNTER):
+    if key.endswith(_COUNTER_SUFFIX):
         return tensor
     dtype = str(tensor.dtype).removeprefix("torch.")
     if dtype not in _FLOATS:
@@ -360,13 +360,13 @@ def _weight(name: str, key: str, tensor: "Tensor") -> "Tensor":
     return tensor
 
 
-def _only_shapes_are_wanted() -> bool:
+def _on_meta_device() -> bool:
     import torch  # noqa: PLC0415 — this module imports no torch until tensors are read
 
     return torch.get_default_device().type == "meta"
 
 
-def _shapes_alone(layout: Mapping[str, tuple[int, ...]]) -> "dict[str, Tensor]":
+def _empty_tensors(layout: Mapping[str, tuple[int, ...]]) -> "dict[str, Tensor]":
     import torch  # noqa: PLC0415 — as above
 
     return {key: torch.empty(shape) for key, shape in layout.items()}
@@ -387,5 +387,5 @@ def _check_layout(
 
 
 def _abbreviated(names: Collection[str]) -> str:
-    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-    return ", ".join(sorted(names)[:_NAMED]) + more
+    more = f" and {len(names) - _MAX_LISTED} more" if len(names) > _MAX_LISTED else ""
+    return ", ".join(sorted(names)[:_MAX_LISTED]) + more

@@ -1,7 +1,7 @@
-"""Reads ONNX graphs that are one whole file. This module knows no model and does not run graphs.
+"""Reads ONNX graphs whose tensors are all in one file. This module knows no model and does not run graphs.
 
-A graph may keep its tensors in other files. Those would count in no checksum and in no fingerprint, and would
-be looked for wherever the process runs. So they are never opened, and such a graph is refused.
+A graph may keep its tensors in other files. Those would be missing from checksums and fingerprints, and would
+be opened relative to the process's working directory. So they are never opened, and such a graph is refused.
 """
 
 from collections.abc import Iterator
@@ -16,8 +16,8 @@ from speaker_registry.errors import WeightsInvalid
 
 _MAX_BYTES = 2**31 - 1
 """The largest size of a protobuf message in bytes."""
-_WEIGHTS = {onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16}
-_SIZES = {onnx.TensorProto.INT64, onnx.TensorProto.INT32, onnx.TensorProto.BOOL}
+_WEIGHT_TYPES = {onnx.TensorProto.FLOAT, onnx.TensorProto.FLOAT16, onnx.TensorProto.BFLOAT16}
+_INTEGER_TYPES = {onnx.TensorProto.INT64, onnx.TensorProto.INT32, onnx.TensorProto.BOOL}
 """Types of the values that exporters store besides weights: shapes, axes, switches."""
 
 
@@ -60,9 +60,9 @@ def refuse_unfit_weights(graph: onnx.GraphProto, name: str) -> None:
             initialiser.
     """
     for tensor in graph.initializer:
-        if tensor.data_type in _SIZES:
+        if tensor.data_type in _INTEGER_TYPES:
             continue
-        if tensor.data_type not in _WEIGHTS:
+        if tensor.data_type not in _WEIGHT_TYPES:
             kind = onnx.TensorProto.DataType.Name(tensor.data_type)
             raise WeightsInvalid(
                 f"{name}: {tensor.name[:80]} is of type {kind}; accepted are FLOAT, FLOAT16, BFLOAT16"

@@ -1,8 +1,8 @@
 """Reads an architecture from a published config.json. This module knows JSON and dataclasses, no model and no
 files.
 
-Such configurations have many generic fields, so only the fields of our dataclass are read. They leave out
-fields that equal the default, so a field that is absent or null keeps the default of our dataclass.
+Such configurations have many generic fields, so only the fields of our dataclass are read. Configurations
+omit fields that equal the default, so a field that is absent or null gets the default of our dataclass.
 """
 
 from collections.abc import Mapping
@@ -44,7 +44,7 @@ def _checked(value: Any, example: Any, where: str) -> Any:
         value = tuple(value)
     if isinstance(example, float) and type(value) is int:
         value = float(value)
-    wanted = int if example is MISSING else type(example)  # what has no default is a width
+    wanted = int if example is MISSING else type(example)  # a field without a default is a width
     if type(value) is not wanted:
         raise WeightsInvalid(f"{where} is {value!r:.80}, {wanted.__name__} is expected")
     return value

@@ -37,7 +37,7 @@ from speaker_registry.errors import InvalidApiKey, RateLimited
 
 log = structlog.get_logger()
 
-_LOOK_AHEAD_SECONDS = FRESH_SECONDS / 2
+_REFRESH_AHEAD_SECONDS = FRESH_SECONDS / 2
 """Refresh the held keys in the background when they are valid for less than this."""
 _MAX_KEY_READS = 4
 """Maximum number of threads that read keys from the bucket, or wait for another thread that does."""
@@ -234,7 +234,7 @@ class Access:
         """Return a key in any state, or None if there is none. Only a key that is not held is read from the
         bucket.
         """
-        if keys.seconds_left < _LOOK_AHEAD_SECONDS:
+        if keys.seconds_left < _REFRESH_AHEAD_SECONDS:
             self._listen_in_background(keys)
         key = keys.find(key_id)
         if key is None and self._listening is not None:
@@ -245,7 +245,7 @@ class Access:
         if not keys.knows_of(key_id):
             self._check_failure_limit(address)  # guesses must not cause reads of the bucket
         async with self._key_reads.hold():
-            return await run_in_threadpool(keys.look, key_id)
+            return await run_in_threadpool(keys.read, key_id)
 
     def _listen_in_background(self, keys: HeldKeys) -> None:
         if self._listening is None or self._listening.done():
@@ -253,7 +253,7 @@ class Access:
 
     async def _listen(self, keys: HeldKeys) -> None:
         try:
-            await run_in_threadpool(keys.listen, ahead_seconds=_LOOK_AHEAD_SECONDS)
+            await run_in_threadpool(keys.listen, ahead_seconds=_REFRESH_AHEAD_SECONDS)
             if self._uses is not None:
                 await run_in_threadpool(self._uses.write_if_due)
         except Exception as error:  # noqa: BLE001 - the next request that needs a key raises it

@@ -43,7 +43,7 @@ log = structlog.get_logger()
 
 WINDOW = 64
 """Largest number of voices that may be under way at once."""
-_LOOKED_AT = 512
+_MAX_SCANNED = 512
 """Largest number of voices that the walk reaches in one turn."""
 NO_WORKER = "no live worker has the encoder"
 
@@ -137,15 +137,15 @@ class Preparation:
         """Continue the walk until enough voices are under way, the rate is reached, or the turn is long
         enough.
         """
-        looked, before = 0, progress.begun
-        while not progress.walked and looked < _LOOKED_AT:
+        scanned, before = 0, progress.begun
+        while not progress.walked and scanned < _MAX_SCANNED:
             room = WINDOW - len(progress.under_way)
             room = allowed(self._campaign.rate, progress.paced_until, now, room)
             if room <= 0:
                 break
             begun = progress.begun
             progress, seen = self._step(progress, room)
-            looked += seen
+            scanned += seen
             until = paced(self._campaign.rate, progress.paced_until, now, progress.begun - begun)
             progress = progress.model_copy(update={"paced_until": until})
             self._renew()

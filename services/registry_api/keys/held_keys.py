@@ -143,7 +143,7 @@ class HeldKeys:
 
     # Reading
 
-    def look(self, key_id: str) -> ApiKey | None:
+    def read(self, key_id: str) -> ApiKey | None:
         """Return a key in any state, at most `FRESH_SECONDS` old, or None if there is none.
 
         Raises `Unavailable` if the key's state is unknown, because a key that may have ended is not trusted.
@@ -151,7 +151,7 @@ class HeldKeys:
         return self.document(key_id).key
 
     def document(self, key_id: str) -> KeyDocument:
-        """Return the document of a key. Raises the same errors as `look`."""
+        """Return the document of a key. Raises the same errors as `read`."""
         if not is_key_id(key_id):
             return _NOTHING
         asked_at = self.clock.since_boot()
@@ -200,14 +200,14 @@ class HeldKeys:
 
     def all(self, namespace: str) -> list[ApiKey]:
         """Return the keys of a namespace, or of all namespaces (`*`), oldest first. Raises the same errors as
-        `look`.
+        `read`.
         """
         keys = (one.key for one in self.documents().values())
         found = [key for key in keys if key and namespace in {ANY_NAMESPACE, key.record.namespace}]
         return sorted(found, key=lambda key: (key.record.created_at, key.record.id))
 
     def documents(self) -> dict[str, KeyDocument]:
-        """Return the documents of all keys by their ids. Raises the same errors as `look`.
+        """Return the documents of all keys by their ids. Raises the same errors as `read`.
 
         A listing may leave out a key, so the keys that this process knows are added.
         """

@@ -63,7 +63,7 @@ def make(
     now = keys.now()
     check_namespace(namespace)
     check_expiry(expires_at, now)
-    maker = keys.look(created_by)
+    maker = keys.read(created_by)
     check_room(keys.all(ANY_NAMESPACE), namespace, by_operator=by_operator)
     token = new_token()
     record = ApiKeyRecord(

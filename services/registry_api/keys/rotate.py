@@ -39,7 +39,7 @@ def rotate(
         namespace=record.namespace,
         scopes=record.scopes,
         created_by=by,
-        expires_at=end_after_rotation(old, keys.look(by), now),
+        expires_at=end_after_rotation(old, keys.read(by), now),
         requests_per_minute=record.requests_per_minute,
         uploads_per_minute=record.uploads_per_minute,
         by_operator=by_operator,

@@ -15,8 +15,8 @@ from services.registry_api.maintenance.each_speaker import safely
 from services.registry_api.maintenance.erase import erase, erasure_due_in
 from services.registry_api.maintenance.garbage_sweep import sweep as sweep_bytes
 from services.registry_api.maintenance.locks import RenewLock, only_one
-from services.registry_api.maintenance.rebuild import LOOK_SECONDS, rebuild
-from services.registry_api.maintenance.settle import need_look, settle
+from services.registry_api.maintenance.rebuild import CHECK_SECONDS, rebuild
+from services.registry_api.maintenance.settle import need_check, settle
 from services.registry_api.maintenance.sweep import Sweeps
 from services.shared.bucket.store import Store
 from services.shared.bucket.stored_bytes import StoredBytes
@@ -36,9 +36,9 @@ from speaker_registry.errors import Unavailable
 log = structlog.get_logger()
 
 _throttle = LogThrottle(60.0)
-_LOOKED_AT_A_TIME = 100
+_CHECKED_AT_A_TIME = 100
 """Maximum number of due speakers that are checked before other tasks get their turn."""
-LOOK_MUCH_LATER_SECONDS = 300.0
+RECHECK_SECONDS = 300.0
 """A speaker whose document is damaged, or that could not be settled, is checked again after this time."""
 _LISTED_AGAIN_SECONDS = (60.0, 3600.0)
 """The bucket is listed again this long after the first listing of a generation, and then daily."""
@@ -86,7 +86,7 @@ class Housekeeping:
         self._grace = timedelta(seconds=settings.grace_seconds)
         self._deleted_grace = timedelta(seconds=settings.deleted_grace_seconds)
         self._stop = threading.Event()
-        self._looked_at = 0.0
+        self._checked_at = 0.0
 
     def run(self, stop: threading.Event) -> None:
         """Call `turn` until `stop` is set. Errors are logged, and the work is tried again."""
@@ -112,7 +112,7 @@ class Housekeeping:
         if listing_is_due(self._speakers.view.listed()):
             with self._only_one("rebuild") as renew:
                 self.rebuild(renew)
-        self._look_at_due()
+        self._check_due()
         if self._sweeps.is_due():
             with self._only_one("sweep") as renew:
                 self.sweep(renew)
@@ -128,7 +128,7 @@ class Housekeeping:
             applied = rebuild(
                 self._store,
                 self._speakers,
-                looks=self._looks,
+                schedule=self._check_schedule,
                 threads=self._settings.rebuild_threads,
                 between=lambda: self._between(renew),
             )
@@ -156,7 +156,7 @@ class Housekeeping:
                 log.info("sweep.interrupted")
                 return
 
-    def look_at(self, speaker_id: SpeakerId) -> float | None:
+    def check(self, speaker_id: SpeakerId) -> float | None:
         """Settle a speaker, and erase voices and versions that were deleted longer ago than the grace period.
 
         Returns the number of seconds until the next check of the speaker, or None if nothing is left to do.
@@ -167,25 +167,25 @@ class Housekeeping:
         )
         return min((seconds for seconds in again if seconds is not None), default=None)
 
-    def _look_at_due(self) -> None:
-        self._looked_at = self._clock.monotonic()
-        for due in self._speakers.agenda.due(_LOOKED_AT_A_TIME):
-            again = safely(self.look_at, due.speaker_id, otherwise=LOOK_MUCH_LATER_SECONDS)
-            self._speakers.agenda.looked_at(due, again_in=again)
+    def _check_due(self) -> None:
+        self._checked_at = self._clock.monotonic()
+        for due in self._speakers.agenda.due(_CHECKED_AT_A_TIME):
+            again = safely(self.check, due.speaker_id, otherwise=RECHECK_SECONDS)
+            self._speakers.agenda.checked(due, again_in=again)
 
     def _sweep_one(self, speaker_id: SpeakerId) -> None:
-        again = safely(self.look_at, speaker_id, otherwise=LOOK_MUCH_LATER_SECONDS)
+        again = safely(self.check, speaker_id, otherwise=RECHECK_SECONDS)
         remove = partial(sweep_bytes, self._speakers, self._blobs, grace=self._grace)
         safely(remove, speaker_id, otherwise=0)
         if again is not None:
-            self._speakers.agenda.look_within({speaker_id: again})
+            self._speakers.agenda.check_within({speaker_id: again})
 
-    def _looks(self, found: Sequence[SpeakerDocument]) -> list[float | None]:
+    def _check_schedule(self, found: Sequence[SpeakerDocument]) -> list[float | None]:
         """Return the number of seconds until the check of each speaker whose document the view lacked."""
         now = self._speakers.now()
         return [
-            LOOK_SECONDS if needed else erasure_due_in(document, self._deleted_grace, now=now)
-            for document, needed in zip(found, need_look(self._profiles, found), strict=True)
+            CHECK_SECONDS if needed else erasure_due_in(document, self._deleted_grace, now=now)
+            for document, needed in zip(found, need_check(self._profiles, found), strict=True)
         ]
 
     def _between(self, renew: RenewLock) -> bool:
@@ -194,9 +194,9 @@ class Housekeeping:
         Returns whether that time had passed.
         """
         renew()
-        is_time = self._clock.monotonic() - self._looked_at >= self._settings.turn_seconds
+        is_time = self._clock.monotonic() - self._checked_at >= self._settings.turn_seconds
         if is_time:
-            self._look_at_due()
+            self._check_due()
         if self._stop.is_set():
             raise Stopped
         return is_time

@@ -34,7 +34,7 @@ _SHOWN, _SHOWN_BYTES = 100, 4 * 1024 * 1024
 """Documents are sent to Redis in batches of at most this many. A batch also ends once it has this many
 bytes.
 """
-LOOK_SECONDS = 10.0
+CHECK_SECONDS = 10.0
 """A speaker that the view lacked is checked within this time, because Redis may have lost its jobs as well.
 """
 _TIMES_READ, _PAUSE_SECONDS = 3, 2.0
@@ -42,15 +42,15 @@ _TIMES_READ, _PAUSE_SECONDS = 3, 2.0
 contradicting the bucket only if it does so every time, because a node of the store may be outdated.
 """
 
-Looks = Callable[[Sequence[SpeakerDocument]], Sequence[float | None]]
+CheckSchedule = Callable[[Sequence[SpeakerDocument]], Sequence[float | None]]
 """A function that returns, for each document, the number of seconds after which housekeeping must check its
 speaker, or None if it need not.
 """
 
 
 def all_soon(documents: Sequence[SpeakerDocument]) -> list[float | None]:
-    """Schedule a check of every speaker. This is a `Looks` function."""
-    return [LOOK_SECONDS] * len(documents)
+    """Schedule a check of every speaker. This is a `CheckSchedule` function."""
+    return [CHECK_SECONDS] * len(documents)
 
 
 class Listed(Protocol):
@@ -98,7 +98,7 @@ def rebuild(
     store: Listed,
     speakers: Speakers,
     *,
-    looks: Looks = all_soon,
+    schedule: CheckSchedule = all_soon,
     threads: int = 1,
     between: Callable[[], object] = lambda: None,
 ) -> int:
@@ -109,7 +109,7 @@ def rebuild(
     and the next rebuild fills it.
 
     Args:
-        looks: decides which speakers housekeeping has to check.
+        schedule: decides which speakers housekeeping has to check.
         between: called between the steps. An exception that it raises ends the rebuild.
 
     Raises `Unavailable` if the bucket or Redis stops answering. The view is then as complete as it was
@@ -125,7 +125,7 @@ def rebuild(
         for portion in in_batches(iter(listed.items()), _PORTION):
             read = partial(_read_each, speakers, threads=1 if store.is_local else threads)
             for together in _together(read(_outdated(speakers, dict(portion)))):
-                kept = _show(speakers, generation, looks, together)
+                kept = _show(speakers, generation, schedule, together)
                 outcome.applied += len(together)
                 outcome.contradicted += [one for one in kept if _contradicts(speakers, one)]
             between()
@@ -189,7 +189,9 @@ def _together(reads: Iterable[_Read]) -> Iterator[list[_Read]]:
         yield together
 
 
-def _show(speakers: Speakers, generation: str, looks: Looks, together: Sequence[_Read]) -> list[SpeakerId]:
+def _show(
+    speakers: Speakers, generation: str, schedule: CheckSchedule, together: Sequence[_Read]
+) -> list[SpeakerId]:
     """Update the copies of some speakers in the view.
 
     Returns the speakers whose copy may contradict the bucket: the view had a copy that is at least as new, or
@@ -200,9 +202,9 @@ def _show(speakers: Speakers, generation: str, looks: Looks, together: Sequence[
     found = [read for read in together if read.base.etag is not None]
     if not found:
         return missing
-    needed = zip(found, looks([read.document for read in found]), strict=True)
+    needed = zip(found, schedule([read.document for read in found]), strict=True)
     if within := {read.of.speaker_id: seconds for read, seconds in needed if seconds is not None}:
-        speakers.agenda.look_within(within)
+        speakers.agenda.check_within(within)
     kept = speakers.documents.show_each([read.held for read in found], generation)
     marked = (read for read in found if read.of.stored.mark is not None)
     if marks := {read.of.speaker_id: _mark(read.of.stored, read.base.etag or "") for read in marked}:

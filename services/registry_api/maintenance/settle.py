@@ -43,7 +43,7 @@ def settle(speakers: Speakers, jobs: Jobs, profiles: Profiles, speaker_id: Speak
     promote(speakers, profiles, speaker_id)
     speaker = speakers.read(speaker_id)
     for job in speaker.open_jobs:
-        _look_at_job(speakers, jobs, profiles, speaker, job)
+        _check_job(speakers, jobs, profiles, speaker, job)
     speaker = speakers.read(speaker_id)
     for version in speaker.document.versions:
         if opened := extract_missing(jobs, profiles, speaker, version):
@@ -52,7 +52,7 @@ def settle(speakers: Speakers, jobs: Jobs, profiles: Profiles, speaker_id: Speak
     return AGAIN_SECONDS if under_way else None
 
 
-def need_look(profiles: Profiles, found: Iterable[SpeakerDocument]) -> list[bool]:
+def need_check(profiles: Profiles, found: Iterable[SpeakerDocument]) -> list[bool]:
     """Return, for each document, whether `settle` would change it or open a job if no job was open."""
     settled = _settling(profiles)
     return [settled(one) is not one or _lacks_artifact(profiles, Speaker(one)) for one in found]
@@ -119,7 +119,7 @@ def _fence(speakers: Speakers, speaker_id: SpeakerId) -> bool:
     return len(announced) > len(unknown)
 
 
-def _look_at_job(
+def _check_job(
     speakers: Speakers, jobs: Jobs, profiles: Profiles, speaker: FoundSpeaker, job: OpenJob
 ) -> None:
     """Keep an open job if a worker runs it or will run it. Otherwise end it, or replace it."""

@@ -142,8 +142,8 @@ class Sweeps:
     def _made_with(self) -> str:
         names = {*self._profiles.names, *(profile.name for profile in self._profiles.required)}
         required = ",".join(sorted(profile.name for profile in self._profiles.required))
-        told = f"{required} {self._records.made_with(names)}"
-        return hashlib.sha256(told.encode()).hexdigest()[:16]
+        basis = f"{required} {self._records.made_with(names)}"
+        return hashlib.sha256(basis.encode()).hexdigest()[:16]
 
     def _differs(self, made_with: str) -> bool:
         if self._made_with() == made_with:

@@ -121,7 +121,7 @@ def bring(
         add = _adding(profiles, version, profile, record, origin, lost=same)
         if not _commit(change, version, known, record, add):
             return False
-    log.info("artifact.given", speaker=str(speaker.id), vuid=version.vuid, profile=profile)
+    log.info("artifact.uploaded", speaker=str(speaker.id), vuid=version.vuid, profile=profile)
     return True
 
 

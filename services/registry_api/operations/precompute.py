@@ -114,7 +114,7 @@ class Precomputation:
         opened = self._extract(speaker, version, [one.profile.name for one in possible] or self._names)
         if not opened and all(one.state_of_current == "ready" for one in possible):
             self._message = ALREADY_VALID
-        return self.look()
+        return self.current_state()
 
     def _has_lost_files(self, speaker: FoundSpeaker, version: Version) -> bool:
         """Read the files of the served artifacts, and start jobs that make lost ones again.
@@ -160,7 +160,7 @@ class Precomputation:
         about = (self._name.name, self._reference, tuple(self._names))
         return ("cache", *about, tuple(self._job_ids), self._force)
 
-    def look(self) -> CacheState:
+    def current_state(self) -> CacheState:
         """Return the current state. Raises `VoiceNotFound` or `VersionNotFound` if the voice was deleted."""
         speaker, version = self._find()
         statuses = [self._profiles.explained(self._status(speaker, version, name)) for name in self._names]

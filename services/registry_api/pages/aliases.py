@@ -151,11 +151,11 @@ def _unmoved_since(alias: str, seen: int) -> Check:
         if alias not in document.aliases:
             now = f"Alias `{alias}` was removed after the page with this button was loaded."
         elif not seen:
-            now = f"There is an alias `{alias}` already, and it means version {_meant(document, alias)}."
+            now = f"There is an alias `{alias}` already, and it means version {_version_of(document, alias)}."
         else:
             now = (
                 f"`{alias}` was moved after the page with this button was loaded, and means version "
-                f"{_meant(document, alias)} now."
+                f"{_version_of(document, alias)} now."
             )
         raise PreconditionFailed(
             f"{now} Nothing was changed. Reload the page of the voice and decide again.", param="moved"
@@ -170,7 +170,7 @@ def _moved(document: SpeakerDocument, alias: str) -> int:
     return present.moved if present else 0
 
 
-def _meant(document: SpeakerDocument, alias: str) -> int:
+def _version_of(document: SpeakerDocument, alias: str) -> int:
     return rendering.alias(document, alias).version
 
 

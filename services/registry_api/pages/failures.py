@@ -67,10 +67,10 @@ class Failures:
 
     def _count(self, namespace: str) -> Reasons:
         since = self._now() - HOUR_SECONDS
-        return _told(self._jobs.failed_since(namespace, self._profiles, since, limit=MAX_EXAMINED))
+        return _grouped(self._jobs.failed_since(namespace, self._profiles, since, limit=MAX_EXAMINED))
 
 
-def _told(failed: Sequence[JobRecord]) -> Reasons:
+def _grouped(failed: Sequence[JobRecord]) -> Reasons:
     reasons = reasons_of(failed)
     of_last = MAX_EXAMINED if len(failed) == MAX_EXAMINED else None
     return Reasons(reasons[:_SHOWN], len(reasons[_SHOWN:]), of_last)

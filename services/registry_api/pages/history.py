@@ -10,7 +10,7 @@ from services.registry_api.keys.api_keys import ApiKey
 from services.registry_api.pages.forms import address
 from services.registry_api.protocol.callers import Caller
 from services.registry_api.wire import rendering
-from services.registry_api.wire.paging import newest_changes, place_in_history
+from services.registry_api.wire.paging import newest_changes, position_in_history
 from services.shared.model.document import SpeakerDocument
 from speaker_registry.errors import SpeakerRegistryError
 
@@ -23,16 +23,16 @@ def past_of(
     """Return the variables of the template `history.html`.
 
     Args:
-        past: show the changes before this place; an empty text shows the newest ones.
+        past: show the changes before this position; an empty text shows the newest ones.
         query: further parameters of the next page's address.
     """
-    before = place_in_history(past, param="past")
+    before = position_in_history(past, param="past")
     found, more = newest_changes(document, services.profiles, before=before, limit=_CHANGES)
     changes = [rendering.change(one) for one in found]
     return {
         "changes": changes,
         "names": _names(request, services, dict.fromkeys(one.by for one in changes)),
-        "earlier_changes": address(path, past=str(found[-1].place), **query) if more else None,
+        "earlier_changes": address(path, past=str(found[-1].position), **query) if more else None,
     }
 
 
@@ -60,7 +60,7 @@ def _keys(request: Request, services: Services, ids: dict[str, None]) -> Iterato
         return
     try:
         with request.app.state.store_slots.hold_in_thread():
-            yield from filter(None, map(services.keys.look, unknown))
+            yield from filter(None, map(services.keys.read, unknown))
     except SpeakerRegistryError:
         return  # the bucket is slow or unavailable, so the page leaves out these names
 

@@ -140,12 +140,12 @@ def _rotate(
         by=caller.id,
         by_operator=caller.for_any_namespace,
     )
-    former = services.keys.look(key_id)
+    former = services.keys.read(key_id)
     return _show_keys(request, services, caller, new=(token, made), former=former)
 
 
 def _find(services: Services, caller: Caller, key_id: str) -> ApiKey:
-    key = services.keys.look(key_id)
+    key = services.keys.read(key_id)
     if key is None or caller.namespace not in {ANY_NAMESPACE, key.record.namespace}:
         raise key_not_found(key_id)
     return key

@@ -253,8 +253,8 @@ async def _recognize(request: Request, status: int) -> None:
 
 
 def _as_page(request: Request, status: int, body: bytes) -> Response:
-    told = json.loads(body) if body else {}
-    message = told.get("detail") or told.get("error", {}).get("message", "The request failed.")
+    answer = json.loads(body) if body else {}
+    message = answer.get("detail") or answer.get("error", {}).get("message", "The request failed.")
     token = session_of(request).token
     return failure_page(request, status, message, token=token, partial=is_partial(request))
 

@@ -242,7 +242,7 @@ def get_cache_status(
     """Get the state of a voice's artifacts, without starting an extraction."""
     with _reference_named_version():
         precomputation = _precomputation(services, namespace, name, version, profile)
-        return answer(request, _without_nulls(precomputation.body(precomputation.look())))
+        return answer(request, _without_nulls(precomputation.body(precomputation.current_state())))
 
 
 @router.post("/{name}/cache", responses=responses("fill_cache"), dependencies=[JOBS_WRITE, COUNTED_IF_FORCED])
@@ -275,7 +275,7 @@ async def fill_cache(
                 speaker,
                 precomputation.question,
                 wait,
-                precomputation.look,
+                precomputation.current_state,
                 lambda one: one.over,
                 request.is_disconnected,
             )

@@ -11,10 +11,10 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from services.registry_api.access.rules import VOICES_READ, may_still_ask
-from services.registry_api.dependencies import CallerDep, NamespaceDep, Services, ServicesDep, speaker_meant
+from services.registry_api.dependencies import CallerDep, NamespaceDep, Services, ServicesDep, speaker_named
 from services.registry_api.protocol.callers import Caller
 from services.registry_api.protocol.routing import Router
-from services.registry_api.serving.event_feed import EventFeed, Listener, Place, parse_place
+from services.registry_api.serving.event_feed import EventFeed, Listener, StreamPosition, parse_position
 from services.registry_api.serving.event_stream import Event
 from services.registry_api.wire import events as wire
 from services.registry_api.wire.documented import responses
@@ -59,16 +59,16 @@ async def listen_to_events(
     """
     speaker = None
     if voice is not None:
-        speaker = str(await run_in_threadpool(speaker_meant, services, caller, namespace, voice))
+        speaker = str(await run_in_threadpool(speaker_named, services, caller, namespace, voice))
     if profile is not None:
         services.profiles.get(profile)
     wants = wire.filter_of(namespace, _wanted_types(types, caller), speaker, profile)
-    place = _place_of(last_event_id or after)
+    position = _position_of(last_event_id or after)
     if request.method == "HEAD":
         return Response(headers=_HEADERS, media_type="text/event-stream")
     stream = _Stream(request, services, caller)
     try:
-        await stream.begin(namespace, wants, place)
+        await stream.begin(namespace, wants, position)
     except BaseException:
         stream.end()
         raise
@@ -93,17 +93,17 @@ def _wanted_types(types: str | None, caller: Caller) -> frozenset[str]:
     return wanted
 
 
-def _place_of(text: str | None) -> Place | None:
+def _position_of(text: str | None) -> StreamPosition | None:
     if not text:
         return None
-    place = parse_place(text)
-    if place is None:
+    position = parse_position(text)
+    if position is None:
         raise InvalidRequest(
             f"The event id {text!a} does not belong to this registry; accepted: the id of an event it sent, "
             "three numbers joined by '-'.",
             param="Last-Event-ID",
         )
-    return place
+    return position
 
 
 class _Stream(Response):
@@ -120,7 +120,9 @@ class _Stream(Response):
         self._listener: Listener
         self._first: list[bytes] = []
 
-    async def begin(self, namespace: str, wants: Callable[[Event], bool], place: Place | None) -> None:
+    async def begin(
+        self, namespace: str, wants: Callable[[Event], bool], position: StreamPosition | None
+    ) -> None:
         """Register a listener, and read the events that it missed. `end` removes the listener.
 
         Raises:
@@ -128,11 +130,11 @@ class _Stream(Response):
         """
         self._held.enter_context(self._services.access.waiting_requests.hold(self._caller, namespace))
         self._listener = self._held.enter_context(self._feed.listen(wants))
-        self._first = [wire.render_begin(place or self._feed.place, _RETRY_MILLISECONDS)]
-        if place is None:
+        self._first = [wire.render_begin(position or self._feed.position, _RETRY_MILLISECONDS)]
+        if position is None:
             return
         with unavailable_without_redis():
-            missed = await self._feed.since(place)
+            missed = await self._feed.since(position)
         if missed is None:
             self._first.append(self._reset())
         else:
@@ -155,8 +157,8 @@ class _Stream(Response):
         keys_changed = self._feed.keys_changed
         while not await self._is_over(keys_changed):
             keys_changed = self._feed.keys_changed
-            if self._listener.has_lost_place:
-                self._listener.has_lost_place = False
+            if self._listener.has_missed_events:
+                self._listener.has_missed_events = False
                 yield self._reset()
             if events := self._listener.take():
                 yield self._rendered(events)
@@ -171,14 +173,14 @@ class _Stream(Response):
         return heartbeat if ends_at is None else max(0.0, min(heartbeat, ends_at - time.time()))
 
     def _rendered(self, events: Iterable[Event]) -> bytes:
-        generation = self._feed.place.generation
-        frames = [wire.render(event, Place(generation, event["id"])) for event in events]
+        generation = self._feed.position.generation
+        frames = [wire.render(event, StreamPosition(generation, event["id"])) for event in events]
         EVENTS_SENT.inc(len(frames))
         return b"".join(frames)
 
     def _reset(self) -> bytes:
         EVENT_RESETS.inc()
-        return wire.render_reset(self._feed.place)
+        return wire.render_reset(self._feed.position)
 
     async def _is_over(self, keys_changed: int) -> bool:
         if self._services.long_polls.closing() or await self._request.is_disconnected():

@@ -113,7 +113,7 @@ def _unserved(services: Services) -> dict[str, str]:
 def _checks(services: Services) -> dict[str, Callable[[], object]]:
     return {
         "store": services.store.check,
-        "index": services.generation.look,
+        "index": services.generation.check,
     }
 
 

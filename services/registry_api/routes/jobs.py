@@ -18,7 +18,7 @@ from services.registry_api.dependencies import (
     ServicesDep,
     VoiceName,
     WaitSeconds,
-    speaker_meant,
+    speaker_named,
 )
 from services.registry_api.operations.cancel import cancel
 from services.registry_api.operations.followed_jobs import follow
@@ -120,7 +120,7 @@ def list_jobs(
     """List jobs, newest first. Jobs are kept for 30 days."""
     slug = None
     if voice is not None:
-        slug = speaker_meant(services, caller, namespace, voice).slug
+        slug = speaker_named(services, caller, namespace, voice).slug
     if profile is not None:
         services.profiles.get(profile)
     page = services.jobs.records.page(

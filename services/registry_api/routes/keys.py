@@ -205,7 +205,7 @@ def rotate_key(
 
 def _find(keys: HeldKeys, whose: str, key_id: str) -> ApiKey:
     """Return a key. Raises `ApiKeyNotFound`, also for a key of another namespace."""
-    key = keys.look(key_id)
+    key = keys.read(key_id)
     if key is None or whose not in {ANY_NAMESPACE, key.record.namespace}:
         raise key_not_found(key_id)
     return key

@@ -31,7 +31,12 @@ from services.registry_api.wire import rendering
 from services.registry_api.wire.answers import answer, check_of, tag_of
 from services.registry_api.wire.documented import request_body, responses
 from services.registry_api.wire.forms import parse_description
-from services.registry_api.wire.paging import find_voices, newest_changes, newest_versions, place_in_history
+from services.registry_api.wire.paging import (
+    find_voices,
+    newest_changes,
+    newest_versions,
+    position_in_history,
+)
 from services.registry_api.wire.uploads import limits_of
 from services.shared.model.document import SpeakerDocument
 from services.shared.registry.lookup import find, find_version, locate, not_found
@@ -184,7 +189,7 @@ def delete_voice(
 def undelete_voice(
     request: Request, services: ServicesDep, namespace: NamespaceDep, name: VoiceName, caller: CallerDep
 ) -> Response:
-    """Bring back the voice that was deleted last under a name, with its versions, numbers and aliases.
+    """Undelete the voice that was deleted last under a name, with its versions, numbers and aliases.
 
     That is possible until the grace period ends (a day, unless the operator says otherwise) and while nobody
     registered the name again. Artifacts that the voice lacks by now are extracted.
@@ -215,9 +220,9 @@ def list_changes(
     Between them are the promotions of encoders that changed what the voice serves.
 
     Artifacts that workers publish are left out, and so are requests that changed nothing. The history of a
-    deleted voice is kept as long as the voice can be brought back, and is erased with it.
+    deleted voice is kept as long as the voice can be undeleted, and is erased with it.
     """
-    before = place_in_history(after)
+    before = position_in_history(after)
     document = locate(services.speakers, namespace, name).document
     if not document.live and not document.history:
         raise not_found(name)
@@ -226,8 +231,8 @@ def list_changes(
         request,
         Page[VoiceChange](
             data=[rendering.change(one) for one in found],
-            first_id=str(found[0].place) if found else None,
-            last_id=str(found[-1].place) if found else None,
+            first_id=str(found[0].position) if found else None,
+            last_id=str(found[-1].position) if found else None,
             has_more=more,
         ),
     )
@@ -287,7 +292,7 @@ def delete_one_version(
     """Delete one version by its number. Honours `If-Match`.
 
     A version that an alias points to is refused, unless it is the last one, which takes the voice along. A
-    single version cannot be brought back. A voice whose first version is deleted has another `id` afterwards.
+    single version cannot be undeleted. A voice whose first version is deleted has another `id` afterwards.
     """
 
     def shown(document: SpeakerDocument) -> VoiceVersion:

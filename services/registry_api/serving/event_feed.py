@@ -1,7 +1,7 @@
 """Passes the events of the view on to the listeners of this process, each in order and without a gap.
 
 A listener gets events as `EventStream` receives them. The number of events that it has not taken yet is
-bounded: a listener that falls too far behind loses its place, and so do all listeners when a new view begins.
+bounded: a listener that falls too far behind misses events, and so do all listeners when a new view begins.
 This module knows no HTTP.
 """
 
@@ -17,30 +17,30 @@ from services.registry_api.serving.event_stream import Event, EventStream
 from services.shared.telemetry.metrics import EVENT_LISTENERS
 
 MAX_BEHIND = 1000
-"""Maximum number of events that a listener may leave untaken before it loses its place."""
+"""Maximum number of events that a listener may leave untaken before it misses events."""
 _PAGE = 500
 """Number of earlier events that are read at a time."""
-_POSITION = r"\d{1,20}-\d{1,20}"
-_PLACE = re.compile(rf"([0-9a-f]{{1,32}})-({_POSITION})", re.ASCII)
+_EVENT_ID = r"\d{1,20}-\d{1,20}"
+_POSITION = re.compile(rf"([0-9a-f]{{1,32}})-({_EVENT_ID})", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class StreamPosition:
     """A position in the event stream of one view, just after an event."""
 
     generation: str
-    """The generation of the view. Places of different generations cannot be compared."""
-    position: str
+    """The generation of the view. Positions of different generations cannot be compared."""
+    event_id: str
     """The event's id in Redis."""
 
     def __str__(self) -> str:
-        return f"{self.generation}-{self.position}"
+        return f"{self.generation}-{self.event_id}"
 
 
-def parse_place(text: str) -> Place | None:
-    """Parse the text of a `Place`. Returns None if the text is not that of a place."""
-    match = _PLACE.fullmatch(text)
-    return Place(match[1], match[2]) if match else None
+def parse_position(text: str) -> StreamPosition | None:
+    """Parse the text of a `StreamPosition`. Returns None if the text is not that of a position."""
+    match = _POSITION.fullmatch(text)
+    return StreamPosition(match[1], match[2]) if match else None
 
 
 class Listener:
@@ -52,7 +52,7 @@ class Listener:
         self._wants = wants
         self._events: deque[Event] = deque()
         self._news = asyncio.Event()
-        self.has_lost_place = False
+        self.has_missed_events = False
         """True if the listener has missed events. It still gets later events."""
 
     def tell(self, event: Event) -> None:
@@ -60,13 +60,14 @@ class Listener:
         if not self._wants(event):
             return
         if len(self._events) >= MAX_BEHIND:
-            self.lose_place()
+            self.mark_missed()
         self._events.append(event)
         self._news.set()
 
-    def lose_place(self) -> None:
+    def mark_missed(self) -> None:
+        """Drop the events that were not taken, and note that the listener has missed events."""
         self._events.clear()
-        self.has_lost_place = True
+        self.has_missed_events = True
         self._news.set()
 
     def wake(self) -> None:
@@ -74,7 +75,7 @@ class Listener:
         self._news.set()
 
     async def wait(self, seconds: float) -> None:
-        """Wait until there is an event, the place is lost or `wake` is called. Raises TimeoutError after
+        """Wait until there is an event, events were missed or `wake` is called. Raises TimeoutError after
         `seconds`.
         """
         await asyncio.wait_for(self._news.wait(), seconds)
@@ -98,9 +99,9 @@ class EventFeed:
         events.subscribe(self._on_event, self._on_events_missed)
 
     @property
-    def place(self) -> Place:
-        """The place just after the last event that this process received."""
-        return Place(self._stream.generation, self._stream.position)
+    def position(self) -> StreamPosition:
+        """The position just after the last event that this process received."""
+        return StreamPosition(self._stream.generation, self._stream.position)
 
     @contextmanager
     def listen(self, wants: Callable[[Event], bool]) -> Iterator[Listener]:
@@ -114,18 +115,18 @@ class EventFeed:
             self._listeners.discard(listener)
             EVENT_LISTENERS.dec()
 
-    async def since(self, place: Place) -> list[Event] | None:
-        """Return the events after a place, up to the last one received. Returns None if some of them are
+    async def since(self, position: StreamPosition) -> list[Event] | None:
+        """Return the events after a position, up to the last one received. Returns None if some of them are
         gone.
 
         Raises the errors of the Redis client.
         """
-        if place.generation != self._stream.generation or not await self._stream.has(place.position):
+        if position.generation != self._stream.generation or not await self._stream.has(position.event_id):
             return None
         found: list[Event] = []
         until = self._stream.position
         while len(found) <= MAX_BEHIND:
-            page = await self._stream.read(found[-1]["id"] if found else place.position, until, _PAGE)
+            page = await self._stream.read(found[-1]["id"] if found else position.event_id, until, _PAGE)
             found += page
             if len(page) < _PAGE:
                 return found
@@ -146,4 +147,4 @@ class EventFeed:
     def _on_events_missed(self) -> None:
         self.keys_changed += 1
         for listener in self._listeners:
-            listener.lose_place()
+            listener.mark_missed()

@@ -56,14 +56,14 @@ def filter_of(
     return wants
 
 
-def render(event: Event, place: object) -> bytes:
-    """Render an event for the wire. A client that sends `place` later gets the events after this one."""
+def render(event: Event, position: object) -> bytes:
+    """Render an event for the wire. A client that sends `position` later gets the events after this one."""
     kind = shown_type(event)
     assert kind is not None
     version_id, about = event.get("version_id"), event["speaker"]
     slug = SpeakerId.parse(about).slug if about else None
     shown = RegistryEvent(
-        id=str(place),
+        id=str(position),
         type=kind,
         at=float(event["at"]),
         voice_slug=slug,
@@ -77,22 +77,22 @@ def render(event: Event, place: object) -> bytes:
         job_id=event.get("job"),
         state=event.get("state"),
     )
-    return _frame(kind, str(place), shown.model_dump(mode="json", exclude_none=True))
+    return _frame(kind, str(position), shown.model_dump(mode="json", exclude_none=True))
 
 
-def render_reset(place: object) -> bytes:
+def render_reset(position: object) -> bytes:
     """Render the event that tells a client to read its data again, because it may have missed events."""
-    return _frame(RESET, str(place), {"object": "event", "id": str(place), "type": RESET})
+    return _frame(RESET, str(position), {"object": "event", "id": str(position), "type": RESET})
 
 
-def render_begin(place: object, retry_milliseconds: int) -> bytes:
-    """Render the beginning of a stream, which is no event and tells the client its place in the stream."""
-    return f"retry: {retry_milliseconds}\nid: {place}\n\n".encode()
+def render_begin(position: object, retry_milliseconds: int) -> bytes:
+    """Render the beginning of a stream, which is no event and tells the client its position in the stream."""
+    return f"retry: {retry_milliseconds}\nid: {position}\n\n".encode()
 
 
 HEARTBEAT = b":\n\n"
 """A comment that is sent so that proxies and clients see that the connection lives."""
 
 
-def _frame(kind: str, place: str, data: dict[str, Any]) -> bytes:
-    return f"id: {place}\nevent: {kind}\ndata: {canonical_json(data)}\n\n".encode()
+def _frame(kind: str, position: str, data: dict[str, Any]) -> bytes:
+    return f"id: {position}\nevent: {kind}\ndata: {canonical_json(data)}\n\n".encode()

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from services.shared.model.decisions import Decision
 from services.shared.model.document import SpeakerDocument
-from services.shared.model.past import Happened, Place, concerned_profiles, past_of
+from services.shared.model.past import Happened, HistoryPosition, concerned_profiles, past_of
 from services.shared.model.profile_document import ProfileDocument
 from services.shared.model.records import Version
 from services.shared.registry.pages import Listed
@@ -108,29 +108,29 @@ def newest_versions(
 
 
 def newest_changes(
-    document: SpeakerDocument, profiles: Profiles, *, before: Place | None, limit: int
+    document: SpeakerDocument, profiles: Profiles, *, before: HistoryPosition | None, limit: int
 ) -> tuple[list[Happened], bool]:
-    """Return the newest entries of a voice's history before a place, newest first, and whether there are
+    """Return the newest entries of a voice's history before a position, newest first, and whether there are
     more.
     """
     past = past_of(document, profiles.documents(concerned_profiles(document)))
-    found = [one for one in reversed(past) if before is None or one.place < before]
+    found = [one for one in reversed(past) if before is None or one.position < before]
     return found[:limit], len(found) > limit
 
 
-def place_in_history(text: str, *, param: str = "after") -> Place | None:
-    """Return the place after which a page of a voice's history begins. None for an empty text, which means
+def position_in_history(text: str, *, param: str = "after") -> HistoryPosition | None:
+    """Return the position after which a page of a voice's history begins. None for an empty text, which means
     the first page. Raises `InvalidRequest`.
     """
     if not text:
         return None
-    place = Place.parse(text)
-    if place is None:
+    position = HistoryPosition.parse(text)
+    if position is None:
         raise InvalidRequest(
-            f"There is no place {text[:80]!a} in a history; accepted: `last_id` of the previous page.",
+            f"{text[:80]!a} is no position in a history; accepted: `last_id` of the previous page.",
             param=param,
         )
-    return place
+    return position
 
 
 def newest_decisions(

@@ -70,14 +70,14 @@ def alias(document: SpeakerDocument, name: str) -> schemas.VoiceAlias:
 
 
 def change(happened: Happened) -> schemas.VoiceChange:
-    place, entry = happened.place, happened.what
+    position, entry = happened.position, happened.what
     if isinstance(entry, Decision):
         return schemas.VoiceChange(
-            revision=place.revision,
+            revision=position.revision,
             at=entry.at,
             by=entry.by,
             did=entry.did,
-            profile=place.profile,
+            profile=position.profile,
             fingerprint=entry.fingerprint,
             former_fingerprint=entry.former_fingerprint,
         )

@@ -136,7 +136,7 @@ class Documents:
                 etag = self._store.swap(key, body, etag=base.etag)
                 return Base(body, etag, base.revision + 1)
             except (Moved, Unavailable):
-                found = self._look_again(key, base, until, tried)
+                found = self._read_again(key, base, until, tried)
             if found.body is not None and not found.damaged and done(found.body):
                 return found  # an earlier attempt succeeded, and its reply was lost
             self._check(until, _OUTCOME_UNKNOWN)
@@ -152,7 +152,7 @@ class Documents:
         except SpeakerRegistryError:
             return None
 
-    def _look_again(self, key: str, base: Base, until: float, tried: int) -> Base:
+    def _read_again(self, key: str, base: Base, until: float, tried: int) -> Base:
         """Read the document again after a pause, until it can be read.
 
         A document older than `base` comes from an outdated node. A decision on it could refuse a change that

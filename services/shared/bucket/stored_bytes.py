@@ -17,7 +17,7 @@ from speaker_registry.errors import AudioNotFound, SpeakerRegistryError
 
 log = structlog.get_logger(__name__)
 
-_LOOKS = 2
+_READS = 2
 """The number of times that bytes are read before they count as lost. A single answer may be wrong."""
 
 
@@ -90,7 +90,7 @@ class StoredBytes:
 
     def _read(self, key: str, digest: str) -> bytes:
         how = "missing"
-        for _ in range(_LOOKS):
+        for _ in range(_READS):
             try:
                 data = self._store.get(key)
             except FileNotFoundError:

@@ -14,12 +14,12 @@ from services.shared.model.history import KEPT_ENTRIES, Entry
 from services.shared.model.profile_document import ProfileDocument
 from services.shared.model.records import Version
 
-_PLACE = re.compile(r"(\d{1,18})(?:-(\d{1,18})-(\d{1,18})-([\w.-]{1,128}))?", re.ASCII)
+_POSITION = re.compile(r"(\d{1,18})(?:-(\d{1,18})-(\d{1,18})-([\w.-]{1,128}))?", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True, order=True)
-class Place:
-    """The place of an event in the past of a voice. Later places are greater."""
+class HistoryPosition:
+    """The position of an event in the past of a voice. Later positions are greater."""
 
     revision: int
     """The revision of the voice's document that a change made. A promotion has the revision of the last
@@ -33,8 +33,8 @@ class Place:
 
     @classmethod
     def parse(cls, text: str) -> Self | None:
-        """Parse the text of a place. Returns None if the text is not that of a place."""
-        match = _PLACE.fullmatch(text)
+        """Parse the text of a position. Returns None if the text is not that of a position."""
+        match = _POSITION.fullmatch(text)
         if match is None:
             return None
         return cls(int(match[1]), int(match[2] or 0), int(match[3] or 0), match[4] or "")
@@ -48,7 +48,7 @@ class Place:
 class Happened:
     """A change that callers made to a voice, or a promotion that changed which artifacts it serves."""
 
-    place: Place
+    position: HistoryPosition
     what: Entry | Decision
 
 
@@ -65,8 +65,8 @@ def past_of(document: SpeakerDocument, profiles: Mapping[str, ProfileDocument]) 
     Args:
         profiles: the documents of the voice's `concerned_profiles`, by the names of the profiles.
     """
-    changes = [Happened(Place(one.revision), one) for one in document.history]
-    return sorted([*changes, *_promotions(document, profiles)], key=lambda one: one.place)
+    changes = [Happened(HistoryPosition(one.revision), one) for one in document.history]
+    return sorted([*changes, *_promotions(document, profiles)], key=lambda one: one.position)
 
 
 def _promotions(document: SpeakerDocument, profiles: Mapping[str, ProfileDocument]) -> Iterator[Happened]:
@@ -77,7 +77,7 @@ def _promotions(document: SpeakerDocument, profiles: Mapping[str, ProfileDocumen
         for one in profile.decisions:
             if one.is_promotion and since <= one.at <= until:
                 earlier = [entry.revision for entry in document.history if entry.at <= one.at]
-                yield Happened(Place(max(earlier, default=0), one.at, one.revision, name), one)
+                yield Happened(HistoryPosition(max(earlier, default=0), one.at, one.revision, name), one)
 
 
 def _versions(document: SpeakerDocument) -> tuple[Version, ...]:

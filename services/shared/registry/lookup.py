@@ -55,10 +55,10 @@ def locate(
         also_deleted: accept the id of the voice that was deleted last under a name as that name.
     """
     named = speakers.read(SpeakerId.of(namespace, name))
-    return _meant(speakers, namespace, name, named, also_deleted=also_deleted)
+    return _by_name_or_id(speakers, namespace, name, named, also_deleted=also_deleted)
 
 
-def _meant(
+def _by_name_or_id(
     speakers: Speakers,
     namespace: str,
     name: SpeakerName,
@@ -70,13 +70,13 @@ def _meant(
     voice_id = parse_voice_id(name.key)
     if voice_id is None or named.document.live:
         return named
-    meant = speakers.read(SpeakerId(namespace, voice_id.slug))
-    if meant.document.identified(voice_id.version_id) is not None:
-        return meant
+    with_id = speakers.read(SpeakerId(namespace, voice_id.slug))
+    if with_id.document.identified(voice_id.version_id) is not None:
+        return with_id
     # If the voice with this id was deleted, the id does not stand for a new voice of the same name.
-    wants_deleted = also_deleted and not meant.document.live and named.document.last_deleted is None
-    last = meant.document.last_deleted if wants_deleted else None
-    return meant if last and any(one.id == voice_id.version_id for one in last.versions) else named
+    wants_deleted = also_deleted and not with_id.document.live and named.document.last_deleted is None
+    last = with_id.document.last_deleted if wants_deleted else None
+    return with_id if last and any(one.id == voice_id.version_id for one in last.versions) else named
 
 
 def expect(document: SpeakerDocument, name: SpeakerName, speaker_id: SpeakerId) -> None:
@@ -159,7 +159,7 @@ def _found(
     speakers: Speakers, profiles: Profiles, namespace: str, wanted: _Wanted, named: FoundSpeaker
 ) -> FoundVersion | SpeakerRegistryError:
     try:
-        speaker = _meant(speakers, namespace, wanted.name, named)
+        speaker = _by_name_or_id(speakers, namespace, wanted.name, named)
         if not speaker.document.live:
             raise not_found(wanted.name)
         return FoundVersion(speaker, _resolved(profiles, speaker, wanted.reference))

@@ -27,11 +27,11 @@ class ServedEncoders:
         """Return whether a live worker has this encoder, or True if that is unknown."""
         known = self._known.get((profile, fingerprint))
         if known is None or known.until < self._clock.monotonic():
-            known = _Known(self._look(profile, fingerprint), self._clock.monotonic() + _REMEMBERED_SECONDS)
+            known = _Known(self._ask(profile, fingerprint), self._clock.monotonic() + _REMEMBERED_SECONDS)
             self._known[profile, fingerprint] = known
         return known.served
 
-    def _look(self, profile: str, fingerprint: str) -> bool:
+    def _ask(self, profile: str, fingerprint: str) -> bool:
         try:
             return self._workers.have(profile, fingerprint)
         except Unavailable:

@@ -15,7 +15,7 @@ from services.shared.view.keys import agenda_key, announcements_key
 
 ANNOUNCED_SECONDS = 30 * 60.0
 """The age at which the outcome of an announced write counts as unknown, so that its speaker is settled."""
-_LOOK_SECONDS = 10.0
+_CHECK_SECONDS = 10.0
 """Housekeeping checks a speaker this long after a write was announced for it."""
 
 
@@ -38,7 +38,7 @@ class Agenda:
 
     def announce(self, speaker_id: SpeakerId, token: str, generation: str) -> None:
         """Announce a write to this speaker. If this raises, nothing may be written."""
-        self._look_within({speaker_id: _LOOK_SECONDS}, generation)
+        self._check_within({speaker_id: _CHECK_SECONDS}, generation)
         self._generation.call("announce", generation, [announcements_key(generation, speaker_id)], [token])
 
     def withdraw(self, speaker_id: SpeakerId, token: str) -> None:
@@ -67,17 +67,17 @@ class Agenda:
         )
         return [Due(SpeakerId.parse(text), int(at)) for text, at in found if at <= milliseconds(time)]
 
-    def look_within(self, within: Mapping[SpeakerId, float]) -> None:
+    def check_within(self, within: Mapping[SpeakerId, float]) -> None:
         """Schedule a check of each speaker within the given number of seconds."""
-        self._look_within(within, self._generation.for_reading())
+        self._check_within(within, self._generation.for_reading())
 
-    def _look_within(self, within: Mapping[SpeakerId, float], generation: str) -> None:
+    def _check_within(self, within: Mapping[SpeakerId, float], generation: str) -> None:
         arguments: list[str | int | float] = []
         for speaker_id, seconds in within.items():
             arguments += [str(speaker_id), round(seconds * 1000)]
         self._generation.call("look", generation, [agenda_key(generation)], arguments)
 
-    def looked_at(self, due: Due, *, again_in: float | None) -> None:
+    def checked(self, due: Due, *, again_in: float | None) -> None:
         """Remove a checked speaker from the agenda, or schedule its next check. A check that was requested
         meanwhile stays.
         """

@@ -159,10 +159,10 @@ class SpeakerView:
 
     def _apply(self, found: Sequence[Held], base: SpeakerDocument, generation: str) -> list[Any]:
         """Run the script once for several copies, all of which are assumed to hold `base`."""
-        told = canonical_json([_told(one, base) for one in found])
+        described = canonical_json([_script_arguments(one, base) for one in found])
         bodies = b"".join(one.body for one in found)  # one argument, because each is sent by itself
         answers: list[Any] = self._generation.call(
-            "apply", generation, _keys(generation, found), [told, bodies, _ADMITS, *_COUNTED]
+            "apply", generation, _keys(generation, found), [described, bodies, _ADMITS, *_COUNTED]
         )
         return answers
 
@@ -372,7 +372,7 @@ def _keys(generation: str, found: Sequence[Held]) -> list[str]:
     ]
 
 
-def _told(held: Held, base: SpeakerDocument) -> dict[str, Any]:
+def _script_arguments(held: Held, base: SpeakerDocument) -> dict[str, Any]:
     """Return the arguments of the script `apply` for a document."""
     document, counts = held.document, held.document.counts
     events = events_between(base, document)

@@ -37,12 +37,12 @@ from speaker_registry.errors import Unavailable
 
 log = structlog.get_logger(__name__)
 
-_SERVER_LOOK_SECONDS = 1.0
+_CHECK_SECONDS = 1.0
 UNWATCHED_SECONDS = 5.0
 """If the last check is older than this, users of the view check it themselves, because the watching thread
 may be stuck.
 """
-_FAILED_LOOK_SECONDS = 0.2
+_FAILED_CHECK_SECONDS = 0.2
 """For this long after a failed check, users of the view fail with the same error instead of checking again.
 Checks run one after the other, and each takes 0.1 s while connections are refused. Otherwise a request for
 hundreds of voices would keep all others waiting while Redis is away.
@@ -73,7 +73,7 @@ class Generation:
         *,
         connect: Callable[..., redis.Redis] = connect,
     ) -> None:
-        """Connect to the Redis at `url`. Nothing is contacted before the first `look`.
+        """Connect to the Redis at `url`. Nothing is contacted before the first `check`.
 
         Args:
             bucket: the identity of the bucket whose documents the view shows.
@@ -85,7 +85,7 @@ class Generation:
         self._lock = Lock()
         self._trusted = ""
         """The stamp of the view that may be used. Empty while there is none."""
-        self._looked_at = float("-inf")
+        self._checked_at = float("-inf")
         self._failed: tuple[float, Unavailable] | None = None
         """When the last check failed, and with which error. None once a check has succeeded."""
         self._held = ""
@@ -110,16 +110,16 @@ class Generation:
         self.plain.close()
 
     def run(self, stop: Event) -> None:
-        """Call `look` repeatedly until `stop` is set. Errors do not end this; the next request raises them as
-        well.
+        """Call `check` repeatedly until `stop` is set. Errors do not end this, because the next request
+        raises them as well.
         """
-        while not stop.wait(_SERVER_LOOK_SECONDS):
+        while not stop.wait(_CHECK_SECONDS):
             try:
-                self.look()
+                self.check()
             except Unavailable:
                 pass
             except Exception:
-                if _throttle.due("look failed"):
+                if _throttle.due("check failed"):
                     log.exception("view.look_failed")
 
     # Using the view
@@ -130,19 +130,19 @@ class Generation:
             with self._lock:
                 self._raise_recent_failure()
                 if not self._is_checked():  # another thread may have checked meanwhile
-                    self._look()
+                    self._check()
         trusted = self._trusted
         if not trusted:
             raise ViewAway
         return Stamp.parse(trusted).generation
 
     def _is_checked(self) -> bool:
-        return bool(self._trusted) and self._clock.since_boot() - self._looked_at <= UNWATCHED_SECONDS
+        return bool(self._trusted) and self._clock.since_boot() - self._checked_at <= UNWATCHED_SECONDS
 
     def _raise_recent_failure(self) -> None:
         if self._failed is not None:
             at, error = self._failed
-            if self._clock.since_boot() - at < _FAILED_LOOK_SECONDS:
+            if self._clock.since_boot() - at < _FAILED_CHECK_SECONDS:
                 raise error.with_traceback(None)
 
     def read(self, ask: Callable[[Pipeline, str], object]) -> list[Any]:
@@ -184,7 +184,7 @@ class Generation:
 
         Raises `Unavailable` otherwise: the commit stands, but a view that began meanwhile may lack it.
         """
-        if self._document.look().generation != generation:
+        if self._document.read().generation != generation:
             self._distrust(self._trusted)
             raise ViewAway(
                 "The change was made, but the view in Redis was replaced meanwhile. Send it again: a change "
@@ -203,19 +203,19 @@ class Generation:
         seen, since = self._first_seen
         return seen != self.for_reading() or self._clock.since_boot() - since < seconds
 
-    # Looking
+    # Checking
 
-    def look(self) -> None:
+    def check(self) -> None:
         """Check the stamp in Redis, and `_view.json` if that is due. Begins a new generation if this process
         is allowed to.
 
         Raises `LeftBehind`, `RedisTaken`, `ViewAway`, or `Unavailable` if either cannot be reached.
         """
         with self._lock:
-            self._look()
+            self._check()
 
-    def _look(self) -> None:
-        """Do what `look` does, in a thread that holds the lock, and remember whether it failed."""
+    def _check(self) -> None:
+        """Do what `check` does, in a thread that holds the lock, and remember whether it failed."""
         try:
             with unavailable_without_redis():
                 self._check_or_begin()
@@ -227,7 +227,7 @@ class Generation:
     def _check_or_begin(self) -> None:
         for _ in range(_TRIES):
             began = self._clock.since_boot()
-            named, stamp, server = self._look_at_both()
+            named, stamp, server = self._read_both()
             if stamp.bucket not in {"", self.bucket}:
                 raise RedisTaken
             is_held = stamp.server == server and self._finds_its_word(stamp)
@@ -241,7 +241,7 @@ class Generation:
             self._begin_generation(named, stamp, server)
         raise ViewAway
 
-    def _look_at_both(self) -> tuple[Named, Stamp, str]:
+    def _read_both(self) -> tuple[Named, Stamp, str]:
         """Return the generation in `_view.json`, the stamp in Redis, and the server's current history.
 
         While the two agree, `_view.json` is read only when that is due, and a failure to read it changes
@@ -252,17 +252,17 @@ class Generation:
         named = self._document.seen
         agrees = named is not None and str(stamp) == self._trusted and stamp.generation == named.generation
         if named is None or not agrees:
-            return self._document.look(), stamp, server
+            return self._document.read(), stamp, server
         if self._document.is_due():
             with suppress(Unavailable):
-                named = self._document.look()
+                named = self._document.read()
         return named, stamp, server
 
     def _finds_its_word(self, stamp: Stamp) -> bool:
         return self._words.is_there(stamp.generation, used_last=stamp.generation == self._held)
 
-    def _trust(self, stamp: Stamp, looked_at: float) -> None:
-        self._looked_at = looked_at
+    def _trust(self, stamp: Stamp, checked_at: float) -> None:
+        self._checked_at = checked_at
         self._held, self._behind_since = stamp.generation, None
         if self._first_seen[0] != stamp.generation:
             self._first_seen = (stamp.generation, self._clock.since_boot())
@@ -312,14 +312,14 @@ class Generation:
     def begin_replacement(self, generation: str) -> None:
         """End a generation whose copies contradict the bucket, and begin a new one.
 
-        Nothing happens if the generation is no longer in use. Raises the same errors as `look`.
+        Nothing happens if the generation is no longer in use. Raises the same errors as `check`.
         """
         with self._lock, unavailable_without_redis():
-            named, stamp, server = self._look_at_both()
+            named, stamp, server = self._read_both()
             if generation == named.generation == stamp.generation:
                 self._trusted = ""
                 self._begin_generation(named, stamp, server)
-        self.look()
+        self.check()
 
     # Being left behind
 

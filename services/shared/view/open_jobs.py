@@ -17,7 +17,7 @@ from speaker_registry.schemas import FINISHED_STATES, JobState
 
 CLAIMED_SECONDS = 300.0
 """A claim expires this long after it was last renewed, and another job may then take its place."""
-_LOOK_SECONDS = 60.0
+_CHECK_SECONDS = 60.0
 """Housekeeping checks a speaker within this time after a claim. It renews the claim while the job waits."""
 
 
@@ -39,7 +39,7 @@ class OpenJobs:
         """
         # This comes first, so that housekeeping finds the claim if the process dies before it enqueues the
         # job.
-        self._agenda.look_within({speaker_id: _LOOK_SECONDS})
+        self._agenda.check_within({speaker_id: _CHECK_SECONDS})
         generation = self._generation.for_reading()
         keys = [
             open_jobs_key(generation, speaker_id),

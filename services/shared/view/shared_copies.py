@@ -77,8 +77,8 @@ class SharedCopies:
             events_key(generation),
             taken_key(generation),
         ]
-        told = [{**one, "speaker": "", "document": path} for one in news]
-        arguments: list[str | int] = [path, revision, f"{etag} {body.decode()}", event, json.dumps(told)]
+        events = [{**one, "speaker": "", "document": path} for one in news]
+        arguments: list[str | int] = [path, revision, f"{etag} {body.decode()}", event, json.dumps(events)]
         self._generation.call("share", generation, keys, arguments)
 
     def changes_since(self, after: SeenChanges | None) -> SeenChanges:

@@ -13,7 +13,7 @@ from services.shared.model.clock import Clock
 from services.shared.model.records import seal, unseal
 from speaker_registry.errors import Conflict
 
-LOOK_SECONDS = 2.0
+REREAD_SECONDS = 2.0
 """`_view.json` is read this often. A process stops reading a view that is no longer in use within this
 time.
 """
@@ -49,14 +49,14 @@ class ViewDocument:
 
     def is_due(self) -> bool:
         """Return whether it is time to read the document again."""
-        return self._clock.monotonic() - self._seen_at >= LOOK_SECONDS
+        return self._clock.monotonic() - self._seen_at >= REREAD_SECONDS
 
     def is_unanswered(self) -> bool:
         """Return whether a question has been in the document for so long that nobody will answer it."""
         question, since = self._asked
         return bool(question) and self._clock.since_boot() - since > ASKED_SECONDS
 
-    def look(self) -> Named:
+    def read(self) -> Named:
         """Read the document, and return its content. Raises `Unavailable`."""
         began = self._clock.monotonic()
         named = Named.of(self._documents.read(VIEW))

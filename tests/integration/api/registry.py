@@ -151,7 +151,7 @@ class Registry:
         self.port = 0
 
     def __enter__(self) -> Self:
-        self.opened.generation.look()
+        self.opened.generation.check()
         self.rebuild()
         if self._announced:
             self.worker.announce()
@@ -212,7 +212,7 @@ class Registry:
 
     def rebuild(self) -> int:
         """Bring the view up to all documents. Returns how many it lacked."""
-        self.opened.generation.look()  # Redis may have lost the view since the last look
+        self.opened.generation.check()  # Redis may have lost the view since the last look
         return rebuild(self.opened.store, self.opened.speakers)
 
     def forget_workers_at_once(self) -> None:

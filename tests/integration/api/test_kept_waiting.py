@@ -129,11 +129,11 @@ def test_keys_that_are_made_or_looked_for_stop_nobody(start: Start, monkeypatch:
     theirs = {"Authorization": f"Bearer {new_token()}"}
     wanted = {"name": "fleet", "scopes": ["engine"]}
     making = Standstill(closed.opened.store.swap)
-    looking = Standstill(closed.keys.look)
+    looking = Standstill(closed.keys.read)
     monkeypatch.setattr(closed.opened.store, "swap", making)
     with asking(*[lambda: closed.client.post("/v1/keys", json=wanted, headers=ours)] * AT_WORK) as made:
         wait_until(lambda: making.calls == AT_WORK)
-        monkeypatch.setattr(closed.keys, "look", looking)
+        monkeypatch.setattr(closed.keys, "read", looking)
         with asking(*[lambda: closed.client.get("/v1/voices", headers=theirs)] * 2 * AT_WORK) as unknown:
             wait_until(lambda: looking.calls == 2 * AT_WORK)
             for _ in range(5):

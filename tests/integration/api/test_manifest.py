@@ -332,7 +332,7 @@ def test_the_manifest_names_its_registry(start: Start):
     assert listed(other)["registry"] != identity
     registry.redis.flushdb()
     assert listed(registry)["registry"] == identity
-    registry.opened.generation.look()
+    registry.opened.generation.check()
     assert listed(registry)["registry"] == identity
 
 

@@ -510,7 +510,7 @@ def test_the_history_names_the_keys_of_those_who_may_know_them(
             assert "studio <b>" in past
             assert f'title="Key {id_of(studio)}"' in page
             assert_harmless(page)
-        look = closed.keys.look
+        look = closed.keys.read
         monkeypatch.setattr(closed.keys, "recall", lambda _: None)
         assert "studio <b>" in plain(visitor.get(f"/voices/{name}").text)
 
@@ -519,7 +519,7 @@ def test_the_history_names_the_keys_of_those_who_may_know_them(
                 raise Unavailable("The bucket does not answer.", retry_after_seconds=1)
             return look(key_id)
 
-        monkeypatch.setattr(closed.keys, "look", lose)
+        monkeypatch.setattr(closed.keys, "read", lose)
         page = visitor.get(f"/voices/{name}")
         assert (page.status_code, id_of(studio) in plain(page.text)) == (200, True)
 
@@ -555,9 +555,9 @@ def test_a_deleted_voice_is_brought_back(start: Start):
         assert "Voice deleted" in deleted
         part = visitor.get(address, headers={"HX-Request": "true"})
         assert (part.status_code, part.headers["hx-retarget"]) == (404, "#problem")
-        back = visitor.post(*form_of(visitor.get(address).text, "Bring it back"))
+        back = visitor.post(*form_of(visitor.get(address).text, "Undelete it"))
         assert back.url.path == f"/dashboard{address}"
-        assert "Voice brought back" in back.text
+        assert "Voice undeleted" in back.text
         visitor.post(f"{address}/delete")
         registry.upload(name)
         assert visitor.get(address).status_code == 404
@@ -607,7 +607,7 @@ def test_a_key_that_may_only_look_gets_no_button(closed: Registry, name: str):
         assert visitor.get(f"/voices/{name}/about").status_code == 403
         closed.delete(name)
         page = visitor.get(f"/voices/{name}").text.partition("<main")[2]
-        assert "it can be brought back" in page
+        assert "it can be undeleted" in page
         assert "<form" not in page
         assert visitor.post(f"/voices/{name}/undelete").status_code == 403
 

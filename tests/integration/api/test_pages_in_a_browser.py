@@ -79,10 +79,10 @@ def test_a_dropped_clip_becomes_a_voice_that_plays(visit: Open, closed: Registry
     page.locator("audio").evaluate("audio => { audio.muted = true; return audio.play(); }")
     page.get_by_text("Delete…").click()
     page.get_by_role("button", name="Delete the voice").click()
-    expect(page.get_by_text("it can be brought back")).to_be_visible()
+    expect(page.get_by_text("it can be undeleted")).to_be_visible()
     assert closed.client.get(f"/v1/voices/{name}", headers=bearer(BOOTSTRAP)).status_code == 404
-    page.get_by_role("button", name="Bring it back").click()
-    expect(page.get_by_text("Voice brought back")).to_be_visible()
+    page.get_by_role("button", name="Undelete it").click()
+    expect(page.get_by_text("Voice undeleted")).to_be_visible()
     expect(page.locator(".summary .state")).to_have_text("ready")
 
 

@@ -1,4 +1,4 @@
-"""Tests of deleting single versions, and of bringing deleted voices back."""
+"""Tests of deleting single versions, and of undeleting voices."""
 
 import asyncio
 
@@ -103,7 +103,7 @@ def test_nothing_comes_back_after_the_grace_period(registry: Registry, name: str
 
 
 def test_a_voice_comes_back_only_within_the_quota(start: Start):
-    """A namespace must not hold twice of what it may by deleting and bringing back."""
+    """A namespace must not hold twice of what it may by deleting and undeleting."""
     registry = start(max_uploaded=1)
     registry.ready("alice")
     registry.delete("alice")
@@ -152,5 +152,5 @@ def test_the_command_line_says_how_a_delete_is_undone(
     listed = [line.split()[:3] for line in run("versions", name).splitlines()]
     assert ["3", "default", "ready"] in listed
     assert ["2", "-", "ready"] in listed
-    assert f"`speaker-registry undelete {name}` brings it back" in run("delete", name, "--yes")
+    assert f"`speaker-registry undelete {name}` restores it" in run("delete", name, "--yes")
     assert f"{name} is back, with 2 versions; its default is version 3" in run("undelete", name)

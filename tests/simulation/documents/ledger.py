@@ -71,7 +71,7 @@ class Ledger:
         self._contents: dict[tuple[str, str, str, int], str] = {}
         self._canceled: set[tuple[str, str, str, int]] = set()
         self._brought_back: dict[str, float] = {}
-        """The ids of versions that an undelete brought back last, and when."""
+        """The ids of versions that an undelete restored last, and when."""
         self._tainted: set[tuple[str, str, int]] = set()
         """Copies in a view that come from an answer of a node that was behind."""
 

@@ -82,7 +82,7 @@ MISTAKES: dict[str, Caught] = {
     "nobody looks at `_view.json` after a commit": Caught(
         owner=generation.Generation,
         function="confirm",
-        changes={"if self._document.look().generation != generation:": "if False:"},
+        changes={"if self._document.read().generation != generation:": "if False:"},
         found_as="^(6|1):",
         theme="Redis that is doubled",
         soonest=126,

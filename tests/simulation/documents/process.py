@@ -187,7 +187,7 @@ class SimulatedRegistry(Registry):
                 again = self.settle(due.speaker_id.slug)
             except (VoiceDamaged, VoiceUnreadable):
                 again = 60.0
-            self.speakers.agenda.looked_at(due, again_in=again)
+            self.speakers.agenda.checked(due, again_in=again)
 
 
 def _numbered(document: SpeakerDocument, number: int) -> str:

@@ -73,7 +73,7 @@ def _acknowledged_and_seen() -> tuple[int, int]:
             told = len(writer.register("wren", 2).speaker.document.versions)
 
     store.before_view = others_act
-    beginner.generation.look()
+    beginner.generation.check()
     return told, len(reader.find("wren").document.versions)
 
 

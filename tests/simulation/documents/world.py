@@ -155,7 +155,7 @@ class World:
         ):
             return
         process.looked_at = self.time
-        actor = self.spawn("look", process, "", lambda _: process.registry.generation.look())
+        actor = self.spawn("look", process, "", lambda _: process.registry.generation.check())
         for _ in range(_LOOK_STEPS):
             if actor.done or actor.asleep_until > self.time or actor.calling == WAITS:
                 return  # what is left of it goes on among the others

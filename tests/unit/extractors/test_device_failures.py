@@ -11,7 +11,7 @@ import torch
 from structlog.testing import capture_logs
 from torch import Tensor
 
-from services.extractor_worker.device.failures import is_lost, memory_was_short
+from services.extractor_worker.device.failures import is_lost, is_out_of_memory
 from services.extractor_worker.pipeline.extraction import Extraction, LoadedProfile
 from services.extractor_worker.pipeline.extractor import DeviceLost
 from services.extractor_worker.pipeline.torch_extractor import Loading, TorchExtractor
@@ -107,8 +107,8 @@ def test_every_lack_of_memory_raises_the_same_error(greedy: Greedy, error: Excep
 
 
 def test_other_failures_are_not_taken_for_a_lack_of_memory():
-    assert not memory_was_short(RuntimeError("shape '[2]' is invalid for input of size 3"))
-    assert not memory_was_short(ValueError("out of memory"))
+    assert not is_out_of_memory(RuntimeError("shape '[2]' is invalid for input of size 3"))
+    assert not is_out_of_memory(ValueError("out of memory"))
 
 
 def test_memory_is_given_back_after_what_was_computed_is_gone(
@@ -169,7 +169,7 @@ def test_after_a_failure_a_gpu_is_asked_whether_it_still_lives(
     """An illegal access breaks the process's context, so that every later call fails for every clip."""
     lose(monkeypatch, greedy)
     assert is_lost(greedy.device)
-    with pytest.raises(DeviceLost, match="an illegal memory access"), greedy._while_the_device_lives():
+    with pytest.raises(DeviceLost, match="an illegal memory access"), greedy._detecting_device_loss():
         raise ILLEGAL_ACCESS
 
 
@@ -177,10 +177,10 @@ def test_a_clip_s_own_failure_loses_no_device(greedy: Greedy, monkeypatch: pytes
     asked: list[Any] = []
     greedy.device = torch.device("cuda")
     monkeypatch.setattr(torch.cuda, "synchronize", asked.append)
-    with pytest.raises(ZeroDivisionError), greedy._while_the_device_lives():
+    with pytest.raises(ZeroDivisionError), greedy._detecting_device_loss():
         1 / 0  # noqa: B018
     assert asked == [greedy.device]
-    with pytest.raises(ExtractorFailed), greedy._while_the_device_lives():
+    with pytest.raises(ExtractorFailed), greedy._detecting_device_loss():
         raise ExtractorFailed("said by the extractor itself")
     assert asked == [greedy.device]
 

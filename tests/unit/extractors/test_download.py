@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from services.extractor_worker.weights.download import REFUSED, Delivery, _deliveries, _parser
+from services.extractor_worker.weights.download import REFUSED, ProfileFiles, _parser, _requested_files
 from services.extractor_worker.weights.loading import (
     HubWeights,
     LocalWeights,
@@ -309,10 +309,10 @@ FETCHABLE = sorted(name for name, profile in BUILT_IN.items() if not profile.not
 COMMAND = re.compile("`([^`]+)`")
 
 
-def deliveries(words: Sequence[str]) -> list[Delivery]:
+def requested_files(words: Sequence[str]) -> list[ProfileFiles]:
     """Return the files that the command would fetch for these arguments."""
     catalogue = ProfileCatalogue.load(())
-    return list(_deliveries(_parser("download", catalogue).parse_args(words), catalogue))
+    return list(_requested_files(_parser("download", catalogue).parse_args(words), catalogue))
 
 
 def named(source: LocalWeights | HubWeights, profile: str, **filled_in: str) -> list[str]:
@@ -336,16 +336,16 @@ def test_the_command_that_messages_name_is_valid(
     python, *words = named(LocalWeights(tmp_path), profile, FOLDER=str(tmp_path), HEX=COMMIT)
     assert shutil.which(python)
     assert words[:3] == ["-m", "services.extractor_worker", "download"]
-    assert deliveries(words[3:]) == [Delivery(BUILT_IN[profile], weights.commit or COMMIT, tmp_path)]
+    assert requested_files(words[3:]) == [ProfileFiles(BUILT_IN[profile], weights.commit or COMMIT, tmp_path)]
 
 
 def test_the_command_for_the_hubs_cache_is_valid(tmp_path: Path):
     source = HubWeights(local_files_only=True, cache=tmp_path)
     profile = BUILT_IN["dac-16khz"]
     words = named(source, profile.name)
-    assert deliveries(words[4:]) == [Delivery(profile, str(profile.weights.commit), None)]
+    assert requested_files(words[4:]) == [ProfileFiles(profile, str(profile.weights.commit), None)]
     words = named(replace(source, revision=COMMIT), profile.name)
-    assert deliveries(words[4:]) == [Delivery(profile, COMMIT, None)]
+    assert requested_files(words[4:]) == [ProfileFiles(profile, COMMIT, None)]
 
 
 def test_a_command_s_words_stay_what_they_are():
@@ -357,7 +357,7 @@ def test_every_profile_of_ours_that_is_pinned_can_be_named():
     """Every profile but one has a pinned commit, so `download` and WEIGHTS=hub need no other setting."""
     pinned = {name: commit for name in FETCHABLE if (commit := BUILT_IN[name].weights.commit)}
     assert sorted({*pinned, "ming-tts"}) == FETCHABLE
-    together = deliveries(["--profiles", ",".join(pinned)])
+    together = requested_files(["--profiles", ",".join(pinned)])
     assert {one.profile.name: one.commit for one in together} == pinned
     assert all(commit_of(HubWeights(), BUILT_IN[name].weights) == commit for name, commit in pinned.items())
 

@@ -42,7 +42,7 @@ SPECS = {
 
 def verdict(name: str, served: Any, trusted: Any, dtype: Dtype = "float32") -> bool:
     [finding] = compare({name: served}, {name: trusted}, SPECS, LIMITS[dtype])
-    return finding.holds
+    return finding.passed
 
 
 @pytest.mark.parametrize(("dtype", "differing"), [("float32", 5), ("bfloat16", 70)])
@@ -101,22 +101,22 @@ def test_other_tensors_shapes_and_types_never_hold():
     assert not verdict("latents", ones[:1], ones)
     assert not verdict("latents", ones.astype(np.float64), ones)
     [finding] = compare({"codes": ones}, {"latents": ones}, SPECS, LIMITS["float32"])
-    assert not finding.holds
-    assert finding.says == "the tensors are ['codes'], ['latents'] are expected"
+    assert not finding.passed
+    assert finding.text == "the tensors are ['codes'], ['latents'] are expected"
 
 
 def test_a_finding_says_which_tensor_and_by_how_much():
     """The log and `/v1/profiles` show this text."""
     codes = np.zeros((25, 4), np.int64)
     [finding] = compare({"codes": codes + 1}, {"codes": codes}, SPECS, LIMITS["float32"])
-    assert finding.says == "codes: 0.00% of the codes are equal, at least 95% are expected"
+    assert finding.text == "codes: 0.00% of the codes are equal, at least 95% are expected"
 
 
 # --- encoders that are right
 
 
 def failures(extractor: Extractor, trusted: Callable[[], Extractor], specs: Any = SPECS) -> list[str]:
-    return [finding.says for finding in prove(extractor, trusted, specs) if not finding.holds]
+    return [finding.text for finding in prove(extractor, trusted, specs) if not finding.passed]
 
 
 @every_engine

@@ -112,7 +112,7 @@ def test_a_folder_with_other_files_than_the_published_ones_is_refused_unless_tha
     A file that is there by mistake is refused.
     """
     with pytest.raises(
-        WeightsInvalid, match="if it is meant to be another, name the profile in SPEAKER_EXTR"
+        WeightsInvalid, match="to use another file on purpose, name the profile in SPEAKER_EXTR"
     ):
         another(copy, custom=False)
     checkpoint = another(copy, custom=True)

@@ -9,9 +9,9 @@ local function after(one, other)
   return (tonumber(number) or 0) > (tonumber(other_number) or 0)
 end
 local function is_trimmed()
-  local told = redis.call('XINFO', 'STREAM', KEYS[4])
+  local info = redis.call('XINFO', 'STREAM', KEYS[4])
   local stream = {}
-  for place = 1, #told, 2 do stream[told[place]] = told[place + 1] end
+  for place = 1, #info, 2 do stream[info[place]] = info[place + 1] end
   return stream['entries-added'] > stream['length']
 end
 local oldest = redis.call('XRANGE', KEYS[4], '-', '+', 'COUNT', 1)[1]
