@@ -57,6 +57,27 @@ def test_every_route_and_every_schema_is_in_the_reference():
         assert f"### {schema}\n" in reference
 
 
+def test_the_fields_of_every_form_are_in_the_reference():
+    """A voice is registered with a form, and its fields have no schema of their own to be looked up in."""
+    sections = dict(part.partition("`\n")[::2] for part in api_reference().split("### `"))
+    bodies = {
+        f"{method.upper()} {path}": operation["requestBody"]["content"]
+        for path, methods in api_document()["paths"].items()
+        for method, operation in methods.items()
+        if "requestBody" in operation
+    }
+    forms = {
+        route: body["multipart/form-data"]["schema"]
+        for route, body in bodies.items()
+        if "multipart/form-data" in body
+    }
+    assert "POST /v1/audio/voices" in forms
+    for route, form in forms.items():
+        missing = [name for name in form["properties"] if f"| `{name}`" not in sections[route]]
+        assert missing == [], route
+        assert "Exactly one of" in sections[route]
+
+
 def test_every_public_name_of_the_sdk_is_in_the_reference():
     """What can be imported is documented."""
     reference = sdk_reference()

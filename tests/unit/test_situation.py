@@ -5,6 +5,7 @@ from services.registry_api.pages.situation import (
     LONG_KEPT_SECONDS,
     ShownWorker,
     VoiceCounts,
+    concerns,
     kept_seconds,
     workers_of,
 )
@@ -40,3 +41,10 @@ def test_a_worker_is_one_row_however_many_profiles_it_has():
         ShownWorker("w1", "cuda:0", ["speech"], ["codec"], [], True, 10, 7),
         ShownWorker("w2", "cpu", failed=["codec"]),
     ]
+
+
+def test_a_failed_proof_names_its_profile_once():
+    """The reason of a worker begins with the profile, for logs that lack it."""
+    failed = FailedProof(worker="w", device="cpu", reason="speech: the encoder computes something else")
+    [concern] = concerns([profile("speech", "f", required=False, failed_proofs=[failed])], VoiceCounts(), 0)
+    assert concern.text == "Worker w does not serve speech on cpu: the encoder computes something else"

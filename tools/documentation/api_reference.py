@@ -24,7 +24,7 @@ def api_reference() -> str:
     document = api_document()
     lines = [_INTRODUCTION]
     for tag, routes in _by_tag(document).items():
-        lines.append(f"## {tag[0].upper()}{tag[1:]}\n")
+        lines.append(f"## {_heading(tag)}\n")
         for title, operation in routes:
             lines += [f"### {title}\n", *_operation(operation)]
     lines.append("## Schemas\n")
@@ -41,6 +41,11 @@ def _by_tag(document: Part) -> dict[str, list[tuple[str, Part]]]:
     return found
 
 
+def _heading(tag: str) -> str:
+    """Return a tag with a capital at its beginning, unless it begins with a name such as vLLM."""
+    return tag if tag[1].isupper() else tag[0].upper() + tag[1:]
+
+
 def _operation(operation: Part) -> Iterator[str]:
     yield f"{operation.get('description', '')}\n"
     if scopes := [scope for rule in operation.get("security", []) for scope in rule.get("ApiKey", [])]:
@@ -54,8 +59,18 @@ def _operation(operation: Part) -> Iterator[str]:
             ],
         )
     for media_type, content in operation.get("requestBody", {}).get("content", {}).items():
-        yield f"The body is `{media_type}`: {_type(content.get('schema', {}))}.\n"
+        yield from _body(media_type, content.get("schema", {}))
     yield from _answers(operation["responses"])
+
+
+def _body(media_type: str, schema: Part) -> Iterator[str]:
+    if "properties" not in schema:
+        yield f"The body is `{media_type}`: {_type(schema)}.\n"
+        return
+    yield f"The body is `{media_type}` with these fields:\n"
+    yield from _fields(schema)
+    if choices := [f"`{name}`" for choice in schema.get("oneOf", ()) for name in choice["required"]]:
+        yield f"Exactly one of {' and '.join(choices)} is required.\n"
 
 
 def _answers(responses: Part) -> Iterator[str]:
@@ -79,13 +94,17 @@ def _types(answer: Part) -> Iterator[str]:
 
 def _schema(schema: Part) -> Iterator[str]:
     yield f"{schema.get('description', '')}\n"
+    if schema.get("properties"):
+        yield from _fields(schema)
+
+
+def _fields(schema: Part) -> Iterator[str]:
     required = schema.get("required", ())
     rows = [
         (_name(name, name in required), _type(field), _text(field))
-        for name, field in schema.get("properties", {}).items()
+        for name, field in schema["properties"].items()
     ]
-    if rows:
-        yield from _table(("field", "type", "meaning"), rows)
+    yield from _table(("field", "type", "meaning"), rows)
 
 
 def _name(name: str, required: object) -> str:

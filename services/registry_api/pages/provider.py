@@ -2,7 +2,8 @@
 
 The data of a sign-in is in a sealed cookie of its own, which only the browser that began the sign-in has. The
 cookie is `SameSite=Lax`, because people return from the provider's site, and is only sent to the paths of
-signing in.
+signing in. A browser keeps the last two sign-ins, because people may sign in on several pages at once when
+their session has ended.
 """
 
 import json
@@ -28,6 +29,8 @@ router = Router(
 )
 """Providers add parameters of their own to the address to which people return."""
 COOKIE = "speaker_registry_sign_in"
+_COOKIES = (COOKIE, f"{COOKIE}_2")
+"""No more than two, because proxies accept about 8 KB of cookies, of which a session may take half."""
 _Parameter = Annotated[str, Query(max_length=8192)]
 
 
@@ -42,7 +45,9 @@ async def page_to_provider(
     except Unavailable as error:
         return ask_to_sign_in(request, following, error)
     sealed = await run_in_threadpool(_seal(request).seal, json.dumps(asdict(sign_in)).encode())
-    headers = {"Cache-Control": "no-store", "Set-Cookie": _cookie(request, sealed, SIGN_IN_SECONDS)}
+    begun = await run_in_threadpool(_begun, request)
+    oldest = min(_COOKIES, key=lambda name: begun[name].began_at if name in begun else 0)
+    headers = {"Cache-Control": "no-store", "Set-Cookie": _cookie(request, oldest, sealed, SIGN_IN_SECONDS)}
     return RedirectResponse(address, status_code=303, headers=headers)
 
 
@@ -55,10 +60,12 @@ async def page_from_provider(
     iss: _Parameter = "",
 ) -> Response:
     """Begin a session for a person who returns from the provider."""
-    provider, sign_in = _provider(request), await run_in_threadpool(_begun, request)
+    provider, begun, now = _provider(request), await run_in_threadpool(_begun, request), time.time()
+    mine = [name for name, one in begun.items() if one.belongs_to(state, now)]
+    sign_in = begun[mine[0]] if mine else None
     following = sign_in.following if sign_in else ""
     try:
-        if sign_in is None or not sign_in.belongs_to(state, time.time()) or iss not in {"", provider.issuer}:
+        if sign_in is None or iss not in {"", provider.issuer}:
             raise InvalidApiKey(
                 "This sign-in did not begin in this browser, or more than ten minutes ago. Begin again."
             )
@@ -70,7 +77,8 @@ async def page_from_provider(
         response = page_that_opens(request, following)
     except (InvalidApiKey, RateLimited, Unavailable) as problem:
         response = ask_to_sign_in(request, following, problem)
-    response.headers.append("Set-Cookie", _cookie(request, "", 0))
+    for name in mine:
+        response.headers.append("Set-Cookie", _cookie(request, name, "", 0))
     return response
 
 
@@ -81,10 +89,15 @@ def _provider(request: Request) -> ProviderSignIn:
     return provider
 
 
-def _begun(request: Request) -> SignIn | None:
-    """Return the sign-in that this browser began, or None if it began none."""
-    sent = sent_cookie(request, COOKIE)
-    opened = _seal(request).open(sent) if sent else None
+def _begun(request: Request) -> dict[str, SignIn]:
+    """Return the sign-ins that this browser began, by the names of their cookies."""
+    sent = {name: sent_cookie(request, name) for name in _COOKIES}
+    opened = {name: _opened(_seal(request), sealed) for name, sealed in sent.items() if sealed}
+    return {name: sign_in for name, sign_in in opened.items() if sign_in}
+
+
+def _opened(seal: Seal, sealed: str) -> SignIn | None:
+    opened = seal.open(sealed)
     try:
         return SignIn(**json.loads(opened)) if opened else None
     except TypeError:  # the cookie holds other sealed data
@@ -96,8 +109,8 @@ def _callback(request: Request) -> str:
     return f"{request.url.scheme}://{request.url.netloc}{CALLBACK}"
 
 
-def _cookie(request: Request, value: str, seconds: int) -> str:
-    return cookie_header(request, COOKIE, value, path=f"{PAGES}/login", seconds=seconds, same_site="Lax")
+def _cookie(request: Request, name: str, value: str, seconds: int) -> str:
+    return cookie_header(request, name, value, path=f"{PAGES}/login", seconds=seconds, same_site="Lax")
 
 
 def _seal(request: Request) -> Seal:

@@ -1,14 +1,17 @@
 """Summarizes the state of the registry for the overview. Counts stop at a limit, and say so."""
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from services.registry_api.dependencies import Services
 from services.registry_api.pages.kept import Kept
 from services.registry_api.wire import profile_rendering
 from services.shared.model.status import worst
+from services.shared.registry.pages import keys_in_view, read_live
 from services.shared.registry.pages import page as page_of
+from services.shared.registry.speakers import FoundSpeaker
+from speaker_registry.errors import Unavailable
 from speaker_registry.schemas import JobSummary, Profile
 
 MAX_COUNTED = 500
@@ -74,21 +77,36 @@ class Situation:
         return self._counts.of(namespace)
 
     def _count(self, namespace: str) -> VoiceCounts:
-        services, profiles, states = self._services, self._services.profiles, Counter[str]()
-        after, more, examined = "", True, 0
+        """List the names once, and read the documents `_STEP` at a time. While the view cannot list the
+        names, count one page of the bucket.
+        """
+        services = self._services
+        try:
+            keys = keys_in_view(services.speakers, namespace, limit=MAX_COUNTED + 1)
+            return self._counted(self._of_view(namespace, keys[:MAX_COUNTED]), more=len(keys) > MAX_COUNTED)
+        except Unavailable:
+            page = page_of(services.speakers, services.store, namespace, limit=_STEP)
+            return self._counted(page.speakers, more=page.more)
+
+    def _of_view(self, namespace: str, keys: Sequence[str]) -> Iterator[FoundSpeaker]:
+        """Yield live speakers. Raises `Unavailable` if the view is lost meanwhile, because reading hundreds
+        of documents from the bucket would take too long for a page.
+        """
+        for first in range(0, len(keys), _STEP):
+            found = read_live(self._services.speakers, namespace, keys[first : first + _STEP])
+            if found and not any(speaker.of_view for _, speaker in found):
+                raise Unavailable("The view was lost while voices were counted.")
+            yield from (speaker for _, speaker in found)
+
+    def _counted(self, speakers: Iterable[FoundSpeaker], *, more: bool) -> VoiceCounts:
+        profiles, states = self._services.profiles, Counter[str]()
         by_profile = {profile.name: Counter[str]() for profile in profiles.required}
-        while more and examined < MAX_COUNTED:
-            page = page_of(services.speakers, services.store, namespace, after=after, limit=_STEP)
-            for speaker in page.speakers:
-                statuses = profiles.wanted_statuses(speaker, speaker.document.default)
-                states[worst(statuses)] += 1
-                for status in statuses:
-                    by_profile.setdefault(status.profile.name, Counter())[status.state] += 1
-            examined += len(page.entries)
-            after, more = page.last, page.more
-            if page.of_bucket:
-                break
-        return VoiceCounts(examined, more, states, by_profile)
+        for speaker in speakers:
+            statuses = profiles.wanted_statuses(speaker, speaker.document.default)
+            states[worst(statuses)] += 1
+            for status in statuses:
+                by_profile.setdefault(status.profile.name, Counter())[status.state] += 1
+        return VoiceCounts(states.total(), more, states, by_profile)
 
     def total(self, namespace: str) -> int | None:
         """Return the number of voices, or None while the view is not complete."""
@@ -151,8 +169,9 @@ def concerns(profiles: Sequence[Profile], counts: VoiceCounts, failures: int) ->
             yield _unserved(profile.id, waiting)
     for profile in profiles:
         for proof in profile.failed_proofs:
+            reason = proof.reason.removeprefix(f"{profile.id}: ")
             yield Concern(
-                f"Worker {proof.worker} does not serve {profile.id} on {proof.device}: {proof.reason}",
+                f"Worker {proof.worker} does not serve {profile.id} on {proof.device}: {reason}",
                 "Its encoder computes wrong results. Check the libraries and the device of the worker.",
                 "/profiles",
             )

@@ -1,6 +1,7 @@
 """Tests of lists of more voices than one page: sent in pieces, or searched a piece at a time."""
 
 import re
+import threading
 from collections.abc import Sequence
 from html import unescape
 from typing import Any
@@ -8,12 +9,14 @@ from urllib.parse import quote
 
 import pytest
 
+from services.registry_api.pages import situation
 from services.registry_api.routes import audio_voices
 from services.registry_api.wire import paging
 from services.registry_api.wire.paging import cursor_before
 from services.shared.model.speaker import SpeakerId
 from services.shared.registry import pages
 from services.shared.registry.speakers import Speakers
+from services.shared.view.away import ViewAway
 from services.shared.view.copies import SpeakerView
 from speaker_registry import RegistryClient
 from tests.integration.api.conftest import Start
@@ -92,6 +95,47 @@ def test_a_search_moves_the_names_of_one_page_once(many: Registry, monkeypatch: 
     page = many.client.get("/v1/voices?q=nobody").json()
     assert (page["data"], page["has_more"], page["last_id"]) == ([], True, "b")
     assert limits == [3], "one more tells that there is a next page"
+
+
+@pytest.mark.parametrize(("counted", "more", "asked"), [(4, True, 4), (7, False, 6)])
+def test_the_overview_lists_the_names_once(
+    many: Registry, monkeypatch: pytest.MonkeyPatch, counted: int, more: bool, asked: int
+):
+    """One round trip tells whether the view is complete, one lists the names, and one reads each two voices.
+    When the names were listed for each step, 500 voices took 15 round trips, and now 7.
+    """
+    monkeypatch.setattr(situation, "_STEP", 2)
+    monkeypatch.setattr(situation, "MAX_COUNTED", counted)
+    reads, read = [], many.opened.generation.read
+
+    def noted(steps: Any) -> Any:
+        reads.append(threading.current_thread())
+        return read(steps)
+
+    monkeypatch.setattr(many.opened.generation, "read", noted)
+    found = many.app.state.situation.voices("default")
+    assert (found.examined, found.more, found.states.total()) == (counted, more, counted)
+    assert reads.count(threading.current_thread()) == asked
+
+
+def test_the_overview_reads_one_page_of_the_bucket_when_the_view_is_lost_meanwhile(
+    many: Registry, monkeypatch: pytest.MonkeyPatch
+):
+    """Reading all listed voices from the bucket, one by one, would keep the page waiting for seconds."""
+    monkeypatch.setattr(situation, "_STEP", 2)
+    names, generation = SpeakerView.names, many.opened.generation
+
+    def refuse(*_: object) -> Any:
+        raise ViewAway
+
+    def list_and_lose(self: SpeakerView, *arguments: Any, **options: Any) -> list[str]:
+        found = names(self, *arguments, **options)
+        monkeypatch.setattr(generation, "read", refuse)
+        return found
+
+    monkeypatch.setattr(SpeakerView, "names", list_and_lose)
+    found = many.app.state.situation.voices("default")
+    assert (found.examined, found.more) == (2, True)
 
 
 def test_a_page_says_how_far_it_searched_and_leads_to_what_begins_so(

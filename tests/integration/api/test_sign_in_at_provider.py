@@ -117,6 +117,25 @@ def test_an_answer_counts_once(visitor: Visitor, provider: Provider):
     assert visitor.http.get(answer).status_code == 403
 
 
+def test_two_pages_of_one_browser_sign_in_at_the_same_time(visitor: Visitor, provider: Provider):
+    """When a session has ended, people sign in on each of their open pages, in any order."""
+    first, second = (begin(visitor, next=f"/dashboard/{page}") for page in ("voices", "profiles"))
+    for address, page in ((second, "profiles"), (first, "voices")):
+        back = visitor.http.get(provider.sign_in(address))
+        assert back.status_code == 200
+        assert f'content="0;url=/dashboard/{page}"' in back.text
+    assert not [name for name in visitor.http.cookies if name.startswith(COOKIE)]
+
+
+def test_a_browser_keeps_no_more_than_two_sign_ins(visitor: Visitor, provider: Provider):
+    """Cookies of sign-ins that were given up must not grow until a proxy refuses every request."""
+    oldest, *others = (begin(visitor) for _ in range(3))
+    assert len([name for name in visitor.http.cookies if name.startswith(COOKIE)]) == 2
+    assert visitor.http.get(provider.sign_in(oldest)).status_code == 403
+    for address in others:
+        assert visitor.http.get(provider.sign_in(address)).status_code == 200
+
+
 def test_a_sign_in_that_takes_too_long_is_begun_again(
     visitor: Visitor, provider: Provider, monkeypatch: pytest.MonkeyPatch
 ):
