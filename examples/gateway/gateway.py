@@ -157,12 +157,25 @@ class Gateway:
             answer = await self._http.send(sent, stream=True)
         except httpx.TransportError as error:
             return _refused(502, f"The TTS server does not answer: {type(error).__name__}", "bad_gateway")
+        if answer.is_success and _is_page(kind := answer.headers.get("content-type", "")):
+            await answer.aclose()
+            return _refused(
+                502,
+                f"{self._http.base_url} answers {answer.status_code} with the content type {kind[:80]!a} in "
+                "place of speech. Check whether a proxy answers there in place of the TTS server",
+                "bad_gateway",
+            )
         return StreamingResponse(
             answer.aiter_bytes(),
             answer.status_code,
             {name: answer.headers[name] for name in _SENT_BACK if name in answer.headers},
             background=BackgroundTask(answer.aclose),
         )
+
+
+def _is_page(content_type: str) -> bool:
+    """Return whether an answer is a page, such as the login of a proxy, which no client can play."""
+    return content_type.partition(";")[0].strip().lower() == "text/html"
 
 
 async def _body_of(request: Request) -> bytes:

@@ -159,10 +159,20 @@ class Restoring:
             if _serves(client, reference, wanted, record.id):
                 continue
             try:
-                client.put(reference, wanted.profile, self.archive.artifact(archived, record, index))
+                _put(client, reference, wanted.profile, self.archive.artifact(archived, record, index))
             except (InvalidRequest, Conflict, NotFound) as error:
                 if not _serves(client, reference, wanted, None):
                     yield f"{reference}: the artifact for {wanted.profile} was not restored. {error}"
+
+
+def _put(client: RegistryClient, reference: str, profile: str, data: bytes) -> None:
+    """Upload an artifact. If a worker stored another one at the same moment, replace that one."""
+    try:
+        client.put(reference, profile, data)
+    except Conflict as error:
+        if error.code != Conflict.code:  # the subclasses would be raised again
+            raise
+        client.put(reference, profile, data)
 
 
 def _restore_with_id(client: RegistryClient, record: VersionRecord, source: Source) -> None:

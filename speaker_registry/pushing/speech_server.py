@@ -58,8 +58,9 @@ class ServerVoices:
 class SpeechServer:
     """A TTS server that takes uploads.
 
-    All methods raise `Unavailable` if the server does not answer in time, and `PermissionDenied` or
-    `InvalidRequest` if it refuses every upload.
+    All methods raise `Unavailable` if the server does not answer in time, `PermissionDenied` or
+    `InvalidRequest` if it refuses every upload, and `InvalidRequest` if what answers is no TTS server, for
+    example a proxy that shows a page.
 
     Args:
         transport: httpx transport to use instead of the network.
@@ -83,14 +84,11 @@ class SpeechServer:
         """Return the voices that the server offers now."""
         answer = self._checked(*self._send("GET", _PATH))
         try:
-            document = json.loads(answer.content)
+            document = _document(answer)
             uploaded = {str(one["name"]).lower(): _uploaded(one) for one in document["uploaded_voices"]}
             names = frozenset(str(one).lower() for one in document["voices"])
         except (ValueError, KeyError, TypeError, RecursionError):
-            raise InvalidRequest(
-                f"{self.url}{_PATH} is not a list of uploaded voices: {_shown(answer.content)}; "
-                "accepted: the answer of vLLM-Omni or SGLang-Omni"
-            ) from None
+            raise self._strange(200, answer, "a list of uploaded voices") from None
         return ServerVoices(names | uploaded.keys(), uploaded, answer.moment)
 
     def upload(self, parts: Mapping[str, Part]) -> None:
@@ -103,7 +101,9 @@ class SpeechServer:
     def delete(self, name: str) -> None:
         """Delete a voice. Nothing happens if there is none of this name."""
         status, answer = self._send("DELETE", f"{_PATH}/{quote(name, safe='')}")
-        if status != 404:
+        if status == 404:
+            self._check_document(status, answer)
+        else:
             self._checked(status, answer)
 
     def close(self) -> None:
@@ -125,7 +125,8 @@ class SpeechServer:
                 self._deadlines.until(deadline),
                 self._http.stream(method, self.url + path, **content) as response,
             ):
-                return response.status_code, _Answer(self._read(response), _moment(response))
+                content_type = response.headers.get("content-type", "")
+                return response.status_code, _Answer(self._read(response), content_type, _moment(response))
         except TRANSPORT_ERRORS as error:
             raise Unavailable(f"no answer from {self.url}: {str(error) or type(error).__name__}") from None
 
@@ -141,6 +142,7 @@ class SpeechServer:
 
     def _checked(self, status: int, answer: "_Answer") -> "_Answer":
         if status == 200:
+            self._check_document(status, answer)
             return answer
         message = f"{self.url} answers {status}: {_reason(answer.content)}"
         if status in {401, 403}:
@@ -149,12 +151,35 @@ class SpeechServer:
             raise Unavailable(message)
         raise InvalidRequest(message)
 
+    def _check_document(self, status: int, answer: "_Answer") -> None:
+        """Check that the TTS server has answered: a proxy in between may show a page with any status."""
+        try:
+            _document(answer)
+        except (ValueError, RecursionError):
+            raise self._strange(status, answer, "a JSON object") from None
+
+    def _strange(self, status: int, answer: "_Answer", expected: str) -> InvalidRequest:
+        """Return the error for an answer with an expected status and another content."""
+        return InvalidRequest(
+            f"{self.url}{_PATH} answers {status} with the content type {answer.content_type[:80]!a}, which "
+            f"is not {expected}: {_shown(answer.content)}; accepted: an answer of vLLM-Omni or SGLang-Omni"
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
     content: bytes
+    content_type: str
     moment: float
     """Time of the answer in Unix seconds."""
+
+
+def _document(answer: _Answer) -> dict[str, Any]:
+    """Return the JSON object in an answer. Raises `ValueError` or `RecursionError` if it is anything else."""
+    document = json.loads(answer.content)
+    if not isinstance(document, dict):
+        raise ValueError("not a JSON object")
+    return document
 
 
 def _uploaded(document: Mapping[str, Any]) -> Uploaded:

@@ -13,6 +13,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 import soundfile
@@ -200,6 +201,20 @@ def test_what_the_server_refuses_is_told(start: Start, connect: Open, upstream: 
     assert say(connect(registry.url)).status_code == 422
     gone = say(connect(registry.url, server="http://127.0.0.1:1"))
     assert (gone.status_code, gone.json()["error"]["code"]) == (502, "bad_gateway")
+
+
+def test_a_page_of_a_proxy_is_not_passed_on_as_speech(gateway: ModuleType):
+    """A player would be given HTML with the status 200, and nobody would learn what is wrong."""
+    prompts = gateway.Prompts(RegistryClient("http://127.0.0.1:1"), PROFILE, "clip")
+    between = gateway.Gateway(prompts, "http://tts.test")
+    page = httpx.MockTransport(lambda _: httpx.Response(200, html="<html>Sign in</html>"))
+    between._http = httpx.AsyncClient(base_url="http://tts.test", transport=page)
+    refused = say(TestClient(between.app))
+    assert (refused.status_code, refused.json()["error"]["code"]) == (502, "bad_gateway")
+    assert refused.json()["error"]["message"] == (
+        "http://tts.test answers 200 with the content type 'text/html; charset=utf-8' in place of speech. "
+        "Check whether a proxy answers there in place of the TTS server"
+    )
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ import pytest
 from services.embedded.valkey import ValkeyServer
 from services.shared.audio import AudioDecoder
 from speaker_registry import RegistryClient, Unavailable
+from speaker_registry.errors import Conflict
 from speaker_registry.moving.archive import Archive
 from speaker_registry.moving.archive_records import VersionRecord
 from speaker_registry.moving.exporting import Export, Exported
@@ -183,6 +185,28 @@ def test_artifacts_can_be_left_out(start: Start, run: Run, tmp_path: Path):
     assert records(tmp_path / "few.tar")[0].artifacts == []
     run(second, "import", tmp_path / "all.tar", "--no-artifacts")
     assert len(second.worker.take_all()) == 1
+
+
+def test_an_artifact_that_met_one_of_a_worker_is_sent_again(
+    start: Start, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A worker may extract a restored version before its artifact arrives. A move must not lose its bytes."""
+    first, second = start(), start()
+    first.ready("alice")
+    out = run(first, "export", tmp_path / "x.tar")
+    put, refused = RegistryClient.put, []
+
+    def late(client: RegistryClient, *words: Any) -> Any:
+        if not refused:
+            refused.append(words)
+            raise Conflict("another artifact was stored at the same moment")
+        return put(client, *words)
+
+    monkeypatch.setattr(RegistryClient, "put", late)
+    outcome = run(second, "import", tmp_path / "x.tar")
+    assert len(refused) == 1
+    assert [voice["notes"] for voice in outcome.document["voices"]] == [[]]
+    assert run(second, "export", tmp_path / "y.tar").document["content"] == out.document["content"]
 
 
 def test_an_import_that_was_killed_in_the_middle_is_resumed(start: Start, run: Run, tmp_path: Path):

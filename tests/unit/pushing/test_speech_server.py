@@ -2,6 +2,7 @@
 
 import email.utils
 import time
+from collections.abc import Callable
 
 import httpx
 import pytest
@@ -50,8 +51,33 @@ def test_a_server_without_a_clock_is_believed_to_have_ours(headers: dict[str, st
 )
 def test_what_is_no_list_of_voices_is_refused(body: bytes):
     """The address may be that of another service."""
-    with pytest.raises(InvalidRequest, match="is not a list of uploaded voices"):
+    with pytest.raises(InvalidRequest, match=r"not a (list of uploaded voices|JSON object)"):
         server(httpx.Response(200, content=body)).voices()
+
+
+@pytest.mark.parametrize(
+    ("status", "call"),
+    [
+        (200, lambda tts: tts.voices()),
+        (200, lambda tts: tts.upload({"name": (None, "alice@1")})),
+        (200, lambda tts: tts.delete("alice@1")),
+        (404, lambda tts: tts.delete("alice@1")),
+    ],
+    ids=["list", "upload", "delete", "delete what is gone"],
+)
+def test_a_page_of_a_proxy_is_not_taken_for_success(status: int, call: Callable[[SpeechServer], object]):
+    """The server would lack a voice that was reported as uploaded, or keep one that was "deleted"."""
+    with pytest.raises(InvalidRequest) as caught:
+        call(server(httpx.Response(status, html="<html>Sign in</html>")))
+    assert caught.value.message == (
+        f"http://tts.test/v1/audio/voices answers {status} with the content type 'text/html; charset=utf-8', "
+        "which is not a JSON object: '<html>Sign in</html>'; accepted: an answer of vLLM-Omni or SGLang-Omni"
+    )
+
+
+def test_an_answer_without_a_type_is_shown_as_such():
+    with pytest.raises(InvalidRequest, match="the content type '', which is not a JSON object: ''"):
+        server(httpx.Response(200)).upload({"name": (None, "a")})
 
 
 def test_an_answer_without_end_is_not_read(monkeypatch: pytest.MonkeyPatch):
