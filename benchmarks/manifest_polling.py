@@ -130,9 +130,7 @@ def main() -> bool:
         idle, _ = asyncio.run(measure(registry, engines=0, changes=False))
         print(f"| nobody asks | {100 * idle:.1f} | |")
         quiet = _show(registry, "")
-        pin(
-            registry, [MODEL.slug, *names[:: max(1, VOICES // PINNED)]]
-        )  # the voice that changes is one of them
+        pin(registry, [MODEL.slug, *names[:: max(1, VOICES // PINNED)]])  # the first is the one that changes
         wait_until_quiet(registry)
         pinned = _show(registry, ", voices pinned")
     return max(quiet, pinned) - idle <= GOAL_CORES
