@@ -86,7 +86,7 @@ class SpeechServer:
             document = json.loads(answer.content)
             uploaded = {str(one["name"]).lower(): _uploaded(one) for one in document["uploaded_voices"]}
             names = frozenset(str(one).lower() for one in document["voices"])
-        except (ValueError, KeyError, TypeError, RecursionError):
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
             raise InvalidRequest(
                 f"{self.url}{_PATH} is not a list of uploaded voices: {_shown(answer.content)}; "
                 "accepted: the answer of vLLM-Omni or SGLang-Omni"

@@ -9,7 +9,7 @@ import httpx
 import numpy as np
 import pytest
 
-from speaker_registry import errors
+from speaker_registry import errors, listings
 from tests.unit.sdk.conftest import Connect
 from tests.unit.sdk.fake_registry import ECAPA, FakeRegistry, error_answer, form_of
 
@@ -313,6 +313,23 @@ def test_a_list_that_never_ends_is_left(
     page = {"data": [registry._voice("alice")], "has_more": True}
     registry.faults.extend(httpx.Response(200, json={**page, "last_id": cursor}) for cursor in cursors)
     assert len(list(connect().list())) == len(cursors)
+
+
+def test_empty_pages_without_end_are_an_error(
+    connect: Connect, registry: FakeRegistry, monkeypatch: pytest.MonkeyPatch
+):
+    """A list that ended there would seem whole, and whoever follows it would drop what is missing."""
+    monkeypatch.setattr(listings, "_MAX_EMPTY_PAGES", 3)
+    registry.add_version("alice")
+
+    def empty(number: int) -> httpx.Response:
+        return httpx.Response(200, json={"data": [], "has_more": True, "last_id": f"cursor-{number}"})
+
+    registry.faults.extend(map(empty, range(3)))
+    assert len(list(connect().list())) == 1
+    registry.faults.extend(map(empty, range(4)))
+    with pytest.raises(errors.Unavailable, match="4 empty pages"):
+        list(connect().list())
 
 
 def test_filters_are_sent_only_if_they_are_set(connect: Connect, registry: FakeRegistry):
