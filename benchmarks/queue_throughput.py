@@ -51,7 +51,7 @@ def fill(client: Redis) -> None:
     Queue(QUEUE, connection=client, serializer=JSONSerializer).enqueue_many(jobs)
     queue, pipeline = JobQueue(QUEUE, client), client.pipeline(transaction=False)
     for n in reversed(range(JOBS)):  # a job is looked for from the end
-        queue.line_up(f"job-{n}", f"tenant-{n % 4}", pipeline)
+        queue.move_to_turn(f"job-{n}", f"tenant-{n % 4}", pipeline)
     pipeline.execute()
 
 

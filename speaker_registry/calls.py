@@ -17,7 +17,16 @@ from pydantic import BaseModel, ValidationError
 from speaker_registry.arguments import checked_idempotency_key, condition, request_body, upload_fields
 from speaker_registry.artifact import canonical_json
 from speaker_registry.errors import InvalidRequest, Unavailable, VersionNotFound
-from speaker_registry.exchange import Plan, Reply, Request, RetryPolicy, SendRequest, error_of, exchange
+from speaker_registry.exchange import (
+    Plan,
+    Reply,
+    Request,
+    RetryPolicy,
+    SendRequest,
+    error_of,
+    exchange,
+    newer_route,
+)
 from speaker_registry.labels import changed_labels
 from speaker_registry.listings import Item, Listing, listing_of
 from speaker_registry.names import DEFAULT, parse_speaker_name
@@ -195,7 +204,8 @@ class Calls:
         found: list[ResolvedArtifact] = []
         at_once = MAX_RESOLVED // len(profiles)
         for start in range(0, len(voices), at_once):
-            found += yield from self._resolve(voices[start : start + at_once], profiles)
+            some = self._resolve(voices[start : start + at_once], profiles)
+            found += yield from newer_route("/v1/resolve", some)
         return found
 
     def _resolve(self, voices: Sequence[str], profiles: Sequence[str]) -> Plan[list[ResolvedArtifact]]:
@@ -392,7 +402,10 @@ class Calls:
         return self._done(Request(method="DELETE", path=voice_path(name)))
 
     def _done(self, request: Request) -> Plan[None]:
-        yield from exchange(self._policy, request)
+        """Send a request whose answer has no content. A page of a proxy does not count as an answer."""
+        reply = yield from exchange(self._policy, request)
+        if reply.status not in {204, 404}:  # see `exchange` about the latter
+            raise Unavailable(f"the answer has status {reply.status} in place of 204: {_NO_REGISTRY}")
 
     def _read(self, model: type[Model], request: Request) -> Plan[Model]:
         reply = yield from exchange(self._policy, request)

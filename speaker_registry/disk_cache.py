@@ -297,9 +297,13 @@ def _read_blob(blobs: int, name: str, ref: Ref) -> bytes | mmap.mmap | None:
 def _write(folder: int, name: str, data: bytes) -> None:
     """Write a file under a temporary name and rename it. A torn file is found when it is read."""
     temporary = f".{secrets.token_hex(8)}"
-    with os.fdopen(os.open(temporary, _CREATE, 0o600, dir_fd=folder), "wb") as file:
-        file.write(data)
-    os.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
+    try:
+        with os.fdopen(os.open(temporary, _CREATE, 0o600, dir_fd=folder), "wb") as file:
+            file.write(data)
+        os.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
+    except OSError:
+        _remove(folder, temporary)  # on a full disk, each fetch would otherwise leave one more
+        raise
 
 
 def _size(folder: int, name: str) -> int | None:

@@ -25,7 +25,7 @@ SpeakerRegistryError
 │   ├── VersionNotFound
 │   ├── AliasNotFound
 │   ├── ProfileUnknown
-│   ├── EncoderUnknown             no worker ever came with this fingerprint
+│   ├── EncoderUnknown             no worker has ever announced this fingerprint
 │   ├── JobNotFound
 │   ├── ArtifactNotFound
 │   ├── AudioNotFound              the version was made from an embedding and has no clip
@@ -220,7 +220,7 @@ class ProfileUnknown(NotFound):
 
 
 class EncoderUnknown(NotFound):
-    """No worker ever came with this fingerprint for the profile."""
+    """No worker has ever announced this fingerprint for the profile."""
 
     code = "encoder_unknown"
 

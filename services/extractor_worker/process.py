@@ -263,7 +263,7 @@ class WorkerProcess:
         try:
             self._opened.workers.report_failed(self._failed_proofs)
         except Unavailable as error:
-            log.warning("proof.not_told", profile=profile, reason=error.message)
+            log.warning("proof.not_reported", profile=profile, reason=error.message)
 
     def _announce(self, provenance: Provenance) -> None:
         """Tell the registry which encoder this worker has. Waits while Redis is away, because a restart would

@@ -52,7 +52,7 @@ def _parser() -> argparse.ArgumentParser:
         allow_abbrev=False,
     )
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
-    explanation = "Make an API key with all rights, to make others with."
+    explanation = "Make an API key with all rights, which can make other keys."
     new_key = commands.add_parser("new-key", help=explanation, description=explanation, allow_abbrev=False)
     new_key.add_argument(
         "--out",
@@ -81,9 +81,9 @@ def _parser() -> argparse.ArgumentParser:
     )
     commands.add_parser(
         "try-store",
-        help="Try whether a bucket or folder has all that the registry needs.",
-        description="Try whether a bucket or folder has all that the registry needs, and print what was "
-        "found. Everything that the command stores, it deletes again, but for the object `.sentinel`.",
+        help="Test whether a bucket or folder has everything that the registry needs.",
+        description="Test whether a bucket or folder has everything that the registry needs, and print what "
+        "was found. The command deletes everything that it stores, except the object `.sentinel`.",
         epilog="It reads the settings SPEAKER_STORE_*, as the API does. Exit status: "
         f"{DONE} the store is fit, {WRONG_SETTINGS} the store is unfit, or the settings are wrong, "
         f"{NOT_NOW} the store did not answer.",

@@ -89,9 +89,9 @@ def create_app(
         max_at_store: how many requests may use the bucket at once.
         kept_bytes: how many bytes the answers in memory may take.
         kept_answers: how many answers may be kept in memory.
-        redirect_seconds: how long the bucket's addresses are valid, to which clients are redirected on
-            request. 0 redirects nobody.
-        heartbeat_seconds: after this time without an event a listener is sent a comment.
+        redirect_seconds: how long the addresses in the bucket are valid to which clients are redirected on
+            request. 0 turns redirects off.
+        heartbeat_seconds: a listener is sent a comment after this time without an event.
         body_timeouts: how slowly the body of a request may arrive.
         cors_origins: origins of the web pages that may call the API from a browser.
     """
@@ -133,7 +133,7 @@ def api_document() -> dict[str, Any]:
 
 
 def _bare_app(lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]] | None = None) -> FastAPI:
-    """Return an application without our routes."""
+    """Return an application without the registry's routes."""
     app = FastAPIOffline(  # the page of documentation loads nothing from other servers
         title="Speaker registry",
         version=__version__,
@@ -146,7 +146,7 @@ def _bare_app(lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]] |
         telemetry={"tracing": False, "metrics": False, "logs": False},
     )
     for route in app.routes:
-        if isinstance(route, APIRoute):  # the page of documentation; our own routers add HEAD themselves
+        if isinstance(route, APIRoute):  # the documentation page, since our own routers add HEAD
             route.methods = {"GET", "HEAD"}
     return app
 
@@ -169,15 +169,15 @@ def _add_middleware(
         shared=services.access.required,
     )
     app.add_middleware(KeyFirst, access=services.access)
-    # Outside the limits, which would refuse an upload to the path with a slash as too large.
+    # This is outside the limits, which would refuse an upload to the path with a slash as too large.
     app.add_middleware(TrailingSlashes, routes=lambda: app.routes)
     app.add_middleware(LoadShedding, max_active=max_active, tenant_of=partial(tenant_of, services.access))
     if not services.access.required:
         app.add_middleware(LocalOnly, origins=cors_origins)
-    # Outside everything that looks for a key, because it moves the key to where programs send it.
+    # This is outside everything that looks for a key, because it moves the key to where programs send it.
     app.add_middleware(PageSessions, seal=app.state.seal, ended=app.state.ended_sessions)
     _allow_web_pages(app, cors_origins)
-    # Outside all middleware that may refuse a request, so that refusals carry the same headers.
+    # This is outside all middleware that may refuse a request, so that refusals carry the same headers.
     app.add_middleware(AnswerHeaders)
     app.add_middleware(RequestSignals, note_error=app.state.server_errors.note)
     app.add_middleware(RequestIds)
@@ -211,10 +211,10 @@ async def _wake_listeners_at_the_end(app: FastAPI, services: Services) -> None:
 def _express_lane(services: Services, answers: PreparedAnswers) -> ExpressLane:
     """Subscribe everything that caches data to events, and return the express lane."""
     events, keys, records = services.events, services.keys, services.profile_records
-    events.subscribe(services.jobs.seen.hear)
-    events.subscribe(services.long_polls.hear, services.long_polls.events_missed)
-    events.subscribe(keys.hear, keys.events_missed)
-    events.subscribe(records.hear, records.clear_cache)
+    events.subscribe(services.jobs.seen.on_event)
+    events.subscribe(services.long_polls.on_event, services.long_polls.events_missed)
+    events.subscribe(keys.on_event, keys.events_missed)
+    events.subscribe(records.on_event, records.clear_cache)
     # The lane comes last, so that it cannot cache an answer from data that the others have yet to drop.
     return ExpressLane(events, services.access.rate_limits, answers, local=not services.access.required)
 

@@ -34,7 +34,7 @@ class Housekeeping(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Services(Opened):
-    """Everything long-lived in an API process. Routes pass each operation only the parts that it needs."""
+    """All long-lived objects of an API process. Routes pass each operation only the parts that it needs."""
 
     keys: HeldKeys
     key_uses: KeyUses

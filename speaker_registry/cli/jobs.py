@@ -35,7 +35,7 @@ def extract(client: "RegistryClient", arguments: argparse.Namespace) -> Output:
     if not arguments.wait:
         if made.state == "failed":
             raise ArtifactFailed(f"{made.voice}@{made.version}: {made.error}")
-        return Output(made.model_dump(mode="json"), extraction_text(made))
+        return Output(made.model_dump(mode="json"), extraction_text(made), warnings=about_weights([made]))
     if made.job_id is not None:
         # An older artifact may be ready all the time, so only the job tells how this extraction ends.
         job = client.wait_job(made.job_id, arguments.timeout)

@@ -13,6 +13,7 @@ from speaker_registry.cli.command import (
     Command,
     CommandError,
     Output,
+    about_weights,
     count,
     status_of,
 )
@@ -149,7 +150,8 @@ def _output(report: "Report", not_tried: int, *, dry_run: bool) -> Output:
     status = REFUSED if counts["refused"] else OK
     if report.stopped is not None:
         status = status_of(report.stopped)
-    return Output(document, _text(report, not_tried, dry_run=dry_run), status)
+    text, about = _text(report, not_tried, dry_run=dry_run), about_weights(report.results)
+    return Output(document, text, status, warnings=about)
 
 
 def _entry(result: "Result") -> dict[str, object]:
@@ -160,6 +162,7 @@ def _entry(result: "Result") -> dict[str, object]:
         "versions": list(result.versions),
         "error": _error(result.error),
         "notes": list(result.notes),
+        **({"untrained": True} if result.untrained else {}),
     }
 
 

@@ -10,7 +10,15 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from speaker_registry.cli.command import PROGRAM, Command, CommandError, Output, seconds
+from speaker_registry.cli.command import (
+    PROGRAM,
+    Command,
+    CommandError,
+    Output,
+    about_weights,
+    seconds,
+    warn,
+)
 from speaker_registry.errors import SpeakerRegistryError
 from speaker_registry.syncing import FORMATS
 from speaker_registry.terminal import printable, table
@@ -48,8 +56,10 @@ def carry_out(
     if arguments.watch:
 
         def show(report: "Report") -> None:
-            document, text, *_ = output(report)
-            print(json.dumps(document) if arguments.json else text, flush=True)
+            made = output(report)
+            print(json.dumps(made.document) if arguments.json else made.text, flush=True)
+            for warning in made.warnings:
+                warn(warning)
 
         _watch(run, interval, show)
     return output(run())
@@ -86,7 +96,11 @@ def _output(arguments: argparse.Namespace, report: "Report") -> Output:
         f"{there} voices for {printable(arguments.profile)} in {printable(arguments.folder)}: "
         f"{report.count('written')} files written, {report.removed} removed"
     )
-    return Output({**document, **document_of(report)}, head + not_there(report, "an older file"))
+    return Output(
+        {**document, **document_of(report)},
+        head + not_there(report, "an older file"),
+        warnings=about_weights(report.outcomes),
+    )
 
 
 def document_of(report: "Report") -> dict[str, object]:
@@ -95,7 +109,13 @@ def document_of(report: "Report") -> dict[str, object]:
         **{state: report.count(state) for state in ("written", "unchanged", "kept", "missing")},
         "removed": report.removed,
         "voices": [
-            {"name": one.name, "version": one.version, "state": one.state, "reason": one.reason}
+            {
+                "name": one.name,
+                "version": one.version,
+                "state": one.state,
+                "reason": one.reason,
+                **({"untrained": True} if one.untrained else {}),
+            }
             for one in report.outcomes
         ],
     }

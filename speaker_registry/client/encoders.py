@@ -41,7 +41,7 @@ class Encoders(PlanExecutor):
         Raises:
             InvalidRequest: The name or the fingerprint is malformed.
             ProfileUnknown: There is no such profile.
-            EncoderUnknown: No worker ever came with this fingerprint for the profile.
+            EncoderUnknown: No worker has ever announced this fingerprint for the profile.
             EncoderCurrent: The encoder is the current one already.
             EncoderUnserved: No live worker has the encoder, and `force` is false or a campaign is to start.
             CampaignOpen: With `complete`, a campaign for another encoder is not over.
@@ -75,7 +75,7 @@ class Encoders(PlanExecutor):
         Raises:
             InvalidRequest: An argument is malformed or out of range.
             ProfileUnknown: There is no such profile.
-            EncoderUnknown: No worker ever came with this fingerprint for the profile.
+            EncoderUnknown: No worker has ever announced this fingerprint for the profile.
             EncoderCurrent: The encoder is the current one.
             EncoderUnserved: No live worker has the encoder.
             CampaignOpen: Another campaign of the profile is not over.

@@ -8,6 +8,7 @@ import numpy as np
 
 from speaker_registry.errors import InvalidRequest, SpeakerRegistryError
 from speaker_registry.names import SpeakerName, parse_speaker_name
+from speaker_registry.validation import shortened
 
 Source = bytes | np.ndarray
 """A clip as the bytes of its file, or a speaker embedding as float32 [D]."""
@@ -24,13 +25,18 @@ class Texts:
 
     @classmethod
     def of(cls, consent: str | None, ref_text: str | None, description: str | None = None) -> Self:
-        """Normalize the texts. Raises `InvalidRequest` if there is no consent."""
+        """Normalize the texts. Raises `InvalidRequest` if there is no consent, or if one cannot be sent."""
         if not (consent := _text(consent)):
             raise InvalidRequest("there is no consent; pass --consent TEXT, or give one for each voice")
         return cls(consent=consent, ref_text=_text(ref_text), description=_text(description))
 
 
 def _text(text: str | None) -> str | None:
+    try:
+        (text or "").encode()
+    except UnicodeEncodeError:  # JSON can escape half of a surrogate pair, which is no character
+        message = f"{shortened(text)} cannot be written as UTF-8; accepted: Unicode text"
+        raise InvalidRequest(message) from None
     return (text or "").strip() or None
 
 

@@ -53,12 +53,20 @@ def read_text_inside(folder: Path, name: str) -> str:
 
 def _check_path(folder: Path, name: str) -> None:
     path = PurePosixPath(name)
+    try:
+        os.fsencode(name)
+    except UnicodeEncodeError:
+        raise InvalidRequest(f"{name[:80]!a} cannot be the name of a file; accepted: Unicode text") from None
     if not name or "\0" in name or path.is_absolute() or ".." in path.parts:
         raise InvalidRequest(
             f"the path {name!a} leads out of {str(folder)!a}; accepted: relative paths without '..'"
         )
     inside = [folder / part for part in [*path.parents, path] if str(part) != "."]
-    if any(part.is_symlink() for part in inside):
+    try:
+        leads_through_link = any(part.is_symlink() for part in inside)
+    except OSError as error:
+        raise _unreadable(name, error) from None
+    if leads_through_link:
         raise InvalidRequest(f"{name!a} is a symbolic link or leads through one; accepted: regular files")
 
 

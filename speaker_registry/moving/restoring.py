@@ -111,8 +111,8 @@ class Restoring:
             else:
                 after = numbers[-1] if numbers else 0
                 # Without deduplication, two equal versions of the archive stay two versions.
-                number, _ = register(client, record.name, source, record.texts, after=after, dedupe=False)
-                numbers.append(number)
+                made = register(client, record.name, source, record.texts, after=after, dedupe=False)
+                numbers.append(made.version)
         return reason
 
     def _restore(self, client: RegistryClient, record: VersionRecord, source: Source) -> str | None:

@@ -16,6 +16,7 @@ from typing import Literal, Protocol
 import numpy as np
 
 from speaker_registry.artifact import canonical_json, sha256_digest
+from speaker_registry.calls import Registration
 from speaker_registry.client import RegistryClient
 from speaker_registry.errors import SpeakerRegistryError, Unavailable, VoiceNotFound
 from speaker_registry.moving.archive_records import VersionRecord
@@ -39,6 +40,10 @@ class Result:
     """The reason why the voice was refused."""
     notes: tuple[str, ...] = ()
     """Differences from the source that did not prevent the registration."""
+    untrained: bool = False
+    """True if the registry makes artifacts of the voice with random weights. It is not told of voices from
+    an archive, which may come with artifacts of their own.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,13 +86,21 @@ class Registering:
         source = self.candidate.load()
         newest = newest_version(client, self.title)
         if newest and is_equal(newest, source, self.candidate.texts):
-            return Result(where=self.where, name=self.title, state="unchanged", versions=(newest.version,))
+            return self._result("unchanged", newest)
         if dry_run:
             return Result(where=self.where, name=self.title, state="planned")
         after = newest.version if newest else 0
-        version, created = register(client, self.title, source, self.candidate.texts, after=after)
-        state: State = "registered" if created else "unchanged"
-        return Result(where=self.where, name=self.title, state=state, versions=(version,))
+        registered = register(client, self.title, source, self.candidate.texts, after=after)
+        return self._result("registered" if registered.created else "unchanged", registered)
+
+    def _result(self, state: State, there: Registration | VoiceVersion) -> Result:
+        return Result(
+            where=self.where,
+            name=self.title,
+            state=state,
+            versions=(there.version,),
+            untrained=there.untrained,
+        )
 
 
 def newest_version(client: RegistryClient, name: str) -> VoiceVersion | None:
@@ -116,15 +129,15 @@ def texts_of(version: VoiceVersion) -> Texts:
 
 def register(
     client: RegistryClient, name: str, source: Source, texts: Texts, *, after: int, dedupe: bool = True
-) -> tuple[int, bool]:
-    """Register a version, and return its number and whether it is new.
+) -> Registration:
+    """Register a version.
 
     Args:
         after: Number of the newest version that the registry had before. The same content that is registered
             again after other versions is a new version, so this is a part of the idempotency key.
     """
     clip, embedding = _clip_or_embedding(source)
-    registered = client.register(
+    return client.register(
         name,
         clip,
         embedding=embedding,
@@ -134,7 +147,6 @@ def register(
         idempotency_key=f"import-{after}-{_content_hash(name, source, texts)}",
         dedupe=dedupe,
     )
-    return registered.version, registered.created
 
 
 def restore(client: RegistryClient, record: VersionRecord, source: Source, version_id: str | None) -> None:

@@ -35,8 +35,8 @@ class LiveWorker(Schema):
 
 
 class CandidateEncoder(Schema):
-    """An encoder that live workers have and that is not the current one of its profile. Its workers make
-    nothing until an operator promotes it.
+    """An encoder that is not the current one of its profile. Outside campaigns, its workers make nothing
+    until an operator promotes it.
     """
 
     fingerprint: str
@@ -222,7 +222,9 @@ class Profile(Schema):
     former: list[str] = Field(default_factory=list)
     """Fingerprints that were current before, the newest first. Promote one to go back."""
     candidates: list[CandidateEncoder] = Field(default_factory=list)
-    """Encoders that live workers have and that are not the current one."""
+    """Encoders that live workers have and that are not the current one. The candidate of the newest campaign
+    is also shown while it has no workers.
+    """
     failed_proofs: list[FailedProof] = Field(default_factory=list)
     """Workers that do not serve this profile, because their encoder failed its proof in the last ten minutes.
     """

@@ -49,8 +49,8 @@ class Job(Schema):
     worker: str | None = None
     error: JobError | None = None
     reason: str | None = None
-    """Tells why a queued job does not start (no worker serves the profile at the moment), or that the job was
-    lost with Redis.
+    """Tells why a queued job does not start (no worker serves the profile at the moment, or has the encoder
+    of the job's campaign), or that the job was lost with Redis.
     """
     retry_after: float | None = None
     """Seconds to wait before asking again. None once the job has finished."""

@@ -42,6 +42,7 @@ class CustomVoices:
                     created_at=one.created_at or voice.created_at,
                     sha256=one.digest.removeprefix("sha256:") if one.digest else None,
                     missing=_missing(one),
+                    untrained=one.untrained,
                 )
 
     def fetch(self, wanted: Wanted) -> bytes:

@@ -52,6 +52,8 @@ class Outcome:
     """
     reason: str | None = None
     """Tells why the folder or server does not have this version."""
+    untrained: bool = False
+    """True if what belongs in the folder was made with random weights."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,6 +195,12 @@ class Synchronization:
         return retry_when_asked(partial(form.fetch, wanted))
 
     def _outcome(self, wanted: Wanted, state: State, reason: str | None = None) -> Outcome:
-        outcome = Outcome(name=wanted.voice.name, version=wanted.version, state=state, reason=reason)
+        outcome = Outcome(
+            name=wanted.voice.name,
+            version=wanted.version,
+            state=state,
+            reason=reason,
+            untrained=wanted.untrained,
+        )
         self._on_voice(outcome)
         return outcome

@@ -21,6 +21,8 @@ class Wanted:
     """SHA-256 of the file that belongs in the folder, if it is known before the file is fetched."""
     missing: str | None = None
     """The reason why nothing can be fetched now. None if the file can be fetched."""
+    untrained: bool = False
+    """True if the file was made with random weights."""
 
     @property
     def reference(self) -> str:

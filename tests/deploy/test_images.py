@@ -83,7 +83,7 @@ def test_the_api_image_has_no_torch():
 
 
 def test_each_image_of_a_worker_has_torchaudio_from_the_index_of_its_torch():
-    """torchaudio loads only beside a torch that was made for the same version of CUDA, or for CPUs like it."""
+    """torchaudio loads only beside a torch for the same version of CUDA, or for CPUs as it is itself."""
     installed = {
         image: " ".join(rest for stage in lineage(STAGES, f"build-{image}") for rest in stage.all("RUN"))
         for image in IMAGES

@@ -125,7 +125,7 @@ def test_a_folder_that_is_missing_is_not_made(tmp_path: Path, program: str):
     mistyped = tmp_path / "voicse"
     *_, last = lines(program, SPEAKER_STORE_URL=mistyped.as_uri(), SPEAKER_STORE_START_SECONDS="0")
     assert last["reason"] == (
-        f"SPEAKER_STORE_URL: the folder '{mistyped}' cannot be used: there is none. "
-        "SPEAKER_STORE_CREATE_BUCKET=true makes it"
+        f"SPEAKER_STORE_URL: the folder '{mistyped}' cannot be used: it does not exist. "
+        "SPEAKER_STORE_CREATE_BUCKET=true creates it"
     )
     assert not mistyped.exists()

@@ -118,9 +118,9 @@ def test_an_event_makes_processes_look_again_at_once(
     assert state(there, token.id) == "active"
     monkeypatch.setattr(here, "settle", lambda: None)
     revoke(here, token.id, by="test")
-    there.hear({"what": "voice.deleted"})
+    there.on_event({"what": "voice.deleted"})
     assert there.find(token.id), "what was held is still fresh"
-    there.hear({"what": KeyDocument.UPDATED})
+    there.on_event({"what": KeyDocument.UPDATED})
     assert there.find(token.id) is None
     assert state(there, token.id) == "revoked"
 
@@ -222,13 +222,13 @@ def test_a_thousand_keys_are_found_one_by_one_and_listed_as_a_whole(
         registry.stored.swap(api_key_key(key_id), document.to_bytes(), etag=None)
     keys, read, asked = process(registry, run_in_background=lambda _: None), registry.stored.read, list[str]()
     monkeypatch.setattr(registry.stored, "read", lambda key: (asked.append(key), read(key))[1])
-    assert not keys.has_heard_of(ids[500])
+    assert not keys.knows_of(ids[500])
     assert state(keys, ids[500]) == "active"
     assert asked == [api_key_key(ids[500])]
     assert [key.record.id for key in keys.all("default")] == ids
     assert len(asked) == 1000
     keys.check_listing()
-    assert all(keys.has_heard_of(key_id) for key_id in ids)
+    assert all(keys.knows_of(key_id) for key_id in ids)
     registry.pass_time(FRESH_SECONDS)
     assert state(keys, ids[0]) == "active"
 

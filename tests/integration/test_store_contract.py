@@ -296,8 +296,8 @@ def test_a_missing_bucket_is_made_only_where_that_is_asked_for(moto_server: S3Se
         with pytest.raises(StoreUnfit) as caught:
             prepare_bucket(settings)
         assert str(caught.value) == (
-            f"SPEAKER_STORE_URL: bucket 'mistyped-bucket' at {moto_server.endpoint} cannot be used: there is "
-            "none. SPEAKER_STORE_CREATE_BUCKET=true makes it"
+            f"SPEAKER_STORE_URL: bucket 'mistyped-bucket' at {moto_server.endpoint} cannot be used: it "
+            "does not exist. SPEAKER_STORE_CREATE_BUCKET=true creates it"
         )
 
 
@@ -397,7 +397,7 @@ def test_a_local_folder_is_made_only_where_that_is_asked_for(tmp_path: Path) -> 
     without a voice.
     """
     mistyped = StoreSettings(url=(tmp_path / "a" / "b").as_uri())
-    with pytest.raises(StoreUnfit, match=r"there is none.* SPEAKER_STORE_CREATE"):
+    with pytest.raises(StoreUnfit, match=r"it does not exist.* SPEAKER_STORE_CREATE"):
         prepare_bucket(mistyped)
     meant = mistyped.model_copy(update={"create_bucket": True})
     prepare_bucket(meant)

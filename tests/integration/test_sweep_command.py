@@ -42,7 +42,7 @@ def test_a_sweep_that_is_asked_for_takes_the_data_of_a_deleted_voice(tmp_path: P
         environment = {**os.environ, "SPEAKER_REDIS_URL": registry.valkey.url}
         done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
         assert done.returncode == DONE, done.stderr
-        assert "sweep.asked" in done.stderr
+        assert "sweep.requested" in done.stderr
         wait_until(lambda: "sweep.done" in registry.log(), 30)
         assert not backup.keys() & of_voice(registry.bucket, "gone")
         assert of_voice(registry.bucket, "kept") == before

@@ -278,7 +278,7 @@ def test_a_campaign_that_cannot_go_on_does_not_stop_the_others(
 
     def raises_for_one(one: CampaignRecord, *options: Any) -> Any:
         if one.id == broken.id:
-            raise EncoderUnknown("No worker ever came with it.")
+            raise EncoderUnknown("No worker has ever announced it.")
         return prepare(one, *options)
 
     monkeypatch.setattr(fleet.campaigns.runner, "_prepare", raises_for_one)

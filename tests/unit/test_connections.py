@@ -388,7 +388,7 @@ class Held:
         self.is_idle = idle
         self.gave_way = False
 
-    def give_way(self) -> None:
+    def close_to_make_room(self) -> None:
         self.gave_way = True
 
 

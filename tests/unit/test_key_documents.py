@@ -234,7 +234,7 @@ def test_a_revocation_that_redis_was_not_told_of_stands(world: World, here: Proc
     token, _ = made(here)
     assert state(there, token.id) == "active"
     cut_off = Process(world, weather=refused)
-    with pytest.raises(Unavailable, match=r"The change was made, but Redis could not be told.*Send it again"):
+    with pytest.raises(Unavailable, match=r"was made, but could not be recorded in Redis.*Send it again"):
         revoke(cut_off.keys, token.id, by="test")
     assert state(cut_off, token.id) == "revoked"
     assert KeyDocument.parse(world.store.get(api_key_key(token.id))).end
@@ -449,7 +449,7 @@ def test_what_has_ended_is_not_rotated(world: World, here: Process) -> None:
     for key, name in ((revoked, "revoked"), (expired, "expired")):
         found = here.keys.look(key.record.id)
         assert found
-        with pytest.raises(ApiKeyEnded, match=f"API key '{key.record.id}' is {name}; only one"):
+        with pytest.raises(ApiKeyEnded, match=f"API key '{key.record.id}' is {name}; only an active key"):
             rotate(here.keys, found, grace_seconds=60, by="test")
     assert len(here.keys.all("*")) == 2
 
@@ -464,7 +464,7 @@ def test_a_key_that_is_revoked_while_it_is_rotated_has_no_follower(world: World,
         revoke(here.keys, old.record.id, by="operator")
 
     store.before = [revoked, lambda: None]  # the end of the old key comes second
-    with pytest.raises(ApiKeyEnded, match="is revoked; only one that is active"):
+    with pytest.raises(ApiKeyEnded, match="is revoked; only an active key"):
         rotate(rotating.keys, old, grace_seconds=60, by="test")
     assert {here.keys.state(key) for key in here.keys.all("*")} == {"revoked"}
     assert len(here.keys.all("*")) == 2

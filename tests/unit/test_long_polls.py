@@ -64,7 +64,7 @@ def test_all_requests_that_wait_for_the_same_share_one_read():
         waiting = [wait(long_polls, voice) for _ in range(500)]
         await until(lambda: voice.reads > 0 and long_polls.waiting == 500)
         voice.ready = True
-        long_polls.hear(CHANGED)
+        long_polls.on_event(CHANGED)
         assert await asyncio.gather(*waiting) == [True] * 500
 
     run(scenario)
@@ -129,11 +129,11 @@ def test_a_request_that_waits_for_something_else_has_reads_of_its_own():
         waiting = [wait(long_polls, file), wait(long_polls, job, "job")]
         await until(lambda: file.reads > 0 and job.reads > 0)
         file.ready = True
-        long_polls.hear(CHANGED)
+        long_polls.on_event(CHANGED)
         assert await waiting[0]
         assert long_polls.waiting == 1
         job.ready = True
-        long_polls.hear(CHANGED)
+        long_polls.on_event(CHANGED)
         assert await waiting[1]
 
     run(scenario)
@@ -151,9 +151,9 @@ def test_progress_of_a_job_causes_reads_only_for_requests_that_wait_for_progress
         await until(lambda: long_polls.waiting == 2)
         polls = long_polls._polls[ALICE]
         await until(lambda: not any(poll.due.is_set() for poll in polls.values()))
-        long_polls.hear({"speaker": ALICE, "what": "job", "state": "processing"})
+        long_polls.on_event({"speaker": ALICE, "what": "job", "state": "processing"})
         assert [question for question, poll in polls.items() if poll.due.is_set()] == ["job"]
-        long_polls.hear({"speaker": ALICE, "what": "job", "state": "canceled"})
+        long_polls.on_event({"speaker": ALICE, "what": "job", "state": "canceled"})
         assert polls["file"].due.is_set()
         job.cancel()
         file.ready = True
@@ -169,7 +169,7 @@ def test_what_a_read_raises_reaches_all_requests_that_wait():
         waiting = [wait(long_polls, voice) for _ in range(3)]
         await until(lambda: voice.reads > 0)
         voice.gone = True
-        long_polls.hear(CHANGED)
+        long_polls.on_event(CHANGED)
         for one in waiting:
             with pytest.raises(VoiceNotFound):
                 await one

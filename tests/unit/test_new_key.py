@@ -41,7 +41,7 @@ def test_what_is_there_already_stays(tmp_path: Path, capsys: pytest.CaptureFixtu
     else:
         path.symlink_to(tmp_path / "elsewhere")
     assert main(["new-key", "--out", str(path)]) == 1
-    assert f"{path} is there already" in capsys.readouterr().err
+    assert f"{path} exists already" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == [path]
     assert kind != "file" or path.read_text() == "mine"
 

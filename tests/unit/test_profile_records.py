@@ -154,7 +154,7 @@ def test_a_promotion_that_makes_no_sense_is_refused_and_changes_nothing(process:
     before = process.profiles.read(PROFILE)
     with pytest.raises(EncoderCurrent, match=f"{A} is already the current fingerprint of profile 'ecapa'"):
         process.promote(A, force=True)
-    with pytest.raises(EncoderUnknown, match=f"No worker ever came with {B} for profile 'ecapa'. GET"):
+    with pytest.raises(EncoderUnknown, match=f"No worker has ever announced {B} for profile 'ecapa'. GET"):
         process.promote(B, force=True)
     with pytest.raises(EncoderUnknown, match="it is a fingerprint of profile 'codec'"):
         process.promote(C, force=True)

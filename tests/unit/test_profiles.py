@@ -25,7 +25,7 @@ def test_a_package_that_brings_a_name_of_ours_is_refused(tmp_path: Path, monkeyp
     """Its tensors would be stored under our name, made by our encoder."""
     monkeypatch.syspath_prepend(str(tmp_path))
     install(tmp_path, "brings-ours", "ming-tts")
-    says = "'ming-tts' is brought by the registry itself and by the package brings-ours"
+    says = "'ming-tts' is defined by the registry itself and by the package brings-ours"
     with pytest.raises(ProfileAmbiguous, match=says):
         ProfileCatalogue.load([])
 

@@ -37,8 +37,8 @@ def claimed(number: int) -> dict[str, str]:
 
 def test_an_event_tells_what_a_job_was_claimed_for():
     jobs = SeenJobs()
-    jobs.hear(claimed(1))
-    jobs.hear({"what": "voice.deleted", "speaker": "default/alice"})
+    jobs.on_event(claimed(1))
+    jobs.on_event({"what": "voice.deleted", "speaker": "default/alice"})
     heard = jobs.get("job_1")
     told = json.loads(claimed(1)["claimed"])
     assert heard == JobRecord.read({**told, "state": "queued", "created_at": "1800000000.125"})
@@ -48,10 +48,10 @@ def test_an_event_tells_what_a_job_was_claimed_for():
 def test_what_was_seen_of_a_job_is_newer_than_its_claim():
     """A process that starts hears of claims again."""
     jobs = SeenJobs()
-    jobs.hear(claimed(1))
+    jobs.on_event(claimed(1))
     done = replace(jobs.get("job_1"), state="succeeded")
     jobs.put(done)
-    jobs.hear(claimed(1))
+    jobs.on_event(claimed(1))
     assert jobs.get("job_1") == done
 
 
@@ -59,5 +59,5 @@ def test_the_oldest_are_forgotten_first():
     """All processes claim, for as long as this one runs."""
     jobs = SeenJobs(most=2)
     for number in (1, 2, 1, 3):
-        jobs.hear(claimed(number))
+        jobs.on_event(claimed(number))
     assert [number for number in (1, 2, 3) if jobs.get(f"job_{number}")] == [1, 3]

@@ -18,7 +18,7 @@ _SOURCES = (ROOT / "services/registry_api/pages", ROOT / "tests/integration/api/
 _PAGE = Path("docs") / "dashboard.md"
 _MARK = "<!-- pictures: put here by tools/documentation/screenshots.py -->\n"
 SHOWN = {
-    "overview-wide-light": "The overview: what needs a person, jobs as charts, and the profiles",
+    "overview-wide-light": "The overview: what needs attention, jobs as charts, and the profiles",
     "voices-wide-light": "The list of voices, with search and filters",
     "voice-wide-light": "One voice: player, pictures of the clip, artifacts and versions",
     "voice-compared-wide-light": "Two versions of a voice, compared",

@@ -191,7 +191,7 @@ class JobLeases:
             job._handle_failure(_traceback(result), pipeline, **start)
         else:
             job.retry(batch.queue, pipeline)
-            batch.queue.line_up(job.id, job.tenant, pipeline)
+            batch.queue.move_to_turn(job.id, job.tenant, pipeline)
 
 
 def _finish(job: QueuedJob, result: object, start: Mapping[str, Any], pipeline: Pipeline) -> None:

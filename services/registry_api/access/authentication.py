@@ -66,7 +66,7 @@ class _VerifiedJwt:
 
 
 class Access:
-    """Authenticates callers, and holds the limits that apply to them. A process has one.
+    """Authenticates callers, and holds the limits that apply to them. There is one instance per process.
 
     Args:
         keys: the API keys. None: no keys are required, and every caller may do everything without limit.
@@ -74,7 +74,7 @@ class Access:
         rates: counts requests and uploads.
         bootstrap: an API key with all rights that is not in the bucket.
         jwts: verifies JWTs. None: no JWTs are accepted.
-        provider: signs people in at the OpenID provider. None: they need an API key.
+        provider: signs people in at the OpenID provider. None: people need an API key.
         failures_per_minute: how many requests without a valid key one address may send before it is refused.
         unknown_names_per_minute: how many names without a voice one key may ask for; None: any number.
         waiting_requests: how many requests of one key may wait at once; None: any number.
@@ -242,7 +242,7 @@ class Access:
             key = keys.find(key_id)
         if key is not None:
             return key
-        if not keys.has_heard_of(key_id):
+        if not keys.knows_of(key_id):
             self._check_failure_limit(address)  # guesses must not cause reads of the bucket
         async with self._key_reads.hold():
             return await run_in_threadpool(keys.look, key_id)
@@ -256,8 +256,8 @@ class Access:
             await run_in_threadpool(keys.listen, ahead_seconds=_LOOK_AHEAD_SECONDS)
             if self._uses is not None:
                 await run_in_threadpool(self._uses.write_if_due)
-        except Exception as error:  # noqa: BLE001 - the next request that needs a key reads it, and fails
-            log.warning("keys.not_looked_at", error=type(error).__name__)
+        except Exception as error:  # noqa: BLE001 - the next request that needs a key raises it
+            log.warning("keys.not_refreshed", error=type(error).__name__)
 
     def _count_failure(self, address: str) -> None:
         self._check_failure_limit(address)
@@ -298,7 +298,7 @@ def _key_caller(key: ApiKey) -> Caller:
 
 
 class AccessMisconfigured(Exception):
-    """The settings of access do not work together; the message tells the operator why."""
+    """The settings of access contradict each other. The message explains this to the operator."""
 
 
 def open_access(
@@ -312,7 +312,8 @@ def open_access(
     """Build `Access` from the settings. `redis` works whatever state the view is in.
 
     Raises:
-        AccessMisconfigured: keys are required but no key could make others, or strangers could get in.
+        AccessMisconfigured: keys are required but no key could make others, or the settings would let
+            strangers in.
         Unavailable: the keys cannot be read.
     """
     try:

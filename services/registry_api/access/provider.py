@@ -30,7 +30,7 @@ def fetch_json(
 
     Raises:
         httpx.HTTPError: the provider refuses, or does not answer.
-        ValueError: its answer is too long, too slow or no JSON object.
+        ValueError: its answer is too long, too slow or not a JSON object.
     """
     method = "GET" if form is None else "POST"
     deadline = time.monotonic() + _ANSWER_SECONDS
@@ -50,9 +50,7 @@ def fetch_json(
 
 
 def require_https(url: str, issuer: str) -> str:
-    """Return a URL of the provider. Raises ValueError if it is plain http although the issuer's URL is
-    not.
-    """
+    """Return a URL of the provider. Raises ValueError if it is plain http although the issuer is https."""
     if urlsplit(url).scheme not in {"https", urlsplit(issuer).scheme}:
         raise ValueError(f"its keys lie at {ascii(url)[:200]}, which is not https")
     return url

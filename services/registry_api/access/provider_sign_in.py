@@ -79,7 +79,7 @@ class ProviderSignIn:
 
         Raises:
             InvalidApiKey: the provider does not accept the code, or its ID token is not for this sign-in.
-            Unavailable: the provider cannot be asked.
+            Unavailable: the provider cannot be reached.
         """
         answer = self._exchange(sign_in, code, redirect_uri)
         identity = str(answer.get("id_token"))
@@ -110,5 +110,5 @@ class ProviderSignIn:
 
 def _provider_away() -> Unavailable:
     return Unavailable(
-        "The OpenID provider cannot be asked now. Sign in again in a moment.", retry_after_seconds=5
+        "The OpenID provider cannot be reached now. Sign in again in a moment.", retry_after_seconds=5
     )

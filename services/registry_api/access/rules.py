@@ -73,7 +73,7 @@ async def authenticate(access: Access, scope: Scope) -> Caller:
 
 
 async def may_still_ask(access: Access, scope: Scope) -> bool:
-    """Return whether the key of a request that is being answered is still valid, with the same rights as
+    """Return whether the key of a request that is being answered is still valid and has the same rights as
     before.
     """
     before = scope["caller"]
@@ -148,8 +148,8 @@ async def _authorize_key_management(
 ) -> None:
     """Authorize a request about API keys, as `_authorize` does, unless the registry requires no keys.
 
-    Otherwise any process on the machine could make a key with all rights, which would stay valid once keys
-    are required.
+    Without required keys, any process on the machine could make a key with all rights, which would stay valid
+    once keys are required.
 
     Raises:
         InvalidApiKey, PermissionDenied, RateLimited; ApiKeysOff: the registry requires no keys.
@@ -272,7 +272,8 @@ _DOCUMENTATION = frozenset({"/openapi.json", "/docs", "/docs/oauth2-redirect", "
 
 
 def accepted_scopes(route: RouteContext) -> frozenset[str] | None:
-    """Return the scopes of which a key needs one; empty: every key is accepted; None: no key is needed.
+    """Return the scopes of which a key needs one. Empty means that every key is accepted, and None that no
+    key is needed.
 
     Raises:
         ValueError: the route has no rule.

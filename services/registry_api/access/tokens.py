@@ -197,7 +197,7 @@ class JwtVerifier:
         try:
             self._provider, self._failed = _ProviderKeys(*self._fetch_keys(), began), False
         except (httpx.HTTPError, httpx.InvalidURL, ValueError, RecursionError) as error:
-            log.warning("issuer.cannot_be_asked", issuer=self._issuer, error=str(error)[:300])
+            log.warning("issuer.unavailable", issuer=self._issuer, error=str(error)[:300])
         finally:
             self._tried_at = self._monotonic()
 
@@ -233,11 +233,11 @@ def _parse_keys(jwks: dict[str, Any]) -> _Keys:
 
 
 def _by_algorithm(jwk: dict[str, Any]) -> dict[str, jwt.PyJWK]:
-    """Return a JWK as one key for each algorithm that it may be used with.
+    """Return a JWK as separate keys, one for each algorithm that it may be used with.
 
-    That is the algorithm the JWK names, or all algorithms of its kind. The result is empty for secrets and
-    for keys for encryption. One key for each algorithm is needed because PyJWT assumes a single algorithm for
-    a JWK that names none, although an RSA key has six.
+    These are the algorithm that the JWK names, or else all algorithms of its kind. The result is empty for
+    secrets and for keys for encryption. One key for each algorithm is needed because PyJWT assumes a single
+    algorithm for a JWK that names none, although an RSA key has six.
     """
     if jwk.get("use") not in (None, "sig"):
         return {}

@@ -1,7 +1,7 @@
 """Limits how many names without a voice one API key may ask for.
 
-A voice that the view lacks is read from the bucket, because only the bucket shows that it does not exist. So
-a caller that asks for many unknown names could exhaust the bucket for everybody. Each process counts for
+A voice that the view lacks is read from the bucket, because only the bucket can show that it does not exist.
+So a caller that asks for many unknown names could exhaust the bucket for everybody. Each process counts for
 itself.
 """
 
@@ -43,7 +43,7 @@ class UnknownNames:
         if count >= self._per_minute:
             raise RateLimited(
                 f"This API key has asked for {self._per_minute} voices that do not exist in this minute. "
-                "Wait for the next minute, and list the voices that there are with GET /v1/voices.",
+                "Wait for the next minute, and list the existing voices with GET /v1/voices.",
                 retry_after_seconds=self._rates.reset_seconds(),
             )
 

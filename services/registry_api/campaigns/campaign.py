@@ -245,9 +245,9 @@ def _without_failures(version: Version, profile: str, forgiven: Collection[str])
 
 
 def may_succeed(code: str) -> bool:
-    """Return whether an extraction that failed with this code may succeed with the same clip and encoder.
+    """Return whether an extraction that failed with this code may succeed if it is repeated.
 
-    An encoder refuses the same clip each time. All other causes may have been temporary.
+    An encoder that refused a clip will refuse it again. All other causes may have been temporary.
     """
     return not issubclass(BY_CODE.get(code, Exception), InvalidRequest)
 

@@ -150,7 +150,7 @@ class Preparation:
             progress = progress.model_copy(update={"paced_until": until})
             self._renew()
         if progress.begun > before:
-            log.info("campaign.goes_on", campaign=self._campaign.id, begun=progress.begun - before)
+            log.info("campaign.continued", campaign=self._campaign.id, begun=progress.begun - before)
         return progress
 
     def _step(self, progress: Progress, most: int) -> tuple[Progress, int]:
@@ -186,7 +186,7 @@ class Preparation:
             name = str(speaker.id)
             vuids = tuple(version.vuid for version in versions)
             under_way = {**progress.under_way, name: vuids}
-            new = progress.walk > 1  # it was registered or got another version since the previous walk
+            new = progress.walk > 1  # registered, or got a version, since the previous walk
             return progress.model_copy(
                 update={
                     "under_way": under_way,

@@ -79,7 +79,7 @@ class CampaignRunner:
         First, the jobs of canceled campaigns are withdrawn, in case the process that canceled them has died.
         """
         documents = {name: self._profiles.read(name) for name in sorted(self._catalogue.names)}
-        # A rival may forget some of these meanwhile. Taking back what it took back already does nothing.
+        # Another runner may process some of these meanwhile. Withdrawing jobs a second time does nothing.
         kept = self._kept.ids() if any(map(_over, documents.values())) else set()
         names = [name for name, one in documents.items() if _open(one) or _left_over(one, kept)]
         if not names:
@@ -100,13 +100,13 @@ class CampaignRunner:
         return any(busy)
 
     def _withdraw_jobs(self, campaign: CampaignRecord, renew: Callable[[], None]) -> None:
-        """Withdraw the jobs of a campaign that is over, unless its encoder is the current one now, which
-        needs them.
+        """Withdraw the jobs of a campaign that is over. If its encoder is now the current one, the jobs are
+        still needed and stay.
         """
         current = self._profiles.fingerprint(campaign.profile)
         if campaign.state == "canceled" and campaign.fingerprint != current:
             self._prepare(campaign, renew).withdraw(self._kept.last_of(campaign))
-            log.info("campaign.taken_back", campaign=campaign.id, profile=campaign.profile)
+            log.info("campaign.jobs_withdrawn", campaign=campaign.id, profile=campaign.profile)
         self._kept.forget(campaign)
 
     def _continue_logging_errors(
@@ -140,7 +140,7 @@ class CampaignRunner:
         return bool(progress.under_way) or progress != before
 
     def _promote(self, campaign: CampaignRecord, progress: Progress) -> bool:
-        """Promote the encoder of a campaign that has reached every voice. No voice failed, or the operator
+        """Promote the encoder of a campaign that has reached every voice, if no voice failed or the operator
         has set `force`.
 
         Returns False if `force` is not set and no live worker has the encoder.
@@ -154,7 +154,7 @@ class CampaignRunner:
             now=self._profiles.now(),
             result=progress.model_dump(mode="json"),
         )
-        with suppress(EncoderCurrent):  # an operator was first, and the next turn ends the campaign
+        with suppress(EncoderCurrent):  # an operator promoted it first; the next turn ends the campaign
             commit_promotion(self._profiles, profile, decide, by=_BY)
             self._kept.forget(campaign)
         return True

@@ -36,9 +36,9 @@ def run() -> int:
             now=lambda: int(store.now().timestamp()),
         )
     except ValidationError as error:
-        log.error("bucket_place.failed", reason=explain(error))
+        log.error("bucket.not_adopted", reason=explain(error))
         return WRONG_SETTINGS
     except (SpeakerRegistryError, StoreUnfit, ValueError) as error:
-        log.error("bucket_place.failed", reason=str(error))
+        log.error("bucket.not_adopted", reason=str(error))
         return WRONG_SETTINGS
     return DONE

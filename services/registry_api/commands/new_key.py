@@ -18,7 +18,7 @@ def run(path: Path | None) -> int:
     try:
         write_new_key(path)
     except FileExistsError:
-        print(f"new-key: {path} is there already; it is left as it is", file=sys.stderr)
+        print(f"new-key: {path} exists already and was not changed", file=sys.stderr)
         return 1
     except OSError as error:
         print(f"new-key: {path}: {error.strerror}", file=sys.stderr)

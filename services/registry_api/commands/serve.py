@@ -1,4 +1,4 @@
-"""Serve the API: build what `dependencies.Services` names, and run the server until it is stopped."""
+"""`serve`: build the objects in `dependencies.Services`, and run the server until it is stopped."""
 
 import signal
 import sys

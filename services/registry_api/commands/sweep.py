@@ -48,8 +48,8 @@ def _request_sweep(redis_address: str, deadline: float) -> int:
                 if time.monotonic() >= deadline:
                     log.error("sweep.failed", reason=error.message)
                     return NOT_NOW
-                log.info("sweep.waits", reason=error.message)
+                log.info("sweep.waiting", reason=error.message)
                 time.sleep(RETRY_SECONDS)
             else:
-                log.info("sweep.asked")
+                log.info("sweep.requested")
                 return DONE

@@ -1,4 +1,4 @@
-"""The bytes of prepared answers: which parts of a sent answer are kept, and how an answer is made from
+"""The bytes of prepared answers: selects the parts of a sent answer that are kept, and builds answers from
 them.
 """
 

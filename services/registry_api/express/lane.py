@@ -42,9 +42,7 @@ from services.shared.telemetry import tracing
 from services.shared.telemetry.metrics import ARTIFACT_REQUESTS, Batch
 
 _LISTED = frozenset({CREATED, ADMITTED, PINNED})
-"""The events that add a voice to pages of a list. Kept answers with lists of the namespace are dropped on
-them.
-"""
+"""The events that add a voice to pages of a list. They drop kept answers with lists of the namespace."""
 _GRANT_SECONDS = 1.0
 """Lifetime of a grant. After that the ordinary way checks the key again, and records that it was used."""
 _MAX_GRANT_BYTES = 16 * 1024**2
@@ -126,8 +124,8 @@ class Offer:
     def kept(self, caller: Caller, namespace: str) -> Response | None:
         """Return the answer to the request if it is in memory, else None.
 
-        The key of the request was checked just now, so it is granted the express lane again. A route whose
-        answers are dear asks this first. Must be called from the event loop.
+        The key of the request was checked just now, so it is granted the express lane again. Routes whose
+        answers are expensive call this first. It must be called from the event loop.
 
         Args:
             caller: the authenticated caller, which may read artifacts of the namespace.
@@ -177,11 +175,11 @@ class ExpressLane:
         self._date: tuple[object, bytes] = (None, b"")
         self._ids = itertools.count(1)
         self._id_prefix = f"req_{secrets.token_hex(8)}".encode()
-        events.subscribe(self._hear, self._miss)
+        events.subscribe(self._on_event, self._on_events_missed)
 
     # -- events
 
-    def _hear(self, event: Event) -> None:
+    def _on_event(self, event: Event) -> None:
         self._heard += 1
         match event["what"]:
             case KeyDocument.UPDATED:
@@ -202,13 +200,13 @@ class ExpressLane:
         if len(self._changed) > _MAX_CHANGED:
             self._changed_before = max(self._changed_before, self._changed.popitem(last=False)[1])
 
-    def _miss(self) -> None:
+    def _on_events_missed(self) -> None:
         self._heard += 1
         self._changed_before = self._keys_changed = self._heard
         self._answers.clear()
         self._drop_grants()
 
-    # -- the ordinary way
+    # -- requests on the ordinary way
 
     def keep(self, offer: Offer, caller: Caller, namespace: str, answer: PreparedAnswer) -> None:
         """Keep the answer to a request, unless it may already be outdated."""

@@ -22,8 +22,8 @@ Key = tuple[bytes, bytes | None]
 
 
 def lists_of(namespace: str) -> str:
-    """Return the entry of `PreparedAnswer.speakers` that stands for all speakers of a namespace that may be
-    added to a page of a list: new speakers, and speakers that are pinned.
+    """Return the entry of `PreparedAnswer.speakers` for answers that list a namespace. It stands for all
+    speakers that may be added to a page of the list: new speakers, and speakers that become pinned.
     """
     return f"{namespace}/"
 
@@ -101,7 +101,7 @@ class PreparedAnswers:
         for speaker in answer.speakers:
             self._by_speaker.setdefault(speaker, set()).add((namespace, key))
         while self.bytes > self._max_bytes or self.count > self._max_answers:
-            self._give_way()
+            self._evict_one()
 
     def drop_speaker(self, speaker: str) -> None:
         self._drop(list(self._by_speaker.get(speaker, ())))
@@ -125,7 +125,7 @@ class PreparedAnswers:
         for namespace, key in dropped:
             self._remove(namespace, key)
 
-    def _give_way(self) -> None:
+    def _evict_one(self) -> None:
         namespace, kept = max(self._namespaces.items(), key=lambda item: item[1].bytes)
         self._remove(namespace, next(iter(kept.answers)))
 

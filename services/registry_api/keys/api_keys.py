@@ -1,4 +1,4 @@
-"""API keys: how they are written, what is stored of them, and when they are valid. No clock and no bucket.
+"""API keys: their text, their stored record and their validity. This module knows no clock and no bucket.
 
     sreg_{id}_{secret}_{checksum}     8, 43 and 6 characters
 
@@ -23,7 +23,7 @@ from speaker_registry.scopes import SCOPES
 
 ALL_SCOPES = frozenset(SCOPES)
 ANY_NAMESPACE = "*"
-"""Namespace of a key that is valid for all of them. Each request with it says which namespace it is for."""
+"""Namespace of a key that is valid for all of them. Each request with such a key names its namespace."""
 
 ID_LETTERS = 8
 """Number of characters in an id."""
@@ -34,7 +34,7 @@ _NOBODYS_SHA256 = hashlib.sha256(b"nobody's").hexdigest()
 
 
 class Token(NamedTuple):
-    """An API key as its holder has it, with its secret."""
+    """An API key in the form that its holder has, with its secret."""
 
     id: str
     secret: str
@@ -98,7 +98,7 @@ class ApiKeyRecord(Record):
 
 
 AT_ONCE = 0
-"""Time at which a revoked key ends. No clock, however wrong, takes it for a time in the future."""
+"""Time at which a revoked key ends. It is in the past for every clock, however wrong the clock is."""
 
 
 class End(NamedTuple):
@@ -133,6 +133,6 @@ class ApiKey:
 
 
 def is_secret_of(key: ApiKey | None, token: Token) -> bool:
-    """Return whether the token is this key's. The check takes as long if there is no such key."""
+    """Return whether the token is that of this key. The check takes equally long if there is no such key."""
     expected = key.record.secret_sha256 if key is not None else _NOBODYS_SHA256
     return hmac.compare_digest(expected, token.sha256) and key is not None

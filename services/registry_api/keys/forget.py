@@ -26,8 +26,8 @@ def sweep(keys: HeldKeys, uses: KeyUses) -> int:
 def forget(keys: HeldKeys) -> int:
     """Delete the keys that ended more than `KEPT_SECONDS` ago. Returns their number.
 
-    Keys that a deleted key has made then count as made by its own maker, so that they are still found when
-    the maker is revoked with all its descendants. Raises `Unavailable`.
+    Keys that were made with a deleted key are afterwards recorded under the key that made the deleted one, so
+    that they are still revoked with all its descendants. Raises `Unavailable`.
     """
     documents, before = keys.documents(), keys.now() - KEPT_SECONDS
     old = {key_id for key_id, found in documents.items() if is_forgotten(found, before=before)}

@@ -23,7 +23,7 @@ from services.shared.bucket.layout import API_KEYS, api_key_key, api_key_of
 from services.shared.bucket.store import Listing, ObjectUnavailable
 from services.shared.model.clock import Clock
 from services.shared.registry.shared_documents import Changed, DocumentUnusable, Found, SharedDocuments
-from services.shared.view.shared_copies import Told
+from services.shared.view.shared_copies import SeenChanges
 from speaker_registry.errors import InvalidApiKey, Unavailable
 
 log = structlog.get_logger(__name__)
@@ -77,8 +77,8 @@ class _Held:
 
 
 @dataclass(frozen=True, slots=True)
-class _Heard:
-    told: Told
+class _RedisAnswer:
+    seen: SeenChanges
     at: float
 
 
@@ -130,14 +130,14 @@ class HeldKeys:
         changed since.
         """
         self._held: dict[str, _Held] = {}  # bounded by `_MAX_HELD`
-        self._heard: _Heard | None = None
-        self._hearing = threading.Lock()
-        self._deaf_until = float("-inf")
+        self._last_answer: _RedisAnswer | None = None
+        self._asking = threading.Lock()
+        self._asked_again_from = float("-inf")
         """Time before which Redis is not asked again, because it did not answer."""
         self._reading = [threading.Lock() for _ in range(_STRIPES)]
         self._failed: dict[int, _Failure] = {}  # bounded: one for each stripe
         self._listed: dict[str, str] = {}  # bounded: keys of the last listing
-        """Key id -> what tells its document from the one before."""
+        """Maps each key id to the ETag or mark of its document in the last listing."""
         self._next_listing = float("-inf")
         self._listing = threading.Lock()
 
@@ -181,13 +181,13 @@ class HeldKeys:
         held = self._held.get(key_id)
         return held.document.key if held is not None else None
 
-    def has_heard_of(self, key_id: str) -> bool:
-        """Return whether this process knows that such a key exists or existed. This does no I/O."""
-        held, heard = self._held.get(key_id), self._heard
+    def knows_of(self, key_id: str) -> bool:
+        """Return whether this process knows that such a key exists or has existed. This does no I/O."""
+        held, answer = self._held.get(key_id), self._last_answer
         return (
             (held is not None and held.document.revision > 0)
             or key_id in self._listed
-            or (heard is not None and api_key_key(key_id) in heard.told.numbers)
+            or (answer is not None and api_key_key(key_id) in answer.seen.numbers)
         )
 
     def state(self, key: ApiKey) -> Literal["active", "expired", "revoked"]:
@@ -245,14 +245,16 @@ class HeldKeys:
     def change(
         self, key_id: str, decide: Callable[[KeyDocument], KeyDocument], *, by: str, did: str
     ) -> Changed[KeyDocument]:
-        """Commit the document that `decide` makes from the newest one of a key, and tell Redis.
+        """Commit the document that `decide` makes from the newest one of a key, and record the change in
+        Redis.
 
-        This also works without Redis; `Changed.told` is then false.
+        This also works without Redis; `Changed.shared` is then false.
 
         Raises:
-            Unavailable: the change was not made, or it is not known whether it was. What `decide` raises.
+            Unavailable: the change was not made, or it is not known whether it was. Errors that `decide`
+                raises are passed on.
         """
-        heard, began = self._heard, self.clock.since_boot()
+        answer, began = self._last_answer, self.clock.since_boot()
         changed: Changed[KeyDocument] = self._shared.change(
             KeyDocument,
             api_key_key(key_id),
@@ -262,7 +264,7 @@ class HeldKeys:
             with_body=False,
             mend=lambda: KeyDocument.after_damage(self.now()),
         )
-        self._hold(key_id, changed, heard, began)
+        self._hold(key_id, changed, answer, began)
         return changed
 
     def settle(self) -> None:
@@ -284,13 +286,13 @@ class HeldKeys:
         self._shared.copies.forget(paths)
 
     def now(self) -> int:
-        """Return the store's time in Unix seconds, by which everything in a document is dated."""
+        """Return the store's time in Unix seconds, which dates everything in a document."""
         return self._shared.now()
 
-    # Hearing of changes
+    # Learning of changes
 
-    def hear(self, event: Mapping[str, Any]) -> None:
-        """Process an event, which may tell that keys have changed."""
+    def on_event(self, event: Mapping[str, Any]) -> None:
+        """Process an event, which may say that keys have changed."""
         if event["what"] == KeyDocument.UPDATED:
             self.events_missed()
 
@@ -301,40 +303,41 @@ class HeldKeys:
     @property
     def seconds_left(self) -> float:
         """Return how many seconds the held keys are still valid since Redis was last asked."""
-        heard = self._heard
-        if heard is None or heard.at <= self._outdated_since:
+        answer = self._last_answer
+        if answer is None or answer.at <= self._outdated_since:
             return 0.0
-        return max(0.0, heard.at + FRESH_SECONDS - self.clock.since_boot())
+        return max(0.0, answer.at + FRESH_SECONDS - self.clock.since_boot())
 
     def listen(self, *, ahead_seconds: float = 0.0) -> None:
         """Ask Redis for changes, unless the held keys are valid for longer than `ahead_seconds`.
 
         Only one thread asks at a time. Without an answer, documents are read again from the bucket.
         """
-        with self._hearing:
+        with self._asking:
             began = self.clock.since_boot()
-            if began < self._deaf_until or self.seconds_left > ahead_seconds:
+            if began < self._asked_again_from or self.seconds_left > ahead_seconds:
                 return
             try:
-                told = self._shared.copies.told(self._heard.told if self._heard else None)
+                before = self._last_answer.seen if self._last_answer else None
+                seen = self._shared.copies.changes_since(before)
             except Unavailable:
-                self._heard = None
-                self._deaf_until = self.clock.since_boot() + FRESH_SECONDS
+                self._last_answer = None
+                self._asked_again_from = self.clock.since_boot() + FRESH_SECONDS
                 return
-            self._heard = _Heard(told, began)
+            self._last_answer = _RedisAnswer(seen, began)
 
     def _is_good(self, key_id: str, held: _Held) -> bool:
-        heard = self._heard
+        answer = self._last_answer
         if held.read_at > self._outdated_since and self.clock.since_boot() - held.read_at < held.good_for:
             return True
-        if heard is None or not self.seconds_left:
+        if answer is None or not self.seconds_left:
             return False
-        last_change = heard.told.numbers.get(api_key_key(key_id), 0)
-        return held.generation == heard.told.generation and last_change <= held.position
+        last_change = answer.seen.numbers.get(api_key_key(key_id), 0)
+        return held.generation == answer.seen.generation and last_change <= held.position
 
     def _read(self, key_id: str, stripe: int) -> _Held:
         """Read a document. If it is damaged or cannot be read, the key counts as missing for a while."""
-        heard, began = self._heard, self.clock.since_boot()
+        answer, began = self._last_answer, self.clock.since_boot()
         try:
             found = self._shared.read(KeyDocument, api_key_key(key_id))
         except DocumentUnusable:  # this was logged
@@ -347,10 +350,12 @@ class HeldKeys:
             raise
         if found.etag is None:
             return self._hold_nothing(key_id, began, _MISSING_SECONDS)
-        return self._hold(key_id, found, heard, began)
+        return self._hold(key_id, found, answer, began)
 
-    def _hold(self, key_id: str, found: Found[KeyDocument], heard: _Heard | None, began: float) -> _Held:
-        """Hold a document that was read after `heard` and `began`, unless a later revision is known."""
+    def _hold(
+        self, key_id: str, found: Found[KeyDocument], answer: _RedisAnswer | None, began: float
+    ) -> _Held:
+        """Hold a document that was read after `answer` and `began`, unless a later revision is known."""
         known = self._held.get(key_id)
         if known is not None and known.document.revision > found.document.revision:
             found = Found(known.document, known.etag)  # a node of the store is outdated
@@ -358,8 +363,8 @@ class HeldKeys:
             found.document,
             found.etag,
             began,
-            generation=heard.told.generation if heard else "",
-            position=heard.told.position if heard else 0,
+            generation=answer.seen.generation if answer else "",
+            position=answer.seen.position if answer else 0,
         )
         return self._keep(key_id, held)
 
@@ -381,10 +386,10 @@ class HeldKeys:
 
     def _list(self) -> None:
         if not self._listing.acquire(blocking=False):
-            return  # the previous one still waits for the bucket
+            return  # the previous listing still waits for the bucket
         try:
             self.check_listing()
-        except Exception as error:  # noqa: BLE001 - it is tried again, and Redis tells of changes meanwhile
+        except Exception as error:  # noqa: BLE001 - it is retried, and Redis has the changes meanwhile
             log.warning("keys.not_listed", error=type(error).__name__)
         finally:
             self._listing.release()

@@ -1,4 +1,4 @@
-"""Everything that is true about one API key, as one document: `_keys/{id}.json`. Pure.
+"""The document that holds everything about one API key: `_keys/{id}.json`. Pure.
 
 The functions are the changes of the document. Each returns its argument if there is nothing to change, and
 refuses by raising. No secret is in the document, only the SHA-256 of one.
@@ -57,7 +57,7 @@ def made_as(document: KeyDocument, record: ApiKeyRecord) -> KeyDocument:
     keys.
     """
     if document.revision:
-        raise InvalidApiKey("The API key that makes this one was revoked meanwhile.")
+        raise InvalidApiKey("The API key that was to make this one was revoked meanwhile.")
     return document.having(record=record)
 
 
@@ -96,13 +96,13 @@ def replaced(document: KeyDocument, at: int, *, now: int, by: str) -> KeyDocumen
 def key_ended(key: ApiKey, state: str) -> ApiKeyEnded:
     """Return the error for a key that has ended, and so cannot be rotated."""
     return ApiKeyEnded(
-        f"API key {key.record.id!r} is {state}; only one that is active can be rotated. Make a new one.",
+        f"API key {key.record.id!r} is {state}; only an active key can be rotated. Make a new one.",
         param="key_id",
     )
 
 
 def is_forgotten(document: KeyDocument, *, before: float) -> bool:
-    """Return whether a key ended before a time, so that it is no longer shown."""
+    """Return whether a key ended before this time, so that it is no longer shown."""
     if document.record is None:
         return document.end is not None and document.end.said_at < before
     ends_at = document.key.ends_at if document.key else None

@@ -1,6 +1,4 @@
-"""The rules by which API keys are made: how many there may be, for whom, and until when. This module knows no
-storage.
-"""
+"""The rules for new API keys: their number, namespaces and expiry. This module knows no storage."""
 
 from collections import Counter
 from collections.abc import Collection
@@ -12,10 +10,10 @@ from speaker_registry.names import ACCEPTED_NAMESPACES, is_namespace
 MAX_KEYS = 10_000
 """Largest number of keys, including those that ended lately, because each process holds all of them."""
 MAX_KEYS_OF_NAMESPACE = 1_000
-"""Largest number of keys of one namespace, so that one tenant cannot use up the room of all tenants."""
+"""Largest number of keys of one namespace, so that one tenant cannot use up the quota of all tenants."""
 MAX_KEYS_OF_OPERATORS = MAX_KEYS + 1_000
-"""Largest number of keys for callers that may use any namespace. They can still make keys when tenants have
-made as many as they can.
+"""Largest number of keys for callers that may use any namespace. Operators can still make keys when tenants
+have reached their limit.
 """
 KEPT_SECONDS = 30 * 24 * 3600
 """A key that has ended is shown for this long."""
@@ -78,7 +76,7 @@ def end_after_rotation(old: ApiKey, maker: ApiKey | None, now: float) -> int | N
         return wanted
     if old.ends_at is None or latest < old.ends_at:
         raise PermissionDenied(
-            f"API key {maker.record.id!r} ends at {latest}, and so would the key that follows {record.id!r}, "
+            f"API key {maker.record.id!r} ends at {latest}, and so would the successor of {record.id!r}, "
             "which would have lived longer. Rotate it with a key that does not end before it.",
             param="key_id",
         )

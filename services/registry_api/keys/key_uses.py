@@ -54,10 +54,10 @@ class KeyUses:
                 ]
             )
         except Unavailable:
-            log.info("keys.use_not_told", keys=len(used))
+            log.info("keys.uses_not_written", keys=len(used))
 
     def forget(self, key_ids: Iterable[str]) -> None:
-        """Delete the times of keys. If Redis does not answer, they stay."""
+        """Delete the times of keys. If Redis does not answer, the times stay."""
         names = sorted(key_ids)
         if names:
             with suppress(Unavailable):

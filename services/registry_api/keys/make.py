@@ -42,7 +42,7 @@ def make(
     by_operator: bool = False,
     first: str | None = None,
 ) -> tuple[Token, ApiKey]:
-    """Make a key. Its token is stored nowhere.
+    """Make a key. The token itself is not stored.
 
     A key ends no later than the API key that made it, so that no holder of a key can prolong its access by
     making another one. Keys made by the bootstrap key or by a JWT have no such limit.

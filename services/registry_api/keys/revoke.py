@@ -1,4 +1,4 @@
-"""Ends an API key at once, and on request all keys that came from it."""
+"""Ends an API key at once, and on request all keys that were made with it, directly or indirectly."""
 
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -18,7 +18,7 @@ def revoke(keys: HeldKeys, key_id: str, *, by: str, with_descendants: bool = Fal
     """End a key at once. When this returns, no process accepts the key.
 
     Args:
-        by: the caller that ends it, for the log.
+        by: the caller that ends the key, for the document and the log.
         with_descendants: also end the keys that it made, the keys that these made, and so on. If that fails
             half-way, it can be repeated.
 
@@ -26,7 +26,7 @@ def revoke(keys: HeldKeys, key_id: str, *, by: str, with_descendants: bool = Fal
 
     Raises:
         ApiKeyNotFound: there is no such key.
-        Unavailable: a key may not be ended yet, or other processes may not have heard of it.
+        Unavailable: a key may not be ended yet, or other processes may not know yet that it is.
     """
     end = partial(ended, at=AT_ONCE, now=keys.now(), by=by)
 
@@ -41,7 +41,7 @@ def revoke(keys: HeldKeys, key_id: str, *, by: str, with_descendants: bool = Fal
     log.info("key.ended", key_id=key_id, at=AT_ONCE, by=by)
     changed = [first, *(_descendants(keys, first.document, end, by) if with_descendants else ())]
     for one in changed:
-        one.expect_told()
+        one.expect_shared()
     keys.settle()
     return first.document.key
 

@@ -52,15 +52,15 @@ def rotate(
         withdraw(keys, token.id, by=by)
         raise
     log.info("key.ended", key_id=record.id, at=at, by=by)
-    if not changed.told:  # the old key ends, so its holder must get the new one
-        log.warning("key.end_not_told", key_id=record.id)
+    if not changed.shared:  # the old key ends, so its holder must get the new one
+        log.warning("key.end_not_shared", key_id=record.id)
     elif at == AT_ONCE:
         _settle(keys, record.id)
     return token, made
 
 
 def _settle(keys: HeldKeys, key_id: str) -> None:
-    """Wait until no process accepts the old key any more. If that fails, the holder gets the new one."""
+    """Wait until no process accepts the old key. If that fails, the holder gets the new key anyway."""
     try:
         keys.settle()
     except Unavailable as error:

@@ -1,7 +1,7 @@
-"""Seals data that browsers keep for us, so that they can neither read nor change it. This module knows no
-requests.
+"""Seals data that browsers store for the registry, so that they can neither read nor change it. This module
+knows no requests.
 
-All API processes share one secret, which the first of them puts into Redis. If Redis loses the secret, sealed
+All API processes share one secret, which the first process stores in Redis. If Redis loses the secret, sealed
 data can no longer be opened, and people sign in again. The secret alone gives no access, because the sealed
 data are API keys, which cannot be made from the secret.
 """
@@ -42,7 +42,7 @@ class Seal:
         sent = text.encode()
         opened = _opened(self._current(), sent)
         if opened is None and self._monotonic() - self._read_at > _REREAD_SECONDS:
-            opened = _opened(self._read(), sent)  # Redis may have lost the secret, and have another one now
+            opened = _opened(self._read(), sent)  # Redis may have lost the secret and hold another one now
         return opened
 
     def _current(self) -> Fernet:

@@ -44,8 +44,8 @@ def safely(
 def in_parallel(work: Callable[[Item], Result], items: Iterable[Item], threads: int) -> Iterator[Result]:
     """Yield the result of `work` for each item, in order.
 
-    The work runs on threads, because it mostly waits for the bucket. No more items are taken ahead than
-    there are threads. A single thread is the caller's own.
+    The work runs on threads, because it mostly waits for the bucket. At most as many items are taken ahead as
+    there are threads. With one thread, the calling thread does the work.
     """
     if threads == 1:
         yield from map(work, items)

@@ -21,9 +21,9 @@ BY = "housekeeping"
 def erase(speakers: Speakers, blobs: StoredBytes, speaker_id: SpeakerId, *, grace: timedelta) -> float | None:
     """Remove deleted voices and versions whose grace period is over, with their bytes.
 
-    Returns after how many seconds to look again, or None if nothing is left to remove. Raises `VoiceDamaged`,
-    `VoiceUnreadable`, `Unavailable`. If the call fails, the next sweep removes bytes that are left in the
-    bucket.
+    Returns the number of seconds until the next check, or None if nothing is left to remove. Raises
+    `VoiceDamaged`, `VoiceUnreadable`, `Unavailable`. If the call fails, the next sweep removes bytes that are
+    left in the bucket.
     """
     before = SpeakerDocument()
 
@@ -41,7 +41,7 @@ def erase(speakers: Speakers, blobs: StoredBytes, speaker_id: SpeakerId, *, grac
 
 
 def erasure_due_in(document: SpeakerDocument, grace: timedelta, *, now: int) -> float | None:
-    """Return in how many seconds the first grace period of a speaker ends, or None if there is none."""
+    """Return the seconds until the first grace period of a speaker ends, or None if there is none."""
     ends = [life.deleted_at + grace.total_seconds() - now for life in document.dead]
     return max(1.0, min(ends)) if ends else None
 

@@ -1,9 +1,9 @@
-"""Removes the bytes that a speaker's document does not name: first a change fences their ids, then they are
-deleted.
+"""Removes the bytes that a speaker's document does not name. First a change of the document fences their ids,
+and then they are deleted.
 
-The change succeeded, so its document was the current one, and a later change that would name one of the ids
-is refused. So an outdated answer of the store never makes this delete a named object, and an upload that was
-suspended never loses its clip.
+The success of the change proves that it was based on the current document, and every later change that would
+name one of the ids is refused. So an outdated answer of the store never leads to the deletion of a named
+object, and a suspended upload never loses its clip.
 """
 
 from collections.abc import Iterator
@@ -32,7 +32,7 @@ def sweep(
 ) -> int:
     """Remove the bytes of a speaker that are older than `grace` and that its document does not name.
 
-    By default that is an hour. Returns the number of objects that were removed. Raises `VoiceDamaged`,
+    The default of `grace` is an hour. Returns the number of removed objects. Raises `VoiceDamaged`,
     `VoiceUnreadable`, `Unavailable`.
     """
     until, listing = speakers.deadline(), blobs.listing(speaker_id)

@@ -37,9 +37,9 @@ log = structlog.get_logger()
 
 _throttle = LogThrottle(60.0)
 _LOOKED_AT_A_TIME = 100
-"""Maximum number of due speakers that are looked at before anything else is done."""
+"""Maximum number of due speakers that are checked before other tasks get their turn."""
 LOOK_MUCH_LATER_SECONDS = 300.0
-"""Delay before a speaker is checked again whose document is damaged or that could not be settled."""
+"""A speaker whose document is damaged, or that could not be settled, is checked again after this time."""
 _LISTED_AGAIN_SECONDS = (60.0, 3600.0)
 """The bucket is listed again this long after the first listing of a generation, and then daily."""
 _DAY_SECONDS = 86_400.0
@@ -66,9 +66,7 @@ class Housekeeping:
         settings: HousekeepingSettings,
         sweep_keys: Callable[[], object],
     ) -> None:
-        """Create it from its parts. `sweep_keys` deletes API keys that ended long ago, and is called in each
-        sweep.
-        """
+        """Use these parts. `sweep_keys` deletes API keys that ended long ago, and is called in each sweep."""
         self._store = store
         self._speakers = speakers
         self._blobs = blobs
@@ -110,7 +108,7 @@ class Housekeeping:
         self._stop = stop
 
     def turn(self) -> None:
-        """List the bucket if that is due, look at the speakers that are due, and sweep if that is due."""
+        """List the bucket if that is due, check the speakers that are due, and sweep if that is due."""
         if listing_is_due(self._speakers.view.listed()):
             with self._only_one("rebuild") as renew:
                 self.rebuild(renew)
@@ -120,7 +118,7 @@ class Housekeeping:
                 self.sweep(renew)
 
     def rebuild(self, renew: RenewLock = lambda: None) -> int:
-        """Update the view to the bucket. Returns the number of documents that it lacked.
+        """Update the view to the state of the bucket. Returns the number of documents that the view lacked.
 
         Raises `Unavailable` if bucket or Redis is unavailable. The next rebuild then continues.
         """
@@ -161,7 +159,7 @@ class Housekeeping:
     def look_at(self, speaker_id: SpeakerId) -> float | None:
         """Settle a speaker, and erase voices and versions that were deleted longer ago than the grace period.
 
-        Returns in how many seconds to look at the speaker again, or None if nothing is left to do.
+        Returns the number of seconds until the next check of the speaker, or None if nothing is left to do.
         """
         again = (
             settle(self._speakers, self._jobs, self._profiles, speaker_id),
@@ -183,7 +181,7 @@ class Housekeeping:
             self._speakers.agenda.look_within({speaker_id: again})
 
     def _looks(self, found: Sequence[SpeakerDocument]) -> list[float | None]:
-        """Return in how many seconds to look at each speaker whose document the view lacked."""
+        """Return the number of seconds until the check of each speaker whose document the view lacked."""
         now = self._speakers.now()
         return [
             LOOK_SECONDS if needed else erasure_due_in(document, self._deleted_grace, now=now)
@@ -191,7 +189,7 @@ class Housekeeping:
         ]
 
     def _between(self, renew: RenewLock) -> bool:
-        """Renew the lock of long work, and look at the speakers that are due if a turn's time has passed.
+        """Renew the lock of long work, and check the speakers that are due if the time of a turn has passed.
 
         Returns whether that time had passed.
         """

@@ -1,4 +1,4 @@
-"""Locks in Redis, by which only one process at a time does work that any may do. A lock only saves work."""
+"""Locks in Redis, which keep several processes from doing the same work. Correctness needs no lock."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -15,8 +15,8 @@ from speaker_registry.errors import Unavailable
 log = structlog.get_logger()
 
 LOCK_SECONDS = 20.0
-"""The time for which a lock stays with its holder without renewal. With a longer time, a killed rebuild would
-keep lists incomplete.
+"""A lock that is not renewed expires after this time. With a longer time, lists would stay incomplete after a
+rebuild was killed.
 """
 
 RenewLock = Callable[[], None]
@@ -27,8 +27,8 @@ RenewLock = Callable[[], None]
 def only_one(generation: Generation, clock: Clock, what: str) -> Iterator[RenewLock]:
     """Hold a lock on the work. Raises `Unavailable` if another process holds it.
 
-    Losing it midway is harmless. A new generation of the view has locks of its own, so that no lock of a dead
-    process holds up its rebuild.
+    Losing it midway is harmless. A new generation of the view has locks of its own, so that the lock of a
+    dead process cannot delay its rebuild.
     """
     name = f"sr:{generation.for_reading()}:lock:{what}"
     lock = generation.redis.lock(name, timeout=LOCK_SECONDS, blocking=False, thread_local=False)

@@ -61,7 +61,7 @@ class _Answer:
     workers: Mapping[str, int]
     """Profile -> how many workers have its current encoder."""
     failed_proofs: Mapping[str, int]
-    """Profile -> how many workers failed its proof."""
+    """Profile -> how many workers failed the proof of its encoder."""
     encoders: Mapping[str, Encoder]
     """Profile -> its current encoder. Profiles without one are omitted."""
     quarantined: int
@@ -75,7 +75,7 @@ class RedisSignals(Collector):
 
     Args:
         connection: a connection to Redis that answers in bytes.
-        further: returns the metrics that other modules read from Redis. It raises nothing while Redis
+        further: returns the metrics that other modules read from Redis. It does not raise while Redis
             answers.
     """
 
@@ -155,8 +155,8 @@ class RedisSignals(Collector):
     def _of_view(
         self, profiles: Iterable[str]
     ) -> tuple[bool, bool, Mapping[str, Counter[str]], Mapping[str, int]]:
-        """Return whether the view is in use, whether it is complete, the live workers of each profile by
-        fingerprint, and how many workers failed its proof.
+        """Return whether the view is in use and whether it is complete. For each profile, also return the
+        live workers by fingerprint and the number of workers that failed the proof.
         """
         names = list(profiles)
         try:

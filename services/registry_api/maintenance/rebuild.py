@@ -1,5 +1,5 @@
-"""Brings the view up to date with a listing of all documents, after a new generation has begun and now and
-then.
+"""Brings the view up to date with a listing of all documents, after a new generation has begun and at
+intervals.
 
 Otherwise two faults would never be corrected: an outdated answer of a node of the store, and a commit whose
 process died before it updated the view. A document is not read if the view has it under the listed ETag. If
@@ -35,12 +35,11 @@ _SHOWN, _SHOWN_BYTES = 100, 4 * 1024 * 1024
 bytes.
 """
 LOOK_SECONDS = 10.0
-"""A speaker that the view lacked is looked at within this time, because Redis may have lost its jobs as
-well.
+"""A speaker that the view lacked is checked within this time, because Redis may have lost its jobs as well.
 """
 _TIMES_READ, _PAUSE_SECONDS = 3, 2.0
-"""How often a copy is compared with the bucket, and the pause in between. It contradicts the bucket only if
-it does so each time, because a node of the store may be behind.
+"""The number of times that a copy is compared with the bucket, and the pause in between. The copy counts as
+contradicting the bucket only if it does so every time, because a node of the store may be outdated.
 """
 
 Looks = Callable[[Sequence[SpeakerDocument]], Sequence[float | None]]
@@ -103,15 +102,15 @@ def rebuild(
     threads: int = 1,
     between: Callable[[], object] = lambda: None,
 ) -> int:
-    """Apply every document that is not in the view, or is there in another state. Returns their number.
+    """Apply every document that the view lacks or holds in another state. Returns their number.
 
-    The view is complete after that. A voice whose document cannot be understood is left out and reported.
-    If the view contradicts the bucket, because that was restored from a backup, a new generation begins, and
-    the next rebuild fills it.
+    The view is complete after that. A voice whose document cannot be understood is left out and reported. If
+    the view contradicts the bucket, because the bucket was restored from a backup, a new generation begins,
+    and the next rebuild fills it.
 
     Args:
-        looks: decides which speakers housekeeping has to look at.
-        between: called now and then. An exception that it raises ends the rebuild.
+        looks: decides which speakers housekeeping has to check.
+        between: called between the steps. An exception that it raises ends the rebuild.
 
     Raises `Unavailable` if the bucket or Redis stops answering. The view is then as complete as it was
     before.
@@ -158,7 +157,7 @@ def _is_as_listed(stored: StoredObject, etag: str | None, mark: str | None) -> b
 
 
 def _mark(stored: StoredObject, etag: str) -> str:
-    """Return the text with which the view records that a file held the document with this ETag."""
+    """Return the text by which the view records that a file held the document with this ETag."""
     return f"{stored.mark} {etag}"
 
 
@@ -193,9 +192,9 @@ def _together(reads: Iterable[_Read]) -> Iterator[list[_Read]]:
 def _show(speakers: Speakers, generation: str, looks: Looks, together: Sequence[_Read]) -> list[SpeakerId]:
     """Update the copies of some speakers in the view.
 
-    Returns the speakers whose copy may contradict the bucket: the view had one that is as new, or the listed
-    document is gone. The looks are requested first and the marks are stored last, so that a rebuild that ends
-    in between is repeated.
+    Returns the speakers whose copy may contradict the bucket: the view had a copy that is at least as new, or
+    the listed document is gone. The checks are requested first and the marks are stored last, so that a
+    rebuild that ends in between is repeated.
     """
     missing = [read.of.speaker_id for read in together if read.base.etag is None]
     found = [read for read in together if read.base.etag is not None]
@@ -226,8 +225,8 @@ def _of_former(speakers: Speakers, one: _Outdated) -> _Read | None:
 
 
 def _parsed(speakers: Speakers, one: _Outdated, base: Base) -> _Read:
-    # Each document is needed once, so it is not kept in place of those that requests need. Its body is shown,
-    # so it is not taken from memory either.
+    # Each document is needed once, so it does not displace documents in the cache that requests need. It is
+    # not taken from the cache either, because its body is applied to the view.
     document = speakers.documents.parse(one.speaker_id, base, keep=False)
     return _Read(one, Base(base.body, base.etag, base.revision), document)
 

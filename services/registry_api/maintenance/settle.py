@@ -1,4 +1,4 @@
-"""Looks at one speaker: brings its copy in the view up to date, fences lost writes, and starts missing
+"""Settles one speaker: brings its copy in the view up to date, fences lost writes, and starts missing
 extractions.
 
 It finds everything that a process may leave undone when it dies: a commit that was not applied to the view,
@@ -29,12 +29,12 @@ log = structlog.get_logger(__name__)
 BY = "housekeeping"
 """The author of the changes that housekeeping makes."""
 AGAIN_SECONDS = 15.0
-"""The time after which a speaker is looked at again while one of its jobs or writes is under way."""
+"""The time after which a speaker is checked again while one of its jobs or writes is under way."""
 
 
 def settle(speakers: Speakers, jobs: Jobs, profiles: Profiles, speaker_id: SpeakerId) -> float | None:
-    """Finish or start everything that a speaker needs. Returns after how many seconds to look again, or None
-    if nothing is left.
+    """Finish or start everything that a speaker needs. Returns the number of seconds until the next check, or
+    None if nothing is left to do.
 
     Raises `VoiceDamaged`, `VoiceUnreadable` or `Unavailable`.
     """
@@ -53,7 +53,7 @@ def settle(speakers: Speakers, jobs: Jobs, profiles: Profiles, speaker_id: Speak
 
 
 def need_look(profiles: Profiles, found: Iterable[SpeakerDocument]) -> list[bool]:
-    """Return for each document whether `settle` would change it, or open a job, if no job is open."""
+    """Return, for each document, whether `settle` would change it or open a job if no job was open."""
     settled = _settling(profiles)
     return [settled(one) is not one or _lacks_artifact(profiles, Speaker(one)) for one in found]
 
@@ -105,7 +105,7 @@ def _report(speaker: FoundSpeaker, vuid: str, opened: Mapping[str, str]) -> None
 
 def _fence(speakers: Speakers, speaker_id: SpeakerId) -> bool:
     """Make sure that writes whose outcome is unknown can no longer succeed. Returns whether newer announced
-    writes still can.
+    writes may still succeed.
 
     The change replaces the document, so the condition of any swap that is still under way fails.
     """
@@ -137,7 +137,7 @@ def _look_at_job(
 
 def _replace(jobs: Jobs, profiles: Profiles, speaker: FoundSpeaker, version: Version, job: OpenJob) -> None:
     """End a job that no worker will run. If it was to make an existing artifact again, open another job for
-    that. `settle` opens the others again if their artifacts are missing.
+    that. For all other jobs, `settle` opens a new one if the artifact is missing.
     """
     forced = made = False
     with suppress(JobNotFound):

@@ -70,7 +70,7 @@ class Sweeps:
         settings: HousekeepingSettings,
         sweep_keys: Callable[[], object],
     ) -> None:
-        """Create it from its parts. `sweep_keys` deletes API keys that ended long ago."""
+        """Use these parts. `sweep_keys` deletes API keys that ended long ago."""
         self._store = store
         self._speakers = speakers
         self._redis = speakers.generation.redis
@@ -148,7 +148,7 @@ class Sweeps:
     def _differs(self, made_with: str) -> bool:
         if self._made_with() == made_with:
             return False
-        self._records.clear_cache()  # this process may not have heard of the change yet
+        self._records.clear_cache()  # this process may not know of the change yet
         return self._made_with() != made_with
 
     def _note(self, progress: _Progress) -> None:
@@ -165,6 +165,6 @@ class Sweeps:
 
 
 def ask_for_sweep(client: redis.Redis) -> None:
-    """Request a sweep, in which housekeeping looks at every speaker. Raises `Unavailable`."""
+    """Request a sweep, in which housekeeping checks every speaker. Raises `Unavailable`."""
     with unavailable_without_redis():
         client.incr(SWEEPS_ASKED)

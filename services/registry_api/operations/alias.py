@@ -1,4 +1,4 @@
-"""Moves the aliases of a voice for callers, and takes such moves back. This module knows no HTTP.
+"""Moves the aliases of a voice for callers, and undoes such moves. This module knows no HTTP.
 
 A move extracts nothing. Engines find the other version as soon as the call returns.
 """
@@ -45,7 +45,8 @@ def move(
     Args:
         alias: an alias from `parse_alias`.
         check: as in `change_live_voice`.
-        then_by_itself: let `default` move by itself again afterwards, as it does until a caller moves it.
+        then_by_itself: whether `default` moves by itself again afterwards, as it does until a caller moves
+            it.
 
     Raises:
         VoiceNotFound, VersionNotFound, QuotaExceeded, Unavailable, and any error of `check`.
@@ -94,7 +95,7 @@ def reset_alias(
         check=check,
         takes_away=True,
     )
-    log.info("alias.taken_back", speaker=str(found.id), alias=alias)
+    log.info("alias.reset", speaker=str(found.id), alias=alias)
 
 
 def number_of(document: SpeakerDocument, alias: str) -> int | None:

@@ -2,7 +2,7 @@
 have.
 
 It is added to the document like a worker's artifact, but without a job. No encoder can make it again, so its
-record says that it was brought. This module knows no HTTP.
+record is marked as brought. This module knows no HTTP.
 """
 
 from collections.abc import Callable, Mapping
@@ -39,7 +39,7 @@ log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReadyArtifact:
-    """An artifact as a caller uploads it."""
+    """An uploaded artifact."""
 
     tensors: Mapping[str, np.ndarray]
     manifest: Manifest | None = None
@@ -61,7 +61,7 @@ class Room:
         if used.bytes + size > self.bytes:
             raise QuotaExceeded(
                 f"Artifact of {size} bytes refused: all uploads together may take {self.bytes}, see GET "
-                "/v1/quota. Delete a voice before bringing more, or raise the cap via SPEAKER_MAX_BYTES."
+                "/v1/quota. Delete a voice before uploading more, or raise the cap via SPEAKER_MAX_BYTES."
             )
 
 
@@ -137,8 +137,8 @@ def _served_same(
 ) -> ArtifactRecord | None:
     """Return the served artifact if it equals the uploaded one: its tensors, or the file of a moved version.
 
-    Where a worker has extracted a moved version before its artifact came, the tensors may be equal and the
-    header may name another machine.
+    If a worker extracted a moved version before its artifact was uploaded, the tensors may be equal although
+    the header names another machine.
     """
     served = version.artifact(profile.name, origin.fingerprint)
     if served is None or served.content_digest != packed.content_digest:
@@ -205,7 +205,7 @@ def _commit(
         if served is None or served.content_digest != record.content_digest:
             raise Conflict(
                 f"Another artifact of version {version.number} for profile '{profile.name}' was stored at "
-                "the same moment. Send this one again if it shall replace the other."
+                "the same moment. Send this one again if it is to replace the other."
             )
         return document
 
@@ -243,12 +243,12 @@ def _origin(profiles: Profiles, profile: Profile, given: ReadyArtifact) -> _Orig
     """
     manifest = given.manifest
     inputs = manifest.model_dump(mode="json")["extractor"] if manifest else {}
-    if profile.not_extractable:  # no encoder of this registry can make it stale or tell more about it
+    if profile.not_extractable:  # no encoder of this registry can make it outdated or has its inputs
         return _Origin(GIVEN_FINGERPRINT, inputs, manifest.untrained if manifest else False)
     fingerprint = manifest.fingerprint if manifest else given.fingerprint
     if fingerprint is None:
         raise InvalidArtifact(
-            "The artifact does not say what made it. Put the fingerprint into its manifest, or into the "
+            "The artifact does not name its fingerprint. Put the fingerprint into its manifest, or into the "
             "header X-Artifact-Fingerprint."
         )
     current = profiles.encoder(profile.name)

@@ -71,7 +71,7 @@ def _commit(
         version = document.version(record.vuid)
         known = version.failures.get(record.profile, ()) if version else ()
         if any((one.job, one.code) == (record.id, CANCELED) for one in known):
-            return document  # an earlier attempt of the same request did it
+            return document  # an earlier attempt of the same request used it up
         new = failure.having(ahead=profiles.is_ahead(record.profile, failure.fingerprint))
         return with_failure(document, record.vuid, record.profile, new, profiles.required)
 

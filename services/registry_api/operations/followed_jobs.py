@@ -2,8 +2,8 @@
 
 When Redis loses a job's record, the extraction continues, or housekeeping restarts it under another id.
 Callers wait for an artifact, not for a record, so the outcome of a lost job is derived from the speaker's
-document. This process knows which artifact the job was for if it has opened, joined, read or heard of the job
-(`Jobs.seen`). Other jobs are not found.
+document. This process knows the artifact of a job if it has opened, joined or read the job, or received an
+event about it (`Jobs.seen`). Other jobs are not found.
 """
 
 from contextlib import suppress
@@ -25,8 +25,8 @@ def follow(speakers: Speakers, jobs: Jobs, profiles: Profiles, namespace: str, j
     """Return the record of a job.
 
     If Redis has lost the record or is unavailable, and this process has seen the job, the record is derived
-    from the artifact that the job was to make. It has no `finished_at` then, because nothing tells when the
-    job ended.
+    from the artifact that the job was to make. It has no `finished_at` in that case, because the time at
+    which the job ended is unknown.
 
     Raises:
         JobNotFound: the job is unknown, or belongs to another namespace.

@@ -103,7 +103,7 @@ class Precomputation:
         Raises:
             VoiceNotFound, VersionNotFound, AliasNotFound, ProfileUnknown, QuotaExceeded.
             CacheUnsupported: none of the profiles can be extracted.
-            Unsound: the bytes of an uploaded artifact are lost, which only its owner can upload again.
+            Unsound: the bytes of an uploaded artifact are lost. Only its owner can upload it again.
         """
         speaker, version = self._find()
         if not force and self._has_lost_files(speaker, version):
@@ -191,7 +191,7 @@ class Precomputation:
             return []
         try:
             return list(self._extract(speaker, version, [job.profile for job in lost]).values())
-        except Unavailable:  # just after the loss; the next call retries
+        except Unavailable:  # Redis was lost just now; the next call retries
             return [job.id for job in lost]
 
     def _find(self) -> tuple[FoundSpeaker, Version]:

@@ -107,7 +107,7 @@ def _unknown(
     owner = next((name for name in others if profiles.read(name).encoder(fingerprint)), None)
     whose = f"; it is a fingerprint of profile '{owner}'" if owner else ""
     return EncoderUnknown(
-        f"No worker ever came with {fingerprint} for profile '{profile}'{whose}. GET /v1/profiles lists the "
-        "candidates and the former fingerprints of each profile.",
+        f"No worker has ever announced {fingerprint} for profile '{profile}'{whose}. GET /v1/profiles lists "
+        "the candidates and the former fingerprints of each profile.",
         param="fingerprint",
     )

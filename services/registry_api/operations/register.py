@@ -1,7 +1,7 @@
 """Registers a speaker's next version: stores its bytes, and commits it to the speaker's document.
 
-A repeated request is answered with the version that the first one made. Until the commit, the version before
-is served. Knows no HTTP and no encoder.
+A repeated request is answered with the version that the first one made. Until the commit, the previous
+version is served. This module knows no HTTP and no encoder.
 """
 
 import hashlib
@@ -37,7 +37,9 @@ log = structlog.get_logger(__name__)
 
 
 Expects = Literal["any", "new", "existing"]
-"""Says whether a voice must not exist yet, or must exist. An upload that adds no version is not refused."""
+"""Whether the voice must be new, must exist already, or may be either. An upload that adds no version is not
+refused.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +55,9 @@ class NewVersion:
     dedupe: bool = True
     """True if an upload with the same source and texts as the newest version returns that version."""
     numbering: Numbering | None = None
-    """The number, time and id that an operator wants. Only this number is looked at for repeats."""
+    """The number, time and id that an operator wants. If they are set, a request counts as a repeat only of
+    the version with this number.
+    """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +75,8 @@ class Limits:
         """Raise `QuotaExceeded` or `VoiceExists` if the version may not be added.
 
         Args:
-            used: what the namespace uses. While the view is rebuilt, that is what it holds so far.
+            used: the usage of the namespace. While the view is being rebuilt, only voices that it already
+                holds count.
         """
         name = version.name
         if self.immutable and document.live:
@@ -88,7 +93,7 @@ class Limits:
         self._check_deleted(used)
 
     def have_room(self, used: Counts, added: Counts) -> bool:
-        """Return whether a namespace that uses this much may grow by so much."""
+        """Return whether a namespace with the usage `used` has room for `added`."""
         return (
             (not added.voices or used.voices + added.voices <= self.voices)
             and (not added.bytes or used.bytes + added.bytes <= self.bytes)
@@ -116,9 +121,9 @@ class Limits:
             )
 
     def _check_deleted(self, used: Counts) -> None:
-        """Refuse an upload while what was deleted takes as much as live voices may.
+        """Refuse an upload while deleted voices take as much room as live voices may.
 
-        Otherwise a caller who registers and deletes in turn would fill the bucket and Redis for all others.
+        Otherwise a caller that registers and deletes in turn could fill the bucket and Redis for all others.
         """
         if used.deleted_bytes > self.bytes or used.deleted_text_bytes > self.text_bytes:
             raise QuotaExceeded(
@@ -136,7 +141,7 @@ class Registered:
     speaker: FoundSpeaker
     version: Version
     created: bool
-    """False if the same request had been served before."""
+    """False if the request was answered with an existing version."""
     jobs: Mapping[str, str]
     """The ids of the jobs by profile."""
 
@@ -156,9 +161,9 @@ def register(
     """Store a source as the next version of a speaker, and start its extractions.
 
     Raises:
-        QuotaExceeded, VoiceExists, VoiceDeleted, IdempotencyKeyReused: what is served has not changed.
+        QuotaExceeded, VoiceExists, VoiceDeleted, IdempotencyKeyReused: no version was added.
         Conflict, InvalidRequest: the version cannot have the number, time or id that an operator wants.
-        Unavailable: send the request again, which finds out what came of it.
+        Unavailable: the version may or may not have been added. The request can be repeated safely.
     """
     speaker_id, until = SpeakerId.of(namespace, upload.name), speakers.deadline()
     with (
@@ -198,7 +203,7 @@ def register(
 
 @dataclass(frozen=True, slots=True)
 class _Adding:
-    """Decides one upload on whichever document of its speaker is the newest."""
+    """Decides about one upload on the newest document of its speaker."""
 
     speakers: Speakers
     blobs: StoredBytes
@@ -214,7 +219,7 @@ class _Adding:
         """Return the version that the request made before, or that equals what it asks for.
 
         The remembered answer is looked up each time: a repeat of this request may have been answered while
-        this one stood still.
+            this one was suspended.
         """
         key = self.new.idempotency
         remembered = self.speakers.answers.of(self.speaker_id, key) if key else None
@@ -232,7 +237,9 @@ class _Adding:
         return self.new.having(number=marks.number, created_at=marks.created_at)
 
     def added(self, document: SpeakerDocument, *, life: int) -> SpeakerDocument:
-        """Return the document with the version, or unchanged if it has the answer already."""
+        """Return the document with the version, or unchanged if it already has a version that answers the
+        request.
+        """
         if self.answer(document) is not None:
             return document
         now = self.speakers.now()
@@ -260,7 +267,8 @@ def _registered(
     version: Version,
     created: bool,
 ) -> Registered:
-    """Start what the version lacks. It is committed, so housekeeping repairs what fails from here on.
+    """Start the extractions that the version lacks. The version is committed, so housekeeping repairs later
+    failures.
 
     Args:
         document: a document that has the version. It may have been deleted since.
@@ -271,7 +279,7 @@ def _registered(
         opened = extract_missing(jobs, profiles, speaker, version)
         speaker = _present(speakers, speaker, version)
     except Unavailable as error:
-        log.warning("version.not_set_going", speaker=str(speaker_id), reason=error.message)
+        log.warning("version.extractions_not_started", speaker=str(speaker_id), reason=error.message)
     open_jobs = {job.profile: job.job_id for job in speaker.open_jobs if job.vuid == version.vuid}
     shown = speaker.document.version(version.vuid)
     assert shown is not None, "`_present` returns a speaker that has the version"
@@ -289,7 +297,7 @@ def _remembered(
 ) -> Version:
     """Remember a request's answer under its Idempotency-Key, so that a repeat gets the same one.
 
-    Returns the answer that counts: another request with the key may have come first.
+    Returns the remembered answer, which may be that of an earlier request with the same key.
     """
     if new.idempotency is None or answer.idempotency == new.idempotency:
         return answer

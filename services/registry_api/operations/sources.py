@@ -51,7 +51,7 @@ class Source(Protocol):
     """The size of the source in the bucket, in bytes."""
 
     def describe(self, version: Version) -> Version:
-        """Return the version with the facts that the source determines."""
+        """Return the version with the fields that the source determines."""
 
     def store(self, blobs: StoredBytes, speaker_id: SpeakerId, vuid: str) -> None:
         """Store the bytes that do not depend on the version's number."""
@@ -106,8 +106,8 @@ class EmbeddingSource:
     """A speaker embedding (float32 [D], finite). It becomes the artifact of every profile that takes it."""
 
     def __init__(self, embedding: np.ndarray, profiles: Sequence[Profile], new_id: Callable[[], str]) -> None:
-        """Create it for `profiles`, which must use the same model, because embeddings of different encoders
-        differ.
+        """Use an embedding for `profiles`, which must use the same model, because embeddings of different
+        encoders differ.
         """
         self._embedding = embedding
         self._profiles = profiles

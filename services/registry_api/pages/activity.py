@@ -1,5 +1,4 @@
-"""Charts of the jobs that were made lately, and of the API's errors, for the overview. `activity.html` draws
-them.
+"""Charts of recently created jobs and of the API's errors, for the overview. `activity.html` draws them.
 
 The view keeps each job by its namespace, its state and the time at which it was created. Counting these is
 cheap, so the charts of jobs need no counters of their own. `ServerErrors` counts errors.
@@ -21,7 +20,7 @@ _KINDS: dict[str, tuple[JobState, ...]] = {
     "unfinished": ("queued", "processing"),
     "failed": ("failed",),
 }
-"""Maps each series of the charts to the states of its jobs. Other jobs were called off."""
+"""Maps each series of the charts to the states of its jobs. Other jobs were canceled or superseded."""
 _STATES = [state for states in _KINDS.values() for state in states]
 _Span = tuple[str, int, int, int]
 _HOUR: _Span = ("hour", 120, 30, 10)
@@ -29,7 +28,9 @@ _DAY: _Span = ("day", 3600, 24, 6)
 """Name of the span, seconds of one bar, number of bars, and number of bars from one tick to the next."""
 _STEPS = (1, 2, 5)
 BAR_WIDTH, HEIGHT = 10, 100
-"""The place of one bar, and the height of a chart, in units of its own: it is stretched to its place."""
+"""The width of the space for one bar, and the height of a chart. The units are arbitrary, because the chart
+is stretched to fit.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +49,7 @@ class Bar:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A rectangle of a chart: what is of one kind in one bar."""
+    """A rectangle of a chart, which stands for everything of one kind in one bar."""
 
     kind: str
     x: float
@@ -66,7 +67,7 @@ class Chart:
 
     @property
     def ticks(self) -> list[float]:
-        """Return the moments that the axis names, in Unix seconds, at even distances."""
+        """Return the moments at which the axis has labels, in Unix seconds, at equal distances."""
         return [bar.start for bar in self.bars[:: self.bars_per_tick]]
 
     @property

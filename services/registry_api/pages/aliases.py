@@ -18,8 +18,8 @@ from services.registry_api.pages.forms import (
     MAX_REVISION,
     Revision,
     checked_form,
-    lead_to,
     page_router,
+    redirect_to,
 )
 from services.registry_api.wire import rendering
 from services.registry_api.wire.fields import Fields
@@ -33,17 +33,17 @@ router = page_router("/voices/{name}/aliases")
 
 @dataclass(frozen=True, slots=True)
 class Former:
-    """What an alias was before the change that led to a page."""
+    """The state of an alias before the change after which a page is shown."""
 
     alias: str
     version: int
-    """0 if there was no such alias."""
+    """The number of the version to which the alias pointed, or 0 if there was no such alias."""
     by_itself: bool
     moved: int
     """The revision that the change made, or 0 if it removed the alias."""
 
     def can_come_back(self, document: SpeakerDocument) -> bool:
-        """Return whether the alias was not changed since, and can be made again what it was."""
+        """Return whether the alias has not changed since, and its former state can be restored."""
         is_live = any(one.number == self.version for one in document.versions)
         was_new = not self.version and self.moved > 0 and self.alias != DEFAULT
         return (is_live or was_new) and _moved(document, self.alias) == self.moved
@@ -55,7 +55,7 @@ async def _former(
     by_itself: Annotated[str, Query(max_length=8)] = "",
     moved: Revision = 0,
 ) -> Former | None:
-    """Read from a page's address what the routes below put there. Raises `InvalidReference`."""
+    """Parse the parameters that the routes below put into a page's address. Raises `InvalidReference`."""
     return Former(parse_alias(alias), former, bool(by_itself), moved) if alias else None
 
 
@@ -72,9 +72,10 @@ def shown_aliases(document: SpeakerDocument) -> list[VoiceAlias]:
 async def page_move_alias(
     request: Request, services: ServicesDep, namespace: NamespaceDep, name: VoiceName, caller: CallerDep
 ) -> Response:
-    """Point an alias to a version, unless it is not any more what the page showed.
+    """Point an alias to a version, unless the alias has changed since the page was loaded.
 
-    What it was is in the form, so that a second click on the same button leads to the same page.
+    The form contains the former state of the alias, so that a second click on the same button leads to the
+    same page.
     """
     async with checked_form(request) as fields:
         alias, number = _alias(fields), _number(fields, "version", least=1)
@@ -97,9 +98,9 @@ async def page_move_alias(
 
     moved = await run_in_threadpool(move_alias)
     path = f"/voices/{rendering.voice_id(moved.document)}"
-    if not former and moved.previous is not None:  # somebody had set the same alias to the same version
-        return lead_to(path, version=number)
-    return lead_to(
+    if not former and moved.previous is not None:  # another caller had already set this alias to this version
+        return redirect_to(path, version=number)
+    return redirect_to(
         path,
         version=number,
         alias=alias,
@@ -113,7 +114,7 @@ async def page_move_alias(
 async def page_remove_alias(
     request: Request, services: ServicesDep, namespace: NamespaceDep, name: VoiceName, caller: CallerDep
 ) -> Response:
-    """Remove an alias other than `default`, unless it is not any more what the page showed."""
+    """Remove an alias other than `default`, unless the alias has changed since the page was loaded."""
     async with checked_form(request) as fields:
         alias, former = _alias(fields), _number(fields, "former")
         seen = _number(fields, "moved", most=MAX_REVISION)
@@ -133,14 +134,15 @@ async def page_remove_alias(
             )
 
     await run_in_threadpool(remove_alias)
-    return lead_to(path_of(name.name), version=former, alias=alias, former=former)
+    return redirect_to(path_of(name.name), version=former, alias=alias, former=former)
 
 
 def _unmoved_since(alias: str, seen: int) -> Check:
-    """Return what refuses a change of an alias that is not any more what a page showed.
+    """Return a check that refuses a change if the alias has changed since a page was loaded.
 
     Args:
-        seen: the revision that had moved the alias, or 0 if there was no such alias.
+        seen: the revision that had last moved the alias when the page was loaded, or 0 if there was no such
+            alias.
     """
 
     def check(document: SpeakerDocument) -> None:

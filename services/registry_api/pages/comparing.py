@@ -1,4 +1,4 @@
-"""Finds what the page of a voice shows beside a version's clip: another version, also of another voice."""
+"""Finds the version that a voice's page shows beside a version's clip. It may belong to another voice."""
 
 from dataclasses import dataclass
 
@@ -23,12 +23,12 @@ class Side:
     path: str
     """The path of the page of its voice."""
     voice: str | None = None
-    """The name of its voice, if that is another one than the page's."""
+    """The name of its voice, if that is not the voice of the page."""
 
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The sides of a comparison: one if nothing was asked for, or if that was not found."""
+    """The sides of a comparison. There is one side if no other version was requested or found."""
 
     sides: list[Side]
     asked: str

@@ -1,4 +1,4 @@
-"""The page of a voice that was deleted: until when it can be brought back, and what was done to it."""
+"""The page of a deleted voice, which shows until when the voice can be restored, and its history."""
 
 from urllib.parse import quote
 
@@ -16,7 +16,7 @@ from services.registry_api.dependencies import (
     VoiceName,
 )
 from services.registry_api.operations.undelete import undelete
-from services.registry_api.pages.forms import checked_form, lead_to, page_router, show
+from services.registry_api.pages.forms import checked_form, page_router, redirect_to, show
 from services.registry_api.pages.history import past_of
 from services.registry_api.wire import rendering
 from services.registry_api.wire.uploads import limits_of
@@ -32,7 +32,7 @@ router = page_router("/voices/{name}/undelete")
 async def page_undelete(
     request: Request, services: ServicesDep, namespace: NamespaceDep, name: VoiceName, caller: CallerDep
 ) -> Response:
-    """Bring back the voice that was deleted last under a name, and lead to its page."""
+    """Restore the voice that was deleted last under a name, and redirect to its page."""
     async with checked_form(request):
         pass
 
@@ -49,7 +49,7 @@ async def page_undelete(
         )
 
     speaker = await run_in_threadpool(bring_back)
-    return lead_to(f"/voices/{rendering.voice_id(speaker.document)}")
+    return redirect_to(f"/voices/{rendering.voice_id(speaker.document)}")
 
 
 def path_of(name: str) -> str:
@@ -60,7 +60,7 @@ def path_of(name: str) -> str:
 def show_deleted(
     request: Request, services: Services, document: SpeakerDocument, name: SpeakerName, *, past: str
 ) -> Response:
-    """Show a voice that was deleted and can still be brought back. Raises `VoiceNotFound` for any other.
+    """Show a deleted voice that can still be restored. Raises `VoiceNotFound` for any other voice.
 
     Args:
         document: the document of a voice that is not live.

@@ -1,7 +1,7 @@
-"""The page that edits what people say about a voice: its description, labels, pin and promotion policy.
+"""The page that edits the description, labels, pin and promotion policy of a voice.
 
-Whatever is refused, the page shows again what was typed. Two people who edit at once overwrite nothing of
-each other's without having seen it.
+If the input is refused, the page shows it again. Two people who edit at the same time cannot overwrite each
+other's text without having seen it.
 """
 
 from collections.abc import Mapping
@@ -23,7 +23,7 @@ from services.registry_api.dependencies import (
 )
 from services.registry_api.operations.edit import edit
 from services.registry_api.pages.deleted import path_of
-from services.registry_api.pages.forms import MAX_FIELD, checked_form, lead_to, page_router, show
+from services.registry_api.pages.forms import MAX_FIELD, checked_form, page_router, redirect_to, show
 from services.registry_api.protocol.error_answers import status_of
 from services.registry_api.wire import rendering
 from services.registry_api.wire.answers import tag_of
@@ -43,7 +43,7 @@ POLICIES: tuple[PromotionPolicy, ...] = get_args(PromotionPolicy)
 
 @dataclass(frozen=True, slots=True)
 class About:
-    """What the form holds: as it is saved, or as somebody typed it."""
+    """The content of the form, either as it is saved or as a person typed it."""
 
     description: str
     labels: str
@@ -69,7 +69,9 @@ class About:
 
     @property
     def tag(self) -> str:
-        """Return what says whether two people saw the same. States of artifacts have no part in it."""
+        """Return an ETag of the content, by which a change by another person is noticed. States of artifacts
+        do not affect it.
+        """
         return tag_of({"about": [self.description, self.labels, self.pinned, self.promotion]})
 
     def members(self) -> dict[str, str | bool | None]:
@@ -100,7 +102,7 @@ def page_about(request: Request, services: ServicesDep, namespace: NamespaceDep,
 async def page_edit(
     request: Request, services: ServicesDep, namespace: NamespaceDep, name: VoiceName, caller: CallerDep
 ) -> Response:
-    """Save what the form says, and lead to the voice, unless something else is saved than the form showed."""
+    """Save the form and redirect to the voice, unless another change was saved after the form was loaded."""
     async with checked_form(request) as fields:
         typed, tag = About.typed(fields), fields.text("if_match", max_length=MAX_FIELD) or ""
     return await run_in_threadpool(_save, request, services, namespace, name, typed, tag, caller.id)
@@ -142,7 +144,8 @@ def _save(
         raise
     except SpeakerRegistryError as error:
         document = find(services.speakers, namespace, name).document
-        # A rival's text is to be seen before it is replaced. Without a rival the form stays what it was.
+        # Another person's text must be shown before it can be replaced. Without such a change, the form keeps
+        # its tag.
         rival = isinstance(error, PreconditionFailed)
         return _show_form(
             request,
@@ -154,7 +157,7 @@ def _save(
             rival=rival,
             status=status_of(error, compatible=False),
         )
-    return lead_to(path_of(name.name))
+    return redirect_to(path_of(name.name))
 
 
 def _parse_labels(text: str) -> dict[str, str]:

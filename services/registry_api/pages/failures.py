@@ -1,4 +1,4 @@
-"""The most frequent reasons for which jobs failed within the last hour, for the overview."""
+"""Counts the most frequent reasons why jobs failed within the last hour, for the overview."""
 
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
@@ -9,7 +9,7 @@ from services.shared.view.job_records import JobRecord, JobRecords
 
 HOUR_SECONDS = 3600
 MAX_EXAMINED = 200
-"""Reasons are counted among this many of the last failures."""
+"""Only this many of the last failures are examined."""
 _SHOWN = 5
 
 
@@ -40,14 +40,14 @@ def reasons_of(failed: Iterable[JobRecord]) -> list[Reason]:
 
 @dataclass(frozen=True, slots=True)
 class Reasons:
-    """Says why jobs failed, and how much of it is left out."""
+    """The reasons why jobs failed, and how many reasons and failures were left out."""
 
     shown: Sequence[Reason] = ()
     """The most frequent reasons come first."""
     others: int = 0
     """The number of reasons that are not shown."""
     of_last: int | None = None
-    """How many of the last failures were examined. It is None if all were."""
+    """The number of failures that were examined, or None if all were."""
 
 
 class Failures:

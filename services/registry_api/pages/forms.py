@@ -1,4 +1,4 @@
-"""All pages share these: parameters, checked forms, rendered answers, and answers that lead elsewhere."""
+"""Parts that all pages share: parameters, checked forms, rendered answers and redirects."""
 
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -21,7 +21,7 @@ Revision = Annotated[int, Query(ge=0, le=MAX_REVISION)]
 
 
 def page_router(prefix: str = "") -> Router:
-    """Return a router for pages. They are for people, and not part of the documented API."""
+    """Return a router for pages. Pages are for people, and are not part of the documented API."""
     return Router(prefix=f"{PAGES}{prefix}", include_in_schema=False, default_response_class=Response)
 
 
@@ -34,18 +34,18 @@ def show(request: Request, template: str, **values: Any) -> Response:
 
 @asynccontextmanager
 async def checked_form(request: Request) -> AsyncIterator[Fields]:
-    """Parse a form of ours. Raises `PermissionDenied` if it was not sent by a page of this session."""
+    """Parse a form of these pages. Raises `PermissionDenied` if it was not sent by a page of this session."""
     async with read_fields(request) as fields:
         check_token(request, fields.text("token", max_length=MAX_FIELD))
         yield fields
 
 
-def lead_to(path: str, **query: str | int | None) -> Response:
-    """Return the answer to a form that makes the browser load a page, so that reloading repeats nothing."""
+def redirect_to(path: str, **query: str | int | None) -> Response:
+    """Return a redirect to a page, as the answer to a form. Reloading that page does not repeat the form."""
     return RedirectResponse(address(path, **query), status_code=303, headers={"Cache-Control": "no-store"})
 
 
 def address(path: str, **query: str | int | None) -> str:
-    """Return the address of a page, without the parameters that are empty."""
+    """Return the address of a page, leaving out empty parameters."""
     wanted = {name: value for name, value in query.items() if value}
     return f"{PAGES}{path}" + (f"?{urlencode(wanted)}" if wanted else "")

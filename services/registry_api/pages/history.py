@@ -1,4 +1,4 @@
-"""Shows a voice's history on pages, as long as the voice lives and after it."""
+"""Shows the history of a live or deleted voice on its page."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -24,7 +24,7 @@ def past_of(
 
     Args:
         past: show the changes before this place; an empty text shows the newest ones.
-        query: what else belongs into the address of the next page.
+        query: further parameters of the next page's address.
     """
     before = place_in_history(past, param="past")
     found, more = newest_changes(document, services.profiles, before=before, limit=_CHANGES)
@@ -37,7 +37,7 @@ def past_of(
 
 
 def _names(request: Request, services: Services, ids: dict[str, None]) -> dict[str, str]:
-    """Return the names of the keys with these ids that the caller may know, by id."""
+    """Return the names of those keys with these ids that the caller may see, by id."""
     caller, access = request.scope["caller"], services.access
     names = {one: "bootstrap key" for one in ids if access.is_bootstrap_id(one)}
     keys = dict.fromkeys(one for one in ids if one not in names)
@@ -62,7 +62,7 @@ def _keys(request: Request, services: Services, ids: dict[str, None]) -> Iterato
         with request.app.state.store_slots.hold_in_thread():
             yield from filter(None, map(services.keys.look, unknown))
     except SpeakerRegistryError:
-        return  # the bucket is slow or away, and the page goes without these names
+        return  # the bucket is slow or unavailable, so the page leaves out these names
 
 
 def _may_know(caller: Caller, key: ApiKey) -> bool:

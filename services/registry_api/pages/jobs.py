@@ -9,7 +9,7 @@ from starlette.responses import Response
 from services.registry_api.access.rules import ANY_KEY, JOBS_CANCEL, JOBS_READ, JOBS_WRITE, count_upload
 from services.registry_api.dependencies import AT_STORE, After, CallerDep, NamespaceDep, Services, ServicesDep
 from services.registry_api.operations.cancel import cancel
-from services.registry_api.pages.forms import address, checked_form, lead_to, page_router, show
+from services.registry_api.pages.forms import address, checked_form, page_router, redirect_to, show
 from services.registry_api.pages.live import live
 from services.registry_api.pages.situation import profiles_of
 from services.registry_api.wire import profile_rendering, rendering
@@ -23,13 +23,14 @@ from speaker_registry.schemas import JobState
 router = page_router()
 _PAGE_SIZE = 50
 _DECISIONS = 20
-"""Largest number of decisions that are shown of each profile."""
+"""Largest number of decisions that are shown for each profile."""
 STATES: tuple[JobState, ...] = ("queued", "processing", "succeeded", "failed", "canceled", "superseded")
 RETRIED: frozenset[JobState] = frozenset({"failed", "canceled"})
 """A job that ended in one of these states can be tried again."""
 _QUICK_SECONDS, _CALM_SECONDS = 3, 4
-"""An open page asks this often for its list: while a job on it goes on, and otherwise. Each request costs the
-registry up to 3 ms, so fifty pages that all asked every two seconds would take more than 5 % of a core.
+"""The pauses after which an open page requests its list again: while a job on it is unfinished, and
+otherwise. Each request costs the registry up to 3 ms, so fifty pages that all asked every two seconds would
+take more than 5 % of a core.
 """
 State = Annotated[str, Query(pattern=f"^(|{'|'.join(STATES)})$")]
 
@@ -82,19 +83,21 @@ async def page_cancel(
     await run_in_threadpool(
         cancel, services.speakers, services.jobs, services.profiles, namespace, job_id, by=caller.id
     )
-    return lead_to("/jobs", state=state if state in STATES else None)
+    return redirect_to("/jobs", state=state if state in STATES else None)
 
 
 @router.post("/jobs/{job_id}/retry", dependencies=[JOBS_WRITE])
 async def page_retry(
     request: Request, services: ServicesDep, namespace: NamespaceDep, job_id: str
 ) -> Response:
-    """Extract what a failed or canceled job did not make, and lead to the list, which the new job begins."""
+    """Start the extraction of a failed or canceled job again, and redirect to the list, where the new job is
+    first.
+    """
     async with checked_form(request):
         pass
     await count_upload(request)
     await run_in_threadpool(_retry, services, namespace, job_id)
-    return lead_to("/jobs")
+    return redirect_to("/jobs")
 
 
 def _retry(services: Services, namespace: str, job_id: str) -> None:
@@ -107,7 +110,7 @@ def _retry(services: Services, namespace: str, job_id: str) -> None:
     record, profiles = services.jobs.record(namespace, job_id), services.profiles
     if record.state not in RETRIED:
         raise Conflict(f"The job is {record.state}. Accepted: a job that failed or was canceled.")
-    # A name never uses a number again, so the number means the version that the job was for.
+    # A name never reuses a number, so the number identifies the version that the job was for.
     name = parse_speaker_name(record.name)
     speaker, version = find_version(services.speakers, profiles, namespace, name, record.number)
     status = profiles.status(speaker, version, profiles.get(record.profile))
@@ -120,7 +123,7 @@ def _retry(services: Services, namespace: str, job_id: str) -> None:
 @router.get("/profiles", dependencies=[ANY_KEY])
 @live
 def page_profiles(request: Request, services: ServicesDep) -> Response:
-    """List the profiles: what they need, what made their artifacts, who makes them now, and who decided that.
+    """List the profiles with their requirements, their encoders and workers, and the decisions about them.
 
     The names of keys are not shown, because callers of different namespaces share the live region.
     """

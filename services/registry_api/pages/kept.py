@@ -1,4 +1,4 @@
-"""Keeps what was counted for a page for a moment, so that many open pages cost little more than one."""
+"""Caches counts for pages for a moment, so that many open pages cost little more than one."""
 
 import threading
 import time
@@ -13,10 +13,10 @@ _Counted = TypeVar("_Counted")
 
 
 class Kept(Generic[_Counted]):
-    """What was last counted for each namespace. Safe to use from several threads.
+    """A cache of the last result for each namespace. Safe to use from several threads.
 
     Args:
-        count: counts for a namespace.
+        count: returns the result for a namespace.
         kept_seconds: returns for how long a result is kept.
     """
 
@@ -32,8 +32,8 @@ class Kept(Generic[_Counted]):
         )
 
     def of(self, namespace: str) -> _Counted:
-        """Return what was counted for a namespace lately, or count it now."""
-        with self._lock:  # whoever comes meanwhile gets the same result
+        """Return the cached result for a namespace, or count anew."""
+        with self._lock:  # callers that wait meanwhile get the same result
             result = self._results.get(namespace)
             if result is None:
                 result = self._results[namespace] = self._count(namespace)

@@ -1,4 +1,4 @@
-"""The page of API keys: make one, which is shown once, rotate one, and revoke one."""
+"""The page of API keys, which makes, rotates and revokes keys. A new key is shown once."""
 
 import time
 
@@ -14,7 +14,7 @@ from services.registry_api.keys.key_rules import key_not_found
 from services.registry_api.keys.make import make
 from services.registry_api.keys.revoke import revoke
 from services.registry_api.keys.rotate import rotate
-from services.registry_api.pages.forms import MAX_FIELD, checked_form, lead_to, page_router, show
+from services.registry_api.pages.forms import MAX_FIELD, checked_form, page_router, redirect_to, show
 from services.registry_api.protocol.callers import Caller
 from services.registry_api.wire import key_rendering
 from services.registry_api.wire.fields import Fields
@@ -44,7 +44,7 @@ SCOPE_MEANINGS = {
 
 @router.get("", dependencies=[ADMIN, AT_STORE])
 def page_keys(request: Request, services: ServicesDep, caller: CallerDep) -> Response:
-    """List the keys of the caller's namespace, or of all."""
+    """List the keys of the caller's namespace, or of all namespaces."""
     return _show_keys(request, services, caller)
 
 
@@ -105,7 +105,7 @@ async def page_revoke_key(
     async with checked_form(request) as fields:
         descendants = "descendants" in fields.names
     await run_in_threadpool(_revoke, services, caller, key_id, descendants)
-    return lead_to("/keys")
+    return redirect_to("/keys")
 
 
 def _revoke(services: Services, caller: Caller, key_id: str, descendants: bool) -> None:
@@ -117,7 +117,9 @@ def _revoke(services: Services, caller: Caller, key_id: str, descendants: bool) 
 async def page_rotate_key(
     request: Request, services: ServicesDep, caller: CallerDep, key_id: str
 ) -> Response:
-    """Make a key with the rights of another, which ends when the form says, and show the new one once."""
+    """Make a key with the rights of an old one, which ends at the time in the form, and show the new key
+    once.
+    """
     async with checked_form(request) as fields:
         overlap = fields.text("overlap", max_length=8) or ""
     if overlap not in map(str, _OVERLAPS):

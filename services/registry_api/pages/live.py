@@ -1,6 +1,7 @@
-"""Answers what open pages ask for every few seconds, their live region, from what was rendered a moment ago.
+"""Caches the live regions that open pages request every few seconds.
 
-However many pages are open, a region is rendered once a second for all who may see the same of a namespace.
+However many pages are open, a region is rendered at most once a second for all callers with the same scopes
+and namespace.
 """
 
 import secrets
@@ -20,18 +21,18 @@ from services.registry_api.pages.sessions import session_of
 _KEPT_SECONDS = 1.0
 _MAX_BYTES = 8 * 1024**2
 TOKEN = secrets.token_hex(32)
-"""Stands in a kept region where each session's token belongs."""
+"""A placeholder in a cached region for the token of each session."""
 _SCOPE_KEY = "page_region"
 _Key = tuple[str, str, frozenset[str]]
 
 
 def is_region(request: Request) -> bool:
-    """Return whether the answer to a request is a region that is kept, and not a page."""
+    """Return whether the answer to a request is a cached region, and not a page."""
     return _SCOPE_KEY in request.scope
 
 
 class LiveRegions:
-    """The regions that were rendered lately. Safe to use from several threads."""
+    """A cache of recently rendered regions. Safe to use from several threads."""
 
     def __init__(self, monotonic: Callable[[], float] = time.monotonic) -> None:
         self._lock = threading.Lock()
@@ -42,7 +43,7 @@ class LiveRegions:
             return self._kept.get(key)
 
     def keep(self, key: _Key, text: str) -> None:
-        with self._lock, suppress(ValueError):  # larger than all that is kept
+        with self._lock, suppress(ValueError):  # it is larger than the cache
             self._kept[key] = text
 
 

@@ -1,4 +1,4 @@
-"""The first page: what needs a person, and how voices, queue and workers are."""
+"""The first page, which shows what needs attention, and the state of voices, queue and workers."""
 
 from fastapi import Request
 from starlette.responses import Response
@@ -27,7 +27,7 @@ router = page_router()
 def page_overview(
     request: Request, services: ServicesDep, namespace: NamespaceDep, caller: CallerDep
 ) -> Response:
-    """Show the overview, of which a key sees what its scopes allow."""
+    """Show the parts of the overview that the scopes of the key allow."""
     situation: Situation = request.app.state.situation
     may = rights_of(caller, keys_required=services.access.required)
     counts = situation.voices(namespace) if may["see_voices"] else VoiceCounts()

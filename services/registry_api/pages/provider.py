@@ -1,7 +1,8 @@
-"""Signs people in at the OpenID provider, and takes them back from there.
+"""Sends people to the OpenID provider to sign in, and handles their return.
 
-What belongs to one sign-in is in a cookie of its own, sealed, which only the browser has that began it. It is
-`SameSite=Lax`, because people come back from the provider's site, and only for the paths of signing in.
+The data of a sign-in is in a sealed cookie of its own, which only the browser that began the sign-in has. The
+cookie is `SameSite=Lax`, because people return from the provider's site, and is only sent to the paths of
+signing in.
 """
 
 import json
@@ -16,7 +17,7 @@ from starlette.responses import RedirectResponse, Response
 from services.registry_api.access.provider_sign_in import SIGN_IN_SECONDS, ProviderSignIn, SignIn
 from services.registry_api.access.rules import PUBLIC, access_of, client_address
 from services.registry_api.keys.seal import Seal
-from services.registry_api.pages.rendering import leading_page, own_page
+from services.registry_api.pages.rendering import own_page, page_that_opens
 from services.registry_api.pages.sessions import CALLBACK, cookie_header, sent_cookie
 from services.registry_api.pages.signing_in import ask_to_sign_in, sign_in_with
 from services.registry_api.protocol.routing import PAGES, Router
@@ -25,7 +26,7 @@ from speaker_registry.errors import InvalidApiKey, NotFound, RateLimited, Unavai
 router = Router(
     prefix=f"{PAGES}/login", include_in_schema=False, default_response_class=Response, any_query=True
 )
-"""Providers add parameters of their own to the address that they lead back to."""
+"""Providers add parameters of their own to the address to which people return."""
 COOKIE = "speaker_registry_sign_in"
 _Parameter = Annotated[str, Query(max_length=8192)]
 
@@ -34,7 +35,7 @@ _Parameter = Annotated[str, Query(max_length=8192)]
 async def page_to_provider(
     request: Request, following: Annotated[str, Query(alias="next", max_length=1024)] = ""
 ) -> Response:
-    """Lead a person to the provider."""
+    """Redirect a person to the provider."""
     provider, sign_in = _provider(request), SignIn.new(own_page(following), time.time())
     try:
         address = await run_in_threadpool(provider.address, sign_in, _callback(request))
@@ -53,7 +54,7 @@ async def page_from_provider(
     error: _Parameter = "",
     iss: _Parameter = "",
 ) -> Response:
-    """Begin a session with what the provider says of a person."""
+    """Begin a session for a person who returns from the provider."""
     provider, sign_in = _provider(request), await run_in_threadpool(_begun, request)
     following = sign_in.following if sign_in else ""
     try:
@@ -66,7 +67,7 @@ async def page_from_provider(
         address = client_address(request.scope)
         token = await access_of(request).finish_sign_in(sign_in, code, _callback(request), address)
         await sign_in_with(request, token)
-        response = leading_page(request, following)
+        response = page_that_opens(request, following)
     except (InvalidApiKey, RateLimited, Unavailable) as problem:
         response = ask_to_sign_in(request, following, problem)
     response.headers.append("Set-Cookie", _cookie(request, "", 0))
@@ -86,12 +87,12 @@ def _begun(request: Request) -> SignIn | None:
     opened = _seal(request).open(sent) if sent else None
     try:
         return SignIn(**json.loads(opened)) if opened else None
-    except TypeError:  # something else that was sealed here
+    except TypeError:  # the cookie holds other sealed data
         return None
 
 
 def _callback(request: Request) -> str:
-    """Return the address that the provider must know as one of this client's."""
+    """Return the callback address, which must be registered at the provider for this client."""
     return f"{request.url.scheme}://{request.url.netloc}{CALLBACK}"
 
 

@@ -1,7 +1,7 @@
-"""Renders the templates of pages. Knows the caller's rights, and no operation.
+"""Renders the templates of pages. This module knows the caller's rights, but no operations.
 
-Text that people or programs gave us is escaped by Jinja. Characters that would change how the text around
-them looks, such as bidirectional controls, are shown by their numbers.
+Jinja escapes all text that people or programs sent. Characters that would change how the text around them
+looks, such as bidirectional controls, are shown by their numbers.
 """
 
 import hashlib
@@ -41,7 +41,9 @@ _RIGHTS = {
     "cancel": rules.JOBS_CANCEL,
     "manage_keys": rules.ADMIN,
 }
-"""An action of a page, and the rule of the route that does it. No page offers what would be refused."""
+"""Maps each action of a page to the rule of the route that performs it. No page offers an action that would
+be refused.
+"""
 _TITLES = {
     400: "That cannot be read",
     401: "Sign in again",
@@ -109,7 +111,9 @@ def own_address(request: Request) -> str:
 
 
 def own_page(following: str) -> str:
-    """Return the address of one of these pages, never of another site."""
+    """Return the address if it is that of one of these pages, else that of the overview. It is never on
+    another site.
+    """
     return following if _OWN_PAGE.fullmatch(following) else PAGES
 
 
@@ -127,16 +131,16 @@ def _previous_page(request: Request) -> str | None:
     return following if following != PAGES else None
 
 
-def leading_page(request: Request, address: str) -> Response:
-    """Return a page that has the browser open another of these pages at once.
+def page_that_opens(request: Request, address: str) -> Response:
+    """Return a page that makes the browser open another of these pages at once.
 
-    A redirect would not do: to browsers, it is still the other site that asks for the page it leads to.
+    A redirect is not enough: browsers attribute the request for its target to the other site.
     """
     return page(request, "leading.html", token="", following=address)
 
 
 def failure_page(request: Request, status: int, message: str, *, token: str, partial: bool) -> Response:
-    """Show an error: as a page, or for the place that a page on the screen has for it."""
+    """Show an error, as a page or in the area for errors of the page on the screen."""
     title = _TITLES.get(status, "Something went wrong")
     values: dict[str, Any] = {
         "title": title,
@@ -153,7 +157,7 @@ def failure_page(request: Request, status: int, message: str, *, token: str, par
     response.headers.update(
         {
             "HX-Retarget": "#problem",
-            "HX-Reswap": "innerHTML show:window:top",  # the form may be far below the place for problems
+            "HX-Reswap": "innerHTML show:window:top",  # the form may be far below the area for errors
             "HX-Reselect": "#message",
             "HX-Push-Url": "false",
         }
@@ -170,7 +174,7 @@ def visible(text: object) -> Markup:
     """Return text with each invisible or direction-changing character replaced by a mark with its number."""
     plain = str(text)
     if plain.isascii() and plain.isprintable():
-        return escape(plain)  # nearly all text, of which looking at each character would cost most of a page
+        return escape(plain)  # nearly all text; examining every character would take most of a page's time
     return Markup("").join(_shown(character) for character in plain)
 
 
@@ -182,7 +186,7 @@ def _shown(character: str) -> Markup:
 
 
 def marked(text: object) -> str:
-    """Return the same as plain text, for places that take no elements, such as titles."""
+    """Return the result of `visible` as plain text, for places without HTML elements, such as titles."""
     return visible(text).striptags()
 
 
@@ -192,7 +196,7 @@ def given(text: object) -> Markup:
 
 
 def ago(moment: float | None) -> Markup:
-    """Return a point in time as people say it, with the exact time as its title."""
+    """Return a point in time relative to now, with the exact time as its title."""
     if moment is None:
         return Markup("–")
     seconds = time.time() - moment
@@ -207,7 +211,7 @@ def exactly(moment: float) -> str:
 
 
 def duration(seconds: float) -> str:
-    """Return a length of time in the largest unit that it fills, without fractions."""
+    """Return a length of time as a whole number of the largest unit that fits."""
     for unit, size in (("d", 86_400), ("h", 3600), ("min", 60)):
         if seconds >= size:
             return f"{int(seconds // size)} {unit}"
@@ -215,7 +219,7 @@ def duration(seconds: float) -> str:
 
 
 def measured(seconds: float) -> str:
-    """Return a length of time that was measured: below ten seconds, a tenth matters."""
+    """Return a measured length of time. Below ten seconds, it is shown with tenths."""
     return f"{seconds:.1f} s" if seconds < 10 else duration(seconds)
 
 
@@ -230,7 +234,7 @@ def clock(moment: float) -> str:
 
 
 def size(count: int) -> str:
-    """Return a number of bytes in the unit that suits it."""
+    """Return a number of bytes in a readable unit."""
     if count < 1024:
         return f"{count} B"
     return f"{count / 1024:.1f} KiB" if count < 1024**2 else f"{count / 1024**2:.1f} MiB"

@@ -24,7 +24,7 @@ from services.registry_api.pages.situation import Situation
 
 
 def add_pages(app: FastAPI, services: Services) -> None:
-    """Add the routes of all pages, and what they share."""
+    """Add the routes of all pages, and the objects that they share."""
     app.state.situation = Situation(services)
     app.state.seal = Seal(services.generation.plain)
     app.state.ended_sessions = EndedSessions(services.generation.plain)

@@ -2,10 +2,10 @@
 
 The cookie holds the API key that a person signed in with, encrypted and signed (`keys.seal`). So each request
 is authenticated by that key, as any other request is, and when the key ends, so does the session. Every page
-has a session, also the one to sign in at, because the token against forged forms is derived from it.
+has a session, including the sign-in page, because the token against forged forms is derived from it.
 
-Browsers send the cookie only with requests that these pages make. Somebody who follows a link from elsewhere
-is therefore led on by a page in between.
+Browsers send the cookie only with requests that these pages make. A browser that follows a link from another
+site therefore first gets a page that opens the requested page again.
 """
 
 import hashlib
@@ -27,23 +27,23 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from services.registry_api.access.rules import NAMESPACE_HEADER, access_of, authenticate
 from services.registry_api.keys.ended_sessions import EndedSessions
 from services.registry_api.keys.seal import SEALED_SECONDS, Seal
-from services.registry_api.pages.rendering import SAFE_METHODS, failure_page, leading_page, own_address
+from services.registry_api.pages.rendering import SAFE_METHODS, failure_page, own_address, page_that_opens
 from services.registry_api.protocol.error_answers import render
 from services.registry_api.protocol.routing import PAGES
 from speaker_registry.errors import InvalidApiKey, PermissionDenied, SpeakerRegistryError
 
 COOKIE = "speaker_registry_session"
 CALLBACK = f"{PAGES}/login/callback"
-"""The path to which the OpenID provider leads people back from its own site."""
+"""The path to which the OpenID provider sends people back from its own site."""
 _ENDED = (
     "Your session has ended, for example because its key was revoked. Nothing was stored. Sign in in another "
     "tab, and copy what you typed here into a new form."
 )
 _MAX_KEY = 2700
-"""Browsers drop cookies of more than 4,096 bytes without a word, and sealing makes a third more of a key."""
+"""Browsers silently drop cookies of more than 4,096 bytes, and sealing makes a key a third longer."""
 _SCOPE_KEY = "page_session"
 _WITH_NAVIGATION = frozenset({403, 404, 405})
-"""Errors from which a person goes on elsewhere. Others may have come from a registry that is too busy."""
+"""Only pages with these errors have navigation. Other errors may come from a registry that is too busy."""
 _UNTRUSTED = (b"authorization", NAMESPACE_HEADER.lower().encode())
 
 
@@ -54,10 +54,10 @@ class Session:
     key: str | None = None
     """The API key or token, or None if nobody has signed in."""
     namespace: str | None = None
-    """The namespace that the pages show, or None for that of the key."""
+    """The namespace that the pages show. None means that of the key."""
     nonce: str = ""
     id: str = ""
-    """Names the session where it is told that it ended. It stays while a person is signed in."""
+    """The id under which the end of the session is recorded. It is kept while a person is signed in."""
 
     @property
     def token(self) -> str:
@@ -72,7 +72,7 @@ def session_of(request: Request) -> Session:
 
 
 async def begin_session(request: Request, *, key: str, namespace: str | None) -> None:
-    """Have the answer to a request start a session that nobody can know in advance. End the one before.
+    """Have the answer to a request start a session with an unpredictable id, and end the previous session.
 
     Raises:
         InvalidApiKey: the key is a token that fits in no cookie.
@@ -87,13 +87,15 @@ async def begin_session(request: Request, *, key: str, namespace: str | None) ->
 
 
 def show_namespace(request: Request, namespace: str) -> None:
-    """Have the pages of a session show another namespace. Forms of pages that showed the former one end."""
+    """Have the pages of a session show another namespace. Forms of pages that show the former one become
+    invalid.
+    """
     session = session_of(request)
     request.scope[_SCOPE_KEY] = replace(_new_session(session.key, namespace), id=session.id)
 
 
 async def end_session(request: Request) -> None:
-    """End a session, so that its cookie opens nothing any more, wherever there is a copy of it."""
+    """End a session, so that neither its cookie nor a copy of the cookie is accepted any more."""
     session = session_of(request)
     if session.key is not None:
         ended: EndedSessions = request.app.state.ended_sessions
@@ -131,7 +133,7 @@ class PageSessions:
             return await self._app(scope, receive, send)
         request = Request(scope)
         if _comes_from_elsewhere(request):
-            return await _led_on(request)(scope, receive, send)
+            return await _page_that_reloads(request)(scope, receive, send)
         try:
             found = await self._read(request)
             session = scope[_SCOPE_KEY] = found or _new_session(None, None)
@@ -170,7 +172,7 @@ async def _no_cookie() -> None:
 
 
 class _PageAnswer:
-    """Sends the answer to a request for a page: with its cookie, and as a page if it is an error."""
+    """Sends the answer to a request for a page. Adds the cookie, and turns an error into a page."""
 
     def __init__(self, request: Request, send: Send, cookie: Callable[[], Awaitable[str | None]]) -> None:
         self._request = request
@@ -194,7 +196,7 @@ class _PageAnswer:
 
     async def _add_cookie(self, message: Message) -> None:
         if self._request.url.path.startswith(f"{PAGES}/assets/"):
-            return  # kept for a year by any cache
+            return  # any cache may keep this answer for a year
         cookie = await self._cookie()
         if cookie is not None:
             MutableHeaders(scope=message).append("Set-Cookie", cookie)
@@ -236,15 +238,16 @@ def _kept(refused: Message) -> list[tuple[bytes, bytes]]:
 
 
 async def _recognize(request: Request, status: int) -> None:
-    """Authenticate whoever sees an error before any rule of a route did, so that it has their navigation.
+    """Authenticate the caller of a request that failed before its route did so, so that the page has
+    navigation.
 
-    Nobody is refused here: without a valid session, the page goes without navigation.
+    No request is refused here: without a valid session, the page has no navigation.
     """
     access = access_of(request)
     if status not in _WITH_NAVIGATION or is_partial(request):
         return
     if session_of(request).key is None and access.required:
-        return  # to ask without a key would count as a failure of the address
+        return  # authenticating without a key would count as a failure of the address
     with suppress(SpeakerRegistryError):
         await authenticate(access, request.scope)
 
@@ -257,7 +260,7 @@ def _as_page(request: Request, status: int, body: bytes) -> Response:
 
 
 def _sign_in_first(request: Request, ended: bool) -> Response:
-    """Lead a browser to the page to sign in at, and from there back to the page that it asked for.
+    """Redirect a browser to the sign-in page, and from there back to the page that it asked for.
 
     A form that a script sends stays on the screen, so that nothing that was typed into it is lost.
 
@@ -306,7 +309,7 @@ def _new_session(key: str | None, namespace: str | None) -> Session:
 
 
 def _parsed(opened: bytes | None) -> Session | None:
-    """Return the session that was in a cookie; None if something else was, which we sealed too."""
+    """Return the session that was in a cookie, or None if the cookie held other sealed data."""
     try:
         return Session(**json.loads(opened)) if opened is not None else None
     except TypeError:
@@ -330,14 +333,14 @@ def cookie_header(request: Request, name: str, value: str, *, path: str, seconds
 
 
 def _full_name(request: Request, name: str) -> str:
-    """Return a cookie's name. Browsers accept one that begins with `__Secure-` over HTTPS alone, so that
-    nobody who answers for the registry's name over HTTP can plant a session of their own.
+    """Return a cookie's name. Browsers accept a name that begins with `__Secure-` only over HTTPS, so that an
+    attacker who answers for the registry's host name over HTTP cannot plant a session.
     """
     return f"__Secure-{name}" if request.url.scheme == "https" else name
 
 
 def _comes_from_elsewhere(request: Request) -> bool:
-    """Return whether a browser opens a page from a link of another site, so that it leaves the cookie out."""
+    """Return whether a browser follows a link from another site to a page, and therefore omits the cookie."""
     return (
         request.method == "GET"
         and request.headers.get("sec-fetch-mode") == "navigate"
@@ -347,7 +350,7 @@ def _comes_from_elsewhere(request: Request) -> bool:
     )
 
 
-def _led_on(request: Request) -> Response:
-    """Have the browser open the same page again, now from one of ours. It keeps the session that it has."""
+def _page_that_reloads(request: Request) -> Response:
+    """Return a page of ours that opens the requested page again. The browser keeps its session."""
     request.scope[_SCOPE_KEY] = _new_session(None, None)
-    return leading_page(request, own_address(request))
+    return page_that_opens(request, own_address(request))

@@ -1,4 +1,4 @@
-"""Pages to sign in and out at, the choice of a namespace, and the assets of all pages."""
+"""The pages for signing in and out, the choice of a namespace, and the assets of all pages."""
 
 from typing import Annotated
 
@@ -7,7 +7,7 @@ from starlette.responses import RedirectResponse, Response
 
 from services.registry_api.access.rules import ANY_KEY, PUBLIC, access_of, authenticate
 from services.registry_api.dependencies import CallerDep
-from services.registry_api.pages.forms import MAX_FIELD, checked_form, lead_to, page_router, show
+from services.registry_api.pages.forms import MAX_FIELD, checked_form, page_router, redirect_to, show
 from services.registry_api.pages.rendering import ASSETS, own_page
 from services.registry_api.pages.sessions import begin_session, end_session, show_namespace, use_key
 from speaker_registry.errors import (
@@ -26,7 +26,9 @@ _MEDIA_TYPES = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xm
 
 @router.get("/assets/{name}", dependencies=[PUBLIC])
 async def page_asset(name: str, version: Annotated[str, Query(alias="v", max_length=64)] = "") -> Response:
-    """Get a stylesheet or script. With its version, a browser may keep it for a year."""
+    """Get an asset, such as the stylesheet. If the request names its version, browsers may cache it for a
+    year.
+    """
     if name not in ASSETS:
         raise NotFound(f"There is no asset {ascii(name)[:80]}.")
     age = "public, max-age=31536000, immutable" if version else "no-cache"
@@ -42,7 +44,7 @@ async def page_login(
 ) -> Response:
     """Show the form that asks for a key."""
     if not access_of(request).required:
-        return lead_to("")
+        return redirect_to("")
     return ask_to_sign_in(request, following, ended=bool(ended))
 
 
@@ -54,7 +56,7 @@ async def page_sign_in(request: Request) -> Response:
         following = own_page(fields.text("next", max_length=2048) or "")
     try:
         if not key.isascii() or not key.isprintable():
-            raise InvalidApiKey("This is not an API key: it holds characters that no key has.")
+            raise InvalidApiKey("This is not an API key: it contains characters that no key has.")
         await sign_in_with(request, key)
     except (InvalidApiKey, RateLimited) as error:
         return ask_to_sign_in(request, following, error)
@@ -71,7 +73,7 @@ async def sign_in_with(request: Request, key: str) -> None:
 def ask_to_sign_in(
     request: Request, following: str, problem: SpeakerRegistryError | None = None, *, ended: bool = False
 ) -> Response:
-    """Show the page to sign in at, with what was wrong with the last try, or that a session has ended."""
+    """Show the sign-in page, with the error of the last attempt or a note that the session has ended."""
     statuses = {InvalidApiKey: 403, RateLimited: 429, Unavailable: 503}
     return show(
         request,
@@ -89,12 +91,12 @@ async def page_sign_out(request: Request) -> Response:
     """End the session."""
     async with checked_form(request):
         await end_session(request)
-    return lead_to("/login")
+    return redirect_to("/login")
 
 
 @router.post("/namespace", dependencies=[ANY_KEY])
 async def page_choose_namespace(request: Request, caller: CallerDep) -> Response:
-    """Have the pages show another namespace, for keys that are for any."""
+    """Make the pages show another namespace. This needs a key for any namespace."""
     async with checked_form(request) as fields:
         namespace = (fields.text("namespace", max_length=MAX_FIELD) or "").strip()
     if not caller.for_any_namespace or not is_namespace(namespace):
@@ -103,4 +105,4 @@ async def page_choose_namespace(request: Request, caller: CallerDep) -> Response
             param="namespace",
         )
     show_namespace(request, namespace)
-    return lead_to("")
+    return redirect_to("")

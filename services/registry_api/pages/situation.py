@@ -1,4 +1,4 @@
-"""Finds out how the registry is doing, for the overview. Bounded: counts stop at a limit, and say so."""
+"""Summarizes the state of the registry for the overview. Counts stop at a limit, and say so."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -15,8 +15,8 @@ MAX_COUNTED = 500
 """The states of this many voices are counted."""
 _STEP = 100
 KEPT_SECONDS, LONG_KEPT_SECONDS = 3.0, 20.0
-"""Counts are as old as this at most, however many people look at them: those of up to `_STEP` voices, and
-those of more, which cost more to count.
+"""Counts are cached for this long: those of up to `_STEP` voices, and those of more voices, which take longer
+to count.
 """
 
 
@@ -34,11 +34,11 @@ class VoiceCounts:
 
 @dataclass(frozen=True, slots=True)
 class Concern:
-    """Something that needs a person."""
+    """A problem that an operator should look into."""
 
     text: str
     action: str
-    """Says what the person can do."""
+    """What the operator can do about it."""
     address: str | None = None
     """The path of the page that shows it, below the root of all pages."""
     serious: bool = True
@@ -46,7 +46,7 @@ class Concern:
 
 @dataclass(slots=True)
 class ShownWorker:
-    """A worker, with what its profiles say of it."""
+    """A worker, with its state for each of its profiles."""
 
     name: str
     device: str | None = None
@@ -96,7 +96,7 @@ class Situation:
         return used.voices if used is not None else None
 
     def jobs(self, namespace: str) -> JobSummary:
-        """Return the counts of jobs, of which `rates` ends with those of the last day."""
+        """Return the counts of jobs. The last entry of `rates` is for the last day."""
         services = self._services
         return services.jobs.records.summary(namespace, services.profiles.names, services.clock.now())
 
@@ -140,7 +140,7 @@ def workers_of(profiles: Sequence[Profile]) -> list[ShownWorker]:
 
 
 def concerns(profiles: Sequence[Profile], counts: VoiceCounts, failures: int) -> Iterator[Concern]:
-    """Yield what needs a person, the most urgent first.
+    """Yield the problems that need attention, the most urgent first.
 
     Args:
         failures: the number of jobs that failed within a day.
@@ -153,7 +153,7 @@ def concerns(profiles: Sequence[Profile], counts: VoiceCounts, failures: int) ->
         for proof in profile.failed_proofs:
             yield Concern(
                 f"Worker {proof.worker} does not serve {profile.id} on {proof.device}: {proof.reason}",
-                "Its encoder computes something else than it should. Look at its libraries and its device.",
+                "Its encoder computes wrong results. Check the libraries and the device of the worker.",
                 "/profiles",
             )
     for profile in profiles:

@@ -1,4 +1,4 @@
-"""The page of one voice: what it sounds like, its versions and artifacts, and what can be done with it."""
+"""The page of one voice: its clip, its versions and artifacts, and the actions on them."""
 
 from typing import Annotated
 from urllib.parse import quote
@@ -35,8 +35,8 @@ from services.registry_api.pages.forms import (
     MAX_FIELD,
     address,
     checked_form,
-    lead_to,
     page_router,
+    redirect_to,
     show,
 )
 from services.registry_api.pages.history import past_of
@@ -83,8 +83,9 @@ def page_voice(
     """Show a voice and one of its versions: the default one, or the one with this number.
 
     The clip of the version `beside`, which may be one of another voice, is shown next to that version's.
-    `gone` is the version that was deleted by the form that led here. Of a voice that was deleted, the page
-    says until when it can be brought back.
+    `gone` is the version that the form before this page deleted. A link to a deleted version, such as that of
+    a job, leads to the default version, and the page says so. The page of a deleted voice shows until when
+    the voice can be restored.
     """
     profiles = services.profiles
     speaker = locate(services.speakers, namespace, name, also_deleted=True)
@@ -93,6 +94,8 @@ def page_voice(
         if is_partial(request):
             raise not_found(name)
         return show_deleted(request, services, document, name, past=past)
+    if _was_deleted(document, version) and not is_partial(request):
+        version, gone = 0, version
     page, more = newest_versions(document, before=before or None, limit=_VERSIONS)
     one = _version(services, speaker, version or DEFAULT)
     made = profiles.all_statuses(speaker, one)
@@ -122,7 +125,7 @@ def page_voice(
 
 
 def _meaning(document: SpeakerDocument) -> dict[int, list[str]]:
-    """Return which aliases mean each version that is meant by one, by the number of the version."""
+    """Return the aliases of each version that has any, by the number of the version."""
     found: dict[int, list[str]] = {}
     for one in shown_aliases(document):
         found.setdefault(one.version, []).append(one.alias)
@@ -242,7 +245,7 @@ async def page_extract(
         )
 
     await run_in_threadpool(extract_again)
-    return lead_to(path_of(name.name), version=number)
+    return redirect_to(path_of(name.name), version=number)
 
 
 @router.post("/versions/{number}/delete", dependencies=[VOICES_DELETE, AT_STORE])
@@ -254,7 +257,9 @@ async def page_delete_version(
     number: Number,
     caller: CallerDep,
 ) -> Response:
-    """Delete one version, unless it is the only one that is left: nobody confirmed to delete the voice."""
+    """Delete one version, unless it is the last one: the person did not confirm that the voice is to be
+    deleted.
+    """
     async with checked_form(request):
         pass
     kept = ""
@@ -263,7 +268,7 @@ async def page_delete_version(
         nonlocal kept
         if len(document.versions) == 1:
             raise Conflict(
-                f"Version {number} is the only version that is left, and the voice would go with it. Nothing "
+                f"Version {number} is the last version, and the voice would be deleted with it. Nothing "
                 "was changed. Accepted: deleting the voice."
             )
         kept = document.default.name
@@ -272,14 +277,16 @@ async def page_delete_version(
         delete_version(services.speakers, services.jobs, namespace, name, number, by=caller.id, check=check)
 
     await run_in_threadpool(delete_one)
-    return lead_to(path_of(kept), gone=number)  # the voice may have another id now
+    return redirect_to(path_of(kept), gone=number)  # the voice may have another id now
 
 
 @router.post("/delete", dependencies=[VOICES_DELETE, AT_STORE])
 async def page_delete(
     request: Request, services: ServicesDep, namespace: NamespaceDep, name: VoiceName, caller: CallerDep
 ) -> Response:
-    """Delete a voice with all its versions, and lead to its page, which says until when it can come back."""
+    """Delete a voice with all its versions, and redirect to its page, which shows until when it can be
+    restored.
+    """
     async with checked_form(request):
         pass
 
@@ -288,4 +295,4 @@ async def page_delete(
 
     before = (await run_in_threadpool(delete_voice)).document
     can_come_back = before.live and services.deleted_grace_seconds
-    return lead_to(path_of(before.newest.name) if can_come_back else "/voices")
+    return redirect_to(path_of(before.newest.name) if can_come_back else "/voices")

@@ -19,10 +19,10 @@ from services.registry_api.dependencies import (
 )
 from services.registry_api.operations.register import NewVersion, Registered
 from services.registry_api.operations.sources import ClipSource
-from services.registry_api.pages.forms import address, checked_form, lead_to, page_router, show
+from services.registry_api.pages.forms import address, checked_form, page_router, redirect_to, show
 from services.registry_api.wire import rendering
 from services.registry_api.wire.forms import COMPATIBLE, MAX_CONSENT, MAX_TEXT
-from services.registry_api.wire.paging import find_voices
+from services.registry_api.wire.paging import cursor_before, find_voices
 from services.registry_api.wire.uploads import register, register_source
 from services.shared.registry.profiles import Profiles
 from services.shared.registry.speakers import FoundSpeaker
@@ -56,6 +56,7 @@ def page_voices(
     if profile:
         profiles.get(profile)
     labels = parse_filters(one.strip() for one in label.split(",")) if label.strip() else {}
+    part = key_of_name(q)
     found = find_voices(
         services.speakers,
         services.store,
@@ -65,9 +66,13 @@ def page_voices(
         matches=lambda speaker: (
             speaker.document.about.has_labels(labels) and _matches(profiles, speaker, profile, state)
         ),
-        part=key_of_name(q) if q else None,
+        part=part or None,
     )
     filters = {"q": q, "state": state, "profile": profile, "label": label}
+    searched_up_to = (
+        found.last if found.more and len(found.found) < _PAGE_SIZE and not found.of_bucket else ""
+    )
+    leap = cursor_before(part) if part and searched_up_to else ""
     return show(
         request,
         "voices.html",
@@ -76,6 +81,8 @@ def page_voices(
         after=after,
         next_page=address("/voices", after=found.last, **filters) if found.more else None,
         first_page=address("/voices", **filters),
+        searched_up_to=searched_up_to,
+        beginning_with=address("/voices", after=leap, **filters) if leap > searched_up_to else None,
         states=STATES,
         max_labels=_MAX_LABELS,
         profiles=sorted(profiles.names),
@@ -114,14 +121,14 @@ async def page_register(
     slots: UploadSlotsDep,
     caller: CallerDep,
 ) -> Response:
-    """Register a voice from a form, as the API does, and lead to its page."""
+    """Register a voice from a form, as the API does, and redirect to its page."""
     async with checked_form(request) as fields, slots.hold():
         if fields.file("audio_sample") is None:
             raise InvalidRequest("No audio file was chosen.", param="audio_sample")
         registered = await run_in_threadpool(register, services, namespace, fields, COMPATIBLE, by=caller.id)
     voice_id = rendering.voice_id(registered.speaker.document)
     again = None if registered.created else "yes"
-    return lead_to(f"/voices/{voice_id}", version=registered.version.number, known=again)
+    return redirect_to(f"/voices/{voice_id}", version=registered.version.number, known=again)
 
 
 @router.post("/sample", dependencies=[VOICES_WRITE, COUNTED_UPLOAD])
@@ -132,10 +139,10 @@ async def page_register_sample(
     slots: UploadSlotsDep,
     caller: CallerDep,
 ) -> Response:
-    """Register the voice that comes with the package, under a name that is free, and lead to its page."""
+    """Register the sample voice of the package under a free name, and redirect to its page."""
     async with checked_form(request), slots.hold():
         registered = await run_in_threadpool(_register_sample, services, namespace, caller.id)
-    return lead_to(f"/voices/{rendering.voice_id(registered.speaker.document)}")
+    return redirect_to(f"/voices/{rendering.voice_id(registered.speaker.document)}")
 
 
 def _register_sample(services: Services, namespace: str, by: str) -> Registered:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from services.registry_api.keys.api_keys import ALL_SCOPES, ANY_NAMESPACE
 
 OWN_NAMESPACE = "default"
-"""The namespace of requests that name none."""
+"""The namespace of requests that do not name one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +24,9 @@ class Caller:
     uploads_per_minute: int | None = None
     """Limit of uploads per minute. None means the default for all keys, here and in `requests_per_minute`."""
     ends_at: float | None = None
-    """The time at which the key ends, in Unix seconds; None: it has no end, or ends by an event."""
+    """The time at which the key ends, in Unix seconds. None means that the key has no end, or that an event
+    will announce it.
+    """
     limits_id: str | None = None
     """The id under which limits are counted: a rotated key shares the limits of its first key. None means
     `id`.

@@ -22,7 +22,7 @@ def part_of(size: int, header: str) -> range | None:
     """Return the positions of the bytes that a `Range` header asks for.
 
     Returns None where the header is ignored and all bytes are sent: it is not valid, asks for several ranges,
-    or begins behind the last byte.
+    or begins after the last byte.
 
     Args:
         size: how many bytes there are.

@@ -174,7 +174,7 @@ def add_handlers(app: FastAPI, note: Callable[[Request, SpeakerRegistryError], N
 
 
 def _render_http(request: Request, error: HTTPException) -> Response:
-    if isinstance(error.__cause__, SpeakerRegistryError):  # ours, of a JSON body that is too large or slow
+    if isinstance(error.__cause__, SpeakerRegistryError):  # ours: a JSON body is too large or too slow
         return render(request, error.__cause__)
     allowed = _allowed_methods(request) if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED else ""
     response = render(request, _from_http(request, error, allowed), error.status_code)
@@ -190,13 +190,13 @@ def _render_crash(request: Request, error: Exception) -> Response:
     response = render(request, SpeakerRegistryError(message))
     # Crashes are answered outside `limits.RequestIds`, which sets this header on all other answers.
     response.headers["X-Request-Id"] = str(request.scope.get("request_id"))
-    response.headers["Connection"] = "close"  # as the server is about to
+    response.headers["Connection"] = "close"  # the server is about to close it
     response.raw_headers.extend(safe_headers(request.url.path))
     return response
 
 
 def _allowed_methods(request: Request) -> str:
-    """Return the methods of all routes with this path. The framework names those of the first route only."""
+    """Return the methods of all routes with this path. The framework names only those of the first route."""
     methods: set[str] = set()
     for method in ("DELETE", "GET", "HEAD", "PATCH", "POST", "PUT"):
         scope = {**request.scope, "method": method}
@@ -211,6 +211,6 @@ def _from_http(request: Request, error: HTTPException, allowed: str) -> SpeakerR
         return errors.NotFound(f"There is no {ascii(request.url.path)[1:-1][:200]} here.")
     if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
         return errors.InvalidRequest(f"{request.method[:20]} is not supported here; accepted: {allowed}.")
-    if error.status_code == HTTPStatus.BAD_REQUEST:  # of a body that is not even text
+    if error.status_code == HTTPStatus.BAD_REQUEST:  # the body is not even text
         return errors.InvalidRequest("The body cannot be read; accepted: JSON in UTF-8.", param="body")
     return errors.InvalidRequest(str(error.detail))

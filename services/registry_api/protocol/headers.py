@@ -23,13 +23,13 @@ _DOCS_PAGE = (
     b"default-src 'self'; script-src 'self' 'unsafe-inline'; style-src 'self' 'unsafe-inline'; "
     b"img-src 'self' data:; frame-ancestors 'none'"
 )
-"""Policy for the page of documentation, which starts by an inline script."""
+"""Policy for the page of documentation, which an inline script starts."""
 _PAGES = (
     b"default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; media-src 'self' blob:; "
     b"connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
 )
-"""Policy for the pages for people, which have no inline script and no inline style. A clip that was chosen or
-recorded, and not sent yet, is played from memory: `blob:`.
+"""Policy for the pages for people, which have no inline script and no inline style. `blob:` allows them to
+play a clip that was chosen or recorded but not sent yet.
 """
 
 

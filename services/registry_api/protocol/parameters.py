@@ -1,4 +1,5 @@
-"""Faulty parameters and JSON bodies: refuses unknown names, and explains which names and values are accepted.
+"""Handles faulty parameters and JSON bodies: refuses unknown names, and explains which names and values are
+accepted.
 
 This module knows no route by its name.
 """
@@ -64,10 +65,10 @@ def explain(request: Request, error: RequestValidationError) -> InvalidRequest:
     if fault["type"] == "json_invalid":
         reason = f"{fault['ctx']['error'][:1].lower()}{fault['ctx']['error'][1:]} at character {path[0]}"
         return InvalidRequest(f"The body is not JSON: {reason}; accepted: {accepted(schema)}.", param="body")
-    if isinstance(fault["input"], bytes):  # a body not declared as JSON, which is curl's default
+    if isinstance(fault["input"], bytes):  # the body is not declared as JSON, as is curl's default
         sent = ascii(request.headers.get("content-type", ""))[:80]
         return InvalidRequest(f"Content-Type is {sent}; accepted: application/json.", param="Content-Type")
-    if not path:  # the body as a whole
+    if not path:  # the fault concerns the whole body
         found = "missing" if fault["type"] == "missing" else shortened(fault["input"])
         return InvalidRequest(f"The body is {found}; accepted: {accepted(schema)}.", param="body")
     return InvalidRequest(f"{invalid_value_message(fault, path, schema)}.", param=str(path[0]))
@@ -96,7 +97,7 @@ def _schema_of(field: FieldInfo) -> dict[str, Any]:
 
 
 def unknown(what: str, name: str, accepted: Iterable[str]) -> InvalidRequest:
-    """Return the error for a name that is not accepted, with the name that was probably meant."""
+    """Return the error for a name that is not accepted. It suggests the name that was probably meant."""
     meant = nearest(name, accepted)
     return InvalidRequest(
         f"{what} {ascii(name)[:80]} is not known here{f'; did you mean {meant!r}?' if meant else '.'} "

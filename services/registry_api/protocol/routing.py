@@ -1,7 +1,7 @@
 """Rules of routing: every GET route answers HEAD as well, a trailing slash redirects to the path without it,
 and query parameters that a route does not take are refused.
 
-This module knows no routes except those that middleware must tell from others.
+This module knows only those routes that middleware must distinguish from others.
 """
 
 import re
@@ -27,7 +27,7 @@ _RESTORED = re.compile(r"/v1/voices/[^/]+/versions/[^/]+", re.DOTALL)
 _FILES = re.compile(r"/v1/voices/[^/]+/versions/[^/]+/artifacts/[^/]+", re.DOTALL)
 """Matches the paths of the routes that take a file as the body, all of them by PUT."""
 SIGN_IN = ("POST", f"{PAGES}/login")
-"""Method and path of the route that takes a key in its body, so that it is called without one."""
+"""Method and path of the route that takes a key in its body, so that requests need none in their heads."""
 MONITORING_PATHS = frozenset({"/healthz", "/readyz", "/metrics"})
 """Paths that monitoring requests every few seconds."""
 
@@ -64,8 +64,8 @@ class Router(APIRouter):
     def matches(self, scope: Scope) -> tuple[Match, Scope]:
         """Look for the route of a request, unless its path begins differently from all of this router's.
 
-        FastAPI compares a path with each route of each router in turn. The pages come last, so that took
-        almost half of the time of a request for one of them.
+        FastAPI compares a path with each route of each router in turn. The routers of the pages come last, so
+        comparing took almost half of the time of a request for a page.
         """
         path = scope["path"].removeprefix(scope.get("root_path", ""))
         return super().matches(scope) if path.startswith(self._beginning) else (Match.NONE, {})
@@ -80,8 +80,9 @@ class Router(APIRouter):
             super().add_api_route(path, endpoint, **options)
             return
         check = OnlyKnownParameters()
-        # After the route's rule, so that callers without a key are told that first. Before the rest, so that
-        # a refused request counts as no upload, and waits for no decoder and no bucket.
+        # This comes after the route's rule, so that callers without a key learn that first. It comes before
+        # the rest, so that a refused request does not count as an upload, and waits for neither a decoder nor
+        # the bucket.
         given = options.get("dependencies") or []
         dependencies = [*given[:1], Depends(check), *given[1:]]
         super().add_api_route(path, endpoint, **{**options, "dependencies": dependencies})

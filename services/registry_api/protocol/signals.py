@@ -81,10 +81,12 @@ class RequestSignals:
                 _record(scope, answer, perf_counter() - began, span)
 
     def _note(self, scope: Scope, status: int) -> None:
-        """Count an error before its answer is sent, so that whoever has the answer finds it counted."""
+        """Count an error before its answer is sent, so that a client that has the answer finds the error
+        counted.
+        """
         if status < 500 or self._note_error is None or "namespace" not in scope:
             return
-        # Open pages ask every few seconds, so their failures would outnumber those of programs.
+        # Open pages send requests every few seconds, so their failures would outnumber those of programs.
         if not route_of(scope).startswith(PAGES):
             self._note_error(scope["namespace"])
 

@@ -98,7 +98,8 @@ GivenFingerprint = Annotated[
     Header(
         alias="X-Artifact-Fingerprint",
         pattern="^sha256:[0-9a-f]{64}$",
-        description="The fingerprint of what made the artifact, if the file has no manifest that states it.",
+        description="The fingerprint of the encoder that made the artifact, if the file has no manifest that "
+        "states it.",
     ),
 ]
 
@@ -209,7 +210,7 @@ async def put_artifact(
     been made from this version's clip and with the profile's current fingerprint. Profiles that the registry
     cannot extract accept any fingerprint.
     """
-    body = await request.body()  # before taking a slot: a slow sender must not hold one
+    body = await request.body()  # read before a slot is taken, so that a slow sender holds none
     async with slots.hold():
         created = await run_in_threadpool(_give, target, body, fingerprint)
     found = await run_in_threadpool(target.find)

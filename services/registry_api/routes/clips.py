@@ -1,4 +1,4 @@
-"""The routes of clips: the reference audio of a version, as it was uploaded and as it was decoded."""
+"""The routes of clips: the reference audio of a version as uploaded and as decoded."""
 
 from fastapi import Request
 from starlette.responses import Response

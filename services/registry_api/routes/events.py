@@ -1,4 +1,4 @@
-"""The route of events: tells listeners what changes, as server-sent events."""
+"""The route of events, which streams changes to listeners as server-sent events."""
 
 import asyncio
 import time
@@ -28,7 +28,7 @@ router = Router(prefix="/v1/events", tags=["events"])
 _RETRY_MILLISECONDS = 2000
 _HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 _OF_JOBS = frozenset({"jobs:read", "engine"})
-"""The scopes of which a key needs one to hear of jobs."""
+"""A key needs one of these scopes to receive events of jobs."""
 
 
 @router.get("", responses=responses("listen_to_events"), response_class=Response, dependencies=[VOICES_READ])
@@ -88,7 +88,8 @@ def _wanted_types(types: str | None, caller: Caller) -> frozenset[str]:
         )
     if wire.JOB_UPDATED in wanted and not hears_of_jobs:
         raise PermissionDenied(
-            f"This API key may not hear of jobs; needed: {' or '.join(sorted(_OF_JOBS))}.", param="types"
+            f"This API key may not receive events of jobs; needed: {' or '.join(sorted(_OF_JOBS))}.",
+            param="types",
         )
     return wanted
 
@@ -99,7 +100,7 @@ def _place_of(text: str | None) -> Place | None:
     place = parse_place(text)
     if place is None:
         raise InvalidRequest(
-            f"The event id {text!a} is none of this registry's; accepted: the id of an event that it sent, "
+            f"The event id {text!a} does not belong to this registry; accepted: the id of an event it sent, "
             "three numbers joined by '-'.",
             param="Last-Event-ID",
         )
@@ -121,7 +122,7 @@ class _Stream(Response):
         self._first: list[bytes] = []
 
     async def begin(self, namespace: str, wants: Callable[[Event], bool], place: Place | None) -> None:
-        """Take a listener's place, and read what it missed. `end` gives the place back.
+        """Register a listener, and read the events that it missed. `end` removes the listener.
 
         Raises:
             RateLimited, Unavailable.

@@ -86,7 +86,7 @@ class Readiness:
         self._check: asyncio.Task[dict[str, str]] | None = None
         self._checked_at = float("-inf")
         self.unserved: dict[str, str] = {}
-        """The name of each required profile that no worker serves -> what that means."""
+        """Maps the name of each required profile that no worker serves to an explanation."""
 
     async def parts(self) -> dict[str, str]:
         """Return the state of each part by its name: `ok`, or what is wrong with it."""

@@ -1,4 +1,4 @@
-"""The route that tells the engines of a profile which voices they should hold, page by page."""
+"""The route that lists, page by page, the voices that the engines of a profile should hold."""
 
 from dataclasses import dataclass
 from functools import partial
@@ -85,7 +85,7 @@ async def get_manifest(
 
 @dataclass(frozen=True, slots=True)
 class _Made:
-    """A page of the manifest, as it is sent."""
+    """A page of the manifest in the form in which it is sent."""
 
     content: bytes
     speakers: tuple[str, ...] | None

@@ -152,7 +152,7 @@ async def restore_version(
 
 
 def _named(services: Services, namespace: str, name: SpeakerName) -> SpeakerName:
-    """Return the name that a version gets, as `_existing` does, or the one in the path for a new voice."""
+    """Return the name that a version gets: that of `_existing`, or the one in the path for a new voice."""
     try:
         return _existing(services, namespace, name)
     except VoiceNotFound:

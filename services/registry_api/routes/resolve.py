@@ -1,4 +1,4 @@
-"""The route that tells engines what many voices stand for, in one request."""
+"""The route that resolves many voices to versions and artifacts in one request."""
 
 from fastapi import Request
 from starlette.concurrency import run_in_threadpool

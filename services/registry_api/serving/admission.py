@@ -2,12 +2,12 @@
 
 Requests beyond the limit wait in the queue of their tenant, and tenants take turns (`fair_queue`). When too
 many requests of one tenant wait for too long, its further requests are refused soon. Otherwise they would all
-wait for each other, and callers would give up before their answer is there. (After FQ-CoDel, RFC 8290.)
+wait for each other, and callers would give up before their answers arrive. (After FQ-CoDel, RFC 8290.)
 
 A request is active from its head until its answer begins, except while it waits for the rest of its body, for
 a change, for a decoder or for the bucket (`slots`). Few requests are active at once, because their threads
-and the event loop take the interpreter from each other. The lag of the event loop shows how few it must be.
-This module is pure ASGI.
+and the event loop compete for the interpreter. The lag of the event loop determines the limit. This module is
+pure ASGI.
 """
 
 import asyncio
@@ -28,8 +28,8 @@ from speaker_registry.errors import SpeakerRegistryError
 WAIT_LIMIT_SECONDS = 1.0
 """A request may wait this long to be admitted. A burst of requests is over within this time."""
 OVERLOAD_WAIT_LIMIT_SECONDS = 0.005
-"""A request of an overloaded tenant may wait this long. With a longer limit as many requests would wait, each
-for longer, so refusals would only come later.
+"""A request of an overloaded tenant may wait this long. With a longer limit, just as many requests would
+wait, but each for longer, so refusals would only come later.
 """
 REFUSAL_INTERVAL_SECONDS = 0.01
 """Time between two refusals of one tenant while other tenants send requests; no refusal comes later than
@@ -55,8 +55,8 @@ _MAX_OVERLOADS = 10_000
 class LoadShedding:
     """Middleware that refuses requests beyond `max_active` once they exceed it for longer than a burst.
 
-    A process has one. Health checks and metrics are never refused: a replica taken for dead would pass its
-    load on to the others.
+    A process has one instance. Health checks and metrics are never refused: if a replica counted as dead, its
+    load would move to the others.
 
     Args:
         tenant_of: returns the tenant in whose queue a request waits, from the request's head alone.

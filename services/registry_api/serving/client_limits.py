@@ -1,5 +1,5 @@
-"""Limits on one client: how much is read from it before other clients have their turn, and how long the
-server waits for it. This module knows no HTTP.
+"""Limits on one client: the amount that is read from it before other clients get their turn, and the time
+that the server waits for it. This module knows no HTTP.
 """
 
 import asyncio
@@ -15,7 +15,7 @@ SMALL_READ_PIECES = 50
 like a large read.
 """
 _MAX_ANSWERS = 64
-"""Other connections have their turn after this many answers of the lane to one client."""
+"""Other connections get their turn after the lane has sent this many answers to one client."""
 
 
 class Pace:
@@ -84,7 +84,7 @@ class Deadline:
         self._loop = loop
         self._passed = passed
         self.awaited: Awaited | None = None
-        """The thing that the server waits for. None if it waits for nothing. It may be set to None."""
+        """What the server waits for, or None if it waits for nothing. Users may set it to None."""
         self._due = 0.0
         self._timer: asyncio.TimerHandle | None = None
 

@@ -1,4 +1,4 @@
-"""Limits on how much of this process one caller may occupy at once, so that other callers find room.
+"""Limits on the resources of this process that one caller may occupy at once, so that some remain for others.
 
 `rate_limits` counts how often callers send requests. This module counts what they keep occupied: waiting
 requests, and arriving uploads. A tenant may have many keys, so there are two limits: one for each key, so

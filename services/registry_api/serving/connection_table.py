@@ -14,7 +14,7 @@ from services.shared.telemetry.logs import LogThrottle
 log = structlog.get_logger()
 
 MAX_SURPLUS = 64
-"""The largest number of surplus connections; beyond that the oldest is closed."""
+"""The largest number of surplus connections. Beyond it, the oldest surplus connection is closed."""
 _WARNING_SECONDS = 60.0
 _warnings = LogThrottle(_WARNING_SECONDS)
 
@@ -22,10 +22,10 @@ _warnings = LogThrottle(_WARNING_SECONDS)
 class Connection(Protocol):
     @property
     def is_idle(self) -> bool:
-        """True if closing the connection loses nothing."""
+        """True if the connection can be closed without losing a request or an answer."""
         ...
 
-    def give_way(self) -> None:
+    def close_to_make_room(self) -> None:
         """Close the connection to make room for another one."""
 
 
@@ -33,7 +33,7 @@ class ConnectionTable:
     """The connections of one process. Must only be used from its event loop.
 
     Args:
-        limit: how many there may be, besides the surplus.
+        limit: the largest number of connections, besides the surplus.
     """
 
     def __init__(self, limit: int) -> None:
@@ -69,7 +69,7 @@ class ConnectionTable:
         if idle is None:
             return False
         self.remove(idle)
-        idle.give_way()
+        idle.close_to_make_room()
         return True
 
     def _add_surplus(self, connection: Connection) -> None:
@@ -77,4 +77,4 @@ class ConnectionTable:
         if len(self._surplus) > MAX_SURPLUS:
             oldest = next(iter(self._surplus))
             self.remove(oldest)
-            oldest.give_way()
+            oldest.close_to_make_room()

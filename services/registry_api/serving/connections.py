@@ -60,7 +60,7 @@ class _Reading(Enum):
     HEAD = "head"
     BODY = "body"
     REFUSED = "refused"
-    """Something that is not HTTP, or not accepted. Nothing more is parsed."""
+    """Data that is not HTTP or is not accepted. Nothing more is parsed."""
 
 
 class HttpConnection(HttpToolsProtocol):
@@ -125,11 +125,11 @@ class HttpConnection(HttpToolsProtocol):
 
     @property
     def is_idle(self) -> bool:
-        """True if no request is being answered, so that closing the connection loses nothing."""
+        """True if no request is being answered, so that the connection can be closed without loss."""
         return self._is_answered()
 
-    def give_way(self) -> None:
-        """Close the idle connection to make room for another one."""
+    def close_to_make_room(self) -> None:
+        """Close the connection at once to make room for another one."""
         self._lingering.close_at_once()
 
     def _is_answered(self) -> bool:
@@ -139,7 +139,7 @@ class HttpConnection(HttpToolsProtocol):
         """Return whether the client is, or may be, sending something that has not been read to its end."""
         return self._reading in {_Reading.BODY, _Reading.REFUSED} or bool(self._unparsed)
 
-    # -- what arrives --
+    # -- receiving --
 
     def data_received(self, data: bytes) -> None:
         if self._lingering.lingers or self._reading is _Reading.REFUSED:
@@ -200,7 +200,7 @@ class HttpConnection(HttpToolsProtocol):
             self._ignore_upgrade(data[upgrade.args[0] :])
         except httptools.HttpParserError as error:
             if isinstance(error, httptools.HttpParserCallbackError) and not _is_of_parser(error.__context__):
-                raise  # a mistake of ours, which asyncio logs
+                raise  # a bug in our code, which asyncio logs
             self._refuse(HTTPStatus.BAD_REQUEST, NOT_HTTP)
         if self._reading is _Reading.HEAD:
             self._head_bytes = len(data) + (0 if self._began else self._head_bytes)
@@ -300,7 +300,7 @@ class HttpConnection(HttpToolsProtocol):
         else:
             super().on_message_complete()
 
-    # -- what is answered --
+    # -- answering --
 
     def on_response_complete(self) -> None:
         self.server_state.total_requests += 1
@@ -339,7 +339,7 @@ class HttpConnection(HttpToolsProtocol):
         else:
             self._lingering.close_at_once()
 
-    # -- what is refused --
+    # -- refusing --
 
     def _refuse(self, status: HTTPStatus, message: str) -> None:
         """Refuse the request that is being read. Earlier requests are answered first."""
@@ -360,7 +360,7 @@ class HttpConnection(HttpToolsProtocol):
             self._refusal = status, message
 
     def _answer_instead(self, status: HTTPStatus, message: str) -> None:
-        """Answer in place of the application, which never saw the request, and hang up."""
+        """Answer in place of the application, which never saw the request, and close the connection."""
         self.transport.write(refusal(status, message))
         self.transport.close()
 
@@ -379,5 +379,5 @@ def _head_without_upgrade(method: bytes, url: bytes, headers: list[tuple[bytes, 
 
 
 def _is_of_parser(error: BaseException | None) -> bool:
-    """Return whether an error in one of our callbacks is one of the parser's own, for example of a URL."""
+    """Return whether an error in one of our callbacks came from the parser, for example for a URL."""
     return isinstance(error, httptools.HttpParserError)

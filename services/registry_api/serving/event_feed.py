@@ -1,8 +1,8 @@
 """Passes the events of the view on to the listeners of this process, each in order and without a gap.
 
-A listener is told of events as `EventStream` receives them. The events that it has not taken yet are bounded:
-a listener that falls too far behind loses its place, and so do all listeners when a new view begins. This
-module knows no HTTP.
+A listener gets events as `EventStream` receives them. The number of events that it has not taken yet is
+bounded: a listener that falls too far behind loses its place, and so do all listeners when a new view begins.
+This module knows no HTTP.
 """
 
 import asyncio
@@ -53,7 +53,7 @@ class Listener:
         self._events: deque[Event] = deque()
         self._news = asyncio.Event()
         self.has_lost_place = False
-        """True if the listener has missed events. It is told of later events nevertheless."""
+        """True if the listener has missed events. It still gets later events."""
 
     def tell(self, event: Event) -> None:
         """Queue an event for the listener if it wants the event."""
@@ -80,7 +80,7 @@ class Listener:
         await asyncio.wait_for(self._news.wait(), seconds)
 
     def take(self) -> list[Event]:
-        """Return the events that have come since the last call."""
+        """Return the events that have arrived since the last call."""
         taken = list(self._events)
         self._events.clear()
         self._news.clear()
@@ -95,7 +95,7 @@ class EventFeed:
         self._listeners: set[Listener] = set()  # bounded: each has a waiting request
         self.keys_changed = 0
         """Counts the events that may have ended an API key."""
-        events.subscribe(self._hear, self._miss)
+        events.subscribe(self._on_event, self._on_events_missed)
 
     @property
     def place(self) -> Place:
@@ -104,7 +104,7 @@ class EventFeed:
 
     @contextmanager
     def listen(self, wants: Callable[[Event], bool]) -> Iterator[Listener]:
-        """Yield a listener that is told of all events from now on for which `wants` returns true."""
+        """Yield a listener that gets all events from now on for which `wants` returns true."""
         listener = Listener(wants)
         self._listeners.add(listener)
         EVENT_LISTENERS.inc()
@@ -129,21 +129,21 @@ class EventFeed:
             found += page
             if len(page) < _PAGE:
                 return found
-        return None  # with so many events, the client should rather read everything again
+        return None  # after so many events, the client should read everything again
 
     def wake(self) -> None:
         """Wake all listeners, so that they notice that the process is stopping."""
         for listener in self._listeners:
             listener.wake()
 
-    def _hear(self, event: Event) -> None:
+    def _on_event(self, event: Event) -> None:
         if event["what"] == KeyDocument.UPDATED:
             self.keys_changed += 1
             self.wake()
         for listener in self._listeners:
             listener.tell(event)
 
-    def _miss(self) -> None:
+    def _on_events_missed(self) -> None:
         self.keys_changed += 1
         for listener in self._listeners:
             listener.lose_place()

@@ -1,6 +1,6 @@
 """Follows the view's event stream for one process, and holds the process's lease on it.
 
-Listeners are told of every event, in order. While `is_fresh` is true, they have received every event of an
+Listeners receive every event, in order. While `is_fresh` is true, they have received every event of an
 acknowledged change that takes something away from readers, so they may serve answers from memory: see
 `shared/view/leases.py`.
 """
@@ -71,17 +71,18 @@ class EventStream:
     ) -> None:
         self.now = now or seconds_now
         self.generation = ""
-        """The generation whose events the listeners are told of. Empty until the first one is known."""
+        """The generation whose events the listeners receive. Empty until the first one is known."""
         self._view = generation
         self._leases = leases
         self._process = process
         self._listeners: list[Callable[[Event], object]] = []
         self._missing: list[Callable[[], object]] = []
         self._redis = redis.asyncio.Redis.from_url(url, decode_responses=True, socket_timeout=10)
-        # A thread of its own: those of requests may all be waiting for this process to apply an event.
+        # It has a thread of its own, because all threads of requests may be waiting for this process to apply
+        # an event.
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="lease")
         self._position: str | None = None
-        """The id of the last event that the listeners were told of."""
+        """The id of the last event that the listeners received."""
         self._renewed_position = ""
         self._renewed_at = 0.0
         self._interrupted = True
@@ -89,22 +90,22 @@ class EventStream:
         """Time at which this process's lease ends, on the clock `now`."""
 
     def subscribe(
-        self, hear: Callable[[Event], object], events_missed: Callable[[], object] | None = None
+        self, on_event: Callable[[Event], object], events_missed: Callable[[], object] | None = None
     ) -> None:
         """Register functions to be called in the event loop.
 
         Args:
-            hear: is called with each event. Some events are passed twice.
-            events_missed: is called when any number of events may have been missed, or another generation of
-                the view is in use.
+            on_event: called with each event. Some events are passed twice.
+            events_missed: called when any number of events may have been missed, or another generation of the
+                view is in use.
         """
-        self._listeners.append(hear)
+        self._listeners.append(on_event)
         if events_missed is not None:
             self._missing.append(events_missed)
 
     @property
     def position(self) -> str:
-        """The id of the last event that the listeners were told of, in Redis."""
+        """The id in Redis of the last event that the listeners received."""
         return self._position or "0-0"
 
     @property
@@ -113,7 +114,7 @@ class EventStream:
         return self.now() < self.lease_ends
 
     async def follow(self) -> None:
-        """Read the stream until cancelled. Redis may come and go.
+        """Read the stream until cancelled, even if Redis is unavailable at times.
 
         Each turn also checks whether the task was cancelled. redis-py sends commands with `asyncio.wait_for`,
         which in Python 3.11 loses a cancellation that arrives just after the command was sent. The process
@@ -124,7 +125,7 @@ class EventStream:
                 try:
                     if await self.turn():
                         await asyncio.sleep(_BATCH_SECONDS)
-                except Exception as error:  # noqa: BLE001 - without its task the process would follow no more
+                except Exception as error:  # noqa: BLE001 - otherwise the process would stop following
                     self.interrupt()
                     if _throttle.due(type(error)):
                         log.warning("changes.interrupted", error=type(error).__name__)
@@ -150,7 +151,7 @@ class EventStream:
     async def _begin(self, generation: str) -> None:
         """Find the position from which to read on, in the stream of the generation in use."""
         if generation != self.generation:
-            self._miss()
+            self._on_events_missed()
             self.generation, self._position = generation, None if not self.generation else "0-0"
         self._position = self._renewed_position = await self._resume_after(self._position)
 
@@ -167,7 +168,7 @@ class EventStream:
         newest = str(entries[0][0]) if entries else "0-0"
         if last_position is None:
             return f"{max(0, _parse_position(newest)[0] - 1000 * _REPLAYED_SECONDS)}-0"
-        # This may be another server, which lags behind the former one.
+        # This may be another server than before, which lags behind.
         return min(last_position, newest, key=_parse_position)
 
     async def _read_on(self) -> bool:
@@ -179,8 +180,8 @@ class EventStream:
             self._position = position
             due |= TAKES in fields
             for event in _events_of(position, fields):
-                for hear in self._listeners:
-                    hear(event)
+                for on_event in self._listeners:
+                    on_event(event)
         if due:
             await self._renew(self._position)
         return bool(streams)
@@ -209,12 +210,12 @@ class EventStream:
         if answer is Renewal.GRANTED:
             self.lease_ends = asked_at + LEASE_SECONDS
         elif answer is Renewal.TRIMMED:
-            self._miss()
+            self._on_events_missed()
         if answer is not Renewal.BEHIND:
             self._renewed_at = asked_at
         self._renewed_position = applied
 
-    def _miss(self) -> None:
+    def _on_events_missed(self) -> None:
         self.lease_ends = float("-inf")
         for events_missed in self._missing:
             events_missed()

@@ -1,12 +1,14 @@
-"""A fair queue: which request runs next when only a limited number may run at once. This module knows no
-HTTP.
+"""A fair queue, which decides which request runs next if only a limited number may run at once. This module
+knows no HTTP.
 
 Each tenant has a queue of its own. The next request comes from the tenant that has been served for the
-shortest time. A tenant that was away starts level with the other tenants: its time away earns it nothing.
-(Start-time fair queueing: P. Goyal, H. Vin and H. Cheng, IEEE/ACM Transactions on Networking 5(5), 1997.)
+shortest time. A tenant that sent no requests for a while starts level with the other tenants, and gains
+nothing from the pause. (Start-time fair queueing: P. Goyal, H. Vin and H. Cheng, IEEE/ACM Transactions on
+Networking 5(5), 1997.)
 
 A running request is never interrupted. So while several tenants are active, each may only have its share of
-requests running, even if that leaves capacity unused: the next request of another tenant finds it free.
+requests running, even if that leaves capacity unused, so that the next request of another tenant can run at
+once.
 """
 
 import asyncio
@@ -28,7 +30,7 @@ class _Tenant:
     running: int = 0
     """Number of the tenant's requests that have acquired and not released yet."""
     resumed: int = 0
-    """Number of these that were resumed. Those that end or pause are taken for resumed ones first."""
+    """Number of these that were resumed. A request that ends or pauses is first counted as a resumed one."""
     served_seconds: float = 0.0
     """Time that the tenant's requests ran, on the scale of `FairQueue._virtual_time`."""
     queue: "deque[_Waiter]" = field(default_factory=deque)
@@ -113,8 +115,9 @@ class FairQueue:
     def pause(self, tenant: str, seconds: float) -> None:
         """Record that a request, after running for `seconds`, may have to wait for something else.
 
-        Another one is granted in the next turn of the event loop, unless this one has resumed by then. If
-        what it waits for is there already, as the body of most requests is, no other takes its place.
+        Another one is granted in the next turn of the event loop, unless this one has resumed by then. If the
+        request need not wait, because its body has arrived already, as for most requests, no other takes its
+        place.
         """
         self._stop(tenant, seconds)
         asyncio.get_running_loop().call_soon(self._dispatch)

@@ -16,7 +16,7 @@ _SCANNED = 700 * 10 * 3
 
 
 class Survivors:
-    """A callback of the garbage collector that freezes what survives a full collection.
+    """A callback of the garbage collector that freezes the objects that survive a full collection.
 
     Args:
         count: counts the frozen objects. It takes milliseconds, so it is called rarely.
@@ -59,7 +59,7 @@ class Survivors:
 
 
 def keep_collections_short() -> None:
-    """Freeze what the process has made so far, and from now on whatever survives a full collection."""
+    """Freeze all existing objects, and from now on all objects that survive a full collection."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(*_THRESHOLDS)

@@ -23,7 +23,7 @@ Headers = Sequence[tuple[bytes, bytes]]
 
 
 class Offer(Protocol):
-    """A request whose answer may be kept. It wants to see the answer that the application gives."""
+    """A request whose answer may be kept. It observes the application's answer."""
 
     def observe_message(self, message: Message) -> None: ...
 
@@ -46,8 +46,8 @@ class LaneAccess:
     """Lets the lane answer requests of one connection.
 
     Args:
-        is_answered: tells whether every earlier request has its answer, which the lane must not
-            overtake.
+        is_answered: returns whether every earlier request has been answered. The lane must not overtake an
+            earlier answer.
     """
 
     def __init__(
@@ -111,7 +111,7 @@ class LaneAccess:
         return self._is_answered() and self._transport.get_write_buffer_size() <= HIGH_WATER_LIMIT
 
     def _answer(self, question: Any) -> Any:
-        """Return `ANSWERED` if the lane answers, else what it returns instead."""
+        """Return `ANSWERED` if the lane answers, else its offer or None."""
         answer = self._lane.answer(question, self._server_state.default_headers)
         if not isinstance(answer, tuple):
             return answer

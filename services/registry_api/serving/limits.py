@@ -94,8 +94,8 @@ class RequestLimits:
         form_bytes: how many bytes a body may hold besides the clip.
         body_timeouts: how slowly a body may arrive.
         arriving: how many uploads of one caller may be arriving at once.
-        shared: whether callers are told apart by their keys. If so, each namespace gets at most half of the
-            bytes for all bodies.
+        shared: whether callers are distinguished by their keys. If so, each namespace gets at most half of
+            the bytes for all bodies.
     """
 
     def __init__(
@@ -222,7 +222,7 @@ def _fault_of_head(scope: Scope) -> SpeakerRegistryError | None:
     size += len(path) + len(scope["query_string"])
     if size > MAX_HEAD_BYTES:
         return InvalidRequest(f"Path and headers take {size} bytes; accepted: {MAX_HEAD_BYTES}.")
-    if b"%2f" in path.lower():  # routes would split the path in another place than the caller meant
+    if b"%2f" in path.lower():  # routes would split the path where the caller did not mean to
         return InvalidRequest("The path holds a '/' written as %2F. Accepted: names without path separators.")
     if not _is_utf8(unquote_to_bytes(path)):
         return InvalidRequest("The path is not UTF-8. Accepted: UTF-8, percent-encoded.")
@@ -283,7 +283,7 @@ class _CountedBody:
     async def _next(self) -> Message:
         if (
             self._done
-        ):  # from here on `receive` waits for the client to hang up, however long the answer takes
+        ):  # later calls of `receive` wait for the client to disconnect, however long the answer takes
             return await self._receive()
         due = self._began + self._timeouts.seconds_for(self._seen)
         left = due - asyncio.get_running_loop().time()

@@ -1,7 +1,7 @@
 """A transport that lets clients read the last answer before the connection closes.
 
-It does not hang up on a client that is still sending, because the TCP reset that follows can overtake the
-answer. It does not wait for ever for a client that reads nothing.
+It does not close the connection while a client is still sending, because the TCP reset that follows could
+overtake the answer. It also does not wait for ever for a client that reads nothing.
 """
 
 import asyncio
@@ -10,7 +10,7 @@ from typing import Any
 
 
 class LingeringTransport:
-    """A transport whose `close` gives a client that is still sending the time to read the answer first.
+    """A transport whose `close` gives a client that is still sending time to read the answer first.
 
     See RFC 9112, 9.6. The protocol must drop data that arrives meanwhile.
     """
@@ -36,7 +36,7 @@ class LingeringTransport:
         return self.lingers or self._transport.is_closing()
 
     def close(self) -> None:
-        """Close when the client hangs up, at the latest after `max_seconds`; at once if it sends nothing."""
+        """Close when the client disconnects, after at most `max_seconds`, or at once if it is not sending."""
         if self.is_closing():
             return
         self.expect_reading()
@@ -47,7 +47,7 @@ class LingeringTransport:
         self._transport.resume_reading()
         self._end = asyncio.get_running_loop().call_later(self._max_seconds, self._transport.abort)
 
-    def get_write_buffer_size(self) -> int:  # not by `__getattr__`, which takes longer than the question
+    def get_write_buffer_size(self) -> int:  # `__getattr__` would take longer than the call itself
         return self._transport.get_write_buffer_size()
 
     def write(self, data: bytes) -> None:

@@ -1,6 +1,6 @@
 """Long polls: requests that wait until something changes. This module knows no voices.
 
-`LongPolls` is told of the view's events and wakes the requests that an event may concern. Requests that wait
+`LongPolls` receives the view's events and wakes the requests that an event may concern. Requests that wait
 for the same answer share one read of the state, so a read costs the same for one request and for a thousand.
 An event only causes a read. The state is also read every second without any event, so a lost event delays an
 answer by a second.
@@ -41,7 +41,7 @@ class LongPolls:
         self.closing: Callable[[], bool] = lambda: False
         """Returns whether the process is shutting down. Waiting requests are answered then."""
 
-    def hear(self, event: Mapping[str, Any]) -> None:
+    def on_event(self, event: Mapping[str, Any]) -> None:
         """Wake the requests that an event may concern."""
         is_progress = event.get("what") == "job" and event.get("state") == "processing"
         for poll in self._polls_of(event["speaker"]):
@@ -121,7 +121,7 @@ class LongPolls:
 
 
 class _SharedPoll(Generic[Result]):
-    """One state that requests wait for to change. A task of its own reads it for all of them."""
+    """One state whose change requests wait for. A separate task reads it for all of them."""
 
     def __init__(
         self,
@@ -138,7 +138,7 @@ class _SharedPoll(Generic[Result]):
         self._slot = slot
         self._interval = interval
         self._waiters: list[asyncio.Future[Result]] = []
-        """Requests that receive the result of the next read to begin."""
+        """Requests that receive the result of the next read that begins."""
         # An empty context keeps the reads out of the log lines and spans of the first request that waits.
         self._task = asyncio.create_task(self._run(), context=contextvars.Context())
 

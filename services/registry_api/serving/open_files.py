@@ -16,10 +16,10 @@ and connections of clients that are only told that there are too many.
 
 
 def raise_limit_for(connections: int) -> int:
-    """Raise the limit on open files to what this many connections take.
+    """Raise the limit on open files to the number that this many connections need.
 
     Returns:
-        how many connections the limit then allows: `connections`, or fewer.
+        The number of connections that the limit then allows: `connections`, or fewer.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = connections + OTHER_FILES

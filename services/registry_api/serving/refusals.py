@@ -1,4 +1,4 @@
-"""Answers of a connection in place of the application: to surplus connections, and to what is not HTTP."""
+"""Answers that a connection sends in place of the application, to surplus connections and invalid HTTP."""
 
 from http import HTTPStatus
 

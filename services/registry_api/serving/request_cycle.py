@@ -1,6 +1,7 @@
 """Carries one request from a connection to the application, with uvicorn's classes and our additions to them.
 
-They are uvicorn's internals; `tests/unit/test_uvicorn_internals.py` says what is expected of them.
+These classes are internals of uvicorn, and `tests/unit/test_uvicorn_internals.py` checks what is expected of
+them.
 """
 
 import asyncio

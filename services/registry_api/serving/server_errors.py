@@ -1,8 +1,8 @@
 """Counts the answers with a status of 500 or above, by namespace and minute, for the overview.
 
 Each process keeps its counts for some seconds and then adds them to those in Redis, where they expire. This
-module knows no routes. What is refused before its key is checked has no namespace, and is counted by the
-metrics alone.
+module knows no routes. Requests that are refused before their key is checked have no namespace, and only the
+metrics count them.
 """
 
 import threading
@@ -30,8 +30,8 @@ _MAX_COUNTS = 10_000
 class ServerErrors:
     """The numbers of errors. Safe to use from several threads; `note` does no I/O.
 
-    While Redis is away the counts stay in this process. If Redis added them and its reply was lost, they are
-    added twice.
+    While Redis is unavailable, the counts stay in this process. If Redis added them but its reply was lost,
+    they are added twice.
     """
 
     def __init__(self, generation: Generation, clock: Clock) -> None:
@@ -49,14 +49,16 @@ class ServerErrors:
                 self._counts[counted] = self._counts.get(counted, 0) + 1
 
     def run(self, stop: threading.Event) -> None:
-        """Write the counts again and again until `stop` is set, and once more then."""
+        """Write the counts repeatedly until `stop` is set, and then once more."""
         while not stop.wait(WRITE_SECONDS):
             self.write()
         self.write()
 
     def write(self) -> None:
-        """Add the counts since the last call to those in Redis. If it is away, the next call does so."""
-        with self._writing:  # who comes meanwhile returns when all that was noted before is written
+        """Add the counts since the last call to those in Redis. If Redis is unavailable, the next call does
+        so.
+        """
+        with self._writing:  # a concurrent call returns after all earlier errors are written
             with self._lock:
                 self._counts, counts = {}, self._counts
             try:

@@ -1,4 +1,4 @@
-"""Shares reads: when several requests need the same read at the same moment, it is done once for all."""
+"""Shares reads: if several requests need the same read at the same moment, it is done only once."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Hashable
@@ -38,7 +38,7 @@ class SharedReads:
     def _end(self, key: Hashable, task: "asyncio.Task[Any]") -> None:
         del self._under_way[key]
         if not task.cancelled():
-            task.exception()  # which asyncio would log if every request were gone
+            task.exception()  # otherwise asyncio would log it if every request was gone
 
 
 async def _awaited(read: Callable[[], Awaitable[Result]]) -> Result:

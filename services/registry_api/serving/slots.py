@@ -69,10 +69,12 @@ class Slots:
         except NoEventLoopError:
             yield
             return
+        self._held.set(True)
         try:
             with _pause_request_from_thread():
                 yield
         finally:
+            self._held.set(False)
             from_thread.run_sync(self._release, tenant, since)
 
     async def _acquire(self, tenant: str) -> float:
@@ -88,7 +90,7 @@ class Slots:
 
 @contextmanager
 def _pause_request_from_thread() -> Iterator[None]:
-    """Do what `pause_request` does, from a worker thread."""
+    """Pause the current request like `pause_request`, from a worker thread."""
     pause = pause_request()
     from_thread.run_sync(pause.__enter__)
     try:

@@ -19,7 +19,7 @@ from speaker_registry.errors import PreconditionFailed
 SAFETENSORS = "application/vnd.safetensors"
 """The media type of artifacts and samples."""
 _UNSHARED = {"Cache-Control": "private, no-cache"}
-"""Only the client itself may keep an answer, and it must ask each time whether the answer has changed."""
+"""Only the client itself may keep an answer, and it must check each time whether the answer has changed."""
 
 
 def tag_of(body: BaseModel | dict[str, Any]) -> str:

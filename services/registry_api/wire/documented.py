@@ -5,7 +5,7 @@ No route's behaviour depends on them. Each file there has one or more of these s
 - `responses`: the id of an operation -> its responses by status.
 - `compatible_responses`: the same, with errors as vLLM-Omni's routes answer them.
 - `bodies`: the id of an operation -> its `requestBody`, as OpenAPI has it.
-- `values`: name -> what is written once and used several times, in this file or in others.
+- `values`: name -> a value that is used several times, in this file or in others.
 
 In a text, `{name}` stands for the value of that name. In an object, `"...": "name"` stands for the members of
 that value, or of several values if a list of names is given; later members replace them. A response has a
@@ -50,9 +50,11 @@ class Readiness(BaseModel):
     status: str
     version: str
     parts: dict[str, str]
-    """Name of each part -> `ok`, or what is wrong with it."""
+    """Maps the name of each part to `ok`, or to a description of its problem."""
     details: dict[str, str] = {}
-    """Name of each required profile that no worker serves -> what that means. Absent if there is none."""
+    """Maps the name of each required profile that no worker serves to an explanation. Absent if there is
+    none.
+    """
 
 
 _OTHER_MODELS: dict[str, type[BaseModel]] = {
@@ -149,7 +151,7 @@ def _response(status: int | str, described: dict[str, Any], *, compatible: bool)
         texts = {"schema": {"type": "string"}}
         response["headers"] = {name: {"description": says, **texts} for name, says in headers.items()}
     if given:
-        raise ValueError(f"A response {status} has {', '.join(given)}, which the examples do not use so.")
+        raise ValueError(f"A response {status} has {', '.join(given)}, which examples do not use this way.")
     return response
 
 

@@ -1,4 +1,4 @@
-"""Renders API keys: turns records into the answers of `schemas`. Hashes and seals are not among them."""
+"""Renders API keys: turns records into the answers of `schemas`. Hashes of secrets are never shown."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,7 +1,7 @@
 """Finds one page of the voices that match a filter, in the order of their keys, or one page of a voice's
 versions, of its history or of a profile's.
 
-This module knows no answers.
+This module does not know how answers are rendered.
 """
 
 from collections.abc import Callable
@@ -24,6 +24,8 @@ there are any. So a page examines fewer than twice as many, however many voices 
 match.
 """
 PAGE_SIZE = 100
+_HIGHEST = "\U0010ffff"
+"""The character that sorts after all others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +63,8 @@ def find_voices(
     Args:
         matches: decides by a voice's state whether it belongs to the page.
         part: only voices whose key contains this. Keys are compared before voices are examined, so one page
-            covers far more voices.
+            covers far more voices. Once `NAMES_SEARCHED` keys hold too few voices for a full page, the page
+            ends.
     """
     found: list[FoundSpeaker] = []
     last, examined, more, size = after, 0, True, min(PAGE_SIZE, limit + 1)
@@ -73,11 +76,22 @@ def find_voices(
                     return VoicePage(found, last, True)
                 found.append(speaker)
             last = cursor
-        examined += size
-        last, more, size = page.last, page.more, PAGE_SIZE
+        asked, size = size, PAGE_SIZE
+        examined += asked
+        last, more = page.last, page.more
         if page.of_bucket and more:
             return VoicePage(found, last, True, of_bucket=True)
+        if part is not None and len(page.entries) < asked:
+            break  # another search would move as many keys again, often for nothing
     return VoicePage(found, last, more)
+
+
+def cursor_before(part: str) -> str:
+    """Return a cursor after which the list soon comes to the keys that begin with `part`. It skips none."""
+    last = part[-1:]
+    if not "1" <= last <= "\ud7ff":  # no cursor may begin with `/`, or hold a surrogate
+        return part[:-1]
+    return f"{part[:-1]}{chr(ord(last) - 1)}{_HIGHEST}"
 
 
 def key_of(speaker: FoundSpeaker) -> str:
@@ -96,7 +110,9 @@ def newest_versions(
 def newest_changes(
     document: SpeakerDocument, profiles: Profiles, *, before: Place | None, limit: int
 ) -> tuple[list[Happened], bool]:
-    """Return what happened last to a voice before a place, newest first, and whether there is more."""
+    """Return the newest entries of a voice's history before a place, newest first, and whether there are
+    more.
+    """
     past = past_of(document, profiles.documents(concerned_profiles(document)))
     found = [one for one in reversed(past) if before is None or one.place < before]
     return found[:limit], len(found) > limit

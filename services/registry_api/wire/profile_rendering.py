@@ -44,16 +44,21 @@ def profiles(
 def _candidates(
     announced: ProfileDocument, campaigns: Campaigns, profile: str, workers: Mapping[str, int]
 ) -> list[schemas.CandidateEncoder]:
-    """Render the encoders that live workers have and that are not the current one."""
-    if announced.current is None or not workers.keys() - {announced.fingerprint}:
+    """Render the encoders that live workers have and that are not the current one, and the candidate of the
+    newest campaign even without workers.
+    """
+    campaigned = {one.fingerprint for one in announced.campaigns[-1:]}
+    prepared = campaigned & {one.fingerprint for one in announced.candidates}
+    fingerprints = (workers.keys() | prepared) - {announced.fingerprint}
+    if announced.current is None or not fingerprints:
         return []
     coverage = dict[str, float]()
-    with suppress(Unavailable):  # the next answer tells more
+    with suppress(Unavailable):  # the next answer will have them
         coverage = campaigns.coverage(profile)
     return [
-        _candidate(announced.current, encoder, count, coverage.get(fingerprint))
-        for fingerprint, count in sorted(workers.items())
-        if fingerprint != announced.fingerprint and (encoder := announced.encoder(fingerprint))
+        _candidate(announced.current, encoder, workers.get(fingerprint, 0), coverage.get(fingerprint))
+        for fingerprint in sorted(fingerprints)
+        if (encoder := announced.encoder(fingerprint))
     ]
 
 

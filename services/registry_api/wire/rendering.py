@@ -1,9 +1,12 @@
-"""Renders speakers as voices: turns records into the answers of `speaker_registry.schemas`. No decisions."""
+"""Renders speakers as voices: turns records into the answers of `speaker_registry.schemas`, without any
+decisions.
+"""
 
 from collections.abc import Iterable
 from typing import Any
 from urllib.parse import quote
 
+from services.registry_api.campaigns.preparation import NO_WORKER
 from services.registry_api.operations.artifacts import ANY, FoundArtifact, Wanted
 from services.registry_api.operations.register import Registered
 from services.shared.model.decisions import Decision
@@ -13,6 +16,7 @@ from services.shared.model.past import Happened
 from services.shared.model.promotion import held_back
 from services.shared.model.records import ArtifactRecord, Version
 from services.shared.model.status import ProfileStatus, given_profiles, waiting_reason, worst
+from services.shared.queue.rq_jobs import is_preparation
 from services.shared.registry.profiles import Profiles
 from services.shared.registry.speakers import FoundSpeaker
 from services.shared.view.job_records import JobRecord
@@ -284,14 +288,17 @@ def job(profiles: Profiles, record: JobRecord) -> schemas.Job:
 
 
 def _reason_of_job(profiles: Profiles, record: JobRecord) -> str | None:
-    """Return why a queued job does not start (no worker serves its profile, or it was lost), or None. May ask
-    Redis.
+    """Return why a queued job does not start (no worker takes it, or it was lost), or None. May ask Redis.
+
+    Workers with the profile's current encoder take live jobs. Those of a campaign are for its encoder alone.
     """
     if record.lost:
         return LOST
-    if record.state != "queued" or profiles.is_served(record.profile):
+    if record.state != "queued":
         return None
-    return waiting_reason(record.profile)
+    if is_preparation(record.queue):
+        return None if profiles.has_worker(record.profile, record.fingerprint) else NO_WORKER
+    return None if profiles.is_served(record.profile) else waiting_reason(record.profile)
 
 
 def uploaded_voice(profiles: Profiles, speaker: FoundSpeaker) -> dict[str, Any]:

@@ -34,7 +34,8 @@ DEFAULT_VOICE = "default"
 
 
 class WholeList(StreamingResponse):
-    """A streamed list of all voices, without an ETag: that would have to be known before the first voice.
+    """A streamed list of all voices. It has no ETag, which would have to be known before the first voice is
+    sent.
 
     Args:
         first: the first page, which has been found already.

@@ -44,7 +44,7 @@ def judge(measured: Measurements, declared_seconds: float, limits: UploadLimits)
 
 
 def unsupported(found: str) -> UnsupportedAudio:
-    """Return the error for a file that is something else. `found` names what it is, as a noun phrase."""
+    """Return the error for a file that is not accepted. `found` names what it is, as a noun phrase."""
     return UnsupportedAudio(f"Unsupported audio: this is {found}. Accepted: {ACCEPTED}.")
 
 

@@ -29,7 +29,7 @@ from services.shared.bucket.store import (
     TooLarge,
     check_key,
     check_prefix,
-    has_odd_part,
+    has_unsafe_part,
     is_our_own,
     listing_of,
     nothing,
@@ -52,17 +52,17 @@ class BucketStore:
     is_local = False
 
     def __init__(
-        self, client: S3Store, *, impatient: S3Store, clock: Callable[[], datetime], any_keys: AnyKeys
+        self, client: S3Store, *, without_retries: S3Store, clock: Callable[[], datetime], any_keys: AnyKeys
     ) -> None:
         """Use a bucket.
 
         Args:
-            impatient: a client of the same bucket that does not retry.
+            without_retries: a client of the same bucket that does not retry failed requests.
             clock: returns the time of the server.
             any_keys: lists the bucket instead if it contains a key that obstore refuses.
         """
         self._client = client
-        self._impatient = impatient
+        self._without_retries = without_retries
         self._clock = clock
         self._any_keys = any_keys
         self._translating = StoreCalls(_says_missing, self._serves_others).translating
@@ -154,7 +154,7 @@ class BucketStore:
 
     def check(self) -> None:
         with self._translating("check"):
-            obstore.list(self._impatient, ".check/").collect()
+            obstore.list(self._without_retries, ".check/").collect()
 
     def now(self) -> datetime:
         with self._translating("check"):
@@ -165,7 +165,7 @@ class BucketStore:
 
     def _serves_others(self) -> bool:
         try:
-            obstore.get(self._impatient, SENTINEL).bytes()
+            obstore.get(self._without_retries, SENTINEL).bytes()
         except (BaseError, OSError):
             return False
         return True
@@ -185,7 +185,7 @@ def _may_be_marker(stored: StoredObject, prefix: str) -> bool:
 
 def _is_path(key: str) -> bool:
     """Return whether obstore accepts a key."""
-    return not _CONTROL.search(key) and not has_odd_part(key)
+    return not _CONTROL.search(key) and not has_unsafe_part(key)
 
 
 def _under(prefix: str, found: Iterable[Found], *, key: Callable[[Found], str] = str) -> Iterator[Found]:

@@ -1,6 +1,7 @@
 """Connects to an S3-compatible bucket: client, credentials, the server's clock, and making the bucket ready.
 
-This module knows how to connect, but not what a store promises; `services.shared.bucket.store` says that.
+This module knows how to connect, but not what a store guarantees, which `services.shared.bucket.store`
+describes.
 """
 
 import errno
@@ -55,9 +56,7 @@ _SETTINGS = {
     "PartialCredentialsError": "SPEAKER_STORE_ACCESS_KEY_ID",
     "CredentialRetrievalError": "SPEAKER_STORE_ACCESS_KEY_ID",
 }
-"""Maps the code of an S3 error, or the name of a boto3 exception, to the setting that is most likely
-wrong.
-"""
+"""Maps the code of an S3 error, or the name of a boto3 exception, to the setting that is probably wrong."""
 _NO_CREDENTIALS = (
     "no credentials are given by SPEAKER_STORE_ACCESS_KEY_ID and SPEAKER_STORE_SECRET_ACCESS_KEY (or …_FILE),"
     " and boto3 finds none (AWS_*, its files, web identity, the machine's role)"
@@ -78,7 +77,9 @@ with the local clock.
 
 
 class StoreUnfit(Exception):
-    """The store does not do what the registry relies on. This error is for operators, never for callers."""
+    """The store lacks a guarantee that the registry relies on. This error is for operators, never for
+    callers.
+    """
 
 
 class StoreUnreachable(StoreUnfit):
@@ -98,7 +99,7 @@ def connect(settings: StoreSettings, *, request_seconds: float, retry_seconds: f
         # reply to it names a key that was not asked for.
         disable_bulk_delete=True,
         client_options={
-            "allow_http": bool(settings.endpoint),  # the settings refused it where it is not wanted
+            "allow_http": bool(settings.endpoint),  # the settings have already refused an unwanted one
             "connect_timeout": timedelta(seconds=min(CONNECT_SECONDS, request_seconds)),
             "timeout": timedelta(seconds=request_seconds),
             **({"root_certificate": settings.ca_file.read_bytes()} if settings.ca_file else {}),
@@ -261,7 +262,7 @@ def _check_folder(settings: StoreSettings, folder: Path) -> None:
 
 def _missing(settings: StoreSettings) -> StoreUnfit:
     return StoreUnfit(
-        describe(settings, "there is none. SPEAKER_STORE_CREATE_BUCKET=true makes it", code="404")
+        describe(settings, "it does not exist. SPEAKER_STORE_CREATE_BUCKET=true creates it", code="404")
     )
 
 
@@ -311,7 +312,7 @@ def _create_if_missing(client: "S3Client", settings: StoreSettings) -> None:
         client.head_bucket(Bucket=settings.bucket)
     except ClientError as error:
         if _code(error) not in _MISSING:
-            # The bucket may exist although we lack the right to ask. The probe will show it.
+            # The bucket may exist although the credentials do not allow this request. The probe will show it.
             log.info("store.bucket_not_shown", reason=_code(error))
             return
         if not settings.create_bucket:

@@ -25,8 +25,8 @@ _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.025, 1.0
 conflicts without the pause, and 17 with it.
 """
 _TIMES_READ = 2
-"""The number of times that a document is asked for before it counts as missing or damaged. An outdated node
-of the store, or a bad connection, may give such an answer once.
+"""The number of times that a document is read before it counts as missing or damaged. An outdated node of the
+store, or a bad connection, may give one wrong answer.
 """
 
 
@@ -112,16 +112,16 @@ class Documents:
         """Replace a document by the one that `decide` returns, and decide again after every conflict.
 
         Args:
-            done: says whether a body contains this change already. It shows whether a change with a lost
-                reply was made.
+            done: returns whether a body contains this change already. It shows whether a change was made
+                whose reply was lost.
             base: a copy of the document from elsewhere. An outdated copy costs a conflict. If `decide`
                 refuses it or leaves it unchanged, it decides again on the bucket's document, because no
                 conflict would show that the copy is outdated.
             until: the `deadline` of the request. By default the change counts as requested now.
 
         Raises:
-            Unavailable: the time is over. The change was not made, or it is not known whether it was; the
-                message says which.
+            Unavailable: the time limit has passed. The message says whether the change was not made or its
+                outcome is unknown.
         """
         until = self.deadline() if until is None else until
         body = None if base is None else self._decide_on_copy(base, decide, until)

@@ -25,7 +25,7 @@ system.
 _READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
 
 _Accepts = Callable[[Path], bool]
-"""A function that looks at the file that a move would replace, and says whether the move may take place."""
+"""A function that examines the file that a move would replace, and returns whether to move."""
 
 
 def etag_of(data: bytes) -> str:
@@ -57,7 +57,7 @@ class DurableFolder:
         return None
 
     def etag(self, key: str) -> str:
-        """Return the ETag of a file, which may be larger than the memory. Raises what `read` raises."""
+        """Return the ETag of a file, which may be larger than the memory. Raises the errors of `read`."""
         try:
             with (self._root / key).open("rb") as file:
                 return hashlib.file_digest(file, "sha256").hexdigest()
@@ -78,7 +78,7 @@ class DurableFolder:
             moved = self._move(temporary, target, accepts)
         finally:
             temporary.unlink(missing_ok=True)
-        with suppress(FileNotFoundError):  # deleted meanwhile, and its folder with it
+        with suppress(FileNotFoundError):  # both the file and its folder were deleted meanwhile
             sync_folder(target.parent)
         return moved
 
@@ -109,15 +109,15 @@ class DurableFolder:
 
         Raises:
             FileNotFoundError: there is no such file, or a folder has that name.
-            OSError: the file cannot be read, or not as a whole.
+            OSError: the file cannot be read as a whole.
         """
         data = self.read_within(key, sys.maxsize)
         assert data is not None, "no file is larger"
         return data
 
     def read_within(self, key: str, most: int) -> bytes | None:
-        """Return the whole object, or None if it has more bytes than `most`. Raises what
-        `read` raises.
+        """Return the whole object, or None if it has more bytes than `most`. Raises the same errors as
+        `read`.
         """
         try:
             descriptor = os.open(f"{self._root}/{key}", os.O_RDONLY)  # twice as fast as `open`
@@ -130,7 +130,7 @@ class DurableFolder:
                 os.close(descriptor)
         except (IsADirectoryError, NotADirectoryError):
             raise FileNotFoundError(errno.ENOENT, "no such object") from None
-        if len(data) != size:  # for example while a backup is restored over it
+        if len(data) != size:  # for example, a backup is being restored over it
             raise OSError(errno.EIO, f"{len(data)} of {size} bytes came")
         return data
 
@@ -180,8 +180,8 @@ class DurableFolder:
         return removed
 
     def now(self) -> datetime:
-        """Return the time of the clock that dates the files of this folder. A local clock that is wrong must
-        not make files look old.
+        """Return the time of the clock that dates the files of this folder. With a wrong local clock, files
+        would otherwise look old.
 
         On a read-only disk this is the local time, because nothing can be deleted there anyway.
         """
@@ -200,7 +200,7 @@ class DurableFolder:
         A folder on a read-only disk passes this check, because its objects can be read.
         """
         if not self.is_there():
-            raise OSError(errno.EACCES, "the folder is not there or not readable")
+            raise OSError(errno.EACCES, "the folder is missing or not readable")
 
     def is_there(self) -> bool:
         return os.access(self._temporary, os.R_OK | os.X_OK)
@@ -208,7 +208,7 @@ class DurableFolder:
     def _sync_without_empty(self, folder: Path) -> None:
         while True:
             folder = self._without_empty(folder)
-            with suppress(FileNotFoundError):  # another delete has just removed that one too
+            with suppress(FileNotFoundError):  # another delete has just removed the same folder
                 sync_folder(folder)
                 return
 
@@ -239,7 +239,7 @@ class DurableFolder:
             fcntl.flock(root, fcntl.LOCK_EX)
             yield
         finally:
-            fcntl.flock(root, fcntl.LOCK_UN)  # closing would not do it while a forked process holds a copy
+            fcntl.flock(root, fcntl.LOCK_UN)  # closing does not unlock it while a forked process holds a copy
             os.close(root)
 
 

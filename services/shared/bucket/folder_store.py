@@ -16,7 +16,7 @@ from services.shared.bucket.store import (
     TooLarge,
     check_key,
     check_prefix,
-    has_odd_part,
+    has_unsafe_part,
     is_our_own,
     listing_of,
     nothing,
@@ -127,6 +127,6 @@ def _check_listed(key: str) -> str:
     """Return the key of a listed file, which any program may have put there. Raises ValueError if the key
     leads elsewhere.
     """
-    if "\0" in key or has_odd_part(key):
+    if "\0" in key or has_unsafe_part(key):
         raise ValueError(f"not a key: {key[:80]!a}")
     return key

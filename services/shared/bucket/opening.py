@@ -20,10 +20,10 @@ CHECK_SECONDS = 3.0
 
 
 def open_store(settings: StoreSettings) -> ObjectStore:
-    """Open the store that the settings name. A local folder is made; a bucket is not yet contacted.
+    """Open the store that the settings name. A local folder is created, but a bucket is not contacted yet.
 
     Raises:
-        StoreUnfit: the folder cannot be made.
+        StoreUnfit: the folder cannot be created.
     """
     if settings.folder:
         try:
@@ -31,7 +31,10 @@ def open_store(settings: StoreSettings) -> ObjectStore:
         except OSError as error:
             raise StoreUnfit(describe(settings, reason(error))) from None
     client = connect(settings, request_seconds=REQUEST_SECONDS, retry_seconds=RETRY_SECONDS)
-    impatient = connect(settings, request_seconds=CHECK_SECONDS, retry_seconds=0)
+    without_retries = connect(settings, request_seconds=CHECK_SECONDS, retry_seconds=0)
     return BucketStore(
-        client, impatient=impatient, clock=BucketClock(client, settings), any_keys=AnyKeys(settings)
+        client,
+        without_retries=without_retries,
+        clock=BucketClock(client, settings),
+        any_keys=AnyKeys(settings),
     )

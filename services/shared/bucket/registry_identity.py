@@ -98,7 +98,7 @@ def adopt(
 
 def where(settings: StoreSettings) -> str:
     """Return the bucket's location: endpoint, bucket and prefix, or the folder. If the setting `known_as` is
-    set, return its value instead.
+    set, its value is returned instead.
     """
     if settings.known_as:
         return settings.known_as
@@ -139,8 +139,8 @@ def _parse(base: Base) -> RegistryDocument:
     if document is None or not _ID.fullmatch(document.identity):
         raise StoreUnfit(
             f"SPEAKER_STORE_URL: the object '{REGISTRY}' of the bucket is damaged. Restore it from a backup. "
-            "Or run `python -m services.registry_api adopt-bucket`, if this bucket is no copy that could be "
-            "taken for its original"
+            "Or run `python -m services.registry_api adopt-bucket`, if this bucket is not a copy that could "
+            "be mistaken for its original"
         )
     return document
 

@@ -1,10 +1,10 @@
 """The object store that the registry expects: objects under keys, in a bucket or a local folder.
 
-The promises are the same on both: an object is durable once `put` returns, `get` returns whole objects, and
+Both give the same guarantees: an object is durable once `put` returns, `get` returns whole objects, and
 `list` is complete and includes everything that was put before. This module holds the protocol, keys and
 listings. It knows neither of the two stores (`folder_store`, `bucket_store`) and nothing of speakers.
 
-Names that start with a dot at the top belong to the store itself and are never listed.
+Top-level names that start with a dot belong to the store itself and are never listed.
 """
 
 import builtins
@@ -31,14 +31,14 @@ MAX_KEY_BYTES = 1000
 PROBES = ".probe/"
 """The prefix of the temporary objects that the probes store."""
 SENTINEL = ".sentinel"
-"""An object that belongs to the store itself. While it can be read, a failure to access another object
+"""An object that belongs to the store itself. If it can be read, a failure to read or delete another object
 concerns that object alone.
 """
 
 
 class ObjectUnavailable(Unavailable):
     """The store answers but fails for this one object: for example, the object is archived, its disk block is
-    bad, or it belongs to another owner. Operations on other objects must not be held up by it.
+    bad, or it belongs to another owner. It must not block operations on other objects.
     """
 
 
@@ -70,7 +70,7 @@ class StoredObject:
     last_modified: datetime
     """The object's time by the store's clock."""
     etag: str | None = None
-    """The ETag that `read` returns. None in a local folder, whose files have to be read to know it."""
+    """The ETag that `read` returns. None in a local folder, where a file has to be read to compute it."""
     mark: str | None = None
     """In a local folder, the inode, size and time, which change with every replacement of the object."""
 
@@ -154,7 +154,7 @@ class SwappingStore(Protocol):
 
         Raises:
             TooLarge: it is larger than `MAX_READ_BYTES`.
-            FileNotFoundError: there is none. An outdated node of the store may say so wrongly.
+            FileNotFoundError: there is no such object. An outdated node of the store may claim this wrongly.
         """
         ...
 
@@ -189,8 +189,8 @@ def check_key(key: str) -> str:
     return key
 
 
-def has_odd_part(key: str) -> bool:
-    """Return whether a key has a part that would take a path outside of its folder."""
+def has_unsafe_part(key: str) -> bool:
+    """Return whether a key has an empty part, `.` or `..`, which could lead a path out of its folder."""
     return any(part in {"", ".", ".."} for part in key.split("/"))
 
 

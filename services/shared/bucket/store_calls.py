@@ -41,7 +41,7 @@ class StoreCalls:
     """Measures the calls of one store, and converts its failures."""
 
     def __init__(self, says_missing: Callable[[Exception], bool], serves_others: Callable[[], bool]) -> None:
-        """Create it with the rules that differ between stores.
+        """Use the rules that differ between stores.
 
         Args:
             says_missing: returns whether an error says that an object is missing, and not the whole store.
@@ -78,7 +78,7 @@ class StoreCalls:
         """Return the error that callers get for a failure, which concerns either the store or one object."""
         if isinstance(error, OSError) and error.errno in _FULL:
             return Unavailable(
-                "The disk of the object store is full. What is stored can be read; make room to store more.",
+                "The disk of the object store is full. Stored objects can be read. Make room to store more.",
                 retry_after_seconds=_RETRY_AFTER_SECONDS,
             )
         if operation in {"get", "delete"} and self._serves_others():

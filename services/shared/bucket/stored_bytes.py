@@ -25,7 +25,7 @@ class Unsound(SpeakerRegistryError):
     """Stored bytes are missing or damaged. The attribute `how` is `missing` or `damaged`."""
 
     def __init__(self, how: str) -> None:
-        super().__init__(f"The bytes are {how}; the request id finds it in our logs.")
+        super().__init__(f"The bytes are {how}. The request id leads operators to the log lines about it.")
         self.how = how
 
 

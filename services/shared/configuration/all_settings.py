@@ -1,5 +1,5 @@
-"""Every class of settings, in the order in which operators read about them. Each class is small and frozen,
-is about one concern, and is read from environment variables with a prefix of its own.
+"""Lists every class of settings, in the order of the operators' documentation. Each class is small and
+frozen, covers one concern, and is read from environment variables with a prefix of its own.
 
 `__main__` builds the settings that its program needs, and passes them to the code that needs them.
 """

@@ -28,7 +28,7 @@ def with_alias(
     """
     version = document.version(vuid)
     if version is None:
-        raise VersionNotFound("The version that the alias shall point to was deleted.", param="version")
+        raise VersionNotFound("The version that the alias was to point to has been deleted.", param="version")
     present = document.aliases.get(alias)
     if present is not None and present.by_hand and present.vuid == vuid:
         return document
@@ -36,7 +36,7 @@ def with_alias(
     if present is None and len(document.aliases) >= MAX_ALIASES:
         raise QuotaExceeded(
             f"The voice has {len(document.aliases)} aliases. Accepted: {MAX_ALIASES} aliases of a voice. "
-            "Remove one that is not needed any more.",
+            "Remove one that is no longer needed.",
             param="alias",
         )
     moved = Alias(vuid=vuid, by_hand=True, moved=document.revision + 1)
@@ -44,7 +44,7 @@ def with_alias(
 
 
 def _refuse_failed(version: Version, alias: str, required: Sequence[Profile]) -> None:
-    """Raise `ArtifactFailed` if engines that ask for an alias would find that an extraction has failed."""
+    """Raise `ArtifactFailed` if engines that use the alias would find a failed extraction."""
     unserved = [one.name for one in required if one.name not in version.served]
     names = [name for name in unserved if version.failure(name) is not None]
     if names:

@@ -13,9 +13,9 @@ from speaker_registry.engine import Profile
 from speaker_registry.errors import Conflict
 
 KEPT_FAILURES = 2
-"""The number of encoders whose failures a version keeps for a profile, and of candidates whose it keeps."""
+"""A version keeps the failures of this many encoders for a profile, and of as many candidates."""
 CANCELED = "canceled"
-"""The code of the failure by which a caller ends an extraction."""
+"""The code of the failure that records that a caller canceled an extraction."""
 
 
 class VersionGone(Conflict):
@@ -23,7 +23,7 @@ class VersionGone(Conflict):
 
 
 class AlreadyMade(Conflict):
-    """The build's number is used: another attempt made the artifact, or a caller canceled it."""
+    """The build's number is used already: another attempt made the artifact, or a caller canceled it."""
 
 
 def with_artifact(
@@ -36,12 +36,12 @@ def with_artifact(
     extractor: Mapping[str, object],
     instead_of: str | None = None,
 ) -> SpeakerDocument:
-    """Add an artifact, and move `default` if it may.
+    """Add an artifact, and move `default` if `promotion` allows it.
 
     Args:
-        extractor: what made the artifact. The artifacts with the fingerprint of an encoder have it in common.
-        instead_of: the object of an artifact whose bytes are lost. It leaves in the same change, unless
-            somebody brought it and this one was made here.
+        extractor: the inputs of the fingerprint. All artifacts with the fingerprint of an encoder share them.
+        instead_of: the object of an artifact whose bytes are lost. The same change removes it, unless it was
+            uploaded and the new one was made by a worker.
 
     Raises:
         VersionGone, AlreadyMade, Swept: the artifact came too late.
@@ -55,7 +55,7 @@ def with_artifact(
     refuse_swept(document, {record.object})
     kept = tuple(one for one in made if one.object != instead_of or (one.brought and not record.brought))
     extractors = document.extractors
-    if record.fingerprint == GIVEN_FINGERPRINT:  # it says nothing, so it is not what they have in common
+    if record.fingerprint == GIVEN_FINGERPRINT:  # such artifacts have nothing in common
         record = record.having(extractor=dict(extractor))
     else:
         extractors = {record.fingerprint: dict(extractor), **extractors}
@@ -69,7 +69,7 @@ def with_artifact(
 def without_artifact(document: SpeakerDocument, vuid: str, profile: str, lost: str) -> SpeakerDocument:
     """Record that the bytes of an artifact are lost. Its build stays used.
 
-    Raises `Conflict` for an artifact that somebody brought: no encoder of ours can make it again.
+    Raises `Conflict` for an uploaded artifact, because no encoder of the registry can make it again.
     """
     version = _existing(document, vuid)
     made = version.artifacts.get(profile, ())
@@ -82,12 +82,12 @@ def without_artifact(document: SpeakerDocument, vuid: str, profile: str, lost: s
 def without_old_artifacts(
     document: SpeakerDocument, kept_fingerprints: Mapping[str, Collection[str]]
 ) -> SpeakerDocument:
-    """Drop the artifacts that no fingerprint in use made. Brought ones stay, and the last good ones until
-    there is one of a fingerprint in use.
+    """Drop the artifacts that were made with fingerprints no longer in use. Uploaded artifacts stay. The last
+    good artifact stays until there is one with a fingerprint in use.
 
     Args:
-        kept_fingerprints: for each profile the current fingerprint and the one before. A profile that is not
-            among them keeps everything.
+        kept_fingerprints: for each profile the current fingerprint and the one before. A profile that is
+            missing here keeps all its artifacts.
     """
     after = document
     for version in document.versions:
@@ -100,10 +100,12 @@ def without_old_artifacts(
 
 
 def without_ahead(document: SpeakerDocument, current_fingerprints: Mapping[str, str]) -> SpeakerDocument:
-    """Serve what was made ahead of promotions that have come since, and tell of what failed ahead of them.
+    """Serve artifacts, and report failures, of encoders that worked ahead of their promotion and are current
+    now.
 
-    What a worker made with a former encoder, after another one was promoted, stays out of service: `default`
-    would move to it, away from a version that the current encoder has made already.
+    An artifact that a worker made with a former encoder, after another one was promoted, is not served.
+    Otherwise `default` could move to it, away from a version whose artifact the current encoder has already
+    made.
 
     Args:
         current_fingerprints: the current fingerprint of each profile.
@@ -136,7 +138,8 @@ def with_failure(
     failure: FailureRecord,
     required: Sequence[Profile],
 ) -> SpeakerDocument:
-    """Record why an extraction was given up. A cancel uses up its build, which can then not come later.
+    """Record why an extraction was given up. A cancellation uses up its build, so that the artifact cannot be
+    added later.
 
     Raises `VersionGone` or `AlreadyMade`.
     """
@@ -157,10 +160,10 @@ Failures = dict[str, tuple[FailureRecord, ...]]
 
 
 def _still_failed(version: Version, profile: str, made: ArtifactRecord) -> Failures:
-    """Return the failures of a version that an artifact does not make up for.
+    """Return the failures of a version that remain after this artifact was made.
 
-    One that was made ahead of a promotion is not served yet, so the current encoder's failure stays. A
-    candidate's failure stays as well, until the candidate has made an artifact.
+    An artifact that was made ahead of a promotion is not served yet, so the current encoder's failure stays.
+    A candidate's failure stays as well, until the candidate has made an artifact.
     """
     kept = tuple(
         one
@@ -171,7 +174,9 @@ def _still_failed(version: Version, profile: str, made: ArtifactRecord) -> Failu
 
 
 def _also_failed(version: Version, profile: str, failure: FailureRecord) -> Failures:
-    """Add a failure in place of the one of the same encoder. Those of encoders of long ago go."""
+    """Add a failure, which replaces that of the same encoder. The failures of the oldest encoders are
+    dropped.
+    """
     others = [one for one in version.failures.get(profile, ()) if one.fingerprint != failure.fingerprint]
     alike = [one for one in others if one.ahead == failure.ahead]
     kept = [one for one in others if one.ahead != failure.ahead or one in alike[1 - KEPT_FAILURES :]]
@@ -191,7 +196,7 @@ def _existing(document: SpeakerDocument, vuid: str) -> Version:
 
 
 def _with(document: SpeakerDocument, version: Version) -> SpeakerDocument:
-    """Return the document with another state of one of its versions."""
+    """Return the document with one of its versions replaced."""
     versions = tuple(version if one.vuid == version.vuid else one for one in document.versions)
     return document.having(versions=versions)
 

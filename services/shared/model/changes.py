@@ -87,10 +87,10 @@ def with_version(
 
 
 def edited(document: SpeakerDocument, about: About, required: Sequence[Profile]) -> SpeakerDocument:
-    """Replace what people say about the voice.
+    """Replace the description, labels, pin and promotion policy of the voice.
 
     If the promotion policy becomes `on_ready` again, `default` moves at once to a newer version that is
-    ready, as it does after a move by hand was taken back. Housekeeping would move it anyway, some time later.
+    ready, as it does when a move by hand is undone. Housekeeping would move it anyway, some time later.
     """
     if about == document.about:
         return document
@@ -149,7 +149,7 @@ def undeleted(document: SpeakerDocument) -> SpeakerDocument:
         raise VoiceExists(f"Voice '{document.newest.name}' was registered again since it was deleted.")
     last = document.last_deleted
     if last is None:
-        raise VoiceNotFound("No deleted voice of this name is left to bring back.")
+        raise VoiceNotFound("There is no deleted voice of this name that can be restored.")
     aliases = {name: alias.having(moved=document.revision + 1) for name, alias in last.aliases.items()}
     return document.having(
         versions=last.versions,

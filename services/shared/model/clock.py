@@ -22,8 +22,8 @@ class Clock:
         return time.monotonic()
 
     def since_boot(self) -> float:
-        """Return seconds since boot, including the time for which the machine was suspended, for deadlines
-        that must then have passed.
+        """Return seconds since boot, including the time for which the machine was suspended. It is used for
+        deadlines that also pass during that time.
         """
         return time.clock_gettime(_SINCE_BOOT)
 

@@ -1,7 +1,7 @@
-"""The decisions about the current encoder of a profile: who made which encoder current, and when. Pure.
+"""The decisions that made an encoder the current one of its profile, and their authors and times. Pure.
 
-Bytes that engines receive for a version of a voice change only by such a decision, so the profile's document
-remembers them. `past` finds those that concern one voice.
+Only such a decision changes the bytes that engines receive for a version of a voice, so the profile's
+document remembers the last decisions. `past` finds the decisions that concern one voice.
 """
 
 from collections.abc import Iterable
@@ -27,8 +27,9 @@ class Decision(Record):
     by: str
     """Id of the caller, or name of the worker, that made the decision."""
     did: str
-    """`announce`: the first worker of the profile. `replace_untrained`: a worker with trained weights, by
-    itself. `promote`, or `roll_back` to an encoder that was current before.
+    """The kind of decision. `announce`: the profile's first worker announced the encoder.
+    `replace_untrained`: a worker with trained weights replaced random ones. `promote`: the encoder was
+    promoted. `roll_back`: an encoder that was current before was promoted again.
     """
     fingerprint: str
     former_fingerprint: str = ""
@@ -97,8 +98,8 @@ def _kind(before: Deciding, after: Deciding) -> str:
 def _campaign(after: Deciding) -> Preparing | None:
     """Return the campaign that prepared the voices for the encoder that has become current.
 
-    A campaign prepares one promotion. If the encoder becomes current once more later, that is a decision of
-    its own.
+    A campaign prepares one promotion. If the encoder becomes current again later, that is a separate
+    decision.
     """
     named = {one.campaign for one in after.decisions}
     found = [one for one in after.campaigns if one.fingerprint == after.fingerprint]

@@ -1,6 +1,7 @@
-"""Everything that is true about one speaker, as one document. `changes` makes the next document from it.
+"""The document that holds everything about one speaker. `changes` makes the next document from it.
 
-Pure: no clock, no bucket, no Redis. A document is parsed from the JSON in the bucket, and answers questions.
+Pure: no clock, no bucket, no Redis. A document is parsed from the JSON in the bucket, and has methods that
+query it.
 """
 
 from collections.abc import Callable
@@ -41,7 +42,7 @@ class Life(Record):
 
 
 RECORD_BYTES = 1024
-"""A deleted version takes about this much of the document besides its texts, and so of Redis."""
+"""A deleted version takes about this many bytes of the document, and so of Redis, besides its texts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +72,8 @@ class SpeakerDocument(StoredDocument):
     about: About = About()
     dead: tuple[Life, ...] = ()
     swept: dict[str, int] = Field(default_factory=dict)
-    """Maps ids whose bytes were collected as garbage to the time of collection. No change may name them any
-    more.
+    """Maps ids whose bytes were collected as garbage to the time of collection. No later change may name
+    them.
     """
     history: tuple[Entry, ...] = ()
     """The last changes that people and their keys have made, newest last."""
@@ -108,7 +109,7 @@ class SpeakerDocument(StoredDocument):
     def default(self) -> Version:
         """Return the version that the alias `default` points to. Only a live speaker has one."""
         found = self.version(self.aliases[DEFAULT].vuid)
-        assert found is not None, "no change leaves an alias without its version"
+        assert found is not None, "every alias points to a version of the document"
         return found
 
     @property
@@ -132,11 +133,11 @@ class SpeakerDocument(StoredDocument):
         """Return the live version that a reference (a number, an alias or `latest`) stands for.
 
         Args:
-            complete: says whether `latest` may be a version. If no version qualifies, `latest` is the newest
-                one.
+            complete: returns whether a version is complete, so that `latest` may stand for it. If no version
+                is complete, `latest` is the newest one.
 
         Raises:
-            VersionNotFound, AliasNotFound: no other version is returned in its place.
+            VersionNotFound, AliasNotFound: the document has no such version or alias.
         """
         if reference == LATEST:
             return next((version for version in reversed(self.versions) if complete(version)), self.newest)
@@ -181,7 +182,7 @@ class SpeakerDocument(StoredDocument):
         return made
 
     def extractor(self, record: ArtifactRecord) -> dict[str, object]:
-        """Return the inputs of an artifact's fingerprint, as far as they are known."""
+        """Return the inputs of an artifact's fingerprint, or an empty dictionary if they are not known."""
         return record.extractor or self.extractors.get(record.fingerprint, {})
 
     @property
@@ -221,5 +222,5 @@ class SpeakerDocument(StoredDocument):
 
 def key_reused() -> IdempotencyKeyReused:
     return IdempotencyKeyReused(
-        "This Idempotency-Key was used for another request. Accepted: that same request again, or a new key."
+        "This Idempotency-Key was used for another request. Accepted: the same request again, or a new key."
     )

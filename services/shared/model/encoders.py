@@ -39,8 +39,8 @@ class Encoder(Record):
 def takes_over(current: Encoder | None, arriving: Encoder, *, first: bool) -> bool:
     """Return whether the encoder of a worker becomes the current one without an operator.
 
-    The first encoder of a profile does. So does an encoder with trained weights if the current one has
-    untrained weights or a damaged record. All other cases are left to an operator.
+    The first encoder of a profile does. An encoder with trained weights does as well, if the current one has
+    untrained weights or a damaged record. In all other cases an operator decides.
 
     Args:
         current: the current encoder. None if there is none, or if its record cannot be read.
@@ -50,7 +50,7 @@ def takes_over(current: Encoder | None, arriving: Encoder, *, first: bool) -> bo
 
 
 def former_after(current: Encoder | None, former: tuple[str, ...], successor: str) -> tuple[str, ...]:
-    """Return the fingerprints that were current before `successor`, the newest first.
+    """Return the fingerprints that were current before `successor`, newest first.
 
     Args:
         current: the encoder that the successor replaces.
@@ -63,8 +63,8 @@ def former_after(current: Encoder | None, former: tuple[str, ...], successor: st
 
 
 def differences(current: Mapping[str, Any], candidate: Mapping[str, Any]) -> dict[str, tuple[Any, Any]]:
-    """Return the inputs in which two encoders differ, as a dotted name -> values of the current and the
-    candidate.
+    """Return the inputs in which two encoders differ, as dotted name -> (value of the current encoder, value
+    of the candidate).
 
     An input that only one of them has is None for the other. At most `MAX_DIFFERENCES` are returned.
     """

@@ -1,6 +1,6 @@
-"""Events that tell how two revisions of a speaker's document differ, in the words of the event stream. Pure.
+"""Derives the events of the event stream from two revisions of a speaker's document. Pure.
 
-Listeners may miss events, so they compare revisions. An event says what to look at, but not its state.
+Listeners may miss events, so they compare revisions. An event names what has changed, but not its new state.
 """
 
 from collections.abc import Iterator, Mapping
@@ -19,7 +19,7 @@ PINNED = "voice.pinned"
 
 @dataclass(frozen=True, slots=True)
 class SpeakerEvent:
-    """One change of a speaker that listeners are told of."""
+    """One change of a speaker, of which listeners are notified."""
 
     what: str
     takes_away: bool = False
@@ -84,7 +84,7 @@ def _of_artifacts(
     kept = {one.object for one in new}
     if old and old[-1].object not in kept and kept <= known:
         yield SpeakerEvent("artifact.void", True, {"version_id": version_id, "profile": profile})
-    elif not known <= kept:  # those of encoders that are not in use any more
+    elif not known <= kept:  # artifacts of encoders that are no longer in use
         yield SpeakerEvent("artifacts.dropped", True, {"version_id": version_id, "profile": profile})
 
 

@@ -1,4 +1,4 @@
-"""The history of a voice: the changes that people and their keys have made, oldest first. Pure.
+"""The history of a voice: the changes that callers have made, oldest first. Pure.
 
 Changes by workers and housekeeping are left out, because their number is not bounded.
 """
@@ -17,7 +17,7 @@ BY_PEOPLE = frozenset(
 
 
 class Entry(Record):
-    """One change that a person or a key made."""
+    """One change that a caller made."""
 
     revision: int
     at: int
@@ -57,7 +57,7 @@ def remembered(before: Remembering, after: Remembering) -> tuple[Entry, ...]:
 
 
 def _changed_alias(before: Remembering, after: Remembering) -> str | None:
-    """Return the alias that a caller has moved, or whose move a caller has taken back."""
+    """Return the alias that a caller has moved, reset or removed, or None if there is none."""
     if after.did != "alias":
         return None
     names = sorted({*before.aliases, *after.aliases})

@@ -1,8 +1,8 @@
 """The number, the creation time and the id of a new version. Pure.
 
-A version normally takes the next number, the present time and an id of its own. An operator may ask for
-others, to move a voice to another registry as it is. Numbers and times of a name rise in both cases, also
-over deletes.
+A version normally takes the next number, the present time and an id of its own. An operator may request other
+values, to move a voice unchanged to another registry. In both cases, the numbers and times of a name always
+rise, even after deletes.
 """
 
 from dataclasses import dataclass
@@ -13,8 +13,8 @@ from speaker_registry.errors import Conflict, InvalidRequest, QuotaExceeded
 from speaker_registry.names import MAX_VERSION
 
 MAX_AHEAD_SECONDS = 300
-"""A wanted time may be this much later than the store's. Registries differ a little in their clocks, and
-versions that were registered within one second have the seconds that follow.
+"""A wanted time may be this much later than the store's. The clocks of two registries differ a little, and
+versions that were registered within the same second are dated one second apart.
 """
 
 
@@ -26,11 +26,11 @@ class Numbering:
     """The number is at least 1 and at most `MAX_VERSION`."""
     created_at: int
     id: str | None = None
-    """The id that callers see, or None if the registry shall give the version one."""
+    """The id that callers see, or None if the registry chooses one."""
 
 
 def next_marks(document: SpeakerDocument, now: int, wanted: Numbering | None = None) -> Marks:
-    """Return the marks that the next version leaves. They tell its number and its creation time.
+    """Return the marks after the next version was added. They contain its number and its creation time.
 
     Args:
         now: the store's time.
@@ -54,7 +54,7 @@ def next_marks(document: SpeakerDocument, now: int, wanted: Numbering | None = N
     if wanted.id in document.version_ids:
         raise Conflict(
             f"Field 'id' is {wanted.id}, and the voice has another version with this id, or had one that can "
-            "still be brought back. Accepted: another id, or none, so that the registry gives one.",
+            "still be restored. Accepted: another id, or none, so that the registry chooses one.",
             param="id",
         )
     return marks.having(number=wanted.number, created_at=wanted.created_at)
@@ -64,11 +64,11 @@ def _check(wanted: Numbering, marks: Marks, now: int) -> None:
     if wanted.number <= marks.number:
         raise Conflict(
             f"Version {wanted.number} cannot be registered, because the voice has had version "
-            f"{marks.number}, and numbers are never given twice, also after deletes. Accepted: a number from "
+            f"{marks.number}, and no number is given twice, even after deletes. Accepted: a number from "
             f"{marks.number + 1} to {MAX_VERSION}.",
             param="ref",
         )
-    # Engines tell the versions of a voice apart by these times.
+    # Engines distinguish the versions of a voice by these times.
     if wanted.created_at <= marks.created_at:
         raise Conflict(
             f"Field 'created_at' is {wanted.created_at}, and the voice has had a version that was created at "
@@ -103,7 +103,7 @@ def registered_as(document: SpeakerDocument, wanted: Numbering, request: str) ->
 
 
 def _difference(found: Version, wanted: Numbering, request: str) -> str | None:
-    """Return in what a version differs from the wanted one, or None if it is the same."""
+    """Return the property in which a version differs from the wanted one, or None if there is none."""
     if found.request != request:
         return "content"
     if found.created_at != wanted.created_at:

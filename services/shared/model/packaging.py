@@ -62,9 +62,9 @@ def package(
     Args:
         object_id, build: see `ArtifactRecord`.
         extractor: the fingerprint's inputs.
-        computed_on: the machine that computed the tensors, which is no part of the fingerprint.
-        used_seconds: the length of the audio that the tensors cover, if the extractor cut something out of
-            the clip.
+        computed_on: the machine that computed the tensors. It is not part of the fingerprint.
+        used_seconds: the length of the audio that the tensors cover, if the extractor cut parts out of the
+            clip.
 
     Raises:
         InvalidArtifact: the tensors do not match the profile, or their length does not match the used audio

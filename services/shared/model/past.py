@@ -1,5 +1,5 @@
-"""What happened to a voice, in order of time: the changes that people made to it, and the promotions of
-encoders that changed what it serves. Pure.
+"""The past of a voice, in order of time: the changes that callers made to it, and the promotions of encoders
+that changed which artifacts it serves. Pure.
 """
 
 import math
@@ -19,11 +19,11 @@ _PLACE = re.compile(r"(\d{1,18})(?:-(\d{1,18})-(\d{1,18})-([\w.-]{1,128}))?", re
 
 @dataclass(frozen=True, slots=True, order=True)
 class Place:
-    """The place of something that happened to a voice. Later places are greater."""
+    """The place of an event in the past of a voice. Later places are greater."""
 
     revision: int
-    """The revision of the voice's document that a change made. A promotion follows the last change that was
-    not made after it.
+    """The revision of the voice's document that a change made. A promotion has the revision of the last
+    change that was not made after it.
     """
     at: int = 0
     """The time of a promotion. 0 for a change of the voice."""
@@ -46,21 +46,21 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Happened:
-    """A change that people made to a voice, or a promotion of an encoder that changed what it serves."""
+    """A change that callers made to a voice, or a promotion that changed which artifacts it serves."""
 
     place: Place
     what: Entry | Decision
 
 
 def concerned_profiles(document: SpeakerDocument) -> frozenset[str]:
-    """Return the profiles that a voice has artifacts in, also a deleted voice that can be brought back."""
+    """Return the profiles for which a voice, live or deleted but still kept, has artifacts."""
     return frozenset(
         profile for version in _versions(document) for profile, made in version.artifacts.items() if made
     )
 
 
 def past_of(document: SpeakerDocument, profiles: Mapping[str, ProfileDocument]) -> list[Happened]:
-    """Return what happened to a voice, as far as it is remembered, oldest first.
+    """Return the past of a voice, as far as it is remembered, oldest first.
 
     Args:
         profiles: the documents of the voice's `concerned_profiles`, by the names of the profiles.
@@ -89,8 +89,8 @@ def _versions(document: SpeakerDocument) -> tuple[Version, ...]:
 def _since(document: SpeakerDocument) -> int:
     """Return the time from which on promotions belong to the past of a voice.
 
-    A version that was restored from an archive is older than its registration here. Of a voice with more
-    changes than are remembered, promotions before these are left out too.
+    A version that was restored from an archive is older than its registration here. If a voice has had more
+    changes than are remembered, promotions before the oldest remembered one are left out too.
     """
     oldest = _versions(document)[0]
     history = document.history
@@ -100,6 +100,6 @@ def _since(document: SpeakerDocument) -> int:
 
 
 def _until(document: SpeakerDocument) -> float:
-    """Return the time up to which promotions belong to the past of a voice."""
+    """Return the time until which promotions belong to the past of a voice."""
     deleted = document.last_deleted
     return deleted.deleted_at if deleted and not document.live else math.inf

@@ -1,11 +1,11 @@
-"""Everything that is true about one profile, as one document: its encoders, its campaigns, and the decisions
-that made encoders current. Pure.
+"""The document that holds everything about one profile: its encoders, its campaigns, and the decisions that
+made encoders current. Pure.
 
 `_profiles/{profile}.json` holds the current encoder, the former ones, the candidates that workers announced,
 and the campaigns that prepare a promotion. Campaigns are kept beside the encoders, because one change then
 decides both: a campaign is only started for an encoder that is known and not current, and a canceled campaign
-cannot promote any more. The functions of this module are the changes of the document. Each returns its
-argument if there is nothing to change, and refuses by raising. `encoders` has the rules.
+can no longer promote its encoder. The functions of this module are the changes of the document. Each returns
+its argument if there is nothing to change, and refuses by raising. `encoders` has the rules.
 
 The document stays small, since every process reads it every second: it has at most `MAX_FORMER` former
 encoders, `MAX_CANDIDATES` candidates and `MAX_CAMPAIGNS` campaigns, of some kilobytes each at most, and
@@ -45,7 +45,7 @@ class CampaignRecord(Record):
     rate: float | None = None
     """Largest number of voices per second. None sets no limit."""
     promotes: bool = False
-    """True if the encoder is promoted once it has an artifact of every voice."""
+    """True if the encoder is promoted once it has made an artifact for every voice."""
     promotes_by: str = ""
     """Id of the caller that asked for this promotion."""
     force: bool = False
@@ -75,7 +75,7 @@ class ProfileDocument(StoredDocument):
     candidates: tuple[Encoder, ...] = ()
     """The encoders that workers announced and that were never current, newest last."""
     campaigns: tuple[CampaignRecord, ...] = ()
-    """The campaigns, the newest last."""
+    """The campaigns, newest last."""
     decisions: tuple[Decision, ...] = ()
     """The last decisions that made an encoder the current one, newest last."""
 
@@ -143,7 +143,7 @@ class ProfileDocument(StoredDocument):
         """Return the document that takes the place of a damaged one.
 
         Args:
-            known: the last copy of the document that is known.
+            known: the last known copy of the document.
             now: the store's time.
         """
         known = known or cls()
@@ -191,7 +191,7 @@ def another_encoder(document: ProfileDocument, fingerprint: str) -> Encoder:
         raise EncoderCurrent(f"{fingerprint} is already the current fingerprint.", param="fingerprint")
     encoder = document.encoder(fingerprint)
     if encoder is None:
-        raise EncoderUnknown(f"No worker ever came with {fingerprint}.", param="fingerprint")
+        raise EncoderUnknown(f"No worker has ever announced {fingerprint}.", param="fingerprint")
     return encoder
 
 
@@ -279,8 +279,8 @@ def with_campaign_state(
 def promoted_by_campaign(
     document: ProfileDocument, campaign_id: str, *, now: int, result: dict[str, Any]
 ) -> ProfileDocument:
-    """Promote the encoder of a campaign, and end the campaign. If the campaign is not running any more,
-    nothing changes.
+    """Promote the encoder of a campaign, and end the campaign. If the campaign is no longer running, nothing
+    changes.
 
     Raises `CampaignNotFound`, and the errors of `promoted`.
     """

@@ -46,7 +46,7 @@ def _fish_speech(name: str, model_type: str, engine: str) -> Profile:
     return _built_in(
         name,
         model_type,
-        f"{engine}: codes of its DAC, a semantic book and nine residual ones",
+        f"{engine}: codes of its DAC, one semantic and nine residual codebooks",
         tensors={"ref_codes_fq": _codes(("T", 10), 4096, *9 * [1024])},
         sample_rate=44_100,
         frame_rate=44_100 / 2048,
@@ -144,7 +144,7 @@ _ECAPA = _built_in(
 _SPEECHTOKENIZER = _built_in(
     "speechtokenizer",
     "speechtokenizer",
-    "SpeechTokenizer (hubert_avg): codes, the first book semantic",
+    "SpeechTokenizer (hubert_avg): codes, of which the first codebook is semantic",
     tensors={"codes": TensorSpec(dtype="I64", shape=(8, "T"), minimum=0, maximum=1023)},
     sample_rate=16_000,
     frame_rate=50.0,
@@ -225,7 +225,7 @@ def _installed() -> list[Profile]:
         profile, package = entry.load(), f"the package {entry.dist.name if entry.dist else entry.value}"
         if profile.name in profiles:
             raise ProfileAmbiguous(
-                f"Profile '{profile.name}' is brought by {brought_by[profile.name]} and by {package}. "
+                f"Profile '{profile.name}' is defined by {brought_by[profile.name]} and by {package}. "
                 "Accepted: a name of its own for each; rename one, or uninstall a package."
             )
         profiles[profile.name], brought_by[profile.name] = profile, package

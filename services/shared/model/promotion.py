@@ -1,10 +1,10 @@
-"""Decides when the alias `default` moves to a newer version by itself, and why it does not. Pure.
+"""Decides when the alias `default` moves to a newer version by itself, and explains why it does not. Pure.
 
-It moves once every required profile of the newer version is ready or will never be, and never to a version
-that lacks a profile which the present one serves, required or not, or a required one which it will serve.
-Only profiles count here, not the fingerprints with which their artifacts were made.
+It moves once every required profile of the newer version is ready or will never be. It never moves to a
+version that lacks a profile which the current version serves, or a required profile which the current version
+will serve. Only profiles count here, not the fingerprints with which their artifacts were made.
 
-People can keep it where it is: by a move by hand, until that is taken back, and by the promotion policy
+Callers can keep it where it is: by moving it by hand, until that is undone, or with the promotion policy
 `manual` of the voice.
 """
 
@@ -18,7 +18,7 @@ from speaker_registry.names import DEFAULT
 
 
 def promoted(document: SpeakerDocument, required: Sequence[Profile]) -> SpeakerDocument:
-    """Move `default` to the newest version that may have it, or return the same document."""
+    """Move `default` to the newest version that qualifies, or return the same document."""
     if not document.live or _why_default_stays(document):
         return document
     default = document.default
@@ -37,7 +37,8 @@ def promoted(document: SpeakerDocument, required: Sequence[Profile]) -> SpeakerD
 
 
 def held_back(document: SpeakerDocument, version: Version, required: Sequence[Profile]) -> str | None:
-    """Say why `default` will not move to a newer version even after all its extractions have ended.
+    """Say why `default` will not move to a newer version even after all extractions of that version have
+    ended.
 
     Returns None if `default` will move to the version, or has moved to it or past it.
     """
@@ -51,12 +52,12 @@ def held_back(document: SpeakerDocument, version: Version, required: Sequence[Pr
         return None
     return (
         f"`default` stays at version {default.number}: version {version.number} will have no artifact "
-        f"for {', '.join(sorted(missing))}, and engines that use that would lose the voice"
+        f"for {', '.join(sorted(missing))}, so engines that use it would lose the voice"
     )
 
 
 def _why_default_stays(document: SpeakerDocument) -> str | None:
-    """Say why `default` moves by itself to no version at all. Returns None if it may move."""
+    """Say why `default` does not move by itself to any version. Returns None if it may move."""
     number = document.default.number
     if document.about.promotion == "manual":
         return f"`default` stays at version {number}, because the voice's promotion policy is `manual`"

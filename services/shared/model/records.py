@@ -25,7 +25,7 @@ makes them stale.
 
 
 class Revised(Protocol):
-    """The parts of a stored document that tell of its last change."""
+    """The parts of a stored document that describe its last change."""
 
     @property
     def revision(self) -> int: ...
@@ -55,7 +55,7 @@ def unseal(body: bytes) -> dict[str, Any]:
         digest = members.pop(_DIGEST)
         verifies = _verifies(digest, body, members)
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        raise ValueError("the body is no sealed JSON object") from None
+        raise ValueError("the body is not a sealed JSON object") from None
     if not verifies:
         raise ValueError("the digest in the body is not that of its other members")
     return members
@@ -153,7 +153,7 @@ class Version(Record):
     """The number is 0 until a change adds the version to a document."""
     created_at: int = 0
     name: str
-    """The name as the caller of this upload typed it."""
+    """The name as the uploading caller typed it."""
     source: Literal["audio", "embedding"]
     consent: str
     ref_text: str | None = None
@@ -250,7 +250,7 @@ class Alias(Record):
 
     vuid: str
     by_hand: bool = False
-    """True if a caller moved the alias. Then it stays until a caller takes the move back."""
+    """True if a caller moved the alias. It then stays until a caller undoes the move."""
     moved: int
     """The revision that moved the alias."""
 

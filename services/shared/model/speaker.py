@@ -11,7 +11,7 @@ _HASHED_SLUG = re.compile(r"x-[0-9a-f]{40}")
 
 
 def is_slug(text: str) -> bool:
-    """Return whether `slug_of` can have made the text."""
+    """Return whether the text could be a result of `slug_of`."""
     return slug_of(text) == text or is_hashed_slug(text)
 
 
@@ -59,7 +59,7 @@ class OpenJob:
     vuid: str
     profile: str
     fingerprint: str
-    """The fingerprint is empty while no worker has announced the profile."""
+    """The fingerprint of the encoder. It is empty while no worker has announced the profile."""
     job_id: str
     processing: bool
     mends: bool = False

@@ -20,7 +20,7 @@ class ProfileStatus:
 
     profile: Profile
     state: ArtifactState
-    """The state for engines: `ready` if there is an artifact to serve, also one of a former encoder."""
+    """The state for engines: `ready` if there is an artifact to serve, even if a former encoder made it."""
     state_of_current: ArtifactState
     """The state of the artifact of the profile's current encoder."""
     artifact: ArtifactRecord | None = None
@@ -32,13 +32,13 @@ class ProfileStatus:
     reason: str | None = None
     """The reason why the extraction waits, see `waiting_reason`."""
     unsupported: bool = False
-    """True if nothing can ever be extracted: the version has no clip, or the profile does not accept such
-    clips.
+    """True if nothing can ever be extracted: the version has no clip, or the profile does not accept its
+    clip.
     """
 
     @property
     def of_former(self) -> bool:
-        """Return whether the artifact to serve was not made by the profile's current encoder."""
+        """Return whether there is an artifact to serve that the profile's current encoder did not make."""
         return self.artifact is not None and not self.current
 
 
@@ -55,8 +55,8 @@ def profile_status(
     An artifact whose bytes are lost is not ready, and no artifact of a former encoder replaces it.
 
     Args:
-        fingerprint: that of the profile's current encoder. None while no worker has announced one; then any
-            artifact is current.
+        fingerprint: that of the profile's current encoder. While no worker has announced one, it is None, and
+            any artifact counts as current.
         former: the previous fingerprints, newest first. Until there is an artifact with `fingerprint`, the
             last good one is served. None if only an artifact with `fingerprint` is wanted.
     """

@@ -15,8 +15,8 @@ FORMAT = 1
 KNOWN_NEEDS: frozenset[str] = frozenset()
 """The words in `needs` that this release understands."""
 KEPT_CHANGES = 32
-"""Largest number of change ids that a document keeps. They show for 30 seconds whether a change with a lost
-reply was made.
+"""Largest number of change ids that a document keeps. For 30 seconds, they show whether a change was made
+whose reply was lost.
 """
 FAR_ABOVE = 1_000
 """Distance of the numbers in the document after a damaged one from the last known ones."""
@@ -34,11 +34,11 @@ class StoredDocument(Record):
     """A document that is replaced as a whole. A change makes a new one with the next revision."""
 
     UPDATED: ClassVar[str] = ""
-    """The type of the event for a change, for documents of which every process keeps a copy."""
+    """The type of the event that announces a change, for documents of which every process keeps a copy."""
 
     format: Literal[1] = 1
     revision: int = 0
-    """The number of changes so far. 0 is a document that the bucket does not have."""
+    """The number of changes so far. It is 0 if the bucket has no such document."""
     needs: tuple[str, ...] = ()
     """Features that a reader must support. A reader that does not know one of them neither serves nor changes
     the document.
@@ -54,8 +54,8 @@ class StoredDocument(Record):
 
     @property
     def news(self) -> tuple[dict[str, str], ...]:
-        """Return the fields of further events for changes that listeners are told of by name, oldest first.
-        `what` is the type of an event, and `revision` that of its change.
+        """Return the fields of further events for the last changes that have an event type of their own,
+        oldest first. `what` is the type of an event, and `revision` that of its change.
         """
         return ()
 

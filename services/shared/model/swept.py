@@ -7,7 +7,7 @@ from speaker_registry.errors import Conflict
 
 KEPT_SWEPT_SECONDS = 30 * 24 * 3600
 """Time for which the id of collected bytes stays in the document. An upload that was suspended for days must
-not name bytes that are gone.
+not refer to bytes that are gone.
 """
 
 

@@ -66,7 +66,7 @@ class RqDispatcher:
     def draw(self, speaker: str, vuid: str) -> bool:
         """Ask workers for the pictures of a version's clip, unless they were asked already.
 
-        Returns False if they could not draw them. In that case workers are not asked again for a day.
+        Returns False if they could not draw them. In that case, workers are not asked again for a day.
         """
         job_id, about = f"draw-{DRAWING}-{vuid}", {"speaker": speaker, "vuid": vuid}
         with unavailable_without_redis():

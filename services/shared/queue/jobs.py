@@ -1,7 +1,7 @@
 """Opens and joins jobs, begins attempts at them, reports their progress, and ends them.
 
-A job is a claim with a record in the view, and an entry in the queue of its profile. If one of these is lost,
-no artifact is lost: housekeeping starts the extractions that documents lack.
+A job is a claim with a record in the view, and an entry in the queue of its profile. The loss of any of them
+loses no artifact: housekeeping starts the extractions of artifacts that documents lack.
 """
 
 from collections.abc import Mapping
@@ -75,7 +75,7 @@ class Jobs:
             fingerprint: that of the profile's current encoder. Empty while no worker has announced one.
             forced: make the artifact even if there is one already.
             mends: make the artifact because its bytes are lost.
-            ahead: hand the job to workers that have this encoder, although it is not the current one.
+            ahead: give the job to workers that have this encoder, although it is not the current one.
         """
         queue = preparation_queue(profile, fingerprint) if ahead else queue_name(profile)
         job_id = f"job_{self._clock.new_id()}"

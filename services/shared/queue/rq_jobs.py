@@ -1,9 +1,9 @@
-"""Jobs and queues as RQ keeps them in Redis, without RQ's ways of running code out of Redis.
+"""Jobs and queues as RQ stores them in Redis, without RQ's ability to run code that is named in Redis.
 
-Stock RQ imports and calls whatever name a job carries, its callbacks and webhooks too, whichever serializer
-is chosen. Here a job is the name of a handler and some ids, as JSON, and nothing else is read. A worker runs
-a job only through the handler that it registered for that name. So write access to Redis can waste time, but
-cannot run code.
+Unmodified RQ imports and calls any function that a job names, and the job's callbacks and webhooks, whichever
+serializer is used. Here, a job is the name of a handler and some ids, as JSON, and nothing else is read. A
+worker runs a job only through the handler that it registered for that name. So anyone with write access to
+Redis can waste time, but cannot run code.
 
 This module knows neither what a job does nor our own record of it (`jobs.py`). `batch_worker.py` runs jobs,
 and `queue_maintenance.py` puts the jobs of dead workers back.
@@ -37,8 +37,8 @@ KEY_PREFIX = "rq"
 """RQ's keys begin with this and a colon. The rights in `redis_access.py` and KEDA's triggers rely on it."""
 
 RETRIES = 3
-"""Number of retries after the first start. Four starts are enough even if a job's workers die twice for other
-reasons.
+"""Number of retries after the first start. Four starts are enough for a job even if two of its workers die
+for unrelated reasons.
 """
 
 RESULT_SECONDS = 300
@@ -53,8 +53,8 @@ QUARANTINE_KEY = "sr:quarantine"
 QUARANTINE_LENGTH = 1000
 
 QUEUE_NAME = re.compile(r"(?:extract|prepare)\.[a-z0-9][a-z0-9._-]{0,90}")
-"""The form of a queue's name. It has no comma, with which RQ joins the names of a worker's queues, and no
-colon, which separates the parts of RQ's keys.
+"""The form of a queue's name. It contains no comma, because RQ joins the names of a worker's queues with
+commas, and no colon, because colons separate the parts of RQ's keys.
 """
 
 _PREPARE = "prepare."
@@ -79,14 +79,15 @@ intervals (which need a scheduler) and expiry.
 
 HAND_BACK = """
 -- KEYS: intermediate list, queue, job.  ARGV: job id.
--- Back to the head of the queue if it still waits to be run; forgotten if not. Only who removes it pushes it.
+-- Puts a job back at the head of the queue if it still waits to be run, and forgets it otherwise. Only the
+-- caller that removed it from the intermediate list pushes it.
 if redis.call('LREM', KEYS[1], 1, ARGV[1]) == 0 then return 0 end
 if redis.pcall('HGET', KEYS[3], 'status') ~= 'queued' then return 0 end
 redis.call('LPUSH', KEYS[2], ARGV[1])
 return 1
 """
 
-LINE_UP = """
+MOVE_TO_TURN = """
 -- KEYS: queue, order (jobs that wait, scored by turn), turns (of each tenant's last job; ':' of the last one
 -- taken).  ARGV: job id, tenant.  Moves a job from the end of the queue to its tenant's next turn.
 -- Turns start at the last one taken, so a tenant gains nothing by having been idle. The order may still name
@@ -131,7 +132,7 @@ return taken
 
 
 REMOVE = """
--- KEYS: queue, job.  ARGV: job id.  The order may still name it: see LINE_UP.
+-- KEYS: queue, job.  ARGV: job id.  The order may still name it: see MOVE_TO_TURN.
 if redis.call('LREM', KEYS[1], 1, ARGV[1]) == 0 then return 0 end
 redis.call('DEL', KEYS[2])
 return 1
@@ -172,7 +173,7 @@ def profile_of(queue: str) -> str:
 
 def _checked_name(name: str) -> str:
     if not QUEUE_NAME.fullmatch(name):
-        raise ValueError(f"no queue can be named {name!r}: a-z, 0-9, '.', '_' and '-' are possible")
+        raise ValueError(f"no queue can be named {name!r}: a-z, 0-9, '.', '_' and '-' are accepted")
     return name
 
 
@@ -261,11 +262,13 @@ def _checked_call(data: bytes) -> bytes:
 
 def _refuse_all_but_ids(kwargs: Mapping[str, Any]) -> None:
     if len(kwargs) > MAX_ARGUMENTS:
-        raise JobRefusedError(f"{len(kwargs)} arguments, at most {MAX_ARGUMENTS} are possible")
+        raise JobRefusedError(f"{len(kwargs)} arguments, at most {MAX_ARGUMENTS} are accepted")
     for name, value in kwargs.items():
         short = len(value) <= MAX_ID_LENGTH if isinstance(value, str) else isinstance(value, int | None)
         if not short:
-            raise JobRefusedError(f"argument {name[:50]!r} is no id: a number, or {MAX_ID_LENGTH} characters")
+            raise JobRefusedError(
+                f"argument {name[:50]!r} is not an id: a number, or at most {MAX_ID_LENGTH} characters"
+            )
 
 
 class JobQueue(Queue):
@@ -292,8 +295,8 @@ class JobQueue(Queue):
         return f"{self.key}:wake"
 
     def wake(self) -> None:
-        """Wake the workers that wait for jobs. A worker that misses this looks at the queue within a
-        second.
+        """Wake the workers that wait for jobs. A worker that misses this checks the queue within a second
+        anyway.
         """
         self.connection.xadd(self.wake_key, {"woken": 1}, maxlen=1, approximate=False)
 
@@ -312,13 +315,13 @@ class JobQueue(Queue):
         job.started_job_registry, job.finished_job_registry = self._started, self._finished
         return job
 
-    def line_up(self, job_id: str, tenant: str, client: Redis | Pipeline) -> None:
+    def move_to_turn(self, job_id: str, tenant: str, client: Redis | Pipeline) -> None:
         """Move a job that was just put at the end to its tenant's next turn.
 
         The queue stays one list in the order in which jobs are taken: first the first job of each tenant,
         then the second of each, and so on. A tenant with 1,000 jobs delays another tenant's job by one job.
         """
-        client.eval(LINE_UP, 3, self.key, self._order_key, self._turns_key, job_id, tenant)
+        client.eval(MOVE_TO_TURN, 3, self.key, self._order_key, self._turns_key, job_id, tenant)
 
     def take(self, count: int) -> list[bytes]:
         """Move up to `count` jobs to the intermediate list. Maintenance puts back the jobs that no worker
@@ -336,18 +339,18 @@ class JobQueue(Queue):
         return f"{self.key}:turns"
 
     def remove_waiting(self, job_id: str) -> None:
-        """Remove a job that still waits in the queue. A job that a worker has taken is left alone."""
+        """Remove a job that still waits in the queue. A job that a worker has taken is not touched."""
         self.connection.eval(REMOVE, 2, self.key, job_key(job_id.encode()), job_id)
 
     def hand_back(self, job_id: bytes, pipeline: Pipeline) -> None:
-        """Put a job back that was taken and not started. Nothing happens if another process was faster."""
+        """Put back a job that was taken but not started. Nothing happens if another process has already done
+        so.
+        """
         keys = (self.intermediate_queue_key, self.key, job_key(job_id))
         pipeline.eval(HAND_BACK, len(keys), *keys, job_id)
 
     def quarantine(self, job_id: bytes, stored: object, reason: str, pipeline: Pipeline) -> None:
-        """Move a job that cannot be run to the failed jobs, where operators find it and no worker takes it
-        again.
-        """
+        """Move a job that cannot be run to the failed jobs, where operators find it and no worker does."""
         entry = {
             "queue": self.name,
             "job_id": job_id.decode(errors="replace")[:200],
@@ -415,7 +418,7 @@ def enqueue(
     else:
         created = True
         if not at_front:
-            queue.line_up(job_id, _tenant_of(kwargs), queue.connection)
+            queue.move_to_turn(job_id, _tenant_of(kwargs), queue.connection)
     queue.wake()
     return created
 

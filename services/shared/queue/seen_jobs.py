@@ -1,4 +1,4 @@
-"""Remembers the jobs that a process has opened, joined or read, or that events told it of.
+"""Remembers the jobs that a process has opened, joined or read, or that events have announced.
 
 Clients can ask for such a job even after Redis has lost its record.
 """
@@ -28,7 +28,7 @@ class SeenJobs:
             self._keep(record)
 
     def put_claimed(self, fields: Mapping[str, str], *, at: float) -> None:
-        """Remember a job that some process has just claimed, unless a newer state of it is known.
+        """Remember a job that any process has just claimed, unless a newer state of the job is known.
 
         Args:
             fields: the fields of its record besides its state and its times.
@@ -38,7 +38,7 @@ class SeenJobs:
         with self._lock:
             self._keep(self._records.get(record.id, record))
 
-    def hear(self, event: Mapping[str, Any]) -> None:
+    def on_event(self, event: Mapping[str, Any]) -> None:
         """Remember the job that was claimed according to an event."""
         if claimed := event.get("claimed"):
             self.put_claimed(json.loads(claimed), at=float(event["at"]))

@@ -1,7 +1,7 @@
 """One change of a speaker's document, from the decision to the confirmation. `Speakers.changing` begins it.
 
-Only the swap decides. If a step after it fails, the change stands and the caller is told to repeat the
-request, which then finds the change made.
+The swap alone decides whether a change is made. If a step after it fails, the change stands, and the caller
+is asked to repeat the request, which then finds that the change was made.
 """
 
 from collections.abc import Callable
@@ -64,10 +64,10 @@ class Change:
         self._now = now
         self._max_bytes = max_bytes
         self.token = token
-        """The id of this change. It is new, so bytes that the change stores may be named by it."""
+        """The id of this change. No other change has it, so it can also name bytes that the change stores."""
         self.until = until
         self.is_settled = True
-        """False while a swap of this change may still be carried out. Then the announcement stays."""
+        """False while a swap of this change may still be carried out. The announcement then stays."""
         self.mended = False
         """True if the change was decided in place of a damaged document."""
         self._base: Base | None = None
@@ -104,15 +104,17 @@ class Change:
         """Commit the document that `decide` makes from the newest one. Returns the resulting document.
 
         Args:
-            did: the kind of change, for readers of the document and of events.
+            did: the kind of change, as it is recorded in the document.
             done: says whether a document already contains the change, if the change adds something with an
                 id. By default the document keeps the change's own id.
-            takes_away: answer only when no reader of an older view is left.
+            takes_away: return only when no process reads an older view any more.
             mends: decide on an empty document in place of a damaged one, instead of raising.
 
         Raises:
-            Unavailable: the change was not made, or stands but could not be shown; a repeat finds out.
-            VoiceDamaged, VoiceUnreadable: the document cannot be understood. What `decide` raises.
+            Unavailable: the change was not made, or it was made but the view could not be updated. It can be
+                repeated safely.
+            VoiceDamaged, VoiceUnreadable: the document cannot be understood. Errors that `decide` raises are
+                passed on.
         """
         before, seen = NO_DOCUMENT, None
 
@@ -165,7 +167,7 @@ class Change:
     def _bring_up_view(self) -> None:
         """Bring the view up to the document for which a change is refused, because the copy may be outdated.
 
-        Otherwise the error could mention a change that a later reader does not see.
+        Otherwise the error could refer to a change that a read afterwards does not show.
         """
         base = self._base
         if base is not None and base.etag is not None and not self.mended:

@@ -1,6 +1,4 @@
-"""Records why an extraction failed. The record in the document keeps the extraction from being retried for
-ever.
-"""
+"""Records why an extraction failed. The record in the document prevents endless retries."""
 
 import structlog
 

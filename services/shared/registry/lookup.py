@@ -49,7 +49,7 @@ def find(speakers: Speakers, namespace: str, name: SpeakerName) -> FoundSpeaker:
 def locate(
     speakers: Speakers, namespace: str, name: SpeakerName, *, also_deleted: bool = False
 ) -> FoundSpeaker:
-    """Return the speaker that `find` looks for, which need not be live.
+    """Return the same speaker as `find`, even if it is not live.
 
     Args:
         also_deleted: accept the id of the voice that was deleted last under a name as that name.
@@ -106,7 +106,7 @@ def _resolved(profiles: Profiles, speaker: FoundSpeaker, reference: int | str) -
     return speaker.document.resolve(reference, lambda one: profiles.is_complete(speaker, one))
 
 
-# Many at once
+# Looking up many references at once
 
 
 @dataclass(frozen=True, slots=True)

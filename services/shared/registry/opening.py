@@ -160,8 +160,8 @@ class ConcurrentRunner:
     def __call__(self, steps: Iterable[Callable[[], object]]) -> None:
         """Run all steps and return when all have ended. Raises the error of the first failed step.
 
-        The calling thread runs steps as well, so it does not wait for the steps of other callers: the threads
-        help whoever has work left when they are free.
+        The calling thread runs steps as well, so it never waits for the steps of other callers. The threads
+        of the pool take steps of any caller when they are free.
         """
         work = _Work(steps)
         # The steps run in the caller's context, so that their log lines carry the request's id.

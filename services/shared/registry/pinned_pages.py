@@ -15,10 +15,11 @@ from services.shared.registry.speakers import FoundSpeaker, Speakers
 from speaker_registry.errors import Unavailable
 
 _PINNED = "/pinned:"
-"""The prefix of a cursor in the first part. The key follows up to which pinned speakers have been listed.
+"""The prefix of a cursor in the first part. After it stands the key of the last pinned speaker that was
+listed.
 
-No key contains a `/`, and the other cursors that begin with one go on with a hashed slug or `~`. An older
-release that is given one of the two cursors of this module lists all speakers from the start.
+No key contains a `/`, and all other cursors that begin with a `/` continue with a hashed slug or `~`. An
+older release that receives one of the two cursors of this module lists all speakers from the start.
 """
 _ALL = "/all"
 """The cursor at which the second part begins."""
@@ -29,9 +30,8 @@ def page_pinned_first(
 ) -> SpeakerPage:
     """Return up to `limit` live speakers after the cursor `after`, and at most about `PAGE_BYTES` of texts.
 
-    The pages are in the order that this module describes. A speaker may be on two pages, but on one only
-    once. What `pages.page` says of damaged documents and of an unavailable view holds here as well. Raises
-    `Unavailable`.
+    The pages are in the order that this module describes. A speaker may be on two pages, but never twice on
+    one page. Damaged documents and an unavailable view are handled as in `pages.page`. Raises `Unavailable`.
     """
     is_first_part = not after or after.startswith(_PINNED)
     goes_on = bool(after) or _has_more_than(speakers, namespace, limit)
@@ -77,9 +77,10 @@ def _is_pinned(speaker: FoundSpeaker) -> bool:
 
 
 def _mend(speakers: Speakers, namespace: str, listed: SpeakerPage) -> None:
-    """Tell the view of the pinned speakers on a page of the second part, so that they will be in the first.
+    """Add the pinned speakers on a page of the second part to the view's list for the first part.
 
-    Only an older release leaves one out there. It may have filled the view, or run beside this one.
+    They are missing there only if a process of an older release applied their documents, because it filled
+    the view or runs beside this process.
     """
     pinned = {str(one.document.key): one.id for one in listed.speakers if one.of_view and _is_pinned(one)}
     if pinned and not listed.of_bucket:

@@ -1,4 +1,4 @@
-"""Tells which encoder of each profile is the current one, from the documents of profiles.
+"""Finds the current encoder of each profile in the documents of profiles.
 
 Reading costs at most one round trip per second for each profile. While Redis is unavailable, the bucket is
 read. `model/profile_document` has the rules.
@@ -112,7 +112,7 @@ class ProfileRecords:
         self._remembered.clear()
         self._not_asked_until.clear()
 
-    def hear(self, event: Mapping[str, Any]) -> None:
+    def on_event(self, event: Mapping[str, Any]) -> None:
         """Drop the document that has changed according to an event, so that it is read again."""
         if event.get("what") == ProfileDocument.UPDATED:
             self._forget(event["profile"])
@@ -125,7 +125,8 @@ class ProfileRecords:
         A document that is damaged is replaced by its copy in Redis, or by an empty one.
 
         Raises:
-            Unavailable: the change was not made, or stands but could not be shown. What `decide` raises.
+            Unavailable: the change was not made, or it was made but Redis could not be updated. Errors that
+                `decide` raises are passed on.
         """
         self._shared.expect_view()
         changed = self._shared.change(
@@ -138,7 +139,7 @@ class ProfileRecords:
             mend=lambda: ProfileDocument.after_damage(self._copy(profile), self._shared.now()),
         )
         self._forget(profile)
-        return changed.expect_told().document
+        return changed.expect_shared().document
 
     def settle(self) -> None:
         """Wait until no process uses the state of a profile from before the last change.

@@ -156,7 +156,11 @@ class Profiles:
 
     def is_served(self, profile: str) -> bool:
         """Return whether a live worker has the current encoder, or True if that is unknown."""
-        return self._served.holds(profile, self.fingerprint(profile))
+        return self.has_worker(profile, self.fingerprint(profile))
+
+    def has_worker(self, profile: str, fingerprint: str) -> bool:
+        """Return whether a live worker has this encoder, or True if that is unknown."""
+        return self._served.holds(profile, fingerprint)
 
     def untrained(self, status: ProfileStatus) -> bool:
         """Return whether the artifact was made with random weights, or will be if there is none yet."""

@@ -73,7 +73,7 @@ class Attempt:
 
 
 class EncoderReplaced(Exception):
-    """The job is one for the encoder that has just become the current one, so another worker has to do it."""
+    """The job is for the encoder that has just become the current one, so another worker has to run it."""
 
 
 def start(
@@ -87,7 +87,7 @@ def start(
 ) -> Attempt | None:
     """Begin an attempt at a job. Returns None if the job or its artifact is no longer wanted.
 
-    Raises `EncoderReplaced` if the job is wanted and is not one for this encoder.
+    Raises `EncoderReplaced` if the job is still wanted but is for another encoder.
     """
     speaker = speakers.read(speaker_id)
     job = next((one for one in speaker.open_jobs if one.job_id == job_id), None)
@@ -98,7 +98,7 @@ def start(
     if version is None or version.clip is None or of_another:
         # The version was deleted, or another encoder was promoted meanwhile.
         if version is not None and of_another and profiles.is_current_now(job.profile, job.fingerprint):
-            raise EncoderReplaced(f"{job.profile}: the job is one for {job.fingerprint}")
+            raise EncoderReplaced(f"{job.profile}: the job is for {job.fingerprint}")
         jobs.end(speaker_id, job, "superseded")
         return None
     return _begin(speakers, jobs, speaker, version, job, provenance=provenance)

@@ -107,7 +107,7 @@ def artifact_or_replacement(
     worker reads the bytes once more before it makes them again.
 
     Raises:
-        Unsound: the file is lost, and only its owner can upload it again.
+        Unsound: the file is lost, and no encoder can make it again, so its owner has to upload it again.
         VoiceNotFound: the version was deleted meanwhile.
         Unavailable.
     """

@@ -1,4 +1,4 @@
-"""Tells whether a live worker has the current encoder of a profile. The answer is at most a second old."""
+"""Checks whether a live worker has the current encoder of a profile. The answer is at most a second old."""
 
 from dataclasses import dataclass
 

@@ -2,8 +2,8 @@
 
     decide on the document -> swap, the commit -> tell Redis -> confirm
 
-Only the swap decides. Redis records which copies are outdated, and may lose that. This module does not know
-what the documents contain.
+The swap alone decides whether a change is made. Redis records which copies are outdated, and may lose this
+record. This module does not know what the documents contain.
 """
 
 from collections.abc import Callable, Sequence
@@ -42,13 +42,13 @@ class Found(Generic[D]):
 class Changed(Found[D]):
     """A document after a change."""
 
-    told: bool
-    """False if the change stands, but Redis may not know of it."""
+    shared: bool
+    """False if the change was made, but Redis may not have recorded it."""
 
-    def expect_told(self) -> "Changed[D]":
-        """Return this change. Raises `Unavailable` if other processes may not hear of it."""
-        if not self.told:
-            raise not_told()
+    def expect_shared(self) -> "Changed[D]":
+        """Return this change. Raises `Unavailable` if other processes may not learn of it."""
+        if not self.shared:
+            raise change_not_shared()
         return self
 
 
@@ -58,8 +58,8 @@ class SharedDocuments:
     def __init__(
         self, *, documents: Documents, generation: Generation, clock: Clock, now: Callable[[], int]
     ) -> None:
-        """Create it with `now`, which returns the store's time in Unix seconds, by which documents are
-        dated.
+        """Use a bucket's documents and their copies. `now` returns the store's time in Unix seconds, which
+        dates documents.
         """
         self.copies = SharedCopies(generation)
         self.now = now
@@ -90,7 +90,7 @@ class SharedDocuments:
         }
 
     def share(self, path: str, found: Found[D], *, with_body: bool) -> None:
-        """Tell Redis of a document that was read from the bucket. Raises `Unavailable`."""
+        """Record in Redis a document that was read from the bucket. Raises `Unavailable`."""
         self._apply(path, found.document, found.etag, self._generation.for_reading(), with_body=with_body)
 
     def change(
@@ -105,19 +105,20 @@ class SharedDocuments:
         done: Callable[[D], bool] | None = None,
         mend: Callable[[], D] | None = None,
     ) -> Changed[D]:
-        """Commit the document that `decide` makes from the newest one, and tell Redis.
+        """Commit the document that `decide` makes from the newest one, and record the change in Redis.
 
         Args:
             decide: returns the next document, or its argument if there is nothing to change. It refuses by
                 raising an error of the registry, and may be called several times.
-            with_body: Redis keeps a copy of the JSON.
+            with_body: whether Redis keeps a copy of the JSON.
             done: says whether a document already contains the change. By default the document keeps the
                 change's own id.
             mend: returns a document to decide on in place of a damaged one.
 
         Raises:
             DocumentUnusable: the document cannot be understood.
-            Unavailable: the change was not made, or it is not known whether it was. What `decide` raises.
+            Unavailable: the change was not made, or it is not known whether it was. Errors that `decide`
+                raises are passed on.
         """
         generation, change_id = self._usable_generation(), self._clock.new_id()
 
@@ -132,8 +133,8 @@ class SharedDocuments:
 
         committed = self._documents.change(path, next_body, done=_done(kind, done, change_id))
         document = _parse(kind, path, committed)
-        told = self._tell(path, document, committed.etag, generation, with_body=with_body)
-        return Changed(document, committed.etag, told)
+        shared = self._share_commit(path, document, committed.etag, generation, with_body=with_body)
+        return Changed(document, committed.etag, shared)
 
     def settle(self) -> None:
         """Wait until no process uses an older generation of the view any more. Raises `Unavailable`."""
@@ -154,17 +155,17 @@ class SharedDocuments:
         except Unavailable:
             return None
 
-    def _tell(
+    def _share_commit(
         self, path: str, document: D, etag: str | None, generation: str | None, *, with_body: bool
     ) -> bool:
-        """Tell Redis of a commit. Returns whether every process will hear of it."""
+        """Record a commit in Redis. Returns whether every process will learn of it."""
         if generation is None:
             return False
         try:
             self._apply(path, document, etag, generation, with_body=with_body)
             self._generation.confirm(generation)
         except Unavailable as error:
-            log.warning("document.not_told", path=path, reason=error.message)
+            log.warning("document.not_shared", path=path, reason=error.message)
             return False
         return True
 
@@ -182,10 +183,10 @@ class SharedDocuments:
             )
 
 
-def not_told() -> Unavailable:
-    """Return the error for a change that stands although other processes may not hear of it."""
+def change_not_shared() -> Unavailable:
+    """Return the error for a change that was made although other processes may learn of it late."""
     return Unavailable(
-        "The change was made, but Redis could not be told, so other processes may learn of it late. "
+        "The change was made, but could not be recorded in Redis, so other processes may learn of it late. "
         "Send it again: a change is never made twice.",
         retry_after_seconds=1,
     )

@@ -70,7 +70,7 @@ class SpeakerDocuments:
         Args:
             base: the stored document.
             generation: the generation that was in use before the document was read or changed.
-            before: the document that the copy probably has. Events tell of the changes since then.
+            before: the document that the copy probably holds. Events are sent for the changes since then.
 
         Raises `ViewAway` or `Unavailable`.
         """
@@ -83,7 +83,8 @@ class SpeakerDocuments:
     def show_each(self, found: Sequence[Held], generation: str) -> list[SpeakerId]:
         """Update the view's copies of several speakers to their documents in the bucket.
 
-        Returns the speakers whose copies in the view were already as new. Raises `ViewAway` or `Unavailable`.
+        Returns the speakers whose copies in the view were at least as new. Raises `ViewAway` or
+        `Unavailable`.
 
         Args:
             found: speakers of one namespace, read after the generation began.

@@ -1,4 +1,5 @@
-"""The only module that reads and changes speakers. The bucket has the truth, and the view a copy of it.
+"""The only module that reads and changes speakers. The documents in the bucket are authoritative, and the
+view holds copies.
 
 Reading uses the copy or, if the view lacks one, the document in the bucket. Every change takes these steps:
 
@@ -40,8 +41,8 @@ class FoundSpeaker(Speaker):
 
     id: SpeakerId = field(kw_only=True)
     of_view: bool = field(default=True, kw_only=True)
-    """False if the document comes from the bucket, because the view did not have it. In that case the event
-    stream may not tell of its changes.
+    """False if the document comes from the bucket, because the view did not have it. In that case, its
+    changes may be missing from the event stream.
     """
 
 
@@ -63,10 +64,10 @@ class Speakers:
         max_document_bytes: int = MAX_DOCUMENT_BYTES,
         run_all: RunAll = _one_by_one,
     ) -> None:
-        """Create it with the parts that read and change speakers.
+        """Create an object that reads and changes the speakers of these documents.
 
         Args:
-            now: returns the store's time in Unix seconds, by which everything in a document is dated.
+            now: returns the store's time in Unix seconds, which dates everything in a document.
             run_all: reads several documents from the bucket at once.
         """
         self.generation = generation
@@ -161,7 +162,7 @@ class Speakers:
 
         Raises `ViewAway` if there is no view to update, or the same errors as `read`.
         """
-        generation = self.generation.for_reading()  # first: a later one might need a newer document
+        generation = self.generation.for_reading()  # first, as a later one might need a newer document
         base = self.documents.read(speaker_id)
         document = self.documents.parse(speaker_id, base)
         if base.etag is not None:
@@ -205,7 +206,7 @@ class Speakers:
         """Begin a change of a speaker: announce it, and read the document that it starts from.
 
         Args:
-            by: the id of the API key, or the name of what changes the speaker.
+            by: the id of the API key or job, or the name of the worker or task, that makes the change.
             until: the deadline of the request, from `deadline`. By default the request counts as arriving
                 now.
 

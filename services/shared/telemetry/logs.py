@@ -84,7 +84,9 @@ class LogThrottle:
 
 
 class BestEffortLogger(structlog.WriteLogger):
-    """Writes log lines. If their reader is gone or the disk is full, the lines are lost and nothing else."""
+    """Writes log lines. If their reader is gone or the disk is full, only the lines are lost, and the process
+    continues.
+    """
 
     def msg(self, message: str) -> None:
         with suppress(OSError, ValueError):

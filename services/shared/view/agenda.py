@@ -68,7 +68,7 @@ class Agenda:
         return [Due(SpeakerId.parse(text), int(at)) for text, at in found if at <= milliseconds(time)]
 
     def look_within(self, within: Mapping[SpeakerId, float]) -> None:
-        """Schedule a check of each speaker within this many seconds."""
+        """Schedule a check of each speaker within the given number of seconds."""
         self._look_within(within, self._generation.for_reading())
 
     def _look_within(self, within: Mapping[SpeakerId, float], generation: str) -> None:

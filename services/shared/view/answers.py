@@ -2,7 +2,7 @@
 
 If a request creates a version, the key is stored in the document. A request that is answered with an equal
 version creates none, so its key is remembered in Redis: a repeat gets the same answer, whatever is registered
-meanwhile. The memory is lost with the view.
+meanwhile. The remembered answers are lost together with the view.
 """
 
 from redis.client import Pipeline
@@ -32,8 +32,8 @@ class Answers:
         return vuid or None
 
     def remember(self, speaker_id: SpeakerId, key: str, vuid: str) -> str:
-        """Remember an answer, unless the key has one already. Returns the version that is remembered for the
-        key.
+        """Remember an answer, unless the key has one already. Returns the id of the version that is now
+        remembered for the key.
         """
 
         def ask(pipeline: Pipeline, generation: str) -> None:

@@ -11,7 +11,7 @@ class ViewAway(Unavailable):
 
 
 class LeftBehind(ViewAway):
-    """The view in use is in another Redis than that of this process."""
+    """The view in use is in another Redis than the one that this process is connected to."""
 
     def __init__(self) -> None:
         super().__init__(

@@ -41,7 +41,7 @@ _SCANNED, _FORGOTTEN = 1000, 500
 _RESERVED_SECONDS = 60
 """A reservation counts for this long if its process died. No registration takes as long."""
 _COUNTED = [field.name for field in fields(Counts)]
-"""The scripts are told what is counted, so that `Counts` alone says it."""
+"""The names of the counts. The scripts get them as arguments, so that only `Counts` lists them."""
 _APPLIED = "applied"
 _ADMITS = canonical_json(["what", ADMITTED])
 """The fields of the single event for all speakers that are admitted together."""
@@ -54,10 +54,10 @@ class Copy:
     """The view's copy of one speaker's document."""
 
     revision: int | None = None
-    """None if the view does not know the speaker, whom the bucket may have nevertheless."""
+    """None if the view lacks the speaker. The bucket may have a document of the speaker nevertheless."""
     etag: str | None = None
     body: bytes | None = None
-    """None if the caller already has this document, or if the view does not know the speaker."""
+    """None if the caller already has this document, or if the view lacks the speaker."""
     open_jobs: tuple[OpenJob, ...] = ()
 
 
@@ -127,13 +127,13 @@ class SpeakerView:
     def apply(self, held: Held, *, generation: str, base: SpeakerDocument = NO_DOCUMENT) -> bool:
         """Update the copy to a document that the bucket holds, with names, counts, digests and events.
 
-        Returns False if the copy is already as new, and is kept. Raises `ViewAway` if the generation has
-        ended, or `Unavailable`.
+        Returns False if the copy is at least as new, and is therefore kept. Raises `ViewAway` if the
+        generation has ended, or `Unavailable`.
 
         Args:
             base: the document that the copy probably holds. Events describe the changes from the actual copy.
-                If the view lacks the speaker, `base` is applied first, so that listeners hear of the later
-                changes.
+                If the view lacks the speaker, `base` is applied first, so that listeners receive events for
+                the later changes.
         """
         for _ in range(_TRIES):
             [answer] = self._apply([held], base, generation)
@@ -144,11 +144,11 @@ class SpeakerView:
                 base = SpeakerDocument.parse(stored.encode())
             else:
                 self.apply(Held(held.speaker_id, base, "", base.to_bytes()), generation=generation)
-        raise AssertionError("each try meets a higher revision, and this document's is reached at last")
+        raise AssertionError("each try meets a higher revision, so the document's own one is reached")
 
     def apply_each(self, found: Sequence[Held], *, generation: str) -> list[SpeakerId]:
         """Update several copies of one namespace as `apply` does, in one round trip if the view lacks the
-        speakers. Returns the speakers whose copies were already as new.
+        speakers. Returns the speakers whose copies were at least as new.
         """
         answers = zip(found, self._apply(found, NO_DOCUMENT, generation), strict=True)
         return [
@@ -158,9 +158,9 @@ class SpeakerView:
         ]
 
     def _apply(self, found: Sequence[Held], base: SpeakerDocument, generation: str) -> list[Any]:
-        """Run the script once for several copies. All of them are supposed to hold `base`."""
+        """Run the script once for several copies, all of which are assumed to hold `base`."""
         told = canonical_json([_told(one, base) for one in found])
-        bodies = b"".join(one.body for one in found)  # one argument: the client sends each by itself
+        bodies = b"".join(one.body for one in found)  # one argument, because each is sent by itself
         answers: list[Any] = self._generation.call(
             "apply", generation, _keys(generation, found), [told, bodies, _ADMITS, *_COUNTED]
         )
@@ -171,8 +171,8 @@ class SpeakerView:
         `get`.
 
         Args:
-            pinned: return the keys of pinned speakers only. Some of these speakers may not be pinned any
-                more. Speakers that a process of an older release pinned are missing until `mend_pinned`.
+            pinned: return the keys of pinned speakers only. Some of these speakers may no longer be pinned.
+                Speakers that a process of an older release pinned are missing until `mend_pinned`.
         """
         start, key_of = f"({after}" if after else "-", pinned_key if pinned else names_key
         [found] = self._generation.read(
@@ -183,7 +183,7 @@ class SpeakerView:
         return list(found)
 
     def mend_pinned(self, namespace: str, pinned: Mapping[str, SpeakerId]) -> bool:
-        """Add the keys of pinned speakers that the names of pinned speakers lack, and tell listeners of them.
+        """Add the keys of pinned speakers that the names of pinned speakers lack, and send an event for them.
 
         Processes of an older release keep no such names. Returns whether any was missing. Raises the same
         errors as `get`.
@@ -211,8 +211,8 @@ class SpeakerView:
         return _counts(found)
 
     def reserve(self, speaker_id: SpeakerId) -> Counts:
-        """Reserve a voice that is about to be registered: it counts until `apply` adds it or `release` is
-        called.
+        """Reserve a voice that is about to be registered. It counts towards the usage until `apply` adds the
+        voice or `release` is called.
 
         Returns the usage of its namespace, including earlier reservations. Raises the same errors as `get`.
         """
@@ -240,7 +240,7 @@ class SpeakerView:
         """Return the speaker that has a live version with an artifact of this digest (`sha256:…`).
 
         Raises:
-            ViewIncomplete: the view does not know the artifact, but it lacks some speakers.
+            ViewIncomplete: the view lacks the artifact, but it also lacks some speakers, which may have it.
         """
         found, complete = self._generation.read(
             lambda pipeline, generation: (
@@ -284,8 +284,8 @@ class SpeakerView:
         )
 
     def marks(self, speaker_ids: Sequence[SpeakerId]) -> list[str | None]:
-        """Return the mark (inode, size and time) that a listing without ETags gave each document when it was
-        applied.
+        """Return the mark (inode, size and time) that each document had in a listing without ETags when it
+        was applied.
         """
         [found] = self._generation.read(
             lambda pipeline, generation: pipeline.hmget(

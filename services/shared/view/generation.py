@@ -43,14 +43,14 @@ UNWATCHED_SECONDS = 5.0
 may be stuck.
 """
 _FAILED_LOOK_SECONDS = 0.2
-"""Users of the view do not check it again for this long after a failed check, but fail as well. Checks go one
-after the other, and one takes 0.1 s while connections are refused. Otherwise a request for hundreds of voices
-would keep all others waiting while Redis is away.
+"""For this long after a failed check, users of the view fail with the same error instead of checking again.
+Checks run one after the other, and each takes 0.1 s while connections are refused. Otherwise a request for
+hundreds of voices would keep all others waiting while Redis is away.
 """
 SETTLED_SECONDS = 10.0
 """A change that takes something away from readers waits until its generation is this old. By then every
-process has read `_view.json`, and none reads an earlier view. A process that is left behind asks after the
-same time.
+process has read `_view.json`, and none reads an earlier view. A process that is left behind waits for the
+same time before it asks whether any process serves the generation.
 """
 WATCHING = "view"
 """The name of the thread that checks the generation repeatedly."""
@@ -199,7 +199,7 @@ class Generation:
             self._clock.sleep(max(0.0, since + SETTLED_SECONDS - self._clock.since_boot()))
 
     def is_younger_than(self, seconds: float) -> bool:
-        """Return whether this process has seen the generation in use for a shorter time than this."""
+        """Return whether this process first saw the generation in use less than `seconds` ago."""
         seen, since = self._first_seen
         return seen != self.for_reading() or self._clock.since_boot() - since < seconds
 
@@ -207,7 +207,7 @@ class Generation:
 
     def look(self) -> None:
         """Check the stamp in Redis, and `_view.json` if that is due. Begins a new generation if this process
-        may.
+        is allowed to.
 
         Raises `LeftBehind`, `RedisTaken`, `ViewAway`, or `Unavailable` if either cannot be reached.
         """
@@ -289,8 +289,8 @@ class Generation:
     def _may_begin(self, named: Named, stamp: Stamp) -> bool:
         """Return whether this process may begin a generation.
 
-        It may if this process has just started, if its own Redis lost that generation, or if nobody
-        answered the question for a minute.
+        It may if it has just started, if its own Redis lost that generation, or if no process answered its
+        question for a minute.
         """
         is_starting = not self._held
         own = named.generation in {"", self._held, stamp.generation}
@@ -301,7 +301,7 @@ class Generation:
         generation = self._clock.new_id()
         if not self._document.swap(named, generation=generation, question=""):
             return
-        self._held = generation  # so this process may begin another one if this is lost
+        self._held = generation  # so this process may begin another one if this one is lost
         self._words.begin()
         begun = Stamp(server, self.bucket, generation)
         seen = str(stamp) if stamp.generation else ""

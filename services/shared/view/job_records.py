@@ -56,7 +56,7 @@ class JobRecord:
     given_id: str | None = None
     """See `Version.given_id`."""
     lost: bool = False
-    """True if Redis lost the record, and nothing makes the artifact any more."""
+    """True if Redis lost the record and no job makes the artifact any more."""
 
     @property
     def finished(self) -> bool:
@@ -143,7 +143,7 @@ class JobRecords:
         found: list[JobRecord] = []
         last = after
         for looked_at, record in enumerate(self._newest_first(namespace, state, after, limit + 1)):
-            if record.created_at <= created_after:  # and so are all that follow
+            if record.created_at <= created_after:  # no job that follows is newer
                 return JobPage(found, last, False)
             wanted = slug in {None, record.slug} and profile in {None, record.profile}
             if looked_at == _SCANNED or (wanted and len(found) == limit):
@@ -233,7 +233,7 @@ class JobRecords:
     def _newest_first(
         self, namespace: str, state: JobState | None, after: str | None, likely: int
     ) -> Iterator[JobRecord]:
-        """Yield all jobs that come after one. The first `likely` ones cost no more than these."""
+        """Yield all jobs that come after a job. The first request to Redis asks for `likely` jobs only."""
         place = (self.get(namespace, after).created_at, after) if after is not None else (math.inf, "")
         offset, count = 0, min(likely, _PAGE)
         while True:

@@ -1,27 +1,28 @@
 """The keys of a generation in Redis. All of them begin with `sr:` and the generation.
 
-s:{speaker}     the copy of a document, with what the speaker counts
-o:{speaker}     its open jobs: what is extracted -> job, state and the end of the claim
+s:{speaker}     the copy of a document, and what the speaker adds to the usage of its namespace
+o:{speaker}     its open jobs: version, profile and fingerprint -> job, state and end of the claim
 a:{speaker}     announced writes: token -> time
 k:{speaker}:{key}   the version that a request with an Idempotency-Key was answered with
 n:{namespace}   the names of live speakers, sorted
 p:{namespace}   the names of pinned live speakers, sorted
-c:{namespace}   the sums of what speakers count
-r:{namespace}   voices that are about to be registered, by the time at which that began
+c:{namespace}   the usage of the namespace: sums over its speakers
+r:{namespace}   reservations for voices that are about to be registered, by the time at which they were made
 job:{id}        the record of a job
 jobs:{namespace}, jobs:{namespace}:{state}   jobs, by the time at which they were created
 jobs:{namespace}:{state}:{profile}   jobs, by the time at which they ended or, before that, were created
-due             speakers, by the time at which housekeeping looks at them
+due             speakers, by the time at which housekeeping checks them next
 events          the stream of events
 taken           the id of the last event that took something away from readers
 leases          processes that may answer from memory: process -> the last event that it had applied
 b:{namespace}   the artifacts of live versions: digest of the file -> speaker
-complete        there once every document that the bucket lists has been applied: times of listings
-marks           of a store whose listings have no ETags: speaker -> what one said of the document applied
-words           what each process left at its last look, see `words`
-shared          copies of documents that every process keeps: path -> revision, ETag and, of some, the JSON
-told            the paths of such documents, by the order in which they were last said to have changed
+complete        exists once every document of a listing has been applied: times of the first and last listing
+marks           inode, size and time of documents in a local folder, whose listings have no ETags, by speaker
+words           the word that each process wrote at its last check, see `words`
+shared          copies of profiles' and API keys' documents: path -> revision, ETag and, for some, the JSON
+told            the paths of these documents, in the order of their last recorded changes
 workers:{profile}, failed:{profile}   live workers, and failed proofs, by time
+worker:{name}   the last report of a worker, as JSON
 campaigns       the progress of campaigns that are not over: id -> JSON
 errors:{namespace}:{hour}   answers with a status of 500 or above: Unix seconds of the minute -> number
 keys_used       API keys: id -> Unix seconds of the last use

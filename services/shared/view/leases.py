@@ -1,4 +1,4 @@
-"""Leases on the event stream, by which processes may answer reads from memory and stay exact.
+"""Leases on the event stream: a process that holds one may answer reads from memory without serving old data.
 
 A process that has applied all events may answer from memory until its lease runs out. A change that takes
 something away from readers is acknowledged only after `settle`. By then every process has applied the event
@@ -24,7 +24,7 @@ WAIT_SECONDS: Final = 1.1
 the clocks of two machines do not run at exactly the same speed.
 """
 _FIRST_PAUSE_SECONDS, _LONGEST_PAUSE_SECONDS = 0.001, 0.02
-"""The pause between two looks at the leases grows from the first to the longest."""
+"""The pause between two checks of the leases grows from the first value to the second."""
 
 
 class Renewal(StrEnum):
@@ -83,14 +83,14 @@ class Leases:
             self._clock.sleep(min(pause, max(0.0, deadline - self._clock.monotonic())))
             pause = min(2 * pause, _LONGEST_PAUSE_SECONDS)
         self._clock.sleep(max(0.0, deadline - self._clock.monotonic()))
-        if event:  # the next change then does not wait for them
+        if event:  # so that these leases do not delay the next change
             self._behind(event, end=True)
 
     def _behind(self, event: str, *, end: bool = False) -> tuple[str, int] | None:
         """Return the event to wait for, and the number of processes with a lease that have not applied it.
 
-        Returns None if Redis cannot tell. In a young generation, leases of the previous one may still be
-        valid.
+        Returns None if Redis does not answer, or if the generation is so young that leases of the previous
+        one may still be valid.
         """
         with suppress(Unavailable):
             generation = self._generation.for_reading()

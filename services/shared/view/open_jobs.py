@@ -1,4 +1,4 @@
-"""Keeps at most one open job for a (version, profile, fingerprint). Writes the record of every job.
+"""Keeps at most one open job for each (version, profile, fingerprint), and writes the record of every job.
 
 A claim only saves work: if two workers make the same artifact, the document keeps one. A claim expires, by
 Redis' own clock, unless it is renewed: by the worker while it computes, and by housekeeping while the job
@@ -30,7 +30,7 @@ class OpenJobs:
 
     def claim(self, speaker_id: SpeakerId, job: OpenJob, fields: Mapping[str, str]) -> OpenJob:
         """Claim an extraction. Returns the job that has the claim: this one, or an earlier one to join. If
-        this job mends, the earlier one then mends as well.
+        this job replaces lost bytes (`OpenJob.mends`), so does the earlier one from then on.
 
         Claiming again for the same job changes nothing.
 

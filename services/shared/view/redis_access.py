@@ -38,8 +38,8 @@ SUSPECT_SECONDS = 0.3
 """The server is probed when a command has had no answer for this long."""
 PROBE_SECONDS = 1.0
 """The server must answer a probe within this time. On a machine whose processors are all busy, a healthy
-server needed more than 0.3 s several times a minute. With a shorter limit it would count as silent, and
-uploads would be answered with 503.
+server took more than 0.3 s several times a minute. A shorter limit would treat it as silent, and uploads
+would be answered with 503.
 """
 CONNECT_SECONDS = 1.0
 OPEN_SECONDS = 1.0
@@ -260,7 +260,7 @@ class _Guarded(_Connection):  # type: ignore[misc]
         try:
             self._await_bytes()
         except redis.RedisError:
-            self.disconnect()  # a late answer must not be taken for that to the next command
+            self.disconnect()  # a late answer must not be read as that of the next command
             raise
 
     def _await_bytes(self) -> None:
@@ -272,7 +272,7 @@ class _Guarded(_Connection):  # type: ignore[misc]
             self.breaker.check()
             now = time.monotonic()
             if now - began >= self.socket_timeout:
-                raise redis.TimeoutError("the server has not answered this command")
+                raise redis.TimeoutError("the server has not answered this command in time")
             if now >= suspicious_at:
                 self.breaker.suspect()
                 suspicious_at = now + SUSPECT_SECONDS

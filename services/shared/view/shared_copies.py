@@ -1,8 +1,8 @@
-"""Keeps in Redis what all processes need to know about the documents of profiles and API keys.
+"""Keeps copies and ETags of the documents of profiles and API keys in Redis, for all processes.
 
 Redis keeps the revision and the ETag of each document, the JSON of some, and the order in which the documents
-changed. So a process learns in one round trip which of its copies are outdated. These data may be lost at any
-time, and belong to one generation of the view.
+changed. A process therefore needs one round trip to find out which of its copies are outdated. These data may
+be lost at any time, and belong to one generation of the view.
 """
 
 import json
@@ -17,15 +17,15 @@ from services.shared.view.keys import events_key, shared_key, taken_key, told_ke
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
-    """The changes that a process has heard of in one generation."""
+class SeenChanges:
+    """The recorded changes that a process has read in one generation."""
 
     generation: str
     position: int = 0
-    """The number of the last change that was told."""
+    """The number of the last change that was read."""
     numbers: Mapping[str, int] = field(default_factory=dict)
     """The number of the last change by path, for the documents that have changed since the process began to
-    listen.
+    read changes.
     """
 
 
@@ -64,12 +64,12 @@ class SharedCopies:
     ) -> None:
         """Update a copy to a document that the bucket holds, and record that it changed.
 
-        If the copy is already as new, nothing happens. An empty `body` is not stored.
+        If the copy is at least as new, nothing happens. An empty `body` is not stored.
 
         Args:
             event: the type of the event for the change.
-            news: the fields of further events. Those of changes that the copy had already are left out. If
-                there was no copy, all are left out except those of the last change.
+            news: the fields of further events. Events of changes that the copy already contained are left
+                out. If there was no copy, only the events of the last change are sent.
         """
         keys = [
             shared_key(generation),
@@ -81,19 +81,19 @@ class SharedCopies:
         arguments: list[str | int] = [path, revision, f"{etag} {body.decode()}", event, json.dumps(told)]
         self._generation.call("share", generation, keys, arguments)
 
-    def told(self, after: Told | None) -> Told:
+    def changes_since(self, after: SeenChanges | None) -> SeenChanges:
         """Return all recorded changes. `after` is the result of the last call."""
-        asked: list[tuple[str, Told]] = []
+        asked: list[tuple[str, SeenChanges]] = []
 
         def ask(pipeline: Pipeline, generation: str) -> None:
-            known = after if after and after.generation == generation else Told(generation)
+            known = after if after and after.generation == generation else SeenChanges(generation)
             asked.append((generation, known))
             pipeline.zrangebyscore(told_key(generation), f"({known.position}", "+inf", withscores=True)
 
         [found] = self._generation.read(ask)
         generation, known = asked[-1]
         new = {path: int(number) for path, number in found}
-        return Told(generation, max([known.position, *new.values()]), {**known.numbers, **new})
+        return SeenChanges(generation, max([known.position, *new.values()]), {**known.numbers, **new})
 
     def forget(self, paths: Iterable[str]) -> None:
         """Remove documents that the bucket no longer has."""

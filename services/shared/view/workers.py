@@ -48,7 +48,7 @@ class FailedProof(_Reported):
 
 
 class WorkerReport(_Reported):
-    """What a worker tells about itself, by the names of its profiles."""
+    """What a worker reports about itself. The keys of its dictionaries are the names of its profiles."""
 
     device: str
     """The device as torch names it, for example `cpu` or `cuda:0`."""
@@ -65,7 +65,7 @@ class LiveWorker:
     name: str
     fingerprint: str
     report: WorkerReport | None
-    """None if the worker has sent none, as workers of former releases do."""
+    """None if the worker has sent no report: workers of former releases send none."""
 
 
 class Workers:
@@ -177,13 +177,13 @@ class Workers:
 
 
 def _pair(member: str) -> tuple[str, str]:
-    """Return the fingerprint and the worker that `beat` has joined."""
+    """Split a member that `beat` stored into the fingerprint and the worker."""
     fingerprint, _, worker = member.partition(" ")
     return fingerprint, worker
 
 
 def _parsed(text: str | None) -> WorkerReport | None:
-    """Parse a report. One of another release may have other fields, and counts as none."""
+    """Parse a report. A report of another release may have other fields, and then counts as missing."""
     try:
         return WorkerReport.model_validate_json(text) if text is not None else None
     except ValidationError:

@@ -284,7 +284,7 @@ def test_a_file_without_a_manifest_needs_a_fingerprint_beside_it(
 ):
     """A file without a manifest needs a fingerprint in a header. An engine's own script writes such files."""
     plain = safetensors.numpy.save(dict(Artifact.parse(brought).tensors))
-    refused(put(registry, name, plain), 422, "artifact_schema", "does not say what made it")
+    refused(put(registry, name, plain), 422, "artifact_schema", "does not name its fingerprint")
     header = {"X-Artifact-Fingerprint": FINGERPRINT}
     assert put(registry, name, plain, **header).status_code == 201
 

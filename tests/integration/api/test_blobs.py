@@ -125,11 +125,9 @@ def test_a_file_whose_bytes_are_lost_is_not_found_until_it_is_made_again(start: 
     assert registry.client.get(blob(registry, "alice")).status_code == 200
 
 
-def test_a_client_that_wants_it_is_redirected_to_the_bucket(
-    start: Start, moto_server: S3Server, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_client_that_wants_it_is_redirected_to_the_bucket(start: Start, seaweedfs_server: S3Server):
     """The bucket's address gives the bytes to anyone for a while, so the registry gives none by default."""
-    registry = start(store=bucket_settings(moto_server), redirect_seconds=60)
+    registry = start(store=bucket_settings(seaweedfs_server), redirect_seconds=60)
     registry.ready("alice")
     for path in (f"/v1/voices/alice/versions/1/artifacts/{PROFILE}/file", blob(registry, "alice")):
         whole = registry.client.get(path)

@@ -394,6 +394,41 @@ def test_a_campaign_waits_for_a_worker_of_its_encoder_and_says_so(registry: Regi
     assert finish(registry, candidate, campaign)["state"] == "complete"
 
 
+def test_a_candidate_is_shown_also_when_its_workers_have_left_its_campaign(
+    registry: Registry, candidate: StandIn
+):
+    """An operator has to see what the campaign waits for, or what there is to promote."""
+    registry.opened.workers.beat("w3", {PROFILE: UNKNOWN})
+    come_with(registry.opened.profile_records, PROFILE, UNKNOWN)
+    finish(registry, candidate, start_one(registry))
+    registry.opened.workers.leave("w2", {PROFILE: NEWER})
+    registry.opened.workers.leave("w3", {PROFILE: UNKNOWN})
+    [left] = shown(registry)["candidates"]
+    assert (left["fingerprint"], left["workers"], left["coverage"]) == (NEWER, 0, 1.0)
+    assert left["differs"].keys() >= {"dtype"}
+    assert promote(registry, NEWER, force=True) == (200, None)
+    assert [one["fingerprint"] for one in shown(registry)["candidates"]] == [FINGERPRINT]
+
+
+def test_a_job_of_a_campaign_waits_for_workers_of_its_encoder_and_for_no_others(registry: Registry):
+    """An operator who looks at the job must not be sent to a worker that would not take it."""
+    registry.forget_workers_at_once()
+    start_one(registry)
+    turn(registry)
+
+    def reasons() -> set[str | None]:
+        found = registry.client.get("/v1/jobs", params={"state": "queued"}).json()["data"]
+        assert len(found) == len(ALL)
+        return {one["reason"] for one in found}
+
+    assert reasons() == {None}
+    registry.opened.workers.leave("w1", {PROFILE: FINGERPRINT})
+    assert reasons() == {None}, "only the worker of the current encoder is gone"
+    registry.opened.workers.beat("w1", {PROFILE: FINGERPRINT})
+    registry.opened.workers.leave("w2", {PROFILE: NEWER})
+    assert reasons() == {preparation.NO_WORKER}
+
+
 def test_only_so_many_voices_are_under_way_at_once(
     registry: Registry, candidate: StandIn, monkeypatch: pytest.MonkeyPatch
 ):
@@ -470,7 +505,7 @@ def test_metrics_of_campaigns_are_left_out_while_the_index_cannot_be_used(regist
     ("said", "status", "code", "message"),
     [
         ({"fingerprint": FINGERPRINT}, 409, "encoder_current", "already the current fingerprint"),
-        ({"fingerprint": UNKNOWN}, 404, "encoder_unknown", f"No worker ever came with {UNKNOWN}"),
+        ({"fingerprint": UNKNOWN}, 404, "encoder_unknown", f"No worker has ever announced {UNKNOWN}"),
         ({"fingerprint": OF_ANOTHER}, 404, "encoder_unknown", f"fingerprint of profile '{OTHER_PROFILE}'"),
         ({"fingerprint": "sha256:2"}, 400, "invalid_request", "sha256:2"),
         ({"fingerprint": NEWER, "sample": 0}, 400, "invalid_request", "'sample' is 0"),
@@ -537,7 +572,7 @@ def test_of_campaigns_that_are_started_at_once_one_is_begun(registry: Registry):
     ("said", "status", "code", "message"),
     [
         ({"fingerprint": FINGERPRINT}, 409, "encoder_current", "already the current fingerprint"),
-        ({"fingerprint": UNKNOWN}, 404, "encoder_unknown", f"No worker ever came with {UNKNOWN}"),
+        ({"fingerprint": UNKNOWN}, 404, "encoder_unknown", f"No worker has ever announced {UNKNOWN}"),
         ({"fingerprint": OF_ANOTHER}, 404, "encoder_unknown", f"fingerprint of profile '{OTHER_PROFILE}'"),
         ({"fingerprint": NEWER, "when": "later"}, 400, "invalid_request", "later"),
         ({"fingerprint": NEWER, "force": "yes"}, 400, "invalid_request", "force"),

@@ -269,7 +269,7 @@ def test_an_idempotency_key_says_which_request_is_meant(registry: Registry, name
     assert registry.upload(name, headers=headers)["version"] == first["version"]
     reused = registry.post_voice(name, consent="cons_2", headers=headers)
     assert (reused.status_code, error_of(reused)["reason"]) == (400, "idempotency_key_reused")
-    assert "Accepted: that same request again, or a new key." in error_of(reused)["message"]
+    assert "Accepted: the same request again, or a new key." in error_of(reused)["message"]
     assert "secret" not in reused.text
 
 

@@ -129,7 +129,7 @@ def test_a_worker_whose_encoder_is_in_no_document_costs_the_bucket_nothing(
     ("fingerprint", "status", "code", "message"),
     [
         (FINGERPRINT, 409, "encoder_current", "already the current fingerprint"),
-        (UNKNOWN, 404, "encoder_unknown", f"No worker ever came with {UNKNOWN}"),
+        (UNKNOWN, 404, "encoder_unknown", f"No worker has ever announced {UNKNOWN}"),
         (OF_ANOTHER, 404, "encoder_unknown", f"it is a fingerprint of profile '{OTHER_PROFILE}'"),
         ("sha256:2", 400, "invalid_request", "sha256:2"),
         (2, 400, "invalid_request", "fingerprint"),
@@ -200,7 +200,7 @@ def test_the_sdk_promotes_an_encoder_and_raises_an_error_of_its_own_for_each_ref
         assert (promoted.fingerprint, promoted.former) == (NEWER, [FINGERPRINT])
         with pytest.raises(EncoderCurrent, match="already the current"):
             operator.promote_encoder(PROFILE, NEWER)
-        with pytest.raises(EncoderUnknown, match="No worker ever came"):
+        with pytest.raises(EncoderUnknown, match="No worker has ever announced"):
             operator.promote_encoder(PROFILE, UNKNOWN)
         registry.opened.workers.leave("w1", {PROFILE: FINGERPRINT})
         with pytest.raises(EncoderUnserved, match="force=true"):

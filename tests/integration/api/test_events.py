@@ -164,7 +164,7 @@ def test_only_the_types_and_the_profile_that_were_asked_for_are_told(registry: R
     ("params", "param", "says"),
     [
         ({"types": "artifact.made"}, "types", "accepted: alias.updated, artifact.failed"),
-        ({"after": "abc"}, "Last-Event-ID", "'abc' is none of this registry's"),
+        ({"after": "abc"}, "Last-Event-ID", "'abc' does not belong to this registry"),
         ({"after": "1-2"}, "Last-Event-ID", "three numbers"),
         ({"after": "1-2-3-4"}, "Last-Event-ID", "three numbers"),
         ({"voice": "a/b"}, "name", "Invalid voice name"),

@@ -209,9 +209,7 @@ def test_a_key_that_has_ended_is_not_rotated(closed: Registry):
     refused = closed.client.post(f"/v1/keys/{key_id}/rotate", headers=bearer(BOOTSTRAP))
     assert refused.status_code == 409
     assert refused.json()["error"]["code"] == "api_key_ended"
-    assert message(refused).startswith(
-        f"API key '{key_id}' is revoked; only one that is active can be rotated"
-    )
+    assert message(refused).startswith(f"API key '{key_id}' is revoked; only an active key can be rotated")
     client = RegistryClient(closed.url, api_key=str(BOOTSTRAP))
     with client, pytest.raises(ApiKeyEnded, match="is revoked"):
         client.rotate_key(key_id)

@@ -13,17 +13,19 @@ import numpy as np
 import pytest
 import safetensors.numpy
 
-from speaker_registry import RegistryClient
+from speaker_registry import RegistryClient, cli
+from speaker_registry.cli.command import UNTRAINED
 from speaker_registry.moving.candidates import Candidate, Texts
 from speaker_registry.moving.transfer import Registering, Transfer
 from speaker_registry.names import parse_speaker_name
 from tests.integration.api.conftest import Start
 from tests.integration.api.moving import Run, number_of_versions, runner
-from tests.integration.api.registry import CLIP, OTHER_CLIP
+from tests.integration.api.registry import CLIP, OTHER_CLIP, PROFILE
 from tests.queue_workers import wait_until
 from tests.unit.audio import clips
 
 MANY = 100
+NEWER = "sha256:" + "2" * 64
 
 
 @pytest.fixture
@@ -58,6 +60,31 @@ def test_a_folder_becomes_voices_with_their_transcripts(start: Start, run: Run, 
     errors = [voice["error"] for voice in outcome.document["voices"] if voice["error"]]
     assert len(errors) == 2
     assert all(error["message"] for error in errors)
+
+
+@pytest.mark.parametrize("untrained", [True, False])
+def test_whoever_brings_many_voices_learns_that_they_will_be_useless(
+    start: Start, tmp_path: Path, capsys: pytest.CaptureFixture[str], *, untrained: bool
+):
+    """Noise must not be taken for voices, whichever command registered them. Trained ones get no warning."""
+    registry = start()
+    registry.worker.announce(NEWER, untrained=untrained)
+    folder = folder_of(tmp_path / "in", alice=CLIP)
+    table = tmp_path / "voices.csv"
+    table.write_text("name,file,text,consent\nBob,in/alice.wav,Hi.,c\n")
+
+    def warned(*words: object) -> bool:
+        assert cli.main(["--url", registry.url, *map(str, words)]) == 0
+        return UNTRAINED in capsys.readouterr().err
+
+    brought = ["import", folder, "--consent", "c"]
+    commands = [brought, brought, ["register", "--batch", table], ["extract", "alice", "--profile", PROFILE]]
+    assert [warned(*words) for words in commands] == [untrained] * 4
+    documents = [
+        runner(capsys)(registry, *words).document["voices"][0]
+        for words in (brought, ["register", "--batch", table])
+    ]
+    assert [one.get("untrained", False) for one in documents] == [untrained] * 2
 
 
 def test_a_second_run_sends_nothing_and_a_changed_clip_is_a_new_version(

@@ -282,7 +282,7 @@ def test_its_page_loads_nothing_from_other_servers(registry: Registry):
     """The documentation page loads nothing from other servers. Most registries have no way out, and none
     should tell other servers who reads its documentation.
     """
-    with httpx.Client(base_url=registry.url) as browser:
+    with httpx.Client(base_url=registry.url, timeout=60) as browser:
         page = browser.get("/docs").text
         assets = re.findall(r'(?:src|href)="([^"]+)"', page)
         assert len(assets) >= 3

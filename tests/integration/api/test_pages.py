@@ -657,7 +657,7 @@ def test_a_failed_job_says_why_and_can_be_tried_again(registry: Registry, visito
     assert registry.client.get(f"/v1/voices/{name}").json()["state"] == "ready"
 
 
-def test_the_overview_says_what_needs_a_person(start: Start):
+def test_the_overview_says_what_needs_attention(start: Start):
     """Voices that wait for a worker that does not exist stand on top, with what to do."""
     registry = start()
     registry.upload("alice")

@@ -129,7 +129,7 @@ def test_a_recording_becomes_a_voice(visit: Open, name: str):
     page = visit("/voices/new", permissions=["microphone"])
     page.locator("[name=name]").fill(name)
     page.get_by_label("Consent").fill("cons_1")
-    page.get_by_role("button", name="Record with the microphone").click()
+    page.get_by_role("button", name="Record a clip").click()
     expect(page.locator("#recording")).to_have_text(re.compile("Recording, 2 of at most 30 seconds"))
     page.get_by_role("button", name="Stop recording").click()
     expect(page.locator("#chosen")).to_have_text(re.compile(r"recording.webm"))
@@ -159,9 +159,9 @@ def test_a_microphone_that_cannot_be_used_is_told_in_words(visit: Open, change: 
     """A person learns what to do about it, and can still choose a file."""
     page = visit("/voices/new")
     page.evaluate(f"() => {{ {change} }}")
-    page.get_by_role("button", name="Record with the microphone").click()
+    page.get_by_role("button", name="Record a clip").click()
     expect(page.get_by_role("alert")).to_contain_text(said)
-    expect(page.get_by_role("button", name="Record with the microphone")).to_be_enabled()
+    expect(page.get_by_role("button", name="Record a clip")).to_be_enabled()
 
 
 def test_two_versions_are_heard_in_turn(visit: Open, closed: Registry, name: str):
@@ -312,6 +312,8 @@ def test_a_key_is_rotated_on_a_phone_without_scripts(visit: Open, closed: Regist
 def test_forms_work_without_scripts(visit: Open, closed: Registry, name: str):
     """Without scripts people sign in, register, search and see the state."""
     page = visit("/voices/new", java_script_enabled=False)
+    expect(page.get_by_text("Choose a clip")).to_be_visible()
+    expect(page.get_by_text("or drop it here")).to_be_hidden()
     page.locator("[name=name]").fill(name)
     page.locator("#clip").set_input_files({"name": "a.flac", "mimeType": "audio/flac", "buffer": OTHER_CLIP})
     page.get_by_label("Consent").fill("cons_1")

@@ -89,7 +89,7 @@ def test_the_last_version_is_not_taken_for_one_of_several(registry: Registry, vi
     path = form_of(old, "Delete version 1")[0].replace(voice(registry, name)["id"], name)
     refused = visitor.post(path)
     assert refused.status_code == 409
-    assert "the voice would go with it. Nothing was changed." in refused.text
+    assert "the voice would be deleted with it. Nothing was changed." in refused.text
     assert voice(registry, name)["versions"] == 1
     assert "Delete version" not in visitor.get(f"/voices/{name}").text
 

@@ -1,5 +1,6 @@
 """Tests of the page of jobs and of what it offers, over HTTP as a browser without scripts uses it."""
 
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -98,6 +99,28 @@ def test_a_job_of_a_deleted_voice_is_not_tried_again(closed: Registry, operator:
     closed.ready(name, headers=bearer(BOOTSTRAP))
     assert operator.post(f"/jobs/{job}/retry").status_code == 404
     assert states(closed, name)[0] == "succeeded"
+
+
+def test_a_job_leads_to_its_version(closed: Registry, operator: Visitor, name: str):
+    """Whoever asks why a job failed looks at the voice next: at the version, or at what is left of it."""
+
+    def shown() -> str:
+        page = operator.get("/jobs").text
+        return operator.get(re.findall(rf'href="/dashboard(/voices/{name}[^"]*)"', page)[0]).text
+
+    closed.ready(name, headers=bearer(BOOTSTRAP))
+    closed.upload(name, ref_text="Another take.", headers=bearer(BOOTSTRAP))
+    closed.worker.fail_all(name, WorkerError("the device ran out of memory"))
+    assert "<span>Version 2; version 1 is served</span>" in shown()
+    closed.client.delete(f"/v1/voices/{name}/versions/2", headers=bearer(BOOTSTRAP))
+    assert "Version 2 is deleted." in shown()
+    assert "<span>Version 1, which is served</span>" in shown()
+    closed.client.delete(f"/v1/voices/{name}", headers=bearer(BOOTSTRAP))
+    assert f'action="/dashboard/voices/{name}/undelete"' in shown()
+    with Visitor(closed, key(closed, "jobs:read")) as reader:
+        page = reader.get("/jobs").text
+    assert name in page
+    assert 'href="/dashboard/voices/' not in page, "the key may not see voices"
 
 
 def test_a_key_that_may_only_look_cannot_try_again(closed: Registry, name: str):

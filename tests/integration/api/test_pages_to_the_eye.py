@@ -67,6 +67,11 @@ _MOST_LINES_OF_BUTTONS = """() => {
     });
     return Math.max(...lines);
 }"""
+_LINES_OF_TEXT = """button => {
+    const range = document.createRange();
+    range.selectNodeContents(button);
+    return range.getClientRects().length;
+}"""
 _STANDING_OUT = """() => [...document.querySelectorAll(".card :is(button, input, select, textarea, audio)")]
     .filter(one => !one.closest(".scroll, .panel, .hidden") && one.getBoundingClientRect().width > 0)
     .map(one => [one, one.getBoundingClientRect(), one.closest(".drop, .card").getBoundingClientRect()])
@@ -143,6 +148,15 @@ def test_the_buttons_of_a_version_stand_on_one_line_on_a_phone(tab: Page):
     tab.set_viewport_size(NARROW)
     tab.goto(f"/dashboard/voices/{MANY}")
     assert tab.evaluate(_MOST_LINES_OF_BUTTONS) == 1
+
+
+def test_the_button_that_records_takes_one_line_on_a_phone(tab: Page):
+    """With its words on two lines it looks like a mistake, on the page that people use on a phone."""
+    tab.set_viewport_size(NARROW)
+    tab.goto("/dashboard/voices/new")
+    button = tab.locator("#record")
+    expect(button).to_be_visible()
+    assert button.evaluate(_LINES_OF_TEXT) == 1
 
 
 def test_a_new_key_has_no_grave_fault(tab: Page):

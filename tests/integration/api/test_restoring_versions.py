@@ -96,7 +96,7 @@ def test_an_embedding_is_restored_as_well(registry: Registry, name: str):
     [
         (7, {"ref_text": "other"}, 409, "conflict", "ref", "a version 7 already, with another content"),
         (7, {"created_at": TIME + 1}, 409, "conflict", "ref", f"with another creation time, {TIME}"),
-        (6, {"created_at": TIME + 1}, 409, "conflict", "ref", "has had version 8, and numbers are never"),
+        (6, {"created_at": TIME + 1}, 409, "conflict", "ref", "has had version 8, and no number is given"),
         (8, {"created_at": TIME + 9}, 409, "conflict", "ref", "Accepted: a number from 9"),
         (9, {"created_at": TIME + 1}, 409, "conflict", "created_at", f"created at {TIME + 1}. Accepted: a"),
         (9, {"created_at": TIME}, 409, "conflict", "created_at", f"'created_at' is {TIME}"),

@@ -191,7 +191,7 @@ def test_a_provider_that_is_away_is_told(visitor: Visitor, provider: Provider):
     provider.away = True
     back = visitor.http.get(answer)
     assert back.status_code == 503
-    assert "cannot be asked now" in back.text
+    assert "cannot be reached now" in back.text
     visitor.http.follow_redirects = True
     assert visitor.sign_in(str(BOOTSTRAP)).url.path == "/dashboard"
 

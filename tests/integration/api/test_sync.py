@@ -12,12 +12,14 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 import torch
 
-from speaker_registry import RegistryClient
-from speaker_registry.errors import CacheUnsupported, InvalidRequest, Unavailable
+from speaker_registry import RegistryClient, cli
+from speaker_registry.cli.command import UNTRAINED
+from speaker_registry.errors import CacheUnsupported, InvalidRequest, NotFound, Unavailable
 from speaker_registry.syncing import synchronization
 from speaker_registry.syncing.folder import FileName
 from speaker_registry.syncing.samples import SpeakerSamples
@@ -70,6 +72,26 @@ def loaded_by_a_worker(path: Path, model_type: str, **config: Any) -> dict[tuple
     worker = SimpleNamespace(config=SimpleNamespace(**config), _speaker_cache=cache)
     getattr(getattr(readers(), module), talker)._load_custom_voice_profiles(worker)
     return dict(cache._cache)
+
+
+def test_a_folder_of_noise_is_called_so(
+    start: Start, tmp_path: Path, run: Run, capsys: pytest.CaptureFixture[str]
+):
+    """A server would speak with it. A folder of clips holds what people said, whatever the weights."""
+    registry = start(profiles=(PROFILE,))
+    registry.worker.announce("sha256:" + "9" * 64, untrained=True)
+    registry.ready("alice")
+
+    def warned(form: str) -> bool:
+        words = ["sync", "--format", form, "--profile", PROFILE, str(tmp_path / form)]
+        assert cli.main(["--url", registry.url, *words]) == 0
+        return UNTRAINED in capsys.readouterr().err
+
+    assert [warned(CUSTOM), warned(CUSTOM), warned(SAMPLES)] == [True, True, False]
+    outcome = run(registry, "sync", "--format", CUSTOM, "--profile", PROFILE, tmp_path / CUSTOM)
+    assert [one["untrained"] for one in outcome.document["voices"]] == [True]
+    outcome = run(registry, "sync", "--format", SAMPLES, "--profile", PROFILE, tmp_path / SAMPLES)
+    assert "untrained" not in outcome.document["voices"][0]
 
 
 def listed_by_the_server(path: Path, model_type: str, validate: Any) -> dict[str, dict[str, Any]]:
@@ -441,6 +463,51 @@ def test_another_registry_at_the_same_address_takes_nothing_away(start: Start, t
         assert voices_of(path) == ["alice@1"]
         transport.registry = registry
         assert states(sidecar.run()) == states(synchronization(client).run()) == {"alice@1": "unchanged"}
+
+
+class Older(Led):
+    """Leads requests to a registry as a server does that lacks some routes."""
+
+    def __init__(self, registry: Registry, *lacks: str) -> None:
+        super().__init__(registry)
+        self._lacks = lacks
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        if request.url.path.endswith(self._lacks):
+            request.url = request.url.copy_with(path="/v1/unknown")
+        return super().handle_request(request)
+
+
+def synced(transport: httpx.BaseTransport, path: Path, form: str) -> dict[str, str]:
+    with RegistryClient("http://registry.test", transport=transport, retries=0) as client:
+        return states(Synchronization(client, path, profile=PROFILE, form=form).run())
+
+
+def test_an_older_server_is_told_apart_and_takes_nothing_away(start: Start, tmp_path: Path):
+    """A server without `/v1/resolve` serves a folder of clips. A folder of artifacts stays as it was, and the
+    message says what is to be done.
+    """
+    registry = start()
+    registry.ready("alice")
+    folders = {form: tmp_path / form for form in (CUSTOM, SAMPLES)}
+    for form, path in folders.items():
+        assert synced(Led(registry), path, form) == {"alice@1": "written"}
+    registry.ready("bob")
+    before = voices_of(folders[CUSTOM])
+    without_resolve = Older(registry, "/resolve")
+    assert synced(without_resolve, folders[SAMPLES], SAMPLES) == {"alice@1": "unchanged", "bob@1": "written"}
+    refusal = "does not have the route /v1/resolve. Either it is older than this client, so upgrade it"
+    with pytest.raises(NotFound, match=refusal):
+        synced(without_resolve, folders[CUSTOM], CUSTOM)
+    without_both = Older(registry, "/resolve", "/manifest")
+    for form, path in folders.items():
+        with pytest.raises(NotFound, match=f"/v1/profiles/{PROFILE}/manifest. Either it is older"):
+            synced(without_both, path, form)
+    assert voices_of(folders[CUSTOM]) == before == ["alice@1"]
+    assert len(list(folders[SAMPLES].glob("*.safetensors"))) == 2
+    with pytest.raises(NotFound, match=r"/manifest\. Either it is older"):
+        synced(without_both, tmp_path / "new", CUSTOM)
+    assert not (tmp_path / "new").exists()
 
 
 @contextmanager

@@ -405,5 +405,5 @@ def test_two_profiles_of_one_name_are_a_message_and_no_traceback(download: Downl
     (metadata / "entry_points.txt").write_text("[speaker_registry.profiles]\npinned = brought:pinned\n")
     refused = download("--profiles", "pinned")
     assert refused.returncode == REFUSED
-    assert "Profile 'pinned' is brought by" in refused.stderr
+    assert "Profile 'pinned' is defined by" in refused.stderr
     assert "Traceback" not in refused.stderr

@@ -169,6 +169,7 @@ def test_json_lines_are_read_like_a_csv(tmp_path: Path):
         ("in/../../secret", "leads out of"),
         ("", "leads out of"),
         ("missing.wav", "cannot be read"),
+        ("a" * 300, "cannot be read"),
         ("linked/secret", "symbolic link"),
     ],
 )
@@ -180,6 +181,21 @@ def test_a_table_reaches_only_files_beside_it(tmp_path: Path, path: str, says: s
     (folder / "linked").symlink_to(tmp_path)
     write(folder, t__csv=f"name,file\nalice,{path}\n")
     assert says in load_fault(candidates(read(folder / "t.csv", "csv", "c"))["alice"])
+
+
+def test_text_that_is_no_unicode_is_refused_alone(tmp_path: Path):
+    """JSON can escape half of a character. Such a line must not end the import of the others."""
+    lines = [
+        {"name": "good", "file": "a.wav"},
+        {"name": "text", "file": "a.wav", "text": "\ud800"},
+        {"name": "consent", "file": "a.wav", "consent": "\udfff"},
+        {"name": "file", "file": "\ud800.wav"},
+    ]
+    write(tmp_path, a__wav=b"1", voices__jsonl="\n".join(map(json.dumps, lines)))
+    found = list(read(tmp_path / "voices.jsonl", "jsonl", "c"))
+    assert set(candidates(found)) == {"good", "file"}
+    assert all("cannot be written as UTF-8" in reason for reason in reasons(found).values())
+    assert "cannot be the name of a file" in load_fault(candidates(found)["file"])
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,9 @@
 """Tests of the cache's directory: shared by processes, bounded, and never trusted without a look."""
 
 import contextlib
+import errno
 import http.server
+import io
 import os
 import random
 import signal
@@ -196,6 +198,27 @@ def test_a_directory_that_cannot_be_used_fails_no_fetch(
     (tmp_path / "cache").write_text("not a directory")
     assert connect(cache=cache).fetch("alice", ECAPA).manifest.version == 1
     assert cache.stats().disk_errors > 0
+
+
+def test_a_full_disk_fails_no_fetch_and_is_left_as_it_was(
+    connect: Connect, registry: FakeRegistry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Each fetch would otherwise leave one more file that nobody reads, and keep the disk full."""
+
+    class FullFile(io.FileIO):
+        def write(self, data: Any) -> int:
+            super().write(bytes(data[: len(data) // 2]))
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    registry.add_version("alice")
+    client = connect(cache=ArtifactCache(directory=tmp_path, max_entries=0))
+    with monkeypatch.context() as patches:
+        patches.setattr(os, "fdopen", FullFile)
+        for _ in range(3):
+            assert client.fetch("alice", ECAPA).manifest.version == 1
+    assert os.listdir(tmp_path / "blobs") == os.listdir(tmp_path / "refs") == []  # noqa: PTH208
+    client.fetch("alice", ECAPA)
+    assert len(on_disk(tmp_path)) == 1
 
 
 def test_the_least_recently_used_leaves_the_disk(registry: FakeRegistry, tmp_path: Path):

@@ -133,6 +133,8 @@
   }
 
   function prepare() {
+    // Words about what only this script does.
+    document.querySelectorAll("[data-scripted]").forEach(function (words) { words.hidden = false; });
     document.querySelectorAll("#drop:not([data-prepared])").forEach(function (drop) {
       drop.dataset.prepared = "";
       const choose = clipInput(drop);

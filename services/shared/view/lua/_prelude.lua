@@ -1,4 +1,4 @@
--- Stands before each script. KEYS[1]: the stamp. ARGV[1]: the stamp that the caller trusts.
+-- This text is put before each script. KEYS[1]: the stamp. ARGV[1]: the stamp that the caller trusts.
 -- Error: OVER: another generation has begun here, or the server has lost the one that the caller trusts.
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then return redis.error_reply('OVER') end
 -- Moves a job of a namespace to the sets of another state. jobs: the key of all jobs of the namespace. record: the key of the

@@ -1,13 +1,13 @@
--- Replaces copies of speakers of one namespace by newer ones, and keeps names, counts, digests and events in step. Knows no rule
--- of the domain.
+-- Replaces copies of speakers of one namespace by newer ones, and keeps names, counts, digests and events up to date. Knows
+-- no rule of the domain.
 -- KEYS: stamp, names, counts, events, the last event that took something away, speakers by digest, reserved voices, pinned names,
 --       copies...
--- ARGV: stamp, a JSON object for each copy, all documents one after the other, fields of the event that tells of all speakers that
---       were admitted (JSON), what is counted... Members of an object: speaker, size (that of the document in bytes), rev, etag, life, key (that of
+-- ARGV: stamp, a JSON object for each copy, all documents one after the other, fields of the event for all speakers that
+--       were admitted (JSON), names of the counts... Members of an object: speaker, size (that of the document in bytes), rev, etag, life, key (that of
 --       the name, '' if the speaker is not live), pinned (false if it is not live), counts, base (the revision that the events start from),
 --       went and came (digests), events (each the fields of one), takes (an event takes something away), admitted (the speaker
---       was there before).
--- -> for each copy: 'applied'; 'kept' if the stored revision is as high; {stored document} if the events do not start from the
+--       existed before the view received it).
+-- -> for each copy: 'applied'; 'kept' if the stored revision is at least as high; {stored document} if the events do not start from the
 --    stored revision, so that the caller computes them again.
 local COUNTED = {unpack(ARGV, 5)}
 local admitted = {}

@@ -1,6 +1,6 @@
 -- Claims an extraction for a new job and writes the job's record. A job whose claim has run out is superseded.
--- KEYS: stamp, open jobs of the speaker, what stands before the id in the key of a job's record, jobs of the namespace, events
--- ARGV: stamp, what is extracted, job, held for so many ms, the record is kept for so many ms, the speaker,
+-- KEYS: stamp, open jobs of the speaker, the prefix of the keys of job records, jobs of the namespace, events
+-- ARGV: stamp, version, profile and fingerprint (joined by '|'), job, ms until the claim expires, ms until the record expires, the speaker,
 --       ':mends' if the artifact's bytes are lost or else '', fields of the record...
 -- -> the id of the job that has the claim: this one, or an earlier one to join.
 local time = redis.call('TIME')
@@ -23,7 +23,7 @@ redis.call('HSET', record, 'state', 'queued', 'created_at', seconds, unpack(ARGV
 redis.call('PEXPIRE', record, ARGV[5])
 redis.call('ZADD', KEYS[4], seconds, ARGV[3])
 move_job(KEYS[4], record, ARGV[3], 'queued', false, seconds)
--- With all fields, because Redis may lose the record.
+-- The event has all fields, because Redis may lose the record.
 local fields = {}
 for place = 8, #ARGV, 2 do fields[ARGV[place]] = ARGV[place + 1] end
 redis.call('XADD', KEYS[5], 'MAXLEN', '~', 50000, '*', 'speaker', ARGV[6], 'what', 'job', 'at', seconds, 'job', ARGV[3],

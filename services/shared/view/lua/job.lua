@@ -1,6 +1,6 @@
 -- Changes the record of a job that has not ended, and renews its claim or ends it.
 -- KEYS: stamp, open jobs of the speaker, record of the job, jobs of the namespace, events
--- ARGV: stamp, what is extracted, job, state, held for so many ms ('' ends the claim), 1 if an attempt begins or else 0, the speaker,
+-- ARGV: stamp, version, profile and fingerprint (joined by '|'), job, state, ms until the claim expires ('' ends it), 1 if an attempt begins or else 0, the speaker,
 --       fields of the record...
 -- -> the number of the job's attempts; nothing if the job has ended or its record is gone.
 local time = redis.call('TIME')

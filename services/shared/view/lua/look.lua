@@ -1,5 +1,6 @@
--- Has housekeeping look at speakers soon. A look that is due already stays due, but is another one: who is looking now looks again.
--- KEYS: stamp, agenda. ARGV: stamp, and for each speaker: speaker, look in so many ms
+-- Schedules a check of speakers by housekeeping. A check that is due already stays due, but counts as a new request: a process that
+-- is checking the speaker now leaves it on the agenda.
+-- KEYS: stamp, agenda. ARGV: stamp, and for each speaker: speaker, ms until the check
 local time = redis.call('TIME')
 local now = time[1] * 1000 + math.floor(time[2] / 1000)
 for place = 2, #ARGV, 2 do

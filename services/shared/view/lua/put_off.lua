@@ -1,5 +1,5 @@
--- Takes a speaker off the agenda after a look, or puts the next look off. A look that somebody asked for meanwhile stays.
--- KEYS: stamp, agenda. ARGV: stamp, speaker, the time of the look that was due, look again in so many ms or ''
+-- Removes a speaker from the agenda after a check, or schedules the next check. A check that was requested meanwhile stays.
+-- KEYS: stamp, agenda. ARGV: stamp, speaker, the time of the check that was due, ms until the next check or ''
 local due = redis.call('ZSCORE', KEYS[2], ARGV[2])
 if not due or tonumber(due) ~= tonumber(ARGV[3]) then return end
 if ARGV[4] == '' then redis.call('ZREM', KEYS[2], ARGV[2]) return end

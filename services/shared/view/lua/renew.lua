@@ -1,6 +1,6 @@
 -- Gives a process a lease on the event stream, if it has applied every event that took something away.
 -- KEYS: stamp, leases, the last event that took something away, events
--- ARGV: stamp, process, the last event that it has applied, the last one that it had applied when it asked before
+-- ARGV: stamp, process, the last event that it has applied, the last one that it had applied at its previous request
 -- -> granted, behind, or trimmed: see `leases`
 local function after(one, other)
   local seconds, number = string.match(one, '^(%d+)-?(%d*)$')

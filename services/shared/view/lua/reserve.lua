@@ -1,6 +1,6 @@
--- Counts a voice that is about to be registered, so that voices which come at once are not more than are accepted.
+-- Reserves a voice that is about to be registered, so that simultaneous registrations cannot exceed the limit together.
 -- KEYS: stamp, reservations of the namespace, its counts
--- ARGV: stamp, speaker, ms after which a reservation has ended, what is counted...
+-- ARGV: stamp, speaker, ms after which a reservation has ended, names of the counts...
 -- -> the reserved voices before this one, and the counts
 local time = redis.call('TIME')
 local now = time[1] * 1000000 + time[2]

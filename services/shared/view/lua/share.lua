@@ -1,7 +1,7 @@
--- Keeps what is to be known of a document of which every process has a copy, and tells that it changed.
+-- Stores the revision, the ETag and possibly the JSON of a document of which every process keeps a copy, and records that it changed.
 -- KEYS: stamp, copies, order of changes, events, the last event that took something away
 -- ARGV: stamp, path, revision, ETag and JSON, type of the event, fields of further events as JSON
--- -> 1, or 0 if the stored revision is as high.
+-- -> 1, or 0 if the stored revision is at least as high.
 local stored = redis.call('HGET', KEYS[2], ARGV[2])
 local revision = tonumber(ARGV[3])
 local known = stored and tonumber(string.match(stored, '^%d+')) or revision - 1
@@ -14,8 +14,8 @@ local seconds = string.format('%.17g', time[1] + time[2] / 1000000)
 local id = redis.call('XADD', KEYS[4], 'MAXLEN', '~', 50000, '*', 'speaker', '', 'what', ARGV[5], 'at', seconds,
   'takes', '1', 'document', ARGV[2], 'revision', ARGV[3])
 redis.call('SET', KEYS[5], id)
--- These come after the event by which every process drops what it holds. A listener that requests again at once
--- gets the new state.
+-- These events follow the one that makes every process drop its copy, so that a listener that requests again at once gets the
+-- new state.
 for _, one in ipairs(cjson.decode(ARGV[6])) do
   if tonumber(one.revision) > known then
     local fields = {'at', seconds}
