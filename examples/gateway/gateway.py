@@ -125,7 +125,10 @@ class Gateway:
 
     def __init__(self, prompts: Prompts, server: str, poll_seconds: float = 5.0) -> None:
         self._prompts, self._poll_seconds = prompts, poll_seconds
-        self._http = httpx.AsyncClient(base_url=server, timeout=httpx.Timeout(300, connect=5))
+        timeout = httpx.Timeout(300, connect=5)
+        # httpx would open 100 connections at most, and clients that read slowly would hold up all others.
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=20)
+        self._http = httpx.AsyncClient(base_url=server, timeout=timeout, limits=limits)
         self._over = threading.Event()
         self.app = Starlette(routes=[Route(SPEECH, self.speech, methods=["POST"])], lifespan=self._lifespan)
 

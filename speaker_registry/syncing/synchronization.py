@@ -1,6 +1,5 @@
 """Makes a folder equal to a registry for one profile, and reports the outcome for each voice."""
 
-import itertools
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -8,7 +7,7 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from speaker_registry.client import RegistryClient
-from speaker_registry.errors import InvalidRequest, ProfileUnknown, SpeakerRegistryError, Unavailable
+from speaker_registry.errors import InvalidRequest, ProfileUnknown, SpeakerRegistryError
 from speaker_registry.manifests import ManifestPage
 from speaker_registry.moving.faults import concerns_one_voice, retry_when_asked
 from speaker_registry.schemas import Profile, Voice
@@ -16,9 +15,6 @@ from speaker_registry.syncing.custom_voices import CustomVoices
 from speaker_registry.syncing.folder import FileName, Purpose, SyncedFolder, hash_of
 from speaker_registry.syncing.samples import SpeakerSamples
 from speaker_registry.syncing.wanted import GONE, Wanted
-
-MAX_VOICES = 100_000
-"""A registry that lists more voices is refused, so that a broken one cannot fill the memory."""
 
 State = Literal["written", "unchanged", "kept", "missing"]
 
@@ -112,7 +108,7 @@ class Synchronization:
         """
         folder, form = self._opened = self._opened or self._open()
         with folder.claimed():
-            voices = retry_when_asked(self._list_voices)
+            voices = retry_when_asked(lambda: list(self._client.list(profile=self._profile)))
             wanted = list(retry_when_asked(lambda: list(form.wanted(voices))))
             self._look_at_registry()  # raises if a different registry answers now
             # Deleted voices are removed first, so that no later failure can keep them in the folder.
@@ -154,13 +150,6 @@ class Synchronization:
         )
         self._registry = self._registry or page.registry
         return page
-
-    def _list_voices(self) -> list[Voice]:
-        """List the voices. Raises `Unavailable` if there are more than `MAX_VOICES`."""
-        voices = list(itertools.islice(self._client.list(profile=self._profile), MAX_VOICES + 1))
-        if len(voices) > MAX_VOICES:
-            raise Unavailable(f"the registry lists more than {MAX_VOICES} voices; no more are accepted")
-        return voices
 
     def _find_profile(self) -> Profile:
         profiles = retry_when_asked(lambda: {one.id: one for one in self._client.profiles()})

@@ -2,6 +2,7 @@
 that remembers what it was sent.
 """
 
+import asyncio
 import base64
 import importlib.util
 import io
@@ -10,9 +11,10 @@ import sys
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 import soundfile
@@ -248,12 +250,36 @@ def test_before_the_registry_has_answered_no_voice_passes(gateway: ModuleType, u
 
 
 def test_what_a_server_can_read_passes_as_it_is(start: Start, connect: Open, upstream: Upstream):
-    """Half of a character that takes two is valid JSON, and so is a header in Latin-1 valid HTTP."""
+    """Half of a character that takes two is valid JSON, and headers may have bytes beyond ASCII."""
     body = b'{"input": "\\ud83d", "voice": "nobody"}'
-    answer = connect(start().url).post(SPEECH, content=body, headers={b"authorization": b"Bearer \xe9"})
+    answer = connect(start().url).post(SPEECH, content=body, headers={"authorization": "Bearer é".encode()})
     assert answer.status_code == 200
     assert upstream.documents == [{"input": "\ud83d", "voice": "nobody"}]
-    assert upstream.headers[0]["authorization"] == "Bearer \xe9"
+    assert upstream.headers[0]["authorization"].encode("latin-1") == "Bearer é".encode()
+
+
+def test_any_number_of_requests_reach_the_server_at_once(gateway: ModuleType):
+    """It is the server's to say how many are too many. Clients that read slowly would otherwise hold up all
+    others in the gateway.
+    """
+    all_wait = asyncio.Barrier(150)
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"}")
+        await all_wait.wait()
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
+        writer.close()
+
+    async def ask_at_once() -> set[int]:
+        async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+            host, port = server.sockets[0].getsockname()
+            app = gateway.Gateway(SimpleNamespace(), f"http://{host}:{port}").app
+            async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://g") as client:
+                asked = (client.post(SPEECH, json={"input": "Hello."}) for _ in range(all_wait.parties))
+                answers = await asyncio.wait_for(asyncio.gather(*asked), 60)
+        return {one.status_code for one in answers}
+
+    assert asyncio.run(ask_at_once()) == {200}
 
 
 def test_what_the_server_refuses_is_told(start: Start, connect: Open, upstream: Upstream):

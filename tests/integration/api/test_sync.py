@@ -20,7 +20,6 @@ import torch
 from speaker_registry import RegistryClient, cli
 from speaker_registry.cli.command import UNTRAINED
 from speaker_registry.errors import CacheUnsupported, InvalidRequest, NotFound, Unavailable
-from speaker_registry.syncing import synchronization
 from speaker_registry.syncing.folder import FileName
 from speaker_registry.syncing.samples import SpeakerSamples
 from speaker_registry.syncing.synchronization import Report, Synchronization
@@ -145,21 +144,6 @@ def test_vllm_omni_reads_voices_of_qwen3_tts(start: Start, tmp_path: Path, skipp
         "émile 名@1": "xvec",
     }
     assert skipped == []
-
-
-def test_a_registry_that_lists_too_many_voices_changes_nothing(
-    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    """Such a list may be without end. What the folder holds stays."""
-    registry, path = start(), tmp_path / "voices"
-    registry.ready("alice")
-    registry.ready("bob")
-    assert set(states(sync(registry, path)).values()) == {"written"}
-    before = sorted(path.iterdir())
-    monkeypatch.setattr(synchronization, "MAX_VOICES", 1)
-    with pytest.raises(Unavailable, match="more than 1 voices"):
-        sync(registry, path)
-    assert sorted(path.iterdir()) == before
 
 
 @pytest.fixture
