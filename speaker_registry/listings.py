@@ -8,7 +8,7 @@ from typing import Generic, Self, TypeVar
 from pydantic import BaseModel
 
 from speaker_registry.arguments import given
-from speaker_registry.errors import InvalidRequest
+from speaker_registry.errors import InvalidRequest, Unavailable
 from speaker_registry.exchange import Request
 from speaker_registry.schemas import Page
 
@@ -26,6 +26,10 @@ class Listing(Generic[Item]):
     params: Mapping[str, str]
     limit: int | None
     """Number of items still wanted. None means all."""
+    pages: int = 0
+    """Number of pages that were read."""
+    landmark: str | None = None
+    """The cursor of one of these pages."""
 
     @property
     def request(self) -> Request:
@@ -33,14 +37,21 @@ class Listing(Generic[Item]):
         return Request(path=self.path, params={**self.params, "limit": str(size)})
 
     def following(self, page: Page[Item]) -> Self | None:
-        """Return the listing that continues after a page, or None if the page was the last one."""
+        """Return the listing that continues after a page, or None if the page was the last one.
+
+        Raises `Unavailable` if the page leads back: the list would be read forever, and may not end as if it
+        were whole.
+        """
         left = None if self.limit is None else self.limit - len(page.data)
-        # A page that leads to itself would be read forever. An empty page that leads on is valid: the
-        # registry looked at some items, and none of them matched.
-        stuck = page.last_id == self.params.get("after")
-        if not page.has_more or page.last_id is None or stuck or left == 0:
+        if not page.has_more or left == 0:
             return None
-        return dataclasses.replace(self, params={**self.params, "after": page.last_id}, limit=left)
+        if page.last_id is None or page.last_id == self.landmark:
+            raise Unavailable("the registry answered with a page of a list that leads back to one before it")
+        pages = self.pages + 1
+        # A landmark that moves on at each power of two is met again in a circle of any length (Brent 1980).
+        landmark = self.landmark if pages & self.pages else page.last_id
+        params = {**self.params, "after": page.last_id}
+        return dataclasses.replace(self, params=params, limit=left, pages=pages, landmark=landmark)
 
 
 def listing_of(path: str, page: type[Page[Item]], limit: int | None, **filters: str | None) -> Listing[Item]:

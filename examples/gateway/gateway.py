@@ -24,7 +24,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from speaker_registry import RegistryClient
-from speaker_registry.errors import InvalidRequest, PayloadTooLarge, SpeakerRegistryError
+from speaker_registry.errors import InvalidRequest, PayloadTooLarge, SpeakerRegistryError, Unavailable
 from speaker_registry.following import Following
 
 log = logging.getLogger("gateway")
@@ -56,8 +56,8 @@ class Prompts:
             raise ValueError(f"send is {send[:40]!a}; accepted: clip, embedding")
         self._client, self._profile, self._send = client, profile, send
         self._following = Following(client, profile)
-        self._references: Mapping[str, str] = {}
-        """Name in lower case -> reference to the version that it means now."""
+        self._references: Mapping[str, str] | None = None
+        """Name in lower case -> reference to the version that it means now. None before the first look."""
         self._kept: OrderedDict[str, Prompt] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -71,18 +71,28 @@ class Prompts:
             for gone in self._kept.keys() - set(references.values()):
                 del self._kept[gone]
 
-    def of(self, voice: str) -> Prompt | None:
-        """Return the fields for a voice, or None if the registry has none of this name.
+    def reference_of(self, voice: str) -> str | None:
+        """Return the reference to the version that a voice means now, or None if the registry has no such
+        voice.
 
-        Only the first request for a version waits for the registry. Raises `SpeakerRegistryError`.
+        Raises `Unavailable` before the first look: the server may have a voice of its own under the same
+        name, and must not speak with that one.
         """
+        references = self._references
+        if references is None:
+            raise Unavailable("The registry has not answered yet, so its voices are unknown. Try again soon.")
+        return references.get(voice.strip().lower())
+
+    def kept(self, reference: str) -> Prompt | None:
+        """Return the fields for a version if they are in memory."""
         with self._lock:
-            reference = self._references.get(voice.strip().lower())
-            if reference is None or reference in self._kept:
-                return self._kept.get(reference or "")
+            return self._kept.get(reference)
+
+    def fetch(self, reference: str) -> Prompt:
+        """Ask the registry for the fields for a version, and keep them. Raises `SpeakerRegistryError`."""
         prompt = self._fetched(reference)
         with self._lock:
-            if reference in self._references.values():
+            if reference in (self._references or {}).values():
                 self._kept[reference] = prompt
             while len(self._kept) > MAX_PROMPTS:
                 self._kept.popitem(last=False)
@@ -115,7 +125,10 @@ class Gateway:
 
     def __init__(self, prompts: Prompts, server: str, poll_seconds: float = 5.0) -> None:
         self._prompts, self._poll_seconds = prompts, poll_seconds
-        self._http = httpx.AsyncClient(base_url=server, timeout=httpx.Timeout(300, connect=5))
+        timeout = httpx.Timeout(300, connect=5)
+        # httpx would open 100 connections at most, and clients that read slowly would hold up all others.
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=20)
+        self._http = httpx.AsyncClient(base_url=server, timeout=timeout, limits=limits)
         self._over = threading.Event()
         self.app = Starlette(routes=[Route(SPEECH, self.speech, methods=["POST"])], lifespan=self._lifespan)
 
@@ -141,18 +154,29 @@ class Gateway:
         """Put the voice of the registry into a request, and pass the server's answer on as it comes."""
         try:
             document = _parsed(await _body_of(request))
-            voice = document.get("voice")
-            if isinstance(voice, str) and not any(document.get(field) for field in OWN_VOICE):
-                prompt = await run_in_threadpool(self._prompts.of, voice)
-                if prompt is not None:
-                    document = {**prompt, **{key: one for key, one in document.items() if key != "voice"}}
+            content = _encoded(await self._with_prompt(document))
         except SpeakerRegistryError as error:
             return _refused(_STATUS.get(type(error), 503), error.message, error.code)
-        return await self._passed_on(request, document)
+        return await self._passed_on(request, content)
 
-    async def _passed_on(self, request: Request, document: Mapping[str, Any]) -> Response:
-        headers = {name: request.headers[name] for name in _SENT_ON if name in request.headers}
-        sent = self._http.build_request("POST", SPEECH, json=document, headers=headers)
+    async def _with_prompt(self, document: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Replace the name of a voice by the fields that stand for it."""
+        voice = document.get("voice")
+        if not isinstance(voice, str) or any(document.get(field) for field in OWN_VOICE):
+            return document
+        reference = self._prompts.reference_of(voice)
+        if reference is None:
+            return document
+        # Only what has to be fetched takes a thread: all threads may be waiting for a registry that is slow.
+        prompt = self._prompts.kept(reference) or await run_in_threadpool(self._prompts.fetch, reference)
+        # Clients may send all fields that they know, empty or not. The clip and its transcript go together.
+        return {key: one for key, one in document.items() if key not in {"voice", *OWN_VOICE}} | prompt
+
+    async def _passed_on(self, request: Request, content: bytes) -> Response:
+        given = ((name, request.headers.get(name)) for name in _SENT_ON)
+        headers = {name: one.encode("latin-1") for name, one in given if one is not None}
+        headers["content-type"] = b"application/json"
+        sent = self._http.build_request("POST", SPEECH, content=content, headers=headers)
         try:
             answer = await self._http.send(sent, stream=True)
         except httpx.TransportError as error:
@@ -195,6 +219,16 @@ def _parsed(body: bytes) -> dict[str, Any]:
     if not isinstance(document, dict):
         raise InvalidRequest(f"the body is {body[:40]!a}; accepted: a JSON object with 'input' and 'voice'")
     return document
+
+
+def _encoded(document: Mapping[str, Any]) -> bytes:
+    """Encode a document in ASCII, so that a lone surrogate in a text passes on as it came."""
+    try:
+        return json.dumps(document, allow_nan=False).encode()
+    except (ValueError, RecursionError):
+        raise InvalidRequest(
+            "the body has a number such as NaN, or is nested too deeply; accepted: JSON that can be sent on"
+        ) from None
 
 
 def _refused(status: int, message: str, code: str) -> Response:

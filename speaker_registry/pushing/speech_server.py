@@ -87,7 +87,7 @@ class SpeechServer:
             document = _document(answer)
             uploaded = {str(one["name"]).lower(): _uploaded(one) for one in document["uploaded_voices"]}
             names = frozenset(str(one).lower() for one in document["voices"])
-        except (ValueError, KeyError, TypeError, RecursionError):
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
             raise self._strange(200, answer, "a list of uploaded voices") from None
         return ServerVoices(names | uploaded.keys(), uploaded, answer.moment)
 

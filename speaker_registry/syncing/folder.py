@@ -165,10 +165,14 @@ class SyncedFolder:
         """Write a file and read it back.
 
         Raises:
-            InvalidArtifact: The file reads back with other bytes.
+            InvalidArtifact: The file reads back with other bytes, or its name cannot tell the creation time.
             OSError: The file cannot be written.
         """
         name = FileName(voice, created_at, hashlib.sha256(data).hexdigest())
+        if FileName.parse(str(name)) != name:  # the next sync would take the file for one of others
+            raise InvalidArtifact(
+                f"a version was created at {str(created_at)[:40]}; accepted: Unix seconds of up to 12 digits"
+            )
         self._put(str(name), data)
         self._present.setdefault(voice, set()).add(name)
         return name

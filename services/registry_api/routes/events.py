@@ -1,8 +1,9 @@
 """The route of events, which streams changes to listeners as server-sent events."""
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import Annotated
 
 from fastapi import Header, Query, Request
@@ -20,7 +21,7 @@ from services.registry_api.wire import events as wire
 from services.registry_api.wire.documented import responses
 from services.shared.telemetry.metrics import EVENT_RESETS, EVENTS_SENT
 from services.shared.view.redis_access import unavailable_without_redis
-from speaker_registry.errors import InvalidRequest, PermissionDenied
+from speaker_registry.errors import InvalidRequest, PermissionDenied, SpeakerRegistryError
 
 router = Router(prefix="/v1/events", tags=["events"])
 
@@ -143,14 +144,23 @@ class _Stream(Response):
     def end(self) -> None:
         self._held.close()
 
-    async def __call__(self, _: Scope, __: Receive, send: Send) -> None:
+    async def __call__(self, _: Scope, receive: Receive, send: Send) -> None:
+        hanging_up = asyncio.create_task(self._notice_hanging_up(receive))
         try:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             async for chunk in self._chunks():
                 await send({"type": "http.response.body", "body": chunk, "more_body": True})
             await send({"type": "http.response.body", "body": b""})
         finally:
+            hanging_up.cancel()
             self.end()
+
+    async def _notice_hanging_up(self, receive: Receive) -> None:
+        """Wake the listener when the client hangs up, so that its place is free for the next connection."""
+        with suppress(SpeakerRegistryError):  # of a body that a client announces and does not send
+            while (await receive())["type"] != "http.disconnect":
+                pass
+            self._listener.wake()
 
     async def _chunks(self) -> AsyncIterator[bytes]:
         yield b"".join(self._first)

@@ -316,3 +316,15 @@ def test_metrics_count_listeners_what_they_were_sent_and_resets(start: Start):
     wait_until(lambda: value("registry_event_listeners") == 0)
     assert value("registry_event_resets_total") == resets + 1
     assert value("registry_events_sent_total") > sent
+
+
+def test_a_listener_that_hangs_up_gives_its_place_back_at_once(start: Start):
+    """Engines that connect again would otherwise find all places taken by their former connections, until a
+    comment is due.
+    """
+    registry = start(heartbeat_seconds=600)
+    value = metrics.REGISTRY.get_sample_value
+    wait_until(lambda: value("registry_event_listeners") == 0)  # those of the tests before have gone
+    with listening(registry):
+        assert value("registry_event_listeners") == 1
+    wait_until(lambda: value("registry_event_listeners") == 0)

@@ -2,6 +2,7 @@
 that remembers what it was sent.
 """
 
+import asyncio
 import base64
 import importlib.util
 import io
@@ -10,7 +11,7 @@ import sys
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import httpx
@@ -166,6 +167,27 @@ def test_everything_else_passes_as_it_is(
     assert upstream.documents == [{"model": "tts-1", "input": "Hello.", "voice": voice, **fields}]
 
 
+def test_empty_fields_do_not_take_the_place_of_the_voice(start: Start, connect: Open, upstream: Upstream):
+    """Many clients send every field that they know. The server would speak with a voice of its own."""
+    registry = start()
+    registry.ready("alice", ref_text="Hi.")
+    client = connect(registry.url)
+    for empty in ({"ref_audio": None, "speaker_embedding": None}, {"ref_audio": "", "ref_text": None}):
+        say(client, **empty)
+        document = upstream.documents[-1]
+        assert (samples_in(document) == stored(registry, "alice")).all()
+        assert document["ref_text"] == "Hi."
+        assert not {"voice", "speaker_embedding"} & document.keys()
+
+
+def test_the_transcript_is_that_of_the_clip(start: Start, connect: Open, upstream: Upstream):
+    """With another text than the clip's own, a server would continue the clip wrongly."""
+    registry = start()
+    registry.ready("alice", ref_text="Hi.")
+    say(connect(registry.url), ref_text="Something else.")
+    assert upstream.documents[0]["ref_text"] == "Hi."
+
+
 def test_a_new_version_and_a_deletion_are_noticed(start: Start, connect: Open, upstream: Upstream):
     registry = start()
     registry.ready("alice", ref_text="Hi.")
@@ -192,6 +214,72 @@ def test_a_known_voice_needs_no_registry(start: Start, connect: Open, upstream: 
         refused = say(client, "bob")
     assert (refused.status_code, refused.json()["error"]["code"]) == (503, "unavailable")
     assert [one["ref_text"] for one in upstream.documents] == ["Hi.", "Hi."]
+
+
+def test_a_known_voice_takes_no_thread(
+    start: Start, connect: Open, upstream: Upstream, gateway: ModuleType, monkeypatch: pytest.MonkeyPatch
+):
+    """All threads may be waiting for a registry that answers slowly, for voices that are not in memory."""
+    registry = start()
+    registry.ready("alice")
+    client = connect(registry.url)
+    assert say(client).status_code == 200
+
+    async def no_thread_is_free(*_: object) -> None:
+        raise AssertionError("all threads wait")
+
+    monkeypatch.setattr(gateway, "run_in_threadpool", no_thread_is_free)
+    assert say(client).status_code == 200
+    assert say(client, "of-the-server").status_code == 200
+    assert [sorted(one.keys() & {"voice", "ref_audio"}) for one in upstream.documents] == [
+        ["ref_audio"],
+        ["ref_audio"],
+        ["voice"],
+    ]
+
+
+def test_before_the_registry_has_answered_no_voice_passes(gateway: ModuleType, upstream: Upstream):
+    """The server may have another voice of that name."""
+    with http_server(upstream.answer) as server, RegistryClient("http://127.0.0.1:1", retries=0) as registry:
+        prompts = gateway.Prompts(registry, PROFILE, "clip")
+        with TestClient(gateway.Gateway(prompts, server).app) as client:
+            refused = say(client)
+            assert (refused.status_code, refused.json()["error"]["code"]) == (503, "unavailable")
+            assert say(client, speaker_embedding=[0.5]).status_code == 200
+    assert [one["voice"] for one in upstream.documents] == ["Alice"]
+
+
+def test_what_a_server_can_read_passes_as_it_is(start: Start, connect: Open, upstream: Upstream):
+    """Half of a character that takes two is valid JSON, and headers may have bytes beyond ASCII."""
+    body = b'{"input": "\\ud83d", "voice": "nobody"}'
+    answer = connect(start().url).post(SPEECH, content=body, headers={"authorization": "Bearer é".encode()})
+    assert answer.status_code == 200
+    assert upstream.documents == [{"input": "\ud83d", "voice": "nobody"}]
+    assert upstream.headers[0]["authorization"].encode("latin-1") == "Bearer é".encode()
+
+
+def test_any_number_of_requests_reach_the_server_at_once(gateway: ModuleType):
+    """It is the server's to say how many are too many. Clients that read slowly would otherwise hold up all
+    others in the gateway.
+    """
+    all_wait = asyncio.Barrier(150)
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"}")
+        await all_wait.wait()
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\nconnection: close\r\n\r\n")
+        writer.close()
+
+    async def ask_at_once() -> set[int]:
+        async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+            host, port = server.sockets[0].getsockname()
+            app = gateway.Gateway(SimpleNamespace(), f"http://{host}:{port}").app
+            async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://g") as client:
+                asked = (client.post(SPEECH, json={"input": "Hello."}) for _ in range(all_wait.parties))
+                answers = await asyncio.wait_for(asyncio.gather(*asked), 60)
+        return {one.status_code for one in answers}
+
+    assert asyncio.run(ask_at_once()) == {200}
 
 
 def test_what_the_server_refuses_is_told(start: Start, connect: Open, upstream: Upstream):
@@ -222,9 +310,10 @@ def test_a_page_of_a_proxy_is_not_passed_on_as_speech(gateway: ModuleType):
     [
         (b"[1]", 400, "the body is b'[1]'; accepted: a JSON object with 'input' and 'voice'"),
         (b"[" * 100_000, 400, "accepted: a JSON object"),
+        (b'{"speed": NaN}', 400, "accepted: JSON that can be sent on"),
         (b" " * 1024**2 + b"{}", 413, "the body has more than 1048576 bytes, which is the maximum"),
     ],
-    ids=["list", "deep", "large"],
+    ids=["list", "deep", "not a number", "large"],
 )
 def test_a_body_that_cannot_be_meant_is_refused(
     start: Start, connect: Open, upstream: Upstream, body: bytes, status: int, message: str

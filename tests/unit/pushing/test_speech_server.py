@@ -46,6 +46,8 @@ def test_a_server_without_a_clock_is_believed_to_have_ours(headers: dict[str, st
         b"[]",
         b'{"voices": []}',
         b'{"voices": [], "uploaded_voices": [{"name": "a"}]}',
+        b'{"voices": [], "uploaded_voices": [{"name": "a", "consent": "c", "created_at": 1%s}]}'
+        % (b"0" * 400),
         b"[" * 100_000,
     ],
 )

@@ -304,15 +304,26 @@ def test_a_registry_that_ignores_the_limit_does_not_overrun_it(connect: Connect,
     assert len(list(connect().list(limit=2))) == 2
 
 
-@pytest.mark.parametrize("cursors", [("same", "same"), (None,), ("same", None)])
-def test_a_list_that_never_ends_is_left(
-    connect: Connect, registry: FakeRegistry, cursors: tuple[str | None, ...]
+@pytest.mark.parametrize("cursors", ["aa", "abb", "aba", "abcdbcd"])
+@pytest.mark.parametrize("is_empty", [True, False], ids=["empty", "full"])
+def test_a_list_that_leads_back_is_an_error(
+    connect: Connect, registry: FakeRegistry, cursors: str, is_empty: bool
 ):
-    """A cursor that stands still would be followed for ever."""
+    """It would be read for ever. If it ended there, it would seem whole, and a sync would remove the files of
+    the voices that are missing.
+    """
     registry.add_version("alice")
-    page = {"data": [registry._voice("alice")], "has_more": True}
-    registry.faults.extend(httpx.Response(200, json={**page, "last_id": cursor}) for cursor in cursors)
-    assert len(list(connect().list())) == len(cursors)
+    page = {"data": [] if is_empty else [registry._voice("alice")], "has_more": True}
+    registry.faults.extend(httpx.Response(200, json={**page, "last_id": cursor}) for cursor in cursors * 4)
+    with pytest.raises(errors.Unavailable, match="a list that leads back"):
+        list(connect().list())
+
+
+def test_a_list_that_leads_nowhere_is_an_error(connect: Connect, registry: FakeRegistry):
+    """The registry says that there is more."""
+    registry.faults.append(httpx.Response(200, json={"data": [], "has_more": True, "last_id": None}))
+    with pytest.raises(errors.Unavailable, match="a list that leads back"):
+        list(connect().list())
 
 
 def test_filters_are_sent_only_if_they_are_set(connect: Connect, registry: FakeRegistry):

@@ -63,6 +63,17 @@ def test_a_file_says_whose_it_is_and_how_old():
     assert FileName.parse("alice_c1_1000000000.safetensors") is None, "a file that vLLM-Omni itself wrote"
 
 
+@pytest.mark.parametrize("created_at", [10**12, -1], ids=["late", "early"])
+def test_a_time_that_no_file_name_can_tell_is_refused(tmp_path: Path, created_at: int):
+    """The file would be taken for one of others, and the folder could not be synced any more."""
+    target = folder(tmp_path)
+    sync(target, a=(ALICE, 1))
+    with pytest.raises(InvalidArtifact, match=f"created at {created_at}; accepted"):
+        sync(target, a=(ALICE, 1), b=(BOB, created_at))
+    sync(target, a=(ALICE, 1))
+    assert data_in(tmp_path) == {b"a"}
+
+
 def test_a_superseded_file_stays_for_a_while(tmp_path: Path):
     """A server that is starting may have read the former index, and must find its files."""
     clock = Clock()
