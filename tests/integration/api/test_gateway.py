@@ -294,6 +294,7 @@ def test_what_the_server_refuses_is_told(start: Start, connect: Open, upstream: 
 def test_a_page_of_a_proxy_is_not_passed_on_as_speech(gateway: ModuleType):
     """A player would be given HTML with the status 200, and nobody would learn what is wrong."""
     prompts = gateway.Prompts(RegistryClient("http://127.0.0.1:1"), PROFILE, "clip")
+    prompts._references = {}  # the registry has answered, and has no voices
     between = gateway.Gateway(prompts, "http://tts.test")
     page = httpx.MockTransport(lambda _: httpx.Response(200, html="<html>Sign in</html>"))
     between._http = httpx.AsyncClient(base_url="http://tts.test", transport=page)
