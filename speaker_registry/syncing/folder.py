@@ -21,7 +21,7 @@ from typing import NamedTuple, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from speaker_registry.atomic_files import temporary_for, write_atomically
-from speaker_registry.errors import InvalidArtifact, InvalidRequest, SpeakerRegistryError
+from speaker_registry.errors import DigestMismatch, InvalidRequest, SpeakerRegistryError
 from speaker_registry.fetching import MAX_FILE_BYTES
 from speaker_registry.manifests import is_another_registry
 from speaker_registry.moving.plain_files import read_inside
@@ -151,10 +151,10 @@ class SyncedFolder:
         return next((one for one in found if str(one) not in self._superseded and self._is_intact(one)), None)
 
     def read(self, name: FileName) -> bytes:
-        """Read a file. Raises `InvalidArtifact` if its bytes do not match its name."""
+        """Read a file. Raises `DigestMismatch` if its bytes do not match its name."""
         data = read_inside(self._path, str(name), MAX_FILE_BYTES)
         if hashlib.sha256(data).hexdigest() != name.sha256:
-            raise InvalidArtifact(f"the bytes of {str(name)!a} do not match its name")
+            raise DigestMismatch(f"the bytes of {str(name)!a} do not match its name")
         return data
 
     def remove_others(self, voices: Collection[str]) -> int:
@@ -165,12 +165,13 @@ class SyncedFolder:
         """Write a file and read it back.
 
         Raises:
-            InvalidArtifact: The file reads back with other bytes, or its name cannot tell the creation time.
+            DigestMismatch: The file reads back with other bytes.
+            InvalidRequest: The name of the file cannot tell the creation time.
             OSError: The file cannot be written.
         """
         name = FileName(voice, created_at, hashlib.sha256(data).hexdigest())
         if FileName.parse(str(name)) != name:  # the next sync would take the file for one of others
-            raise InvalidArtifact(
+            raise InvalidRequest(
                 f"a version was created at {str(created_at)[:40]}; accepted: Unix seconds of up to 12 digits"
             )
         self._put(str(name), data)
@@ -276,7 +277,7 @@ class SyncedFolder:
             return
         write_atomically(self._path / name, data)
         if not self._holds(name, data):
-            raise InvalidArtifact(f"{str(self._path / name)!a} reads back with other bytes than were written")
+            raise DigestMismatch(f"{str(self._path / name)!a} reads back with other bytes than were written")
 
     def _holds(self, name: str, data: bytes) -> bool:
         try:

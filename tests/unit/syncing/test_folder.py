@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from speaker_registry import atomic_files
-from speaker_registry.errors import InvalidArtifact, InvalidRequest
+from speaker_registry.errors import DigestMismatch, InvalidRequest
 from speaker_registry.syncing import folder as folder_module
 from speaker_registry.syncing.folder import KEPT_SECONDS, MARKER, FileName, Purpose, SyncedFolder, hash_of
 
@@ -68,7 +68,7 @@ def test_a_time_that_no_file_name_can_tell_is_refused(tmp_path: Path, created_at
     """The file would be taken for one of others, and the folder could not be synced any more."""
     target = folder(tmp_path)
     sync(target, a=(ALICE, 1))
-    with pytest.raises(InvalidArtifact, match=f"created at {created_at}; accepted"):
+    with pytest.raises(InvalidRequest, match=f"created at {created_at}; accepted"):
         sync(target, a=(ALICE, 1), b=(BOB, created_at))
     sync(target, a=(ALICE, 1))
     assert data_in(tmp_path) == {b"a"}
@@ -131,7 +131,7 @@ def test_a_damaged_file_is_not_taken_for_intact(tmp_path: Path):
         (tmp_path / str(name)).write_bytes(b"damaged")
         assert target.intact(ALICE, 1, None) is None
         assert target.newest(ALICE) is None
-        with pytest.raises(InvalidArtifact, match="do not match its name"):
+        with pytest.raises(DigestMismatch, match="do not match its name"):
             target.read(name)
     sync(target, a=(ALICE, 1))
     assert data_in(tmp_path) == {b"a"}
@@ -299,7 +299,7 @@ def test_a_full_disk_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.M
 def test_what_was_written_is_read_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """A volume that loses bytes is found out before a server reads from it."""
     monkeypatch.setattr(folder_module, "write_atomically", lambda path, _: path.write_bytes(b"torn"))
-    with pytest.raises(InvalidArtifact, match="reads back with other bytes"):
+    with pytest.raises(DigestMismatch, match="reads back with other bytes"):
         sync(folder(tmp_path), a=(ALICE, 1))
 
 
