@@ -15,7 +15,7 @@ from speaker_registry.schemas import FailedProof, LiveWorker, Profile
 def test_counts_of_many_voices_are_kept_longer():
     """They cost more to make, and fifty people who look at them must not cost the registry a core."""
     assert kept_seconds(VoiceCounts(examined=100)) == KEPT_SECONDS
-    assert kept_seconds(VoiceCounts(examined=500, more=True)) == LONG_KEPT_SECONDS
+    assert kept_seconds(VoiceCounts(examined=250, more=True)) == LONG_KEPT_SECONDS
 
 
 def profile(name: str, fingerprint: str, *live: LiveWorker, **others: object) -> Profile:

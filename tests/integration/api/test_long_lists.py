@@ -102,7 +102,7 @@ def test_the_overview_lists_the_names_once(
     many: Registry, monkeypatch: pytest.MonkeyPatch, counted: int, more: bool, asked: int
 ):
     """One round trip tells whether the view is complete, one lists the names, and one reads each two voices.
-    When the names were listed for each step, 500 voices took 15 round trips, and now 7.
+    When the names were listed for each step, 250 voices took 9 round trips, and now 5.
     """
     monkeypatch.setattr(situation, "_STEP", 2)
     monkeypatch.setattr(situation, "MAX_COUNTED", counted)
