@@ -75,7 +75,7 @@ from speaker_registry.schemas import (
 
 MAX_WAIT_SECONDS = 60.0
 """Longest time that the registry holds an answer back."""
-_NO_REGISTRY = "is there a speaker registry at this address?"
+NO_REGISTRY = "is there a speaker registry at this address?"
 Model = TypeVar("Model", bound=BaseModel)
 
 
@@ -384,7 +384,7 @@ class Calls:
         if isinstance(outcome, Reply) and outcome.status in {200, 503}:
             return parsed(Health, outcome)
         assert outcome is not None, "a SendRequest has an outcome"
-        raise error_of(outcome) or Unavailable(_NO_REGISTRY)
+        raise error_of(outcome) or Unavailable(NO_REGISTRY)
 
     def quota(self) -> Plan[Quota]:
         return self._read(Quota, Request(path="/v1/quota"))
@@ -405,7 +405,7 @@ class Calls:
         """Send a request whose answer has no content. A page of a proxy does not count as an answer."""
         reply = yield from exchange(self._policy, request)
         if reply.status not in {204, 404}:  # see `exchange` about the latter
-            raise Unavailable(f"the answer has status {reply.status} in place of 204: {_NO_REGISTRY}")
+            raise Unavailable(f"the answer has status {reply.status} in place of 204: {NO_REGISTRY}")
 
     def _read(self, model: type[Model], request: Request) -> Plan[Model]:
         reply = yield from exchange(self._policy, request)
@@ -447,4 +447,4 @@ def parsed(model: type[Model], reply: Reply) -> Model:
         return model.model_validate_json(reply.body)
     except ValidationError as error:
         name = model.__name__.lstrip("_")
-        raise Unavailable(f"the answer cannot be read as {name}: {_NO_REGISTRY}") from error
+        raise Unavailable(f"the answer cannot be read as {name}: {NO_REGISTRY}") from error

@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple
 
 from speaker_registry.artifact import Artifact, sha256_digest
 from speaker_registry.cache import ArtifactCache, Key
-from speaker_registry.calls import MAX_WAIT_SECONDS, long_polled, parsed
+from speaker_registry.calls import MAX_WAIT_SECONDS, NO_REGISTRY, long_polled, parsed
 from speaker_registry.errors import (
     ArtifactNotReady,
     Conflict,
@@ -301,8 +301,8 @@ def verified(reply: Reply, target: Target, profile: str) -> File:
     """Parse and verify the artifact of an answer.
 
     Raises:
-        DigestMismatch: The bytes do not match the digest in the answer's headers, or the headers have no
-            digest.
+        DigestMismatch: The bytes do not match the digest in the answer's headers.
+        Unavailable: The headers have no digest, so a proxy or another server has answered.
         InvalidArtifact: The file is not an artifact, or not the one that was requested.
     """
     check_digest(reply, "artifact")
@@ -314,11 +314,14 @@ def verified(reply: Reply, target: Target, profile: str) -> File:
 
 
 def check_digest(reply: Reply, what: str) -> None:
-    """Verify the body of an answer against the digests in its headers. Raises `DigestMismatch`."""
+    """Verify the body of an answer against the digests in its headers. Raises as `verified`."""
     digest = sha256_digest(reply.body)
     declared = declared_digests(reply.headers)
+    if not declared:
+        content_type = reply.headers.get("content-type", "")
+        raise Unavailable(f"the answer is {content_type[:80]!a} without a digest: {NO_REGISTRY}")
     if declared != {digest}:
-        said = " and ".join(sorted(declared)) or "nothing"
+        said = " and ".join(sorted(declared))
         raise DigestMismatch(f"the {what}'s bytes are {digest}, but the answer's headers say {said}")
 
 

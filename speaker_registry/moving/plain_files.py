@@ -31,13 +31,15 @@ def read_inside(folder: Path, name: str, max_bytes: int, *, head_only: bool = Fa
         descriptor = os.open(folder / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
         raise _unreadable(name, error) from None
-    with os.fdopen(descriptor, "rb") as file:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):  # `fdopen` would refuse a folder, without its name
             raise InvalidRequest(f"{name!a} is not a regular file; accepted: regular files")
-        try:
+        with os.fdopen(descriptor, "rb", closefd=False) as file:
             data = file.read(max_bytes if head_only else max_bytes + 1)
-        except OSError as error:
-            raise _unreadable(name, error) from None
+    except OSError as error:
+        raise _unreadable(name, error) from None
+    finally:
+        os.close(descriptor)
     if len(data) > max_bytes:
         raise PayloadTooLarge(f"{name!a} has more than {max_bytes} bytes, which is the maximum")
     return data

@@ -103,6 +103,15 @@ def test_a_pipe_is_refused_instead_of_waited_for(tmp_path: Path):
     assert "not a regular file" in load_fault(found["alice"])
 
 
+def test_a_folder_with_the_name_of_a_clip_is_refused_alone(tmp_path: Path):
+    """The others are imported, and the report says which one was no clip."""
+    (tmp_path / "alice.wav").mkdir()
+    write(tmp_path, bob__wav=b"1")
+    found = candidates(read(tmp_path, "folder", "c"))
+    assert "'alice.wav' is not a regular file" in load_fault(found["alice"])
+    assert "bob" in found
+
+
 def test_bounds_hold_before_a_file_is_read_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Clips, transcripts and folders are bounded."""
     monkeypatch.setattr(sources, "MAX_CLIP_BYTES", 10)
