@@ -1,14 +1,20 @@
 """Writes files so that each is either replaced completely or left as it was. It knows no file format."""
 
 import contextlib
+import fcntl
 import os
 import re
 import secrets
+import stat
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
 _TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{8}\.part")
+_MAX_NAME = 200
+_ABANDONED_SECONDS = 60.0
+"""A temporary file is younger than this while its lock has yet to be taken."""
 
 
 def write_atomically(path: Path, data: bytes) -> None:
@@ -32,11 +38,13 @@ def replacing(path: Path, *, mode: int = 0o666) -> Iterator[BinaryIO]:
     The file has the permissions `mode` from the beginning, less those that the umask takes away.
 
     If the block raises, the temporary file is removed. If the process is killed, it stays: see
-    `temporary_for`.
+    `temporary_for` and `remove_abandoned`.
     """
-    temporary = path.with_name(f".{path.name[:200]}.{secrets.token_hex(4)}.part")
+    temporary = path.with_name(f".{path.name[:_MAX_NAME]}.{secrets.token_hex(4)}.part")
     try:
         with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+            with contextlib.suppress(OSError):  # some network file systems have no locks
+                fcntl.flock(file, fcntl.LOCK_EX)  # ends with the process
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -53,3 +61,23 @@ def temporary_for(name: str) -> str | None:
     """
     match = _TEMPORARY.fullmatch(name)
     return match[1] if match else None
+
+
+def remove_abandoned(path: Path) -> None:
+    """Remove the temporary files for `path` that killed processes left. One that is being written stays."""
+    with contextlib.suppress(OSError):  # writing the file itself reports what is wrong with the folder
+        for other in path.parent.iterdir():
+            if temporary_for(other.name) == path.name[:_MAX_NAME] and _is_abandoned(other):
+                other.unlink()
+
+
+def _is_abandoned(temporary: Path) -> bool:
+    found = temporary.lstat()
+    if not stat.S_ISREG(found.st_mode) or time.time() - found.st_mtime < _ABANDONED_SECONDS:
+        return False
+    with temporary.open("rb") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+    return True

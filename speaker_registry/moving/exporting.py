@@ -11,7 +11,7 @@ from typing import TypeVar
 import numpy as np
 
 from speaker_registry.artifact import sha256_digest
-from speaker_registry.atomic_files import replacing
+from speaker_registry.atomic_files import remove_abandoned, replacing
 from speaker_registry.client import RegistryClient
 from speaker_registry.errors import InvalidArtifact, SpeakerRegistryError, VersionNotFound
 from speaker_registry.fetching import File
@@ -64,12 +64,14 @@ class Export:
         self._artifacts = 0
 
     def write(self, path: Path, namespace: str) -> Exported:
-        """Write the archive under a temporary name, and rename it when it is complete.
+        """Write the archive under a temporary name, and rename it when it is complete. Temporary files that
+        killed exports to the same path left are removed.
 
         Raises:
             SpeakerRegistryError: The registry cannot be reached or refuses the API key. No file is left.
             OSError: The file cannot be written. No file is left.
         """
+        remove_abandoned(path)
         with replacing(path) as file:
             writer = ArchiveWriter(file, namespace)
             # A registry without its view lists voices in another order, so they are sorted here.

@@ -2,6 +2,7 @@
 that makes its voices. What people say of voices is tested in `test_moving_what_is_said.py`.
 """
 
+import os
 import signal
 import subprocess
 import sys
@@ -185,6 +186,16 @@ def test_artifacts_can_be_left_out(start: Start, run: Run, tmp_path: Path):
     assert records(tmp_path / "few.tar")[0].artifacts == []
     run(second, "import", tmp_path / "all.tar", "--no-artifacts")
     assert len(second.worker.take_all()) == 1
+
+
+def test_what_a_killed_export_left_is_removed(start: Start, run: Run, tmp_path: Path):
+    """It may take as much of the disk as the archive, and its name is hidden."""
+    left = tmp_path / ".x.tar.01234567.part"
+    left.write_bytes(b"half")
+    os.utime(left, (0, 0))
+    run(start(), "export", tmp_path / "x.tar")
+    assert (tmp_path / "x.tar").exists()
+    assert not left.exists()
 
 
 def test_an_artifact_that_met_one_of_a_worker_is_sent_again(

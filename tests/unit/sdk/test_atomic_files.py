@@ -1,0 +1,45 @@
+"""Tests of files that are replaced whole, and of what killed processes leave beside them."""
+
+import os
+import time
+from pathlib import Path
+
+from speaker_registry.atomic_files import remove_abandoned, replacing
+
+
+def left_beside(path: Path) -> Path:
+    """Leave what a process leaves that is killed while it writes `path`."""
+    left = path.with_name(f".{path.name}.01234567.part")
+    left.write_bytes(b"half")
+    return left
+
+
+def age(folder: Path) -> None:
+    """Have all files of a folder look as if they had been written an hour ago."""
+    for file in folder.iterdir():
+        os.utime(file, (time.time() - 3600,) * 2)
+
+
+def test_what_a_killed_process_left_is_removed_and_nothing_else(tmp_path: Path):
+    """Killed exports of a large namespace would fill the disk with files that nobody sees."""
+    path = tmp_path / "voices.tar"
+    left, of_others = left_beside(path), left_beside(tmp_path / "others.tar")
+    path.write_bytes(b"whole")
+    with replacing(path) as file:
+        age(tmp_path)
+        remove_abandoned(path)
+        assert not left.exists()
+        file.write(b"new")
+    assert path.read_bytes() == b"new"
+    assert sorted(tmp_path.iterdir()) == sorted([path, of_others])
+
+
+def test_a_file_whose_lock_may_not_be_taken_yet_stays(tmp_path: Path):
+    """A process opens its file a moment before it locks it."""
+    left = left_beside(tmp_path / "voices.tar")
+    remove_abandoned(tmp_path / "voices.tar")
+    assert left.exists()
+
+
+def test_a_folder_that_is_not_there_is_reported_when_the_file_is_written(tmp_path: Path):
+    remove_abandoned(tmp_path / "gone" / "voices.tar")
