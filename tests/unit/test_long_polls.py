@@ -6,7 +6,9 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
+from starlette.types import Message, Receive
 
+from services.registry_api.serving import long_polls as module
 from services.registry_api.serving.long_polls import LongPolls
 from speaker_registry.errors import VoiceNotFound
 
@@ -31,8 +33,10 @@ class Voice:
         return self.ready
 
 
-async def nobody_left() -> bool:
-    return False
+async def stays() -> Message:
+    """Receive nothing more: the client waits for its answer."""
+    await asyncio.Event().wait()
+    raise AssertionError("the client stays")
 
 
 def run(scenario: Callable[[LongPolls], Awaitable[None]]) -> None:
@@ -43,9 +47,14 @@ def run(scenario: Callable[[LongPolls], Awaitable[None]]) -> None:
 
 
 def wait(
-    long_polls: LongPolls, voice: Voice, question: str = "file", seconds: float = 20, speaker: str = ALICE
+    long_polls: LongPolls,
+    voice: Voice,
+    question: str = "file",
+    seconds: float = 20,
+    speaker: str = ALICE,
+    receive: Receive = stays,
 ) -> "asyncio.Task[Any]":
-    waiting = long_polls.wait_until(speaker, question, seconds, voice.read, bool, nobody_left)
+    waiting = long_polls.wait_until(speaker, question, seconds, voice.read, bool, receive)
     return asyncio.create_task(waiting)
 
 
@@ -122,6 +131,28 @@ def test_a_lost_event_costs_no_more_than_a_second():
     run(scenario)
 
 
+def test_a_request_whose_client_hangs_up_ends_at_once(monkeypatch: pytest.MonkeyPatch):
+    """Its place counts against its key. A server that starts again found all places taken for seconds."""
+    monkeypatch.setattr(module, "POLL_SECONDS", 600.0)
+    voice, hung_up = Voice(), asyncio.Event()
+
+    async def leaves() -> Message:
+        await hung_up.wait()
+        return {"type": "http.disconnect"}
+
+    async def scenario(long_polls: LongPolls) -> None:
+        leaving, staying = wait(long_polls, voice, receive=leaves), wait(long_polls, voice)
+        await until(lambda: voice.reads == 1 and not long_polls._polls[ALICE]["file"].due.is_set())
+        hung_up.set()
+        assert await leaving is False
+        assert long_polls.waiting == 1
+        voice.ready = True
+        long_polls.on_event(CHANGED)
+        assert await staying
+
+    run(scenario)
+
+
 def test_a_request_that_waits_for_something_else_has_reads_of_its_own():
     file, job = Voice(), Voice()
 
@@ -146,7 +177,7 @@ def test_progress_of_a_job_causes_reads_only_for_requests_that_wait_for_progress
         file = Voice()
         waiting = wait(long_polls, file)
         job = asyncio.create_task(
-            long_polls.wait_until(ALICE, "job", 20, lambda: False, bool, nobody_left, wake_on_progress=True)
+            long_polls.wait_until(ALICE, "job", 20, lambda: False, bool, stays, wake_on_progress=True)
         )
         await until(lambda: long_polls.waiting == 2)
         polls = long_polls._polls[ALICE]

@@ -245,7 +245,7 @@ async def _settled(request: Request, target: _Target, wait: float) -> FoundArtif
                 wait,
                 target.find,
                 lambda found: found.settled,
-                request.is_disconnected,
+                request.receive,
             )
     if found.fault is not None:
         raise found.fault

@@ -277,7 +277,7 @@ async def fill_cache(
                 wait,
                 precomputation.current_state,
                 lambda one: one.over,
-                request.is_disconnected,
+                request.receive,
             )
     precomputation.raise_if_failed(seen)
     body = precomputation.body(seen)

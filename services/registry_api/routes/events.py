@@ -1,9 +1,8 @@
 """The route of events, which streams changes to listeners as server-sent events."""
 
-import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from typing import Annotated
 
 from fastapi import Header, Query, Request
@@ -17,11 +16,12 @@ from services.registry_api.protocol.callers import Caller
 from services.registry_api.protocol.routing import Router
 from services.registry_api.serving.event_feed import EventFeed, Listener, StreamPosition, parse_position
 from services.registry_api.serving.event_stream import Event
+from services.registry_api.serving.hanging_up import noticing
 from services.registry_api.wire import events as wire
 from services.registry_api.wire.documented import responses
 from services.shared.telemetry.metrics import EVENT_RESETS, EVENTS_SENT
 from services.shared.view.redis_access import unavailable_without_redis
-from speaker_registry.errors import InvalidRequest, PermissionDenied, SpeakerRegistryError
+from speaker_registry.errors import InvalidRequest, PermissionDenied
 
 router = Router(prefix="/v1/events", tags=["events"])
 
@@ -145,22 +145,16 @@ class _Stream(Response):
         self._held.close()
 
     async def __call__(self, _: Scope, receive: Receive, send: Send) -> None:
-        hanging_up = asyncio.create_task(self._notice_hanging_up(receive))
         try:
-            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            async for chunk in self._chunks():
-                await send({"type": "http.response.body", "body": chunk, "more_body": True})
-            await send({"type": "http.response.body", "body": b""})
+            async with noticing(receive) as hanging_up:
+                # The listener's place is then free for the next connection.
+                hanging_up.add_done_callback(lambda _: self._listener.wake())
+                await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+                async for chunk in self._chunks():
+                    await send({"type": "http.response.body", "body": chunk, "more_body": True})
+                await send({"type": "http.response.body", "body": b""})
         finally:
-            hanging_up.cancel()
             self.end()
-
-    async def _notice_hanging_up(self, receive: Receive) -> None:
-        """Wake the listener when the client hangs up, so that its place is free for the next connection."""
-        with suppress(SpeakerRegistryError):  # of a body that a client announces and does not send
-            while (await receive())["type"] != "http.disconnect":
-                pass
-            self._listener.wake()
 
     async def _chunks(self) -> AsyncIterator[bytes]:
         yield b"".join(self._first)

@@ -174,7 +174,7 @@ async def get_job(
             wait,
             read,
             changed,
-            request.is_disconnected,
+            request.receive,
             wake_on_progress=True,
         )
     return answer(request, await run_in_threadpool(rendering.job, services.profiles, seen))

@@ -8,15 +8,17 @@ answer by a second.
 
 import asyncio
 import contextvars
-from collections.abc import Awaitable, Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, contextmanager, suppress
 from functools import partial
 from typing import Any, Generic, TypeVar
 
 from starlette.concurrency import run_in_threadpool
+from starlette.types import Receive
 
 from services.registry_api.serving.admission import pause_request
 from services.registry_api.serving.fair_queue import FairQueue
+from services.registry_api.serving.hanging_up import noticing
 from services.shared.model.speaker import namespace_of
 
 POLL_SECONDS = 1.0
@@ -64,31 +66,33 @@ class LongPolls:
         seconds: float,
         read: Callable[[], Result],
         done: Callable[[Result], bool],
-        abandoned: Callable[[], Awaitable[bool]],
+        receive: Receive,
         *,
         wake_on_progress: bool = False,
     ) -> Result:
         """Read the state, in a thread, until `done` accepts it, and return the latest state.
 
-        Also returns when `seconds` have passed, the client has hung up (`abandoned`), or the process is
-        shutting down. Raises what `read` raises. Calls with the same `speaker` and `question` share their
+        Also returns when `seconds` have passed, the client has hung up, or the process is shutting
+        down. Raises what `read` raises. Calls with the same `speaker` and `question` share their
         reads, so their `read` functions must return the same.
 
         Args:
+            receive: the function that receives the messages of the request, the last of which is that its
+                client has hung up.
             wake_on_progress: also read when a job reports progress. Each extraction does so several times,
                 so leave this off if only its end matters.
         """
         loop = asyncio.get_running_loop()
         deadline = loop.time() + seconds
         with pause_request(), self._join(speaker, question, read, wake_on_progress) as poll:
-            result = await poll.first_read()
-            while not done(result) and not self.closing() and not await abandoned():
-                left = deadline - loop.time()
-                if left <= 0:
-                    break
-                with suppress(TimeoutError):
-                    result = await asyncio.wait_for(poll.next_read(), left)
-            return result
+            async with noticing(receive) as hanging_up:
+                result = await poll.first_read()
+                while not done(result) and not self.closing() and not hanging_up.done():
+                    left = deadline - loop.time()
+                    if left <= 0:
+                        break
+                    result = await _first_of(poll.next_read(), hanging_up, left, otherwise=result)
+                return result
 
     @property
     def waiting(self) -> int:
@@ -118,6 +122,18 @@ class LongPolls:
     def _interval(self) -> float:
         poll_count = sum(len(polls) for polls in self._polls.values())
         return max(POLL_SECONDS, poll_count / _POLLS_PER_SECOND)
+
+
+async def _first_of(
+    read: "asyncio.Future[Result]", other: "asyncio.Future[None]", seconds: float, *, otherwise: Result
+) -> Result:
+    """Return the result of `read`, or `otherwise` if it does not come before the other event or in time."""
+    try:
+        both: set[asyncio.Future[Any]] = {read, other}
+        await asyncio.wait(both, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        return read.result() if read.done() else otherwise
+    finally:
+        read.cancel()
 
 
 class _SharedPoll(Generic[Result]):
