@@ -4,8 +4,10 @@ It knows no encoder and nothing of the services, because the references' interpr
 (`python -m benchmarks.encoder_timing cpu`), it measures what the machine attains.
 """
 
+import fcntl
 import gc
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -28,6 +30,9 @@ MATMUL_WIDTH = 2048
 CONVOLUTION = {"channels": 512, "samples": 4096, "kernel": 7}
 """The convolution that is timed, of the size that encoders have in the middle."""
 ATTEMPTS = 5
+CLOCK_SECONDS = 1.0
+TURN = "MEASURE_TURN"
+"""Environment variable with the descriptor of a locked file, if several processes load side by side."""
 
 
 @dataclass(frozen=True)
@@ -66,13 +71,29 @@ def measure(
     includes the weights, but not what loading took and gave back.
     """
     one, mixed = load.clips()
+    wait_for_turn()
     forget_peak(load.device)
     extract(one)
+    if load.device != "cpu":
+        raise_clocks(lambda: extract(one))
     report(one_seconds=median(seconds_of(lambda: extract(one)) for _ in range(REPEATS)))
     if load.device != "cpu":
         extract_all(mixed)  # every new length is looked up, and memory fetched, a first time
     report(mixed_seconds=seconds_of(lambda: extract_all(mixed)))
     report(peak_mib=peak_mib(load.device))
+
+
+def raise_clocks(work: Callable[[], object]) -> None:
+    """Work for a while: a GPU that was idle needs a moment until it runs at its full clock."""
+    end = time.perf_counter() + CLOCK_SECONDS
+    while time.perf_counter() < end:
+        work()
+
+
+def wait_for_turn() -> None:
+    """Wait until no other process loads or measures. None of them does either until this process ends."""
+    if descriptor := os.environ.get(TURN):
+        fcntl.flock(int(descriptor), fcntl.LOCK_EX)
 
 
 def report(**result: Any) -> None:

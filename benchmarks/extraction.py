@@ -9,11 +9,14 @@ Environment:
     EXTRACTION_*: `Settings`.
 """
 
+import fcntl
 import json
+import os
 import random
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,11 +24,13 @@ from typing import Any
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from benchmarks.encoder_timing import MARK, Load
+from benchmarks.encoder_timing import MARK, TURN, Load
 from services.extractor_worker.engines.catalogue import BUILT_IN as EXTRACTORS
 from services.shared.model.profiles import BUILT_IN
 
 ROOT = Path(__file__).parents[1]
+TURNS = Path(__file__)
+"""The file that processes lock while they load or measure. Any file would do."""
 SEED = 1
 ONE_SECONDS = 10.0
 SHORTEST_SECONDS = 1.0
@@ -50,6 +55,9 @@ class Settings(BaseSettings):
     """Length of the longest clip."""
     limit_seconds: float = Field(3600.0, gt=0)
     """Time limit for one side of one profile. What was measured by then counts."""
+    loaded_at_once: int = Field(1, gt=0)
+    """Number of processes that load their encoders side by side. Each is measured alone nevertheless, when
+    none of the others loads or measures, and its time limit includes the waiting."""
     reference_python: Path | None = Field(None, validation_alias="REFERENCE_PYTHON")
     reference_python_qwen: Path | None = Field(None, validation_alias="REFERENCE_PYTHON_QWEN")
 
@@ -86,14 +94,32 @@ class Measured:
 def child(
     python: Path | str, limit_seconds: float, module: str, *arguments: str
 ) -> tuple[dict[str, Any], str]:
-    """Measure in a process of its own. The result says what went wrong, if anything."""
+    """Measure in a process of its own. The result says what went wrong, if anything.
+
+    The process inherits a shared lock, which all hold that load, and exchanges it for an exclusive one before
+    it measures (`encoder_timing.wait_for_turn`). The lock ends with the process.
+    """
     command = [str(python), "-m", f"benchmarks.{module}", *arguments]
+    with TURNS.open() as turns:
+        fcntl.flock(turns, fcntl.LOCK_SH)
+        return _ran(command, limit_seconds, turns.fileno())
+
+
+def _ran(command: Sequence[str], limit_seconds: float, turn: int) -> tuple[dict[str, Any], str]:
     try:
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, timeout=limit_seconds, check=False)
+        done = subprocess.run(
+            command,
+            cwd=ROOT,
+            capture_output=True,
+            timeout=limit_seconds,
+            check=False,
+            pass_fds=[turn],
+            env={**os.environ, TURN: str(turn)},
+        )
     except subprocess.TimeoutExpired as error:
         return results_in(error.stdout or b""), f"took longer than {limit_seconds:.0f} s"
     except OSError as error:
-        return {}, f"{python} does not start: {error.strerror}"
+        return {}, f"{command[0]} does not start: {error.strerror}"
     lines = done.stderr.decode(errors="replace").strip().splitlines()
     problem = (lines[-1:] or [f"exit status {done.returncode}"])[0] if done.returncode else ""
     return results_in(done.stdout), problem
@@ -186,6 +212,17 @@ def heading(settings: Settings, machine: Mapping[str, Any]) -> str:
     )
 
 
+def measured(settings: Settings) -> Iterator[tuple[str, Measured, Measured]]:
+    """Measure both sides of each profile, and yield them in the order of the profiles."""
+    with ThreadPoolExecutor(settings.loaded_at_once) as pool:
+        sides = [
+            (name, pool.submit(ours, name, settings), pool.submit(reference, name, settings))
+            for name in settings.names
+        ]
+        for name, own, theirs in sides:
+            yield name, own.result(), theirs.result()
+
+
 def main() -> bool:
     """Print the table. Returns False if a goal was missed. A goal without its reference is not missed."""
     settings = Settings()
@@ -193,8 +230,7 @@ def main() -> bool:
     problems = [f"the machine's rate: {problem}"] if problem else []
     good = not problem
     print(f"{heading(settings, machine)}\n{HEAD}", flush=True)
-    for profile in settings.names:
-        own, theirs = ours(profile, settings), reference(profile, settings)
+    for profile, own, theirs in measured(settings):
         print(row(profile, settings, own, theirs, machine.get("gflops")), flush=True)
         good &= not own.problem and verdict(profile, settings.device, own, theirs) != "missed"
         problems += problems_of(profile, own, theirs)

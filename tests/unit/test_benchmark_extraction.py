@@ -3,6 +3,7 @@ smallest encoder on the shortest clip; figures do not matter here.
 """
 
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,26 @@ from benchmarks.extraction import Measured, Settings
 from benchmarks.reference_encoders import REFERENCES
 from services.extractor_worker.engines.catalogue import BUILT_IN as EXTRACTORS
 
+SIDE_BY_SIDE = """#!{python}
+import sys, time
+from pathlib import Path
+sys.path.insert(0, "{root}")
+from benchmarks.encoder_timing import report, wait_for_turn
+
+folder, name = Path(sys.argv[2].removeprefix("benchmarks.")), sys.argv[3]
+other = {{"a": "b", "b": "a"}}[name]
+(folder / f"loading-{{name}}").touch()
+while not (folder / f"loading-{{other}}").exists():
+    time.sleep(0.01)
+wait_for_turn()
+measuring = folder / f"measuring-{{name}}"
+measuring.touch()
+for _ in range(20):
+    assert not (folder / f"measuring-{{other}}").exists()
+    time.sleep(0.01)
+measuring.unlink()
+report(alone=True)
+"""
 PROFILE, QWEN = "ecapa-voxceleb", "qwen3-tts-0.6b"
 
 
@@ -62,6 +83,17 @@ def test_what_was_measured_before_the_time_was_up_counts(tmp_path: Path):
     results, problem = extraction.child(slow, 1.0, "own_encoders")
     assert results == {"one_seconds": 2.5}
     assert "longer than 1 s" in problem
+
+
+@pytest.mark.processes
+def test_encoders_that_were_loaded_side_by_side_are_measured_one_at_a_time(tmp_path: Path):
+    """Each process loads until both do, and fails if it then measures while the other one does."""
+    python = tmp_path / "python"
+    python.write_text(SIDE_BY_SIDE.format(python=sys.executable, root=Path(extraction.__file__).parents[1]))
+    python.chmod(0o755)
+    with ThreadPoolExecutor(2) as pool:
+        sides = [pool.submit(extraction.child, python, 60.0, str(tmp_path), name) for name in ("a", "b")]
+        assert [side.result() for side in sides] == [({"alone": True}, "")] * 2
 
 
 @pytest.mark.processes
