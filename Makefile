@@ -13,7 +13,7 @@ PYTEST = $(BIN)/python -m tests.second_chance -n 4 --dist loadfile --no-loadscop
 
 # Two of these would install into one environment at the same time.
 .NOTPARALLEL:
-.PHONY: help setup setup-all demo run test test-all test-quick test-processors test-full check format docs bench soak clean
+.PHONY: help setup setup-all demo run test test-all test-quick test-processors test-gpu test-full check format docs bench soak clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
@@ -64,6 +64,9 @@ ONEDNN ?= AVX2
 test-processors: $(STAMP) ## compare the encoders with their references as another processor would compute (ATEN, MKL, ONEDNN)
 	ATEN_CPU_CAPABILITY=$(ATEN) MKL_ENABLE_INSTRUCTIONS=$(MKL) ONEDNN_MAX_CPU_ISA=$(ONEDNN) \
 		$(PYTEST) -m "goldens and not slow and not full" tests/unit/extractors
+
+test-gpu: $(STAMP) ## compare the encoders with their references on a GPU of NVIDIA
+	EXTRACTOR_TEST_DEVICE=cuda $(PYTEST) -m "(goldens or gpu) and not slow and not full" tests/unit/extractors
 
 test-full: $(STAMP) ## all tests, and all encoders at their full size (minutes of arithmetic, 10 GiB of memory)
 	$(PYTEST) -m ""

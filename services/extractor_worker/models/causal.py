@@ -7,13 +7,14 @@ from collections.abc import Callable
 from torch import Tensor, nn
 from torch.nn import functional
 
+from services.extractor_worker.models.convolution import Conv1d
 from services.extractor_worker.models.snake import Snake
 
 KERNEL = 7
 _DILATIONS = (1, 3, 9)
 
 
-class CausalConv(nn.Conv1d):
+class CausalConv(Conv1d):
     """A convolution padded on the left: [B, C, T] -> [B, C', T / stride]. The stride must divide T."""
 
     def __init__(self, width_in: int, width_out: int, kernel: int, **options: int) -> None:

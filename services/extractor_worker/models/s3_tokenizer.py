@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from services.extractor_worker.models.convolution import Conv1d
 from services.extractor_worker.weights.loading import Checkpoint
 from services.extractor_worker.weights.modules import Layout, filled, layout_of
 
@@ -129,7 +130,7 @@ class Attention(nn.Module):
         self.query, self.value = nn.Linear(width, width), nn.Linear(width, width)
         self.key = nn.Linear(width, width, bias=False)
         self.out = nn.Linear(width, width)
-        self.memory = nn.Conv1d(
+        self.memory = Conv1d(
             width, width, config.memory, padding=config.memory // 2, groups=width, bias=False
         )
 

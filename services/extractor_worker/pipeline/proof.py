@@ -65,8 +65,8 @@ class Limits:
 
 LIMITS: Mapping[Dtype, Limits] = {
     # A different order of float32 sums moves results by 1e-6 (embeddings) to 6e-6 (VoxCPM2's latents),
-    # measured on all encoders, and by up to 4e-4 in a padded batch on a GPU. 1e-3 leaves room for that, and a
-    # wrong kernel exceeds it by a factor of a hundred. A cosine distance of 5e-7 is the same angle of 1e-3.
+    # measured on all encoders, and up to 1e-5 on an H100. 1e-3 leaves room for larger batches, and a wrong
+    # kernel exceeds it by a factor of a hundred. A cosine distance of 5e-7 is the same angle of 1e-3.
     # Codes differ only if two entries are equally near. Such a tie in an early codebook changes all later
     # codebooks of its frame, which is 4 % of the 25 frames of Qwen3-TTS, so 95 % allows one tie.
     "float32": Limits(equal_codes=0.95, cosine_distance=5e-7, relative_error=1e-3),

@@ -2,6 +2,7 @@
 
 import functools
 import json
+import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -23,6 +24,10 @@ from tests.unit.extractors import signals
 
 TINY = Path(__file__).parents[2] / "data/qwen3_tts_tiny"
 TINY_WIDTH = 64
+
+DEVICE = os.environ.get("EXTRACTOR_TEST_DEVICE", "cpu")
+"""The device of every extractor whose test names none. `make test-gpu` sets it."""
+Loading.__init__.__kwdefaults__["device"] = DEVICE
 
 Goldens = Mapping[str, np.ndarray]
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 
+from services.extractor_worker.device.precision import exact_float32
 from services.extractor_worker.engines.fish_speech import Audio8Extractor, FishSpeechExtractor, _groups
 from services.extractor_worker.models.fish_dac import CodecConfig, CodecEncoder, published_name
 from services.extractor_worker.models.weight_norm import published_layout
@@ -54,8 +55,9 @@ def extractor() -> FishSpeechExtractor:
 def latents(extractor: FishSpeechExtractor, clip: ReferenceAudio) -> np.ndarray:
     """Return the vectors that are quantised: [T, 64]."""
     encoder = extractor._encoder
-    hidden = encoder.encoder(extractor.prepare(clip).samples[None, None])
-    return encoder.quantizer.pre_module(encoder.quantizer.downsample(hidden))[0].T.numpy()
+    with exact_float32(extractor.device):
+        hidden = encoder.encoder(extractor.on_device(extractor.prepare(clip).samples[None, None]))
+        return encoder.quantizer.pre_module(encoder.quantizer.downsample(hidden))[0].T.cpu().numpy()
 
 
 # --- parity
@@ -120,7 +122,7 @@ def test_positions_are_rounded_to_bfloat16(
     transformer = extractor._encoder.quantizer.pre_module
     table = exact(4096, 32, 10_000.0)
     assert (transformer._rope_table(torch.device("cpu")) - table).abs().max() < 4e-3
-    monkeypatch.setattr(transformer, "_rope_table", lambda _: table)
+    monkeypatch.setattr(transformer, "_rope_table", table.to)
     ours = latents(extractor, golden_clip(goldens, "3.0", 44_100))[::LATENT_STRIDE]
     assert np.abs(ours - goldens["latents_3.0"]).max() > 20 * goldens["latents_3.0_deviation"]
 
@@ -134,8 +136,9 @@ def test_fish_speech_rounds_an_entry_as_training_does(
     In float32 the result is not quite the entry. Each of the two operations rounds by half a step of its
     result, which is at most as large as entry and latent together.
     """
-    book = load(kind=kind)._encoder.quantizer.quantizer.quantizers[0]
-    hidden = torch.from_numpy(goldens["latents_3.0"]).float().T[None]
+    extractor = load(kind=kind)
+    book = extractor._encoder.quantizer.quantizer.quantizers[0]
+    hidden = extractor.on_device(torch.from_numpy(goldens["latents_3.0"]).T[None])
     indices, entries = book.nearest(hidden)
     exact = book.codebook.weight[indices].transpose(1, 2)
     largest = exact.abs().max() + book.in_proj(hidden).abs().max()
@@ -221,12 +224,13 @@ def test_on_a_cpu_clips_are_encoded_one_by_one(kind: type[FishSpeechExtractor]) 
 
 def test_zeros_behind_a_clip_change_none_of_its_frames(extractor: FishSpeechExtractor) -> None:
     """Nothing in the encoder looks ahead, so clips can be padded in a batch, even with loud noise."""
-    samples = extractor.prepare(clip_of(44_100)).samples[None, None]
+    samples = extractor.on_device(extractor.prepare(clip_of(44_100)).samples[None, None])
     frames = samples.shape[-1] // 2048
     with torch.inference_mode():
         alone = extractor._encoder(samples)
         for tail in (torch.zeros(1, 1, 40 * 2048), torch.rand(1, 1, 40 * 2048) - 0.5):
-            assert torch.equal(extractor._encoder(torch.cat([samples, tail], dim=-1))[..., :frames], alone)
+            padded = torch.cat([samples, extractor.on_device(tail)], dim=-1)
+            assert torch.equal(extractor._encoder(padded)[..., :frames], alone)
 
 
 def test_a_batch_is_bounded_by_its_padded_length(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -155,7 +155,7 @@ def test_the_frequencies_of_rotary_positions_are_the_servers(
     if dtype == "float32":
         expected = 10_000.0 ** (-np.arange(8) / 8)
     buffers = tiny(dtype)._codec.model.named_buffers()
-    found = [buffer.float().numpy() for name, buffer in buffers if name.endswith(".inv_freq")]
+    found = [buffer.float().cpu().numpy() for name, buffer in buffers if name.endswith(".inv_freq")]
     assert found
     for frequencies in found:
         np.testing.assert_allclose(frequencies, expected, rtol=8 * HALF_STEP_FLOAT32)

@@ -142,7 +142,7 @@ def test_weights_are_the_packages_to_the_last_bit(extractor: SpeechTokenizerExtr
     theirs = {key.removeprefix(prefix): one for key, one in published.items() if key.startswith(prefix)}
     convolution.load_state_dict(theirs)
     convolution(torch.zeros(1, convolution.in_channels, convolution.kernel_size[0]))
-    assert torch.equal(extractor._encoder.state_dict()["model.15.conv.weight"], convolution.weight)
+    assert torch.equal(extractor._encoder.state_dict()["model.15.conv.weight"].cpu(), convolution.weight)
 
 
 def _widths(weight: torch.Tensor) -> tuple[int, int, int]:
