@@ -1,10 +1,13 @@
-"""Checks the key of a request before anything reads its body. Pure ASGI."""
+"""Checks the key of a request before anything reads its body, and again when the body has arrived.
+
+Pure ASGI.
+"""
 
 from starlette.requests import Request
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.registry_api.access.authentication import Access
-from services.registry_api.access.rules import authenticate
+from services.registry_api.access.rules import authenticate, authenticate_again
 from services.registry_api.protocol.error_answers import render
 from services.registry_api.protocol.routing import SIGN_IN
 from speaker_registry.errors import SpeakerRegistryError
@@ -14,6 +17,9 @@ _OF_BODIES = frozenset({b"content-length", b"transfer-encoding"})
 
 class KeyFirst:
     """Middleware that refuses a request with a body unless its key is valid.
+
+    A body may arrive slowly, and its key may be revoked meanwhile. Reading the end of the body then raises
+    `InvalidApiKey`.
 
     Requests without a body are left to the rules of their routes, because some routes need no key. The form
     that signs a person in has the key in its body, which is short: see `limits.MAX_JSON_BYTES`.
@@ -29,7 +35,17 @@ class KeyFirst:
                 await authenticate(self._access, scope)
             except SpeakerRegistryError as error:
                 return await render(Request(scope), error)(scope, receive, send)
+            return await self._app(scope, self._checked(scope, receive), send)
         return await self._app(scope, receive, send)
+
+    def _checked(self, scope: Scope, receive: Receive) -> Receive:
+        async def checked() -> Message:
+            message = await receive()
+            if message["type"] == "http.request" and not message.get("more_body", False):
+                await authenticate_again(self._access, scope)
+            return message
+
+        return checked
 
 
 def _has_body(scope: Scope) -> bool:

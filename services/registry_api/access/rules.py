@@ -4,7 +4,8 @@
 of other namespaces are not found.
 """
 
-from collections.abc import Iterable
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
 from typing import Annotated, Any
 
 import structlog
@@ -78,10 +79,33 @@ async def may_still_ask(access: Access, scope: Scope) -> bool:
     """
     before = scope["caller"]
     try:
-        caller = await access.authenticate(_sent_key(Headers(scope=scope)), client_address(scope))
+        caller = await authenticate_again(access, scope)
     except SpeakerRegistryError:
         return False
     return bool(caller == before)
+
+
+async def authenticate_again(access: Access, scope: Scope) -> Caller:
+    """Authenticate a request whose key may have ended since `authenticate`, and return its caller of now.
+
+    Raises:
+        InvalidApiKey, RateLimited, Unavailable.
+    """
+    return await access.authenticate(_sent_key(Headers(scope=scope)), client_address(scope))
+
+
+@asynccontextmanager
+async def waiting(request: Request) -> AsyncIterator[None]:
+    """Count a request as waiting for as long as the context lasts, and refuse it afterwards if its key has
+    ended meanwhile.
+
+    Raises:
+        InvalidApiKey, RateLimited, Unavailable.
+    """
+    access, scope = access_of(request), request.scope
+    with access.waiting_requests.hold(scope["caller"], scope["namespace"]):
+        yield
+    await authenticate_again(access, scope)
 
 
 def _refuse_repeated(headers: Headers) -> None:

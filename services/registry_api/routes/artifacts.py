@@ -8,7 +8,7 @@ from fastapi import Depends, Header, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
-from services.registry_api.access.rules import ARTIFACTS_READ, COUNTED_UPLOAD, VOICES_WRITE
+from services.registry_api.access.rules import ARTIFACTS_READ, COUNTED_UPLOAD, VOICES_WRITE, waiting
 from services.registry_api.dependencies import (
     CallerDep,
     NamespaceDep,
@@ -238,7 +238,7 @@ async def _settled(request: Request, target: _Target, wait: float) -> FoundArtif
     found = await run_in_threadpool(target.find)
     if wait and not found.settled:
         question = ("artifact", target.name.name, target.reference, target.profile, target.wanted)
-        with target.services.access.waiting_requests.hold(target.caller, target.namespace):
+        async with waiting(request):
             found = await target.services.long_polls.wait_until(
                 str(found.speaker_id),
                 question,

@@ -19,6 +19,7 @@ from services.registry_api.access.rules import (
     VOICES_READ,
     VOICES_WRITE,
     Force,
+    waiting,
 )
 from services.registry_api.dependencies import (
     AT_STORE,
@@ -252,7 +253,6 @@ async def fill_cache(
     namespace: NamespaceDep,
     name: VoiceName,
     slots: StoreSlotsDep,
-    caller: CallerDep,
     profile: CacheProfile = None,
     version: CacheVersion = DEFAULT,
     force: Force = False,
@@ -270,7 +270,7 @@ async def fill_cache(
             seen = await run_in_threadpool(precomputation.start, force=force)
     if not seen.over:
         speaker = str(precomputation.speaker_id)
-        with services.access.waiting_requests.hold(caller, namespace):
+        async with waiting(request):
             seen = await services.long_polls.wait_until(
                 speaker,
                 precomputation.question,

@@ -7,7 +7,14 @@ from fastapi import Depends, Path, Query, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
-from services.registry_api.access.rules import ANY_KEY, JOBS_CANCEL, JOBS_READ, JOBS_WRITE, count_upload
+from services.registry_api.access.rules import (
+    ANY_KEY,
+    JOBS_CANCEL,
+    JOBS_READ,
+    JOBS_WRITE,
+    count_upload,
+    waiting,
+)
 from services.registry_api.dependencies import (
     AT_STORE,
     After,
@@ -152,7 +159,6 @@ async def get_job(
     services: ServicesDep,
     namespace: NamespaceDep,
     job_id: JobId,
-    caller: CallerDep,
     wait: WaitSeconds = 0,
 ) -> Response:
     """Get a job. With `wait`, the answer is held back until the job's state, attempt or progress changes, or
@@ -167,7 +173,7 @@ async def get_job(
         return (now.state, now.attempt, now.done) != (before.state, before.attempt, before.done)
 
     speaker = str(SpeakerId(before.namespace, before.slug))
-    with services.access.waiting_requests.hold(caller, namespace):
+    async with waiting(request):
         seen = await services.long_polls.wait_until(
             speaker,
             ("job", job_id),
