@@ -323,6 +323,23 @@ def test_forms_work_without_scripts(visit: Open, closed: Registry, name: str):
     expect(page.get_by_role("link", name=name)).to_be_visible()
 
 
+def test_a_form_that_is_too_large_to_be_read_is_where_it_was_without_scripts(visit: Open, name: str):
+    """The registry does not read such a form, so the way back of the browser leads to what was typed."""
+    page = visit("/voices/new", java_script_enabled=False)
+    typed = {"name": name, "ref_text": "One.\nTwo.", "consent": "cons_1", "speaker_description": "Low"}
+    for field, text in typed.items():
+        page.locator(f"[name={field}]").fill(text)
+    large = {"name": "all-day.wav", "mimeType": "audio/wav", "buffer": bytes(12 * 1024**2)}
+    page.locator("#clip").set_input_files(large)
+    page.get_by_role("button", name="Register").click()
+    expect(page.get_by_role("heading", name="Too large")).to_be_visible()
+    expect(page.get_by_text("Most browsers keep what you typed there.")).to_be_visible()
+    expect(page.get_by_role("link", name="Back to the page before")).to_have_count(0)
+    page.go_back()
+    for field, text in typed.items():
+        expect(page.locator(f"[name={field}]")).to_have_value(text)
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_pages_fit_a_phone_and_both_colour_schemes(visit: Open, closed: Registry, scheme: str):
     """No page is wider than a phone, even with the longest texts, and colours follow the system's choice."""
