@@ -11,7 +11,7 @@ from services.registry_api.dependencies import AT_STORE, After, CallerDep, Names
 from services.registry_api.operations.cancel import cancel
 from services.registry_api.pages.forms import address, checked_form, page_router, redirect_to, show
 from services.registry_api.pages.live import live
-from services.registry_api.pages.situation import profiles_of
+from services.registry_api.pages.situation import profiles_of, reason_of
 from services.registry_api.wire import profile_rendering, rendering
 from services.registry_api.wire.paging import newest_decisions
 from services.shared.registry.extract import extract
@@ -134,4 +134,4 @@ def page_profiles(request: Request, services: ServicesDep) -> Response:
         for name, document in documents.items()
     }
     shown = {name: [profile_rendering.decision(one) for one in made] for name, made in decisions.items()}
-    return show(request, "profiles.html", profiles=profiles, decisions=shown)
+    return show(request, "profiles.html", profiles=profiles, decisions=shown, reason_of=reason_of)

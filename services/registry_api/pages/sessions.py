@@ -35,10 +35,8 @@ from speaker_registry.errors import InvalidApiKey, PermissionDenied, SpeakerRegi
 COOKIE = "speaker_registry_session"
 CALLBACK = f"{PAGES}/login/callback"
 """The path to which the OpenID provider sends people back from its own site."""
-_ENDED = (
-    "Your session has ended, for example because its key was revoked. Nothing was stored. Sign in in another "
-    "tab, and copy what you typed here into a new form."
-)
+_ENDED = "Your session has ended, for example because its key was revoked. Nothing was stored."
+_COPY = "Sign in in another tab, and copy what you typed here into a new form."
 _MAX_KEY = 2700
 """Browsers silently drop cookies of more than 4,096 bytes, and sealing makes a key a third longer."""
 _SCOPE_KEY = "page_session"
@@ -262,14 +260,18 @@ def _as_page(request: Request, status: int, body: bytes) -> Response:
 def _sign_in_first(request: Request, ended: bool) -> Response:
     """Redirect a browser to the sign-in page, and from there back to the page that it asked for.
 
-    A form that a script sends stays on the screen, so that nothing that was typed into it is lost.
+    A form that a script sends stays on the screen, so that nothing that was typed into it is lost. Without
+    scripts, a page tells how to come back to it.
 
     Args:
         ended: a person was signed in, but their key is not valid any more.
     """
     safe = request.method in SAFE_METHODS
-    if is_partial(request) and not safe:
-        return failure_page(request, 401, _ENDED, token=session_of(request).token, partial=True)
+    if not safe and (ended or is_partial(request)):
+        partial, token = is_partial(request), session_of(request).token
+        return failure_page(
+            request, 401, f"{_ENDED} {_COPY}" if partial else _ENDED, token=token, partial=partial
+        )
     query = {"ended": "yes"} if ended else {}
     if safe and not is_partial(request) and request.url.path != PAGES:
         query["next"] = own_address(request)

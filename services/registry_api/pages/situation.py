@@ -12,7 +12,7 @@ from services.shared.registry.pages import keys_in_view, read_live
 from services.shared.registry.pages import page as page_of
 from services.shared.registry.speakers import FoundSpeaker
 from speaker_registry.errors import Unavailable
-from speaker_registry.schemas import JobSummary, Profile
+from speaker_registry.schemas import FailedProof, JobSummary, Profile
 
 MAX_COUNTED = 250
 """The states of this many voices are counted. With any number of voices, the page then takes less than 1.5
@@ -159,6 +159,11 @@ def workers_of(profiles: Sequence[Profile]) -> list[ShownWorker]:
     return [found[name] for name in sorted(found)]
 
 
+def reason_of(proof: FailedProof, profile: Profile) -> str:
+    """Return why a proof failed, without the name of the profile, which workers put first for their logs."""
+    return proof.reason.removeprefix(f"{profile.id}: ")
+
+
 def concerns(profiles: Sequence[Profile], counts: VoiceCounts, failures: int) -> Iterator[Concern]:
     """Yield the problems that need attention, the most urgent first.
 
@@ -171,9 +176,9 @@ def concerns(profiles: Sequence[Profile], counts: VoiceCounts, failures: int) ->
             yield _unserved(profile.id, waiting)
     for profile in profiles:
         for proof in profile.failed_proofs:
-            reason = proof.reason.removeprefix(f"{profile.id}: ")
             yield Concern(
-                f"Worker {proof.worker} does not serve {profile.id} on {proof.device}: {reason}",
+                f"Worker {proof.worker} does not serve {profile.id} on {proof.device}: "
+                f"{reason_of(proof, profile)}",
                 "Its encoder computes wrong results. Check the libraries and the device of the worker.",
                 "/profiles",
             )

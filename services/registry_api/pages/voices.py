@@ -1,6 +1,10 @@
-"""Pages that list voices and register them."""
+"""Pages that list voices and register them.
+
+If a registration is refused, the form comes back with the reason and with all that was typed into it.
+"""
 
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Annotated
 
 from fastapi import Query, Request
@@ -20,14 +24,17 @@ from services.registry_api.dependencies import (
 from services.registry_api.operations.register import NewVersion, Registered
 from services.registry_api.operations.sources import ClipSource
 from services.registry_api.pages.forms import address, checked_form, page_router, redirect_to, show
+from services.registry_api.pages.sessions import is_partial
+from services.registry_api.protocol.error_answers import status_of
 from services.registry_api.wire import rendering
-from services.registry_api.wire.forms import COMPATIBLE, MAX_CONSENT, MAX_TEXT
+from services.registry_api.wire.fields import Fields
+from services.registry_api.wire.forms import COMPATIBLE, FORM_BYTES, MAX_CONSENT, MAX_TEXT
 from services.registry_api.wire.paging import cursor_before, find_voices
 from services.registry_api.wire.uploads import register, register_source
 from services.shared.registry.profiles import Profiles
 from services.shared.registry.speakers import FoundSpeaker
 from speaker_registry import sample_voice
-from speaker_registry.errors import InvalidRequest, VoiceExists
+from speaker_registry.errors import InvalidRequest, SpeakerRegistryError, VoiceExists
 from speaker_registry.labels import parse_filters
 from speaker_registry.names import key_of_name, parse_speaker_name
 from speaker_registry.schemas import ArtifactState
@@ -97,15 +104,55 @@ def _matches(profiles: Profiles, speaker: FoundSpeaker, profile: str, state: str
     return not status.unsupported and state in {"", status.state}
 
 
+@dataclass(frozen=True, slots=True)
+class NewVoice:
+    """The content of the form that registers a voice, as a person typed it, besides the clip."""
+
+    name: str = ""
+    ref_text: str = ""
+    consent: str = ""
+    description: str = ""
+    of_known: bool = False
+    """Whether the form adds a version to a voice, whose name a person cannot change there."""
+
+    @classmethod
+    def typed(cls, fields: Fields) -> "NewVoice":
+        """Read the form. Its lengths are checked by the registration."""
+
+        def text(field: str) -> str:
+            return (fields.text(field, max_length=FORM_BYTES) or "").replace("\r\n", "\n")
+
+        return cls(
+            name=text("name"),
+            ref_text=text("ref_text"),
+            consent=text("consent"),
+            description=text(COMPATIBLE.description),
+            of_known="of_known" in fields.names,
+        )
+
+
 @router.get("/new", dependencies=[VOICES_WRITE])
 def page_new_voice(
     request: Request, services: ServicesDep, name: Annotated[str, Query(max_length=512)] = ""
 ) -> Response:
     """Show the form that registers a voice, or adds a version to the voice `name`."""
+    return _show_form(request, services, NewVoice(name=name, of_known=bool(name)))
+
+
+def _show_form(
+    request: Request,
+    services: Services,
+    typed: NewVoice,
+    *,
+    problem: str | None = None,
+    status: int = 200,
+) -> Response:
     return show(
         request,
         "new_voice.html",
-        name=name,
+        status=status,
+        typed=typed,
+        problem=problem,
         limits=services.limits,
         max_text=MAX_TEXT,
         max_consent=MAX_CONSENT,
@@ -121,11 +168,23 @@ async def page_register(
     slots: UploadSlotsDep,
     caller: CallerDep,
 ) -> Response:
-    """Register a voice from a form, as the API does, and redirect to its page."""
-    async with checked_form(request) as fields, slots.hold():
-        if fields.file("audio_sample") is None:
-            raise InvalidRequest("No audio file was chosen.", param="audio_sample")
-        registered = await run_in_threadpool(register, services, namespace, fields, COMPATIBLE, by=caller.id)
+    """Register a voice from a form, as the API does, and redirect to its page.
+
+    If it is refused, the form is shown again. A script that sent it keeps it on the screen.
+    """
+    async with checked_form(request) as fields:
+        try:
+            async with slots.hold():
+                if fields.file("audio_sample") is None:
+                    raise InvalidRequest("No audio file was chosen.", param="audio_sample")
+                registered = await run_in_threadpool(
+                    register, services, namespace, fields, COMPATIBLE, by=caller.id
+                )
+        except SpeakerRegistryError as error:
+            if is_partial(request):
+                raise
+            status = status_of(error, compatible=False)
+            return _show_form(request, services, NewVoice.typed(fields), problem=error.message, status=status)
     voice_id = rendering.voice_id(registered.speaker.document)
     again = None if registered.created else "yes"
     return redirect_to(f"/voices/{voice_id}", version=registered.version.number, known=again)

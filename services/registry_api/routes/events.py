@@ -1,5 +1,6 @@
 """The route of events, which streams changes to listeners as server-sent events."""
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import ExitStack
@@ -150,16 +151,16 @@ class _Stream(Response):
                 # The listener's place is then free for the next connection.
                 hanging_up.add_done_callback(lambda _: self._listener.wake())
                 await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-                async for chunk in self._chunks():
+                async for chunk in self._chunks(hanging_up):
                     await send({"type": "http.response.body", "body": chunk, "more_body": True})
                 await send({"type": "http.response.body", "body": b""})
         finally:
             self.end()
 
-    async def _chunks(self) -> AsyncIterator[bytes]:
+    async def _chunks(self, hanging_up: "asyncio.Task[None]") -> AsyncIterator[bytes]:
         yield b"".join(self._first)
         keys_changed = self._feed.keys_changed
-        while not await self._is_over(keys_changed):
+        while not (hanging_up.done() or await self._is_over(keys_changed)):
             keys_changed = self._feed.keys_changed
             if self._listener.has_missed_events:
                 self._listener.has_missed_events = False
@@ -187,7 +188,7 @@ class _Stream(Response):
         return wire.render_reset(self._feed.position)
 
     async def _is_over(self, keys_changed: int) -> bool:
-        if self._services.long_polls.closing() or await self._request.is_disconnected():
+        if self._services.long_polls.closing():
             return True
         ends_at = self._caller.ends_at
         if self._feed.keys_changed == keys_changed and (ends_at is None or time.time() < ends_at):

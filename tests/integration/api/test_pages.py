@@ -22,6 +22,7 @@ from services.registry_api.pages.activity import Activity
 from services.registry_api.pages.sessions import COOKIE, is_page
 from services.shared.configuration.access import RateSettings
 from services.shared.view.keys import jobs_key
+from services.shared.view.workers import FailedProof
 from speaker_registry.errors import Unavailable, WorkerError
 from tests.integration.api.access import BOOTSTRAP, CLOSED, bearer, id_of, key
 from tests.integration.api.conftest import Start, empty
@@ -681,6 +682,15 @@ def test_every_page_about_an_untrained_voice_says_so(start: Start):
         assert [path for path in paths if "untrained weights" not in visitor.get(path).text] == []
         registry.worker.finish_all("bob")
         assert [path for path in paths if "untrained weights" not in visitor.get(path).text] == []
+
+
+def test_the_profiles_name_a_failed_proof_without_naming_its_profile_again(start: Start):
+    """The reason of a worker begins with the profile, for its log. On the page the profile is the heading."""
+    registry = start()
+    proof = FailedProof(worker="w-1", device="cpu", reason=f"{PROFILE}: codes differ")
+    registry.opened.workers.report_failed({PROFILE: proof})
+    with Visitor(registry) as visitor:
+        assert "Proof failed on w-1 (cpu): codes differ</p>" in visitor.get("/profiles").text
 
 
 def test_the_overview_draws_the_jobs_of_the_last_hour(start: Start):

@@ -12,8 +12,17 @@ import pytest
 from playwright.sync_api import Browser, Page, expect
 
 from speaker_registry.errors import WorkerError
-from tests.integration.api.access import BOOTSTRAP, CLOSED, bearer, key
-from tests.integration.api.browser import CHROMIUM, NO_CHROMIUM, PATIENCE_MS, PHONE, Open, chromium, opener
+from tests.integration.api.access import BOOTSTRAP, CLOSED, bearer, id_of, key
+from tests.integration.api.browser import (
+    CHROMIUM,
+    NO_CHROMIUM,
+    PATIENCE_MS,
+    PHONE,
+    Open,
+    chromium,
+    opener,
+    sign_in,
+)
 from tests.integration.api.conftest import empty
 from tests.integration.api.registry import CLIP, OTHER_CLIP, PROFILE, Registry
 
@@ -321,6 +330,67 @@ def test_forms_work_without_scripts(visit: Open, closed: Registry, name: str):
     expect(page.locator(".summary .state")).to_have_text("pending")
     page.goto(f"/dashboard/voices?q={name}")
     expect(page.get_by_role("link", name=name)).to_be_visible()
+
+
+def test_a_form_that_is_too_large_to_be_read_is_where_it_was_without_scripts(visit: Open, name: str):
+    """The registry does not read such a form, so the way back of the browser leads to what was typed."""
+    page = visit("/voices/new", java_script_enabled=False)
+    typed = {"name": name, "ref_text": "One.\nTwo.", "consent": "cons_1", "speaker_description": "Low"}
+    for field, text in typed.items():
+        page.locator(f"[name={field}]").fill(text)
+    large = {"name": "all-day.wav", "mimeType": "audio/wav", "buffer": bytes(12 * 1024**2)}
+    page.locator("#clip").set_input_files(large)
+    page.get_by_role("button", name="Register").click()
+    expect(page.get_by_role("heading", name="Too large")).to_be_visible()
+    expect(page.get_by_text("Most browsers keep what you typed there.")).to_be_visible()
+    expect(page.get_by_role("link", name="Back to the page before")).to_have_count(0)
+    page.go_back()
+    for field, text in typed.items():
+        expect(page.locator(f"[name={field}]")).to_have_value(text)
+
+
+def test_a_form_whose_session_has_ended_is_where_it_was_without_scripts(
+    visit: Open, closed: Registry, name: str
+):
+    """Whoever signs in again comes back to what they typed, and sends it."""
+    made = key(closed, "voices:read", "voices:write", name=name)
+    page = visit("/voices/new", key=made, java_script_enabled=False)
+    page.locator("[name=name]").fill(name)
+    page.get_by_label("Transcript").fill("One.\nTwo.")
+    page.get_by_label("Consent").fill("cons_1")
+    clip = {"name": "a.flac", "mimeType": "audio/flac", "buffer": OTHER_CLIP}
+    page.locator("#clip").set_input_files(clip)
+    closed.client.delete(f"/v1/keys/{id_of(made)}", headers=bearer(BOOTSTRAP))
+    page.get_by_role("button", name="Register").click()
+    expect(page.get_by_text("Your session has ended")).to_be_visible()
+    with page.context.expect_page() as opened:
+        page.get_by_role("link", name="Sign in on a new tab").click()
+    sign_in(opened.value, str(BOOTSTRAP))
+    expect(opened.value.get_by_role("button", name="Sign out")).to_be_visible()
+    page.go_back()
+    expect(page.get_by_label("Transcript")).to_have_value("One.\nTwo.")
+    expect(page.get_by_label("Consent")).to_have_value("cons_1")
+    page.locator("#clip").set_input_files(clip)
+    page.get_by_role("button", name="Register").click()
+    expect(page.locator(".summary .state")).to_have_text("pending")
+
+
+def test_of_two_people_who_roll_back_at_once_one_is_told(visit: Open, closed: Registry, name: str):
+    """The sentence stays, although the page goes on asking for the pictures of the clip."""
+    for clip in (CLIP, OTHER_CLIP):
+        closed.ready(name, clip=clip, headers=bearer(BOOTSTRAP))
+    first, second = visit(f"/voices/{name}"), visit(f"/voices/{name}")
+    first.get_by_role("button", name="Make default version 1").click()
+    expect(first.get_by_role("button", name="Undo")).to_be_visible()
+    first.get_by_role("button", name="Undo").click()
+    expect(first.get_by_role("button", name="Make default version 1")).to_be_visible()
+    second.get_by_role("button", name="Make default version 1").click()
+    told = "`default` was moved after the page with this button was loaded, and means version 2 now."
+    expect(second.get_by_role("alert")).to_contain_text(told)
+    for _ in range(2):
+        with second.expect_response("**/pictures"):
+            pass
+    expect(second.get_by_role("alert")).to_contain_text(told)
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])

@@ -42,7 +42,8 @@
   document.addEventListener("htmx:beforeRequest", function (event) {
     const polls = event.detail.elt.id === "live";
     if (polls && (document.hidden || document.querySelector("#live .confirm[open]"))) event.preventDefault();
-    else if (!polls) document.getElementById("problem").replaceChildren();
+    // What a page fetches by itself, such as pictures that are not drawn yet, leaves a problem to be read.
+    else if (event.detail.elt.matches("form, a")) document.getElementById("problem").replaceChildren();
   });
   document.addEventListener("htmx:beforeSwap", function (event) {
     if (isStray(event.detail)) {

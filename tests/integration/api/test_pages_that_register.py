@@ -1,0 +1,91 @@
+"""Tests of the page that registers a voice, as a browser without scripts uses it."""
+
+from collections.abc import Iterator
+from html.parser import HTMLParser
+
+import pytest
+
+from tests.integration.api.conftest import Start
+from tests.integration.api.pages import Visitor
+from tests.integration.api.registry import CLIP, OTHER_CLIP, Registry
+from tests.unit.audio import clips
+
+
+class InputsOf(HTMLParser):
+    """The values in the form of a page as a browser sends them, and the page's text."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.values = dict[str, str]()
+        self.text = ""
+        self._typing: str | None = None
+        self.feed(page.partition("<main")[2])
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        given = dict(attrs)
+        if tag == "input" and given.get("type") != "file":
+            self.values[given["name"] or ""] = given.get("value") or ""
+        elif tag == "textarea":
+            self._typing = given["name"]
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+        if self._typing:
+            self.values[self._typing] = self.values.get(self._typing, "") + data
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag == "textarea" and self._typing:
+            self.values[self._typing] = self.values.get(self._typing, "").removeprefix("\n")
+            self._typing = None
+
+
+@pytest.fixture
+def visitor(registry: Registry) -> Iterator[Visitor]:
+    """A person at a registry without keys."""
+    with Visitor(registry) as visitor:
+        yield visitor
+
+
+@pytest.mark.parametrize("of_known", [True, False])
+@pytest.mark.parametrize(
+    ("clip", "status", "said"),
+    [
+        (b"not audio at all", 415, "Unsupported audio: this is text"),
+        (b"", 400, "No audio file was chosen"),
+        (b"\0" * (10 * 1024**2 + 1), 413, "Accepted: clips of up to"),
+        (clips.wav(61, sample_rate=8000), 400, "Reference audio too long (61.0s). Maximum 30s"),
+    ],
+    ids=["no audio", "no file", "too large", "too long"],
+)
+def test_a_refused_clip_leaves_the_form_as_it_was_typed(
+    registry: Registry, visitor: Visitor, name: str, clip: bytes, status: int, said: str, of_known: bool
+):
+    """Without scripts, too, nobody types a transcript again because a clip was no good."""
+    strange = 'Two\r\nlines & "quotes" <b>here</b>'
+    typed = {"name": name, "consent": strange[5:], "ref_text": strange, "speaker_description": "Low & slow"}
+    sent = typed | ({"of_known": "yes"} if of_known else {})
+    file = {"audio_sample": ("clip.wav" if clip else "", clip, "audio/wav")}
+    answer = visitor.post("/voices", sent, files=file)
+    assert answer.status_code == status, answer.text
+    form = InputsOf(answer.text)
+    assert said in form.text
+    assert "Choose the clip again" in form.text
+    expected = typed | {"token": visitor.token()} | ({"of_known": "yes"} if of_known else {})
+    assert form.values == {field: value.replace("\r\n", "\n") for field, value in expected.items()}
+    assert ("readonly" in answer.text) == of_known
+    assert registry.client.get(f"/v1/voices/{name}").status_code == 404
+    answer = visitor.http.post(
+        "/dashboard/voices", data=form.values, files={"audio_sample": ("clip.wav", CLIP, "audio/wav")}
+    )
+    assert answer.url.path.startswith("/dashboard/voices/voice_")
+
+
+def test_a_name_that_is_taken_leaves_the_form_as_it_was_typed(start: Start):
+    """Where voices cannot get versions, a person chooses another name and keeps the rest."""
+    registry = start(registration_policy="immutable")
+    registry.upload("wren")
+    with Visitor(registry) as visitor:
+        answer = visitor.register("wren", OTHER_CLIP, ref_text="All of it.")
+        assert answer.status_code == 409
+        assert "already exists" in answer.text
+        assert InputsOf(answer.text).values["ref_text"] == "All of it."
