@@ -43,6 +43,7 @@ class RegistryProcesses:
         folder: for bucket, Valkey, pace and log.
         environment: what differs from the defaults of production. profiles: required and served ones.
         api, worker: their modules.
+        store: the settings of a bucket that exists, by their variables. By default, all use a folder.
     """
 
     def __init__(
@@ -55,6 +56,7 @@ class RegistryProcesses:
         profiles: Mapping[str, str] = PROFILES,
         api: str = "services.registry_api",
         worker: str = "tests.light_worker",
+        store: Mapping[str, str] | None = None,
     ) -> None:
         self.folder = folder
         self.bucket = folder / "bucket"
@@ -63,11 +65,12 @@ class RegistryProcesses:
         self.pace_file = folder / "pace"
         self.pace(0)
         self._start_seconds = START_SECONDS if worker.startswith("tests.") else 600
+        self._awaited = profiles["SPEAKER_PROFILES"].partition(",")[0]
         self._key = environment.get("SPEAKER_AUTH_BOOTSTRAP_KEY", "")
         common = {
             **os.environ,
             **environment,
-            "SPEAKER_STORE_URL": self.bucket.as_uri(),
+            **(store or {"SPEAKER_STORE_URL": self.bucket.as_uri()}),
             "SPEAKER_REDIS_URL": self.valkey.url,
             **profiles,
             "LIGHT_WORKER_PACE": str(self.pace_file),
@@ -135,7 +138,7 @@ class RegistryProcesses:
     def _ready(self, url: str) -> bool:
         for child in self.children:
             assert child.exit_status is None, f"{child.name} ended: {child.failure_reason()}"
-        return _serves(url, len(self.workers), self._key)
+        return _serves(url, self._awaited, len(self.workers), self._key)
 
     @contextmanager
     def opened(self) -> Iterator[Opened]:
@@ -163,10 +166,10 @@ class RegistryProcesses:
         self._stack.close()
 
 
-def _serves(url: str, workers: int, key: str) -> bool:
+def _serves(url: str, profile: str, workers: int, key: str) -> bool:
     with suppress(httpx.TransportError):
         if httpx.get(f"{url}/readyz").status_code == 200:
             head = {"Authorization": f"Bearer {key}"} if key else {}
             served = httpx.get(f"{url}/v1/profiles", headers=head).json()["data"]
-            return all(one["workers"] >= workers for one in served if one["id"] == PROFILE)
+            return all(one["workers"] >= workers for one in served if one["id"] == profile)
     return False

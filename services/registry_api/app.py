@@ -19,6 +19,7 @@ from services.registry_api.access.rules import access_of, check_rules, tenant_of
 from services.registry_api.dependencies import Services
 from services.registry_api.express.lane import ExpressLane
 from services.registry_api.express.prepared import PreparedAnswers
+from services.registry_api.pages.live import KeptRegionsFirst
 from services.registry_api.pages.routes import add_pages
 from services.registry_api.pages.sessions import PageSessions
 from services.registry_api.protocol import error_answers
@@ -172,6 +173,7 @@ def _add_middleware(
     # This is outside the limits, which would refuse an upload to the path with a slash as too large.
     app.add_middleware(TrailingSlashes, routes=lambda: app.routes)
     app.add_middleware(LoadShedding, max_active=max_active, tenant_of=partial(tenant_of, services.access))
+    app.add_middleware(KeptRegionsFirst)
     if not services.access.required:
         app.add_middleware(LocalOnly, origins=cors_origins)
     # This is outside everything that looks for a key, because it moves the key to where programs send it.

@@ -42,7 +42,7 @@ EXIT_CODES = {
 
 
 HINTS = {
-    "voice_exists": "`speaker-registry delete NAME` deletes the voice, so that it can be registered again",
+    "voice_exists": "`speaker-registry show NAME` shows the voice that has this name",
     "embedding_dim_mismatch": "`speaker-registry put NAME@REF FILE --profile P` uploads an embedding for one "
     "profile, as a safetensors file, to a voice that was registered with a clip",
     "artifact_not_found": "`speaker-registry extract NAME@REF --profile P` extracts it",

@@ -225,7 +225,7 @@ class Voices(PlanExecutor):
 
         Raises:
             NotFound: Nothing is left to undelete.
-            VoiceExists: The name was registered again.
+            VoiceExists: The voice was restored already, or the name registered again.
             QuotaExceeded: The namespace has no room for the voice any more.
         """
         return self._run(self._calls.undelete(name))

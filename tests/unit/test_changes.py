@@ -572,8 +572,10 @@ def test_what_people_say_of_a_voice_lives_as_long_as_the_voice():
 def test_an_undelete_is_refused_where_it_would_harm():
     """It is refused beside a live voice, and after the bytes were erased."""
     gone = changes.deleted(registered(NOTHING, "v1"), now=5)
-    with pytest.raises(VoiceExists):
+    with pytest.raises(VoiceExists, match="it was restored already, or registered again"):
         changes.undeleted(registered(gone, "v2"))
+    with pytest.raises(VoiceExists, match="is not deleted"):
+        changes.undeleted(changes.undeleted(gone))
     with pytest.raises(VoiceNotFound):
         changes.undeleted(changes.without_lives(gone, deleted_before=6))
 

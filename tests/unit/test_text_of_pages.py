@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from services.registry_api.pages.rendering import ago, day, duration, measured, visible
+from services.registry_api.pages.rendering import ago, day, duration, measured, message, visible
 
 
 @pytest.mark.parametrize(
@@ -23,3 +23,9 @@ def test_plain_text_is_escaped_like_any_other():
     assert visible("é<b>") == "é&lt;b&gt;"
     assert "U+0007" in visible("a\x07b")
     assert day(0) == "Jan 1"
+
+
+def test_what_a_message_has_between_backticks_is_code():
+    """What a stranger sent stays text there, too."""
+    assert message("The alias `default` was moved.") == "The alias <code>default</code> was moved."
+    assert message("`<b>` and a single ` remain") == "<code>&lt;b&gt;</code> and a single ` remain"

@@ -141,9 +141,8 @@ async def _authorize(
     Raises:
         InvalidApiKey, PermissionDenied, RateLimited
     """
-    access = access_of(request)
-    caller = await authenticate(access, request.scope)
-    await _count(request, access, REQUESTS)
+    caller = await authenticate(access_of(request), request.scope)
+    await count_request(request)
     if accepted.scopes and caller.scopes.isdisjoint(accepted.scopes):
         raise PermissionDenied(
             f"This API key has the scopes: {_list_scopes(caller.scopes)}; needed: "
@@ -184,6 +183,11 @@ async def _authorize_key_management(
             "This registry requires no API keys, so they cannot be created, listed, rotated or revoked. "
             "Start it with SPEAKER_AUTH_REQUIRED=true and a bootstrap key first."
         )
+
+
+async def count_request(request: Request) -> None:
+    """Count a request. Raises `RateLimited`."""
+    await _count(request, access_of(request), REQUESTS)
 
 
 async def count_upload(request: Request) -> None:

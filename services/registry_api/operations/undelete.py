@@ -36,7 +36,7 @@ def undelete(
             exist.
 
     Raises:
-        VoiceExists: the name was registered again.
+        VoiceExists: the voice was restored already, or the name registered again.
         VoiceNotFound: nothing is left to restore.
         QuotaExceeded: the namespace has no room for it.
         Unavailable: the voice was not restored, or it is not known whether it was.

@@ -57,6 +57,7 @@ _TITLES = {
     429: "Too many requests",
     503: "Not available now",
 }
+_CODE = re.compile(r"`([^`]+)`")
 _OWN_PAGE = re.compile(rf"{PAGES}([/?][!-\[\]-~]*)?")
 """An address of these pages: printable ASCII without a backslash, which browsers read as a slash."""
 SAFE_METHODS = frozenset({"GET", "HEAD"})
@@ -190,6 +191,11 @@ def marked(text: object) -> str:
     return visible(text).striptags()
 
 
+def message(text: object) -> Markup:
+    """Return a message of the registry like `visible`, with what it has between backticks as code."""
+    return Markup(_CODE.sub(r"<code>\1</code>", str(visible(text))))  # noqa: S704 — `visible` has escaped the text
+
+
 def given(text: object) -> Markup:
     """Return text of unknown language and direction, which does not change the text around it."""
     return Markup("<bdi>{}</bdi>").format(visible(text))
@@ -253,6 +259,7 @@ def _environment() -> Environment:
     environment.filters.update(
         given=given,
         visible=visible,
+        message=message,
         marked=marked,
         ago=ago,
         exactly=exactly,

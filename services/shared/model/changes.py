@@ -143,10 +143,12 @@ def undeleted(document: SpeakerDocument) -> SpeakerDocument:
     """Restore the voice that was deleted last. `life` does not fall, so uploads that began before the delete
     stay refused.
 
-    Raises `VoiceExists` if the name was registered again, `VoiceNotFound` if nothing is left to restore.
+    Raises `VoiceExists` if the voice is live, `VoiceNotFound` if nothing is left to restore.
     """
     if document.live:
-        raise VoiceExists(f"Voice '{document.newest.name}' was registered again since it was deleted.")
+        raise VoiceExists(
+            f"Voice '{document.newest.name}' is not deleted: it was restored already, or registered again."
+        )
     last = document.last_deleted
     if last is None:
         raise VoiceNotFound("There is no deleted voice of this name that can be restored.")

@@ -9,7 +9,6 @@ from typing import Any
 from playwright.sync_api import Browser, Page, sync_playwright
 
 from tests.integration.api.access import BOOTSTRAP
-from tests.integration.api.registry import Registry
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 NO_CHROMIUM = "no Chromium is installed: apt-get install chromium"
@@ -33,8 +32,9 @@ def chromium(*arguments: str) -> Iterator[Browser]:
 
 
 @contextmanager
-def opener(browser: Browser, registry: Registry) -> Iterator[Open]:
-    """Yield a function that opens a page in a browser of its own, signed in unless `key` is None.
+def opener(browser: Browser, url: str) -> Iterator[Open]:
+    """Yield a function that opens a page of the registry at this URL in a browser of its own, signed in
+    unless `key` is None.
 
     Fails at the end if a page reported an error, such as code that the policy of the pages forbids.
     """
@@ -42,7 +42,7 @@ def opener(browser: Browser, registry: Registry) -> Iterator[Open]:
     with ExitStack() as stack:
 
         def open_page(path: str = "", *, key: str | None = str(BOOTSTRAP), **options: Any) -> Page:
-            context = browser.new_context(base_url=registry.url, **options)
+            context = browser.new_context(base_url=url, **options)
             stack.callback(context.close)
             context.set_default_timeout(PATIENCE_MS)
             page = context.new_page()

@@ -7,7 +7,7 @@ import pytest
 
 from services.registry_api.pages.live import LiveRegions
 from tests.encoders import come_with
-from tests.integration.api.access import BOOTSTRAP, CLOSED, bearer, key
+from tests.integration.api.access import BOOTSTRAP, CLOSED, bearer, id_of, key
 from tests.integration.api.conftest import empty
 from tests.integration.api.pages import TOKEN, Visitor
 from tests.integration.api.registry import PROFILE, Registry
@@ -73,6 +73,29 @@ def test_a_region_is_rendered_once_for_many_and_soon_again(closed: Registry, clo
         assert name in one.get("/jobs").text, "a page that is loaded is always up to date"
         clock.now += 1.1
         assert name in other.get("/jobs", headers=REGION).text
+
+
+def test_a_kept_region_is_sent_before_the_request_is_routed(
+    closed: Registry, clock: Clock, name: str, monkeypatch: pytest.MonkeyPatch
+):
+    """Routing and the checks of its parameters take most of the time. The request counts all the same."""
+    with Visitor(closed, key(closed, "jobs:read", name=name)) as visitor:
+        visitor.get("/jobs", headers=REGION)
+        monkeypatch.setattr(closed.app.router, "app", None)
+        kept = [visitor.get("/jobs", headers=REGION) for _ in range(2)]
+    assert [one.status_code for one in kept] == [200, 200]
+    first, second = (int(one.headers["ratelimit-remaining"]) for one in kept)
+    assert second == first - 1
+
+
+def test_a_kept_region_is_not_for_a_key_that_was_revoked(closed: Registry, clock: Clock, name: str):
+    """The page is led to the page at which people sign in."""
+    revoked, other = key(closed, "jobs:read", name=name), key(closed, "jobs:read")
+    with Visitor(closed, other) as one, Visitor(closed, revoked) as ended:
+        assert one.get("/jobs", headers=REGION).status_code == 200
+        closed.client.delete(f"/v1/keys/{id_of(revoked)}", headers=bearer(BOOTSTRAP)).raise_for_status()
+        answer = ended.get("/jobs", headers=REGION)
+    assert (answer.status_code, answer.headers["hx-redirect"]) == (401, "/dashboard/login?ended=yes")
 
 
 def test_forms_in_a_region_carry_the_token_of_each_session(closed: Registry, clock: Clock, name: str):

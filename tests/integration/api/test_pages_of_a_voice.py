@@ -272,7 +272,7 @@ def test_an_alias_that_somebody_changed_meanwhile_stays(registry: Registry, visi
         (
             action,
             fields | {"alias": "prod", "version": "3"},
-            "There is an alias `prod` already, and it means version 2.",
+            "There is an alias <code>prod</code> already, and it means version 2.",
         ),
         (*form_of(alias_row(old, "prod"), "Remove"), "and means version 2 now."),
     ]
@@ -286,7 +286,7 @@ def test_an_alias_that_somebody_changed_meanwhile_stays(registry: Registry, visi
     assert aliases(registry, name) == {"default": 3, "prod": 2}
     registry.client.delete(f"/v1/voices/{name}/aliases/prod")
     refused = visitor.post(move, shown | {"version": "3"})
-    assert "Alias `prod` was removed after" in refused.text
+    assert "Alias <code>prod</code> was removed after" in refused.text
     assert aliases(registry, name) == {"default": 3}
 
 
@@ -299,7 +299,7 @@ def test_what_is_no_alias_is_refused_in_words(registry: Registry, visitor: Visit
         ("latest", "1", 400, "reserved"),
         ("<b>", "1", 400, "Invalid alias"),
         ("prod", "9", 404, "version"),
-        ("default", "1", 412, "There is an alias `default` already"),
+        ("default", "1", 412, "There is an alias <code>default</code> already"),
     ):
         refused = visitor.post(action, fields | {"alias": alias, "version": version})
         assert (refused.status_code, said in refused.text) == (status, True)

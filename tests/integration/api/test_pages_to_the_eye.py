@@ -102,7 +102,7 @@ def furnished(tmp_path_factory: pytest.TempPathFactory, valkey: Any, decoder: An
 @pytest.fixture(scope="module")
 def tab(browser: Browser, furnished: Registry) -> Iterator[Page]:
     """One tab for all pages, signed in."""
-    with opener(browser, furnished) as visit:
+    with opener(browser, furnished.url) as visit:
         yield visit()
 
 
@@ -172,7 +172,7 @@ def test_a_new_key_has_no_grave_fault(tab: Page):
 
 def test_a_page_that_is_not_allowed_has_no_grave_fault(browser: Browser, furnished: Registry):
     """Whoever is refused must be able to read why, and to go on elsewhere."""
-    with opener(browser, furnished) as visit:
+    with opener(browser, furnished.url) as visit:
         page = visit("/keys", key=key(furnished, "voices:read", name="looks on"))
         expect(page.get_by_role("heading", name="Not allowed")).to_be_visible()
         look_at(page, "not-allowed")
@@ -191,7 +191,7 @@ def test_a_voice_with_its_pictures_has_no_grave_fault(tab: Page):
 
 def test_the_page_to_sign_in_at_has_no_grave_fault(browser: Browser, furnished: Registry):
     """Whoever cannot sign in can use nothing else."""
-    with opener(browser, furnished) as visit:
+    with opener(browser, furnished.url) as visit:
         look_at(visit(key=None), "sign-in")
 
 
@@ -204,6 +204,6 @@ def test_the_page_with_two_ways_to_sign_in_has_no_grave_fault(
         access = provided_by(provider)
         with (
             Registry(tmp_path, empty(valkey, 11), decoder, access=access) as registry,
-            opener(browser, registry) as visit,
+            opener(browser, registry.url) as visit,
         ):
             look_at(visit(key=None), "sign-in-provider")
