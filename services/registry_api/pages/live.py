@@ -1,8 +1,8 @@
 """Caches the live regions that open pages request every few seconds.
 
-However many pages are open, a region is rendered at most once a second for all callers with the same scopes
-and namespace. A region that is kept is sent before the request is routed, because routing would take most of
-the time.
+However many pages are open, a region is rendered at most every two seconds for all callers with the same
+scopes and namespace. A region that is kept is sent before the request is routed, because routing would take
+most of the time.
 """
 
 import secrets
@@ -25,7 +25,7 @@ from services.registry_api.pages.sessions import is_page, session_of
 from services.registry_api.protocol.error_answers import render
 from speaker_registry.errors import SpeakerRegistryError
 
-_KEPT_SECONDS = 1.0
+_KEPT_SECONDS = 2.0
 _MAX_BYTES = 8 * 1024**2
 TOKEN = secrets.token_hex(32)
 """A placeholder in a cached region for the token of each session."""
