@@ -23,12 +23,19 @@ from services.registry_api.dependencies import (
 )
 from services.registry_api.operations.edit import edit
 from services.registry_api.pages.deleted import path_of
-from services.registry_api.pages.forms import MAX_FIELD, checked_form, page_router, redirect_to, show
+from services.registry_api.pages.forms import (
+    MAX_FIELD,
+    checked_form,
+    page_router,
+    redirect_to,
+    show,
+    typed_text,
+)
 from services.registry_api.protocol.error_answers import status_of
 from services.registry_api.wire import rendering
 from services.registry_api.wire.answers import tag_of
 from services.registry_api.wire.fields import Fields
-from services.registry_api.wire.forms import FORM_BYTES, MAX_TEXT, parse_description
+from services.registry_api.wire.forms import MAX_TEXT, parse_description
 from services.registry_api.wire.uploads import limits_of
 from services.shared.model.document import SpeakerDocument
 from services.shared.registry.lookup import find
@@ -59,13 +66,9 @@ class About:
 
     @classmethod
     def typed(cls, fields: Fields) -> "About":
-        """Read the form. Its lengths are checked later, when what was typed can be shown again."""
-
-        def text(field: str) -> str:
-            return (fields.text(field, max_length=FORM_BYTES) or "").replace("\r\n", "\n")
-
+        description, labels = (typed_text(fields, field) for field in ("description", "labels"))
         promotion = fields.text("promotion", max_length=MAX_FIELD) or "on_ready"
-        return cls(text("description"), text("labels"), "pinned" in fields.names, promotion)
+        return cls(description, labels, "pinned" in fields.names, promotion)
 
     @property
     def tag(self) -> str:

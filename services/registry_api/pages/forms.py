@@ -13,6 +13,7 @@ from services.registry_api.pages.rendering import page
 from services.registry_api.pages.sessions import check_token, session_of
 from services.registry_api.protocol.routing import PAGES, Router
 from services.registry_api.wire.fields import Fields, read_fields
+from services.registry_api.wire.forms import FORM_BYTES
 
 MAX_FIELD = 512
 MAX_REVISION = 10**15
@@ -38,6 +39,14 @@ async def checked_form(request: Request) -> AsyncIterator[Fields]:
     async with read_fields(request) as fields:
         check_token(request, fields.text("token", max_length=MAX_FIELD))
         yield fields
+
+
+def typed_text(fields: Fields, field: str) -> str:
+    """Return what a person typed into a field, with the line ends that were typed, or an empty text.
+
+    Its length is checked later, when what was typed can be shown again.
+    """
+    return (fields.text(field, max_length=FORM_BYTES) or "").replace("\r\n", "\n")
 
 
 def redirect_to(path: str, **query: str | int | None) -> Response:

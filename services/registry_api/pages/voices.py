@@ -23,12 +23,19 @@ from services.registry_api.dependencies import (
 )
 from services.registry_api.operations.register import NewVersion, Registered
 from services.registry_api.operations.sources import ClipSource
-from services.registry_api.pages.forms import address, checked_form, page_router, redirect_to, show
+from services.registry_api.pages.forms import (
+    address,
+    checked_form,
+    page_router,
+    redirect_to,
+    show,
+    typed_text,
+)
 from services.registry_api.pages.sessions import is_partial
 from services.registry_api.protocol.error_answers import status_of
 from services.registry_api.wire import rendering
 from services.registry_api.wire.fields import Fields
-from services.registry_api.wire.forms import COMPATIBLE, FORM_BYTES, MAX_CONSENT, MAX_TEXT
+from services.registry_api.wire.forms import COMPATIBLE, MAX_CONSENT, MAX_TEXT
 from services.registry_api.wire.paging import cursor_before, find_voices
 from services.registry_api.wire.uploads import register, register_source
 from services.shared.registry.profiles import Profiles
@@ -117,16 +124,11 @@ class NewVoice:
 
     @classmethod
     def typed(cls, fields: Fields) -> "NewVoice":
-        """Read the form. Its lengths are checked by the registration."""
-
-        def text(field: str) -> str:
-            return (fields.text(field, max_length=FORM_BYTES) or "").replace("\r\n", "\n")
-
         return cls(
-            name=text("name"),
-            ref_text=text("ref_text"),
-            consent=text("consent"),
-            description=text(COMPATIBLE.description),
+            name=typed_text(fields, "name"),
+            ref_text=typed_text(fields, "ref_text"),
+            consent=typed_text(fields, "consent"),
+            description=typed_text(fields, COMPATIBLE.description),
             of_known="of_known" in fields.names,
         )
 
