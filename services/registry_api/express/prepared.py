@@ -104,7 +104,8 @@ class PreparedAnswers:
             self._evict_one()
 
     def drop_speaker(self, speaker: str) -> None:
-        self._drop(list(self._by_speaker.get(speaker, ())))
+        if dropped := self._by_speaker.get(speaker):
+            self._drop(list(dropped))
 
     def drop_profile(self, profile: str) -> None:
         self._drop(

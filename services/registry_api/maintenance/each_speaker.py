@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import islice
-from typing import TypeVar
+from typing import TypeVar, cast
 
 import structlog
 
@@ -60,6 +60,16 @@ def in_parallel(work: Callable[[Item], Result], items: Iterable[Item], threads: 
             yield under_way.popleft().result()
     finally:
         pool.shutdown(cancel_futures=True)
+
+
+def one_ahead(items: Iterator[Item]) -> Iterator[Item]:
+    """Yield the items in order. Another thread gets the next one while the caller works on an item."""
+    with ThreadPoolExecutor(1) as pool:
+        end = object()
+        upcoming = pool.submit(next, items, end)
+        while (item := upcoming.result()) is not end:
+            upcoming = pool.submit(next, items, end)
+            yield cast(Item, item)
 
 
 def in_batches(items: Iterator[Item], size: int) -> Iterator[tuple[Item, ...]]:

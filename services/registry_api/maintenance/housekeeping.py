@@ -4,7 +4,7 @@ Any number of processes may run this at once. All of it is idempotent, and a loc
 """
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from datetime import timedelta
 from functools import partial
@@ -15,8 +15,8 @@ from services.registry_api.maintenance.each_speaker import safely
 from services.registry_api.maintenance.erase import erase, erasure_due_in
 from services.registry_api.maintenance.garbage_sweep import sweep as sweep_bytes
 from services.registry_api.maintenance.locks import RenewLock, only_one
-from services.registry_api.maintenance.rebuild import CHECK_SECONDS, rebuild
-from services.registry_api.maintenance.settle import need_check, settle
+from services.registry_api.maintenance.rebuild import CHECK_SECONDS, CheckDue, rebuild
+from services.registry_api.maintenance.settle import checker, settle
 from services.registry_api.maintenance.sweep import Sweeps
 from services.shared.bucket.store import Store
 from services.shared.bucket.stored_bytes import StoredBytes
@@ -180,13 +180,16 @@ class Housekeeping:
         if again is not None:
             self._speakers.agenda.check_within({speaker_id: again})
 
-    def _check_schedule(self, found: Sequence[SpeakerDocument]) -> list[float | None]:
-        """Return the number of seconds until the check of each speaker whose document the view lacked."""
-        now = self._speakers.now()
-        return [
-            CHECK_SECONDS if needed else erasure_due_in(document, self._deleted_grace, now=now)
-            for document, needed in zip(found, need_check(self._profiles, found), strict=True)
-        ]
+    def _check_schedule(self) -> CheckDue:
+        """Return what tells when a speaker must be checked whose document the view lacked."""
+        now, needs_check = self._speakers.now(), checker(self._profiles)
+
+        def due(document: SpeakerDocument) -> float | None:
+            if needs_check(document):
+                return CHECK_SECONDS
+            return erasure_due_in(document, self._deleted_grace, now=now)
+
+        return due
 
     def _between(self, renew: RenewLock) -> bool:
         """Renew the lock of long work, and check the speakers that are due if the time of a turn has passed.

@@ -15,14 +15,14 @@ from typing import Protocol
 
 import structlog
 
-from services.registry_api.maintenance.each_speaker import in_batches, in_parallel
+from services.registry_api.maintenance.each_speaker import in_batches, in_parallel, one_ahead
 from services.shared.bucket.documents import Base
 from services.shared.bucket.layout import documents_prefix, speaker_of
 from services.shared.bucket.store import Listing, StoredObject
 from services.shared.model.document import SpeakerDocument
 from services.shared.model.speaker import SpeakerId
 from services.shared.registry.speakers import Speakers
-from services.shared.view.copies import FormerCopy, Held
+from services.shared.view.copies import FormerCopy, Held, Packed, packed
 from speaker_registry.errors import VoiceDamaged, VoiceUnreadable
 from speaker_registry.names import is_namespace, slug_of
 
@@ -42,15 +42,17 @@ _TIMES_READ, _PAUSE_SECONDS = 3, 2.0
 contradicting the bucket only if it does so every time, because a node of the store may be outdated.
 """
 
-CheckSchedule = Callable[[Sequence[SpeakerDocument]], Sequence[float | None]]
-"""A function that returns, for each document, the number of seconds after which housekeeping must check its
-speaker, or None if it need not.
+CheckDue = Callable[[SpeakerDocument], float | None]
+"""A function that returns the number of seconds after which housekeeping must check the speaker of a
+document, or None if it need not.
 """
+CheckSchedule = Callable[[], CheckDue]
+"""A function that returns a `CheckDue` for the present state of the profiles. Each portion asks anew."""
 
 
-def all_soon(documents: Sequence[SpeakerDocument]) -> list[float | None]:
+def all_soon() -> CheckDue:
     """Schedule a check of every speaker. This is a `CheckSchedule` function."""
-    return [CHECK_SECONDS] * len(documents)
+    return lambda _: CHECK_SECONDS
 
 
 class Listed(Protocol):
@@ -74,15 +76,15 @@ class _Outdated:
 
 @dataclass(frozen=True, slots=True)
 class _Read:
-    """A speaker with its document, which was read from the bucket or from the last generation."""
+    """A document that was read from the bucket or from the last generation. The parsed document is not kept,
+    because hundreds of them would slow down the garbage collector.
+    """
 
     of: _Outdated
-    base: Base
-    document: SpeakerDocument
-
-    @property
-    def held(self) -> Held:
-        return Held(self.of.speaker_id, self.document, self.base.etag or "", self.base.body or b"")
+    packed: Packed | None
+    """None if the bucket no longer has the document."""
+    check_within: float | None
+    """The number of seconds after which the speaker must be checked, or None if it need not."""
 
 
 @dataclass
@@ -123,9 +125,11 @@ def rebuild(
             if (speaker_id := speaker_of(stored.key))
         }
         for portion in in_batches(iter(listed.items()), _PORTION):
-            read = partial(_read_each, speakers, threads=1 if store.is_local else threads)
-            for together in _together(read(_outdated(speakers, dict(portion)))):
-                kept = _show(speakers, generation, schedule, together)
+            read = partial(_read, speakers, check_due=schedule())
+            outdated = _outdated(speakers, dict(portion))
+            reads = in_parallel(read, outdated, 1 if store.is_local else threads)
+            for together in one_ahead(_together(reads)):
+                kept = _show(speakers, generation, together)
                 outcome.applied += len(together)
                 outcome.contradicted += [one for one in kept if _contradicts(speakers, one)]
             between()
@@ -161,27 +165,27 @@ def _mark(stored: StoredObject, etag: str) -> str:
     return f"{stored.mark} {etag}"
 
 
-def _read_each(speakers: Speakers, outdated: Iterable[_Outdated], *, threads: int) -> Iterator[_Read]:
-    """Yield the speakers with their documents, without those whose documents cannot be understood."""
-    for read in in_parallel(partial(_read, speakers), outdated, threads):
-        if read is not None:
-            yield read
-
-
-def _read(speakers: Speakers, one: _Outdated) -> _Read | None:
+def _read(speakers: Speakers, one: _Outdated, check_due: CheckDue) -> _Read | None:
+    """Return the document of a speaker, or None if it cannot be understood."""
     try:
-        return _of_former(speakers, one) or _of_bucket(speakers, one)
+        base, document = _of_former(speakers, one) or _of_bucket(speakers, one)
     except (VoiceDamaged, VoiceUnreadable) as error:
         log.error("document.left_out", speaker=str(one.speaker_id), reason=error.message)
         return None
+    if base.etag is None or base.body is None:
+        return _Read(one, None, None)
+    held = Held(one.speaker_id, document, base.etag, base.body)
+    return _Read(one, packed(held), check_due(document))
 
 
-def _together(reads: Iterable[_Read]) -> Iterator[list[_Read]]:
+def _together(reads: Iterable[_Read | None]) -> Iterator[list[_Read]]:
     """Yield batches of documents, each of which is sent to Redis in one round trip."""
     together, size = list[_Read](), 0
     for read in reads:
+        if read is None:
+            continue
         together.append(read)
-        size += len(read.base.body or b"")
+        size += len(read.packed.body) if read.packed else 0
         if len(together) == _SHOWN or size >= _SHOWN_BYTES:
             yield together
             together, size = [], 0
@@ -189,34 +193,36 @@ def _together(reads: Iterable[_Read]) -> Iterator[list[_Read]]:
         yield together
 
 
-def _show(
-    speakers: Speakers, generation: str, schedule: CheckSchedule, together: Sequence[_Read]
-) -> list[SpeakerId]:
+def _show(speakers: Speakers, generation: str, together: Sequence[_Read]) -> list[SpeakerId]:
     """Update the copies of some speakers in the view.
 
     Returns the speakers whose copy may contradict the bucket: the view had a copy that is at least as new, or
     the listed document is gone. The checks are requested first and the marks are stored last, so that a
     rebuild that ends in between is repeated.
     """
-    missing = [read.of.speaker_id for read in together if read.base.etag is None]
-    found = [read for read in together if read.base.etag is not None]
+    missing = [read.of.speaker_id for read in together if read.packed is None]
+    found = [read.packed for read in together if read.packed is not None]
     if not found:
         return missing
-    needed = zip(found, schedule([read.document for read in found]), strict=True)
-    if within := {read.of.speaker_id: seconds for read, seconds in needed if seconds is not None}:
+    due = ((read.of.speaker_id, read.check_within) for read in together)
+    if within := {speaker_id: seconds for speaker_id, seconds in due if seconds is not None}:
         speakers.agenda.check_within(within)
-    kept = speakers.documents.show_each([read.held for read in found], generation)
-    marked = (read for read in found if read.of.stored.mark is not None)
-    if marks := {read.of.speaker_id: _mark(read.of.stored, read.base.etag or "") for read in marked}:
+    kept = speakers.documents.show_each(found, generation)
+    marks = {
+        read.of.speaker_id: _mark(read.of.stored, read.packed.etag)
+        for read in together
+        if read.packed is not None and read.of.stored.mark is not None
+    }
+    if marks:
         speakers.view.put_marks(marks)
     return missing + kept
 
 
-def _of_bucket(speakers: Speakers, one: _Outdated) -> _Read:
+def _of_bucket(speakers: Speakers, one: _Outdated) -> tuple[Base, SpeakerDocument]:
     return _parsed(speakers, one, speakers.documents.read(one.speaker_id))
 
 
-def _of_former(speakers: Speakers, one: _Outdated) -> _Read | None:
+def _of_former(speakers: Speakers, one: _Outdated) -> tuple[Base, SpeakerDocument] | None:
     """Return the copy of the last generation if it is the listed document, and not damaged in Redis."""
     former = one.former
     if former.body is None or not _is_as_listed(one.stored, former.etag, former.mark):
@@ -226,11 +232,10 @@ def _of_former(speakers: Speakers, one: _Outdated) -> _Read | None:
     return None
 
 
-def _parsed(speakers: Speakers, one: _Outdated, base: Base) -> _Read:
+def _parsed(speakers: Speakers, one: _Outdated, base: Base) -> tuple[Base, SpeakerDocument]:
     # Each document is needed once, so it does not displace documents in the cache that requests need. It is
     # not taken from the cache either, because its body is applied to the view.
-    document = speakers.documents.parse(one.speaker_id, base, keep=False)
-    return _Read(one, Base(base.body, base.etag, base.revision), document)
+    return base, speakers.documents.parse(one.speaker_id, base, keep=False)
 
 
 def _contradicts(speakers: Speakers, speaker_id: SpeakerId) -> bool:

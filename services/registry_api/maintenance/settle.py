@@ -5,7 +5,7 @@ It finds everything that a process may leave undone when it dies: a commit that 
 an announced write whose outcome is unknown, a job that no worker will run, a version that lacks an artifact.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 
 import structlog
@@ -52,10 +52,14 @@ def settle(speakers: Speakers, jobs: Jobs, profiles: Profiles, speaker_id: Speak
     return AGAIN_SECONDS if under_way else None
 
 
-def need_check(profiles: Profiles, found: Iterable[SpeakerDocument]) -> list[bool]:
-    """Return, for each document, whether `settle` would change it or open a job if no job was open."""
+def checker(profiles: Profiles) -> Callable[[SpeakerDocument], bool]:
+    """Return a function that says whether `settle` would change a document or open a job if no job was open.
+
+    It knows the profiles as they are now. A document with an artifact of a later encoder may be checked in
+    vain.
+    """
     settled = _settling(profiles)
-    return [settled(one) is not one or _lacks_artifact(profiles, Speaker(one)) for one in found]
+    return lambda one: settled(one) is not one or _lacks_artifact(profiles, Speaker(one))
 
 
 def _lacks_artifact(profiles: Profiles, speaker: Speaker) -> bool:

@@ -209,14 +209,16 @@ class SpeakerDocument(StoredDocument):
     @property
     def counts(self) -> Counts:
         """Return the numbers and bytes that the speaker adds to the usage of its namespace."""
-        about, deleted_about = self.about.text_bytes, sum(life.about.text_bytes for life in self.dead)
         deleted = [version for life in self.dead for version in life.versions]
+        texts = self.about.text_bytes + sum(version.text_bytes for version in self.versions)
+        deleted_texts = sum(life.about.text_bytes for life in self.dead)
+        deleted_texts += sum(version.text_bytes for version in deleted)
         return Counts(
             voices=int(self.live),
-            bytes=sum(version.uploaded_bytes for version in self.versions) + about,
-            text_bytes=sum(version.text_bytes for version in self.versions) + about,
-            deleted_bytes=sum(version.uploaded_bytes for version in deleted) + deleted_about,
-            deleted_text_bytes=sum(version.text_bytes + RECORD_BYTES for version in deleted) + deleted_about,
+            bytes=texts + sum(version.uploaded_bytes for version in self.versions),
+            text_bytes=texts,
+            deleted_bytes=deleted_texts + sum(version.uploaded_bytes for version in deleted),
+            deleted_text_bytes=deleted_texts + RECORD_BYTES * len(deleted),
         )
 
 

@@ -58,12 +58,13 @@ def held_back(document: SpeakerDocument, version: Version, required: Sequence[Pr
 
 def _why_default_stays(document: SpeakerDocument) -> str | None:
     """Say why `default` does not move by itself to any version. Returns None if it may move."""
-    number = document.default.number
     if document.about.promotion == "manual":
-        return f"`default` stays at version {number}, because the voice's promotion policy is `manual`"
-    if document.aliases[DEFAULT].by_hand:
-        return f"`default` stays at version {number}, to which it was moved by hand"
-    return None
+        reason = "because the voice's promotion policy is `manual`"
+    elif document.aliases[DEFAULT].by_hand:
+        reason = "to which it was moved by hand"
+    else:
+        return None
+    return f"`default` stays at version {document.default.number}, {reason}"
 
 
 def _serves_or_will(version: Version, required: Sequence[Profile]) -> frozenset[str]:

@@ -229,18 +229,16 @@ class Version(Record):
 
     @property
     def uploaded_bytes(self) -> int:
-        """Return the number of bytes that count against the quota: the clip, uploaded artifacts, and the
-        texts.
+        """Return the number of bytes of the clip and of uploaded artifacts, which count against the quota.
 
         Artifacts that workers made do not count.
         """
         made = (one for of_profile in self.artifacts.values() for one in of_profile)
-        brought = sum(one.size for one in made if one.brought)
-        return brought + (self.clip.size if self.clip else 0) + self.text_bytes
+        return sum(one.size for one in made if one.brought) + (self.clip.size if self.clip else 0)
 
     @property
     def text_bytes(self) -> int:
-        """Return the number of bytes of the texts, which have a quota of their own."""
+        """Return the number of bytes of the texts. They count against two quotas."""
         texts = (self.name, self.consent, self.ref_text, self.description)
         return sum(len(text.encode()) for text in texts if text)
 

@@ -15,7 +15,7 @@ from services.shared.model.speaker import SpeakerId
 from services.shared.model.stored_document import DocumentDamaged, DocumentNewer
 from services.shared.registry.parsed import MissingSpeakers, ParsedDocuments
 from services.shared.telemetry.metrics import INTEGRITY_FAILURES
-from services.shared.view.copies import NO_DOCUMENT, Held, SpeakerView
+from services.shared.view.copies import NO_DOCUMENT, Held, Packed, SpeakerView
 from speaker_registry.errors import VoiceDamaged, VoiceUnreadable
 
 log = structlog.get_logger(__name__)
@@ -80,7 +80,7 @@ class SpeakerDocuments:
         self.view.apply(held, generation=generation, base=before)
         self.missing.drop(speaker_id)
 
-    def show_each(self, found: Sequence[Held], generation: str) -> list[SpeakerId]:
+    def show_each(self, found: Sequence[Packed], generation: str) -> list[SpeakerId]:
         """Update the view's copies of several speakers to their documents in the bucket.
 
         Returns the speakers whose copies in the view were at least as new. Raises `ViewAway` or

@@ -5,10 +5,11 @@ copy never goes back. The documents in the bucket decide everything about a spea
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from itertools import islice
 from typing import Any
 
+from pydantic_core import to_json
 from redis.client import Pipeline
 
 from services.shared.model.document import Counts, SpeakerDocument
@@ -82,6 +83,17 @@ class Held:
 
 
 @dataclass(frozen=True, slots=True)
+class Packed:
+    """A document of the bucket as it is sent to Redis. It takes less memory than the parsed document."""
+
+    speaker_id: SpeakerId
+    etag: str
+    body: bytes
+    arguments: bytes
+    """The JSON object that describes the document to the script `apply`."""
+
+
+@dataclass(frozen=True, slots=True)
 class Listed:
     """The ages in seconds of the first and the last listing that a generation applied."""
 
@@ -136,7 +148,7 @@ class SpeakerView:
                 the later changes.
         """
         for _ in range(_TRIES):
-            [answer] = self._apply([held], base, generation)
+            [answer] = self._apply([packed(held, base)], generation)
             if isinstance(answer, str):
                 return answer == _APPLIED
             [stored] = answer
@@ -146,20 +158,25 @@ class SpeakerView:
                 self.apply(Held(held.speaker_id, base, "", base.to_bytes()), generation=generation)
         raise AssertionError("each try meets a higher revision, so the document's own one is reached")
 
-    def apply_each(self, found: Sequence[Held], *, generation: str) -> list[SpeakerId]:
+    def apply_each(self, found: Sequence[Packed], *, generation: str) -> list[SpeakerId]:
         """Update several copies of one namespace as `apply` does, in one round trip if the view lacks the
         speakers. Returns the speakers whose copies were at least as new.
         """
-        answers = zip(found, self._apply(found, NO_DOCUMENT, generation), strict=True)
+        answers = zip(found, self._apply(found, generation), strict=True)
         return [
             one.speaker_id
             for one, answer in answers
-            if answer != _APPLIED and (isinstance(answer, str) or not self.apply(one, generation=generation))
+            if answer != _APPLIED and (isinstance(answer, str) or not self._apply_later(one, generation))
         ]
 
-    def _apply(self, found: Sequence[Held], base: SpeakerDocument, generation: str) -> list[Any]:
-        """Run the script once for several copies, all of which are assumed to hold `base`."""
-        described = canonical_json([_script_arguments(one, base) for one in found])
+    def _apply_later(self, one: Packed, generation: str) -> bool:
+        """Update a copy that the view had, so that the events are other ones than those of `one`."""
+        held = Held(one.speaker_id, SpeakerDocument.parse(one.body), one.etag, one.body)
+        return self.apply(held, generation=generation)
+
+    def _apply(self, found: Sequence[Packed], generation: str) -> list[Any]:
+        """Run the script once for several copies."""
+        described = b"[" + b",".join(one.arguments for one in found) + b"]"
         bodies = b"".join(one.body for one in found)  # one argument, because each is sent by itself
         answers: list[Any] = self._generation.call(
             "apply", generation, _keys(generation, found), [described, bodies, _ADMITS, *_COUNTED]
@@ -357,7 +374,7 @@ def _counts(found: Sequence[str | None]) -> Counts:
     return Counts(**{name: int(one or 0) for name, one in zip(_COUNTED, found, strict=True)})
 
 
-def _keys(generation: str, found: Sequence[Held]) -> list[str]:
+def _keys(generation: str, found: Sequence[Packed]) -> list[str]:
     """Return the keys that `apply` works on."""
     [namespace] = {one.speaker_id.namespace for one in found}
     return [
@@ -372,19 +389,19 @@ def _keys(generation: str, found: Sequence[Held]) -> list[str]:
     ]
 
 
-def _script_arguments(held: Held, base: SpeakerDocument) -> dict[str, Any]:
-    """Return the arguments of the script `apply` for a document."""
+def packed(held: Held, base: SpeakerDocument = NO_DOCUMENT) -> Packed:
+    """Return what is sent to Redis to update the copy of a document, which probably holds `base`."""
     document, counts = held.document, held.document.counts
     events = events_between(base, document)
     before, after = base.digests, document.digests
-    return {
+    arguments = {
         "speaker": str(held.speaker_id),
         "rev": document.revision,
         "etag": held.etag,
         "life": document.marks.life,
         "key": document.key or "" if document.live else "",
         "pinned": document.live and document.about.pinned,
-        "counts": asdict(counts),
+        "counts": [getattr(counts, name) for name in _COUNTED],
         "base": base.revision,
         "size": len(held.body),
         "went": sorted(before - after),
@@ -393,6 +410,7 @@ def _script_arguments(held: Held, base: SpeakerDocument) -> dict[str, Any]:
         "admitted": any(event.what == ADMITTED for event in events),
         "takes": any(event.takes_away for event in events),
     }
+    return Packed(held.speaker_id, held.etag, held.body, to_json(arguments))
 
 
 def _fields(event: SpeakerEvent, at: int) -> list[str]:

@@ -18,7 +18,7 @@ local function apply(copy, new, document)
   if revision ~= new.base then return {redis.call('HGET', copy, 'doc') or ''} end
   redis.call('HSET', copy, 'rev', new.rev, 'etag', new.etag, 'doc', document, 'key', new.key)
   for place, counted in ipairs(COUNTED) do
-    local count = new.counts[counted]
+    local count = new.counts[place]
     local more = count - tonumber(stored[2 + place] or '0')
     if more ~= 0 then
       redis.call('HSET', copy, counted, string.format('%.0f', count))
