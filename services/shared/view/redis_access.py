@@ -79,6 +79,8 @@ class ServerBusyError(redis.ResponseError):
 _POLICY = re.compile(r"maxmemory_policy:(\S+)")
 _OUR_CLASSES = {"MISCONF": WritesUnsafeError, "NOREPLICAS": WritesUnsafeError, "BUSY": ServerBusyError}
 """Maps error codes for which redis-py has no class to our classes."""
+_REFUSED_AT_EXEC = "EXECABORT Transaction discarded because of: "
+"""What a server puts before an error that holds only since the transaction's commands were queued."""
 
 _MESSAGES: dict[type[redis.ResponseError], str] = {
     NoScriptError: "The index was just restarted.",  # replaced between loading a script and calling it
@@ -292,7 +294,15 @@ def _with_our_classes(parser_class: type[Any]) -> type[Any]:
 
 
 class _OurErrors:
-    """A mixin that marks parsers which know `_OUR_CLASSES`."""
+    """A mixin for parsers which know `_OUR_CLASSES`. The class of a refused transaction is that of the
+    refusal.
+    """
+
+    @classmethod
+    def parse_error(cls, response: str) -> Any:
+        """Return the exception for an error of the server."""
+        parsers: Any = super()  # redis-py's parser, which has no types
+        return parsers.parse_error(response.removeprefix(_REFUSED_AT_EXEC))
 
 
 @contextmanager

@@ -5,7 +5,7 @@ reads included.
 """
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import httpx
@@ -16,6 +16,8 @@ from services.embedded.valkey import ValkeyServer
 from services.registry_api.access.rate_limits import MINUTE
 from services.shared.configuration.access import RateSettings
 from services.shared.view.keys import shared_key
+from services.shared.view.redis_access import connect, unavailable_without_redis
+from speaker_registry.errors import Unavailable
 from tests.integration.api.access import CLOSED, bearer, key
 from tests.integration.api.conftest import Start
 from tests.integration.api.registry import CLIP, EMBEDDING, PROFILE, Registry
@@ -87,15 +89,15 @@ def need_no_snapshots(redis: Redis, folder: Path) -> None:
     (folder / "dump.rdb").rmdir()
 
 
-@pytest.fixture(
-    params=[
-        (fill_up, make_room),
-        (become_a_replica, become_the_primary),
-        (lose_the_replicas, do_without_replicas),
-        (fail_to_save, need_no_snapshots),
-    ],
-    ids=["full", "read-only", "too few replicas", "cannot save"],
-)
+REFUSALS = {
+    "full": (fill_up, make_room),
+    "read-only": (become_a_replica, become_the_primary),
+    "too few replicas": (lose_the_replicas, do_without_replicas),
+    "cannot save": (fail_to_save, need_no_snapshots),
+}
+
+
+@pytest.fixture(params=REFUSALS.values(), ids=REFUSALS)
 def refusing(request: pytest.FixtureRequest, registry: Registry, own_valkey: ValkeyServer) -> Iterator[None]:
     """Make the server refuse writes when a minute has just begun and the copies of profiles are gone."""
     begin, end = request.param
@@ -159,3 +161,25 @@ def test_a_key_can_be_made_and_used(registry: Registry):
     """A key can be made and used. It stands in the bucket, where a key that Redis lacks is looked up."""
     token = key(registry, "engine")
     assert registry.client.get(f"/v1/voices/{NAME}", headers=bearer(token)).status_code == 200
+
+
+@pytest.mark.parametrize(("begin", "end"), REFUSALS.values(), ids=REFUSALS)
+def test_a_transaction_is_refused_as_a_command_is(
+    own_valkey: ValkeyServer, begin: Callable[[Redis, Path], None], end: Callable[[Redis, Path], None]
+):
+    """A server that begins to refuse writes after it has queued the commands of a transaction, and before
+    EXEC, refuses all of it with an error of its own. An upload whose job met this was answered 500.
+    """
+    connection = connect(own_valkey.url).connection_pool.get_connection()
+    for command in (("MULTI",), ("SET", "name", "value")):
+        connection.send_command(*command)
+        connection.read_response()
+    with Redis.from_url(own_valkey.url) as redis:
+        begin(redis, own_valkey.data_dir)
+        try:
+            connection.send_command("EXEC")
+            with pytest.raises(Unavailable), unavailable_without_redis():
+                connection.read_response()
+        finally:
+            end(redis, own_valkey.data_dir)
+            connection.disconnect()
