@@ -237,12 +237,31 @@ def bring_back(registry: Registry, name: str, limits: Limits) -> FoundSpeaker:
     )
 
 
+def test_an_undelete_answers_with_what_it_restored_though_another_delete_overtakes_it(
+    world: World, registry: Registry
+) -> None:
+    """A voice that is deleted again, or registered anew, before the answer is no reason to fail."""
+    restored = registry.register("wren", 1).version.vuid
+    registry.delete("wren")
+    overtaken = with_faults(world, ("swap", "after", lambda: registry.delete("wren")))
+    assert bring_back(overtaken, "wren", ROOMY).document.default.vuid == restored
+    assert not registry.document("wren").live
+
+    def another_life() -> None:
+        registry.delete("wren")
+        registry.register("wren", 2)
+
+    overtaken = with_faults(world, ("swap", "after", another_life))
+    assert bring_back(overtaken, "wren", ROOMY).document.default.vuid == restored
+    assert registry.document("wren").default.vuid != restored
+
+
 def test_a_voice_has_so_many_versions_and_no_more(registry: Registry) -> None:
     """A repeat is no further version. A delete makes room, and numbers go on."""
     limits = replace(ROOMY, versions=2)
     for number in (1, 2):
         registry.register("wren", number, limits=limits)
-    with pytest.raises(QuotaExceeded, match="has 2 versions, and SPEAKER_MAX_VERSIONS accepts 2"):
+    with pytest.raises(QuotaExceeded, match=r"has 2 versions, and .* accepts 2\. Delete one of them"):
         registry.register("wren", 3, limits=limits)
     assert not registry.register("wren", 2, limits=limits).created
     registry.delete("wren")

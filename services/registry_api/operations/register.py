@@ -87,7 +87,7 @@ class Limits:
         if len(document.versions) >= self.versions:
             raise QuotaExceeded(
                 f"Voice '{name}' has {len(document.versions)} versions, and SPEAKER_MAX_VERSIONS accepts "
-                f"{self.versions}. Delete the voice, or take another name."
+                f"{self.versions}. Delete one of them, or take another name."
             )
         self._check_namespace(document, version, size, used)
         self._check_deleted(used)

@@ -63,5 +63,8 @@ def undelete(
         speaker = speakers.read(speaker_id)
         for version in speaker.document.versions:
             extract_missing(jobs, profiles, speaker, version)
-        return speakers.read(speaker_id)
+        found = speakers.read(speaker_id)
+        if found.document.marks.life == document.marks.life:
+            return found
+    # The restored state is the answer, also if another request deleted the voice again meanwhile.
     return FoundSpeaker(document, id=speaker_id)
