@@ -252,7 +252,7 @@ def _begin(server: MemoryServer, keys: list[str], args: list[str]) -> int:
 def _apply(server: MemoryServer, keys: list[str], args: list[str]) -> list[Any]:
     documents, answers, admitted = BytesIO(args[2].encode()), [], list[str]()
     for copy, new in zip(keys[8:], json.loads(args[1]), strict=True):
-        new["counts"] = {counted: new["counts"][counted] for counted in args[4:]}
+        new["counts"] = dict(zip(args[4:], new["counts"], strict=True))
         answers.append(_apply_one(server, keys, copy, new, documents.read(new["size"]).decode()))
         if answers[-1] == "applied" and new["admitted"]:
             admitted.append(new["speaker"])

@@ -28,7 +28,7 @@ from services.shared.view import generation as generation_module
 from services.shared.view import open_jobs
 from services.shared.view.agenda import Agenda
 from services.shared.view.away import LeftBehind, RedisTaken, ViewAway
-from services.shared.view.copies import Held, SpeakerView
+from services.shared.view.copies import Held, SpeakerView, packed
 from services.shared.view.generation import SETTLED_SECONDS, UNWATCHED_SECONDS, Generation
 from services.shared.view.job_records import JobRecords
 from services.shared.view.keys import events_key, open_jobs_key
@@ -206,7 +206,7 @@ def test_copies_that_are_brought_up_together_are_each_whole(world: World, valkey
     view, generation = SpeakerView(process), process.for_reading()
     names = ["owl", "wren", "robin"]
     found = [
-        Held(SpeakerId("default", name), document, f"e{name}", document.to_bytes())
+        packed(Held(SpeakerId("default", name), document, f"e{name}", document.to_bytes()))
         for name in names
         if (document := with_version(NOTHING, name * 3, ref_text="über " * len(name)))
     ]

@@ -112,6 +112,8 @@ def rebuild(
 
     Args:
         schedule: decides which speakers housekeeping has to check.
+        threads: the number of documents that are read from a remote store at a time. If it is 1, the calling
+            thread does all the work. Otherwise another thread reads while this one waits for Redis.
         between: called between the steps. An exception that it raises ends the rebuild.
 
     Raises `Unavailable` if the bucket or Redis stops answering. The view is then as complete as it was
@@ -128,7 +130,8 @@ def rebuild(
             read = partial(_read, speakers, check_due=schedule())
             outdated = _outdated(speakers, dict(portion))
             reads = in_parallel(read, outdated, 1 if store.is_local else threads)
-            for together in one_ahead(_together(reads)):
+            batches = _together(reads)
+            for together in batches if threads == 1 else one_ahead(batches):
                 kept = _show(speakers, generation, together)
                 outcome.applied += len(together)
                 outcome.contradicted += [one for one in kept if _contradicts(speakers, one)]
