@@ -317,7 +317,7 @@ def _announce(server: MemoryServer, keys: list[str], args: list[str]) -> None:
     server.hset(keys[1], args[1], _milliseconds(server))
 
 
-def _look(server: MemoryServer, keys: list[str], args: list[str]) -> None:
+def _check_within(server: MemoryServer, keys: list[str], args: list[str]) -> None:
     now = _milliseconds(server)
     for speaker, within in zip(args[1::2], args[2::2], strict=True):
         at = now + int(within)
@@ -444,7 +444,7 @@ SCRIPTS: dict[str, Callable[[MemoryServer, list[str], list[str]], Any]] = {
     "apply": _apply,
     "reserve": _reserve,
     "announce": _announce,
-    "look": _look,
+    "check_within": _check_within,
     "put_off": _put_off,
     "claim": _claim,
     "job": _job,

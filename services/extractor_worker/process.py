@@ -186,7 +186,7 @@ class WorkerProcess:
         """
         for profile in profiles:
             with self._skipped_on_error(profile):
-                self._standings.look_ahead(profile)
+                self._standings.find_out_early(profile)
         return self._standings.in_order([one for one in profiles if one.name not in self._not_served])
 
     def _loaded(self, profiles: Sequence[Profile]) -> dict[str, LoadedProfile]:
@@ -211,7 +211,7 @@ class WorkerProcess:
         started = time.monotonic()
         log.info("worker.loads", profile=profile.name)
         extractor = self._load_extractor(profile, self._settings)
-        self._standings.tell(profile, extractor.fingerprint)  # if it was not known before
+        self._standings.find_out(profile, extractor.fingerprint)  # if it was not known before
         warm_up(extractor)
         self._proven_at[profile.name] = self._prove(extractor, profile, self._settings)
         fingerprint = extractor.fingerprint

@@ -27,6 +27,7 @@ from services.shared.view.job_records import KEPT_SECONDS
 from services.shared.view.keys import agenda_key
 from speaker_registry.errors import Unavailable, VoiceDamaged
 from tests.opened_registry import NS, OpenedRegistry, folder_settings, id_of
+from tests.queue_workers import wait_until
 
 DAY = 86_400
 WREN = id_of("wren")
@@ -281,6 +282,22 @@ def test_trouble_ends_no_housekeeping(registry: OpenedRegistry, monkeypatch: pyt
     monkeypatch.setattr(housekeeping, "turn", turn)
     housekeeping.run(stop)
     assert len(turns) == 3
+
+
+def test_a_view_that_was_lost_is_filled_before_the_next_turn_is_due(registry: OpenedRegistry) -> None:
+    registry.make_ready("wren")
+    stop = threading.Event()
+    thread = threading.Thread(
+        target=registry.housekeeping(turn_seconds=3600).run, args=[stop], name="housekeeping"
+    )
+    thread.start()
+    try:
+        wait_until(registry.view.is_complete, 60)
+        lose_the_view(registry)
+        wait_until(registry.view.is_complete, 60)
+    finally:
+        stop.set()
+        thread.join()
 
 
 # Deleted voices

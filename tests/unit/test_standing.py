@@ -42,10 +42,10 @@ def test_a_worker_says_before_it_loads_what_its_encoders_will_be(world: World):
     found = standings(process, {FIRST.name: fingerprint("other weights"), SECOND.name: fingerprint("any")})
     with capture_logs() as lines:
         for profile in PROFILES:
-            found.look_ahead(profile)
+            found.find_out_early(profile)
     assert told(lines) == {FIRST.name: "candidate", SECOND.name: "first"}
     with capture_logs() as lines:
-        standings(process, {FIRST.name: fingerprint("the current weights")}).look_ahead(FIRST)
+        standings(process, {FIRST.name: fingerprint("the current weights")}).find_out_early(FIRST)
     assert told(lines) == {FIRST.name: "current"}
 
 
@@ -57,7 +57,7 @@ def test_candidates_are_loaded_last_and_before_them_what_is_known_only_after_loa
     current = standings(process, {FIRST.name: fingerprint("the current weights"), SECOND.name: None})
     for found in (candidate, current):
         for profile in PROFILES:
-            found.look_ahead(profile)
+            found.find_out_early(profile)
     assert candidate.in_order([FIRST, SECOND]) == [SECOND, FIRST]
     assert current.in_order([SECOND, FIRST]) == [FIRST, SECOND]
 
@@ -67,10 +67,10 @@ def test_what_was_unknown_is_told_once_it_is_loaded_and_nothing_is_told_twice(wo
     process = Process.settled(world)
     found = standings(process, {FIRST.name: None})
     with capture_logs() as lines:
-        found.look_ahead(FIRST)
+        found.find_out_early(FIRST)
         assert told(lines) == {}
-        found.tell(FIRST, fingerprint("any"))
-        found.tell(FIRST, fingerprint("any"))
+        found.find_out(FIRST, fingerprint("any"))
+        found.find_out(FIRST, fingerprint("any"))
     assert [line["standing"] for line in lines if line["event"] == "profile.standing"] == ["first"]
 
 
@@ -83,7 +83,7 @@ def test_while_redis_is_away_the_bucket_is_asked(world: World):
 
     found = standings(Process(world, weather=away), {FIRST.name: fingerprint("other weights")})
     with capture_logs() as lines:
-        found.look_ahead(FIRST)
+        found.find_out_early(FIRST)
     assert told(lines) == {FIRST.name: "candidate"}
 
 
@@ -97,7 +97,7 @@ def test_a_registry_that_cannot_be_asked_is_an_error(world: World, monkeypatch: 
     monkeypatch.setattr(world.store, "read", away)
     monkeypatch.setattr(world.store, "get", away)
     with pytest.raises(Unavailable):
-        found.look_ahead(FIRST)
+        found.find_out_early(FIRST)
 
 
 @pytest.mark.parametrize("untrained", [True, False])

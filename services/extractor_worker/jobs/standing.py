@@ -36,7 +36,7 @@ class Standings:
         self._identify = identify
         self._found: dict[str, Standing] = {}
 
-    def look_ahead(self, profile: Profile) -> None:
+    def find_out_early(self, profile: Profile) -> None:
         """Find out about a profile before it is loaded, if its fingerprint is known by then.
 
         Raises:
@@ -46,9 +46,9 @@ class Standings:
         if (fingerprint := self._identify(profile)) is None:
             log.info("profile.standing_unknown", profile=profile.name, reason="It is known after loading.")
         else:
-            self.tell(profile, fingerprint)
+            self.find_out(profile, fingerprint)
 
-    def tell(self, profile: Profile, fingerprint: Fingerprint) -> None:
+    def find_out(self, profile: Profile, fingerprint: Fingerprint) -> None:
         """Find out and log what an encoder will be, unless that was done before. Raises `Unavailable`."""
         if profile.name in self._found:
             return

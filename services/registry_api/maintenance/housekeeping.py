@@ -38,6 +38,8 @@ log = structlog.get_logger()
 _throttle = LogThrottle(60.0)
 _CHECKED_AT_A_TIME = 100
 """Maximum number of due speakers that are checked before other tasks get their turn."""
+_NOTICED_SECONDS = 0.1
+"""A new view begins to be filled within this time."""
 RECHECK_SECONDS = 300.0
 """A speaker whose document is damaged, or that could not be settled, is checked again after this time."""
 _LISTED_AGAIN_SECONDS = (60.0, 3600.0)
@@ -92,6 +94,7 @@ class Housekeeping:
         """Call `turn` until `stop` is set. Errors are logged, and the work is tried again."""
         self.stop_when(stop)
         while not stop.is_set():
+            generation = self._speakers.generation.last_used
             try:
                 self.turn()
             except Stopped:
@@ -101,7 +104,16 @@ class Housekeeping:
                     log.warning("housekeeping.put_off", error=str(error))
             except Exception:
                 log.exception("housekeeping.failed")
-            stop.wait(self._settings.turn_seconds)
+            self._pause(generation)
+
+    def _pause(self, generation: str) -> None:
+        """Wait for the next turn. It comes early if the view of `generation` was lost."""
+        ends = self._clock.monotonic() + self._settings.turn_seconds
+        while (left := ends - self._clock.monotonic()) > 0:
+            if self._stop.wait(min(left, _NOTICED_SECONDS)):
+                return
+            if self._speakers.generation.last_used != generation:
+                return
 
     def stop_when(self, stop: threading.Event) -> None:
         """End long work by raising `Stopped` once `stop` is set."""

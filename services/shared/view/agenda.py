@@ -75,7 +75,7 @@ class Agenda:
         arguments: list[str | int | float] = []
         for speaker_id, seconds in within.items():
             arguments += [str(speaker_id), round(seconds * 1000)]
-        self._generation.call("look", generation, [agenda_key(generation)], arguments)
+        self._generation.call("check_within", generation, [agenda_key(generation)], arguments)
 
     def checked(self, due: Due, *, again_in: float | None) -> None:
         """Remove a checked speaker from the agenda, or schedule its next check. A check that was requested

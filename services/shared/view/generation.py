@@ -120,7 +120,12 @@ class Generation:
                 pass
             except Exception:
                 if _throttle.due("check failed"):
-                    log.exception("view.look_failed")
+                    log.exception("view.check_failed")
+
+    @property
+    def last_used(self) -> str:
+        """The generation that this process used last. Empty before the first."""
+        return self._held
 
     # Using the view
 

@@ -142,11 +142,11 @@ class JobRecords:
         """
         found: list[JobRecord] = []
         last = after
-        for looked_at, record in enumerate(self._newest_first(namespace, state, after, limit + 1)):
+        for examined, record in enumerate(self._newest_first(namespace, state, after, limit + 1)):
             if record.created_at <= created_after:  # no job that follows is newer
                 return JobPage(found, last, False)
             wanted = slug in {None, record.slug} and profile in {None, record.profile}
-            if looked_at == _SCANNED or (wanted and len(found) == limit):
+            if examined == _SCANNED or (wanted and len(found) == limit):
                 return JobPage(found, last, True)
             if wanted:
                 found.append(record)
