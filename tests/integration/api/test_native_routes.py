@@ -755,11 +755,22 @@ def test_profiles_say_what_they_hold_and_who_makes_them(registry: Registry):
 # -- conditions, ids, forms of errors
 
 
-def test_every_get_has_an_etag_that_saves_the_body(registry: Registry, name: str):
+def stop_the_clock(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep the summary of jobs as it is. It counts the jobs of the last minute, which those of other tests
+    would leave between two requests.
+    """
+    now = registry.opened.clock.now()
+    monkeypatch.setattr(registry.opened.clock, "now", lambda: now)
+
+
+def test_every_get_has_an_etag_that_saves_the_body(
+    registry: Registry, name: str, monkeypatch: pytest.MonkeyPatch
+):
     """Every GET has an ETag that saves the body. A dashboard that polls and an engine that revalidates get
     304 as long as nothing changed.
     """
     job = registry.ready(name)["job_id"]
+    stop_the_clock(registry, monkeypatch)
     paths = ["/v1/voices", "/v1/audio/voices", "/v1/jobs", "/v1/jobs/summary", "/v1/profiles"]
     paths += [f"/v1/jobs/{job}"]
     paths += [
@@ -790,9 +801,7 @@ def test_every_get_has_a_head_that_says_the_same_without_the_body(
     monkeypatch.setattr(registry.app.state.access.rate_limits, "now", lambda: 1_775_133_885.0)
     job_id = registry.ready(name)["job_id"]
     registry.upload(name, clip=OTHER_CLIP)  # on its way
-    # The summary counts the jobs of the last minute, which those of other tests would leave in between.
-    now = registry.opened.clock.now()
-    monkeypatch.setattr(registry.opened.clock, "now", lambda: now)
+    stop_the_clock(registry, monkeypatch)
     templates = [path for path, methods in registry.app.openapi()["paths"].items() if "get" in methods]
     assert len(templates) == 32
     templates.remove("/metrics")  # which counts the GET, and then says more
