@@ -19,7 +19,6 @@ from services.registry_api.access.rules import access_of, check_rules, tenant_of
 from services.registry_api.dependencies import Services
 from services.registry_api.express.lane import ExpressLane
 from services.registry_api.express.prepared import PreparedAnswers
-from services.registry_api.keys.key_document import KeyDocument
 from services.registry_api.pages.live import KeptRegionsFirst
 from services.registry_api.pages.routes import add_pages
 from services.registry_api.pages.sessions import PageSessions
@@ -57,8 +56,6 @@ from services.registry_api.wire.documented import responses
 from services.registry_api.wire.forms import FORM_BYTES
 from services.shared.audio import decoder
 from services.shared.configuration.uploads import UploadLimits
-from services.shared.model.events import JOB
-from services.shared.model.profile_document import ProfileDocument
 from services.shared.view.generation import WATCHING
 from speaker_registry import __version__
 from speaker_registry.errors import SpeakerRegistryError, VoiceNotFound
@@ -216,10 +213,10 @@ async def _wake_listeners_at_the_end(app: FastAPI, services: Services) -> None:
 def _express_lane(services: Services, answers: PreparedAnswers) -> ExpressLane:
     """Subscribe everything that caches data to events, and return the express lane."""
     events, keys, records = services.events, services.keys, services.profile_records
-    events.subscribe(services.jobs.seen.on_event, only=JOB)
+    events.subscribe(services.jobs.seen.on_event)
     events.subscribe(services.long_polls.on_event, services.long_polls.events_missed)
-    events.subscribe(keys.on_event, keys.events_missed, only=KeyDocument.UPDATED)
-    events.subscribe(records.on_event, records.clear_cache, only=ProfileDocument.UPDATED)
+    events.subscribe(keys.on_event, keys.events_missed)
+    events.subscribe(records.on_event, records.clear_cache)
     # The lane comes last, so that it cannot cache an answer from data that the others have yet to drop.
     return ExpressLane(events, services.access.rate_limits, answers, local=not services.access.required)
 

@@ -104,8 +104,7 @@ class PreparedAnswers:
             self._evict_one()
 
     def drop_speaker(self, speaker: str) -> None:
-        if dropped := self._by_speaker.get(speaker):
-            self._drop(list(dropped))
+        self._drop(list(self._by_speaker.get(speaker, ())))
 
     def drop_profile(self, profile: str) -> None:
         self._drop(

@@ -110,9 +110,8 @@ class Housekeeping:
         """Wait for the next turn. It comes early if the view of `generation` was lost."""
         ends = self._clock.monotonic() + self._settings.turn_seconds
         while (left := ends - self._clock.monotonic()) > 0:
-            if self._stop.wait(min(left, _NOTICED_SECONDS)):
-                return
-            if self._speakers.generation.last_used != generation:
+            is_ending = self._stop.wait(min(left, _NOTICED_SECONDS))
+            if is_ending or self._speakers.generation.last_used != generation:
                 return
 
     def stop_when(self, stop: threading.Event) -> None:

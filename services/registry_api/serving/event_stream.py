@@ -75,7 +75,7 @@ class EventStream:
         self._view = generation
         self._leases = leases
         self._process = process
-        self._listeners: list[tuple[Callable[[Event], object], str | None]] = []
+        self._listeners: list[Callable[[Event], object]] = []
         self._missing: list[Callable[[], object]] = []
         self._redis = redis.asyncio.Redis.from_url(url, decode_responses=True, socket_timeout=10)
         # It has a thread of its own, because all threads of requests may be waiting for this process to apply
@@ -90,11 +90,7 @@ class EventStream:
         """Time at which this process's lease ends, on the clock `now`."""
 
     def subscribe(
-        self,
-        on_event: Callable[[Event], object],
-        events_missed: Callable[[], object] | None = None,
-        *,
-        only: str | None = None,
+        self, on_event: Callable[[Event], object], events_missed: Callable[[], object] | None = None
     ) -> None:
         """Register functions to be called in the event loop.
 
@@ -102,10 +98,8 @@ class EventStream:
             on_event: called with each event. Some events are passed twice.
             events_missed: called when any number of events may have been missed, or another generation of the
                 view is in use.
-            only: the type of events (`what`) that `on_event` is called with. By default it is called with all
-                events.
         """
-        self._listeners.append((on_event, only))
+        self._listeners.append(on_event)
         if events_missed is not None:
             self._missing.append(events_missed)
 
@@ -185,9 +179,8 @@ class EventStream:
         for position, fields in (entry for _, entries in streams or [] for entry in entries):
             self._position = position
             due |= TAKES in fields
-            listeners = [tell for tell, only in self._listeners if only in {None, fields.get("what")}]
             for event in _events_of(position, fields):
-                for on_event in listeners:
+                for on_event in self._listeners:
                     on_event(event)
         if due:
             await self._renew(self._position)

@@ -19,7 +19,6 @@ from starlette.types import Receive
 from services.registry_api.serving.admission import pause_request
 from services.registry_api.serving.fair_queue import FairQueue
 from services.registry_api.serving.hanging_up import noticing
-from services.shared.model.events import JOB
 from services.shared.model.speaker import namespace_of
 
 POLL_SECONDS = 1.0
@@ -46,7 +45,7 @@ class LongPolls:
 
     def on_event(self, event: Mapping[str, Any]) -> None:
         """Wake the requests that an event may concern."""
-        is_progress = event.get("what") == JOB and event.get("state") == "processing"
+        is_progress = event.get("what") == "job" and event.get("state") == "processing"
         for poll in self._polls_of(event["speaker"]):
             if poll.wake_on_progress or not is_progress:
                 poll.due.set()

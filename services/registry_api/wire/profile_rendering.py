@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 
+from services.registry_api.campaigns.campaign import FailedVoice, Progress
 from services.registry_api.campaigns.control import Campaigns, ShownCampaign
 from services.shared.model.decisions import Decision
 from services.shared.model.encoders import Encoder, differences
@@ -105,34 +106,35 @@ def campaign(found: ShownCampaign) -> schemas.Campaign:
             skipped=progress.skipped,
             under_way=len(progress.under_way),
         ),
-        failures=[
-            schemas.CampaignFailure(
-                namespace=failed.namespace,
-                voice=failed.voice,
-                version=failed.version,
-                code=failed.code,
-                message=failed.message,
-                retryable=failed.retryable,
-            )
-            for failed in progress.named
-        ],
+        failures=[_failure(failed) for failed in progress.named],
         coverage=progress.coverage,
         per_second=progress.per_second if one.state == "running" else None,
         eta_seconds=progress.eta_seconds if one.state == "running" else None,
         sample=schemas.CampaignSample(
-            wanted=one.sample,
-            compared=progress.compared,
-            tensors={
-                name: schemas.TensorDistance(
-                    measure=seen.measure, mean=seen.total / seen.voices, lowest=seen.lowest
-                )
-                for name, seen in progress.distances.items()
-            },
+            wanted=one.sample, compared=progress.compared, tensors=_distances(progress)
         ),
         reason=found.reason,
         created_at=one.created_at,
         changed_at=one.changed_at,
     )
+
+
+def _failure(failed: FailedVoice) -> schemas.CampaignFailure:
+    return schemas.CampaignFailure(
+        namespace=failed.namespace,
+        voice=failed.voice,
+        version=failed.version,
+        code=failed.code,
+        message=failed.message,
+        retryable=failed.retryable,
+    )
+
+
+def _distances(progress: Progress) -> dict[str, schemas.TensorDistance]:
+    return {
+        name: schemas.TensorDistance(measure=seen.measure, mean=seen.total / seen.voices, lowest=seen.lowest)
+        for name, seen in progress.distances.items()
+    }
 
 
 def _profile(

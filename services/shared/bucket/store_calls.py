@@ -8,13 +8,11 @@ import errno
 import re
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from functools import cache
 from time import perf_counter
 
 import httpx
 import structlog
 from obstore.exceptions import BaseError
-from prometheus_client import Histogram
 
 from services.shared.bucket.connection import BOTO3_ERRORS
 from services.shared.bucket.store import Moved, ObjectUnavailable
@@ -74,7 +72,7 @@ class StoreCalls:
                 unavailable.add_note(f"{operation}: {reason(error)}")  # for operators
                 raise unavailable from None
             finally:
-                _seconds_of(operation, result).observe(perf_counter() - began)
+                STORE_SECONDS.labels(operation, result).observe(perf_counter() - began)
 
     def _unavailable(self, operation: str, error: Exception) -> Unavailable:
         """Return the error that callers get for a failure, which concerns either the store or one object."""
@@ -89,11 +87,6 @@ class StoreCalls:
                 retry_after_seconds=_OBJECT_RETRY_AFTER_SECONDS,
             )
         return Unavailable("The object store is not available.", retry_after_seconds=_RETRY_AFTER_SECONDS)
-
-
-@cache
-def _seconds_of(operation: str, result: str) -> Histogram:
-    return STORE_SECONDS.labels(operation, result)
 
 
 def reason(error: Exception) -> str:

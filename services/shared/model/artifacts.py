@@ -110,16 +110,8 @@ def without_ahead(document: SpeakerDocument, current_fingerprints: Mapping[str, 
     Args:
         current_fingerprints: the current fingerprint of each profile.
     """
-    if not any(_has_ahead(version) for version in document.versions):
-        return document
     versions = tuple(_without_ahead(version, current_fingerprints) for version in document.versions)
     return document if versions == document.versions else document.having(versions=versions)
-
-
-def _has_ahead(version: Version) -> bool:
-    artifacts = (one.ahead for made in version.artifacts.values() for one in made)
-    failures = (one.ahead for failed in version.failures.values() for one in failed)
-    return any(artifacts) or any(failures)
 
 
 def _without_ahead(version: Version, current_fingerprints: Mapping[str, str]) -> Version:

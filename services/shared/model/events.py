@@ -13,8 +13,6 @@ ADMITTED = "voice.admitted"
 """The view received a speaker that existed before. The speaker has not changed."""
 CREATED = "voice.created"
 """A voice was registered, or a deleted voice was restored."""
-JOB = "job"
-"""A job was opened, claimed or ended, or has made progress. The scripts of jobs write these events."""
 PINNED = "voice.pinned"
 """A voice was pinned, so it comes before others in lists that have pinned voices first."""
 
