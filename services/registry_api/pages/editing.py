@@ -120,7 +120,19 @@ def _save(
     tag: str,
     by: str,
 ) -> Response:
+    try:
+        _edit(services, namespace, name, typed, tag, by)
+    except NotFound:
+        raise
+    except SpeakerRegistryError as error:
+        document = find(services.speakers, namespace, name).document
+        return _show_refusal(request, document, typed=typed, tag=tag, error=error)
+    return redirect_to(path_of(name.name))
+
+
+def _edit(services: Services, namespace: str, name: SpeakerName, typed: About, tag: str, by: str) -> None:
     before = find(services.speakers, namespace, name).document
+    wanted = _parse_labels(typed.labels)
 
     def check(document: SpeakerDocument) -> None:
         if About.saved(document).tag != tag:
@@ -130,37 +142,35 @@ def _save(
                 param="if_match",
             )
 
-    try:
-        wanted = _parse_labels(typed.labels)
-        edit(
-            services.speakers,
-            services.profiles,
-            namespace,
-            name,
-            labels={**dict.fromkeys(before.about.labels.keys() - wanted.keys()), **wanted},
-            members=typed.members(),
-            limits=limits_of(services.settings),
-            by=by,
-            check=check,
-        )
-    except NotFound:
-        raise
-    except SpeakerRegistryError as error:
-        document = find(services.speakers, namespace, name).document
-        # Another person's text must be shown before it can be replaced. Without such a change, the form keeps
-        # its tag.
-        rival = isinstance(error, PreconditionFailed)
-        return _show_form(
-            request,
-            document,
-            typed=typed,
-            saved=About.saved(document),
-            tag=None if rival else tag,
-            problem=error.message,
-            rival=rival,
-            status=status_of(error, compatible=False),
-        )
-    return redirect_to(path_of(name.name))
+    edit(
+        services.speakers,
+        services.profiles,
+        namespace,
+        name,
+        labels={**dict.fromkeys(before.about.labels.keys() - wanted.keys()), **wanted},
+        members=typed.members(),
+        limits=limits_of(services.settings),
+        by=by,
+        check=check,
+    )
+
+
+def _show_refusal(
+    request: Request, document: SpeakerDocument, *, typed: About, tag: str, error: SpeakerRegistryError
+) -> Response:
+    # Another person's text must be shown before it can be replaced. Without such a change, the form keeps
+    # its tag.
+    rival = isinstance(error, PreconditionFailed)
+    return _show_form(
+        request,
+        document,
+        typed=typed,
+        saved=About.saved(document),
+        tag=None if rival else tag,
+        problem=error.message,
+        rival=rival,
+        status=status_of(error, compatible=False),
+    )
 
 
 def _parse_labels(text: str) -> dict[str, str]:
