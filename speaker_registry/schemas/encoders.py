@@ -220,7 +220,9 @@ class Profile(Schema):
     live_workers: list[LiveWorker] = Field(default_factory=list)
     """The live workers that have any encoder of this profile, in the order of their names."""
     former: list[str] = Field(default_factory=list)
-    """Fingerprints that were current before, the newest first. Promote one to go back."""
+    """Fingerprints that were current before, the newest first. Promote one to go back. Artifacts are kept for
+    the first one; those of the others are extracted again.
+    """
     candidates: list[CandidateEncoder] = Field(default_factory=list)
     """Encoders that live workers have and that are not the current one. The candidate of the newest campaign
     is also shown while it has no workers.

@@ -216,3 +216,61 @@ def test_whichever_call_fails_asking_again_cancels_it(when: str, where: str) -> 
         assert open_jobs(worker) == {"codec"}
         assert worker.find("wren").document == worker.document("wren")
     raise AssertionError("canceling makes too many calls")
+
+
+@pytest.mark.parametrize("notices", ["publish", "start", "settle", "fail"])
+def test_whoever_notices_a_cancellation_first_says_that_the_job_was_canceled(
+    world: World, registry: Registry, notices: str
+) -> None:
+    """The document holds the cancellation before the job is ended. A worker or housekeeping may end the job
+    in between, and the older artifact that serves on is not what the job was to make.
+    """
+    registry.register("wren", 1)
+    registry.work()
+    served = registry.document("wren").newest.artifacts
+    job = ask(registry, force=True)
+    assert job is not None
+    attempt = None if notices in ("start", "settle") else registry.start("wren", job, ECAPA)
+
+    def notice() -> None:
+        registry.speakers.refresh(WREN)
+        if notices == "start":
+            assert registry.start("wren", job, ECAPA) is None
+        elif notices == "settle":
+            world.queue.waiting.clear()
+            registry.settle("wren")
+        elif notices == "publish":
+            assert attempt is not None
+            assert not registry.publish(attempt)
+        else:
+            assert attempt is not None
+            error = ExtractorFailed("a defect")
+            error.retryable = False
+            fail(registry.speakers, registry.jobs, registry.profiles, attempt, error)
+
+    caller = with_faults(world, ("swap", "after", notice))
+    assert caller.cancel(job).state == "canceled"
+    assert registry.jobs.record(NS, job).state == "canceled"
+    assert registry.document("wren").newest.artifacts == served
+
+
+class Killed(BaseException):
+    """The process ends here."""
+
+
+def test_a_forced_extraction_is_canceled_by_the_next_request_if_the_process_is_killed(
+    world: World, registry: Registry
+) -> None:
+    """The document holds the cancellation, and the older artifact is not what the job was to make."""
+    registry.register("wren", 1)
+    registry.work()
+    job = ask(registry, force=True)
+    assert job is not None
+
+    def killed() -> None:
+        raise Killed
+
+    with pytest.raises(Killed):
+        with_faults(world, ("swap", "after", killed)).cancel(job)
+    assert registry.jobs.record(NS, job).state == "queued"
+    assert registry.cancel(job).state == "canceled"

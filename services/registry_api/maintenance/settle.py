@@ -143,14 +143,15 @@ def _replace(jobs: Jobs, profiles: Profiles, speaker: FoundSpeaker, version: Ver
     """End a job that no worker will run. If it was to make an existing artifact again, open another job for
     that. For all other jobs, `settle` opens a new one if the artifact is missing.
     """
-    forced = made = False
+    forced = False
+    outcome = None
     with suppress(JobNotFound):
         record = jobs.record(speaker.id.namespace, job.job_id)
         forced = record.forced
-        made = record.build <= version.highest_build(job.profile, record.fingerprint)
-    ended = jobs.end(speaker.id, job, "succeeded" if made else "superseded")
-    REPAIRS.labels("job_lost" if ended and not made else "job_closed").inc()
-    if made or not ended:
+        outcome = version.outcome(job.profile, record.fingerprint, record.build)
+    ended = jobs.end(speaker.id, job, outcome or "superseded")
+    REPAIRS.labels("job_closed" if outcome or not ended else "job_lost").inc()
+    if outcome or not ended:
         return
     log.warning("job.lost", job_id=job.job_id, speaker=str(speaker.id))
     if forced or job.mends:

@@ -34,8 +34,9 @@ def promote_encoder(
     every voice, and the profile is returned as it is now. If voices failed, it is promoted only with `force`;
     `reason` and `failures` of the campaign say which.
 
-    Each voice keeps its last artifact until the new one is ready. To go back, promote the former fingerprint:
-    its artifacts are still there, and nothing is extracted again.
+    Each voice keeps its last artifact until the new one is ready. To go back, promote the last former
+    fingerprint: its artifacts are still there, and nothing is extracted again. Those of older encoders are
+    dropped by the next sweep, and are extracted again if such an encoder is promoted.
     """
     if wanted.when == "complete":
         services.campaigns.promote_when_complete(

@@ -201,6 +201,16 @@ class Version(Record):
         """Return the highest build that was ever made or canceled; 0 if there was none."""
         return self.builds.get(profile, {}).get(fingerprint, 0)
 
+    def outcome(self, profile: str, fingerprint: str, build: int) -> Literal["succeeded", "canceled"] | None:
+        """Return what became of a build: it was made, or overtaken by a later one, or it was canceled.
+        A build whose bytes were lost since counts as canceled. Returns None while its number is not used.
+        """
+        if build > self.highest_build(profile, fingerprint):
+            return None
+        made = self.artifacts.get(profile, ())
+        later = any(one.fingerprint == fingerprint and one.build >= build for one in made)
+        return "succeeded" if later else "canceled"
+
     def with_used_build(self, profile: str, fingerprint: str, build: int) -> Self:
         """Record that a build's number is used."""
         of_profile = self.builds.get(profile, {})

@@ -58,7 +58,9 @@ def give_up(
     try:
         speakers.change(speaker_id, give, by=job.job_id, did="fail")
     except AlreadyMade:
-        jobs.end(speaker_id, job, "succeeded")
+        version = speakers.read(speaker_id).document.version(job.vuid)
+        outcome = version.outcome(job.profile, failure.fingerprint, failure.build) if version else None
+        jobs.end(speaker_id, job, outcome or "superseded")
     except VersionGone:
         jobs.end(speaker_id, job, "superseded")
     else:

@@ -120,8 +120,8 @@ def _begin(
     highest = version.highest_build(job.profile, provenance.fingerprint)
     build = record.build if job.fingerprint else highest + 1
     made = version.artifact(job.profile, provenance.fingerprint)
-    if build <= highest:
-        jobs.end(speaker.id, job, "succeeded" if made else "superseded")
+    if outcome := version.outcome(job.profile, provenance.fingerprint, build):
+        jobs.end(speaker.id, job, outcome)
         return None
     number = jobs.begin(
         speaker.id, job, worker=provenance.worker, fingerprint=provenance.fingerprint, build=build
@@ -199,10 +199,10 @@ def _end_late(
     jobs: Jobs, attempt: Attempt, version: Version | None, error: AlreadyMade | VersionGone
 ) -> bool:
     """End a job whose artifact exists already, was canceled, or is no longer wanted."""
-    made = version is not None and version.artifact(attempt.profile, attempt.fingerprint) is not None
-    jobs.end(attempt.speaker_id, attempt.job, "succeeded" if made else "superseded")
+    outcome = version.outcome(attempt.profile, attempt.fingerprint, attempt.build) if version else None
+    jobs.end(attempt.speaker_id, attempt.job, outcome or "superseded")
     log.info("artifact.late", job_id=attempt.job_id, profile=attempt.profile, reason=error.message)
-    return made
+    return outcome == "succeeded"
 
 
 def _pack(
