@@ -82,6 +82,22 @@ def test_a_token_says_who_asks_and_for_what(provider: Provider, tokens: JwtVerif
     assert (other.namespace, other.scopes) == ("default", frozenset())
 
 
+@pytest.mark.parametrize(
+    ("exp", "ends_at"),
+    [
+        (4_000_000_000, 4_000_000_030),
+        (4_000_000_000.5, 4_000_000_030),
+        ("4000000000", 4_000_000_030),
+        (10**400, 2**53 + 30),
+        (1e300, 2**53 + 30),
+    ],
+)
+def test_a_caller_ends_with_the_token(provider: Provider, tokens: JwtVerifier, exp: Any, ends_at: float):
+    """Half a minute later, because clocks may differ. An `exp` beyond all times never comes."""
+    claims = {"iss": provider.issuer, "aud": AUDIENCE, "sub": "robin", "exp": exp}
+    assert tokens.verify(signed(RSA_KEY, claims)).ends_at == ends_at
+
+
 def test_the_claims_may_have_other_names(provider: Provider, clock: OwnClock):
     """The claims may have other names, and scopes may be a list, because providers differ."""
     tokens = JwtVerifier(
