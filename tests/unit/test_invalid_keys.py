@@ -1,6 +1,7 @@
 """Tests of how often one address may send invalid keys, and of whom the limit concerns."""
 
 import asyncio
+from dataclasses import replace
 from typing import cast
 
 import pytest
@@ -21,12 +22,13 @@ class OneToken:
 
     def __init__(self) -> None:
         self.checked = 0
+        self.good = GOOD
 
     def verify(self, text: str) -> Caller:
         self.checked += 1
         if text != "good":
             raise InvalidApiKey("This token is not accepted.")
-        return GOOD
+        return self.good
 
 
 class Asked:
@@ -102,3 +104,13 @@ def test_who_guesses_is_named_in_the_log():
         for _ in range(9):
             asked.send("sreg_x")
     assert [(line["event"], line["address"]) for line in logs] == [("keys.guessed", "203.0.113.7")]
+
+
+def test_a_token_is_not_accepted_from_memory_after_its_end():
+    """A token that was checked shortly before its end is checked again as soon as it has ended."""
+    asked = Asked()
+    asked.tokens.good = replace(GOOD, ends_at=asked.now + 2)
+    for seconds, checks in ((0, 1), (1.5, 1), (2, 2)):
+        asked.now = 600.0 + seconds
+        asked.send("good")
+        assert asked.tokens.checked == checks

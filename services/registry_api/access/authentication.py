@@ -64,6 +64,11 @@ class _VerifiedJwt:
     caller: Caller
     verified_at: float
 
+    def holds_at(self, now: float) -> bool:
+        """Return whether the JWT is accepted without another check, which is never so after its end."""
+        ended = self.caller.ends_at is not None and now >= self.caller.ends_at
+        return not ended and now - self.verified_at < _JWT_REVERIFY_SECONDS
+
 
 class Access:
     """Authenticates callers, and holds the limits that apply to them. There is one instance per process.
@@ -208,7 +213,7 @@ class Access:
         """
         digest, now = _digest(sent), self.rate_limits.now()
         known = self._verified_jwts.get(digest)
-        if known is not None and now - known.verified_at < _JWT_REVERIFY_SECONDS:
+        if known is not None and known.holds_at(now):
             return known.caller
         if known is None:
             self._check_failure_limit(address)  # a signature takes longer to check than a key

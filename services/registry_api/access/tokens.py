@@ -42,6 +42,8 @@ _ALGORITHMS = {
 """Accepted algorithms by a key's curve, or by its type if it has no curve."""
 _LEEWAY_SECONDS = 30
 """Accepted difference between the provider's clock and ours."""
+_LATEST_END = 2**53
+"""The latest `exp` that is told apart from later ones, because larger numbers may not fit into a float."""
 _REFRESH_SECONDS = 300.0
 """The provider's keys are fetched again after this time, so a withdrawn key is not accepted much longer."""
 _MAX_STALE_SECONDS = 3600.0
@@ -148,7 +150,8 @@ class JwtVerifier:
         known = ALL_SCOPES.intersection(texts)
         # A digest, because the subject may be a person's e-mail address, and the id goes into logs.
         subject_digest = hashlib.sha256(claims["sub"].encode("utf-8", "surrogatepass")).hexdigest()[:12]
-        return Caller(f"jwt:{subject_digest}", namespace, known)
+        ends_at = float(min(int(claims["exp"]), _LATEST_END) + _LEEWAY_SECONDS)
+        return Caller(f"jwt:{subject_digest}", namespace, known, ends_at=ends_at)
 
     def _key(self, header: dict[str, Any]) -> jwt.PyJWK:
         """Return the key for a token's header.

@@ -26,6 +26,7 @@ from speaker_registry.errors import InvalidApiKey, Unavailable
 from tests.http_server import http_server
 from tests.integration.api.conftest import Start
 from tests.integration.api.openid import AUDIENCE, OTHER_KEY, RSA_KEY, Provider, public_key
+from tests.integration.api.test_events import listening
 
 EC_KEY = ec.generate_private_key(ec.SECP256R1())
 CHARACTERS = st.characters()
@@ -80,6 +81,22 @@ def test_a_token_says_who_asks_and_for_what(provider: Provider, tokens: JwtVerif
     other = tokens.verify(provider.token(sub="wren@example.org"))
     assert other.id != caller.id
     assert (other.namespace, other.scopes) == ("default", frozenset())
+
+
+@pytest.mark.parametrize(
+    ("exp", "ends_at"),
+    [
+        (4_000_000_000, 4_000_000_030),
+        (4_000_000_000.5, 4_000_000_030),
+        ("4000000000", 4_000_000_030),
+        (10**400, 2**53 + 30),
+        (1e300, 2**53 + 30),
+    ],
+)
+def test_a_caller_ends_with_the_token(provider: Provider, tokens: JwtVerifier, exp: Any, ends_at: float):
+    """Half a minute later, because clocks may differ. An `exp` beyond all times never comes."""
+    claims = {"iss": provider.issuer, "aud": AUDIENCE, "sub": "robin", "exp": exp}
+    assert tokens.verify(signed(RSA_KEY, claims)).ends_at == ends_at
 
 
 def test_the_claims_may_have_other_names(provider: Provider, clock: OwnClock):
@@ -398,6 +415,14 @@ def test_tokens_open_routes_as_keys_do(provider: Provider, start: Start):
     made = registry.client.post("/v1/keys", json=asked, headers=bearer(scope="admin"))
     assert made.status_code == 201
     assert made.json()["created_by"].startswith("jwt:")
+
+
+def test_the_stream_of_a_token_ends_with_it(provider: Provider, start: Start):
+    """A listener is told nothing after its token has ended, however long the connection lasts."""
+    registry = start(access=settings(provider))
+    nearly_over = provider.token(scope="voices:read", exp=int(time.time()) - 27)
+    with listening(registry, headers={"Authorization": f"Bearer {nearly_over}"}) as listener:
+        list(listener.frames())  # to its end
 
 
 @pytest.mark.parametrize(
