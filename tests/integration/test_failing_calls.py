@@ -242,7 +242,7 @@ def bring_to(registry: FailingRegistry, name: str) -> bool:
         profile=PROFILE,
         given=ReadyArtifact(tensors=tensors, fingerprint=registry.worker.fingerprint),
         by="key",
-    )
+    ).new
 
 
 @in_every_way

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from services.registry_api.campaigns import preparation
+from services.registry_api.campaigns.campaign import NOT_COUNTED
 from services.registry_api.campaigns.control import Campaigns
 from services.registry_api.campaigns.kept_progress import KeptProgress
 from services.registry_api.maintenance.settle import settle
@@ -324,6 +325,26 @@ def test_a_cancel_that_loses_its_lock_still_takes_the_jobs_back(
     operator.cancel(PROFILE, campaign.id, by="me")
     fleet.work()
     assert fleet.by_candidate() == []
+
+
+def test_a_campaign_waits_until_all_voices_are_known_again_after_a_loss_of_redis(fleet: Fleet) -> None:
+    """With the few voices that the view holds at first, the campaign would say that it is nearly done."""
+    campaign = fleet.campaigns.start(PROFILE, B, by="me").campaign
+    fleet.campaigns.runner.turn()
+    fleet.work()
+    fleet.world.lose_redis()
+    fleet.beat()
+    fleet.registry.generation.check()
+    fleet.registry.speakers.refresh(SpeakerId.parse("anna/one"))
+    for _ in range(2):
+        fleet.campaigns.runner.turn()
+    shown = fleet.campaigns.get(PROFILE, campaign.id)
+    assert (shown.progress.voices, shown.progress.coverage) == (0, 0.0)
+    assert shown.reason == NOT_COUNTED
+    fleet.registry.rebuild()
+    assert fleet.finish(campaign).state == "complete"
+    assert fleet.campaigns.get(PROFILE, campaign.id).progress.voices == len(ALL)
+    assert fleet.by_candidate() == ALL
 
 
 class Killed(BaseException):

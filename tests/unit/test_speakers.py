@@ -492,7 +492,7 @@ def brought(
         profile="ecapa",
         given=ReadyArtifact(tensors=tensors, fingerprint="f1", manifest=manifest),
         by="key",
-    )
+    ).new
 
 
 def served_file(registry: Registry) -> Artifact:

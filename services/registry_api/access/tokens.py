@@ -132,7 +132,7 @@ class JwtVerifier:
             )
             return claims
         except jwt.PyJWTError as error:
-            raise InvalidApiKey(f"This token is not accepted: {error}.") from None
+            raise InvalidApiKey(f"This token is not accepted: {str(error).rstrip('.')}.") from None
         except (TypeError, ValueError, OverflowError, RecursionError):
             # PyJWT checks neither the types of times nor the depth of lists.
             raise InvalidApiKey("This token is not accepted: its claims cannot be read.") from None

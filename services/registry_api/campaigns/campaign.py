@@ -25,6 +25,11 @@ MAX_WALKS = 3
 """Largest number of walks through all voices. Each walk finds voices that were registered during the previous
 one. Voices that are registered during the last walk are extracted after the promotion.
 """
+NO_WORKER, NOT_COUNTED = (
+    "no live worker has the encoder",
+    "the voices are being counted anew after a loss of Redis",
+)
+"""Reasons why a campaign waits."""
 _MEASURED_SECONDS = 5.0
 """The time over which the rate of a campaign is measured."""
 MAX_NAMED = 20

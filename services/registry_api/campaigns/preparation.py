@@ -13,6 +13,8 @@ from functools import cached_property
 import structlog
 
 from services.registry_api.campaigns.campaign import (
+    NO_WORKER,
+    NOT_COUNTED,
     Distance,
     Examined,
     FailedVoice,
@@ -45,7 +47,6 @@ WINDOW = 64
 """Largest number of voices that may be under way at once."""
 _MAX_SCANNED = 512
 """Largest number of voices that the walk reaches in one turn."""
-NO_WORKER = "no live worker has the encoder"
 
 
 class Preparation:
@@ -85,6 +86,9 @@ class Preparation:
             return progress.model_copy(update={"waits": None, "per_second": None})
         if not self._workers.have(self._profile.name, self._campaign.fingerprint):
             return progress.model_copy(update={"waits": NO_WORKER, "per_second": None})
+        if progress.walk == 0 and not self._speakers.view.is_complete():
+            # If the voices that the view holds were taken for all, the campaign would seem nearly done.
+            return progress.model_copy(update={"waits": NOT_COUNTED})
         progress = progress.model_copy(update={"waits": None})
         if progress.walk == 0 or (progress.walked and not progress.under_way and not progress.finished):
             progress = self._next_walk(progress)

@@ -10,9 +10,9 @@ from functools import partial
 import structlog
 from redis.exceptions import LockError
 
-from services.registry_api.campaigns.campaign import Progress
+from services.registry_api.campaigns.campaign import NO_WORKER, Progress
 from services.registry_api.campaigns.kept_progress import KeptProgress
-from services.registry_api.campaigns.preparation import NO_WORKER, Preparation
+from services.registry_api.campaigns.preparation import Preparation
 from services.registry_api.operations.promote import commit_promotion
 from services.shared.model.profile_document import (
     CampaignRecord,

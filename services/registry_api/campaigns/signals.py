@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Iterator
 
 from prometheus_client.metrics_core import GaugeMetricFamily
 
-from services.registry_api.campaigns.campaign import Progress
+from services.registry_api.campaigns.campaign import NO_WORKER, Progress
 from services.registry_api.campaigns.kept_progress import KeptProgress
 from services.shared.model.profile_document import CampaignRecord, ProfileDocument
 from services.shared.telemetry import metrics
@@ -37,7 +37,7 @@ def campaign_signals(
 
 
 def _state(campaign: CampaignRecord, progress: Progress) -> str:
-    return "waiting" if campaign.state == "running" and progress.waits else campaign.state
+    return "waiting" if campaign.state == "running" and progress.waits == NO_WORKER else campaign.state
 
 
 def _voices(progress: Progress) -> Iterator[tuple[str, int]]:

@@ -75,6 +75,15 @@ class _Origin:
     untrained: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Brought:
+    """A stored artifact."""
+
+    fingerprint: str
+    new: bool
+    """False if the same artifact was served already."""
+
+
 def bring(
     speakers: Speakers,
     blobs: StoredBytes,
@@ -86,12 +95,11 @@ def bring(
     profile: str,
     given: ReadyArtifact,
     by: str,
-) -> bool:
+) -> Brought:
     """Store an artifact of a version, and start serving it.
 
-    Returns False if the same artifact is served already. If its bytes are lost, it is stored again. A file
-    that was made for this very version, in the registry from which it was moved, is the same only if all its
-    bytes are.
+    If the same artifact is served already, nothing changes, unless its bytes are lost. A file that was made
+    for this very version, in the registry from which it was moved, is the same only if all its bytes are.
 
     Raises:
         ProfileUnknown, VoiceDeleted, Unavailable.
@@ -114,15 +122,15 @@ def bring(
         same = _served_same(version, known, origin, given, record)
         if same is not None and blobs.has_artifact(speaker.id, version, same):
             change.commit(lambda document: document, did="repeat")
-            return False
+            return Brought(origin.fingerprint, new=False)
         check_builds(version, profile, origin.fingerprint, room.builds)
         room.check(record.size, speakers.usage_so_far(speaker.id.namespace))
         blobs.store_artifact(speaker.id, version.vuid, record.object, data)
         add = _adding(profiles, version, profile, record, origin, lost=same)
         if not _commit(change, version, known, record, add):
-            return False
+            return Brought(origin.fingerprint, new=False)
     log.info("artifact.uploaded", speaker=str(speaker.id), vuid=version.vuid, profile=profile)
-    return True
+    return Brought(origin.fingerprint, new=True)
 
 
 def _live(document: SpeakerDocument, *, vuid: str, name: str) -> Version:

@@ -69,13 +69,19 @@ async def page_from_provider(
             raise InvalidApiKey(
                 "This sign-in did not begin in this browser, or more than ten minutes ago. Begin again."
             )
-        if error or not code:
+        if error:
             raise InvalidApiKey(f"The provider did not sign you in: {ascii(error)[:80]}.")
+        if not code:
+            raise InvalidApiKey(
+                "The provider did not sign you in: its answer has neither a code nor an error."
+            )
         address = client_address(request.scope)
         token = await access_of(request).finish_sign_in(sign_in, code, _callback(request), address)
         await sign_in_with(request, token)
         response = page_that_opens(request, following)
-    except (InvalidApiKey, RateLimited, Unavailable) as problem:
+    except (RateLimited, Unavailable) as problem:  # the person may reload the page, with the same sign-in
+        return ask_to_sign_in(request, following, problem)
+    except InvalidApiKey as problem:
         response = ask_to_sign_in(request, following, problem)
     for name in mine:
         response.headers.append("Set-Cookie", _cookie(request, name, "", 0))

@@ -1,7 +1,7 @@
 """Routes of artifacts: the descriptor and the file of a version's artifact for a profile."""
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 from fastapi import Depends, Header, Request
@@ -212,16 +212,15 @@ async def put_artifact(
     """
     body = await request.body()  # read before a slot is taken, so that a slow sender holds none
     async with slots.hold():
-        created = await run_in_threadpool(_give, target, body, fingerprint)
-    found = await run_in_threadpool(target.find)
-    return answer(request, _descriptor(target, found), status=201 if created else 200)
+        stored, new = await run_in_threadpool(_give, target, body, fingerprint)
+    return answer(request, _descriptor(target, stored), status=201 if new else 200)
 
 
-def _give(target: _Target, body: bytes, fingerprint: str | None) -> bool:
+def _give(target: _Target, body: bytes, fingerprint: str | None) -> tuple[FoundArtifact, bool]:
     services, settings = target.services, target.services.settings
     found = target.find()
     tensors, manifest = read_tensors(body)
-    return bring(
+    brought = bring(
         services.speakers,
         services.blobs,
         services.profiles,
@@ -232,6 +231,15 @@ def _give(target: _Target, body: bytes, fingerprint: str | None) -> bool:
         given=ReadyArtifact(tensors=tensors, manifest=manifest, fingerprint=fingerprint),
         by=target.caller.id,
     )
+    return _stored(replace(target, reference=found.version.number), brought.fingerprint), brought.new
+
+
+def _stored(target: _Target, fingerprint: str) -> FoundArtifact:
+    """Find the artifact that was just stored, although another encoder may have been promoted since."""
+    found = target.find()
+    if found.artifact is not None and found.artifact.record.fingerprint == fingerprint:
+        return found
+    return replace(target, wanted=Wanted(fingerprint=fingerprint)).find()
 
 
 async def _settled(request: Request, target: _Target, wait: float) -> FoundArtifact:

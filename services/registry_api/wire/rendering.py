@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 from urllib.parse import quote
 
-from services.registry_api.campaigns.preparation import NO_WORKER
+from services.registry_api.campaigns.campaign import NO_WORKER
 from services.registry_api.operations.artifacts import ANY, FoundArtifact, Wanted
 from services.registry_api.operations.register import Registered
 from services.shared.model.decisions import Decision

@@ -93,9 +93,9 @@ class Provider:
     def _exchange(self, form: dict[str, str], authorization: str | None) -> tuple[int, bytes]:
         """Give tokens for a code, once, to the client that proves that it began the sign-in."""
         self.authorizations.append(authorization)
-        asked = self.begun.pop(form.get("code", ""), None)
         if self.away:
             return 503, b""
+        asked = self.begun.pop(form.get("code", ""), None)
         digest = hashlib.sha256(form["code_verifier"].encode()).digest()
         challenge = base64.urlsafe_b64encode(digest).rstrip(b"=").decode()
         if (

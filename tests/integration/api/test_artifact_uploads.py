@@ -4,6 +4,7 @@ get then.
 
 import hashlib
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -116,6 +117,58 @@ def test_of_two_uploads_at_once_equal_ones_succeed(
     else:
         refused(response, 409, "conflict", "Send this one again")
     assert Artifact.parse(registry.file(name).content).tensors["speaker_embedding"][0] == 0.5
+
+
+def test_the_answer_describes_what_was_stored_though_the_alias_is_moved(
+    registry: Registry, name: str, brought: bytes, monkeypatch: pytest.MonkeyPatch
+):
+    """The alias of the request may stand for another version when the file has been stored."""
+    registry.worker.finish_all(name)
+
+    def move() -> None:
+        registry.upload(name, clip=OTHER_CLIP)
+        registry.worker.finish_all(name)
+
+    answer = put_while(registry, monkeypatch, move, name, brought)
+    assert registry.client.get(f"/v1/voices/{name}").json()["version"] == 2
+    assert (answer["version"], answer["digest"]) == (1, registry.file(name, 1).headers["etag"].strip('"'))
+
+
+def test_the_answer_describes_what_was_stored_though_an_encoder_is_promoted(
+    registry: Registry, name: str, brought: bytes, monkeypatch: pytest.MonkeyPatch
+):
+    """The version may be served with the artifact of another encoder when the file has been stored."""
+    registry.worker.announce(OTHER)
+    other = put(registry, name, file(tensors(seconds_of(registry, name)), fingerprint=OTHER))
+    registry.worker.announce()
+    answer = put_while(registry, monkeypatch, lambda: registry.worker.announce(OTHER), name, brought)
+    assert registry.file(name).headers["etag"].strip('"') == other.json()["digest"]
+    assert answer["fingerprint"] == FINGERPRINT
+    registry.worker.announce()
+    assert answer["digest"] == registry.file(name).headers["etag"].strip('"')
+
+
+def put_while(
+    registry: Registry,
+    monkeypatch: pytest.MonkeyPatch,
+    change: Callable[[], None],
+    name: str,
+    data: bytes,
+) -> dict[str, Any]:
+    """Upload an artifact of the default version, which is stored when `change` has been made."""
+    blobs = registry.opened.blobs
+    store = blobs.store_artifact
+
+    def store_and_change(*arguments: Any) -> None:
+        monkeypatch.undo()
+        store(*arguments)
+        change()
+
+    monkeypatch.setattr(blobs, "store_artifact", store_and_change)
+    response = put(registry, name, data, "default")
+    assert response.status_code == 201, response.text
+    found: dict[str, Any] = response.json()
+    return found
 
 
 def test_it_takes_the_place_of_what_a_worker_made(registry: Registry, name: str, brought: bytes):

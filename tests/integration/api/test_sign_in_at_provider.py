@@ -215,6 +215,15 @@ def test_a_provider_that_is_away_is_told(visitor: Visitor, provider: Provider):
     assert visitor.sign_in(str(BOOTSTRAP)).url.path == "/dashboard"
 
 
+def test_a_person_reloads_the_page_when_the_provider_is_back(visitor: Visitor, provider: Provider):
+    """The sign-in is still the one that this browser began, so it does not have to begin again."""
+    answer = provider.sign_in(begin(visitor))
+    provider.away = True
+    assert visitor.http.get(answer).status_code == 503
+    provider.away = False
+    assert visitor.http.get(answer).status_code == 200
+
+
 def test_a_token_that_fits_in_no_cookie_is_refused_in_words(visitor: Visitor, provider: Provider):
     """Browsers drop such a cookie without a word, and the person would be asked to sign in for ever."""
     provider.claims = {"scope": "voices:read", "groups": ["group-of-people"] * 300}

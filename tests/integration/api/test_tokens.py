@@ -26,7 +26,6 @@ from speaker_registry.errors import InvalidApiKey, Unavailable
 from tests.http_server import http_server
 from tests.integration.api.conftest import Start
 from tests.integration.api.openid import AUDIENCE, OTHER_KEY, RSA_KEY, Provider, public_key
-from tests.integration.api.test_events import listening
 
 EC_KEY = ec.generate_private_key(ec.SECP256R1())
 CHARACTERS = st.characters()
@@ -415,14 +414,6 @@ def test_tokens_open_routes_as_keys_do(provider: Provider, start: Start):
     made = registry.client.post("/v1/keys", json=asked, headers=bearer(scope="admin"))
     assert made.status_code == 201
     assert made.json()["created_by"].startswith("jwt:")
-
-
-def test_the_stream_of_a_token_ends_with_it(provider: Provider, start: Start):
-    """A listener is told nothing after its token has ended, however long the connection lasts."""
-    registry = start(access=settings(provider))
-    nearly_over = provider.token(scope="voices:read", exp=int(time.time()) - 27)
-    with listening(registry, headers={"Authorization": f"Bearer {nearly_over}"}) as listener:
-        list(listener.frames())  # to its end
 
 
 @pytest.mark.parametrize(
