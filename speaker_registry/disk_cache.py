@@ -1,6 +1,7 @@
 """The cache of artifacts in a directory, which several processes may share. It makes no requests.
 
-    refs/{speaker}.{target}     which digest the registry confirmed for a request, and when (JSON)
+    refs/{speaker}.{target}     which digest the registry confirmed for a request, and when (JSON). It says
+                                its own name, so that a file under the name of another request is found
     blobs/{digest}              the file of an artifact
     lock                        locked during each change; its text is an upper bound on the bytes used
 
@@ -120,8 +121,8 @@ class DiskCache:
             if (data is None and not there) or ref.size > self.max_bytes // 10:
                 return
             before = _read_ref(refs, name)
-            if before is not None and before.confirmed_at > ref.confirmed_at:
-                return  # another process asked later
+            if before is not None and ref.confirmed_at < before.confirmed_at <= time.time() + 1:
+                return  # another process asked later; a time in the future shows a clock that was set back
             new_bytes = (0 if there else ref.size + FILE_OVERHEAD_BYTES) + 2 * FILE_OVERHEAD_BYTES
             self._reserve(lock, refs, blobs, new_bytes)
             # Making room may have removed the file.
@@ -130,7 +131,7 @@ class DiskCache:
                     return
                 _write(blobs, blob, data)
             replaces = _size(refs, name) is not None
-            _write(refs, name, json.dumps(ref._asdict()).encode())
+            _write(refs, name, json.dumps({**ref._asdict(), "request": name}).encode())
             if replaces:
                 _write_used(lock, _read_used(lock) - 2 * FILE_OVERHEAD_BYTES)
 
@@ -249,7 +250,9 @@ def _blob_name(digest: str) -> str:
 
 
 def _read_ref(refs: int, name: str) -> Ref | None:
-    """Read a ref, or None if there is none. A damaged one is removed."""
+    """Read a ref, or None if there is none. A damaged one is removed, as is one that was written for another
+    request: the digest of the file that it leads to would be right, and the voice wrong.
+    """
     try:
         with os.fdopen(os.open(name, _READ, dir_fd=refs), "rb") as file:
             text = file.read(_MAX_REF_BYTES + 1)
@@ -258,11 +261,13 @@ def _read_ref(refs: int, name: str) -> Ref | None:
     try:
         found = json.loads(text)
         ref = Ref(str(found["digest"]), int(found["size"]), float(found["confirmed_at"]))
+        is_own = found.get("request", name) == name  # earlier releases write no `request`
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
-        ref = Ref("", 0, math.nan)
-    if not (
+        ref, is_own = Ref("", 0, math.nan), False
+    is_whole = (
         _BLOB_NAME.fullmatch(_blob_name(ref.digest)) and ref.size > 0 and math.isfinite(ref.confirmed_at)
-    ):
+    )
+    if not (is_own and is_whole):
         _remove(refs, name)
         raise DamagedFile(f"the cached file {name} was damaged")
     return ref

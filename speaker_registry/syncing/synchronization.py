@@ -174,7 +174,8 @@ class Synchronization:
                 raise
             if error.code in GONE:
                 return None, None
-            name = folder.newest(voice)
+            # The newest file may be that of a version that was rolled back.
+            name = folder.intact(voice, wanted.created_at, None) or folder.newest(voice)
             return name, self._outcome(wanted, "kept" if name else "missing", error.message)
         return folder.add(voice, wanted.created_at, data), self._outcome(wanted, "written")
 

@@ -20,9 +20,10 @@ IdempotencyKey = Annotated[
     Header(
         alias="Idempotency-Key",
         description="Makes the request safe to repeat. A request with the same key returns the version that "
-        "the first attempt made, until the voice is deleted. If the first attempt returned an existing "
-        "version with the same clip and texts, the key is remembered for half an hour, unless Redis is lost. "
-        "A different request with the same key is refused (422). Keys of different voices are independent.",
+        "the first attempt made, until that version or the voice is deleted. If the first attempt returned "
+        "an existing version with the same clip and texts, the key is remembered for half an hour, unless "
+        "Redis is lost. A different request with the same key is refused (422). Keys of different voices are "
+        "independent.",
         json_schema_extra={"minLength": 1, "maxLength": 255},
     ),
 ]

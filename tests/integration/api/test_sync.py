@@ -332,6 +332,24 @@ def test_a_voice_without_a_ready_artifact_keeps_the_file_it_has(start: Start, tm
     assert voices_of(path) == ["alice@1", "bob@1"]
 
 
+def test_a_version_that_was_rolled_back_is_not_kept_in_place_of_the_one_that_has_no_artifact_now(
+    start: Start, tmp_path: Path
+):
+    """The bytes of the older version are lost and not computed again yet, but the folder has its file."""
+    registry, path = start(kept_bytes=0), tmp_path / "voices"
+    registry.ready("alice")
+    [file] = registry.folder.rglob("*.safetensors")
+    sync(registry, path)
+    registry.ready("alice", clip=OTHER_CLIP)
+    sync(registry, path)
+    assert voices_of(path) == ["alice@2"]
+    assert registry.client.put("/v1/voices/alice/aliases/default", json={"version": 1}).status_code == 200
+    file.unlink()
+    assert registry.client.get(f"/v1/voices/alice/versions/1/artifacts/{PROFILE}/file").status_code == 202
+    assert states(sync(registry, path)) == {"alice@1": "kept"}
+    assert voices_of(path) == ["alice@1"]
+
+
 def test_a_voice_whose_bytes_are_lost_keeps_its_file_and_harms_no_other(start: Start, tmp_path: Path):
     """The registry answers 5xx for one voice, and the others are written all the same."""
     registry = start(kept_bytes=0)

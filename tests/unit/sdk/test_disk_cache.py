@@ -108,6 +108,40 @@ def test_a_damaged_file_is_fetched_again(
         assert fetched(connect, tmp_path, max_age=60)[1].disk_hits == 1
 
 
+def test_a_file_under_the_name_of_another_request_answers_nothing(
+    connect: Connect, registry: FakeRegistry, tmp_path: Path
+):
+    """A repair of the file system, or a copy that went wrong, may give a file the name of another one."""
+    digests = {}
+    for name in ("alice", "bob"):
+        registry.add_version(name)
+        digests[name] = fetched(connect, tmp_path, name)[0].digest
+    first, second = on_disk(tmp_path, "refs")
+    texts = first.read_bytes(), second.read_bytes()
+    second.write_bytes(texts[0])
+    first.write_bytes(texts[1])
+    for name, digest in digests.items():
+        artifact, stats = fetched(connect, tmp_path, name, max_age=60, stale_if_error=60)
+        assert (artifact.manifest.voice, artifact.digest) == (name, digest)
+        assert (stats.misses, stats.disk_errors) == (1, 1)
+        assert fetched(connect, tmp_path, name, max_age=60)[1].disk_hits == 1
+
+
+def test_a_clock_that_was_set_back_does_not_keep_the_directory_as_it_was(
+    connect: Connect, registry: FakeRegistry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A machine may start with the time of another year, until it has asked for the right one."""
+    registry.add_version("alice")
+    with monkeypatch.context() as years_ahead:
+        years_ahead.setattr("time.time", lambda: real_time.time_ns() / 1e9 + 1e8)
+        fetched(connect, tmp_path)
+    registry.add_version("alice")
+    latest, _ = fetched(connect, tmp_path)
+    found, stats = fetched(connect, tmp_path, max_age=60)
+    assert found.digest == latest.digest
+    assert (stats.disk_hits, stats.misses) == (1, 0)
+
+
 def test_only_the_owner_can_read_the_directory(connect: Connect, registry: FakeRegistry, tmp_path: Path):
     """Voices are personal data, and names of voices are not names of files."""
     registry.add_version("..Alice")
