@@ -8,17 +8,21 @@ import re
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 
+import structlog
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import parse_options_header
 from starlette.datastructures import FormData, Headers, UploadFile
 from starlette.formparsers import FormParser, MultiPartException, MultiPartParser
 from starlette.requests import Request
 
-from speaker_registry.errors import InvalidRequest
+from speaker_registry.errors import InvalidRequest, Unavailable
+
+log = structlog.get_logger(__name__)
 
 _BOUNDARY = re.compile(rb"[0-9A-Za-z'()+_,./:=? -]{0,69}[0-9A-Za-z'()+_,./:=?-]")  # RFC 2046, 5.1.1
 _MAX_FIELDS = 16
 _MAX_FIELD_BYTES = 256 * 1024
+_NO_ROOM_RETRY_AFTER_SECONDS = 5.0
 
 
 class Fields:
@@ -68,6 +72,7 @@ async def read_fields(request: Request) -> AsyncIterator[Fields]:
 
     Raises:
         InvalidRequest: the form is damaged, truncated, or not UTF-8.
+        Unavailable: the disk for temporary files cannot take a file of the form.
         SpeakerRegistryError: the body exceeds a limit of `serving.limits`.
     """
     content_type = request.headers.get("content-type", "")
@@ -118,7 +123,15 @@ async def _read_multipart(request: Request, boundary: bytes) -> FormData:
         max_fields=_MAX_FIELDS,
         max_part_size=_MAX_FIELD_BYTES,
     )
-    return await parser.parse()
+    try:
+        return await parser.parse()
+    except OSError as error:  # the parser writes larger files to the disk for temporary files
+        log.error("upload.no_room", reason=error.strerror or type(error).__name__)
+        raise Unavailable(
+            "The server has no room for this upload, because its disk for temporary files is full or cannot "
+            "be written.",
+            retry_after_seconds=_NO_ROOM_RETRY_AFTER_SECONDS,
+        ) from None
 
 
 async def _read_urlencoded(request: Request) -> FormData:

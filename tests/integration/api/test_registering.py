@@ -2,10 +2,12 @@
 limits, the others do as well; only words and statuses differ.
 """
 
+import tempfile
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -380,6 +382,23 @@ def test_the_sdk_registers_and_adds_versions(registry: Registry, name: str):
     assert (again.version, again.created, again.id) == (2, False, first.id)
     assert set(first.jobs) == {PROFILE}
     assert version_of(registry, name, 1)["description"] == "warm"
+
+
+# -- room
+
+
+def test_an_upload_that_finds_no_room_on_the_disk_is_to_be_tried_again(
+    registry: Registry, route: UploadRoute, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    """A form's larger files lie on the disk for temporary files until they are decoded. If it is full,
+    read-only or gone, the answer says so, and when to try again.
+    """
+    route.prepare(registry, "roomless")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
+    answer = route.post(registry, "roomless", clip=b"x" * 2 * 1024**2)
+    assert answer.status_code == 503
+    assert int(answer.headers["Retry-After"]) > 0
+    assert "disk for temporary files" in message_of(answer)
 
 
 # -- paths
