@@ -94,7 +94,7 @@ class HousekeepingSettings(BaseSettings):
     running.
     """
     deleted_grace_seconds: float = Field(86_400, ge=0)
-    """Time for which the data of a deleted voice is kept."""
+    """Time for which the data of a deleted voice is kept. The shortest of all API processes counts."""
     rebuild_threads: int = Field(16, gt=0)
     """Number of documents that are read at the same time while the view is rebuilt from a bucket. A local
     folder is read by one thread.
