@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from speaker_registry.client import RegistryClient
-from speaker_registry.errors import InvalidRequest, PayloadTooLarge, SpeakerRegistryError
+from speaker_registry.errors import InvalidRequest, NotFound, PayloadTooLarge, SpeakerRegistryError
 from speaker_registry.following import Following
 from speaker_registry.manifests import ManifestEntry
 from speaker_registry.moving.faults import concerns_one_voice, retry_when_asked
@@ -167,6 +167,7 @@ class Pusher:
             state.ours[name] = _Pushed(entry.reference, state.now)
             state.names.add(name)
             return Outcome(name=entry.voice, version=entry.version, state="written")
+        self._delete_deleted(entry.voice_id, state)
         has_former = any(one.voice_id == entry.voice_id for one in state.ours.values())
         return Outcome(
             name=entry.voice, version=entry.version, state="kept" if has_former else "missing", reason=fault
@@ -219,6 +220,23 @@ class Pusher:
             self._refused[name] = reason, state.now + REFUSED_SECONDS
             return reason
         return None
+
+    def _delete_deleted(self, voice_id: str, state: _State) -> None:
+        """Delete the versions of a voice that the registry has deleted. While the version that replaces them
+        cannot be uploaded, their grace period does not begin.
+        """
+        for name in [name for name, one in state.ours.items() if one.voice_id == voice_id]:
+            if self._is_deleted(state.ours[name].reference):
+                self._delete(name, state)
+
+    def _is_deleted(self, reference: str) -> bool:
+        try:
+            retry_when_asked(partial(self._client.version, reference))
+        except SpeakerRegistryError as error:
+            if not concerns_one_voice(error):
+                raise
+            return isinstance(error, NotFound)
+        return False
 
     def _delete(self, name: str, state: _State) -> None:
         self._server.delete(name)

@@ -145,10 +145,11 @@ class SyncedFolder:
                 return name
         return None
 
-    def newest(self, voice: str) -> FileName | None:
-        """Return the newest intact file of a voice that was not replaced, or None if there is none."""
-        found = sorted(self._present.get(voice, ()), reverse=True)
-        return next((one for one in found if str(one) not in self._superseded and self._is_intact(one)), None)
+    def newest_first(self, voice: str) -> Iterator[FileName]:
+        """Yield the intact files of a voice that were not replaced."""
+        for name in sorted(self._present.get(voice, ()), reverse=True):
+            if str(name) not in self._superseded and self._is_intact(name):
+                yield name
 
     def read(self, name: FileName) -> bytes:
         """Read a file. Raises `DigestMismatch` if its bytes do not match its name."""

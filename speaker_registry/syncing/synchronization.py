@@ -174,10 +174,30 @@ class Synchronization:
                 raise
             if error.code in GONE:
                 return None, None
-            # The newest file may be that of a version that was rolled back.
-            name = folder.intact(voice, wanted.created_at, None) or folder.newest(voice)
+            name = self._kept(folder, wanted)
             return name, self._outcome(wanted, "kept" if name else "missing", error.message)
         return folder.add(voice, wanted.created_at, data), self._outcome(wanted, "written")
+
+    def _kept(self, folder: SyncedFolder, wanted: Wanted) -> FileName | None:
+        """Return the file to keep of a voice that cannot be fetched: that of its version, or else of another
+        one. The newest may have been rolled back, and one that was deleted must not stay.
+        """
+        voice = hash_of(wanted.voice.id)
+        own = folder.intact(voice, wanted.created_at, None)
+        others = [] if own is not None else list(folder.newest_first(voice))
+        if not others:
+            return own
+        there = self._creation_times(wanted.voice.id)
+        return next((one for one in others if there is None or one.created_at in there), None)
+
+    def _creation_times(self, voice_id: str) -> set[int] | None:
+        """Return when the versions of a voice were created, or None if the registry cannot read the voice."""
+        try:
+            return retry_when_asked(lambda: {one.created_at for one in self._client.versions(voice_id)})
+        except SpeakerRegistryError as error:
+            if not concerns_one_voice(error):
+                raise
+            return set() if error.code in GONE else None
 
     def _fetch(self, form: Format, wanted: Wanted) -> bytes:
         if wanted.missing:

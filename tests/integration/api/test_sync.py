@@ -350,6 +350,25 @@ def test_a_version_that_was_rolled_back_is_not_kept_in_place_of_the_one_that_has
     assert voices_of(path) == ["alice@1"]
 
 
+def test_a_version_that_was_deleted_is_not_kept_in_place_of_one_without_an_artifact(
+    start: Start, tmp_path: Path
+):
+    """The folder has a file of the deleted version only, and the older one is not computed again yet."""
+    registry, path = start(kept_bytes=0), tmp_path / "voices"
+    registry.ready("alice")
+    [file] = registry.folder.rglob("*.safetensors")
+    registry.ready("alice", clip=OTHER_CLIP)
+    sync(registry, path)
+    assert voices_of(path) == ["alice@2"]
+    assert registry.client.put("/v1/voices/alice/aliases/default", json={"version": 1}).status_code == 200
+    deleted = registry.client.delete("/v1/voices/alice/versions/2")
+    assert deleted.status_code == 204, deleted.text
+    file.unlink()
+    assert registry.client.get(f"/v1/voices/alice/versions/1/artifacts/{PROFILE}/file").status_code == 202
+    assert states(sync(registry, path)) == {"alice@1": "missing"}
+    assert voices_of(path) == []
+
+
 def test_a_voice_whose_bytes_are_lost_keeps_its_file_and_harms_no_other(start: Start, tmp_path: Path):
     """The registry answers 5xx for one voice, and the others are written all the same."""
     registry = start(kept_bytes=0)

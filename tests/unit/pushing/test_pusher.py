@@ -36,6 +36,8 @@ class Client:
         self.seconds = 1.5
         self.faults: dict[str, SpeakerRegistryError] = {}
         """Errors by reference."""
+        self.deleted: set[str] = set()
+        """References of deleted versions."""
 
     def manifest(self, profile: str, known: Manifest | None = None) -> Manifest:
         if self.away:
@@ -58,6 +60,8 @@ class Client:
         return ReferenceAudio(np.linspace(-0.9, 0.9, count, dtype=np.float32) / version, 16_000)
 
     def version(self, reference: str) -> SimpleNamespace:
+        if reference in self.deleted:
+            raise errors.VersionNotFound("deleted")
         return SimpleNamespace(source="embedding")
 
     def download(self, reference: str, profile: str) -> SimpleNamespace:
@@ -123,6 +127,21 @@ def test_nothing_is_sent_twice(client: Client, server: VoiceServer, make: Make):
     pusher.run()
     assert states(pusher) == {"alice@1": "unchanged", "bob@1": "unchanged"}
     assert (server.count("POST"), server.count("DELETE")) == (2, 0)
+
+
+def test_a_deleted_version_goes_although_its_successor_cannot_be_uploaded(
+    client: Client, server: VoiceServer, make: Make
+):
+    """It may have been deleted because somebody withdrew their consent to this recording."""
+    client.voices = [entry("alice"), entry("bob")]
+    pusher = make()
+    pusher.run()
+    client.voices = [entry("alice", 2), entry("bob", 2)]
+    client.faults = {f"voice_{name}@2": errors.AudioNotFound("lost") for name in ("alice", "bob")}
+    assert states(pusher) == {"alice@2": "kept", "bob@2": "kept"}
+    client.deleted = {"voice_alice@1"}
+    assert states(pusher) == {"alice@2": "missing", "bob@2": "kept"}
+    assert server.names == {"bob@1"}
 
 
 def test_a_replaced_version_stays_until_its_grace_is_over(client: Client, server: VoiceServer, make: Make):
