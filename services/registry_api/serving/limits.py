@@ -222,6 +222,9 @@ def _fault_of_head(scope: Scope) -> SpeakerRegistryError | None:
     size += len(path) + len(scope["query_string"])
     if size > MAX_HEAD_BYTES:
         return InvalidRequest(f"Path and headers take {size} bytes; accepted: {MAX_HEAD_BYTES}.")
+    hosts = sum(name == b"host" for name, _ in scope["headers"])
+    if hosts > 1:  # a proxy in front may go by another one
+        return InvalidRequest(f"The request has {hosts} Host headers; accepted: one.", param="Host")
     if b"%2f" in path.lower():  # routes would split the path where the caller did not mean to
         return InvalidRequest("The path holds a '/' written as %2F. Accepted: names without path separators.")
     if not _is_utf8(unquote_to_bytes(path)):

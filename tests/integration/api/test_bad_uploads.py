@@ -599,6 +599,7 @@ def test_who_sends_without_end_is_hung_up_on_after_the_answer(registry: Registry
             "compressed body (Content-Encoding) is not accepted",
         ),
         (["Content-Encoding: identity", "Content-Length: 5"], "compressed body"),
+        (["Host: other.example", "Content-Length: 5"], "2 Host headers; accepted: one"),
         (["X-Long: " + "x" * 20_000], "a head of up to 16384 bytes|accepted: 16384"),
         ([f"X-{number}: 1" for number in range(20_000)], "a head of up to 16384 bytes|accepted: 16384"),
         (["No colon"], "not valid HTTP/1.1"),
