@@ -78,7 +78,8 @@ def slug_of(key: str) -> str:
 class VoiceId:
     """The id of a voice, `voice_{version_id}_{slug}`.
 
-    A name that is deleted and registered again gets another id. The slug in the id tells where the voice is
+    A name that is deleted and registered again gets another id. A voice keeps its id when one of its versions
+    is deleted, also if that is the first. The slug in the id tells where the voice is
     stored, so there is no index from ids to names that could be lost.
     """
 

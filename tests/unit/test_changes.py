@@ -546,6 +546,26 @@ def test_one_version_is_deleted_unless_an_alias_points_to_it():
         changes.without_version(none, "v1", now=3)
 
 
+def test_a_voice_is_known_by_its_first_version_also_when_that_is_deleted():
+    """The id belongs to one life of the name, comes back with it, and is given to no other version."""
+    document = registered(registered(registered(NOTHING, "v1"), "v2"), "v3")
+    document = aliases.with_alias(document, "default", "v3", REQUIRED)
+    one = changes.without_version(changes.without_version(document, "v1", now=1), "v2", now=2)
+    assert (one.first_id, document.first_id) == ("v1", "v1")
+    assert [one.is_known_by(known) for known in ("v1", "v2", "v3")] == [True, False, True]
+    later = changes.without_lives(one, deleted_before=5)
+    assert (later.first_id, "v1" in later.version_ids, later.dead) == ("v1", True, ())
+    gone = changes.deleted(later, now=6)
+    assert (gone.first_id, gone.is_known_by("v1"), "v1" in gone.version_ids) == (None, False, True)
+    assert changes.undeleted(gone).first_id == "v1"
+    assert registered(gone, "v4").first_id == "v4"
+    by_former_release = later.having(
+        marks=gone.marks, versions=(), aliases={}
+    )  # it keeps what it does not know
+    assert registered(by_former_release, "v4").first_id == "v4"
+    assert changes.erased(later).version_ids == frozenset()
+
+
 def test_an_undelete_brings_back_what_was_there():
     """Everything but `life` is as it was before the delete, and uploads of that time stay refused."""
     document = published(registered(registered(NOTHING, "v1"), "v2"), "v1", QWEN)

@@ -29,7 +29,8 @@ from speaker_registry.names import VoiceId, slug_of
 def voice_id(document: SpeakerDocument) -> str:
     """Return the id of a live voice. A name that is deleted and registered again gets another id."""
     assert document.key is not None, "a live voice has a key"
-    return str(VoiceId(document.versions[0].id, slug_of(document.key)))
+    assert document.first_id is not None, "a live voice has a first version"
+    return str(VoiceId(document.first_id, slug_of(document.key)))
 
 
 def voice(profiles: Profiles, speaker: FoundSpeaker) -> schemas.Voice:

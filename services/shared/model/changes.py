@@ -9,7 +9,7 @@ have the other changes, and `numbering` has the rules of numbers and times.
 
 from collections.abc import Sequence
 
-from services.shared.model.document import Life, Marks, SpeakerDocument
+from services.shared.model.document import FirstVersion, Life, Marks, SpeakerDocument
 from services.shared.model.numbering import Numbering, next_marks
 from services.shared.model.promotion import promoted
 from services.shared.model.records import About, Alias, Version
@@ -108,18 +108,25 @@ def deleted(document: SpeakerDocument, *, now: int) -> SpeakerDocument:
         versions=document.versions,
         aliases=document.aliases,
         about=document.about,
+        first=document.first_id if _lacks_first(document) else None,
     )
     return document.having(
         marks=document.marks.having(life=document.marks.life + 1),
         versions=(),
         aliases={},
         about=About(),
+        first=None,
         dead=(*document.dead, ended) if document.live else document.dead,
     )
 
 
+def _lacks_first(document: SpeakerDocument) -> bool:
+    return document.live and document.first_id != document.versions[0].id
+
+
 def without_version(document: SpeakerDocument, vuid: str, *, now: int) -> SpeakerDocument:
-    """Delete one version. Deleting the last version deletes the voice.
+    """Delete one version. Deleting the last version deletes the voice, and deleting the first one keeps the
+    voice's id.
 
     Raises `VersionNotFound`, or `Conflict` if an alias points to the version and it is not the last.
     """
@@ -136,7 +143,13 @@ def without_version(document: SpeakerDocument, vuid: str, *, now: int) -> Speake
         )
     ended = Life(life=document.marks.life, deleted_at=now, whole=False, versions=(version,))
     kept = tuple(one for one in document.versions if one.vuid != vuid)
-    return document.having(versions=kept, dead=(*document.dead, ended))
+    assert document.first_id is not None, "a live voice has a first version"
+    first = FirstVersion(id=document.first_id, life=document.marks.life)
+    return document.having(
+        versions=kept,
+        first=first if kept[0].id != first.id else None,
+        dead=(*document.dead, ended),
+    )
 
 
 def undeleted(document: SpeakerDocument) -> SpeakerDocument:
@@ -157,6 +170,7 @@ def undeleted(document: SpeakerDocument) -> SpeakerDocument:
         versions=last.versions,
         aliases=aliases,
         about=last.about,
+        first=FirstVersion(id=last.first, life=document.marks.life) if last.first else None,
         dead=tuple(one for one in document.dead if one is not last),
     )
 

@@ -6,7 +6,7 @@ query it.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Self
+from typing import Annotated, Self
 
 from pydantic import Field
 
@@ -39,6 +39,18 @@ class Life(Record):
     versions: tuple[Version, ...]
     aliases: dict[str, Alias] = Field(default_factory=dict)
     about: About = About()
+    first: Annotated[str | None, Field(exclude_if=lambda first: first is None)] = None
+    """The id of the voice's first version, if that version had been deleted before."""
+
+
+class FirstVersion(Record):
+    """The first version of a voice, which was deleted while the voice lived on. The voice keeps its id."""
+
+    id: str
+    life: int
+    """The life of the name to which this belongs. A release that does not know this record may end that life
+    and keep the record.
+    """
 
 
 RECORD_BYTES = 1024
@@ -66,6 +78,8 @@ class SpeakerDocument(StoredDocument):
     marks: Marks = Marks()
     versions: tuple[Version, ...] = ()
     """The live versions, oldest first."""
+    first: Annotated[FirstVersion | None, Field(exclude_if=lambda first: first is None)] = None
+    """None as long as the first version of the voice is live."""
     extractors: dict[str, dict[str, object]] = Field(default_factory=dict)
     """Maps an encoder's fingerprint to the inputs that all its artifacts have in common."""
     aliases: dict[str, Alias] = Field(default_factory=dict)
@@ -125,9 +139,18 @@ class SpeakerDocument(StoredDocument):
         """Return the live version that is stored under this id."""
         return next((version for version in self.versions if version.vuid == vuid), None)
 
-    def identified(self, version_id: str) -> Version | None:
-        """Return the live version that callers know by this id."""
-        return next((version for version in self.versions if version.id == version_id), None)
+    @property
+    def first_id(self) -> str | None:
+        """Return the id of the first version of the live voice, which may be deleted. Callers know the voice
+        by it.
+        """
+        if self.first is not None and self.first.life == self.marks.life:
+            return self.first.id
+        return self.versions[0].id if self.versions else None
+
+    def is_known_by(self, version_id: str) -> bool:
+        """Return whether the live voice can be referred to by the id of this version."""
+        return self.live and version_id in {self.first_id, *(version.id for version in self.versions)}
 
     def resolve(self, reference: int | str, complete: Callable[[Version], bool]) -> Version:
         """Return the live version that a reference (a number, an alias or `latest`) stands for.
@@ -187,9 +210,14 @@ class SpeakerDocument(StoredDocument):
 
     @property
     def version_ids(self) -> frozenset[str]:
-        """Return the ids of all versions, including those of deleted ones that can still be restored."""
+        """Return the ids of all versions, including those of deleted ones that can still be restored, and of
+        the first version of a voice.
+        """
         dead = (version for life in self.dead for version in life.versions)
-        return frozenset(name for one in (*self.versions, *dead) for name in (one.id, one.vuid))
+        firsts = (self.first_id, *(life.first for life in self.dead))
+        return frozenset(name for one in (*self.versions, *dead) for name in (one.id, one.vuid)) | frozenset(
+            name for name in firsts if name is not None
+        )
 
     @property
     def names_of_bytes(self) -> frozenset[str]:

@@ -71,12 +71,14 @@ def _by_name_or_id(
     if voice_id is None or named.document.live:
         return named
     with_id = speakers.read(SpeakerId(namespace, voice_id.slug))
-    if with_id.document.identified(voice_id.version_id) is not None:
+    if with_id.document.is_known_by(voice_id.version_id):
         return with_id
     # If the voice with this id was deleted, the id does not stand for a new voice of the same name.
     wants_deleted = also_deleted and not with_id.document.live and named.document.last_deleted is None
     last = with_id.document.last_deleted if wants_deleted else None
-    return with_id if last and any(one.id == voice_id.version_id for one in last.versions) else named
+    return (
+        with_id if last and voice_id.version_id in {last.first, *(one.id for one in last.versions)} else named
+    )
 
 
 def expect(document: SpeakerDocument, name: SpeakerName, speaker_id: SpeakerId) -> None:
@@ -86,7 +88,7 @@ def expect(document: SpeakerDocument, name: SpeakerName, speaker_id: SpeakerId) 
     been registered again since: the new voice has another id.
     """
     voice_id = parse_voice_id(name.key) if speaker_id.slug != slug_of(name.key) else None
-    if not document.live or (voice_id and document.identified(voice_id.version_id) is None):
+    if not document.live or (voice_id and not document.is_known_by(voice_id.version_id)):
         raise not_found(name)
 
 

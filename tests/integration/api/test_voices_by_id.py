@@ -73,6 +73,26 @@ def test_a_voice_keeps_its_id_over_its_versions(registry: Registry, name: str):
     assert registry.ready(name, clip=OTHER_CLIP)["id"] == first == id_of(registry, name)
 
 
+def test_a_voice_keeps_its_id_when_its_first_version_is_deleted(registry: Registry, name: str):
+    """A voice keeps its id when its first version is deleted. Callers hold it, and engines that follow a
+    manifest would take the voice for a deleted one.
+    """
+    first = registry.ready(name)["id"]
+    registry.ready(name, clip=OTHER_CLIP)
+    assert registry.client.delete(f"/v1/voices/{name}/versions/1").status_code == 204
+    assert first == id_of(registry, name)
+    with RegistryClient(registry.url, retries=0) as client:
+        assert {one.voice: one.voice_id for one in client.manifest(PROFILE)}[name] == first
+    file = registry.client.get(f"/v1/voices/{first}/versions/2/artifacts/{PROFILE}/file")
+    assert file.status_code == 200
+    assert registry.client.delete(f"/v1/voices/{first}").status_code == 204
+    assert registry.client.get(f"/v1/voices/{first}").status_code == 404
+    assert registry.client.post(f"/v1/voices/{name}/undelete").json()["id"] == first
+    registry.client.delete(f"/v1/voices/{name}")
+    assert registry.ready(name)["id"] != first
+    assert registry.client.get(f"/v1/voices/{first}").status_code == 404
+
+
 @pytest.mark.parametrize("route", ["/v1/voices/", "/v1/audio/voices/"])
 def test_a_voice_is_deleted_by_its_id(registry: Registry, name: str, route: str):
     """A voice can be deleted by its id, as openai-python does it."""
