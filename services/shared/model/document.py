@@ -42,6 +42,12 @@ class Life(Record):
     first: Annotated[str | None, Field(exclude_if=lambda first: first is None)] = None
     """The id of the voice's first version, if that version had been deleted before."""
 
+    @property
+    def ids(self) -> frozenset[str]:
+        """The ids by which callers could refer to the voice."""
+        ids = frozenset(version.id for version in self.versions)
+        return ids if self.first is None else ids | {self.first}
+
 
 class FirstVersion(Record):
     """The first version of a voice, which was deleted while the voice lived on. The voice keeps its id."""
@@ -214,10 +220,9 @@ class SpeakerDocument(StoredDocument):
         the first version of a voice.
         """
         dead = (version for life in self.dead for version in life.versions)
-        firsts = (self.first_id, *(life.first for life in self.dead))
-        return frozenset(name for one in (*self.versions, *dead) for name in (one.id, one.vuid)) | frozenset(
-            name for name in firsts if name is not None
-        )
+        ids = frozenset(name for one in (*self.versions, *dead) for name in (one.id, one.vuid))
+        known = {self.first_id} if self.first_id is not None else set()
+        return ids.union(known, *(life.ids for life in self.dead))
 
     @property
     def names_of_bytes(self) -> frozenset[str]:

@@ -76,9 +76,7 @@ def _by_name_or_id(
     # If the voice with this id was deleted, the id does not stand for a new voice of the same name.
     wants_deleted = also_deleted and not with_id.document.live and named.document.last_deleted is None
     last = with_id.document.last_deleted if wants_deleted else None
-    return (
-        with_id if last and voice_id.version_id in {last.first, *(one.id for one in last.versions)} else named
-    )
+    return with_id if last and voice_id.version_id in last.ids else named
 
 
 def expect(document: SpeakerDocument, name: SpeakerName, speaker_id: SpeakerId) -> None:
