@@ -22,6 +22,7 @@ from services.shared.bucket.durable_folder import TEMPORARY
 from services.shared.bucket.pictures import store_pictures
 from services.shared.model.pictures import Picture
 from services.shared.model.speaker import SpeakerId
+from services.shared.queue.rq_jobs import JobQueue
 from services.shared.view.copies import Listed
 from services.shared.view.job_records import KEPT_SECONDS
 from services.shared.view.keys import agenda_key
@@ -207,6 +208,20 @@ def test_a_job_that_the_queue_lost_is_replaced(registry: OpenedRegistry, houseke
     assert job.job_id != lost
     registry.worker.finish_all()
     assert registry.find("wren").open_jobs == ()
+    assert registry.newest("wren").served
+
+
+def test_a_job_whose_place_in_the_queue_was_lost_is_replaced(
+    registry: OpenedRegistry, housekeeping: Housekeeping, redis_client: Redis
+) -> None:
+    registry.worker.announce()
+    [lost] = registry.register("wren").jobs.values()
+    look_now(registry, housekeeping, "wren")
+    assert registry.jobs.record(NS, lost).state == "queued"
+    redis_client.delete(JobQueue(registry.jobs.record(NS, lost).queue, redis_client).key)
+    look_now(registry, housekeeping, "wren")
+    assert registry.jobs.record(NS, lost).state == "superseded"
+    registry.worker.finish_all()
     assert registry.newest("wren").served
 
 

@@ -24,6 +24,7 @@ from services.extractor_worker.jobs.queue_maintenance import (
     reap,
 )
 from services.shared.configuration.worker import WorkerSettings
+from services.shared.queue.lost_jobs import LONGEST_SEARCHED, is_lost
 from services.shared.queue.rq_jobs import (
     QUARANTINE_KEY,
     QUARANTINE_LENGTH,
@@ -517,6 +518,31 @@ def test_the_quarantine_is_bounded_and_its_jobs_expire(queue):
 
 
 # -- the lock --
+
+
+def test_a_job_is_lost_while_no_list_names_it(queue):
+    put(queue)
+    assert not is_lost(queue.connection, "a")
+    queue.take(1)
+    assert not is_lost(queue.connection, "a"), "a worker is about to start it"
+    queue.connection.delete(queue.intermediate_queue_key)
+    assert is_lost(queue.connection, "a")
+    assert not is_lost(queue.connection, "unknown")
+
+
+def test_a_job_that_runs_is_not_lost(queue):
+    put(queue)
+    worker(queue)._take()
+    assert not is_lost(queue.connection, "a")
+
+
+def test_a_long_queue_is_not_searched(queue):
+    put(queue)
+    queue.connection.delete(queue.key)
+    queue.connection.rpush(queue.key, *map(str, range(LONGEST_SEARCHED + 1)))
+    assert not is_lost(queue.connection, "a")
+    queue.connection.lpop(queue.key)
+    assert is_lost(queue.connection, "a")
 
 
 def test_only_one_process_at_a_time_does_the_work(queue):

@@ -6,6 +6,7 @@ from redis import Redis
 from rq.job import JobStatus
 
 from services.shared.model.pictures import DRAWING
+from services.shared.queue.lost_jobs import is_lost
 from services.shared.queue.rq_jobs import (
     PICTURES_QUEUE,
     JobQueue,
@@ -49,11 +50,13 @@ class RqDispatcher:
     def state(self, job_id: str, profile: str) -> str:
         """Return the state of a job.
 
-        It is `alive` (queued or running), `failed` (RQ gave it up) or `gone` (finished, forgotten or never
-        enqueued).
+        It is `alive` (queued or running), `failed` (RQ gave it up) or `gone` (finished, forgotten, never
+        enqueued, or no longer in the queue although it waits).
         """
         with unavailable_without_redis():
             status = status_of(self._queue(queue_name(profile)), job_id)
+            if status == JobStatus.QUEUED.value and is_lost(self._connection, job_id):
+                return "gone"
         if status == JobStatus.FAILED.value:
             return "failed"
         return "alive" if status in _ALIVE else "gone"
@@ -71,8 +74,9 @@ class RqDispatcher:
         job_id, about = f"draw-{DRAWING}-{vuid}", {"speaker": speaker, "vuid": vuid}
         with unavailable_without_redis():
             queue = JobQueue(PICTURES_QUEUE, connection=self._connection)
-            if status_of(queue, job_id) == JobStatus.FINISHED.value:
-                self._connection.delete(job_key(job_id.encode()))  # the pictures have been lost since
+            finished = status_of(queue, job_id) == JobStatus.FINISHED.value
+            if finished or is_lost(self._connection, job_id):
+                self._connection.delete(job_key(job_id.encode()))  # the pictures or the job have been lost
             enqueue(queue, job_id, DRAW, about, timeout_seconds=self._job_seconds)
             return status_of(queue, job_id) != JobStatus.FAILED.value
 

@@ -11,7 +11,7 @@ from services.extractor_worker.features.pictures import draw
 from services.registry_api.maintenance.erase import erase
 from services.shared.audio import ReferenceAudio
 from services.shared.model.speaker import SpeakerId
-from services.shared.queue.rq_jobs import PICTURES_QUEUE
+from services.shared.queue.rq_jobs import PICTURES_QUEUE, JobQueue
 from speaker_registry import RegistryClient
 from speaker_registry.errors import InvalidAudio
 from tests.integration.api.conftest import Start
@@ -202,6 +202,17 @@ def test_redis_loses_its_jobs_and_the_picture_is_drawn_all_the_same(start: Start
     registry.redis.flushdb()
     assert ask(registry, name).status_code in {202, 503}
     registry.rebuild()
+    assert ask(registry, name).status_code == 202
+    assert draw_all(registry)
+    assert ask(registry, name).status_code == 200
+
+
+def test_redis_loses_their_queue_alone_and_the_picture_is_drawn_all_the_same(start: Start, name: str):
+    registry = start()
+    registry.upload(name)
+    assert ask(registry, name).status_code == 202
+    registry.redis.delete(JobQueue(PICTURES_QUEUE, registry.redis).key)
+    assert not draw_all(registry)
     assert ask(registry, name).status_code == 202
     assert draw_all(registry)
     assert ask(registry, name).status_code == 200
