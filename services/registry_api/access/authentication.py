@@ -66,8 +66,7 @@ class _VerifiedJwt:
 
     def holds_at(self, now: float) -> bool:
         """Return whether the JWT is accepted without another check, which is never so after its end."""
-        ended = self.caller.ends_at is not None and now >= self.caller.ends_at
-        return not ended and now - self.verified_at < _JWT_REVERIFY_SECONDS
+        return not self.caller.has_ended(now) and now - self.verified_at < _JWT_REVERIFY_SECONDS
 
 
 class Access:

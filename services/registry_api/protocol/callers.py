@@ -24,8 +24,8 @@ class Caller:
     uploads_per_minute: int | None = None
     """Limit of uploads per minute. None means the default for all keys, here and in `requests_per_minute`."""
     ends_at: float | None = None
-    """The time at which the key ends, in Unix seconds. None means that the key has no end, or that an event
-    will announce it.
+    """The time at which the key or token ends, in Unix seconds. None means that it has no end, or that an
+    event will announce it.
     """
     limits_id: str | None = None
     """The id under which limits are counted: a rotated key shares the limits of its first key. None means
@@ -36,6 +36,9 @@ class Caller:
     def counted_id(self) -> str:
         """The id under which the caller's requests are counted against limits."""
         return self.limits_id or self.id
+
+    def has_ended(self, now: float) -> bool:
+        return self.ends_at is not None and now >= self.ends_at
 
     @property
     def for_any_namespace(self) -> bool:

@@ -190,7 +190,6 @@ class _Stream(Response):
     async def _is_over(self, keys_changed: int) -> bool:
         if self._services.long_polls.closing():
             return True
-        ends_at = self._caller.ends_at
-        if self._feed.keys_changed == keys_changed and (ends_at is None or time.time() < ends_at):
+        if self._feed.keys_changed == keys_changed and not self._caller.has_ended(time.time()):
             return False
         return not await may_still_ask(self._services.access, self._request.scope)
