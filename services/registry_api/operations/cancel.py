@@ -78,9 +78,9 @@ def _commit(
     try:
         speakers.change(speaker_id, use_up, by=by, did="cancel")
     except AlreadyMade:
-        version = speakers.read(speaker_id).document.version(record.vuid)
-        if version is not None:
-            return version.outcome(record.profile, failure.fingerprint, record.build) == "succeeded"
+        document = speakers.read(speaker_id).document
+        outcome = document.outcome(record.vuid, record.profile, failure.fingerprint, record.build)
+        return outcome == "succeeded"
     except VersionGone:
         pass  # the job no longer makes anything
     return False

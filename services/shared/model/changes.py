@@ -108,7 +108,7 @@ def deleted(document: SpeakerDocument, *, now: int) -> SpeakerDocument:
         versions=document.versions,
         aliases=document.aliases,
         about=document.about,
-        first=document.first_id if _lacks_first(document) else None,
+        first=document.deleted_first_id,
     )
     return document.having(
         marks=document.marks.having(life=document.marks.life + 1),
@@ -118,10 +118,6 @@ def deleted(document: SpeakerDocument, *, now: int) -> SpeakerDocument:
         first=None,
         dead=(*document.dead, ended) if document.live else document.dead,
     )
-
-
-def _lacks_first(document: SpeakerDocument) -> bool:
-    return document.live and document.first_id != document.versions[0].id
 
 
 def without_version(document: SpeakerDocument, vuid: str, *, now: int) -> SpeakerDocument:

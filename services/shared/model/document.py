@@ -6,7 +6,7 @@ query it.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Self
+from typing import Annotated, Literal, Self
 
 from pydantic import Field
 
@@ -145,14 +145,22 @@ class SpeakerDocument(StoredDocument):
         """Return the live version that is stored under this id."""
         return next((version for version in self.versions if version.vuid == vuid), None)
 
+    def outcome(
+        self, vuid: str, profile: str, fingerprint: str, build: int
+    ) -> Literal["succeeded", "canceled"] | None:
+        """Return `Version.outcome` of a live version, or None if the version is gone."""
+        version = self.version(vuid)
+        return version.outcome(profile, fingerprint, build) if version is not None else None
+
+    @property
+    def deleted_first_id(self) -> str | None:
+        """The id of the first version of the live voice, if that version is deleted, else None."""
+        return self.first.id if self.first is not None and self.first.life == self.marks.life else None
+
     @property
     def first_id(self) -> str | None:
-        """Return the id of the first version of the live voice, which may be deleted. Callers know the voice
-        by it.
-        """
-        if self.first is not None and self.first.life == self.marks.life:
-            return self.first.id
-        return self.versions[0].id if self.versions else None
+        """The id of the first version of the live voice, by which callers know it. It may be deleted."""
+        return self.deleted_first_id or (self.versions[0].id if self.versions else None)
 
     def is_known_by(self, version_id: str) -> bool:
         """Return whether the live voice can be referred to by the id of this version."""

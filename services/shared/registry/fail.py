@@ -58,8 +58,8 @@ def give_up(
     try:
         speakers.change(speaker_id, give, by=job.job_id, did="fail")
     except AlreadyMade:
-        version = speakers.read(speaker_id).document.version(job.vuid)
-        outcome = version.outcome(job.profile, failure.fingerprint, failure.build) if version else None
+        document = speakers.read(speaker_id).document
+        outcome = document.outcome(job.vuid, job.profile, failure.fingerprint, failure.build)
         jobs.end(speaker_id, job, outcome or "superseded")
     except VersionGone:
         jobs.end(speaker_id, job, "superseded")

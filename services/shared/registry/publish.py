@@ -18,6 +18,7 @@ from services.shared.model.packaging import package
 from services.shared.model.records import ArtifactRecord, Version
 from services.shared.model.speaker import OpenJob, SpeakerId
 from services.shared.queue.jobs import Jobs
+from services.shared.registry.change import Change
 from services.shared.registry.profiles import Profiles
 from services.shared.registry.speakers import FoundSpeaker, Speakers
 from speaker_registry.artifact import ComputedOn
@@ -184,7 +185,7 @@ def publish(
         try:
             change.commit(add, did="publish", done=lambda document: record.object in document.names_of_bytes)
         except (AlreadyMade, VersionGone) as error:
-            return _end_late(jobs, attempt, change.ask(lambda document: document.version(vuid)), error)
+            return _end_late(jobs, attempt, change, error)
     jobs.end(speaker_id, attempt.job, "succeeded")
     log.info(
         "artifact.published",
@@ -195,11 +196,10 @@ def publish(
     return True
 
 
-def _end_late(
-    jobs: Jobs, attempt: Attempt, version: Version | None, error: AlreadyMade | VersionGone
-) -> bool:
+def _end_late(jobs: Jobs, attempt: Attempt, change: Change, error: AlreadyMade | VersionGone) -> bool:
     """End a job whose artifact exists already, was canceled, or is no longer wanted."""
-    outcome = version.outcome(attempt.profile, attempt.fingerprint, attempt.build) if version else None
+    made = (attempt.version.vuid, attempt.profile, attempt.fingerprint, attempt.build)
+    outcome = change.ask(lambda document: document.outcome(*made))
     jobs.end(attempt.speaker_id, attempt.job, outcome or "superseded")
     log.info("artifact.late", job_id=attempt.job_id, profile=attempt.profile, reason=error.message)
     return outcome == "succeeded"
