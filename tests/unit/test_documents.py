@@ -118,7 +118,7 @@ def words_of(body: bytes | None) -> list[str]:
 
 
 def base_of(words: list[str]) -> Base:
-    return Base(body_of(words), _etag(body_of(words)), len(words))
+    return Base(body_of(words), _etag(body_of(words)), len(words), sound=True)
 
 
 def added(documents: Documents, change: Adding, **options: object) -> list[str]:

@@ -175,6 +175,20 @@ def test_a_document_has_room_for_so_many_bytes(world: World) -> None:
         registry.register("wren", 1, description="d" * 2_000)
 
 
+def test_a_change_encodes_its_document_once(registry: Registry, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Encoding a document of a megabyte stops every other request meanwhile."""
+    registry.register("wren", 1)
+    encoded, encode = [], SpeakerDocument.to_bytes
+
+    def counted(document: SpeakerDocument) -> bytes:
+        encoded.append(document.revision)
+        return encode(document)
+
+    monkeypatch.setattr(SpeakerDocument, "to_bytes", counted)
+    registry.register("wren", 2)
+    assert encoded == [registry.document("wren").revision]
+
+
 def test_a_voice_whose_document_is_full_can_be_deleted(registry: Registry) -> None:
     """A change that takes away always fits, although the document says what was deleted and when."""
     registry.register("wren", 1)

@@ -41,6 +41,8 @@ class Base:
     """The number of changes so far, from the member `revision`. 0 for a missing or damaged document."""
     damaged: bool = False
     """True if the body is too large, or if its digest was wrong with the same bytes in each reading."""
+    sound: bool = False
+    """True if the digest of the body was right, or if this process has made the body."""
     oversize: int | None = None
     """The size of a document that is too large to be read. Its body is then empty."""
     members: dict[str, Any] | None = field(default=None, repr=False, compare=False)
@@ -92,7 +94,7 @@ class Documents:
                     return Base(found.data, found.etag, damaged=True)
                 wrong.add(found.data)
                 continue
-            return Base(found.data, found.etag, revision, members=members)
+            return Base(found.data, found.etag, revision, sound=True, members=members)
         if wrong:
             raise Unavailable(
                 "A document in the object store could not be read as a whole.",
@@ -134,7 +136,7 @@ class Documents:
                 return base
             try:
                 etag = self._store.swap(key, body, etag=base.etag)
-                return Base(body, etag, base.revision + 1)
+                return Base(body, etag, base.revision + 1, sound=True)
             except (Moved, Unavailable):
                 found = self._read_again(key, base, until, tried)
             if found.body is not None and not found.damaged and done(found.body):

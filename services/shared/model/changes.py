@@ -30,15 +30,18 @@ class DocumentFull(QuotaExceeded):
     """The document of the voice has no room for what the change adds."""
 
 
-def fitting(before: SpeakerDocument, after: SpeakerDocument, *, max_bytes: int) -> SpeakerDocument:
-    """Return `after`. Raises `DocumentFull` if it is larger than `max_bytes` and adds to `before`."""
-    size = len(after.to_bytes())
+def fitting(before: SpeakerDocument, body: bytes, *, max_bytes: int) -> bytes:
+    """Return `body`, the stored form of the document after `before`.
+
+    Raises `DocumentFull` if it is larger than `max_bytes` and adds to `before`.
+    """
+    size = len(body)
     if size > max_bytes and size > len(before.to_bytes()):
         raise DocumentFull(
             f"The document of this voice would take {size} bytes. Accepted: {max_bytes} bytes for all "
             "versions of a voice with their texts. Delete the voice, or take another name."
         )
-    return after
+    return body
 
 
 def with_version(

@@ -127,9 +127,9 @@ class Change:
                 return None
             change_id = None if done else self.token
             after = after.following(before, change_id, at=self._now(), by=self._by, did=did)
-            if not takes_away:  # deletes record ids and dates, and must always fit
-                fitting(before, after, max_bytes=self._max_bytes)
             body = after.to_bytes()
+            if not takes_away:  # deletes record ids and dates, and must always fit
+                fitting(before, body, max_bytes=self._max_bytes)
             self.is_settled = False  # from here on, a swap may be under way
             return body
 

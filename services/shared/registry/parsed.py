@@ -8,7 +8,8 @@ from threading import Lock
 from services.shared.model.document import SpeakerDocument
 from services.shared.model.speaker import SpeakerId
 
-_MAX_BYTES = 64 * 1024 * 1024
+_MAX_BYTES = 16 * 1024 * 1024
+"""Parsed documents take up to eight times the memory of their JSON, so at most 128 MiB."""
 
 
 class ParsedDocuments:

@@ -75,8 +75,9 @@ class SpeakerDocuments:
         Raises `ViewAway` or `Unavailable`.
         """
         assert base.etag is not None
-        # The body that was read may be damaged, while the document with this ETag comes from the cache.
-        held = Held(speaker_id, document, base.etag, document.to_bytes())
+        # A body that was read may be damaged, while the document with this ETag comes from the cache.
+        body = base.body if base.sound and base.body else document.to_bytes()
+        held = Held(speaker_id, document, base.etag, body)
         self.view.apply(held, generation=generation, base=before)
         self.missing.drop(speaker_id)
 
