@@ -4,6 +4,7 @@ from contextlib import suppress
 
 import structlog
 
+from services.registry_api.operations.live_voice import Check
 from services.registry_api.operations.register import Limits
 from services.shared.model.changes import undeleted, without_lives
 from services.shared.model.document import SpeakerDocument
@@ -28,14 +29,18 @@ def undelete(
     limits: Limits,
     grace_seconds: float,
     by: str,
+    check: Check | None = None,
 ) -> FoundSpeaker:
     """Restore the voice that was deleted last under a name, and start the extractions that its versions lack.
 
     Args:
         grace_seconds: a voice that was deleted longer ago than this stays deleted, even if its bytes still
             exist.
+        check: called with the newest document if it holds a voice that can be restored, and raises if that
+            voice must not be restored.
 
     Raises:
+        Any error of `check`.
         VoiceExists: the voice was restored already, or the name registered again.
         VoiceNotFound: nothing is left to restore.
         QuotaExceeded: the namespace has no room for it.
@@ -49,6 +54,8 @@ def undelete(
 
         def decide(document: SpeakerDocument) -> SpeakerDocument:
             undeleted(without_lives(document, deleted_before=speakers.now() - round(grace_seconds)))
+            if check is not None:
+                check(document)
             after = undeleted(document)
             if not limits.have_room(used, after.counts):
                 raise QuotaExceeded(

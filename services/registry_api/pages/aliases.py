@@ -20,6 +20,7 @@ from services.registry_api.pages.forms import (
     checked_form,
     page_router,
     redirect_to,
+    typed_number,
 )
 from services.registry_api.wire import rendering
 from services.registry_api.wire.fields import Fields
@@ -78,10 +79,10 @@ async def page_move_alias(
     same page.
     """
     async with checked_form(request) as fields:
-        alias, number = _alias(fields), _number(fields, "version", least=1)
+        alias, number = _alias(fields), typed_number(fields, "version", least=1)
         by_itself = alias == DEFAULT and "by_itself" in fields.names
-        former, was_by_itself = _number(fields, "former"), "former_by_itself" in fields.names
-        seen = _number(fields, "moved", most=MAX_REVISION)
+        former, was_by_itself = typed_number(fields, "former"), "former_by_itself" in fields.names
+        seen = typed_number(fields, "moved", most=MAX_REVISION)
 
     def move_alias() -> MovedAlias:
         return move(
@@ -116,8 +117,8 @@ async def page_remove_alias(
 ) -> Response:
     """Remove an alias other than `default`, unless the alias has changed since the page was loaded."""
     async with checked_form(request) as fields:
-        alias, former = _alias(fields), _number(fields, "former")
-        seen = _number(fields, "moved", most=MAX_REVISION)
+        alias, former = _alias(fields), typed_number(fields, "former")
+        seen = typed_number(fields, "moved", most=MAX_REVISION)
     if alias == DEFAULT:
         raise InvalidRequest("`default` cannot be removed. Accepted: another alias.", param="alias")
 
@@ -176,12 +177,3 @@ def _version_of(document: SpeakerDocument, alias: str) -> int:
 
 def _alias(fields: Fields) -> str:
     return parse_alias((fields.text("alias", max_length=MAX_FIELD) or "").strip())
-
-
-def _number(fields: Fields, field: str, *, least: int = 0, most: int = MAX_VERSION) -> int:
-    text = fields.text(field, max_length=MAX_FIELD) or ""
-    if not (text.isascii() and text.isdigit() and least <= int(text[:16]) <= most):
-        raise InvalidRequest(
-            f"Field '{field}' is {text[:40]!a}; accepted: a number from {least} to {most}.", param=field
-        )
-    return int(text[:16])

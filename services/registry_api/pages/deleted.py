@@ -16,13 +16,21 @@ from services.registry_api.dependencies import (
     VoiceName,
 )
 from services.registry_api.operations.undelete import undelete
-from services.registry_api.pages.forms import checked_form, page_router, redirect_to, show
+from services.registry_api.pages.forms import (
+    MAX_REVISION,
+    checked_form,
+    page_router,
+    redirect_to,
+    show,
+    typed_number,
+)
 from services.registry_api.pages.history import past_of
 from services.registry_api.wire import rendering
 from services.registry_api.wire.uploads import limits_of
 from services.shared.model.document import SpeakerDocument
 from services.shared.registry.lookup import not_found
 from services.shared.registry.speakers import FoundSpeaker
+from speaker_registry.errors import PreconditionFailed
 from speaker_registry.names import SpeakerName
 
 router = page_router("/voices/{name}/undelete")
@@ -32,9 +40,19 @@ router = page_router("/voices/{name}/undelete")
 async def page_undelete(
     request: Request, services: ServicesDep, namespace: NamespaceDep, name: VoiceName, caller: CallerDep
 ) -> Response:
-    """Restore the voice that was deleted last under a name, and redirect to its page."""
-    async with checked_form(request):
-        pass
+    """Restore the voice that was deleted last under a name, unless another one was deleted since the page was
+    loaded. Redirect to its page.
+    """
+    async with checked_form(request) as fields:
+        seen = typed_number(fields, "life", most=MAX_REVISION)
+
+    def check(document: SpeakerDocument) -> None:
+        if document.last_deleted is None or document.last_deleted.life != seen:
+            raise PreconditionFailed(
+                f"Voice '{name.name}' was deleted again after the page with this button was loaded. Nothing "
+                "was changed. Reload the page of the voice and decide again.",
+                param="life",
+            )
 
     def bring_back() -> FoundSpeaker:
         return undelete(
@@ -46,6 +64,7 @@ async def page_undelete(
             limits=limits_of(services.settings),
             grace_seconds=services.deleted_grace_seconds,
             by=caller.id,
+            check=check,
         )
 
     speaker = await run_in_threadpool(bring_back)
@@ -75,6 +94,7 @@ def show_deleted(
         "deleted.html",
         name=life.versions[-1].name,
         action=f"{path}/undelete",
+        life=life.life,
         deleted_at=life.deleted_at,
         until=until,
         versions=len(life.versions),

@@ -14,6 +14,8 @@ from services.registry_api.pages.sessions import check_token, session_of
 from services.registry_api.protocol.routing import PAGES, Router
 from services.registry_api.wire.fields import Fields, read_fields
 from services.registry_api.wire.forms import FORM_BYTES
+from speaker_registry.errors import InvalidRequest
+from speaker_registry.names import MAX_VERSION
 
 MAX_FIELD = 512
 MAX_REVISION = 10**15
@@ -47,6 +49,16 @@ def typed_text(fields: Fields, field: str) -> str:
     Its length is checked later, when what was typed can be shown again.
     """
     return (fields.text(field, max_length=FORM_BYTES) or "").replace("\r\n", "\n")
+
+
+def typed_number(fields: Fields, field: str, *, least: int = 0, most: int = MAX_VERSION) -> int:
+    """Return the number in a field. Raises `InvalidRequest` if it holds anything else."""
+    text = fields.text(field, max_length=MAX_FIELD) or ""
+    if not (text.isascii() and text.isdigit() and least <= int(text[:16]) <= most):
+        raise InvalidRequest(
+            f"Field '{field}' is {text[:40]!a}; accepted: a number from {least} to {most}.", param=field
+        )
+    return int(text[:16])
 
 
 def redirect_to(path: str, **query: str | int | None) -> Response:

@@ -30,7 +30,7 @@ from services.registry_api.keys.seal import SEALED_SECONDS, Seal
 from services.registry_api.pages.rendering import SAFE_METHODS, failure_page, own_address, page_that_opens
 from services.registry_api.protocol.error_answers import render
 from services.registry_api.protocol.routing import PAGES
-from speaker_registry.errors import InvalidApiKey, PermissionDenied, SpeakerRegistryError
+from speaker_registry.errors import InvalidApiKey, PermissionDenied, SpeakerRegistryError, Unavailable
 
 COOKIE = "speaker_registry_session"
 CALLBACK = f"{PAGES}/login/callback"
@@ -170,7 +170,10 @@ async def _no_cookie() -> None:
 
 
 class _PageAnswer:
-    """Sends the answer to a request for a page. Adds the cookie, and turns an error into a page."""
+    """Sends the answer to a request for a page. Adds the cookie, and turns an error into a page.
+
+    An answer whose cookie cannot be made is not sent: its forms would belong to no session.
+    """
 
     def __init__(self, request: Request, send: Send, cookie: Callable[[], Awaitable[str | None]]) -> None:
         self._request = request
@@ -178,19 +181,33 @@ class _PageAnswer:
         self._cookie = cookie
         self._refusal: Message | None = None
         self._body = b""
+        self._is_replaced = False
 
     async def send(self, message: Message) -> None:
+        if self._is_replaced:
+            return
         if message["type"] == "http.response.start":
             if _is_refusal(message):
                 self._refusal = message
                 return
-            await self._add_cookie(message)
+            try:
+                await self._add_cookie(message)
+            except Unavailable as error:
+                await self._replace_with(error)
+                return
         elif self._refusal is not None:
             self._body += message.get("body", b"")
             if not message.get("more_body", False):
                 await self._send_refusal(self._refusal)
             return
         await self._send(message)
+
+    async def _replace_with(self, error: Unavailable) -> None:
+        self._is_replaced = True
+        answer = render(self._request, error)
+        self._body = bytes(answer.body)
+        start: Message = {"status": answer.status_code, "headers": answer.raw_headers}
+        await self._send_refusal(start)
 
     async def _add_cookie(self, message: Message) -> None:
         if self._request.url.path.startswith(f"{PAGES}/assets/"):
@@ -211,7 +228,8 @@ class _PageAnswer:
         headers = MutableHeaders(raw=[*response.raw_headers, *_kept(refused)])
         status = response.status_code
         start: Message = {"type": "http.response.start", "status": status, "headers": headers.raw}
-        await self._add_cookie(start)
+        with suppress(Unavailable):  # no form on a page of an error needs a session that begins here
+            await self._add_cookie(start)
         await self._send(start)
         await self._send({"type": "http.response.body", "body": bytes(response.body)})
 

@@ -562,12 +562,29 @@ def test_a_deleted_voice_is_brought_back(start: Start):
         visitor.post(f"{address}/delete")
         registry.upload(name)
         assert visitor.get(address).status_code == 404
-        assert visitor.post(f"{named}/undelete").status_code == 409
+        assert visitor.post(f"{named}/undelete", {"life": "1"}).status_code == 409
         registry.delete(name)
         assert visitor.get(named).status_code == 200
         registry.opened.speakers.now = lambda: now + 86_401
         assert [visitor.get(path).status_code for path in (address, named)] == [404, 404]
-        assert visitor.post(f"{named}/undelete").status_code == 404
+        assert visitor.post(f"{named}/undelete", {"life": "1"}).status_code == 404
+
+
+def test_undelete_restores_the_voice_that_its_page_showed(registry: Registry, name: str):
+    """Another voice of the same name, which somebody registered and deleted meanwhile, stays deleted."""
+    registry.upload(name)
+    registry.delete(name)
+    with Visitor(registry) as visitor:
+        path, sent = form_of(visitor.get(f"/voices/{name}").text, "Undelete it")
+        registry.upload(name, clip=OTHER_CLIP)
+        registry.delete(name)
+        late = visitor.post(path, sent)
+        assert late.status_code == 412
+        assert "was deleted again after the page with this button was loaded" in html.unescape(late.text)
+        assert registry.client.get(f"/v1/voices/{name}").status_code == 404
+        again = visitor.post(*form_of(visitor.get(f"/voices/{name}").text, "Undelete it"))
+    assert "Voice undeleted" in again.text
+    assert registry.client.get(f"/v1/voices/{name}").json()["version"] == 2
 
 
 def test_made_up_names_are_limited_on_pages_too(start: Start):

@@ -82,6 +82,20 @@ def test_writes_are_told_to_come_back(registry: Registry):
     assert registry.client.get("/v1/voices/new").status_code == 404
 
 
+@pytest.mark.usefixtures("stopped")
+def test_a_visitor_without_a_session_is_told_to_come_back(registry: Registry):
+    """A session cannot begin while Redis is suspended. Pages that need one say so, and nothing crashes."""
+    for path in ("", "/voices", "/login"):
+        response = registry.client.get(f"/dashboard{path}")
+        assert response.status_code == 503, response.text
+        assert int(response.headers["Retry-After"]) >= 1
+        assert response.headers["Content-Type"].startswith("text/html")
+        assert "cannot be reached now" in response.text
+        assert response.text.count("<html") == 1
+    missing = registry.client.get("/dashboard/nothing")
+    assert (missing.status_code, "Not found" in missing.text) == (404, True)
+
+
 @pytest.mark.slow
 def test_all_goes_on_when_it_answers_again(registry: Registry, server: ValkeyServer):
     """Writes succeed within a second after Redis answers again, without a restart of the registry."""
