@@ -197,10 +197,8 @@ class ArtifactCache:
             ref = self._disk.ref(key.scope, key.speaker, key.target)
             if ref is None:
                 return
-            asked_at = self._clock() - (time.time() - ref.confirmed_at)
+            asked_at = self._clock() - ref.age_seconds()
             with self._lock:
-                # A time in the future shows that a clock was set back, and tells nothing about the age.
-                asked_at = float("-inf") if asked_at > self._clock() + 1 else min(asked_at, self._clock())
                 known = self._find(key)
                 if known is not None and self._confirmed_at(key) >= asked_at:
                     return
@@ -292,7 +290,7 @@ class ArtifactCache:
             return
         from speaker_registry.disk_cache import Ref  # noqa: PLC0415  needs POSIX
 
-        ref = Ref(artifact.digest, artifact.size, time.time() - (self._clock() - asked_at))
+        ref = Ref.asked(artifact.digest, artifact.size, self._clock() - asked_at)
         with self._disk_errors_counted():
             self._disk.store(key.scope, key.speaker, key.target, ref, data)
 

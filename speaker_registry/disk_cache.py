@@ -17,6 +17,7 @@ are never followed inside the directory.
 import contextlib
 import errno
 import fcntl
+import functools
 import hashlib
 import json
 import math
@@ -28,7 +29,7 @@ import stat
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from speaker_registry.artifact import Artifact
 from speaker_registry.errors import InvalidArtifact
@@ -41,6 +42,8 @@ FILE_OVERHEAD_BYTES = 4096
 """Disk space that a file takes besides its content: its last block and its name."""
 _LOCK_TRIES, _LOCK_PAUSE_SECONDS = 40, 0.005
 """A change is skipped if the lock cannot be taken in 0.2 s: a stopped process must not stop the others."""
+_CLOCKS_DIFFER_SECONDS = 1.0
+"""A time that lies no further in the future is taken for now, because clocks are adjusted all the time."""
 _MAX_REF_BYTES = 1024
 _KEPT_SHARE = 0.9
 """A full cache is reduced to this share of its limit, so that not every write has to look at all files."""
@@ -59,6 +62,29 @@ class Ref(NamedTuple):
     """Size of the file in bytes."""
     confirmed_at: float
     """Unix time in seconds at which the registry was asked."""
+    boot: str = ""
+    """Id of the boot of the machine since which `uptime` counts. Empty where the machine tells none."""
+    uptime: float = 0.0
+    """Seconds between that boot and the question. Setting the clock of the machine does not change them."""
+
+    @classmethod
+    def asked(cls, digest: str, size: int, seconds_ago: float) -> Self:
+        """Return the answer to a question that was asked so many seconds ago."""
+        boot = _boot_id()
+        uptime = _uptime() - seconds_ago if boot else 0.0
+        return cls(digest, size, time.time() - seconds_ago, boot, uptime)
+
+    def age_seconds(self) -> float:
+        """Return how long ago the registry was asked. The age is infinite if it is unknown, because the time
+        of the question lies in the future: a clock was set back.
+        """
+        age = time.time() - self.confirmed_at
+        if age < -_CLOCKS_DIFFER_SECONDS:
+            return math.inf
+        if self.boot and self.boot == _boot_id():
+            # The clock may have been set back so little that the time lies in the past again.
+            age = max(age, _uptime() - self.uptime)
+        return max(age, 0.0)
 
 
 class DamagedFile(OSError):
@@ -121,8 +147,8 @@ class DiskCache:
             if (data is None and not there) or ref.size > self.max_bytes // 10:
                 return
             before = _read_ref(refs, name)
-            if before is not None and ref.confirmed_at < before.confirmed_at <= time.time() + 1:
-                return  # another process asked later; a time in the future shows a clock that was set back
+            if before is not None and before.age_seconds() < ref.age_seconds():
+                return  # another process asked later
             new_bytes = (0 if there else ref.size + FILE_OVERHEAD_BYTES) + 2 * FILE_OVERHEAD_BYTES
             self._reserve(lock, refs, blobs, new_bytes)
             # Making room may have removed the file.
@@ -237,6 +263,18 @@ def _remove(folder: int, name: str) -> None:
         os.unlink(name, dir_fd=folder)
 
 
+@functools.cache
+def _boot_id() -> str:
+    try:
+        return Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except OSError:  # not on macOS
+        return ""
+
+
+def _uptime() -> float:
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
 def _speaker_name(scope: str, speaker: str) -> str:
     return hashlib.sha256(f"{scope}\0{speaker}".encode()).hexdigest()[:40]
 
@@ -260,13 +298,14 @@ def _read_ref(refs: int, name: str) -> Ref | None:
         return None
     try:
         found = json.loads(text)
-        ref = Ref(str(found["digest"]), int(found["size"]), float(found["confirmed_at"]))
-        is_own = found.get("request", name) == name  # earlier releases write no `request`
+        # Earlier releases write neither `boot` nor `uptime`, nor `request`.
+        boot, uptime = str(found.get("boot", "")), float(found.get("uptime", 0.0))
+        ref = Ref(str(found["digest"]), int(found["size"]), float(found["confirmed_at"]), boot, uptime)
+        is_own = found.get("request", name) == name
     except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
         ref, is_own = Ref("", 0, math.nan), False
-    is_whole = (
-        _BLOB_NAME.fullmatch(_blob_name(ref.digest)) and ref.size > 0 and math.isfinite(ref.confirmed_at)
-    )
+    has_times = math.isfinite(ref.confirmed_at) and math.isfinite(ref.uptime)
+    is_whole = _BLOB_NAME.fullmatch(_blob_name(ref.digest)) and ref.size > 0 and has_times
     if not (is_own and is_whole):
         _remove(refs, name)
         raise DamagedFile(f"the cached file {name} was damaged")

@@ -10,6 +10,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 import speaker_registry
@@ -34,6 +35,8 @@ from speaker_registry.cli.command import (
     OK,
     PIPE_CLOSED,
     PROGRAM,
+    REFUSED,
+    STANDARD_OUTPUT,
     USAGE,
     CommandError,
     Output,
@@ -70,6 +73,8 @@ _COMMANDS = (
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return its exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
+    if sys.stderr is None:  # closed by the caller; `print` would write its messages to standard output
+        sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115  until the process ends
     for stream in (sys.stdout, sys.stderr):
         # A name with characters that the terminal's encoding lacks must not end the command.
         if hasattr(stream, "reconfigure"):
@@ -81,9 +86,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        # Python flushes stdout at its end, which would raise the error again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_output()
         return PIPE_CLOSED
+
+
+def _discard_output() -> None:
+    """Python flushes standard output at its end, which would raise the error again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _run(words: list[str]) -> int:
@@ -102,7 +111,14 @@ def _run(words: list[str]) -> int:
         return status_of(error)
     if output is None:
         return OK
-    print(json.dumps(output.document, indent=2) if as_json else output.text, flush=True)
+    try:
+        print(json.dumps(output.document, indent=2) if as_json else output.text, flush=True)
+    except BrokenPipeError:
+        raise
+    except OSError as error:  # such as a full disk
+        print(_complaint(OSError(error.errno, error.strerror, STANDARD_OUTPUT), as_json), file=sys.stderr)
+        _discard_output()
+        return REFUSED
     for warning in output.warnings:
         warn(warning)
     return output.status

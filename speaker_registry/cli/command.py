@@ -20,6 +20,8 @@ from speaker_registry.terminal import highlighted
 
 Item = TypeVar("Item")
 PROGRAM = "speaker-registry"
+STANDARD_OUTPUT = "standard output"
+"""Its name in messages, in the place of the name of a file."""
 UNTRAINED = "made with untrained weights (random numbers), so the voice is useless"
 _LONGEST_SECONDS = 365 * 86_400
 _LATEST_MOMENT = 10**12

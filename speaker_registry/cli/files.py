@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from speaker_registry.atomic_files import write_atomically
-from speaker_registry.cli.command import REFUSED, CommandError
+from speaker_registry.cli.command import REFUSED, STANDARD_OUTPUT, CommandError
 from speaker_registry.errors import InvalidArtifact
 
 _MAX_EMBEDDING_BYTES = 1024**2
@@ -18,6 +18,8 @@ def check_output(arguments: argparse.Namespace, what: str) -> None:
     """Check the output options before anything is fetched. Raises `CommandError`."""
     if arguments.output == "-" and arguments.json:
         raise CommandError("--json and -o - both write to standard output; choose one of them")
+    if arguments.output == "-" and sys.stdout is None:
+        raise CommandError(f"{STANDARD_OUTPUT} is closed; give a file with -o", status=REFUSED)
     if arguments.output == "-" and sys.stdout.isatty():
         raise CommandError(
             f"{what} is binary and is not written to a terminal; give a file with -o, or redirect the output"
@@ -28,8 +30,13 @@ def deliver(arguments: argparse.Namespace, data: bytes) -> None:
     if arguments.output != "-":
         write_atomically(Path(arguments.output), data)
         return
-    sys.stdout.buffer.write(data)
-    sys.stdout.buffer.flush()
+    try:
+        sys.stdout.buffer.write(data)
+        sys.stdout.buffer.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:  # such as a full disk
+        raise OSError(error.errno, error.strerror, STANDARD_OUTPUT) from error
 
 
 def open_clip(argument: str | None) -> Path | IO[bytes] | None:

@@ -4,6 +4,8 @@ import os
 import time
 from pathlib import Path
 
+import pytest
+
 from speaker_registry.atomic_files import remove_abandoned, replacing
 
 
@@ -43,3 +45,16 @@ def test_a_file_whose_lock_may_not_be_taken_yet_stays(tmp_path: Path):
 
 def test_a_folder_that_is_not_there_is_reported_when_the_file_is_written(tmp_path: Path):
     remove_abandoned(tmp_path / "gone" / "voices.tar")
+
+
+def test_an_error_names_the_file_that_was_asked_for(tmp_path: Path):
+    """The name of a temporary file means nothing to users."""
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    with pytest.raises(FileNotFoundError) as missing, replacing(tmp_path / "missing" / "voices.tar"):
+        pass
+    with pytest.raises(IsADirectoryError) as directory, replacing(folder):
+        pass
+    assert missing.value.filename == str(tmp_path / "missing" / "voices.tar")
+    assert directory.value.filename == str(folder)
+    assert list(tmp_path.iterdir()) == [folder]

@@ -909,6 +909,43 @@ def test_a_reader_that_has_seen_enough_is_no_error(words: tuple[str, ...]):
 
 
 @pytest.mark.processes
+@pytest.mark.parametrize(
+    "words",
+    [("list",), ("list", "--json"), ("fetch", "voice0-声", "--profile", ECAPA, "-o", "-")],
+    ids=["text", "json", "an artifact"],
+)
+def test_a_full_disk_under_standard_output_is_reported(words: tuple[str, ...]):
+    """`speaker-registry list > voices.txt` says what is wrong, in one line."""
+    with Path("/dev/full").open("wb") as full:
+        command = [sys.executable, "-c", CHILD, "1", *words]
+        ended = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False)
+    assert ended.returncode == 1
+    assert "standard output: No space left on device" in ended.stderr
+    assert len(ended.stderr.splitlines()) == 1
+
+
+@pytest.mark.processes
+def test_a_closed_standard_error_does_not_fail_a_command():
+    """A supervisor may start a command without it. Then a warning must not get into the output either."""
+    script = CHILD.replace('(f"voice{number}-声")', '(f"voice{number}-声", untrained=True)')
+    command = [sys.executable, "-c", script, "1", "list"]
+    usual = subprocess.run(command, capture_output=True, check=True)
+    assert b"useless" in usual.stderr
+    shell = ["/bin/sh", "-c", 'exec "$@" 2>&-', "sh", *command]
+    ended = subprocess.run(shell, stdout=subprocess.PIPE, check=False)
+    assert (ended.returncode, ended.stdout) == (0, usual.stdout)
+
+
+@pytest.mark.processes
+def test_a_closed_standard_output_is_no_place_for_an_artifact():
+    command = [sys.executable, "-c", CHILD, "1", "fetch", "voice0-声", "--profile", ECAPA, "-o", "-"]
+    shell = ["/bin/sh", "-c", 'exec "$@" >&-', "sh", *command]
+    ended = subprocess.run(shell, stderr=subprocess.PIPE, text=True, check=False)
+    assert ended.returncode == 1
+    assert ended.stderr == "speaker-registry: standard output is closed; give a file with -o\n"
+
+
+@pytest.mark.processes
 def test_a_terminal_that_lacks_a_character_gets_an_escape():
     """An ASCII terminal must not turn a list into a traceback."""
     command = [sys.executable, "-c", CHILD, "1", "list"]

@@ -142,6 +142,34 @@ def test_a_clock_that_was_set_back_does_not_keep_the_directory_as_it_was(
     assert (stats.disk_hits, stats.misses) == (1, 0)
 
 
+def test_a_clock_that_was_set_back_by_the_age_of_an_artifact_does_not_make_it_new(
+    connect: Connect, registry: FakeRegistry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """An hour has passed, and the clock was set back by an hour: only the uptime of the machine tells."""
+    registry.add_version("alice")
+    fetched(connect, tmp_path)
+    version = registry.add_version("alice")
+    uptime = real_time.clock_gettime
+    monkeypatch.setattr("time.clock_gettime", lambda clock: uptime(clock) + 3600)
+    found, stats = fetched(connect, tmp_path, max_age=60)
+    assert (found.manifest.version, stats.misses) == (version.number, 1)
+    assert fetched(connect, tmp_path, max_age=60)[1].disk_hits == 1
+
+
+def test_without_the_id_of_a_boot_ages_are_measured_by_the_clock(
+    connect: Connect, registry: FakeRegistry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """macOS tells none, and after a start of the machine its uptime says nothing about a file of before."""
+    registry.add_version("alice")
+    monkeypatch.setattr("speaker_registry.disk_cache._boot_id", lambda: "the boot before")
+    fetched(connect, tmp_path)
+    monkeypatch.setattr("speaker_registry.disk_cache._boot_id", lambda: "")
+    monkeypatch.delattr("time.CLOCK_BOOTTIME")
+    assert fetched(connect, tmp_path, max_age=60)[1].disk_hits == 1
+    fetched(connect, tmp_path)
+    assert fetched(connect, tmp_path, max_age=60)[1].disk_hits == 1
+
+
 def test_only_the_owner_can_read_the_directory(connect: Connect, registry: FakeRegistry, tmp_path: Path):
     """Voices are personal data, and names of voices are not names of files."""
     registry.add_version("..Alice")
