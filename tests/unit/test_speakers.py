@@ -297,6 +297,24 @@ def test_a_damaged_document_is_left_out_of_a_rebuild(world: World, registry: Reg
     assert registry.speakers.view.names(NS, limit=9) == ["robin"]
 
 
+def test_the_document_of_another_voice_is_not_served_under_this_name(
+    world: World, registry: Registry
+) -> None:
+    """It can only lie there by mistake, for example after a backup was copied back to the wrong place."""
+    registry.register("wren", 1)
+    registry.register("robin", 2)
+    world.lose_redis()
+    world.store.objects[KEY] = world.store.objects[document_key(id_of("robin"))]
+    with pytest.raises(VoiceDamaged, match=r"wren\.json"):
+        registry.find("wren")
+    with pytest.raises(VoiceDamaged):
+        registry.register("wren", 3)
+    registry.generation.check()
+    registry.rebuild()
+    assert registry.speakers.view.names(NS, limit=9) == ["robin"]
+    assert registry.find("robin").document.newest.name == "robin"
+
+
 def test_a_document_of_a_newer_release_is_neither_served_nor_changed(
     world: World, registry: Registry
 ) -> None:

@@ -17,6 +17,7 @@ from services.shared.registry.parsed import MissingSpeakers, ParsedDocuments
 from services.shared.telemetry.metrics import INTEGRITY_FAILURES
 from services.shared.view.copies import NO_DOCUMENT, Held, Packed, SpeakerView
 from speaker_registry.errors import VoiceDamaged, VoiceUnreadable
+from speaker_registry.names import slug_of
 
 log = structlog.get_logger(__name__)
 
@@ -45,6 +46,7 @@ class SpeakerDocuments:
             return kept
         try:
             document = SpeakerDocument.parse(base.body, base.members)
+            _refuse_another_speakers(document, speaker_id)
         except DocumentDamaged as error:
             log.error("document.damaged", speaker=str(speaker_id), reason=str(error))
             INTEGRITY_FAILURES.labels("record").inc()
@@ -94,6 +96,15 @@ class SpeakerDocuments:
         for one in found:
             self.missing.drop(one.speaker_id)
         return kept
+
+
+def _refuse_another_speakers(document: SpeakerDocument, speaker_id: SpeakerId) -> None:
+    """Raise `DocumentDamaged` if the document is that of another name, copied to the wrong place by mistake.
+
+    Its digest is right, so nothing else would show that another voice is served under this name.
+    """
+    if document.key is not None and slug_of(document.key) != speaker_id.slug:
+        raise DocumentDamaged(f"the document is that of the name {document.key!r}")
 
 
 def _damaged(speaker_id: SpeakerId, oversize: int | None) -> VoiceDamaged:
