@@ -269,6 +269,12 @@ def test_a_store_that_stays_away_ends_a_change_in_time(
     assert CHANGE_SECONDS < clock.seconds - began < CHANGE_SECONDS + 5
 
 
+def test_a_change_of_a_document_that_the_store_has_lost_says_so(documents: Documents, store: FakeStore):
+    """The copy that the change starts from is newer than what the store has, so waiting does not help."""
+    with pytest.raises(Unavailable, match="or has lost it"):
+        added(documents, Adding("b"), base=base_of(["a"]))
+
+
 def test_a_change_that_conflicts_for_ever_ends_in_time(
     documents: Documents, store: FakeStore, clock: OwnTime
 ):

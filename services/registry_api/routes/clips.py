@@ -15,7 +15,7 @@ from services.registry_api.wire.answers import (
 from services.registry_api.wire.documented import responses
 from services.shared.bucket.stored_bytes import clip_of
 from services.shared.registry.lookup import find_version
-from services.shared.registry.repair import sound_rendition_bytes
+from services.shared.registry.repair import sound_clip, sound_rendition_bytes
 
 router = Router(prefix="/v1/voices/{name}/versions/{ref}/audio", tags=["voices"])
 
@@ -33,7 +33,7 @@ def get_clip(
     headers = file_headers(f"sha256:{clip.sha256}", version) | {"Content-Disposition": "attachment"}
     if (short := answer_without_bytes(request, headers, clip.size, clip.mime_type)) is not None:
         return short
-    data = services.blobs.clip(speaker.id, version)
+    data = sound_clip(services.blobs, speaker.id, version)
     return answer_with_bytes(request, data, headers, clip.mime_type)
 
 

@@ -56,6 +56,11 @@ _OUTCOME_UNKNOWN = (
     "The object store did not answer in time, and it is not known whether the change was made. "
     "Send it again: a change is never made twice."
 )
+_OLDER = (
+    "The object store has an older state of this document than it had before, or has lost it, and it is not "
+    "known whether the change was made. If this lasts, the object must be restored from a backup. Then send "
+    "the change again: it is never made twice."
+)
 
 Decide = Callable[[Base], bytes | None]
 """A decision returns the next body, or None if nothing is to be changed. It refuses by raising an error of
@@ -160,6 +165,7 @@ class Documents:
         A document older than `base` comes from an outdated node. A decision on it could refuse a change that
         was made, so it is read again.
         """
+        otherwise = _OUTCOME_UNKNOWN
         for attempt in count(tried):
             pause = min(_FIRST_PAUSE_SECONDS * 2 ** min(attempt, 10), _LONGEST_PAUSE_SECONDS)
             self._clock.sleep(self._clock.up_to(pause))
@@ -167,7 +173,8 @@ class Documents:
                 found = self.read(key)
                 if found.damaged or found.revision >= base.revision:
                     return found
-            self._check(until, _OUTCOME_UNKNOWN)
+                otherwise = _OLDER
+            self._check(until, otherwise)
         raise AssertionError("counting never ends")
 
     def _check(self, until: float, otherwise: str) -> None:

@@ -44,6 +44,22 @@ def restore_clip(blobs: StoredBytes, speaker_id: SpeakerId, version: Version, up
         return  # it cannot be read now, but was stored before its version was committed
 
 
+def sound_clip(blobs: StoredBytes, speaker_id: SpeakerId, version: Version) -> bytes:
+    """Return the clip of a version as it was uploaded.
+
+    Raises:
+        ClipDamaged: the bucket has lost it.
+        AudioNotFound, Unavailable.
+    """
+    try:
+        return blobs.clip(speaker_id, version)
+    except Unsound as lost:
+        raise ClipDamaged(
+            f"The uploaded clip of version {version.number} is {lost.how} in the bucket. Upload the same "
+            "file to the voice again, which stores it again, or restore it from a backup."
+        ) from None
+
+
 def sound_rendition(
     blobs: StoredBytes, speaker_id: SpeakerId, version: Version, decode: Decode
 ) -> ReferenceAudio:

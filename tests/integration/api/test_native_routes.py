@@ -1184,8 +1184,8 @@ def test_a_file_whose_voice_is_deleted_while_it_is_fetched_is_not_found(
 
 @pytest.mark.parametrize("damage", ["missing", "damaged"])
 def test_a_clip_that_is_missing_or_damaged_is_never_served(registry: Registry, name: str, damage: str):
-    """A clip that is missing or damaged is never served. The caller would notice, but could not find the
-    cause; the registry's logs can name it.
+    """A clip that is missing or damaged is never served. The caller is told how to bring it back, and the
+    registry's logs name the object.
     """
     registry.ready(name)
     path = audio_path(name)
@@ -1197,9 +1197,11 @@ def test_a_clip_that_is_missing_or_damaged_is_never_served(registry: Registry, n
         file.write_bytes(file.read_bytes()[:-1] + b"x")
     with httpx.Client(base_url=registry.url) as client:
         response = client.get(path)
-    assert error_of(response) == (500, "internal_error")
-    assert damage in response.json()["error"]["message"]
+    assert error_of(response) == (500, "clip_damaged")
+    assert f"version 1 is {damage} in the bucket" in response.json()["error"]["message"]
     assert name not in response.text
+    registry.upload(name)
+    assert registry.client.get(path).content == file.read_bytes()
 
 
 def test_fetches_racing_uploads_and_deletes_see_whole_files_or_none(registry: Registry, name: str):
