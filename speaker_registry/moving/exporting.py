@@ -13,7 +13,7 @@ import numpy as np
 from speaker_registry.artifact import sha256_digest
 from speaker_registry.atomic_files import remove_abandoned, replacing
 from speaker_registry.client import RegistryClient
-from speaker_registry.errors import InvalidArtifact, SpeakerRegistryError, VersionNotFound
+from speaker_registry.errors import InvalidArtifact, SpeakerRegistryError, VersionNotFound, VoiceNotFound
 from speaker_registry.fetching import File
 from speaker_registry.moving.about import read_record
 from speaker_registry.moving.archive import ArchiveWriter, embedding_file
@@ -61,6 +61,7 @@ class Export:
     ) -> None:
         self._client, self._with_artifacts, self._on_voice = client, artifacts, on_voice
         self._missing: list[Missing] = []
+        self._deleted: set[str] = set()
         self._artifacts = 0
 
     def write(self, path: Path, namespace: str) -> Exported:
@@ -88,11 +89,13 @@ class Export:
     def _add(self, writer: ArchiveWriter, name: str) -> None:
         client = self._client
         # The aliases are read before the versions, so the listing has every version that an alias points to.
-        read = self._read(name, lambda: (read_record(client, name), list(client.versions(name))))
+        read = self._read(name, name, lambda: (read_record(client, name), list(client.versions(name))))
         if read is None:
             return
         about, versions = read
         written = writer.add_voice(self._versions(versions[::-1]), about)  # they are listed newest first
+        if name in self._deleted:
+            return
         for alias, number in about.aliases.items():
             if alias not in written.aliases:
                 error = VersionNotFound(f"alias '{alias}' points to version {number}, which was not exported")
@@ -103,16 +106,24 @@ class Export:
     ) -> Iterator[tuple[VersionRecord, bytes, list[bytes]]]:
         for version in versions:
             reference = f"{version.voice}@{version.version}"
-            source = self._read(reference, partial(self._source, reference, version))
+            source = self._read(version.voice, reference, partial(self._source, reference, version))
             if source is not None:
                 files = self._files(reference, version) if self._with_artifacts else []
                 self._artifacts += len(files)
                 yield _record(version, source, files), source, [file.data for file in files]
 
-    def _read(self, name: str, call: Callable[[], Read]) -> Read | None:
-        """Read a part of one voice. If it cannot be read, record it as missing and return None."""
+    def _read(self, voice: str, name: str, call: Callable[[], Read]) -> Read | None:
+        """Read a part of one voice. If it cannot be read, record it as missing and return None.
+
+        What was deleted after it was listed is not missing. A clip that the bucket has lost is another error.
+        """
         try:
             return retry_when_asked(call)
+        except VoiceNotFound:
+            self._deleted.add(voice)
+            return None
+        except VersionNotFound:
+            return None
         except SpeakerRegistryError as error:
             if not concerns_one_voice(error):
                 raise
@@ -129,7 +140,11 @@ class Export:
             one.profile for one in version.artifacts if one.state == "ready" and one.current is not False
         ]
         files = [
-            self._read(f"{reference} for {profile}", partial(self._client.download, reference, profile))
+            self._read(
+                version.voice,
+                f"{reference} for {profile}",
+                partial(self._client.download, reference, profile),
+            )
             for profile in ready
         ]
         return [file for file in files if file is not None]

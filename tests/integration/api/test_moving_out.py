@@ -18,11 +18,13 @@ from services.embedded.valkey import ValkeyServer
 from services.shared.audio import AudioDecoder
 from speaker_registry import RegistryClient, Unavailable
 from speaker_registry.errors import Conflict
+from speaker_registry.fetching import Clip
 from speaker_registry.moving.archive import Archive
 from speaker_registry.moving.archive_records import VersionRecord
 from speaker_registry.moving.exporting import Export, Exported
 from speaker_registry.moving.restoring import Restoring
 from speaker_registry.moving.transfer import Report, Transfer
+from speaker_registry.schemas import VoiceVersion
 from tests.integration.api.conftest import Start, empty
 from tests.integration.api.moving import Run, number_of_versions, runner
 from tests.integration.api.registry import CLIP, EMBEDDING, OTHER_CLIP, PROFILE, WIDER, Registry
@@ -285,3 +287,34 @@ def test_what_cannot_be_exported_is_named(start: Start, run: Run, tmp_path: Path
     [missing] = outcome.document["missing"]
     assert missing["name"] == "alice@1"
     assert [record.name for record in records(tmp_path / "x.tar")] == ["bob"]
+
+
+def test_what_is_deleted_while_an_export_runs_is_not_missing(start: Start, tmp_path: Path):
+    """A voice, one in the middle of its versions with an alias, and a single version."""
+    registry = start()
+    registry.ready("alice")
+    registry.ready("bob")
+    for name in ("carol", "dave"):
+        registry.ready(name)
+        registry.ready(name, clip=OTHER_CLIP)
+
+    class Deleting(RegistryClient):
+        def clip(self, speaker: str, version: int | str | None = None) -> Clip:
+            clip = super().clip(speaker, version)
+            if speaker == "carol@1":
+                self.delete("carol")
+            return clip
+
+        def versions(self, name: str, *, limit: int | None = None) -> Iterator[VoiceVersion]:
+            listed = list(super().versions(name, limit=limit))
+            if name == "dave":
+                self.delete_version("dave", 1)
+            return iter(listed)
+
+    with Deleting(registry.url) as client:
+        client.move_alias("carol", "prod", 2)
+        export = Export(client, on_voice=lambda name: name == "alice" and client.delete("bob"))
+        exported = export.write(tmp_path / "x.tar", "default")
+    assert exported.missing == ()
+    kept = [(record.name, record.version) for record in records(tmp_path / "x.tar")]
+    assert kept == [("alice", 1), ("carol", 1), ("dave", 2)]
