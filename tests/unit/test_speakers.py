@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from services.registry_api.operations.alias import move
 from services.registry_api.operations.bring import ReadyArtifact, Room, bring
 from services.shared.bucket.documents import CHANGE_SECONDS
 from services.shared.bucket.layout import document_key
@@ -19,6 +20,7 @@ from services.shared.model.numbering import Numbering
 from services.shared.registry.extract import extract
 from services.shared.registry.fail import fail
 from services.shared.registry.parsed import MissingSpeakers, ParsedDocuments
+from services.shared.registry.speakers import ARTIFACTS_BYTES
 from services.shared.view.agenda import ANNOUNCED_SECONDS
 from services.shared.view.generation import SETTLED_SECONDS
 from services.shared.view.keys import events_key
@@ -40,6 +42,7 @@ from speaker_registry.errors import (
     VoiceNotFound,
     VoiceUnreadable,
 )
+from speaker_registry.names import DEFAULT, parse_speaker_name
 from tests.faults import lost, with_faults
 from tests.memory_registry import CODEC, ECAPA, NS, ROOMY, Registry, World, id_of
 
@@ -195,6 +198,37 @@ def test_a_voice_whose_document_is_full_can_be_deleted(registry: Registry) -> No
     registry.speakers.max_document_bytes = len(registry.document("wren").to_bytes())
     registry.delete("wren")
     assert not registry.document("wren").live
+
+
+def test_a_voice_whose_document_is_full_is_extracted_and_can_be_rolled_back(registry: Registry) -> None:
+    """Callers cannot add to it, but what was accepted comes to an end, and what adds little is possible."""
+    registry.register("wren", 1)
+    registry.work()
+    failing = registry.register("wren", 2).jobs["ecapa"]
+    registry.speakers.max_document_bytes = len(registry.document("wren").to_bytes())
+    error = ExtractorFailed("a defect")
+    error.retryable = False
+    fail(registry.speakers, registry.jobs, registry.profiles, begun(registry, failing), error)
+    assert registry.document("wren").newest.failure("ecapa").code == error.code
+    assert registry.work() == 1  # of the other profile
+    move(registry.speakers, registry.profiles, NS, parse_speaker_name("wren"), DEFAULT, 1, by="key")
+    assert registry.document("wren").default.number == 1
+    with pytest.raises(QuotaExceeded, match="grace period"):
+        registry.register("wren", 3)
+
+
+def test_a_voice_without_room_for_artifacts_says_why_it_has_none(registry: Registry) -> None:
+    """A worker tries once, and the job says what it met."""
+    job = registry.register("wren", 1).jobs["ecapa"]
+    registry.speakers.max_document_bytes = -ARTIFACTS_BYTES
+    attempt = begun(registry, job)
+    with pytest.raises(QuotaExceeded) as caught:
+        registry.publish(attempt)
+    fail(registry.speakers, registry.jobs, registry.profiles, attempt, caught.value)
+    ended = registry.jobs.record(NS, job)
+    assert (ended.state, ended.error["code"]) == ("failed", "quota_exceeded")
+    registry.settle("wren")
+    assert "ecapa" not in {one["profile"] for one in registry.queue.waiting.values()}
 
 
 # The view

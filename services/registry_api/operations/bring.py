@@ -127,7 +127,7 @@ def bring(
         room.check(record.size, speakers.usage_so_far(speaker.id.namespace))
         blobs.store_artifact(speaker.id, version.vuid, record.object, data)
         add = _adding(profiles, version, profile, record, origin, lost=same)
-        if not _commit(change, version, known, record, add):
+        if not _commit(change, version, known, record, add, max_bytes=speakers.max_document_bytes):
             return Brought(origin.fingerprint, new=False)
     log.info("artifact.uploaded", speaker=str(speaker.id), vuid=version.vuid, profile=profile)
     return Brought(origin.fingerprint, new=True)
@@ -204,6 +204,8 @@ def _commit(
     profile: Profile,
     record: ArtifactRecord,
     add: Callable[[SpeakerDocument], SpeakerDocument],
+    *,
+    max_bytes: int,
 ) -> bool:
     """Add an artifact. Returns False if an equal one was added at the same moment."""
 
@@ -218,7 +220,12 @@ def _commit(
         return document
 
     try:
-        change.commit(add, did="bring", done=lambda document: record.object in document.names_of_bytes)
+        change.commit(
+            add,
+            did="bring",
+            done=lambda document: record.object in document.names_of_bytes,
+            max_bytes=max_bytes,
+        )
     except VersionGone:
         raise VoiceDeleted(
             f"Voice '{version.name}' was deleted while the artifact was being stored."

@@ -187,6 +187,7 @@ def register(
             lambda document: adding.added(document, life=life),
             did="register",
             done=lambda found: new.vuid in found.names_of_bytes,
+            max_bytes=speakers.max_document_bytes,
         )
     mine = document.version(new.vuid)
     version = mine or adding.answer(document)

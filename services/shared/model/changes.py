@@ -39,7 +39,9 @@ def fitting(before: SpeakerDocument, body: bytes, *, max_bytes: int) -> bytes:
     if size > max_bytes and size > len(before.to_bytes()):
         raise DocumentFull(
             f"The document of this voice would take {size} bytes. Accepted: {max_bytes} bytes for all "
-            "versions of a voice with their texts. Delete the voice, or take another name."
+            "versions of a voice with their texts, including those that were deleted and whose grace period "
+            "has not ended. Shorten the texts, delete versions and wait for their end, or register the clip "
+            "under another name."
         )
     return body
 

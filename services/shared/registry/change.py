@@ -46,14 +46,12 @@ class Change:
         by: str,
         until: float,
         now: Callable[[], int],
-        max_bytes: int,
     ) -> None:
         """Create an announced change.
 
         Args:
             announced_in: the generation in which it was announced.
             now: returns the store's time in Unix seconds.
-            max_bytes: a change that adds something must not make the document larger than this.
         """
         self._documents = documents
         self._generation = generation
@@ -62,7 +60,6 @@ class Change:
         self._announced_in = announced_in
         self._by = by
         self._now = now
-        self._max_bytes = max_bytes
         self.token = token
         """The id of this change. No other change has it, so it can also name bytes that the change stores."""
         self.until = until
@@ -99,6 +96,7 @@ class Change:
         did: str,
         done: Done | None = None,
         takes_away: bool = False,
+        max_bytes: int | None = None,
         mends: bool = False,
     ) -> SpeakerDocument:
         """Commit the document that `decide` makes from the newest one. Returns the resulting document.
@@ -108,6 +106,8 @@ class Change:
             done: says whether a document already contains the change, if the change adds something with an
                 id. By default the document keeps the change's own id.
             takes_away: return only when no process reads an older view any more.
+            max_bytes: refuse to make the document larger than this. By default the change is never refused
+                for its size, because it adds little, or ends something that would be tried again for ever.
             mends: decide on an empty document in place of a damaged one, instead of raising.
 
         Raises:
@@ -128,8 +128,8 @@ class Change:
             change_id = None if done else self.token
             after = after.following(before, change_id, at=self._now(), by=self._by, did=did)
             body = after.to_bytes()
-            if not takes_away:  # deletes record ids and dates, and must always fit
-                fitting(before, body, max_bytes=self._max_bytes)
+            if max_bytes is not None:
+                fitting(before, body, max_bytes=max_bytes)
             self.is_settled = False  # from here on, a swap may be under way
             return body
 

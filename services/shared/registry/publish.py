@@ -20,7 +20,7 @@ from services.shared.model.speaker import OpenJob, SpeakerId
 from services.shared.queue.jobs import Jobs
 from services.shared.registry.change import Change
 from services.shared.registry.profiles import Profiles
-from services.shared.registry.speakers import FoundSpeaker, Speakers
+from services.shared.registry.speakers import ARTIFACTS_BYTES, FoundSpeaker, Speakers
 from speaker_registry.artifact import ComputedOn
 from speaker_registry.engine import Profile
 from speaker_registry.errors import JobNotFound
@@ -160,6 +160,7 @@ def publish(
 
     Raises:
         InvalidArtifact: the tensors do not match the profile.
+        DocumentFull: the document of the voice has no room for another artifact.
         Unavailable: the artifact was not published, or could not be shown. Publish it again.
     """
     speaker_id, vuid, lost = attempt.speaker_id, attempt.version.vuid, attempt.replaces
@@ -183,7 +184,12 @@ def publish(
             )
 
         try:
-            change.commit(add, did="publish", done=lambda document: record.object in document.names_of_bytes)
+            change.commit(
+                add,
+                did="publish",
+                done=lambda document: record.object in document.names_of_bytes,
+                max_bytes=speakers.max_document_bytes + ARTIFACTS_BYTES,
+            )
         except (AlreadyMade, VersionGone) as error:
             return _end_late(jobs, attempt, change, error)
     jobs.end(speaker_id, attempt.job, "succeeded")

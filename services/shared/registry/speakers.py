@@ -29,6 +29,11 @@ from services.shared.view.leases import Leases
 from speaker_registry.errors import Unavailable, VoiceDamaged, VoiceUnreadable
 
 MAX_DOCUMENT_BYTES = 1024 * 1024
+"""The size up to which callers can add versions and artifacts to a document."""
+ARTIFACTS_BYTES = 2 * 1024 * 1024
+"""The size by which the artifacts that workers make may exceed this limit. The sum leaves room below
+`MAX_READ_BYTES` for changes that are not limited, which add little.
+"""
 NotUnderstood = VoiceDamaged | VoiceUnreadable
 """The errors for a document that cannot be understood."""
 RunAll = Callable[[Iterable[Callable[[], object]]], None]
@@ -226,7 +231,6 @@ class Speakers:
             by=by,
             until=until,
             now=self.now,
-            max_bytes=self.max_document_bytes,
         )
         try:
             yield change
