@@ -10,13 +10,21 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from speaker_registry.client import RegistryClient
-from speaker_registry.errors import Conflict, InvalidRequest, NotFound, PermissionDenied, VoiceNotFound
+from speaker_registry.errors import Conflict, InvalidRequest, NotFound, PermissionDenied
 from speaker_registry.moving.about import Difference, apply_record, compare
 from speaker_registry.moving.archive import Archive, ArchivedVersion, ArchivedVoice
 from speaker_registry.moving.archive_records import ArtifactRecord, VersionRecord
 from speaker_registry.moving.candidates import Source
 from speaker_registry.moving.exporting import embedding_of
-from speaker_registry.moving.transfer import Result, State, is_equal, register, restore, texts_of
+from speaker_registry.moving.transfer import (
+    Result,
+    State,
+    is_equal,
+    register,
+    restore,
+    texts_of,
+    versions_there,
+)
 from speaker_registry.schemas import VoiceVersion
 
 
@@ -54,7 +62,7 @@ class Restoring:
         return self.voice.name
 
     def run(self, client: RegistryClient, *, dry_run: bool) -> Result:
-        there = _versions(client, self.title)
+        there = versions_there(client, self.title)[::-1]
         for version, archived in zip(there, self.voice.versions, strict=False):
             self._check_same(client, version, archived)
         missing = len(self.voice.versions) - len(there)
@@ -191,14 +199,6 @@ def _is_same(client: RegistryClient, version: VoiceVersion, source: Source, reco
     if version.source != "embedding" or texts_of(version) != record.texts:
         return False
     return np.array_equal(embedding_of(client, version), source)
-
-
-def _versions(client: RegistryClient, name: str) -> list[VoiceVersion]:
-    """Return the versions of a voice, oldest first. A voice that does not exist has none."""
-    try:
-        return list(client.versions(name))[::-1]
-    except VoiceNotFound:
-        return []
 
 
 def _serves(client: RegistryClient, reference: str, wanted: ArtifactRecord, version_id: str | None) -> bool:

@@ -22,6 +22,7 @@ from speaker_registry.errors import SpeakerRegistryError, Unavailable, VoiceNotF
 from speaker_registry.moving.archive_records import VersionRecord
 from speaker_registry.moving.candidates import Candidate, Source, Texts
 from speaker_registry.moving.faults import MAX_PAUSES, asks_to_wait, concerns_one_voice
+from speaker_registry.names import key_of_name, parse_speaker_name
 from speaker_registry.schemas import VoiceVersion
 
 State = Literal["registered", "planned", "unchanged", "refused"]
@@ -84,7 +85,7 @@ class Registering:
 
     def run(self, client: RegistryClient, *, dry_run: bool) -> Result:
         source = self.candidate.load()
-        newest = newest_version(client, self.title)
+        newest = next(iter(versions_there(client, self.title, limit=1)), None)
         if newest and is_equal(newest, source, self.candidate.texts):
             return self._result("unchanged", newest)
         if dry_run:
@@ -103,11 +104,17 @@ class Registering:
         )
 
 
-def newest_version(client: RegistryClient, name: str) -> VoiceVersion | None:
+def versions_there(client: RegistryClient, name: str, *, limit: int | None = None) -> list[VoiceVersion]:
+    """Return the versions of the voice of this name, newest first. A voice that does not exist has none.
+
+    As long as no voice has the name, the registry takes a name in the form of an id for that of another
+    voice, whose versions do not count.
+    """
     try:
-        return next(client.versions(name, limit=1), None)
+        found = list(client.versions(name, limit=limit))
     except VoiceNotFound:
-        return None
+        return []
+    return [version for version in found if key_of_name(version.voice) == parse_speaker_name(name).key]
 
 
 def is_equal(version: VoiceVersion, source: Source, texts: Texts) -> bool:

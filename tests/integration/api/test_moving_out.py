@@ -122,6 +122,23 @@ def test_nothing_has_to_be_extracted_again(moved: Move):
         assert client.clip("alice@prod").data == OTHER_CLIP
 
 
+def test_a_voice_that_is_named_like_the_id_of_another_moves_as_well(start: Start, tmp_path: Path):
+    """As long as the registry has no voice of that name, it answers with the other one, which differs."""
+    first, second = start(), start()
+    first.upload("alice")
+    with RegistryClient(first.url) as client:
+        Export(client).write(tmp_path / "alice.tar", "default")
+        name = client.get("alice").id
+        first.upload(name, clip=OTHER_CLIP)
+        Export(client).write(tmp_path / "both.tar", "default")
+    assert [one.state for one in restored(second, tmp_path / "alice.tar").results] == ["registered"]
+    states = {one.name: one.state for one in restored(second, tmp_path / "both.tar").results}
+    assert states == {"alice": "unchanged", name: "registered"}
+    with RegistryClient(second.url) as client:
+        assert client.clip(name).data == OTHER_CLIP
+        assert client.clip("alice").data == CLIP
+
+
 @pytest.mark.parametrize("name", ["alice@1", "alice@2", "alice@3", "émile 名", "eve"])
 def test_every_tensor_is_the_same_on_both_sides(moved: Move, name: str):
     """Engines of the second registry compute with the very numbers of the first."""
