@@ -35,7 +35,6 @@ from speaker_registry.cli.command import (
     OK,
     PIPE_CLOSED,
     PROGRAM,
-    REFUSED,
     STANDARD_OUTPUT,
     USAGE,
     CommandError,
@@ -46,6 +45,7 @@ from speaker_registry.cli.command import (
     exit_codes,
     status_of,
     warn,
+    writing_output,
 )
 from speaker_registry.errors import SpeakerRegistryError
 from speaker_registry.terminal import printable
@@ -104,21 +104,17 @@ def _run(words: list[str]) -> int:
     try:
         arguments = parser().parse_args(words)
         output = _output(arguments)
+        if output is None:
+            return OK
+        with writing_output():
+            print(json.dumps(output.document, indent=2) if as_json else output.text, flush=True)
     except BrokenPipeError:
         raise
     except (CommandError, SpeakerRegistryError, OSError) as error:
         print(_complaint(error, as_json), file=sys.stderr)
+        if getattr(error, "filename", None) == STANDARD_OUTPUT:
+            _discard_output()
         return status_of(error)
-    if output is None:
-        return OK
-    try:
-        print(json.dumps(output.document, indent=2) if as_json else output.text, flush=True)
-    except BrokenPipeError:
-        raise
-    except OSError as error:  # such as a full disk
-        print(_complaint(OSError(error.errno, error.strerror, STANDARD_OUTPUT), as_json), file=sys.stderr)
-        _discard_output()
-        return REFUSED
     for warning in output.warnings:
         warn(warning)
     return output.status

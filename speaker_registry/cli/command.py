@@ -4,7 +4,7 @@ import argparse
 import contextlib
 import datetime
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, NoReturn, Protocol, TypeVar
 
 from speaker_registry.errors import (
@@ -109,6 +109,15 @@ class MaybeUntrained(Protocol):
 def warn(text: str) -> None:
     """Print a warning to standard error, in colour if that is a terminal."""
     print(highlighted(f"{PROGRAM}: {text}", sys.stderr), file=sys.stderr)
+
+
+@contextlib.contextmanager
+def writing_output() -> Iterator[None]:
+    """Name standard output in the error for a failed write, for example to a full disk."""
+    try:
+        yield
+    except OSError as error:  # a closed pipe stays a BrokenPipeError, by its number
+        raise OSError(error.errno, error.strerror, STANDARD_OUTPUT) from error
 
 
 def status_of(error: Exception) -> int:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from speaker_registry.atomic_files import write_atomically
-from speaker_registry.cli.command import REFUSED, STANDARD_OUTPUT, CommandError
+from speaker_registry.cli.command import REFUSED, STANDARD_OUTPUT, CommandError, writing_output
 from speaker_registry.errors import InvalidArtifact
 
 _MAX_EMBEDDING_BYTES = 1024**2
@@ -30,13 +30,9 @@ def deliver(arguments: argparse.Namespace, data: bytes) -> None:
     if arguments.output != "-":
         write_atomically(Path(arguments.output), data)
         return
-    try:
+    with writing_output():
         sys.stdout.buffer.write(data)
         sys.stdout.buffer.flush()
-    except BrokenPipeError:
-        raise
-    except OSError as error:  # such as a full disk
-        raise OSError(error.errno, error.strerror, STANDARD_OUTPUT) from error
 
 
 def open_clip(argument: str | None) -> Path | IO[bytes] | None:
