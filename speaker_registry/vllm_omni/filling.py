@@ -47,19 +47,8 @@ class CacheFiller:
         """The entries that are in the cache, by the ids of their voices."""
         self._was_full = False
 
-    def apply(self, voices: Mapping[str, ManifestEntry]) -> None:
-        """Make the cache hold these voices. An artifact that cannot be fetched is tried again the next time.
-
-        Raises:
-            SpeakerRegistryError: The registry cannot be reached. What the cache had is still there.
-        """
-        self._clear_outdated(voices)
-        for voice_id, entry in voices.items():
-            if entry.digest is not None and self._held.get(voice_id) != entry:
-                self._fill(voice_id, entry)
-
-    def _clear_outdated(self, voices: Mapping[str, ManifestEntry]) -> None:
-        """Clear the cache entries of removed voices and of replaced versions.
+    def clear_others(self, voices: Mapping[str, ManifestEntry]) -> None:
+        """Clear the cache entries of all voices but these, and of replaced versions.
 
         They include entries that the server itself made for a request, even for a version that existed only
         between two looks of this process.
@@ -70,6 +59,16 @@ class CacheFiller:
                 self._cache.clear(bare_name(entry))
         for name in self._versioned_names() - {versioned_name(one) for one in voices.values()}:
             self._cache.clear(name)
+
+    def fill(self, voices: Mapping[str, ManifestEntry]) -> None:
+        """Make the cache hold these voices. An artifact that cannot be fetched is tried again the next time.
+
+        Raises:
+            SpeakerRegistryError: The registry cannot be reached. What the cache had is still there.
+        """
+        for voice_id, entry in voices.items():
+            if entry.digest is not None and self._held.get(voice_id) != entry:
+                self._fill(voice_id, entry)
 
     def _versioned_names(self) -> set[str]:
         with self._cache._lock:

@@ -91,9 +91,13 @@ class Plugin:
         servers = list(self._servers)
         for uploads in servers:
             self._check_registry(uploads, registry)
-        self._filler.apply(voices)
+        # Deleted voices leave first, so that no voice that cannot be fetched keeps them in the server.
+        self._filler.clear_others(voices)
         for uploads in servers:
-            uploads.apply(voices, registry)
+            uploads.withdraw_others(voices)
+        self._filler.fill(voices)
+        for uploads in servers:
+            uploads.offer(voices, registry)
 
     def _check_registry(self, uploads: UploadedVoices, registry: str | None) -> None:
         """Check that a server has no voices of another registry, before any of its voices is changed."""

@@ -102,7 +102,20 @@ class UploadedVoices:
                     "restart this server"
                 )
 
-    def apply(self, voices: Mapping[str, ManifestEntry], registry: str | None) -> None:
+    def withdraw_others(self, voices: Mapping[str, ManifestEntry]) -> None:
+        """Withdraw removed voices at once, even if another voice has the name now, and replaced versions when
+        their grace period is over.
+        """
+        now = self._clock()
+        versions = {versioned_name(one) for one in voices.values()} | set(self._pinned.values())
+        for name, info in list(self._server.uploaded_speakers.items()):
+            bare = name.rpartition("@")[0] or name
+            is_over = name != bare and name not in versions and self._leaving.get(name, now) <= now
+            if _MARK in info and (info[_MARK] not in voices or is_over):
+                self._in_loop(partial(self._withdraw, bare, name))
+        self._leaving = {name: until for name, until in self._leaving.items() if until > now}
+
+    def offer(self, voices: Mapping[str, ManifestEntry], registry: str | None) -> None:
         """Make the server offer these voices. A clip that cannot be fetched is tried again the next time.
 
         Args:
@@ -114,7 +127,6 @@ class UploadedVoices:
                 had.
             OSError: The server's folder of samples cannot be written to.
         """
-        self._withdraw_others(voices)
         for entry in voices.values():
             if not self._is_offered(entry):
                 self._register(entry, registry)
@@ -168,19 +180,6 @@ class UploadedVoices:
         with safe_open(os.fspath(path), framework="numpy") as file:
             header = dict(file.metadata() or {})
         return self._server._speaker_metadata_from_header(header, str(path))
-
-    def _withdraw_others(self, voices: Mapping[str, ManifestEntry]) -> None:
-        """Withdraw removed voices at once, even if another voice has the name now, and replaced versions when
-        their grace period is over.
-        """
-        now = self._clock()
-        versions = {versioned_name(one) for one in voices.values()} | set(self._pinned.values())
-        for name, info in list(self._server.uploaded_speakers.items()):
-            bare = name.rpartition("@")[0] or name
-            is_over = name != bare and name not in versions and self._leaving.get(name, now) <= now
-            if _MARK in info and (info[_MARK] not in voices or is_over):
-                self._in_loop(partial(self._withdraw, bare, name))
-        self._leaving = {name: until for name, until in self._leaving.items() if until > now}
 
     def _withdraw(self, bare: str, name: str) -> None:
         """Stop offering a name, and erase its file."""

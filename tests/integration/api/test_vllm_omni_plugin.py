@@ -139,6 +139,32 @@ def test_a_deleted_voice_is_gone_from_the_server(start: Start, process: Make):
     assert len(list(one.server.uploaded_speakers_dir.iterdir())) == 1
 
 
+class WithoutArtifacts(httpx.HTTPTransport):
+    """A registry that answers everything but the files of artifacts while `is_away` is true."""
+
+    is_away = False
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        if self.is_away and "/artifacts/" in request.url.path:
+            return httpx.Response(503)
+        return super().handle_request(request)
+
+
+def test_a_deleted_voice_is_gone_while_another_one_cannot_be_fetched(start: Start, process: Make):
+    registry, transport = start(), WithoutArtifacts()
+    one = process(registry.url, transport)
+    registry.ready("alice")
+    one.look()
+    transport.is_away = True
+    registry.client.delete("/v1/voices/alice")
+    registry.ready("bob")
+    one.look()
+    assert one.server.uploaded_speakers == {}
+    transport.is_away = False
+    one.look()
+    assert one.server.uploaded_speakers.keys() == {"bob", "bob@1"}
+
+
 def test_a_name_that_was_registered_anew_keeps_nothing_of_the_former_voice(start: Start, process: Make):
     """A voice may be deleted and registered again between two looks."""
     registry = start()

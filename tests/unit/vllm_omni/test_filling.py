@@ -92,6 +92,11 @@ def filler(cache: Any, client: Client) -> CacheFiller:
     return CacheFiller(client, client.profile, cache)  # type: ignore[arg-type]
 
 
+def apply(this: CacheFiller, voices: Mapping[str, ManifestEntry]) -> None:
+    this.clear_others(voices)
+    this.fill(voices)
+
+
 def slot(cache: Any, name: str, model_type: str, created_at: int) -> dict[str, Any] | None:
     found: dict[str, Any] | None = cache.get(cache.make_cache_key(name, model_type, created_at))
     return found
@@ -108,7 +113,7 @@ def test_every_profile_with_a_slot_is_covered():
 def test_each_model_finds_the_voice_under_its_own_key(cache: Any, profile: str):
     """vLLM-Omni silently encodes the clip again if the key or the name of a tensor is another one."""
     model_type = BUILT_IN[profile].model_type
-    filler(cache, Client(profile)).apply(by_id(ready("Alice")))
+    apply(filler(cache, Client(profile)), by_id(ready("Alice")))
     source, keys = READERS[model_type]
     text = source.read_text()
     cached_as = {"qwen3_tts": "qwen3_tts_icl"}.get(model_type, model_type)
@@ -126,7 +131,7 @@ def test_each_model_finds_the_voice_under_its_own_key(cache: Any, profile: str):
 
 def test_qwen3_tts_has_a_slot_for_the_speaker_embedding_alone(cache: Any):
     """A request may turn the codes off, and a voice without a transcript has no use for them."""
-    filler(cache, Client("qwen3-tts-0.6b")).apply(by_id(ready("alice"), entry("bob", digest="x", size=1)))
+    apply(filler(cache, Client("qwen3-tts-0.6b")), by_id(ready("alice"), entry("bob", digest="x", size=1)))
     for name in ("alice", "bob"):
         value = slot(cache, name, "qwen3_tts_xvec", 101)
         assert value is not None
@@ -139,14 +144,14 @@ def test_a_new_version_never_answers_for_the_former_one(cache: Any):
     """The number of the version is in the name and its time in the key: the two can never be mixed up."""
     client = Client("omnivoice")
     this = filler(cache, client)
-    this.apply(by_id(ready("alice")))
-    this.apply(by_id(ready("alice", 2)))
+    apply(this, by_id(ready("alice")))
+    apply(this, by_id(ready("alice", 2)))
     value = slot(cache, "alice@2", "omnivoice", 102)
     assert value is not None
     assert value["ref_audio_tokens"].max() == 2
     assert slot(cache, "alice", "omnivoice", 102) is value
     assert slot(cache, "alice", "omnivoice", 101) is None
-    this.apply(by_id(ready("alice", 2)))
+    apply(this, by_id(ready("alice", 2)))
     assert slot(cache, "alice@1", "omnivoice", 101) is None
     assert client.fetched == ["voice_alice@1", "voice_alice@2"]
 
@@ -154,29 +159,29 @@ def test_a_new_version_never_answers_for_the_former_one(cache: Any):
 def test_what_is_deleted_is_cleared_and_stays_so(cache: Any):
     """A request that began before the deletion may put what it computed into the cache after it."""
     this = filler(cache, Client("omnivoice"))
-    this.apply(by_id(ready("alice"), ready("bob")))
-    this.apply(by_id(ready("bob")))
+    apply(this, by_id(ready("alice"), ready("bob")))
+    apply(this, by_id(ready("bob")))
     late = cache.make_cache_key("alice@1", "omnivoice", 101)
     assert {key[1] for key in cache._cache} == {"bob", "bob@1"}
     cache.put(late, {"ref_audio_tokens": torch.ones(1)})
-    this.apply(by_id(ready("bob")))
+    apply(this, by_id(ready("bob")))
     assert cache.get(late) is None
 
 
 def test_a_version_that_came_and_went_between_two_looks_is_cleared(cache: Any):
     """Another process may have offered it meanwhile, and the server has encoded it for a request."""
     this = filler(cache, Client("omnivoice"))
-    this.apply(by_id(ready("alice")))
+    apply(this, by_id(ready("alice")))
     cache.put(cache.make_cache_key("alice@2", "omnivoice", 102), {"ref_audio_tokens": torch.ones(1)})
-    this.apply(by_id(ready("alice", 3)))
+    apply(this, by_id(ready("alice", 3)))
     assert {key[1:] for key in cache._cache} == {("alice", 103), ("alice@3", 103)}
 
 
 def test_a_name_that_means_another_voice_keeps_nothing_of_the_former_one(cache: Any):
     """A voice may be deleted and registered again between two looks."""
     this = filler(cache, Client("omnivoice"))
-    this.apply(by_id(ready("alice")))
-    this.apply(by_id(ready("alice", 2, voice_id="voice_other")))
+    apply(this, by_id(ready("alice")))
+    apply(this, by_id(ready("alice", 2, voice_id="voice_other")))
     assert {key[1:] for key in cache._cache} == {("alice", 102), ("alice@2", 102)}
 
 
@@ -184,7 +189,7 @@ def test_an_unchanged_voice_is_not_fetched_again(cache: Any):
     client = Client("omnivoice")
     this = filler(cache, client)
     for _ in range(3):
-        this.apply(by_id(ready("alice"), entry("pending", state="pending")))
+        apply(this, by_id(ready("alice"), entry("pending", state="pending")))
     assert client.fetched == ["voice_alice@1"]
 
 
@@ -192,9 +197,9 @@ def test_one_voice_that_cannot_be_fetched_keeps_no_other_one_out(cache: Any):
     client = Client("omnivoice")
     this = filler(cache, client)
     client.fault = ArtifactNotReady("not yet")
-    this.apply(by_id(ready("alice")))
+    apply(this, by_id(ready("alice")))
     client.fault = None
-    this.apply(by_id(ready("alice"), ready("bob")))
+    apply(this, by_id(ready("alice"), ready("bob")))
     assert client.fetched == ["voice_alice@1", "voice_bob@1"]
 
 
@@ -203,9 +208,9 @@ def test_an_artifact_with_other_tensors_is_left_out_alone(cache: Any, caplog: py
     client = Client("omnivoice")
     this = filler(cache, client)
     client.tensors = {"weights": np.ones(3, np.float32)}
-    this.apply(by_id(ready("alice")))
+    apply(this, by_id(ready("alice")))
     client.tensors = tensors_of("omnivoice") | client.tensors
-    this.apply(by_id(ready("bob")))
+    apply(this, by_id(ready("bob")))
     assert "has no tensor 'ref_audio_tokens'; it has ['weights']" in caplog.text
     assert [value.keys() for value in cache._cache.values()] == [{"ref_audio_tokens"}] * 2
     assert {key[1] for key in cache._cache} == {"bob", "bob@1"}
@@ -214,10 +219,10 @@ def test_an_artifact_with_other_tensors_is_left_out_alone(cache: Any, caplog: py
 def test_while_the_registry_is_away_the_cache_keeps_what_it_has(cache: Any):
     client = Client("omnivoice")
     this = filler(cache, client)
-    this.apply(by_id(ready("alice")))
+    apply(this, by_id(ready("alice")))
     client.fault = Unavailable("away")
     with pytest.raises(Unavailable):
-        this.apply(by_id(ready("alice"), ready("bob")))
+        apply(this, by_id(ready("alice"), ready("bob")))
     assert slot(cache, "alice@1", "omnivoice", 101) is not None
 
 
@@ -228,7 +233,7 @@ def test_voices_do_not_displace_each_other(caplog: pytest.LogCaptureFixture):
     this = filler(small, client)
     voices = by_id(*(ready(f"voice-{number}") for number in range(10)))
     for _ in range(3):
-        this.apply(voices)
+        apply(this, voices)
     assert 0 < len(client.fetched) < 10
     assert [one for one in caplog.messages if "full" in one] == [
         "The speaker cache is full; further voices are encoded at their first request"
@@ -237,5 +242,5 @@ def test_voices_do_not_displace_each_other(caplog: pytest.LogCaptureFixture):
 
 def test_a_model_without_a_speaker_cache_needs_none(cache: Any):
     """Higgs-Audio's servers encode each clip themselves."""
-    filler(cache, Client("higgs-audio-v2")).apply(by_id(ready("alice")))
+    apply(filler(cache, Client("higgs-audio-v2")), by_id(ready("alice")))
     assert not cache._cache
