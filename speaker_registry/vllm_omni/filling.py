@@ -60,23 +60,19 @@ class CacheFiller:
         for name in self._versioned_names() - {versioned_name(one) for one in voices.values()}:
             self._cache.clear(name)
 
-    def fill(self, voices: Mapping[str, ManifestEntry]) -> None:
-        """Make the cache hold these voices. An artifact that cannot be fetched is tried again the next time.
-
-        Raises:
-            SpeakerRegistryError: The registry cannot be reached. What the cache had is still there.
-        """
-        for voice_id, entry in voices.items():
-            if entry.digest is not None and self._held.get(voice_id) != entry:
-                self._fill(voice_id, entry)
-
     def _versioned_names(self) -> set[str]:
         with self._cache._lock:
             names = {key[1] for key in self._cache._cache if isinstance(key, tuple)}
         return {name for name in names if _VERSIONED.fullmatch(name)}
 
-    def _fill(self, voice_id: str, entry: ManifestEntry) -> None:
-        if self._is_full(entry.size or 0):
+    def fill(self, entry: ManifestEntry) -> None:
+        """Make the cache hold a voice. An artifact that cannot be fetched is tried again the next time.
+
+        Raises:
+            SpeakerRegistryError: The registry cannot be reached. What the cache had is still there.
+        """
+        before = self._held.get(entry.voice_id)
+        if entry.digest is None or before == entry or self._is_full(entry.size or 0):
             return
         try:
             artifact = self._client.fetch(entry.reference, self._profile)
@@ -86,13 +82,12 @@ class CacheFiller:
                 raise
             log.warning("Voice %s has no artifact for %s now: %s", entry.voice, self._profile, error.message)
             return
-        before = self._held.get(voice_id)
         if before is not None and before.version != entry.version:
             self._cache.clear(bare_name(before))
         for model_type, slot in slots.items():
             for name in (versioned_name(entry), bare_name(entry)):
                 self._cache.put(self._cache.make_cache_key(name, model_type, entry.created_at), slot)
-        self._held[voice_id] = entry
+        self._held[entry.voice_id] = entry
 
     def _is_full(self, size: int) -> bool:
         stats = self._cache.stats()

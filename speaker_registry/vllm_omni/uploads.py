@@ -69,16 +69,20 @@ class UploadedVoices:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._server, self._sample, self._in_loop, self._clock = server, sample, in_loop, clock
-        self._pinned: dict[str, str] = {}
-        """Maps the bare name of each voice to its versioned name."""
+        self._current: dict[str, str] = {}
+        """Maps the bare name of each voice to the versioned name of its default version."""
         self._leaving: dict[str, float] = {}
         """Versioned names that were replaced, and until when they stay."""
         self._adopt()
 
     def pin(self, request: SpeechRequest) -> None:
         """Make a request that names a voice of the registry use the version that is its default now."""
-        if request.voice is not None and request.ref_audio is None:
-            request.voice = self._pinned.get(request.voice.strip().lower(), request.voice)
+        if request.voice is None or request.ref_audio is not None:
+            return
+        bare = request.voice.strip().lower()
+        versioned = self._current.get(bare)
+        if versioned is not None and self._has_of_registry(bare) and self._has_of_registry(versioned):
+            request.voice = versioned
 
     def check_registry(self, registry: str | None) -> None:
         """Check that the server has no voices of another registry.
@@ -107,7 +111,7 @@ class UploadedVoices:
         their grace period is over.
         """
         now = self._clock()
-        versions = {versioned_name(one) for one in voices.values()} | set(self._pinned.values())
+        versions = {versioned_name(one) for one in voices.values()} | set(self._current.values())
         for name, info in list(self._server.uploaded_speakers.items()):
             bare = name.rpartition("@")[0] or name
             is_over = name != bare and name not in versions and self._leaving.get(name, now) <= now
@@ -115,29 +119,33 @@ class UploadedVoices:
                 self._in_loop(partial(self._withdraw, bare, name))
         self._leaving = {name: until for name, until in self._leaving.items() if until > now}
 
-    def offer(self, voices: Mapping[str, ManifestEntry], registry: str | None) -> None:
-        """Make the server offer these voices. A clip that cannot be fetched is tried again the next time.
+    def offer(self, entry: ManifestEntry, registry: str | None) -> None:
+        """Make the server offer a voice. A clip that cannot be fetched is tried again the next time.
 
         Args:
-            registry: The identity of the registry that the voices come from, which has passed
+            registry: The identity of the registry that the voice comes from, which has passed
                 `check_registry`.
 
         Raises:
-            SpeakerRegistryError: The registry cannot be reached. The server still offers the voices that it
-                had.
+            SpeakerRegistryError: The registry cannot be reached. The server still offers what it had.
             OSError: The server's folder of samples cannot be written to.
         """
-        for entry in voices.values():
-            if not self._is_offered(entry):
-                self._register(entry, registry)
+        if not self._is_offered(entry):
+            self._register(entry, registry)
 
     def _is_offered(self, entry: ManifestEntry) -> bool:
         bare, versioned = bare_name(entry), versioned_name(entry)
-        offered = self._server.uploaded_speakers
-        if versioned not in offered or bare not in offered or self._pinned.get(bare, versioned) != versioned:
+        if self._current.get(bare) != versioned:
             return False
+        infos = [self._server.uploaded_speakers.get(name) for name in (bare, versioned)]
         # Another process of the server, which is behind, may have erased the file.
-        return Path(offered[versioned]["file_path"]).exists()
+        return all(
+            info is not None and (_MARK not in info or Path(info["file_path"]).exists()) for info in infos
+        )
+
+    def _has_of_registry(self, name: str) -> bool:
+        """Return whether the server has a voice of the registry under this name."""
+        return _MARK in self._server.uploaded_speakers.get(name, ())
 
     def _adopt(self) -> None:
         """Take over the voices that a former process registered. vLLM-Omni has read them from the folder."""
@@ -146,14 +154,13 @@ class UploadedVoices:
             self._offer(name.rpartition("@")[0], name, info)
 
     def _offer(self, bare: str, versioned: str, info: Info) -> None:
-        self._server.uploaded_speakers[versioned] = info
-        known = self._server.uploaded_speakers.get(bare)
-        if known is not None and _MARK not in known:
-            log.warning("Voice %s was uploaded to this server and hides that of the registry", bare)
-            return
-        self._server.uploaded_speakers[bare] = info
-        self._server._ref_audio_data_url_cache.pop(bare, None)
-        self._pinned[bare] = versioned
+        for name in (versioned, bare):
+            if name in self._server.uploaded_speakers and not self._has_of_registry(name):
+                log.warning("Voice %s was uploaded to this server and hides that of the registry", name)
+                continue
+            self._server.uploaded_speakers[name] = info
+            self._server._ref_audio_data_url_cache.pop(name, None)
+        self._current[bare] = versioned
 
     def _register(self, entry: ManifestEntry, registry: str | None) -> None:
         bare, versioned = bare_name(entry), versioned_name(entry)
@@ -164,7 +171,7 @@ class UploadedVoices:
                 raise
             log.warning("Voice %s cannot be offered now: %s", entry.voice, error.message)
             return
-        self._leaving[self._pinned.get(bare, versioned)] = self._clock() + GRACE_SECONDS
+        self._leaving[self._current.get(bare, versioned)] = self._clock() + GRACE_SECONDS
         self._in_loop(partial(self._offer, bare, versioned, info))
 
     def _info(self, versioned: str, entry: ManifestEntry, registry: str | None) -> Info:
@@ -183,8 +190,8 @@ class UploadedVoices:
 
     def _withdraw(self, bare: str, name: str) -> None:
         """Stop offering a name, and erase its file."""
-        if self._pinned.get(bare) == name or bare == name:
-            self._pinned.pop(bare, None)
+        if self._current.get(bare) == name or bare == name:
+            self._current.pop(bare, None)
         info = self._server.uploaded_speakers.pop(name)
         self._server._ref_audio_data_url_cache.pop(name, None)
         Path(info["file_path"]).unlink(missing_ok=True)

@@ -5,6 +5,7 @@ cache and storage of uploaded voices.
 import asyncio
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -139,6 +140,43 @@ def test_a_deleted_voice_is_gone_from_the_server(start: Start, process: Make):
     assert len(list(one.server.uploaded_speakers_dir.iterdir())) == 1
 
 
+class Interrupting(httpx.HTTPTransport):
+    """Calls a function before the second artifact is fetched."""
+
+    def __init__(self, interrupt: Callable[[], object]) -> None:
+        super().__init__()
+        self._interrupt, self._fetched = interrupt, 0
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        if "/artifacts/" in request.url.path:
+            self._fetched += 1
+            if self._fetched == 2:
+                self._interrupt()
+        return super().handle_request(request)
+
+
+def test_a_deletion_does_not_wait_until_all_others_are_fetched(start: Start, process: Make):
+    registry = start()
+    names = [f"voice-{number}" for number in range(4)]
+    for name in names:
+        registry.ready(name)
+
+    def delete_one() -> None:
+        registry.client.delete(f"/v1/voices/{names[0]}")
+        time.sleep(2 * SETTINGS.poll_seconds)
+
+    one = process(registry.url, Interrupting(delete_one))
+    seen: list[set[str]] = []
+    one.server._speaker_metadata_from_header = lambda *given: (
+        seen.append(set(one.server.uploaded_speakers)),
+        type(one.server)._speaker_metadata_from_header(*given),
+    )[1]
+    one.look()
+    assert names[0] in seen[1]
+    assert names[0] not in seen[2]
+    assert one.server.uploaded_speakers.keys() == {*names[1:], *(f"{name}@1" for name in names[1:])}
+
+
 class WithoutArtifacts(httpx.HTTPTransport):
     """A registry that answers everything but the files of artifacts while `is_away` is true."""
 
@@ -205,6 +243,48 @@ def test_a_voice_of_the_server_is_left_alone(start: Start, process: Make):
     registry.client.delete("/v1/voices/alice")
     one.look()
     assert one.server.uploaded_speakers == {"alice": own}
+
+
+def own_upload(one: Process, name: str) -> dict[str, Any]:
+    """Put a voice into the server as vLLM-Omni does with an upload, which takes the place of another one."""
+    own = {"name": name, "created_at": 7, "embedding_source": "audio", "file_path": "/nowhere"}
+    if before := one.server.uploaded_speakers.get(name):
+        Path(before["file_path"]).unlink()
+    one.server.uploaded_speakers[name] = own
+    return own
+
+
+def test_a_later_upload_to_the_server_hides_a_voice_of_the_registry(start: Start, process: Make):
+    registry = start()
+    one = process(registry.url)
+    registry.ready("alice")
+    one.look()
+    own = own_upload(one, "alice")
+    assert one.ask("alice").voice == "alice"
+    one.look()
+    assert one.server.uploaded_speakers["alice"] is own
+    assert one.ask("alice").voice == "alice"
+    assert one.ask("alice@1").fault is None
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_an_upload_named_like_a_version_is_not_taken_for_it(start: Start, process: Make, *, first: bool):
+    """A request for a person's voice must never get the clip of another one."""
+    registry = start()
+    one = process(registry.url)
+    if first:
+        own = own_upload(one, "alice@1")
+    registry.ready("alice")
+    one.look()
+    if not first:
+        own = own_upload(one, "alice@1")
+    one.look()
+    request = one.ask("alice")
+    assert (request.voice, request.fault) == ("alice", None)
+    assert one.server.uploaded_speakers["alice@1"] is own
+    registry.client.delete("/v1/voices/alice")
+    one.look()
+    assert one.server.uploaded_speakers == {"alice@1": own}
 
 
 def test_inline_audio_is_not_replaced(start: Start, process: Make):

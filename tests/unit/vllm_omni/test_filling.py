@@ -94,7 +94,8 @@ def filler(cache: Any, client: Client) -> CacheFiller:
 
 def apply(this: CacheFiller, voices: Mapping[str, ManifestEntry]) -> None:
     this.clear_others(voices)
-    this.fill(voices)
+    for one in voices.values():
+        this.fill(one)
 
 
 def slot(cache: Any, name: str, model_type: str, created_at: int) -> dict[str, Any] | None:
