@@ -44,6 +44,7 @@ class Process:
             documents,
             world.clock,
             connect=lambda _, **options: MemoryClient(lambda: world.server, weather, **options),
+            run_in_background=lambda do: do(),
         )
         self.shared = SharedDocuments(
             documents=documents,

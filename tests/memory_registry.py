@@ -162,6 +162,7 @@ class Registry:
             documents,
             clock,
             connect=lambda _, **options: MemoryClient(server, weather, **options),
+            run_in_background=lambda do: do(),
         )
         self.speakers = speakers(
             documents=documents,

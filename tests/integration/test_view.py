@@ -6,9 +6,10 @@ a check that passes with the mistake would say nothing.
 
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import pytest
@@ -25,7 +26,7 @@ from services.shared.model.document import Counts, SpeakerDocument
 from services.shared.model.records import Version, unseal
 from services.shared.model.speaker import OpenJob, SpeakerId
 from services.shared.view import generation as generation_module
-from services.shared.view import open_jobs
+from services.shared.view import open_jobs, view_document
 from services.shared.view.agenda import Agenda
 from services.shared.view.away import LeftBehind, RedisTaken, ViewAway
 from services.shared.view.copies import Held, SpeakerView, packed
@@ -58,13 +59,16 @@ class MovableClock(Clock):
 
 
 class Bucket(FolderStore):
-    """A folder that can be taken away."""
+    """A folder that can be taken away, or that answers only when it is told to."""
 
     away = False
+    answers: Event | None = None
 
     def read(self, key: str) -> Object:
         if self.away:
             raise Unavailable("The object store is not available.")
+        if self.answers is not None:
+            assert self.answers.wait(10), "nothing should wait for this store"
         return super().read(key)
 
 
@@ -432,6 +436,51 @@ def test_reads_go_on_while_the_bucket_is_away(world: World, valkey: ValkeyServer
     assert revision(process) == 1
     with pytest.raises(Unavailable):
         process.confirm(process.for_reading())
+
+
+def test_reads_do_not_wait_for_a_slow_bucket(
+    world: World, valkey: ValkeyServer, other: ValkeyServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is like one that is away, but what it says in the end counts."""
+    monkeypatch.setattr(view_document, "PATIENCE_SECONDS", 0.05)
+    process = world.process(valkey)
+    apply(SpeakerView(process), process, history()[1])
+    world.store.answers = answers = Event()
+    for _ in range(3):
+        world.clock.ahead += UNWATCHED_SECONDS + 1
+        assert revision(process) == 1
+    world.store.answers = None
+    world.process(other).for_reading()
+    process.check()
+    answers.set()
+
+    def is_left_behind() -> bool:
+        with suppress(LeftBehind):
+            process.check()
+            return False
+        return True
+
+    wait_until(is_left_behind)
+
+
+def test_a_thread_that_cannot_be_started_is_like_a_bucket_that_is_away(
+    world: World, valkey: ValkeyServer, other: ValkeyServer
+) -> None:
+    def refuse(_: Callable[[], None]) -> None:
+        raise RuntimeError("can't start new thread")
+
+    def run(do: Callable[[], None]) -> None:
+        starts.pop()(do)
+
+    starts: list[Callable[[Callable[[], None]], None]] = [lambda do: do(), refuse]
+    process = Generation(valkey.url, "b/1", world.documents, world.clock, run_in_background=run)
+    process.for_reading()
+    world.process(other).for_reading()
+    world.clock.ahead += REREAD_SECONDS
+    process.check()
+    with pytest.raises(LeftBehind):
+        process.check()
+    process.close()
 
 
 def test_what_takes_away_waits_until_every_reader_has_looked(world: World, valkey: ValkeyServer) -> None:

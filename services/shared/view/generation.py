@@ -31,7 +31,7 @@ from services.shared.view.away import LeftBehind, RedisTaken, ViewAway
 from services.shared.view.keys import FORMER, complete_key
 from services.shared.view.redis_access import connect, unavailable_without_redis
 from services.shared.view.stamp import SECTIONS, STAMP, Stamp, history_of
-from services.shared.view.view_document import Named, ViewDocument
+from services.shared.view.view_document import Named, ViewDocument, start_thread
 from services.shared.view.words import Words
 from speaker_registry.errors import Unavailable
 
@@ -72,15 +72,17 @@ class Generation:
         clock: Clock,
         *,
         connect: Callable[..., redis.Redis] = connect,
+        run_in_background: Callable[[Callable[[], None]], None] = start_thread,
     ) -> None:
         """Connect to the Redis at `url`. Nothing is contacted before the first `check`.
 
         Args:
             bucket: the identity of the bucket whose documents the view shows.
+            run_in_background: runs a function without waiting for it.
         """
         self.bucket = bucket
         """The identity of the bucket whose documents the view shows. It survives every loss of the view."""
-        self._document = ViewDocument(documents, clock)
+        self._document = ViewDocument(documents, clock, run_in_background)
         self._clock = clock
         self._lock = Lock()
         self._trusted = ""
@@ -249,8 +251,8 @@ class Generation:
     def _read_both(self) -> tuple[Named, Stamp, str]:
         """Return the generation in `_view.json`, the stamp in Redis, and the server's current history.
 
-        While the two agree, `_view.json` is read only when that is due, and a failure to read it changes
-        nothing.
+        While the two agree, `_view.json` is read only when that is due, and nothing changes if it cannot be
+        read or the store is slow.
         """
         server = history_of(self.plain.info(*SECTIONS))
         stamp = Stamp.parse(str(self.plain.get(STAMP) or ""))
@@ -259,9 +261,8 @@ class Generation:
         if named is None or not agrees:
             return self._document.read(), stamp, server
         if self._document.is_due():
-            with suppress(Unavailable):
-                named = self._document.read()
-        return named, stamp, server
+            self._document.refresh()
+        return self._document.seen or named, stamp, server
 
     def _finds_its_word(self, stamp: Stamp) -> bool:
         return self._words.is_there(stamp.generation, used_last=stamp.generation == self._held)

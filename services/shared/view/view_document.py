@@ -5,13 +5,16 @@ still serves it.
 """
 
 import json
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
+from threading import Event, Lock, Thread
 
 from services.shared.bucket.documents import Base, Documents
 from services.shared.bucket.layout import VIEW
 from services.shared.model.clock import Clock
 from services.shared.model.records import seal, unseal
-from speaker_registry.errors import Conflict
+from speaker_registry.errors import Conflict, Unavailable
 
 REREAD_SECONDS = 2.0
 """`_view.json` is read this often. A process stops reading a view that is no longer in use within this
@@ -19,6 +22,12 @@ time.
 """
 ASKED_SECONDS = 60.0
 """If no process answers a question for this long, none holds the generation in use."""
+PATIENCE_SECONDS = 2.0
+"""A store that takes longer to answer counts as one that does not answer, so that readers of the view do not
+wait for it.
+"""
+_READING = "view-document"
+"""The name of the thread that reads the document."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,15 +46,26 @@ class Named:
         return cls(base, str(members.get("generation", "")), str(members.get("question", "")))
 
 
+def start_thread(do: Callable[[], None]) -> None:
+    Thread(target=do, name=_READING, daemon=True).start()
+
+
 class ViewDocument:
     """The document as this process saw it last."""
 
-    def __init__(self, documents: Documents, clock: Clock) -> None:
+    def __init__(
+        self, documents: Documents, clock: Clock, run_in_background: Callable[[Callable[[], None]], None]
+    ) -> None:
         self._documents = documents
         self._clock = clock
+        self._run_in_background = run_in_background
         self.seen: Named | None = None
         self._seen_at = float("-inf")
         self._asked: tuple[str, float] = ("", 0.0)
+        self._seeing = Lock()
+        self._is_read = Event()
+        """Set unless a thread is reading the document for `refresh`."""
+        self._is_read.set()
 
     def is_due(self) -> bool:
         """Return whether it is time to read the document again."""
@@ -60,10 +80,38 @@ class ViewDocument:
         """Read the document, and return its content. Raises `Unavailable`."""
         began = self._clock.monotonic()
         named = Named.of(self._documents.read(VIEW))
+        with self._seeing:
+            self._see(named, began)
+        return named
+
+    def refresh(self) -> None:
+        """Read the document into `seen`, but wait for the store only for `PATIENCE_SECONDS`.
+
+        A late answer still counts. A failure changes nothing. Must not be called by two threads at once.
+        """
+        if self._is_read.is_set():
+            self._is_read.clear()
+            try:
+                self._run_in_background(self._refresh)
+            except RuntimeError:  # no thread can be started now
+                self._is_read.set()
+        self._is_read.wait(PATIENCE_SECONDS)
+
+    def _refresh(self) -> None:
+        before, began = self.seen, self._clock.monotonic()
+        try:
+            with suppress(Unavailable):
+                named = Named.of(self._documents.read(VIEW))
+                with self._seeing:
+                    if self.seen is before:  # otherwise another thread has read or changed it meanwhile
+                        self._see(named, began)
+        finally:
+            self._is_read.set()
+
+    def _see(self, named: Named, began: float) -> None:
         self.seen, self._seen_at = named, began
         if named.question != self._asked[0]:
             self._asked = (named.question, self._clock.since_boot())
-        return named
 
     def swap(self, named: Named, **members: str) -> bool:
         """Replace `_view.json` if it has not changed since the last read. Returns whether this process
@@ -84,5 +132,6 @@ class ViewDocument:
         except Conflict:
             self.seen = None
             return False
-        self.seen = Named.of(changed)
+        with self._seeing:
+            self.seen = Named.of(changed)
         return True
