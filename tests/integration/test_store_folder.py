@@ -28,7 +28,7 @@ from services.shared.bucket.bucket_store import BucketStore
 from services.shared.bucket.connection import AnyKeys
 from services.shared.bucket.durable_folder import TEMPORARY
 from services.shared.bucket.opening import open_store
-from services.shared.bucket.store import ObjectStore
+from services.shared.bucket.store import ObjectStore, StoreFull
 from services.shared.configuration.store import StoreSettings
 from speaker_registry.errors import Unavailable
 
@@ -116,7 +116,7 @@ def test_a_put_that_fails_leaves_no_folder_that_a_power_cut_would_take(
 
     monkeypatch.setattr(Path, "replace", failing_replace)
     recorder = Recorder(folder, monkeypatch)
-    with pytest.raises(Unavailable):
+    with pytest.raises(StoreFull, match="Make room"):
         store.put("n/v/x", b"1")
     assert ("sync", ".") in recorder.calls
     assert ("sync", "n") in recorder.calls

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from services.shared.bucket.documents import CHANGE_SECONDS, NOTHING, Base, Documents
-from services.shared.bucket.store import Moved, Object
+from services.shared.bucket.store import Moved, Object, StoreFull
 from services.shared.model.clock import Clock
 from services.shared.model.records import seal, unseal
 from speaker_registry.errors import Unavailable, VersionNotFound
@@ -156,6 +156,21 @@ def test_a_change_whose_reply_is_lost_is_made_once(documents: Documents, store: 
     change = Adding("a")
     assert added(documents, change) == ["a"]
     assert (len(change.decided), len(store.states)) == (1, 1)
+
+
+def test_a_full_store_is_told_at_once(documents: Documents, store: FakeStore, clock: OwnTime):
+    """Until there is room, no repetition helps, so nobody should wait for one."""
+    store.swaps.append(("before", StoreFull("The disk is full.")))
+    began = clock.seconds
+    with pytest.raises(StoreFull, match="The disk is full"):
+        added(documents, Adding("a"))
+    assert (len(store.asked), clock.seconds - began < 1) == (1, True)
+
+
+def test_a_change_of_a_full_store_that_was_made_stands(documents: Documents, store: FakeStore):
+    """The earlier of two tries may have reached the store, or the disk was full just after the last step."""
+    store.swaps.append(("after", StoreFull("The disk is full.")))
+    assert added(documents, Adding("a")) == ["a"]
 
 
 def test_a_change_whose_reply_is_lost_is_found_under_later_ones(documents: Documents, store: FakeStore):

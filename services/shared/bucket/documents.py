@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any
 
-from services.shared.bucket.store import Moved, SwappingStore, TooLarge
+from services.shared.bucket.store import Moved, StoreFull, SwappingStore, TooLarge
 from services.shared.model.clock import Clock
 from services.shared.model.records import unseal
 from speaker_registry.errors import SpeakerRegistryError, Unavailable
@@ -127,6 +127,7 @@ class Documents:
             until: the `deadline` of the request. By default the change counts as requested now.
 
         Raises:
+            StoreFull: the disk of the store is full, and the change was not made.
             Unavailable: the time limit has passed. The message says whether the change was not made or its
                 outcome is unknown.
         """
@@ -142,10 +143,13 @@ class Documents:
             try:
                 etag = self._store.swap(key, body, etag=base.etag)
                 return Base(body, etag, base.revision + 1, sound=True)
-            except (Moved, Unavailable):
-                found = self._read_again(key, base, until, tried)
+            except (Moved, Unavailable) as error:
+                failure = error
+            found = self._read_again(key, base, until, tried)
             if found.body is not None and not found.damaged and done(found.body):
                 return found  # an earlier attempt succeeded, and its reply was lost
+            if isinstance(failure, StoreFull):
+                raise failure
             self._check(until, _OUTCOME_UNKNOWN)
             if found.etag != base.etag:
                 base, body = found, decide(found)

@@ -42,6 +42,10 @@ class ObjectUnavailable(Unavailable):
     """
 
 
+class StoreFull(Unavailable):
+    """The disk of the store is full. Nothing can be stored until there is room, so no retry helps."""
+
+
 class Moved(Exception):
     """The condition of a swap does not hold. The reason may be an earlier attempt of the same caller."""
 

@@ -15,7 +15,7 @@ import structlog
 from obstore.exceptions import BaseError
 
 from services.shared.bucket.connection import BOTO3_ERRORS
-from services.shared.bucket.store import Moved, ObjectUnavailable
+from services.shared.bucket.store import Moved, ObjectUnavailable, StoreFull
 from services.shared.telemetry import tracing
 from services.shared.telemetry.metrics import STORE_SECONDS
 from speaker_registry.errors import Unavailable
@@ -77,7 +77,7 @@ class StoreCalls:
     def _unavailable(self, operation: str, error: Exception) -> Unavailable:
         """Return the error that callers get for a failure, which concerns either the store or one object."""
         if isinstance(error, OSError) and error.errno in _FULL:
-            return Unavailable(
+            return StoreFull(
                 "The disk of the object store is full. Stored objects can be read. Make room to store more.",
                 retry_after_seconds=_RETRY_AFTER_SECONDS,
             )
