@@ -4,7 +4,7 @@ format of their content.
 A marker records what the folder was made for, so that nothing is ever written to a folder of others. New
 files are written first, and then the index is replaced. A file whose voice has a newer one stays for a while,
 because a server that is starting may have read the former index. A file whose voice is gone is removed at
-once.
+once, and so is a damaged file that was replaced.
 """
 
 import contextlib
@@ -201,14 +201,15 @@ class SyncedFolder:
     def _still_kept(self, wanted: Collection[FileName]) -> dict[str, float]:
         """Return the replaced files that still stay, and the Unix time of their replacement.
 
-        Only files whose voice has a newer one may stay. Otherwise a server could take them for the voice.
+        Only intact files whose voice has a newer one may stay. Otherwise a server could take them for the
+        voice: of two files of one version it takes the one whose name sorts last, also if that is damaged.
         """
         newest = {name.voice: name.created_at for name in wanted}
         now = self._clock()
         kept = {
             str(name): self._superseded.get(str(name), now)
             for name in self._files()
-            if name not in wanted and name.created_at <= newest.get(name.voice, -1)
+            if name not in wanted and name.created_at <= newest.get(name.voice, -1) and self._is_intact(name)
         }
         return {name: at for name, at in kept.items() if 0 <= now - at < KEPT_SECONDS}
 

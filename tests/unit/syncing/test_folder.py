@@ -137,6 +137,24 @@ def test_a_damaged_file_is_not_taken_for_intact(tmp_path: Path):
     assert data_in(tmp_path) == {b"a"}
 
 
+def test_a_damaged_file_does_not_stay_beside_the_one_that_replaces_it(tmp_path: Path):
+    """The names of two files of one version do not tell which is intact, and vLLM-Omni takes the last."""
+    [name] = sync(folder(tmp_path), first=(ALICE, 1))
+    (tmp_path / str(name)).write_bytes(b"damaged")
+    sync(folder(tmp_path), second=(ALICE, 1))
+    assert data_in(tmp_path) == {b"second"}
+
+
+def test_a_superseded_file_that_becomes_damaged_is_removed(tmp_path: Path):
+    """A replaced file stays only for servers that are starting, and a damaged one is of no use to them."""
+    target = folder(tmp_path)
+    [name] = sync(target, old=(ALICE, 1))
+    sync(target, new=(ALICE, 2))
+    (tmp_path / str(name)).write_bytes(b"damaged")
+    sync(target, new=(ALICE, 2))
+    assert data_in(tmp_path) == {b"new"}
+
+
 def test_the_newest_file_is_one_that_is_not_superseded(tmp_path: Path):
     """A voice that has nothing to fetch keeps the file that counts, not one that only stays for a while."""
     target = folder(tmp_path)
