@@ -222,11 +222,17 @@ class SyncedFolder:
         claimed = (self._path / MARKER).exists()
         foreign = sorted(name for name in self._names() if not self._is_ours(name, claimed=claimed))
         if foreign:
+            if marker := self._readable_marker():
+                self._check_purpose(marker)  # an index of another format is a foreign file, and this says why
             raise InvalidRequest(
                 f"{str(self._path)!a} has files that are not from a sync, such as {foreign[0]!a}; "
                 "accepted: an empty folder, or one that a sync made"
             )
-        return self._checked_marker() if claimed else None
+        if not claimed:
+            return None
+        marker = self._marker()
+        self._check_purpose(marker)
+        return marker
 
     def _is_ours(self, name: str, *, claimed: bool) -> bool:
         if name in _IGNORED_NAMES:
@@ -236,8 +242,7 @@ class SyncedFolder:
         whole = temporary_for(name) or name
         return whole == MARKER or (claimed and (whole == self._index or FileName.parse(whole) is not None))
 
-    def _checked_marker(self) -> _Marker:
-        marker = self._marker()
+    def _check_purpose(self, marker: _Marker) -> None:
         for field, wanted in self._purpose.model_dump().items():
             found = getattr(marker.purpose, field)
             if is_another_registry(found, wanted) if field == "registry_id" else found != wanted:
@@ -245,7 +250,6 @@ class SyncedFolder:
                     f"{str(self._path)!a} was made for the {field} {found!a}, not for {wanted!a}; "
                     "accepted: an empty folder, or one that was made for the same"
                 )
-        return marker
 
     def _marker(self) -> _Marker:
         try:
@@ -255,6 +259,11 @@ class SyncedFolder:
                 f"{str(self._path / MARKER)!a} is damaged; accepted: the marker that a sync wrote. Empty the "
                 "folder to start over"
             ) from None
+
+    def _readable_marker(self) -> _Marker | None:
+        with contextlib.suppress(SpeakerRegistryError):
+            return self._marker()
+        return None
 
     def _put_marker(self, superseded: dict[str, float]) -> None:
         marker = _Marker(purpose=self._purpose, superseded=superseded)

@@ -209,6 +209,26 @@ def test_a_folder_that_was_made_for_something_else_is_refused(tmp_path: Path, fi
     assert contents(tmp_path) == before
 
 
+def test_a_folder_of_another_format_is_called_so_although_its_index_is_foreign(tmp_path: Path):
+    """The person has named the wrong folder or format, and nobody has put a file there."""
+    sync(folder(tmp_path), a=(ALICE, 1))
+    without_index = SyncedFolder(tmp_path, PURPOSE.model_copy(update={"format": "speaker-samples"}), None)
+    with (
+        pytest.raises(InvalidRequest, match="was made for the format 'custom-voice-dir'"),
+        without_index.claimed(),
+    ):
+        raise AssertionError("the folder was claimed")
+
+
+def test_a_damaged_marker_beside_a_foreign_file_costs_nobody_that_file(tmp_path: Path):
+    """The message for a damaged marker says to empty the folder, so it comes only if all files are ours."""
+    sync(folder(tmp_path), a=(ALICE, 1))
+    (tmp_path / MARKER).write_bytes(b"damaged")
+    (tmp_path / "notes.txt").write_bytes(b"precious")
+    with pytest.raises(InvalidRequest, match=r"not from a sync, such as 'notes\.txt'"):
+        sync(folder(tmp_path))
+
+
 def test_a_folder_remembers_its_registry_although_an_older_server_answers_in_between(tmp_path: Path):
     """An older server does not tell its identity, nor did an older release write it. Both are accepted, and
     what is known once is never forgotten.
