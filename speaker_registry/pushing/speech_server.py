@@ -26,6 +26,8 @@ _CALL_SECONDS = 60.0
 _MAX_REASON = 300
 _REFUSE_ONE_VOICE = frozenset({400, 413, 415, 422, 500})
 """vLLM-Omni answers 500 if it cannot store one clip."""
+_TELL_OF_AN_UPLOAD = frozenset({"success", "name"})
+"""vLLM-Omni answers an upload with `success` and the voice, and SGLang-Omni with the fields of the voice."""
 Part = tuple[str | None, str | bytes] | tuple[str, bytes, str]
 """A part of a form as httpx takes it: a text without a file name, or a file with its type."""
 
@@ -96,7 +98,11 @@ class SpeechServer:
         status, answer = self._send("POST", _PATH, files=dict(parts))
         if status in _REFUSE_ONE_VOICE:
             raise UploadRefused(_reason(answer.content))
-        self._checked(status, answer)
+        document = _document(self._checked(status, answer))
+        if document.get("success", True) is not True:
+            raise UploadRefused(_reason(answer.content))
+        if not document.keys() & _TELL_OF_AN_UPLOAD:
+            raise self._strange(status, answer, "the answer to an upload")
 
     def delete(self, name: str) -> None:
         """Delete a voice. Nothing happens if there is none of this name."""
@@ -194,13 +200,15 @@ def _moment(response: httpx.Response) -> float:
 
 
 def _reason(answer: bytes) -> str:
-    """Return the message in an error answer, which has OpenAI's or FastAPI's format."""
-    try:
+    """Return the message in an error answer, which has OpenAI's or FastAPI's format, or a text in `error` or
+    `message`.
+    """
+    with contextlib.suppress(ValueError, AttributeError, RecursionError):
         document = json.loads(answer)
-        found = document["error"]["message"] if "error" in document else document["detail"]
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return _shown(answer)
-    return str(found)[:_MAX_REASON]
+        found = document.get("error") or document.get("detail") or document.get("message")
+        if message := found.get("message") if isinstance(found, dict) else found:
+            return str(message)[:_MAX_REASON]
+    return _shown(answer)
 
 
 def _shown(answer: bytes) -> str:

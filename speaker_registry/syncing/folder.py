@@ -4,7 +4,7 @@ format of their content.
 A marker records what the folder was made for, so that nothing is ever written to a folder of others. New
 files are written first, and then the index is replaced. A file whose voice has a newer one stays for a while,
 because a server that is starting may have read the former index. A file whose voice is gone is removed at
-once.
+once, and so is a damaged file that was replaced.
 """
 
 import contextlib
@@ -201,14 +201,15 @@ class SyncedFolder:
     def _still_kept(self, wanted: Collection[FileName]) -> dict[str, float]:
         """Return the replaced files that still stay, and the Unix time of their replacement.
 
-        Only files whose voice has a newer one may stay. Otherwise a server could take them for the voice.
+        Only intact files whose voice has a newer one may stay. Otherwise a server could take them for the
+        voice: of two files of one version it takes the one whose name sorts last, also if that is damaged.
         """
         newest = {name.voice: name.created_at for name in wanted}
         now = self._clock()
         kept = {
             str(name): self._superseded.get(str(name), now)
             for name in self._files()
-            if name not in wanted and name.created_at <= newest.get(name.voice, -1)
+            if name not in wanted and name.created_at <= newest.get(name.voice, -1) and self._is_intact(name)
         }
         return {name: at for name, at in kept.items() if 0 <= now - at < KEPT_SECONDS}
 
@@ -221,11 +222,17 @@ class SyncedFolder:
         claimed = (self._path / MARKER).exists()
         foreign = sorted(name for name in self._names() if not self._is_ours(name, claimed=claimed))
         if foreign:
+            if marker := self._readable_marker():
+                self._check_purpose(marker)  # an index of another format is a foreign file, and this says why
             raise InvalidRequest(
                 f"{str(self._path)!a} has files that are not from a sync, such as {foreign[0]!a}; "
                 "accepted: an empty folder, or one that a sync made"
             )
-        return self._checked_marker() if claimed else None
+        if not claimed:
+            return None
+        marker = self._marker()
+        self._check_purpose(marker)
+        return marker
 
     def _is_ours(self, name: str, *, claimed: bool) -> bool:
         if name in _IGNORED_NAMES:
@@ -235,8 +242,7 @@ class SyncedFolder:
         whole = temporary_for(name) or name
         return whole == MARKER or (claimed and (whole == self._index or FileName.parse(whole) is not None))
 
-    def _checked_marker(self) -> _Marker:
-        marker = self._marker()
+    def _check_purpose(self, marker: _Marker) -> None:
         for field, wanted in self._purpose.model_dump().items():
             found = getattr(marker.purpose, field)
             if is_another_registry(found, wanted) if field == "registry_id" else found != wanted:
@@ -244,7 +250,6 @@ class SyncedFolder:
                     f"{str(self._path)!a} was made for the {field} {found!a}, not for {wanted!a}; "
                     "accepted: an empty folder, or one that was made for the same"
                 )
-        return marker
 
     def _marker(self) -> _Marker:
         try:
@@ -254,6 +259,11 @@ class SyncedFolder:
                 f"{str(self._path / MARKER)!a} is damaged; accepted: the marker that a sync wrote. Empty the "
                 "folder to start over"
             ) from None
+
+    def _readable_marker(self) -> _Marker | None:
+        with contextlib.suppress(SpeakerRegistryError):
+            return self._marker()
+        return None
 
     def _put_marker(self, superseded: dict[str, float]) -> None:
         marker = _Marker(purpose=self._purpose, superseded=superseded)

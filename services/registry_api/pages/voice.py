@@ -277,7 +277,7 @@ async def page_delete_version(
         delete_version(services.speakers, services.jobs, namespace, name, number, by=caller.id, check=check)
 
     await run_in_threadpool(delete_one)
-    return redirect_to(path_of(kept), gone=number)  # the voice may have another id now
+    return redirect_to(path_of(kept), gone=number)  # by name, also if the page was opened by the id
 
 
 @router.post("/delete", dependencies=[VOICES_DELETE, AT_STORE])

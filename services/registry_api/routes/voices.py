@@ -292,7 +292,7 @@ def delete_one_version(
     """Delete one version by its number. Honours `If-Match`.
 
     A version that an alias points to is refused, unless it is the last one, which takes the voice along. A
-    single version cannot be undeleted. A voice whose first version is deleted has another `id` afterwards.
+    single version cannot be undeleted. The voice keeps its `id`, also if its first version is deleted.
     """
 
     def shown(document: SpeakerDocument) -> VoiceVersion:

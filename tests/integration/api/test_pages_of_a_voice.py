@@ -48,7 +48,9 @@ def areas(page: str) -> dict[str, str]:
 
 
 def test_one_version_is_deleted_and_the_others_stay(registry: Registry, visitor: Visitor, name: str):
-    """The address of the voice changes with its first version, and the person comes to the right page."""
+    """The person comes back to the page of the voice, which says what is gone, also if it was the first
+    version.
+    """
     make_versions(registry, name, 3)
     before = visitor.get(f"/voices/{name}").text
     gone = visitor.post(*form_of(before, "Delete version 1"))

@@ -201,6 +201,22 @@ def test_vllm_omni_restores_sampled_voices(
     assert skipped == []
 
 
+def test_vllm_omni_reads_the_intact_file_of_a_voice_whose_file_was_damaged(
+    start: Start, tmp_path: Path, server: Callable[[Path], Any]
+):
+    """The file that is made anew can have another name, and vLLM-Omni takes the one that sorts last."""
+    registry, path = start(), tmp_path / "voices"
+    registry.upload("alice")
+    sync(registry, path, form=SAMPLES)
+    [file] = path.glob("*.safetensors")
+    voice_and_time = file.name.rpartition("-")[0]
+    damaged = file.rename(path / f"{voice_and_time}-{'f' * 64}.safetensors")
+    assert states(sync(registry, path, form=SAMPLES)) == {"alice@1": "written"}
+    [intact] = path.glob("*.safetensors")
+    assert intact != damaged
+    assert server(path).uploaded_speakers["alice"]["file_path"] == str(intact)
+
+
 def test_a_voice_without_a_clip_is_left_out_where_servers_take_only_clips(
     start: Start, tmp_path: Path, server: Callable[[Path], Any]
 ):

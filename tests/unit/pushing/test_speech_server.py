@@ -9,7 +9,11 @@ import pytest
 
 from speaker_registry.errors import InvalidRequest, Unavailable
 from speaker_registry.pushing import speech_server
+from speaker_registry.pushing.pusher import Pusher
 from speaker_registry.pushing.speech_server import SpeechServer, UploadRefused
+from tests.unit.pushing.test_pusher import Client, reason
+from tests.unit.sdk.fake_registry import QWEN
+from tests.unit.sdk.test_following import entry
 
 VOICE = {"name": "Alice", "consent": "c", "created_at": 7}
 ANSWER = {"voices": ["default"], "uploaded_voices": [VOICE]}
@@ -113,6 +117,55 @@ def test_the_reason_of_a_refusal_is_told(body: object, says: str):
     with pytest.raises(UploadRefused) as caught:
         server(httpx.Response(400, json=body)).upload({"name": (None, "a")})
     assert str(caught.value) == says
+
+
+@pytest.mark.parametrize(
+    ("body", "says"),
+    [
+        ({"success": False, "message": "disk full"}, "disk full"),
+        ({"success": False, "error": "disk full"}, "disk full"),
+        ({"success": False, "error": None, "message": "disk full"}, "disk full"),
+        ({"success": False, "voice": {"name": "a"}}, '\'{"success":false,"voice":{"name":"a"}}\''),
+        ({"success": None, "message": ""}, '\'{"success":null,"message":""}\''),
+    ],
+)
+def test_an_upload_without_success_is_refused(body: object, says: str):
+    """The status 200 alone does not tell that the server has the voice."""
+    with pytest.raises(UploadRefused) as caught:
+        server(httpx.Response(200, json=body)).upload({"name": (None, "a")})
+    assert str(caught.value) == says
+
+
+@pytest.mark.parametrize("body", [{}, {"status": "ok"}])
+def test_an_object_that_no_tts_server_answers_with_is_not_taken_for_success(body: object):
+    """Another service at the address may answer everything with an object, and would never have the voice."""
+    with pytest.raises(InvalidRequest, match="which is not the answer to an upload"):
+        server(httpx.Response(200, json=body)).upload({"name": (None, "a")})
+
+
+@pytest.mark.parametrize("body", [{"success": True, "voice": VOICE}, VOICE])
+def test_an_upload_succeeds_with_the_answer_of_each_server(body: object):
+    """vLLM-Omni says `success`, and SGLang-Omni answers with the voice alone."""
+    server(httpx.Response(200, json=body)).upload({"name": (None, "a")})
+
+
+def test_a_voice_that_the_server_could_not_store_is_not_sent_again_at_once():
+    """A full disk stays full for a while, and a watching pusher would send the clip at every look."""
+    uploads = []
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        if request.method == "GET":
+            return httpx.Response(200, json={"voices": [], "uploaded_voices": []})
+        uploads.append(request)
+        return httpx.Response(200, json={"success": False, "message": "disk full"})
+
+    client = Client()
+    client.voices = [entry("alice")]
+    speech = SpeechServer("http://tts.test", transport=httpx.MockTransport(answer))
+    pusher = Pusher(client, speech, profile=QWEN)  # type: ignore[arg-type]
+    for _ in range(2):
+        assert reason(pusher) == "the server refuses it: disk full"
+    assert len(uploads) == 1
 
 
 def test_a_voice_that_is_gone_already_is_deleted():

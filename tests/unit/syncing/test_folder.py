@@ -137,6 +137,24 @@ def test_a_damaged_file_is_not_taken_for_intact(tmp_path: Path):
     assert data_in(tmp_path) == {b"a"}
 
 
+def test_a_damaged_file_does_not_stay_beside_the_one_that_replaces_it(tmp_path: Path):
+    """The names of two files of one version do not tell which is intact, and vLLM-Omni takes the last."""
+    [name] = sync(folder(tmp_path), first=(ALICE, 1))
+    (tmp_path / str(name)).write_bytes(b"damaged")
+    sync(folder(tmp_path), second=(ALICE, 1))
+    assert data_in(tmp_path) == {b"second"}
+
+
+def test_a_superseded_file_that_becomes_damaged_is_removed(tmp_path: Path):
+    """A replaced file stays only for servers that are starting, and a damaged one is of no use to them."""
+    target = folder(tmp_path)
+    [name] = sync(target, old=(ALICE, 1))
+    sync(target, new=(ALICE, 2))
+    (tmp_path / str(name)).write_bytes(b"damaged")
+    sync(target, new=(ALICE, 2))
+    assert data_in(tmp_path) == {b"new"}
+
+
 def test_the_newest_file_is_one_that_is_not_superseded(tmp_path: Path):
     """A voice that has nothing to fetch keeps the file that counts, not one that only stays for a while."""
     target = folder(tmp_path)
@@ -189,6 +207,26 @@ def test_a_folder_that_was_made_for_something_else_is_refused(tmp_path: Path, fi
     with pytest.raises(InvalidRequest, match=f"was made for the {field} "):
         sync(folder(tmp_path, PURPOSE.model_copy(update={field: "other"})))
     assert contents(tmp_path) == before
+
+
+def test_a_folder_of_another_format_is_called_so_although_its_index_is_foreign(tmp_path: Path):
+    """The person has named the wrong folder or format, and nobody has put a file there."""
+    sync(folder(tmp_path), a=(ALICE, 1))
+    without_index = SyncedFolder(tmp_path, PURPOSE.model_copy(update={"format": "speaker-samples"}), None)
+    with (
+        pytest.raises(InvalidRequest, match="was made for the format 'custom-voice-dir'"),
+        without_index.claimed(),
+    ):
+        raise AssertionError("the folder was claimed")
+
+
+def test_a_damaged_marker_beside_a_foreign_file_costs_nobody_that_file(tmp_path: Path):
+    """The message for a damaged marker says to empty the folder, so it comes only if all files are ours."""
+    sync(folder(tmp_path), a=(ALICE, 1))
+    (tmp_path / MARKER).write_bytes(b"damaged")
+    (tmp_path / "notes.txt").write_bytes(b"precious")
+    with pytest.raises(InvalidRequest, match=r"not from a sync, such as 'notes\.txt'"):
+        sync(folder(tmp_path))
 
 
 def test_a_folder_remembers_its_registry_although_an_older_server_answers_in_between(tmp_path: Path):
