@@ -78,6 +78,19 @@ def test_a_redis_of_another_registry_is_shown_as_a_closed_gate(
     assert samples(signals)["registry_view_in_use",] == 0
 
 
+def test_no_scrape_waits_for_the_bucket(
+    registry: OpenedRegistry, signals: RedisSignals, monkeypatch: pytest.MonkeyPatch
+):
+    """A bucket that is slow would be reported as a Redis that is down."""
+    make_current(registry.opened.profile_records, PROFILE, "a" * 64)
+    shown = samples(signals)
+    asked: list[str] = []
+    monkeypatch.setattr(registry.opened.store, "read", asked.append)
+    registry.opened.profile_records.clear_cache()
+    assert samples(signals) == shown
+    assert (shown["registry_redis_up",], asked) == (1, [])
+
+
 def test_which_profiles_every_voice_must_have_is_shown_also_without_redis(
     registry: OpenedRegistry, signals: RedisSignals, monkeypatch: pytest.MonkeyPatch
 ):

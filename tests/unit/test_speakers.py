@@ -349,6 +349,25 @@ def test_the_document_of_another_voice_is_not_served_under_this_name(
     assert registry.find("robin").document.newest.name == "robin"
 
 
+def test_the_document_of_another_namespace_is_not_served_in_this_one(
+    world: World, registry: Registry
+) -> None:
+    """Otherwise one tenant could read and change the texts of another one."""
+    registry.register("wren", 1)
+    body = world.store.get(KEY)
+    assert body is not None
+    foreign = SpeakerDocument.parse(body).having(namespace="tenant-b").to_bytes()
+    world.lose_redis()
+    world.store.put(KEY, foreign)
+    with pytest.raises(VoiceDamaged, match=r"wren\.json"):
+        registry.find("wren")
+    with pytest.raises(VoiceDamaged):
+        registry.register("wren", 3)
+    world.store.put(KEY, SpeakerDocument.parse(body).having(namespace=None).to_bytes())
+    assert registry.find("wren").document.newest.number == 1
+    assert SpeakerDocument.parse(body).namespace == NS
+
+
 def test_a_document_of_a_newer_release_is_neither_served_nor_changed(
     world: World, registry: Registry
 ) -> None:

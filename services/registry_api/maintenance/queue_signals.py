@@ -130,8 +130,7 @@ class RedisSignals(Collector):
 
     def _ask(self) -> _Answer:
         queues, pictures, quarantined, persistence, swept = self._lengths()
-        found = {name: self._records.read(name).current for name in queues}
-        encoders = {name: encoder for name, encoder in found.items() if encoder is not None}
+        encoders = self._encoders(queues)
         view_in_use, complete, workers, failed = self._of_view(queues)
         serving = {
             name: counts[encoders[name].fingerprint] if name in encoders else 0
@@ -151,6 +150,17 @@ class RedisSignals(Collector):
             swept_at=float(swept.partition(b":")[0]) if swept else 0,
             further=self._further(),
         )
+
+    def _encoders(self, profiles: Iterable[str]) -> dict[str, Encoder]:
+        """Return the current encoders of the profiles whose documents Redis has copies of.
+
+        The bucket is not read, because a slow bucket would then look like a Redis that is down.
+        """
+        try:
+            documents = self._records.copied(profiles)
+        except ViewAway:
+            return {}
+        return {name: one.current for name, one in documents.items() if one.current is not None}
 
     def _of_view(
         self, profiles: Iterable[str]

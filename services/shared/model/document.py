@@ -79,6 +79,8 @@ class Counts:
 class SpeakerDocument(StoredDocument):
     """Everything that is true about one speaker. A change makes a new document with the next revision."""
 
+    namespace: Annotated[str | None, Field(exclude_if=lambda namespace: namespace is None)] = None
+    """The namespace of the speaker. Documents that were last changed before this was recorded lack it."""
     key: str | None = None
     """The key of the speaker's name. None before the first version and after an erasure."""
     marks: Marks = Marks()

@@ -127,6 +127,7 @@ class Change:
                 return None
             change_id = None if done else self.token
             after = after.following(before, change_id, at=self._now(), by=self._by, did=did)
+            after = after.having(namespace=self._speaker_id.namespace)
             body = after.to_bytes()
             if max_bytes is not None:
                 fitting(before, body, max_bytes=max_bytes)

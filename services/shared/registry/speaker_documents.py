@@ -99,10 +99,13 @@ class SpeakerDocuments:
 
 
 def _refuse_another_speakers(document: SpeakerDocument, speaker_id: SpeakerId) -> None:
-    """Raise `DocumentDamaged` if the document is that of another name, copied to the wrong place by mistake.
+    """Raise `DocumentDamaged` if the document is that of another name or namespace, copied to the wrong place
+    by mistake.
 
     Its digest is right, so nothing else would show that another voice is served under this name.
     """
+    if document.namespace not in {None, speaker_id.namespace}:
+        raise DocumentDamaged(f"the document is that of the namespace {document.namespace!r}")
     if document.key is not None and slug_of(document.key) != speaker_id.slug:
         raise DocumentDamaged(f"the document is that of the name {document.key!r}")
 
