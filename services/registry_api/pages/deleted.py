@@ -72,7 +72,7 @@ async def page_undelete(
 
 
 def path_of(name: str) -> str:
-    """Return the path of the page of a voice that has no id, because it was deleted."""
+    """Return the path of the page of a voice, which may be deleted, by its name or id."""
     return f"/voices/{quote(name, safe='')}"
 
 
@@ -88,15 +88,14 @@ def show_deleted(
     until = life.deleted_at + round(services.deleted_grace_seconds) if life else 0
     if life is None or services.speakers.now() > until:
         raise not_found(name)
-    path = path_of(life.versions[-1].name)
     return show(
         request,
         "deleted.html",
         name=life.versions[-1].name,
-        action=f"{path}/undelete",
+        action=f"{path_of(life.versions[-1].name)}/undelete",
         life=life.life,
         deleted_at=life.deleted_at,
         until=until,
         versions=len(life.versions),
-        **past_of(request, services, document, path, past=past),
+        **past_of(request, services, document, path_of(name.name), past=past),
     )
