@@ -829,7 +829,7 @@ def test_strange_text_is_shown_as_text(registry: Registry, visitor: Visitor, nam
     pages.append(visitor.get("/voices", params={"q": name}))
     for page in pages:
         assert not set(page.text) & set("\u202e\u2066\u200b")
-    pages.append(visitor.get("/voices/new", params={"name": shown}))
+    pages.append(visitor.get("/voices/new", params={"name": shown, "voice_id": voice["id"]}))
     pages.append(visitor.get("/voices", params={"q": text[:128]}))
     pages.append(visitor.get("/voices/" + text[:100].replace("/", "")))
     for page in pages:
