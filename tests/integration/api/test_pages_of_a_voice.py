@@ -413,6 +413,20 @@ def test_a_page_is_about_the_voice_with_its_id(registry: Registry, visitor: Visi
     assert voice(registry, name)["id"] == mine
 
 
+def test_a_second_click_on_undelete_leads_to_the_voice(registry: Registry, visitor: Visitor, name: str):
+    """It leads to no other voice that was registered under the name."""
+    make_versions(registry, name)
+    visitor.post(*form_of(visitor.get(f"/voices/{name}").text, "Delete version 1"))
+    registry.delete(name)
+    path, sent = form_of(visitor.get(f"/voices/{name}").text, "Undelete it")
+    first, second = (visitor.post(path, sent) for _ in range(2))
+    assert (second.status_code, second.url) == (200, first.url)
+    registry.delete(name)
+    assert visitor.post(path, sent).status_code == 412
+    registry.upload(name)
+    assert visitor.post(path, sent).status_code == 409
+
+
 @pytest.mark.parametrize("label", ["Delete the voice", "Delete version 1", "Set the alias", "Save"])
 @pytest.mark.parametrize("again", [True, False], ids=["registered again", "deleted"])
 def test_a_form_changes_no_voice_but_the_one_of_its_page(
