@@ -21,9 +21,10 @@ from speaker_registry.errors import (
     IdempotencyKeyReused,
     QuotaExceeded,
     Unavailable,
+    VoiceDeleted,
     VoiceExists,
 )
-from speaker_registry.names import parse_speaker_name
+from speaker_registry.names import VoiceId, parse_speaker_name
 from tests.faults import lost, with_faults
 from tests.memory_registry import NS, ROOMY, Registry, World, id_of
 
@@ -165,6 +166,25 @@ def test_of_two_first_registrations_of_an_immutable_voice_one_succeeds(
     with pytest.raises(VoiceExists):
         late.register("wren", 1, limits=IMMUTABLE)
     assert numbers(registry) == [1]
+
+
+@pytest.mark.parametrize("when", ["put", "swap"])
+def test_a_version_of_one_voice_is_not_added_to_its_successor(
+    world: World, registry: Registry, when: str
+) -> None:
+    """The name is registered again before the request, or while it is processed."""
+    known = VoiceId(registry.register("wren", 1).version.id, "wren")
+    assert registry.register("wren", 2, voice_id=known).created
+
+    def replaced() -> None:
+        registry.delete("wren")
+        registry.register("wren", 3)
+
+    late = with_faults(world, (when, "before", replaced))
+    for process in (late, registry):
+        with pytest.raises(VoiceDeleted):
+            process.register("wren", 4, voice_id=known)
+    assert numbers(registry) == [3]
 
 
 # Limits

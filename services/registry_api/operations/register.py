@@ -31,7 +31,7 @@ from speaker_registry.errors import (
     VoiceExists,
     VoiceNotFound,
 )
-from speaker_registry.names import SpeakerName
+from speaker_registry.names import SpeakerName, VoiceId
 
 log = structlog.get_logger(__name__)
 
@@ -52,6 +52,8 @@ class NewVersion:
     description: str | None = None
     idempotency_key: str | None = None
     expects: Expects = "any"
+    voice_id: VoiceId | None = None
+    """The id of the voice that gets the version. If it is set, no other voice of this name gets it."""
     dedupe: bool = True
     """True if an upload with the same source and texts as the newest version returns that version."""
     numbering: Numbering | None = None
@@ -307,6 +309,12 @@ def _remembered(
 
 
 def _check_expected(document: SpeakerDocument, upload: NewVersion) -> None:
+    if upload.voice_id is not None and not document.is_known_by(upload.voice_id.version_id):
+        raise VoiceDeleted(
+            f"Voice '{upload.name.name}' was deleted, and its name may have been registered again since. "
+            "Nothing was added.",
+            param="name",
+        )
     if upload.expects == "new" and document.live:
         raise VoiceExists(
             f"Voice '{upload.name.name}' already exists. Add a version with POST "

@@ -9,7 +9,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from services.registry_api.access.rules import VOICES_WRITE
-from services.registry_api.dependencies import AT_STORE, CallerDep, NamespaceDep, ServicesDep, VoiceName
+from services.registry_api.dependencies import AT_STORE, CallerDep, NamespaceDep, ServicesDep
 from services.registry_api.operations.alias import MovedAlias, move, reset_alias
 from services.registry_api.operations.live_voice import Check
 from services.registry_api.pages.deleted import path_of
@@ -17,6 +17,7 @@ from services.registry_api.pages.forms import (
     MAX_FIELD,
     MAX_REVISION,
     Revision,
+    VoiceOfPage,
     checked_form,
     page_router,
     redirect_to,
@@ -71,7 +72,7 @@ def shown_aliases(document: SpeakerDocument) -> list[VoiceAlias]:
 
 @router.post("", dependencies=[VOICES_WRITE, AT_STORE])
 async def page_move_alias(
-    request: Request, services: ServicesDep, namespace: NamespaceDep, name: VoiceName, caller: CallerDep
+    request: Request, services: ServicesDep, namespace: NamespaceDep, name: VoiceOfPage, caller: CallerDep
 ) -> Response:
     """Point an alias to a version, unless the alias has changed since the page was loaded.
 
@@ -113,7 +114,7 @@ async def page_move_alias(
 
 @router.post("/remove", dependencies=[VOICES_WRITE, AT_STORE])
 async def page_remove_alias(
-    request: Request, services: ServicesDep, namespace: NamespaceDep, name: VoiceName, caller: CallerDep
+    request: Request, services: ServicesDep, namespace: NamespaceDep, name: VoiceOfPage, caller: CallerDep
 ) -> Response:
     """Remove an alias other than `default`, unless the alias has changed since the page was loaded."""
     async with checked_form(request) as fields:

@@ -17,6 +17,7 @@ from services.registry_api.dependencies import (
 )
 from services.registry_api.operations.undelete import undelete
 from services.registry_api.pages.forms import (
+    MAX_FIELD,
     MAX_REVISION,
     checked_form,
     page_router,
@@ -28,9 +29,10 @@ from services.registry_api.pages.history import past_of
 from services.registry_api.wire import rendering
 from services.registry_api.wire.uploads import limits_of
 from services.shared.model.document import SpeakerDocument
+from services.shared.model.speaker import SpeakerId
 from services.shared.registry.lookup import not_found
 from services.shared.registry.speakers import FoundSpeaker
-from speaker_registry.errors import PreconditionFailed
+from speaker_registry.errors import PreconditionFailed, VoiceExists
 from speaker_registry.names import SpeakerName
 
 router = page_router("/voices/{name}/undelete")
@@ -42,9 +44,13 @@ async def page_undelete(
 ) -> Response:
     """Restore the voice that was deleted last under a name, unless another one was deleted since the page was
     loaded. Redirect to its page.
+
+    The form contains the id of the voice's first version, so that a second click on the button leads to the
+    same page.
     """
     async with checked_form(request) as fields:
         seen = typed_number(fields, "life", most=MAX_REVISION)
+        first_id = fields.text("first_id", max_length=MAX_FIELD) or ""
 
     def check(document: SpeakerDocument) -> None:
         if document.last_deleted is None or document.last_deleted.life != seen:
@@ -55,24 +61,30 @@ async def page_undelete(
             )
 
     def bring_back() -> FoundSpeaker:
-        return undelete(
-            services.speakers,
-            services.jobs,
-            services.profiles,
-            namespace,
-            name,
-            limits=limits_of(services.settings),
-            grace_seconds=services.deleted_grace_seconds,
-            by=caller.id,
-            check=check,
-        )
+        try:
+            return undelete(
+                services.speakers,
+                services.jobs,
+                services.profiles,
+                namespace,
+                name,
+                limits=limits_of(services.settings),
+                grace_seconds=services.deleted_grace_seconds,
+                by=caller.id,
+                check=check,
+            )
+        except VoiceExists:
+            named = services.speakers.read(SpeakerId.of(namespace, name))
+            if named.document.is_known_by(first_id):
+                return named
+            raise
 
     speaker = await run_in_threadpool(bring_back)
     return redirect_to(f"/voices/{rendering.voice_id(speaker.document)}")
 
 
 def path_of(name: str) -> str:
-    """Return the path of the page of a voice that has no id, because it was deleted."""
+    """Return the path of the page of a voice, which may be deleted, by its name or id."""
     return f"/voices/{quote(name, safe='')}"
 
 
@@ -88,15 +100,15 @@ def show_deleted(
     until = life.deleted_at + round(services.deleted_grace_seconds) if life else 0
     if life is None or services.speakers.now() > until:
         raise not_found(name)
-    path = path_of(life.versions[-1].name)
     return show(
         request,
         "deleted.html",
         name=life.versions[-1].name,
-        action=f"{path}/undelete",
+        action=f"{path_of(life.versions[-1].name)}/undelete",
         life=life.life,
+        first_id=life.first or life.versions[0].id,
         deleted_at=life.deleted_at,
         until=until,
         versions=len(life.versions),
-        **past_of(request, services, document, path, past=past),
+        **past_of(request, services, document, path_of(name.name), past=past),
     )

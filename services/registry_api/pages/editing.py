@@ -19,12 +19,12 @@ from services.registry_api.dependencies import (
     NamespaceDep,
     Services,
     ServicesDep,
-    VoiceName,
 )
 from services.registry_api.operations.edit import edit
 from services.registry_api.pages.deleted import path_of
 from services.registry_api.pages.forms import (
     MAX_FIELD,
+    VoiceOfPage,
     checked_form,
     page_router,
     redirect_to,
@@ -94,7 +94,9 @@ class About:
 
 
 @router.get("", dependencies=[VOICES_WRITE])
-def page_about(request: Request, services: ServicesDep, namespace: NamespaceDep, name: VoiceName) -> Response:
+def page_about(
+    request: Request, services: ServicesDep, namespace: NamespaceDep, name: VoiceOfPage
+) -> Response:
     """Show the form with what is saved."""
     document = find(services.speakers, namespace, name).document
     saved = About.saved(document)
@@ -103,7 +105,7 @@ def page_about(request: Request, services: ServicesDep, namespace: NamespaceDep,
 
 @router.post("", dependencies=[VOICES_WRITE, AT_STORE])
 async def page_edit(
-    request: Request, services: ServicesDep, namespace: NamespaceDep, name: VoiceName, caller: CallerDep
+    request: Request, services: ServicesDep, namespace: NamespaceDep, name: VoiceOfPage, caller: CallerDep
 ) -> Response:
     """Save the form and redirect to the voice, unless another change was saved after the form was loaded."""
     async with checked_form(request) as fields:

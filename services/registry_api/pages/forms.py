@@ -5,15 +5,17 @@ from contextlib import asynccontextmanager
 from typing import Annotated, Any
 from urllib.parse import urlencode
 
-from fastapi import Query, Request
+from fastapi import Depends, Query, Request
 from starlette.responses import RedirectResponse, Response
 
+from services.registry_api.dependencies import VoiceName
 from services.registry_api.pages.live import TOKEN, is_region
 from services.registry_api.pages.rendering import page
 from services.registry_api.pages.sessions import check_token, session_of
 from services.registry_api.protocol.routing import PAGES, Router
 from services.registry_api.wire.fields import Fields, read_fields
 from services.registry_api.wire.forms import FORM_BYTES
+from services.shared.registry.lookup import IdBeforeName
 from speaker_registry.errors import InvalidRequest
 from speaker_registry.names import MAX_VERSION
 
@@ -21,6 +23,17 @@ MAX_FIELD = 512
 MAX_REVISION = 10**15
 Revision = Annotated[int, Query(ge=0, le=MAX_REVISION)]
 """A revision of a voice's record, or 0."""
+
+
+async def _voice_of_page(request: Request, name: VoiceName) -> IdBeforeName:
+    """Return the voice in a page's address. Pages link to voices by their ids, which may be names of others.
+
+    A form is about the voice that its page showed. It must not change a voice that has this id as its name.
+    """
+    return IdBeforeName(name.name, name.key, or_name=request.method != "POST")
+
+
+VoiceOfPage = Annotated[IdBeforeName, Depends(_voice_of_page)]
 
 
 def page_router(prefix: str = "") -> Router:

@@ -23,7 +23,6 @@ from services.registry_api.dependencies import (
     ProfileName,
     Services,
     ServicesDep,
-    VoiceName,
 )
 from services.registry_api.operations.artifacts import find_artifact
 from services.registry_api.operations.delete import delete, delete_version
@@ -33,6 +32,7 @@ from services.registry_api.pages.comparing import compare
 from services.registry_api.pages.deleted import path_of, show_deleted
 from services.registry_api.pages.forms import (
     MAX_FIELD,
+    VoiceOfPage,
     address,
     checked_form,
     page_router,
@@ -70,7 +70,7 @@ def page_voice(
     request: Request,
     services: ServicesDep,
     namespace: NamespaceDep,
-    name: VoiceName,
+    name: VoiceOfPage,
     former: FormerDep,
     caller: CallerDep,
     version: Annotated[int, Query(ge=0, le=MAX_VERSION)] = 0,
@@ -143,7 +143,7 @@ def _version(services: Services, speaker: FoundSpeaker, reference: int | str) ->
 
 @router.get("/versions/{number}/audio", dependencies=[AUDIO_READ, AT_STORE])
 def page_clip(
-    request: Request, services: ServicesDep, namespace: NamespaceDep, name: VoiceName, number: Number
+    request: Request, services: ServicesDep, namespace: NamespaceDep, name: VoiceOfPage, number: Number
 ) -> Response:
     """Get the clip of a version for the player of its page."""
     speaker, version = find_version(services.speakers, services.profiles, namespace, name, number)
@@ -157,7 +157,7 @@ def page_clip(
 
 @router.get("/versions/{number}/pictures", dependencies=[AUDIO_READ, AT_STORE])
 def page_pictures(
-    request: Request, services: ServicesDep, namespace: NamespaceDep, name: VoiceName, number: Number
+    request: Request, services: ServicesDep, namespace: NamespaceDep, name: VoiceOfPage, number: Number
 ) -> Response:
     """Show the pictures of a version's clip, as a part of the voice's page. Ask workers for missing ones."""
     speaker, version = find_version(services.speakers, services.profiles, namespace, name, number)
@@ -179,7 +179,7 @@ def page_picture(
     request: Request,
     services: ServicesDep,
     namespace: NamespaceDep,
-    name: VoiceName,
+    name: VoiceOfPage,
     number: Number,
     picture: Picture,
 ) -> Response:
@@ -196,7 +196,7 @@ def page_artifact(
     request: Request,
     services: ServicesDep,
     namespace: NamespaceDep,
-    name: VoiceName,
+    name: VoiceOfPage,
     number: Number,
     profile: ProfileName,
 ) -> Response:
@@ -225,7 +225,7 @@ def page_artifact(
 
 @router.post("/versions/{number}/extractions", dependencies=[JOBS_WRITE])
 async def page_extract(
-    request: Request, services: ServicesDep, namespace: NamespaceDep, name: VoiceName, number: Number
+    request: Request, services: ServicesDep, namespace: NamespaceDep, name: VoiceOfPage, number: Number
 ) -> Response:
     """Extract an artifact of a version again."""
     async with checked_form(request) as fields:
@@ -253,7 +253,7 @@ async def page_delete_version(
     request: Request,
     services: ServicesDep,
     namespace: NamespaceDep,
-    name: VoiceName,
+    name: VoiceOfPage,
     number: Number,
     caller: CallerDep,
 ) -> Response:
@@ -262,27 +262,24 @@ async def page_delete_version(
     """
     async with checked_form(request):
         pass
-    kept = ""
 
     def check(document: SpeakerDocument) -> None:
-        nonlocal kept
         if len(document.versions) == 1:
             raise Conflict(
                 f"Version {number} is the last version, and the voice would be deleted with it. Nothing "
                 "was changed. Accepted: deleting the voice."
             )
-        kept = document.default.name
 
     def delete_one() -> None:
         delete_version(services.speakers, services.jobs, namespace, name, number, by=caller.id, check=check)
 
     await run_in_threadpool(delete_one)
-    return redirect_to(path_of(kept), gone=number)  # by name, also if the page was opened by the id
+    return redirect_to(path_of(name.name), gone=number)
 
 
 @router.post("/delete", dependencies=[VOICES_DELETE, AT_STORE])
 async def page_delete(
-    request: Request, services: ServicesDep, namespace: NamespaceDep, name: VoiceName, caller: CallerDep
+    request: Request, services: ServicesDep, namespace: NamespaceDep, name: VoiceOfPage, caller: CallerDep
 ) -> Response:
     """Delete a voice with all its versions, and redirect to its page, which shows until when it can be
     restored.
@@ -295,4 +292,4 @@ async def page_delete(
 
     before = (await run_in_threadpool(delete_voice)).document
     can_come_back = before.live and services.deleted_grace_seconds
-    return redirect_to(path_of(before.newest.name) if can_come_back else "/voices")
+    return redirect_to(path_of(name.name) if can_come_back else "/voices")

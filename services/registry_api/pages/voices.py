@@ -35,7 +35,7 @@ from services.registry_api.pages.sessions import is_partial
 from services.registry_api.protocol.error_answers import status_of
 from services.registry_api.wire import rendering
 from services.registry_api.wire.fields import Fields
-from services.registry_api.wire.forms import COMPATIBLE, MAX_CONSENT, MAX_TEXT
+from services.registry_api.wire.forms import DASHBOARD, MAX_CONSENT, MAX_TEXT
 from services.registry_api.wire.paging import cursor_before, find_voices
 from services.registry_api.wire.uploads import register, register_source
 from services.shared.registry.profiles import Profiles
@@ -119,8 +119,8 @@ class NewVoice:
     ref_text: str = ""
     consent: str = ""
     description: str = ""
-    of_known: bool = False
-    """Whether the form adds a version to a voice, whose name a person cannot change there."""
+    voice_id: str = ""
+    """The id of the voice to which the form adds a version. A person cannot change its name there."""
 
     @classmethod
     def typed(cls, fields: Fields) -> "NewVoice":
@@ -128,17 +128,20 @@ class NewVoice:
             name=typed_text(fields, "name"),
             ref_text=typed_text(fields, "ref_text"),
             consent=typed_text(fields, "consent"),
-            description=typed_text(fields, COMPATIBLE.description),
-            of_known="of_known" in fields.names,
+            description=typed_text(fields, DASHBOARD.description),
+            voice_id=typed_text(fields, "voice_id"),
         )
 
 
 @router.get("/new", dependencies=[VOICES_WRITE])
 def page_new_voice(
-    request: Request, services: ServicesDep, name: Annotated[str, Query(max_length=512)] = ""
+    request: Request,
+    services: ServicesDep,
+    name: Annotated[str, Query(max_length=512)] = "",
+    voice_id: Annotated[str, Query(max_length=512)] = "",
 ) -> Response:
-    """Show the form that registers a voice, or adds a version to the voice `name`."""
-    return _show_form(request, services, NewVoice(name=name, of_known=bool(name)))
+    """Show the form that registers a voice, or adds a version to the voice with this name and id."""
+    return _show_form(request, services, NewVoice(name=name, voice_id=voice_id))
 
 
 def _show_form(
@@ -180,7 +183,7 @@ async def page_register(
                 if fields.file("audio_sample") is None:
                     raise InvalidRequest("No audio file was chosen.", param="audio_sample")
                 registered = await run_in_threadpool(
-                    register, services, namespace, fields, COMPATIBLE, by=caller.id
+                    register, services, namespace, fields, DASHBOARD, by=caller.id
                 )
         except SpeakerRegistryError as error:
             if is_partial(request):

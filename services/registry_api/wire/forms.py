@@ -17,7 +17,13 @@ from services.registry_api.serving.limits import clip_too_large
 from services.registry_api.wire.fields import Fields
 from services.shared.model.numbering import Numbering
 from speaker_registry.errors import InvalidEmbedding, InvalidRequest
-from speaker_registry.names import VERSION_ID_PATTERN, SpeakerName, parse_speaker_name
+from speaker_registry.names import (
+    VERSION_ID_PATTERN,
+    SpeakerName,
+    VoiceId,
+    parse_speaker_name,
+    parse_voice_id,
+)
 from speaker_registry.schemas.voices import MAX_DESCRIPTION
 
 MAX_EMBEDDING = 4096
@@ -44,15 +50,19 @@ class FieldNames:
     """Name of the field for the version's creation time. None if the registry gives the time."""
     id: str | None = None
     """Name of the field for the version's id. None if the registry gives the id."""
+    voice_id: str | None = None
+    """Name of the optional field for the id of the voice that gets the version. None if the name decides."""
 
     def __iter__(self) -> Iterator[str]:
         named = ("name",) if self.name else ()
-        given = filter(None, (self.created_at, self.id))
+        given = filter(None, (self.created_at, self.id, self.voice_id))
         return iter((*named, *given, "consent", self.clip, self.embedding, "ref_text", self.description))
 
 
 COMPATIBLE = FieldNames(clip="audio_sample", embedding="speaker_embedding", description="speaker_description")
 """The field names in vLLM-Omni's form."""
+DASHBOARD = replace(COMPATIBLE, voice_id="voice_id")
+"""The field names in the form of the dashboard."""
 NATIVE = FieldNames(clip="audio", embedding="embedding", description="description")
 NATIVE_VERSION = replace(NATIVE, name=None)
 """The field names in the form for a further version of a voice."""
@@ -103,6 +113,7 @@ def parse_upload(
         idempotency_key=_checked_key(idempotency_key),
         dedupe=dedupe,
         expects=expects,
+        voice_id=form.voice_id(names.voice_id) if names.voice_id else None,
         numbering=None
         if number is None
         else Numbering(number, form.unix_seconds("created_at"), form.version_id("id")),
@@ -197,6 +208,16 @@ class _Form:
                 param=field,
             )
         return text
+
+    def voice_id(self, field: str) -> VoiceId | None:
+        """Return the optional id of a voice."""
+        text = self.text(field)
+        found = parse_voice_id(text) if text else None
+        if text and not found:
+            raise InvalidRequest(
+                f"Field '{field}' is {ascii(text)[:40]}; accepted: the `id` of a voice.", param=field
+            )
+        return found
 
     def clip(self, max_bytes: int) -> bytes | None:
         file = self._fields.file(self._names.clip)

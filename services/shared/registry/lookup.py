@@ -34,8 +34,21 @@ class FoundVersion:
     version: Version
 
 
+@dataclass(frozen=True, slots=True)
+class IdBeforeName(SpeakerName):
+    """A reference that means the voice with this id, even if another voice has the id as its name.
+
+    A reference that does not have the form of an id is a name like any other.
+    """
+
+    or_name: bool
+    """Whether an id without a voice means the voice of that name."""
+
+
 def find(speakers: Speakers, namespace: str, name: SpeakerName) -> FoundSpeaker:
     """Return the live speaker with this name or, if there is none, with this voice id.
+
+    For an `IdBeforeName`, the speaker with this voice id comes first.
 
     Raises:
         VoiceNotFound, VoiceDamaged, VoiceUnreadable, Unavailable.
@@ -66,16 +79,22 @@ def _by_name_or_id(
     *,
     also_deleted: bool = False,
 ) -> FoundSpeaker:
-    """Return the speaker with this name or, if it is not live, the one with this voice id."""
+    """Return the speaker with this name or, if it is not live, the one with this voice id.
+
+    For an `IdBeforeName`, the one with this voice id comes first.
+    """
     voice_id = parse_voice_id(name.key)
-    if voice_id is None or named.document.live:
+    id_first = isinstance(name, IdBeforeName)
+    if voice_id is None or (named.document.live and not id_first):
         return named
     with_id = speakers.read(SpeakerId(namespace, voice_id.slug))
     if with_id.document.is_known_by(voice_id.version_id):
         return with_id
+    if _needs_id(name):
+        raise not_found(name)
     # If the voice with this id was deleted, the id does not stand for a new voice of the same name.
-    wants_deleted = also_deleted and not with_id.document.live and named.document.last_deleted is None
-    last = with_id.document.last_deleted if wants_deleted else None
+    may_be_deleted = also_deleted and (id_first or named.document.last_deleted is None)
+    last = with_id.document.last_deleted if may_be_deleted and not with_id.document.live else None
     return with_id if last and voice_id.version_id in last.ids else named
 
 
@@ -171,5 +190,16 @@ def _found(
         return error
 
 
+def _needs_id(name: SpeakerName) -> bool:
+    """Return whether a reference means a voice with this id and no other."""
+    return isinstance(name, IdBeforeName) and not name.or_name and parse_voice_id(name.key) is not None
+
+
 def not_found(name: SpeakerName) -> VoiceNotFound:
+    if _needs_id(name):
+        return VoiceNotFound(
+            f"There is no voice with the id '{name.name}' any more. It was deleted, and its name may have "
+            "been registered again since. Nothing was changed.",
+            param="name",
+        )
     return VoiceNotFound(f"Voice '{name.name}' not found", param="name")

@@ -37,6 +37,10 @@ def edit_form(visitor: Visitor, name: str) -> dict[str, str]:
     return form_of(visitor.get(f"/voices/{name}/about").text, "Save")[1]
 
 
+def heading(page: str) -> str:
+    return plain("<h1" + page.partition("<h1")[2].partition("</h1>")[0])
+
+
 def areas(page: str) -> dict[str, str]:
     """Return what stands in the text areas of a page. Browsers drop their first line break."""
     found = {}
@@ -48,9 +52,7 @@ def areas(page: str) -> dict[str, str]:
 
 
 def test_one_version_is_deleted_and_the_others_stay(registry: Registry, visitor: Visitor, name: str):
-    """The person comes back to the page of the voice, which says what is gone, also if it was the first
-    version.
-    """
+    """The person comes to the page of the voice again, also if they deleted its first version."""
     make_versions(registry, name, 3)
     before = visitor.get(f"/voices/{name}").text
     gone = visitor.post(*form_of(before, "Delete version 1"))
@@ -388,3 +390,59 @@ def test_a_refused_form_leads_back_to_its_page_and_nowhere_else(
     assert refused.status_code == 400
     assert (f'href="{page}">Back to the page before' in refused.text) == leads_back
     assert "evil" not in refused.text
+
+
+def test_a_page_is_about_the_voice_with_its_id(registry: Registry, visitor: Visitor, name: str):
+    """Another voice may have this id as its name. The page and its forms are about the right one."""
+    registry.upload(name)
+    mine = voice(registry, name)["id"]
+    registry.upload(mine)
+    other = voice(registry, mine)["id"]
+    for reference, shown in ((name, name), (mine, name), (other, mine)):
+        assert heading(visitor.get(f"/voices/{reference}").text) == shown
+        assert heading(visitor.get(f"/voices/{reference}/about").text) == f"Edit {shown}"
+    deleted = visitor.post(*form_of(visitor.get(f"/voices/{name}").text, "Delete the voice"))
+    assert heading(deleted.text) == name
+    assert "This voice was deleted" in deleted.text
+    assert registry.client.get(f"/v1/voices/{name}").status_code == 404
+    assert voice(registry, other)["name"] == mine
+    visitor.post(*form_of(deleted.text, "Undelete it"))
+    deleted = visitor.post(*form_of(visitor.get(f"/voices/{other}").text, "Delete the voice"))
+    assert heading(deleted.text) == mine
+    assert "This voice was deleted" in deleted.text
+    assert voice(registry, name)["id"] == mine
+
+
+def test_a_second_click_on_undelete_leads_to_the_voice(registry: Registry, visitor: Visitor, name: str):
+    """It leads to no other voice that was registered under the name."""
+    make_versions(registry, name)
+    visitor.post(*form_of(visitor.get(f"/voices/{name}").text, "Delete version 1"))
+    registry.delete(name)
+    path, sent = form_of(visitor.get(f"/voices/{name}").text, "Undelete it")
+    first, second = (visitor.post(path, sent) for _ in range(2))
+    assert (second.status_code, second.url) == (200, first.url)
+    registry.delete(name)
+    assert visitor.post(path, sent).status_code == 412
+    registry.upload(name)
+    assert visitor.post(path, sent).status_code == 409
+
+
+@pytest.mark.parametrize("label", ["Delete the voice", "Delete version 1", "Set the alias", "Save"])
+@pytest.mark.parametrize("again", [True, False], ids=["registered again", "deleted"])
+def test_a_form_changes_no_voice_but_the_one_of_its_page(
+    registry: Registry, visitor: Visitor, name: str, label: str, again: bool
+):
+    """The voice is gone, and others have its name, and its id as their name."""
+    make_versions(registry, name)
+    about = "/about" if label == "Save" else ""
+    path, sent = form_of(visitor.get(f"/voices/{name}{about}").text, label)
+    id_of_page = voice(registry, name)["id"]
+    registry.delete(name)
+    others = (name, id_of_page) if again else (id_of_page,)
+    for other in others:
+        make_versions(registry, other)
+    before = [voice(registry, other) for other in others]
+    refused = visitor.post(path, sent | {"alias": "prod", "version": "1", "description": "Not yours"})
+    assert refused.status_code == 404
+    assert f"There is no voice with the id '{id_of_page}' any more." in html.unescape(refused.text)
+    assert [voice(registry, other) for other in others] == before

@@ -1,5 +1,7 @@
 """Tests of the page that registers a voice, as a browser without scripts uses it."""
 
+import html
+import re
 from collections.abc import Iterator
 from html.parser import HTMLParser
 
@@ -46,7 +48,7 @@ def visitor(registry: Registry) -> Iterator[Visitor]:
         yield visitor
 
 
-@pytest.mark.parametrize("of_known", [True, False])
+@pytest.mark.parametrize("of_known", [True, False], ids=["new version", "new voice"])
 @pytest.mark.parametrize(
     ("clip", "status", "said"),
     [
@@ -63,21 +65,55 @@ def test_a_refused_clip_leaves_the_form_as_it_was_typed(
     """Without scripts, too, nobody types a transcript again because a clip was no good."""
     strange = 'Two\r\nlines & "quotes" <b>here</b>'
     typed = {"name": name, "consent": strange[5:], "ref_text": strange, "speaker_description": "Low & slow"}
-    sent = typed | ({"of_known": "yes"} if of_known else {})
+    if of_known:
+        registry.upload(name)
+    before = registry.client.get(f"/v1/voices/{name}").json()
+    sent = typed | ({"voice_id": before["id"]} if of_known else {})
     file = {"audio_sample": ("clip.wav" if clip else "", clip, "audio/wav")}
     answer = visitor.post("/voices", sent, files=file)
     assert answer.status_code == status, answer.text
     form = InputsOf(answer.text)
     assert said in form.text
     assert "Choose the clip again" in form.text
-    expected = typed | {"token": visitor.token()} | ({"of_known": "yes"} if of_known else {})
+    expected = sent | {"token": visitor.token()}
     assert form.values == {field: value.replace("\r\n", "\n") for field, value in expected.items()}
     assert ("readonly" in answer.text) == of_known
-    assert registry.client.get(f"/v1/voices/{name}").status_code == 404
+    assert registry.client.get(f"/v1/voices/{name}").json().get("versions") == before.get("versions")
     answer = visitor.http.post(
         "/dashboard/voices", data=form.values, files={"audio_sample": ("clip.wav", CLIP, "audio/wav")}
     )
     assert answer.url.path.startswith("/dashboard/voices/voice_")
+
+
+@pytest.mark.parametrize("again", [True, False], ids=["registered again", "deleted"])
+def test_a_new_version_is_of_the_voice_that_its_page_showed(
+    registry: Registry, visitor: Visitor, name: str, again: bool
+):
+    """It becomes neither a version of another voice of this name, nor a new voice: the former one could not
+    be restored any more. What was typed stays.
+    """
+    registry.upload(name)
+    page = visitor.get(f"/voices/{name}").text
+    link = html.unescape(re.findall(r'href="/dashboard([^"]+)">New version<', page)[0])
+    form = InputsOf(visitor.get(link).text).values
+    registry.delete(name)
+    if again:
+        registry.upload(name, ref_text="Another person.")
+    typed = form | {"ref_text": "All of it.", "consent": "cons_1"}
+    refused = visitor.register(**typed, clip=OTHER_CLIP)
+    assert refused.status_code == 409
+    assert "was deleted, and its name may have been registered again since" in html.unescape(refused.text)
+    assert InputsOf(refused.text).values == typed
+    if again:
+        assert registry.client.get(f"/v1/voices/{name}").json()["versions"] == 1
+    else:
+        assert registry.client.post(f"/v1/voices/{name}/undelete").status_code == 200
+
+
+def test_a_form_whose_voice_id_is_none_is_refused(visitor: Visitor, name: str):
+    answer = visitor.register(name, CLIP, voice_id="voice_1")
+    assert answer.status_code == 400
+    assert "accepted: the id of a voice" in InputsOf(answer.text).text
 
 
 def test_a_name_that_is_taken_leaves_the_form_as_it_was_typed(start: Start):
