@@ -394,7 +394,7 @@ def test_of_two_people_who_roll_back_at_once_one_is_told(visit: Open, closed: Re
 
 
 def test_a_form_that_is_being_sent_is_not_sent_again(visit: Open, closed: Registry, name: str):
-    """A browser shows the answer to the last click only, and the new key is in the answer to the first one."""
+    """A browser shows the answer to the last click only, and a new key is in the answer to the first one."""
     key(closed, "engine", name=name)
     page = visit("/keys")
     page.evaluate("sent = 0; addEventListener('submit', event => { sent += 1; event.preventDefault(); })")
