@@ -220,7 +220,8 @@ class _PageAnswer:
         request, status = self._request, refused["status"]
         if status == 401:
             # The browser keeps its cookie. Another tab may have signed in since this request was sent, or
-            # show a sign-in page whose form belongs to the cookie. A cookie whose key has ended opens no page.
+            # show a sign-in page whose form belongs to the cookie. A cookie whose key has ended opens
+            # no page.
             self._cookie = _no_cookie
             response = _sign_in_first(request, session_of(request).key is not None)
         else:
