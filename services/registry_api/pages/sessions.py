@@ -219,9 +219,11 @@ class _PageAnswer:
     async def _send_refusal(self, refused: Message) -> None:
         request, status = self._request, refused["status"]
         if status == 401:
-            ended = session_of(request).key is not None
-            request.scope[_SCOPE_KEY] = _new_session(None, None)
-            response = _sign_in_first(request, ended)
+            # The browser keeps its cookie. Another tab may have signed in since this request was sent, or
+            # show a sign-in page whose form belongs to the cookie. A cookie whose key has ended opens
+            # no page.
+            self._cookie = _no_cookie
+            response = _sign_in_first(request, session_of(request).key is not None)
         else:
             await _recognize(request, status)
             response = _as_page(request, status, self._body)

@@ -225,6 +225,32 @@ def test_a_form_stays_when_its_session_has_ended(closed: Registry, name: str):
     assert closed.client.get(f"/v1/voices/{name}", headers=bearer(BOOTSTRAP)).status_code == 404
 
 
+@pytest.mark.parametrize("headers", [{}, {"HX-Request": "true"}], ids=["page", "part"])
+@pytest.mark.parametrize("method", ["GET", "POST"])
+def test_a_refusal_that_comes_late_signs_nobody_out(closed: Registry, method: str, headers: dict[str, str]):
+    """A person may sign in in another tab before the refusal arrives, which the server cannot know."""
+    made = key(closed, "jobs:read")
+    with Visitor(closed, made) as visitor:
+        closed.client.delete(f"/v1/keys/{id_of(made)}", headers=bearer(BOOTSTRAP))
+        visitor.http.follow_redirects = False
+        path = "/dashboard/jobs" if method == "GET" else "/dashboard/logout"
+        refused = visitor.http.request(method, path, headers=headers)
+        assert refused.status_code in {303, 401}
+        assert "set-cookie" not in refused.headers
+
+
+@pytest.mark.parametrize("signed_in", [True, False])
+def test_a_refusal_leaves_an_open_sign_in_page_valid(closed: Registry, signed_in: bool):
+    """Other tabs are refused while a person signs in, for example because they show the state of jobs."""
+    made = key(closed, "jobs:read")
+    with Visitor(closed, made if signed_in else None) as visitor:
+        closed.client.delete(f"/v1/keys/{id_of(made)}", headers=bearer(BOOTSTRAP))
+        token = visitor.token()
+        assert visitor.get("/jobs", headers={"HX-Request": "true"}).status_code == 401
+        fields = {"key": str(BOOTSTRAP), "token": token}
+        assert visitor.http.post("/dashboard/login", data=fields).url.path == "/dashboard"
+
+
 def test_signing_out_ends_the_session(operator: Visitor):
     """After signing out, going back shows nothing."""
     assert operator.post("/logout").url.path == "/dashboard/login"

@@ -195,13 +195,13 @@ def test_no_page_can_be_put_into_a_frame(operator: Visitor, strange: Registry, p
             assert answer.headers["x-content-type-options"] == "nosniff"
 
 
-def over_https(registry: Registry, cookie: str = "") -> httpx.Response:
-    """Ask for the overview as if over HTTPS, as a proxy that ends TLS has it."""
+def over_https(registry: Registry, cookie: str = "", path: str = "") -> httpx.Response:
+    """Ask for a page, or for the overview, as if over HTTPS, as a proxy that ends TLS has it."""
 
     async def ask() -> httpx.Response:
         transport = httpx.ASGITransport(registry.app)
         async with httpx.AsyncClient(transport=transport, base_url="https://registry.example") as http:
-            return await http.get("/dashboard", headers={"Cookie": cookie} if cookie else {})
+            return await http.get(f"/dashboard{path}", headers={"Cookie": cookie} if cookie else {})
 
     return asyncio.run(ask())
 
@@ -210,7 +210,7 @@ def test_over_https_the_session_is_never_sent_over_http(strange: Registry):
     """Whoever listens to a request over HTTP must not get the session."""
     with Visitor(strange) as visitor:
         assert "Secure" not in visitor.get("/login").headers["set-cookie"]
-    cookie = over_https(strange).headers["set-cookie"].split("; ")
+    cookie = over_https(strange, path="/login").headers["set-cookie"].split("; ")
     assert cookie[0].startswith(f"__Secure-{COOKIE}=")
     assert {"Secure", "HttpOnly", "SameSite=Strict", "Path=/dashboard"} <= set(cookie)
 

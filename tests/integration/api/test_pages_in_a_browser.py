@@ -393,6 +393,20 @@ def test_of_two_people_who_roll_back_at_once_one_is_told(visit: Open, closed: Re
     expect(second.get_by_role("alert")).to_contain_text(told)
 
 
+def test_a_form_that_is_being_sent_is_not_sent_again(visit: Open, closed: Registry, name: str):
+    """A browser shows the answer to the last click only, and a new key is in the answer to the first one."""
+    key(closed, "engine", name=name)
+    page = visit("/keys")
+    page.evaluate("sent = 0; addEventListener('submit', event => { sent += 1; event.preventDefault(); })")
+    page.locator("summary", has_text=f"Rotate… {name}").click()
+    button = page.get_by_role("button", name="Rotate the key")
+    button.click(click_count=2)
+    assert page.evaluate("sent") == 1
+    page.evaluate("dispatchEvent(new PageTransitionEvent('pageshow'))")  # a person comes back to the page
+    button.click()
+    assert page.evaluate("sent") == 2
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_pages_fit_a_phone_and_both_colour_schemes(visit: Open, closed: Registry, scheme: str):
     """No page is wider than a phone, even with the longest texts, and colours follow the system's choice."""

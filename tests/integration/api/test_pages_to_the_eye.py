@@ -150,6 +150,16 @@ def test_the_buttons_of_a_version_stand_on_one_line_on_a_phone(tab: Page):
     assert tab.evaluate(_MOST_LINES_OF_BUTTONS) == 1
 
 
+def test_pictures_that_are_not_loaded_fit_the_narrowest_phone(browser: Browser, furnished: Registry):
+    """Before a picture is there, its place must not be as wide as its attributes say."""
+    with opener(browser, furnished.url) as visit:
+        page = visit(viewport={"width": 320, "height": 640})
+        page.route("**/pictures/*", lambda route: route.abort())
+        page.goto(f"/dashboard/voices/{SERVED}")
+        expect(page.locator(".pictures img")).to_have_count(2)
+        assert page.evaluate("document.documentElement.scrollWidth") <= 320
+
+
 def test_the_button_that_records_takes_one_line_on_a_phone(tab: Page):
     """With its words on two lines it looks like a mistake, on the page that people use on a phone."""
     tab.set_viewport_size(NARROW)

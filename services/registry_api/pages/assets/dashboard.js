@@ -1,5 +1,5 @@
-// What pages do beyond htmx: the progress of an upload, problems, menus, and copying a key. All of it is an
-// addition: without this script, every form and link still works.
+// What pages do beyond htmx: the progress of an upload, problems, menus, copying a key, and sending a form once.
+// All of it is an addition: without this script, every form and link still works.
 (function () {
   "use strict";
 
@@ -71,6 +71,27 @@
   });
   document.addEventListener("htmx:sendError", function () {
     tellProblem("The registry does not answer. What this page shows may be out of date.");
+  });
+
+  // A form that is being sent is not sent again: what it does would be done twice, and the browser would show
+  // the second answer only, so that a new key in the first one would be lost. It can be sent again once htmx has
+  // an answer, when a person comes back to the page, and if no answer has replaced the page for long.
+  const SENDING_MS = 60000;
+  function mayBeSentAgain(form) { form.removeAttribute("aria-busy"); }
+  document.addEventListener("submit", function (event) {
+    const form = event.target;
+    if (form.method !== "post") return;
+    if (form.hasAttribute("aria-busy")) {
+      event.preventDefault();
+      event.stopImmediatePropagation();
+      return;
+    }
+    form.setAttribute("aria-busy", "true");
+    setTimeout(mayBeSentAgain, SENDING_MS, form);
+  }, true);
+  document.addEventListener("htmx:afterRequest", function (event) { mayBeSentAgain(event.detail.elt); });
+  window.addEventListener("pageshow", function () {
+    document.querySelectorAll("form[aria-busy]").forEach(mayBeSentAgain);
   });
 
   // A details element that serves as a menu closes like one.
