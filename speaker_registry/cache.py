@@ -30,8 +30,10 @@ manifest.
 """
 _REFERENCES_PER_ENTRY = 4
 """Several references, such as `alice`, `alice@3` and `alice@prod`, may lead to one artifact."""
-_EXPIRED_VOICES = 10_000
-"""Maximum number of voices for which the cache remembers when they last changed."""
+_MARKED_VOICES = 10_000
+"""Maximum number of voices for which the cache remembers when they last changed, or were gone."""
+_Marks = OrderedDict[tuple[str, str | None], float]
+"""Maps scope and voice to a time of the clock. None stands for all voices of the scope."""
 
 
 class Key(NamedTuple):
@@ -130,7 +132,11 @@ class ArtifactCache:
         self._hits = self._misses = self._disk_hits = self._disk_errors = 0
         self._revalidations = self._stale_answers = self._errors = 0
         self._oldest_answer_seconds = 0.0
-        self._expired: OrderedDict[tuple[str, str | None], float] = OrderedDict()
+        self._expired: _Marks = OrderedDict()
+        self._forgotten: _Marks = OrderedDict()
+        """When the registry said that a voice, or an artifact of it, was gone. An answer to an earlier
+        question may arrive later, and must not bring it back.
+        """
         self._disk: DiskCache | None = None
         if directory is not None:
             from speaker_registry import disk_cache  # noqa: PLC0415  needs POSIX
@@ -160,7 +166,7 @@ class ArtifactCache:
     def fresh(self, key: Key, max_age_seconds: float) -> Artifact | None:
         """Return the artifact if the registry confirmed it within `max_age_seconds`, and count a hit."""
         with self._lock:
-            if self._expired and self._confirmed_at(key) < self._valid_from(key):
+            if self._expired and self._confirmed_at(key) < _last_mark(self._expired, key):
                 return None
             return self._answer(key, max_age_seconds)
 
@@ -169,7 +175,7 @@ class ArtifactCache:
         answer. Returns None if its voice is known to have changed since.
         """
         with self._lock:
-            if self._confirmed_at(key) < self._expired_at(key.scope, key.speaker):
+            if self._confirmed_at(key) < _marked_at(self._expired, key.scope, key.speaker):
                 return None
             artifact = self._answer(key, max_age_seconds)
             self._stale_answers += artifact is not None
@@ -180,12 +186,7 @@ class ArtifactCache:
         `speaker` is None, this applies to all voices.
         """
         with self._lock:
-            self._expired.pop((scope, speaker), None)
-            self._expired[scope, speaker] = self._clock()
-            while len(self._expired) > _EXPIRED_VOICES:
-                (old_scope, _), at = self._expired.popitem(last=False)
-                # Once the voice is forgotten, all voices of the client have to be confirmed again.
-                self._expired[old_scope, None] = max(at, self._expired_at(old_scope, None))
+            self._mark(self._expired, scope, speaker)
 
     def recall(self, key: Key) -> None:
         """Read an artifact from the directory into memory if another process confirmed it later than this
@@ -201,6 +202,8 @@ class ArtifactCache:
             with self._lock:
                 known = self._find(key)
                 if known is not None and self._confirmed_at(key) >= asked_at:
+                    return
+                if self._is_overtaken(key, asked_at):
                     return
                 known = self._artifacts.get(ref.digest)
             if known is None:
@@ -226,7 +229,6 @@ class ArtifactCache:
         with self._lock:
             self._hits += 1
             self._revalidations += 1
-            self._store(key, artifact, asked_at)
         self._keep(key, artifact, asked_at, None)
 
     def add(self, key: Key, artifact: Artifact, asked_at: float, data: bytes | None = None) -> None:
@@ -238,7 +240,6 @@ class ArtifactCache:
         """
         with self._lock:
             self._misses += 1
-            self._store(key, artifact, asked_at)
         self._keep(key, artifact, asked_at, data)
 
     def forget(self, key: Key) -> None:
@@ -246,6 +247,7 @@ class ArtifactCache:
         bytes.
         """
         with self._lock:
+            self._mark(self._forgotten, key.scope, key.speaker)
             confirmation = self._confirmations.pop(key, None)
             if confirmation:
                 self._drop(confirmation.digest)
@@ -256,6 +258,7 @@ class ArtifactCache:
     def forget_speaker(self, scope: str, speaker: str) -> None:
         """Drop all artifacts of a voice that was deleted."""
         with self._lock:
+            self._mark(self._forgotten, scope, speaker)
             for key in [key for key in self._confirmations if (key.scope, key.speaker) == (scope, speaker)]:
                 self._drop(self._confirmations.pop(key).digest)
         if self._disk is not None:
@@ -285,7 +288,11 @@ class ArtifactCache:
             )
 
     def _keep(self, key: Key, artifact: Artifact, asked_at: float, data: bytes | None) -> None:
-        """Record in the directory what the registry said."""
+        """Record what the registry said, unless it has said since that the voice is gone."""
+        with self._lock:
+            if self._is_overtaken(key, asked_at):
+                return
+            self._store(key, artifact, asked_at)
         if self._disk is None:
             return
         from speaker_registry.disk_cache import Ref  # noqa: PLC0415  needs POSIX
@@ -308,11 +315,18 @@ class ArtifactCache:
         confirmation = self._confirmations.get(key)
         return float("-inf") if confirmation is None else confirmation.confirmed_at
 
-    def _expired_at(self, scope: str, speaker: str | None) -> float:
-        return self._expired.get((scope, speaker), float("-inf"))
+    def _mark(self, marks: _Marks, scope: str, speaker: str | None) -> None:
+        """Note the time for a voice, or for all of a scope."""
+        marks.pop((scope, speaker), None)
+        marks[scope, speaker] = self._clock()
+        while len(marks) > _MARKED_VOICES:
+            (old_scope, _), at = marks.popitem(last=False)
+            # A voice that is not remembered any more shares the mark of its whole scope.
+            marks[old_scope, None] = max(at, _marked_at(marks, old_scope, None))
 
-    def _valid_from(self, key: Key) -> float:
-        return max(self._expired_at(key.scope, None), self._expired_at(key.scope, key.speaker))
+    def _is_overtaken(self, key: Key, asked_at: float) -> bool:
+        """Return whether the registry has said since that the voice is gone."""
+        return bool(self._forgotten) and asked_at < _last_mark(self._forgotten, key)
 
     def _answer(self, key: Key, max_age_seconds: float) -> Artifact | None:
         """Return an artifact without asking the registry, and count a hit and its age."""
@@ -358,3 +372,12 @@ class ArtifactCache:
 
 def _cost(artifact: Artifact) -> int:
     return artifact.size + ENTRY_OVERHEAD_BYTES
+
+
+def _marked_at(marks: _Marks, scope: str, speaker: str | None) -> float:
+    return marks.get((scope, speaker), float("-inf"))
+
+
+def _last_mark(marks: _Marks, key: Key) -> float:
+    """Return the time that is noted for a voice or for all voices of its scope, whichever is later."""
+    return max(_marked_at(marks, key.scope, None), _marked_at(marks, key.scope, key.speaker))

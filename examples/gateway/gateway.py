@@ -26,6 +26,7 @@ from starlette.routing import Route
 from speaker_registry import RegistryClient
 from speaker_registry.errors import InvalidRequest, PayloadTooLarge, SpeakerRegistryError, Unavailable
 from speaker_registry.following import Following
+from speaker_registry.names import key_of_name
 
 log = logging.getLogger("gateway")
 
@@ -57,7 +58,7 @@ class Prompts:
         self._client, self._profile, self._send = client, profile, send
         self._following = Following(client, profile)
         self._references: Mapping[str, str] | None = None
-        """Name in lower case -> reference to the version that it means now. None before the first look."""
+        """Key of the name -> reference to the version that it means now. None before the first look."""
         self._kept: OrderedDict[str, Prompt] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -65,7 +66,7 @@ class Prompts:
         """Learn what has changed, and forget what was deleted. Raises `SpeakerRegistryError`."""
         self._following.look()
         entries = self._following.voices.values()
-        references = {one.voice.strip().lower(): one.reference for one in entries}
+        references = {key_of_name(one.voice): one.reference for one in entries}
         with self._lock:
             self._references = references
             for gone in self._kept.keys() - set(references.values()):
@@ -81,7 +82,7 @@ class Prompts:
         references = self._references
         if references is None:
             raise Unavailable("The registry has not answered yet, so its voices are unknown. Try again soon.")
-        return references.get(voice.strip().lower())
+        return references.get(key_of_name(voice.strip()))
 
     def kept(self, reference: str) -> Prompt | None:
         """Return the fields for a version if they are in memory."""

@@ -123,6 +123,20 @@ def test_a_voice_of_the_registry_becomes_its_clip_and_transcript(
     assert upstream.headers[0]["authorization"] == "Bearer of-the-server"
 
 
+def test_a_voice_is_known_by_each_spelling_that_the_registry_accepts(
+    start: Start, connect: Open, upstream: Upstream
+):
+    """The server may have a voice of its own under another spelling of the same name."""
+    registry = start()
+    registry.ready("Zo\u00eb")
+    client = connect(registry.url)
+    for spelling in ("zo\u00eb", "Zoe\u0308", "  ZOE\u0308 "):
+        assert say(client, spelling).status_code == 200
+    assert [document.keys() & {"voice", "ref_audio"} for document in upstream.documents] == [
+        {"ref_audio"}
+    ] * 3
+
+
 def test_a_clip_without_a_transcript_is_sent_for_its_timbre_alone(
     start: Start, connect: Open, upstream: Upstream
 ):

@@ -4,6 +4,7 @@ import math
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -13,7 +14,8 @@ from speaker_registry.artifact import Artifact
 from speaker_registry.cache import ENTRY_OVERHEAD_BYTES, ArtifactCache, Key
 from tests.unit.sdk.fake_registry import ECAPA, FakeTime, artifact_file
 
-ALICE = Artifact.parse(artifact_file())
+ALICE_FILE = artifact_file()
+ALICE = Artifact.parse(ALICE_FILE)
 
 
 def key(speaker: str, reference: int | str = 1, scope: str = "s") -> Key:
@@ -118,6 +120,42 @@ def test_of_two_answers_that_crossed_the_later_question_counts():
     cache.add(key("alice"), artifact("new"), asked_at=2.0)
     cache.add(key("alice"), artifact("old"), asked_at=1.0)
     assert cache.held(key("alice")) == artifact("new")
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_an_answer_from_before_it_was_gone_does_not_bring_it_back(tmp_path: Path, *, whole: bool):
+    """A slow answer may arrive after the registry has said that the voice was deleted."""
+    time = FakeTime()
+    cache, another = (ArtifactCache(clock=time, directory=tmp_path) for _ in range(2))
+    asked_at = cache.now()
+    time.now += 1
+    if whole:
+        cache.forget_speaker("s", "alice")
+    else:
+        cache.forget(key("alice"))
+    cache.add(key("alice"), ALICE, asked_at, ALICE_FILE)
+    cache.confirm(key("alice"), ALICE, asked_at)
+    for one in (cache, another):
+        one.recall(key("alice"))
+        assert one.held(key("alice")) is None
+    time.now += 1
+    cache.add(key("alice"), ALICE, cache.now(), ALICE_FILE)
+    another.recall(key("alice"))
+    for one in (cache, another):
+        found = one.held(key("alice"))
+        assert found is not None
+        assert found.digest == ALICE.digest
+
+
+def test_what_another_process_kept_before_it_was_gone_does_not_come_back(tmp_path: Path):
+    time = FakeTime()
+    cache, another = (ArtifactCache(clock=time, directory=tmp_path) for _ in range(2))
+    asked_at = cache.now()
+    time.now += 1
+    cache.forget_speaker("s", "alice")
+    another.add(key("alice"), ALICE, asked_at, ALICE_FILE)
+    cache.recall(key("alice"))
+    assert cache.held(key("alice")) is None
 
 
 def test_age_is_that_of_the_last_confirmation():

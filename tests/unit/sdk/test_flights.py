@@ -153,12 +153,12 @@ def test_everything_is_asked_for_again_after_a_gap(connect: Connect, registry: F
 
 def test_marks_are_bounded(time: FakeTime, monkeypatch: pytest.MonkeyPatch):
     """Many changes become one mark for all voices, so that none is forgotten."""
-    monkeypatch.setattr("speaker_registry.cache._EXPIRED_VOICES", 3)
+    monkeypatch.setattr("speaker_registry.cache._MARKED_VOICES", 3)
     cache = ArtifactCache(clock=time)
     for number in range(10):
         cache.expire("scope", f"voice{number}")
     assert len(cache._expired) == 3
-    assert cache._expired_at("scope", None) == time.now
+    assert cache._expired["scope", None] == time.now
 
 
 @pytest.mark.processes
