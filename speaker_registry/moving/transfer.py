@@ -114,7 +114,8 @@ def versions_there(client: RegistryClient, name: str, *, limit: int | None = Non
         found = list(client.versions(name, limit=limit))
     except VoiceNotFound:
         return []
-    return [version for version in found if key_of_name(version.voice) == parse_speaker_name(name).key]
+    key = parse_speaker_name(name).key
+    return [version for version in found if key_of_name(version.voice) == key]
 
 
 def is_equal(version: VoiceVersion, source: Source, texts: Texts) -> bool:

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from speaker_registry.client import RegistryClient
 from speaker_registry.errors import Unavailable
 from speaker_registry.following import Following
-from speaker_registry.manifests import ManifestEntry
 from speaker_registry.syncing.samples import SpeakerSamples
 from speaker_registry.vllm_omni.filling import CacheFiller, SpeakerCache
 from speaker_registry.vllm_omni.serving import Loop, wrap_servers
@@ -63,8 +62,6 @@ class Plugin:
         self._following = Following(client, settings.profile)
         self._filler = CacheFiller(client, settings.profile, cache)
         self._servers: list[UploadedVoices] = []
-        self._checked: list[UploadedVoices] = []
-        """The servers that were there at the last look. Others may have voices of another registry."""
         self._next_look = 0.0
         """When the registry is to be asked again, in seconds of the monotonic clock."""
         self._wake = threading.Event()
@@ -97,30 +94,30 @@ class Plugin:
         Fetching thousands of voices takes long, so the registry is asked again at the usual interval
         meanwhile: what is deleted must not stay until the last voice is there.
         """
-        self._take_away()
+        servers = self._take_away()
         for entry in list(self._following.voices.values()):
             if time.monotonic() >= self._next_look:
-                self._take_away()
+                servers = self._take_away()
             if self._following.voices.get(entry.voice_id) == entry:
-                self._provide(entry)
+                self._filler.fill(entry)
+                for uploads in servers:
+                    uploads.offer(entry, self._following.registry)
 
-    def _take_away(self) -> None:
-        """Ask the registry which voices there are, and take all others out of cache and servers."""
+    def _take_away(self) -> list[UploadedVoices]:
+        """Ask the registry which voices there are, and take all others out of cache and servers.
+
+        Returns the servers, none of which has voices of another registry.
+        """
         self._following.look()
         voices = self._following.voices
-        self._checked = list(self._servers)
-        for uploads in self._checked:
+        servers = list(self._servers)
+        for uploads in servers:
             self._check_registry(uploads, self._following.registry)
         self._filler.clear_others(voices)
-        for uploads in self._checked:
+        for uploads in servers:
             uploads.withdraw_others(voices)
         self._next_look = time.monotonic() + self._settings.poll_seconds
-
-    def _provide(self, entry: ManifestEntry) -> None:
-        """Put a voice into the cache, and let the servers offer it."""
-        self._filler.fill(entry)
-        for uploads in self._checked:
-            uploads.offer(entry, self._following.registry)
+        return servers
 
     def _check_registry(self, uploads: UploadedVoices, registry: str | None) -> None:
         """Check that a server has no voices of another registry, before any of its voices is changed."""

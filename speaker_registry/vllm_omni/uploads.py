@@ -137,11 +137,12 @@ class UploadedVoices:
         bare, versioned = bare_name(entry), versioned_name(entry)
         if self._current.get(bare) != versioned:
             return False
-        infos = [self._server.uploaded_speakers.get(name) for name in (bare, versioned)]
+        offered = self._server.uploaded_speakers
+        if bare not in offered or versioned not in offered:
+            return False
+        ours = filter(self._has_of_registry, (bare, versioned))
         # Another process of the server, which is behind, may have erased the file.
-        return all(
-            info is not None and (_MARK not in info or Path(info["file_path"]).exists()) for info in infos
-        )
+        return all(Path(path).exists() for path in {offered[name]["file_path"] for name in ours})
 
     def _has_of_registry(self, name: str) -> bool:
         """Return whether the server has a voice of the registry under this name."""

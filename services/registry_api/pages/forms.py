@@ -17,7 +17,7 @@ from services.registry_api.wire.fields import Fields, read_fields
 from services.registry_api.wire.forms import FORM_BYTES
 from services.shared.registry.lookup import IdBeforeName
 from speaker_registry.errors import InvalidRequest
-from speaker_registry.names import MAX_VERSION
+from speaker_registry.names import MAX_VERSION, SpeakerName, parse_voice_id
 
 MAX_FIELD = 512
 MAX_REVISION = 10**15
@@ -25,15 +25,17 @@ Revision = Annotated[int, Query(ge=0, le=MAX_REVISION)]
 """A revision of a voice's record, or 0."""
 
 
-async def _voice_of_page(request: Request, name: VoiceName) -> IdBeforeName:
+async def _voice_of_page(request: Request, name: VoiceName) -> SpeakerName:
     """Return the voice in a page's address. Pages link to voices by their ids, which may be names of others.
 
     A form is about the voice that its page showed. It must not change a voice that has this id as its name.
     """
+    if parse_voice_id(name.key) is None:
+        return name
     return IdBeforeName(name.name, name.key, or_name=request.method != "POST")
 
 
-VoiceOfPage = Annotated[IdBeforeName, Depends(_voice_of_page)]
+VoiceOfPage = Annotated[SpeakerName, Depends(_voice_of_page)]
 
 
 def page_router(prefix: str = "") -> Router:

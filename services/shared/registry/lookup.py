@@ -36,10 +36,7 @@ class FoundVersion:
 
 @dataclass(frozen=True, slots=True)
 class IdBeforeName(SpeakerName):
-    """A reference that means the voice with this id, even if another voice has the id as its name.
-
-    A reference that does not have the form of an id is a name like any other.
-    """
+    """An id of a voice, which means that voice even if another one has the id as its name."""
 
     or_name: bool
     """Whether an id without a voice means the voice of that name."""
@@ -192,7 +189,7 @@ def _found(
 
 def _needs_id(name: SpeakerName) -> bool:
     """Return whether a reference means a voice with this id and no other."""
-    return isinstance(name, IdBeforeName) and not name.or_name and parse_voice_id(name.key) is not None
+    return isinstance(name, IdBeforeName) and not name.or_name
 
 
 def not_found(name: SpeakerName) -> VoiceNotFound:
