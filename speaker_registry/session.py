@@ -26,7 +26,7 @@ from speaker_registry.environment import (
     parse_url,
 )
 from speaker_registry.errors import InvalidRequest, PayloadTooLarge, Unavailable
-from speaker_registry.exchange import RetryPolicy, SendRequest, attempt_timeouts
+from speaker_registry.exchange import Plan, Result, RetryPolicy, SendRequest, attempt_timeouts
 from speaker_registry.fetching import Fetching
 from speaker_registry.validation import is_from_zero, shortened
 
@@ -121,6 +121,13 @@ class Session:
                 None means that any voice may have changed.
         """
         self._fetching.expire(name)
+
+    def _noticed(self, name: str, change: Plan[Result]) -> Plan[Result]:
+        """Execute a change of a voice and expire the voice, also if the answer is lost."""
+        try:
+            return (yield from change)
+        finally:
+            self.expire(name)
 
     def _arguments(self, send: SendRequest) -> dict[str, Any]:
         """Return the arguments for `httpx.Client.stream` for one attempt."""

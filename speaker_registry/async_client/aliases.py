@@ -18,15 +18,15 @@ class AsyncAliases(AsyncPlanExecutor):
 
     async def move_alias(self, voice: str, alias: str, version: int, *, if_match: str | None = None) -> Alias:
         """Point an alias to a version, or make a new alias. See `RegistryClient.move_alias`."""
-        return await self._run(self._calls.move_alias(voice, alias, version, if_match))
+        return await self._run(self._noticed(voice, self._calls.move_alias(voice, alias, version, if_match)))
 
     async def remove_alias(self, voice: str, alias: str, *, if_match: str | None = None) -> None:
         """Remove an alias. `default` stays, and moves to new versions by itself again.
 
         See `RegistryClient.remove_alias`.
         """
-        await self._run(self._calls.remove_alias(voice, alias, if_match))
+        await self._run(self._noticed(voice, self._calls.remove_alias(voice, alias, if_match)))
 
     async def rollback(self, voice: str, to: int | None = None) -> Alias:
         """Move `default` to an older version. See `RegistryClient.rollback`."""
-        return await self._run(self._calls.rollback(voice, to))
+        return await self._run(self._noticed(voice, self._calls.rollback(voice, to)))

@@ -126,7 +126,7 @@ class AsyncVoices(AsyncPlanExecutor):
         See `RegistryClient.edit_voice`.
         """
         members = edited_members(description, labels, pinned, promotion)
-        return await self._run(self._calls.edit_voice(name, members, if_match))
+        return await self._run(self._noticed(name, self._calls.edit_voice(name, members, if_match)))
 
     def versions(self, name: str, *, limit: int | None = None) -> AsyncIterator[VoiceVersion]:
         """Iterate over the versions of a voice. Pages are requested as they are needed.
@@ -151,12 +151,12 @@ class AsyncVoices(AsyncPlanExecutor):
 
         See `RegistryClient.delete`.
         """
-        await self._run(self._calls.delete(name))
+        await self._run(self._noticed(name, self._calls.delete(name)))
 
     async def delete_version(self, voice: str, version: int, *, if_match: str | None = None) -> None:
         """Delete one version of a voice. See `RegistryClient.delete_version`."""
-        await self._run(self._calls.delete_version(voice, version, if_match))
+        await self._run(self._noticed(voice, self._calls.delete_version(voice, version, if_match)))
 
     async def undelete(self, name: str) -> Voice:
         """Undelete the voice that was deleted last under this name. See `RegistryClient.undelete`."""
-        return await self._run(self._calls.undelete(name))
+        return await self._run(self._noticed(name, self._calls.undelete(name)))

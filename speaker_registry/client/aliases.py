@@ -37,7 +37,7 @@ class Aliases(PlanExecutor):
             PreconditionFailed: The alias is not the one that `if_match` describes.
             QuotaExceeded: The voice has as many aliases as the registry accepts.
         """
-        return self._run(self._calls.move_alias(voice, alias, version, if_match))
+        return self._run(self._noticed(voice, self._calls.move_alias(voice, alias, version, if_match)))
 
     def remove_alias(self, voice: str, alias: str, *, if_match: str | None = None) -> None:
         """Remove an alias. `default` stays, and moves to new versions by itself again.
@@ -46,7 +46,7 @@ class Aliases(PlanExecutor):
             NotFound: There is no such voice or alias.
             PreconditionFailed: The alias is not the one that `if_match` describes.
         """
-        self._run(self._calls.remove_alias(voice, alias, if_match))
+        self._run(self._noticed(voice, self._calls.remove_alias(voice, alias, if_match)))
 
     def rollback(self, voice: str, to: int | None = None) -> Alias:
         """Move `default` to an older version. `remove_alias(voice, "default")` lets it move by itself again.
@@ -59,4 +59,4 @@ class Aliases(PlanExecutor):
             NotFound: There is no such voice or version, or no older one.
             PreconditionFailed: Somebody else moved `default` at the same moment.
         """
-        return self._run(self._calls.rollback(voice, to))
+        return self._run(self._noticed(voice, self._calls.rollback(voice, to)))

@@ -182,7 +182,7 @@ class Voices(PlanExecutor):
             PreconditionFailed: The voice has changed.
         """
         members = edited_members(description, labels, pinned, promotion)
-        return self._run(self._calls.edit_voice(name, members, if_match))
+        return self._run(self._noticed(name, self._calls.edit_voice(name, members, if_match)))
 
     def versions(self, name: str, *, limit: int | None = None) -> Iterator[VoiceVersion]:
         """Iterate over the versions of a voice. Pages are requested as they are needed."""
@@ -202,7 +202,7 @@ class Voices(PlanExecutor):
 
     def delete(self, name: str) -> None:
         """Delete a voice with all its versions. Raises `NotFound` if there is no such voice."""
-        self._run(self._calls.delete(name))
+        self._run(self._noticed(name, self._calls.delete(name)))
 
     def delete_version(self, voice: str, version: int, *, if_match: str | None = None) -> None:
         """Delete one version of a voice. Deleting the last version deletes the voice.
@@ -216,7 +216,7 @@ class Voices(PlanExecutor):
             NotFound: There is no such voice or version.
             Conflict: An alias points to the version. Move or remove the alias first.
         """
-        self._run(self._calls.delete_version(voice, version, if_match))
+        self._run(self._noticed(voice, self._calls.delete_version(voice, version, if_match)))
 
     def undelete(self, name: str) -> Voice:
         """Undelete the voice that was deleted last under this name, while its grace period lasts.
@@ -228,4 +228,4 @@ class Voices(PlanExecutor):
             VoiceExists: The voice was restored already, or the name registered again.
             QuotaExceeded: The namespace has no room for the voice any more.
         """
-        return self._run(self._calls.undelete(name))
+        return self._run(self._noticed(name, self._calls.undelete(name)))

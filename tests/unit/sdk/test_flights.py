@@ -5,6 +5,7 @@ import subprocess
 import sys
 import threading
 import time as real_time
+from collections.abc import Callable
 
 import httpx
 import pytest
@@ -132,6 +133,33 @@ def test_a_voice_that_changed_is_asked_for_again(connect: Connect, registry: Fak
     client.fetch("alice", ECAPA, max_age=60)
     client.fetch("alice", ECAPA, max_age=60)
     assert len(registry.requests) == 3 + 1
+    assert client.cache.stats().revalidations == 1
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param(lambda client: client.delete("alice"), id="delete"),
+        pytest.param(lambda client: client.delete_version("alice", 1), id="delete_version"),
+        pytest.param(lambda client: client.undelete("alice"), id="undelete"),
+        pytest.param(lambda client: client.edit_voice("alice", promotion="on_ready"), id="edit_voice"),
+        pytest.param(lambda client: client.move_alias("alice", "default", 1), id="move_alias"),
+        pytest.param(lambda client: client.remove_alias("alice", "default"), id="remove_alias"),
+        pytest.param(lambda client: client.rollback("alice", to=1), id="rollback"),
+    ],
+)
+def test_a_client_sees_its_own_changes(
+    change: Callable[[RegistryClient], object], connect: Connect, registry: FakeRegistry, time: FakeTime
+):
+    """A change may have been made although its answer was lost."""
+    registry.add_version("alice")
+    client = connect(cache=ArtifactCache(clock=time), retries=0)
+    client.fetch("alice", ECAPA)
+    time.now += 1
+    registry.faults.append(httpx.ReadError("reset"))
+    with pytest.raises(errors.Unavailable):
+        change(client)
+    client.fetch("alice", ECAPA, max_age=60)
     assert client.cache.stats().revalidations == 1
 
 
