@@ -35,6 +35,7 @@ from speaker_registry.errors import InvalidApiKey, PermissionDenied, SpeakerRegi
 COOKIE = "speaker_registry_session"
 CALLBACK = f"{PAGES}/login/callback"
 """The path to which the OpenID provider sends people back from its own site."""
+_SENT_BY_PAGE = "X-Page-Token"
 _ENDED = "Your session has ended, for example because its key was revoked. Nothing was stored."
 _COPY = "Sign in in another tab, and copy what you typed here into a new form."
 _MAX_KEY = 2700
@@ -135,6 +136,8 @@ class PageSessions:
         try:
             found = await self._read(request)
             session = scope[_SCOPE_KEY] = found or _new_session(None, None)
+            if found and _shows_former_session(request, found):
+                return await Response(headers={"HX-Refresh": "true"})(scope, receive, send)
             scope["headers"] = [*_trusted(scope), *_credentials(session)]
             _check_origin(scope)
         except SpeakerRegistryError as error:
@@ -243,6 +246,15 @@ def is_page(path: str) -> bool:
 def is_partial(request: Request) -> bool:
     """Return whether a script asks for a part of the page that is on the screen."""
     return request.headers.get("hx-request") == "true"
+
+
+def _shows_former_session(request: Request, session: Session) -> bool:
+    """Return whether a script asks for a part of a page that shows another namespace, or belongs to another
+    key, than the session has by now. Another tab may have changed that.
+    """
+    return (
+        request.method in SAFE_METHODS and request.headers.get(_SENT_BY_PAGE, session.token) != session.token
+    )
 
 
 def _is_refusal(message: Message) -> bool:

@@ -373,6 +373,26 @@ def test_an_operator_chooses_the_namespace(operator: Visitor, closed: Registry, 
     assert operator.post("/namespace", {"namespace": "../x"}).status_code == 400
 
 
+def test_a_page_of_another_namespace_loads_itself_again(operator: Visitor, closed: Registry, name: str):
+    """Its live part would show, and offer to change, what is in the namespace that another tab has chosen."""
+    closed.upload(name, headers=bearer(BOOTSTRAP, "theirs"))
+
+    def fetch(shown: str) -> httpx.Response:
+        return operator.get("/voices", headers={"HX-Request": "true", "X-Page-Token": shown})
+
+    def token() -> str:
+        found = re.search(r"""<body hx-headers='{"X-Page-Token": "(\w+)"}'>""", operator.get("/voices").text)
+        assert found
+        return found[1]
+
+    before = token()
+    assert "HX-Refresh" not in fetch(before).headers
+    operator.post("/namespace", {"namespace": "theirs"})
+    stale = fetch(before)
+    assert (stale.headers["HX-Refresh"], stale.text) == ("true", "")
+    assert name in fetch(token()).text
+
+
 def test_a_voice_goes_in_and_its_artifact_comes_out(registry: Registry, visitor: Visitor, name: str):
     """The whole way with forms alone: register, watch, hear, download, delete."""
     answer = visitor.register(name, CLIP, ref_text="The quick brown fox.")
