@@ -4,6 +4,7 @@ It does not know which requests a plan sends.
 """
 
 import asyncio
+import functools
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from types import TracebackType
@@ -11,6 +12,7 @@ from typing import Literal, Self
 
 import httpx
 
+from speaker_registry.async_client.attempts import Attempts, Trace
 from speaker_registry.cache import ArtifactCache
 from speaker_registry.errors import SpeakerRegistryError
 from speaker_registry.exchange import (
@@ -21,6 +23,7 @@ from speaker_registry.exchange import (
     Reply,
     Result,
     RetryPolicy,
+    SendRequest,
     Sleep,
     Step,
     Work,
@@ -50,9 +53,11 @@ class AsyncPlanExecutor(Session):
         )
         self._sleep = sleep
         self._http = httpx.AsyncClient(transport=transport, cookies=no_cookies())
+        self._attempts = Attempts()
 
     async def close(self) -> None:
         """Close the connections."""
+        await self._attempts.close()
         await self._http.aclose()
 
     async def __aenter__(self) -> Self:
@@ -95,15 +100,16 @@ class AsyncPlanExecutor(Session):
             await asyncio.wait([asyncio.wrap_future(step.done)], timeout=step.seconds)
             return None
         try:
-            async with (
-                asyncio.timeout(step.deadline - self._policy.clock()),
-                self._http.stream(**self._arguments(step)) as response,
-            ):
-                body = BodyReader(step, response.headers, self._policy.clock)
-                async for chunk in response.aiter_bytes():
-                    body.add(chunk)
-                return Reply(response.status_code, dict(response.headers), body.whole())
+            send = functools.partial(self._send, step)
+            return await self._attempts.answer(send, step.deadline - self._policy.clock())
         except SpeakerRegistryError as error:
             return error
         except (*TRANSPORT_ERRORS, TimeoutError) as error:
             return self._unreachable(error)
+
+    async def _send(self, step: SendRequest, trace: Trace) -> Reply:
+        async with self._http.stream(**self._arguments(step), extensions={"trace": trace}) as response:
+            body = BodyReader(step, response.headers, self._policy.clock)
+            async for chunk in response.aiter_bytes():
+                body.add(chunk)
+            return Reply(response.status_code, dict(response.headers), body.whole())

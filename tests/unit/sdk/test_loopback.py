@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
 
+import httpx
 import pytest
 
 from speaker_registry import AsyncRegistryClient, RegistryClient, errors
@@ -242,3 +243,33 @@ def test_a_redirect_to_nowhere_is_an_error_of_the_sdk(connect, listen, location:
     url = listen(answering(b"", status="302 Found", location=location))
     with pytest.raises(errors.Unavailable):
         connect(url, retries=0).get("alice")
+
+
+def test_canceled_calls_take_no_connection_with_them():
+    """Whenever a task is canceled, its client can still use all of its connections. The numbers of turns of
+    the event loop until then cover every moment of a request.
+    """
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(asyncio.IncompleteReadError, ConnectionError):
+            while await reader.readuntil(b"\r\n\r\n"):
+                writer.write(b"HTTP/1.1 404 Not Found\r\ncontent-length: 4\r\n\r\n")
+                await writer.drain()
+                writer.write(b"gone")
+        writer.close()
+
+    async def run() -> None:
+        async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+            url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+            two = httpx.AsyncHTTPTransport(limits=httpx.Limits(max_connections=2))
+            async with AsyncRegistryClient(url, transport=two, retries=0, timeout=10) as client:
+                for turns in range(60):
+                    call = asyncio.create_task(client.get("alice"))
+                    for _ in range(turns):
+                        await asyncio.sleep(0)
+                    call.cancel()
+                    await asyncio.wait([call])
+                with pytest.raises(errors.NotFound):
+                    await client.get("alice")
+
+    asyncio.run(run())

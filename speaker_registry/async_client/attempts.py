@@ -1,0 +1,78 @@
+"""Requests that a task can give up without harm to the connections that other tasks share.
+
+httpx loses a connection of its pool if a task is canceled just after the pool has made or assigned one, or
+while it takes one back. When all are lost, every later request fails. A cancel scope of anyio, on which httpx
+is built, does no harm as soon as the connection is in use.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any, TypeVar
+
+import anyio
+
+_Answer = TypeVar("_Answer")
+Trace = Callable[[str, Any], Awaitable[None]]
+"""The extension `trace` of a request. httpx calls it with the name of each event of the request."""
+
+
+class Attempts:
+    """Executes the requests of one client. One that was given up ends a little later, by itself."""
+
+    def __init__(self) -> None:
+        self._given_up: set[asyncio.Task[Any]] = set()
+
+    async def answer(self, send: Callable[[Trace], Coroutine[Any, Any, _Answer]], seconds: float) -> _Answer:
+        """Return what `send` returns. It must send one request, with the trace that it is called with.
+
+        Raises:
+            TimeoutError: There is no answer after `seconds`.
+        """
+        attempt = _Attempt()
+        task = asyncio.create_task(attempt.execute(send(attempt.trace)))
+        task.add_done_callback(_take_error)
+        try:
+            await asyncio.wait([task], timeout=seconds)
+        finally:
+            if not task.done():
+                self._given_up.add(task)
+                task.add_done_callback(self._given_up.discard)
+                attempt.give_up()
+        if not task.done():
+            raise TimeoutError
+        return task.result()
+
+    async def close(self) -> None:
+        """End the requests that were given up. The connections are not usable afterwards."""
+        for task in self._given_up:
+            task.cancel()
+        await asyncio.gather(*self._given_up, return_exceptions=True)
+
+
+class _Attempt:
+    def __init__(self) -> None:
+        self._scope = anyio.CancelScope()
+        self._uses_connection = self._is_given_up = False
+
+    async def trace(self, event: str, _: Any) -> None:
+        self._uses_connection |= event.endswith(".send_request_headers.started")
+        self._cancel_if_harmless()
+
+    def give_up(self) -> None:
+        self._is_given_up = True
+        self._cancel_if_harmless()
+
+    async def execute(self, request: Awaitable[_Answer]) -> _Answer:
+        with self._scope:
+            return await request
+        raise asyncio.CancelledError
+
+    def _cancel_if_harmless(self) -> None:
+        if self._uses_connection and self._is_given_up:
+            self._scope.cancel()
+
+
+def _take_error(task: asyncio.Task[Any]) -> None:
+    """Keep asyncio from logging an error that nobody waits for any more."""
+    if not task.cancelled():
+        task.exception()
