@@ -21,7 +21,7 @@ MAX_BEHIND = 1000
 _PAGE = 500
 """Number of earlier events that are read at a time."""
 _EVENT_ID = r"\d{1,20}-\d{1,20}"
-_POSITION = re.compile(rf"([0-9a-f]{{1,32}})-({_EVENT_ID})", re.ASCII)
+_POSITION = re.compile(rf"([0-9a-f]{{0,32}})-({_EVENT_ID})", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,9 @@ class StreamPosition:
     """A position in the event stream of one view, just after an event."""
 
     generation: str
-    """The generation of the view. Positions of different generations cannot be compared."""
+    """The generation of the view. Positions of different generations cannot be compared. Empty if a process
+    that had not reached Redis yet sent the position.
+    """
     event_id: str
     """The event's id in Redis."""
 
@@ -121,7 +123,8 @@ class EventFeed:
 
         Raises the errors of the Redis client.
         """
-        if position.generation != self._stream.generation or not await self._stream.has(position.event_id):
+        is_comparable = position.generation and position.generation == self._stream.generation
+        if not (is_comparable and await self._stream.has(position.event_id)):
             return None
         found: list[Event] = []
         until = self._stream.position
