@@ -11,13 +11,15 @@ from typing import Any, TypeVar
 
 import anyio
 
+_CLOSING_SECONDS = 1.0
+"""Maximum time to wait until the connection of a request that was given up is closed."""
 _Answer = TypeVar("_Answer")
 Trace = Callable[[str, Any], Awaitable[None]]
 """The extension `trace` of a request. httpx calls it with the name of each event of the request."""
 
 
 class Attempts:
-    """Executes the requests of one client. One that was given up ends a little later, by itself."""
+    """Executes the requests of one client. One that is given up before it has a connection ends by itself."""
 
     def __init__(self) -> None:
         self._given_up: set[asyncio.Task[Any]] = set()
@@ -35,12 +37,17 @@ class Attempts:
             await asyncio.wait([task], timeout=seconds)
         finally:
             if not task.done():
-                self._given_up.add(task)
-                task.add_done_callback(self._given_up.discard)
-                attempt.give_up()
+                await self._give_up(task, attempt)
         if not task.done():
             raise TimeoutError
         return task.result()
+
+    async def _give_up(self, task: "asyncio.Task[Any]", attempt: "_Attempt") -> None:
+        self._given_up.add(task)
+        task.add_done_callback(self._given_up.discard)
+        attempt.give_up()
+        if attempt.is_canceled:
+            await asyncio.wait([task], timeout=_CLOSING_SECONDS)
 
     async def close(self) -> None:
         """End the requests that were given up. The connections are not usable afterwards."""
@@ -54,6 +61,10 @@ class _Attempt:
         self._scope = anyio.CancelScope()
         self._uses_connection = self._is_given_up = False
 
+    @property
+    def is_canceled(self) -> bool:
+        return self._scope.cancel_called
+
     async def trace(self, event: str, _: Any) -> None:
         self._uses_connection |= event.endswith(".send_request_headers.started")
         self._cancel_if_harmless()
@@ -65,7 +76,7 @@ class _Attempt:
     async def execute(self, request: Awaitable[_Answer]) -> _Answer:
         with self._scope:
             return await request
-        raise asyncio.CancelledError
+        raise TimeoutError
 
     def _cancel_if_harmless(self) -> None:
         if self._uses_connection and self._is_given_up:
