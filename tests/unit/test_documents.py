@@ -284,10 +284,30 @@ def test_a_store_that_stays_away_ends_a_change_in_time(
     assert CHANGE_SECONDS < clock.seconds - began < CHANGE_SECONDS + 5
 
 
-def test_a_change_of_a_document_that_the_store_has_lost_says_so(documents: Documents, store: FakeStore):
-    """The copy that the change starts from is newer than what the store has, so waiting does not help."""
+@pytest.mark.parametrize("older", [[], [body_of(["a"])]], ids=["lost", "older"])
+def test_a_document_that_the_store_has_lost_or_put_back_is_not_waited_for_long(
+    documents: Documents, store: FakeStore, clock: OwnTime, older: list[bytes]
+):
+    """The copy that the change starts from is newer than what the store has, so waiting does not help, and
+    the request would keep a slot of the bucket from other tenants.
+    """
+    store.states += older
+    began = clock.seconds
     with pytest.raises(Unavailable, match="or has lost it"):
-        added(documents, Adding("b"), base=base_of(["a"]))
+        added(documents, Adding("c"), base=base_of(["a", "b"]))
+    assert clock.seconds - began < 4
+    assert store.states == older
+
+
+def test_an_outdated_node_has_time_to_catch_up(documents: Documents, store: FakeStore, clock: OwnTime):
+    """Also if the store could not be reached at first, which takes most of the time of the change."""
+    clock.up_to = lambda seconds: seconds  # type: ignore[method-assign]
+    store.states.append(body_of(["a", "b"]))
+    store.swaps.append(("before", Unavailable("away")))
+    store.reads += [Unavailable("away")] * 20 + [body_of(["a"])] * 2
+    began = clock.seconds
+    assert added(documents, Adding("c"), base=base_of(["a", "b"])) == ["a", "b", "c"]
+    assert clock.seconds - began > 10
 
 
 def test_a_change_that_conflicts_for_ever_ends_in_time(

@@ -12,6 +12,8 @@ import pytest
 
 from services.registry_api.operations.alias import move
 from services.registry_api.operations.bring import ReadyArtifact, Room, bring
+from services.registry_api.operations.edit import edit
+from services.registry_api.operations.undelete import undelete
 from services.shared.bucket.documents import CHANGE_SECONDS
 from services.shared.bucket.layout import document_key
 from services.shared.bucket.store import Moved
@@ -92,6 +94,51 @@ def test_a_lost_reply_of_the_commit_makes_one_version(world: World) -> None:
     registry = with_faults(world, ("swap", "after", lost))
     assert registry.register("wren", 1).created
     assert [version.number for version in registry.document("wren").versions] == [1]
+
+
+def _register(one: Registry) -> list[int]:
+    return [one.register("wren", 2).version.number]
+
+
+def _move_alias(one: Registry) -> list[int]:
+    moved = move(one.speakers, one.profiles, NS, parse_speaker_name("wren"), "live", 1, by="key")
+    return [moved.document.resolve(alias, lambda _: True).number for alias in (DEFAULT, "live")]
+
+
+def _edit(one: Registry) -> list[int]:
+    about = {"labels": {}, "members": {"description": "low"}, "limits": ROOMY, "by": "key"}
+    found = edit(one.speakers, one.profiles, NS, parse_speaker_name("wren"), **about)
+    return [version.number for version in found.document.versions]
+
+
+def _undelete(one: Registry) -> list[int]:
+    services = (one.speakers, one.jobs, one.profiles, NS, parse_speaker_name("wren"))
+    found = undelete(*services, limits=ROOMY, grace_seconds=DAY, by="key")
+    return [version.number for version in found.document.versions]
+
+
+@pytest.mark.parametrize(
+    ("change", "answer"),
+    [(_register, [2]), (_move_alias, [1, 1]), (_edit, [1]), (_undelete, [1])],
+    ids=["register", "alias", "edit", "undelete"],
+)
+def test_a_change_that_was_undone_before_its_reply_came_is_answered_as_it_was_made(
+    world: World, registry: Registry, change: Callable[[Registry], list[int]], answer: list[int]
+) -> None:
+    """The newest document then lacks what the answer describes."""
+
+    def undone() -> None:
+        registry.delete("wren")
+        lost()
+
+    registry.register("wren", 1)
+    if change is _undelete:
+        registry.delete("wren")
+    slow = with_faults(world, ("swap", "after", undone))
+    assert change(slow) == answer
+    assert not registry.document("wren").live
+    with pytest.raises(VoiceNotFound):
+        slow.find("wren")
 
 
 def test_two_uploads_at_one_moment_become_two_versions(world: World, registry: Registry) -> None:

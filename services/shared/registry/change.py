@@ -72,7 +72,7 @@ class Change:
     @property
     def document(self) -> SpeakerDocument:
         """Return the document that the change starts from, which may be an outdated copy. After the commit,
-        return the changed document.
+        return the newest document that was found, which others may have changed since.
         """
         return self._understood(self._start())
 
@@ -99,7 +99,10 @@ class Change:
         max_bytes: int | None = None,
         mends: bool = False,
     ) -> SpeakerDocument:
-        """Commit the document that `decide` makes from the newest one. Returns the resulting document.
+        """Commit the document that `decide` makes from the newest one.
+
+        Returns the document as this change made it, also if others have changed it again since. So a caller
+        finds in it what it has just changed, for example a version of a voice that was deleted meanwhile.
 
         Args:
             did: the kind of change, as it is recorded in the document.
@@ -116,19 +119,20 @@ class Change:
             VoiceDamaged, VoiceUnreadable: the document cannot be understood. Errors that `decide` raises are
                 passed on.
         """
-        before, seen = NO_DOCUMENT, None
+        before, seen, made = NO_DOCUMENT, None, None
 
         def next_body(base: Base) -> bytes | None:
-            nonlocal before, seen
+            nonlocal before, seen, made
             self.mended = mends and self._is_damaged(base)
             before, seen = self._empty_after_damage() if self.mended else self._understood(base), base
             after = decide(before)
             if after is before and not self.mended:
+                made = base.body
                 return None
             change_id = None if done else self.token
             after = after.following(before, change_id, at=self._now(), by=self._by, did=did)
             after = after.having(namespace=self._speaker_id.namespace)
-            body = after.to_bytes()
+            made = body = after.to_bytes()
             if max_bytes is not None:
                 fitting(before, body, max_bytes=max_bytes)
             self.is_settled = False  # from here on, a swap may be under way
@@ -151,7 +155,7 @@ class Change:
             raise
         self.is_settled, self._base = True, committed
         self._show(committed, before, takes_away=takes_away)
-        return self.document
+        return self.document if committed.body == made else self._understood(Base(made, etag=None))
 
     def _show(self, committed: Base, before: SpeakerDocument, *, takes_away: bool) -> None:
         """Apply a document to the view, check that this view is still in use, and wait until no process
