@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Protocol
 
 from fastapi import Depends, Path, Query, Request
+from pydantic import BeforeValidator
 
 from services.registry_api.access.authentication import Access
 from services.registry_api.campaigns.control import Campaigns
@@ -204,3 +205,9 @@ OnlyFingerprint = Annotated[
 ]
 Limit = Annotated[int, Query(ge=1, le=100, description="The page size.")]
 After = Annotated[str, Query(max_length=512, description="`last_id` of the previous page.")]
+AfterNumber = Annotated[
+    int,
+    BeforeValidator(lambda text: text or 0),
+    Query(ge=0, description="`last_id` of the previous page."),
+]
+"""The `last_id` of a page whose items are known by numbers. It may be empty, like `After`."""

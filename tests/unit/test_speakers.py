@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from services.registry_api.operations.alias import move
-from services.registry_api.operations.bring import ReadyArtifact, Room, bring
+from services.registry_api.operations.bring import Brought, ReadyArtifact, Room, bring
+from services.registry_api.operations.delete import delete_version
 from services.registry_api.operations.edit import edit
 from services.registry_api.operations.undelete import undelete
 from services.shared.bucket.documents import CHANGE_SECONDS
@@ -36,6 +37,7 @@ from speaker_registry.errors import (
     JobFinished,
     JobNotFound,
     QuotaExceeded,
+    SpeakerRegistryError,
     Unavailable,
     VersionNotFound,
     VoiceDamaged,
@@ -117,10 +119,14 @@ def _undelete(one: Registry) -> list[int]:
     return [version.number for version in found.document.versions]
 
 
+def _bring(one: Registry) -> list[int]:
+    return [version.number for version in _brought(one, 2.0).speaker.document.versions]
+
+
 @pytest.mark.parametrize(
     ("change", "answer"),
-    [(_register, [2]), (_move_alias, [1, 1]), (_edit, [1]), (_undelete, [1])],
-    ids=["register", "alias", "edit", "undelete"],
+    [(_register, [2]), (_move_alias, [1, 1]), (_edit, [1]), (_undelete, [1]), (_bring, [1])],
+    ids=["register", "alias", "edit", "undelete", "artifact"],
 )
 def test_a_change_that_was_undone_before_its_reply_came_is_answered_as_it_was_made(
     world: World, registry: Registry, change: Callable[[Registry], list[int]], answer: list[int]
@@ -603,15 +609,19 @@ def test_an_embedding_takes_the_place_of_a_clip_at_once(registry: Registry) -> N
     assert registry.find_version("wren", "default")[1].number == 2
 
 
-def brought(
+def brought(registry: Registry, value: float, **options: Any) -> bool:
+    """Bring an embedding of the newest version. Returns whether it is new."""
+    return _brought(registry, value, **options).new
+
+
+def _brought(
     registry: Registry,
     value: float,
     *,
     builds: int = 9,
     size: int = 10**6,
     manifest: Manifest | None = None,
-) -> bool:
-    """Bring an embedding of the newest version."""
+) -> Brought:
     speaker = registry.find("wren")
     tensors = {"speaker_embedding": np.full(4, value, np.float32)}
     return bring(
@@ -624,7 +634,32 @@ def brought(
         profile="ecapa",
         given=ReadyArtifact(tensors=tensors, fingerprint="f1", manifest=manifest),
         by="key",
-    ).new
+    )
+
+
+@pytest.mark.parametrize(
+    ("others", "error", "says"),
+    [
+        ([1], VoiceDeleted, "Voice 'wren' was deleted while"),
+        ([1, 2], VersionNotFound, "Version 2 of voice 'wren' was deleted while"),
+    ],
+    ids=["the voice", "the version"],
+)
+def test_an_artifact_of_what_was_deleted_meanwhile_says_what_is_gone(
+    world: World, registry: Registry, others: list[int], error: type[SpeakerRegistryError], says: str
+) -> None:
+    """A client drops a voice that it takes for deleted."""
+    for number in others:
+        registry.register("wren", number)
+    wren, newest = parse_speaker_name("wren"), others[-1]
+
+    def delete_newest() -> None:
+        delete_version(registry.speakers, registry.jobs, NS, wren, newest, by="key")
+
+    late = with_faults(world, ("put", "after", delete_newest))
+    with pytest.raises(error, match=says):
+        brought(late, 2.0)
+    assert registry.document("wren").live == (len(others) > 1)
 
 
 def served_file(registry: Registry) -> Artifact:

@@ -4,7 +4,7 @@ import time
 
 import pytest
 
-from services.registry_api.pages.rendering import ago, day, duration, measured, message, visible
+from services.registry_api.pages.rendering import ago, day, duration, measured, message, registered, visible
 
 
 @pytest.mark.parametrize(
@@ -15,6 +15,13 @@ def test_ages_have_no_fractions_and_short_measurements_have(seconds: float, age:
     """A tenth of a second says nothing about an age, and much about a job."""
     assert (duration(seconds), measured(seconds)) == (age, length)
     assert f">{age} ago<" in ago(time.time() - seconds - 0.01)
+
+
+def test_a_version_that_is_dated_ahead_was_registered_now():
+    """Of ten versions that are registered within a second, the last one is dated ten seconds later."""
+    ahead = time.time() + 9.5
+    assert ">0 s ago<" in registered(ahead)
+    assert ">in 9 s<" in ago(ahead)
 
 
 def test_plain_text_is_escaped_like_any_other():

@@ -131,10 +131,17 @@ def find_artifact(
     Raises:
         VoiceNotFound, VersionNotFound, AliasNotFound, ProfileUnknown, Unavailable.
     """
-    known = profiles.get(profile)
+    profiles.get(profile)
     speaker, version = find_version(speakers, profiles, namespace, name, reference)
-    status = profiles.explained(profiles.status(speaker, version, known, wanted.fingerprint))
-    return FoundArtifact(speaker, version, status, wanted, profiles.is_required(profile))
+    return artifact_of(profiles, speaker, version, profile, wanted)
+
+
+def artifact_of(
+    profiles: Profiles, speaker: FoundSpeaker, version: Version, profile: str, wanted: Wanted
+) -> FoundArtifact:
+    """Return a version's artifact for a profile. Raises `ProfileUnknown`."""
+    status = profiles.status(speaker, version, profiles.get(profile), wanted.fingerprint)
+    return FoundArtifact(speaker, version, profiles.explained(status), wanted, profiles.is_required(profile))
 
 
 def find_each(

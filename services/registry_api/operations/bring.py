@@ -6,7 +6,7 @@ record is marked as brought. This module knows no HTTP.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -14,7 +14,7 @@ import numpy as np
 import structlog
 
 from services.shared.bucket.stored_bytes import StoredBytes
-from services.shared.model.artifacts import AlreadyMade, VersionGone, with_artifact
+from services.shared.model.artifacts import AlreadyMade, with_artifact
 from services.shared.model.document import Counts, SpeakerDocument
 from services.shared.model.fingerprint import Fingerprint
 from services.shared.model.packaging import applying_tensors, package
@@ -31,6 +31,7 @@ from speaker_registry.errors import (
     FingerprintMismatch,
     InvalidArtifact,
     QuotaExceeded,
+    VersionNotFound,
     VoiceDeleted,
 )
 
@@ -79,6 +80,9 @@ class _Origin:
 class Brought:
     """A stored artifact."""
 
+    speaker: FoundSpeaker
+    """The speaker with the artifact, also if it was deleted since."""
+    version: Version
     fingerprint: str
     new: bool
     """False if the same artifact was served already."""
@@ -102,7 +106,8 @@ def bring(
     for this very version, in the registry from which it was moved, is the same only if all its bytes are.
 
     Raises:
-        ProfileUnknown, VoiceDeleted, Unavailable.
+        ProfileUnknown, Unavailable.
+        VoiceDeleted, VersionNotFound: the voice or the version was deleted meanwhile.
         CacheUnsupported: the profile needs a transcript, and the version has none.
         FingerprintMismatch: the fingerprint is not the profile's current one.
         InvalidArtifact: it does not match the profile's tensors, was made from another clip, or does not
@@ -117,27 +122,39 @@ def bring(
         _check_subject(given.manifest, version, known)
     origin = _origin(profiles, known, given)
     with speakers.changing(speaker.id, by=by) as change:
-        version = change.ask(partial(_live, vuid=version.vuid, name=version.name))
+        version = change.ask(partial(_present, version=version))
         data, record = _pack(version, known, origin, given, object_id=change.token)
         same = _served_same(version, known, origin, given, record)
         if same is not None and blobs.has_artifact(speaker.id, version, same):
-            change.commit(lambda document: document, did="repeat")
-            return Brought(origin.fingerprint, new=False)
+            document = change.commit(lambda document: document, did="repeat")
+            return _brought(speaker, document, version, origin, new=False)
         check_builds(version, profile, origin.fingerprint, room.builds)
         room.check(record.size, speakers.usage_so_far(speaker.id.namespace))
         blobs.store_artifact(speaker.id, version.vuid, record.object, data)
         add = _adding(profiles, version, profile, record, origin, lost=same)
-        if not _commit(change, version, known, record, add, max_bytes=speakers.max_document_bytes):
-            return Brought(origin.fingerprint, new=False)
-    log.info("artifact.uploaded", speaker=str(speaker.id), vuid=version.vuid, profile=profile)
-    return Brought(origin.fingerprint, new=True)
+        max_bytes = speakers.max_document_bytes
+        document, new = _commit(change, version, known, record, add, max_bytes=max_bytes)
+    if new:
+        log.info("artifact.uploaded", speaker=str(speaker.id), vuid=version.vuid, profile=profile)
+    return _brought(speaker, document, version, origin, new=new)
 
 
-def _live(document: SpeakerDocument, *, vuid: str, name: str) -> Version:
-    version = document.version(vuid)
-    if version is None:
-        raise VoiceDeleted(f"Voice '{name}' was deleted while the artifact was being stored.")
-    return version
+def _present(document: SpeakerDocument, *, version: Version) -> Version:
+    present = document.version(version.vuid)
+    if present is not None:
+        return present
+    if not document.live:
+        raise VoiceDeleted(f"Voice '{version.name}' was deleted while the artifact was being stored.")
+    raise VersionNotFound(
+        f"Version {version.number} of voice '{version.name}' was deleted while the artifact was being stored."
+    )
+
+
+def _brought(
+    speaker: FoundSpeaker, document: SpeakerDocument, version: Version, origin: _Origin, *, new: bool
+) -> Brought:
+    version = _present(document, version=version)
+    return Brought(replace(speaker, document=document), version, origin.fingerprint, new)
 
 
 def _served_same(
@@ -185,6 +202,7 @@ def _adding(
     lost: ArtifactRecord | None,
 ) -> Callable[[SpeakerDocument], SpeakerDocument]:
     def add(document: SpeakerDocument) -> SpeakerDocument:
+        _present(document, version=version)
         return with_artifact(
             document,
             version.vuid,
@@ -206,11 +224,11 @@ def _commit(
     add: Callable[[SpeakerDocument], SpeakerDocument],
     *,
     max_bytes: int,
-) -> bool:
-    """Add an artifact. Returns False if an equal one was added at the same moment."""
+) -> tuple[SpeakerDocument, bool]:
+    """Add an artifact. Returns the document, and False if an equal one was added at the same moment."""
 
     def repeated(document: SpeakerDocument) -> SpeakerDocument:
-        present = _live(document, vuid=version.vuid, name=version.name)
+        present = _present(document, version=version)
         served = present.artifact(profile.name, record.fingerprint)
         if served is None or served.content_digest != record.content_digest:
             raise Conflict(
@@ -219,21 +237,13 @@ def _commit(
             )
         return document
 
+    def is_done(document: SpeakerDocument) -> bool:
+        return record.object in document.names_of_bytes
+
     try:
-        change.commit(
-            add,
-            did="bring",
-            done=lambda document: record.object in document.names_of_bytes,
-            max_bytes=max_bytes,
-        )
-    except VersionGone:
-        raise VoiceDeleted(
-            f"Voice '{version.name}' was deleted while the artifact was being stored."
-        ) from None
+        return change.commit(add, did="bring", done=is_done, max_bytes=max_bytes), True
     except AlreadyMade:
-        change.commit(repeated, did="repeat")
-        return False
-    return True
+        return change.commit(repeated, did="repeat"), False
 
 
 def _check_subject(manifest: Manifest, version: Version, profile: Profile) -> None:

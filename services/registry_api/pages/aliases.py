@@ -156,7 +156,7 @@ def _unmoved_since(alias: str, seen: int) -> Check:
             now = f"There is an alias `{alias}` already, and it means version {_version_of(document, alias)}."
         else:
             now = (
-                f"`{alias}` was moved after the page with this button was loaded, and means version "
+                f"`{alias}` has changed since the page with this button was loaded, and means version "
                 f"{_version_of(document, alias)} now."
             )
         raise PreconditionFailed(

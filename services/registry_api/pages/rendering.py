@@ -206,7 +206,17 @@ def ago(moment: float | None) -> Markup:
     if moment is None:
         return Markup("–")
     seconds = time.time() - moment
-    words = f"{duration(seconds)} ago" if seconds >= 0 else f"in {duration(-seconds)}"
+    return _timed(moment, f"{duration(seconds)} ago" if seconds >= 0 else f"in {duration(-seconds)}")
+
+
+def registered(moment: float) -> Markup:
+    """Return the creation time of a version like `ago`. It may lie some seconds ahead, because versions of a
+    voice that are registered within one second are dated one second apart.
+    """
+    return _timed(moment, f"{duration(max(0.0, time.time() - moment))} ago")
+
+
+def _timed(moment: float, words: str) -> Markup:
     iso = datetime.fromtimestamp(moment, UTC).isoformat()
     return Markup('<time datetime="{}" title="{}">{}</time>').format(iso, exactly(moment), words)
 
@@ -262,6 +272,7 @@ def _environment() -> Environment:
         message=message,
         marked=marked,
         ago=ago,
+        registered=registered,
         exactly=exactly,
         clock=clock,
         size=size,

@@ -1,7 +1,7 @@
 """Routes of artifacts: the descriptor and the file of a version's artifact for a profile."""
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated
 
 from fastapi import Depends, Header, Request
@@ -24,8 +24,8 @@ from services.registry_api.dependencies import (
     WaitSeconds,
 )
 from services.registry_api.express.lane import offer_of
-from services.registry_api.operations.artifacts import FoundArtifact, Wanted, find_artifact
-from services.registry_api.operations.bring import ReadyArtifact, Room, bring
+from services.registry_api.operations.artifacts import FoundArtifact, Wanted, artifact_of, find_artifact
+from services.registry_api.operations.bring import Brought, ReadyArtifact, Room, bring
 from services.registry_api.protocol.callers import Caller
 from services.registry_api.protocol.routing import Router
 from services.registry_api.protocol.signals import route_of
@@ -231,15 +231,20 @@ def _give(target: _Target, body: bytes, fingerprint: str | None) -> tuple[FoundA
         given=ReadyArtifact(tensors=tensors, manifest=manifest, fingerprint=fingerprint),
         by=target.caller.id,
     )
-    return _stored(replace(target, reference=found.version.number), brought.fingerprint), brought.new
+    return _stored(target, brought), brought.new
 
 
-def _stored(target: _Target, fingerprint: str) -> FoundArtifact:
-    """Find the artifact that was just stored, although another encoder may have been promoted since."""
-    found = target.find()
-    if found.artifact is not None and found.artifact.record.fingerprint == fingerprint:
-        return found
-    return replace(target, wanted=Wanted(fingerprint=fingerprint)).find()
+def _stored(target: _Target, brought: Brought) -> FoundArtifact:
+    """Return the artifact that was just stored, although another encoder may have been promoted since."""
+
+    def found(wanted: Wanted) -> FoundArtifact:
+        services = target.services
+        return artifact_of(services.profiles, brought.speaker, brought.version, target.profile, wanted)
+
+    served = found(target.wanted)
+    if served.artifact is not None and served.artifact.record.fingerprint == brought.fingerprint:
+        return served
+    return found(Wanted(fingerprint=brought.fingerprint))
 
 
 async def _settled(request: Request, target: _Target, wait: float) -> FoundArtifact:

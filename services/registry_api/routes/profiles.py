@@ -2,11 +2,11 @@
 
 from typing import Annotated
 
-from fastapi import Path, Query, Request
+from fastapi import Path, Request
 from starlette.responses import Response
 
 from services.registry_api.access.rules import PROFILES_PROMOTE, VOICES_READ
-from services.registry_api.dependencies import AT_STORE, CallerDep, Limit, ServicesDep
+from services.registry_api.dependencies import AT_STORE, AfterNumber, CallerDep, Limit, ServicesDep
 from services.registry_api.operations.promote import promote
 from services.registry_api.protocol.routing import Router
 from services.registry_api.wire import profile_rendering
@@ -68,7 +68,7 @@ def list_profile_changes(
     services: ServicesDep,
     profile: Profile,
     limit: Limit = 20,
-    after: Annotated[int, Query(ge=0, description="`last_id` of the previous page.")] = 0,
+    after: AfterNumber = 0,
 ) -> Response:
     """List the decisions that made an encoder the current one of a profile, newest first: the last 100
     decisions.

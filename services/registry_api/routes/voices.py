@@ -12,6 +12,7 @@ from services.registry_api.dependencies import (
     AT_STORE,
     SEARCHING,
     After,
+    AfterNumber,
     CallerDep,
     Limit,
     NamespaceDep,
@@ -245,7 +246,7 @@ def list_versions(
     namespace: NamespaceDep,
     name: VoiceName,
     limit: Limit = 20,
-    after: Annotated[int, Query(ge=0, description="`last_id` of the previous page.")] = 0,
+    after: AfterNumber = 0,
 ) -> Response:
     """List the versions of a voice, newest first.
 

@@ -179,6 +179,7 @@ def test_versions_are_paged_newest_first(registry: Registry, name: str):
     first = get(registry, f"/v1/voices/{name}/versions", limit=3)
     assert [one["version"] for one in first["data"]] == [5, 4, 3]
     assert (first["first_id"], first["last_id"], first["has_more"]) == ("5", "3", True)
+    assert get(registry, f"/v1/voices/{name}/versions", limit=3, after="") == first
     registry.upload(name)
     second = get(registry, f"/v1/voices/{name}/versions", limit=3, after=first["last_id"])
     assert ([one["version"] for one in second["data"]], second["has_more"]) == ([2, 1], False)

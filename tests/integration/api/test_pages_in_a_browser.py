@@ -385,7 +385,7 @@ def test_of_two_people_who_roll_back_at_once_one_is_told(visit: Open, closed: Re
     first.get_by_role("button", name="Undo").click()
     expect(first.get_by_role("button", name="Make default version 1")).to_be_visible()
     second.get_by_role("button", name="Make default version 1").click()
-    told = "default was moved after the page with this button was loaded, and means version 2 now."
+    told = "default has changed since the page with this button was loaded, and means version 2 now."
     expect(second.get_by_role("alert")).to_contain_text(told)
     for _ in range(2):
         with second.expect_response("**/pictures"):
