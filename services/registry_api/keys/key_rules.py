@@ -83,9 +83,10 @@ def end_after_rotation(old: ApiKey, maker: ApiKey | None, now: float) -> int | N
     return latest
 
 
-def key_not_found(key_id: str) -> ApiKeyNotFound:
-    """Return the error for a key that does not exist or is in another namespace. The message shows no more
-    characters than an id has, because the text may be a whole key.
+def key_not_found(key_id: str, whose: str = ANY_NAMESPACE) -> ApiKeyNotFound:
+    """Return the error for a key that does not exist or is in another namespace than `whose`. The message
+    shows no more characters than an id has, because the text may be a whole key.
     """
     shown = f"{key_id[:ID_LETTERS]!a}" + ("…" if len(key_id) > ID_LETTERS else "")
-    return ApiKeyNotFound(f"No API key {shown}.", param="key_id")
+    where = "" if whose == ANY_NAMESPACE else f" in namespace '{whose}'"
+    return ApiKeyNotFound(f"No API key {shown}{where}.", param="key_id")

@@ -124,7 +124,7 @@ def list_keys(
     ids = [key.record.id for key in found]
     start = ids.index(after) + 1 if after in ids else 0
     if after and not start:
-        raise key_not_found(after)
+        raise key_not_found(after, whose)
     used = services.key_uses.last()
     shown = [key_rendering.key(keys, key, used) for key in found[start : start + limit]]
     return answer(
@@ -207,7 +207,7 @@ def _find(keys: HeldKeys, whose: str, key_id: str) -> ApiKey:
     """Return a key. Raises `ApiKeyNotFound`, also for a key of another namespace."""
     key = keys.read(key_id)
     if key is None or whose not in {ANY_NAMESPACE, key.record.namespace}:
-        raise key_not_found(key_id)
+        raise key_not_found(key_id, whose)
     return key
 
 
