@@ -24,8 +24,16 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from speaker_registry import RegistryClient
-from speaker_registry.errors import InvalidRequest, PayloadTooLarge, SpeakerRegistryError, Unavailable
+from speaker_registry.errors import (
+    InvalidApiKey,
+    InvalidRequest,
+    PayloadTooLarge,
+    PermissionDenied,
+    SpeakerRegistryError,
+    Unavailable,
+)
 from speaker_registry.following import Following
+from speaker_registry.manifests import ManifestEntry
 from speaker_registry.names import key_of_name
 
 log = logging.getLogger("gateway")
@@ -36,12 +44,16 @@ MAX_PROMPTS = 256
 """The number of voices that are kept in memory. A clip of ten seconds takes 1 to 3 MB."""
 OWN_VOICE = ("ref_audio", "speaker_embedding")
 """A request with one of these fields brings its own voice."""
+_REPLACED = {"voice", "ref_text", *OWN_VOICE}
+"""Clients may send all fields that they know, empty or not. A clip and its transcript go together."""
 _SENT_ON = ("accept", "authorization", "x-request-id")
-_SENT_BACK = ("content-type", "retry-after", "x-request-id")
+_SENT_BACK = ("content-type", "location", "retry-after", "x-request-id")
 _STATUS = {InvalidRequest: 400, PayloadTooLarge: 413}
 
 Prompt = Mapping[str, Any]
 """The fields of a speech request that stand for a voice."""
+_Content = tuple[str, str | None]
+"""The id of a version, and the digest of its artifact if the embedding in it is sent."""
 
 
 class Prompts:
@@ -57,63 +69,89 @@ class Prompts:
             raise ValueError(f"send is {send[:40]!a}; accepted: clip, embedding")
         self._client, self._profile, self._send = client, profile, send
         self._following = Following(client, profile)
-        self._references: Mapping[str, str] | None = None
-        """Key of the name -> reference to the version that it means now. None before the first look."""
-        self._kept: OrderedDict[str, Prompt] = OrderedDict()
+        self._entries: Mapping[str, ManifestEntry] | None = None
+        """Key of the name -> what it means now. None before the first look, and while the key is refused."""
+        self._refusal = ""
+        """Why the registry refused the key, if it did."""
+        self._kept: OrderedDict[_Content, Prompt] = OrderedDict()
         self._lock = threading.Lock()
 
     def look(self) -> None:
-        """Learn what has changed, and forget what was deleted. Raises `SpeakerRegistryError`."""
-        self._following.look()
-        entries = self._following.voices.values()
-        references = {key_of_name(one.voice): one.reference for one in entries}
+        """Learn what has changed, and forget what was deleted, or everything if the registry refuses the key.
+        Raises `SpeakerRegistryError`.
+        """
+        try:
+            self._following.look()
+        except (InvalidApiKey, PermissionDenied) as error:
+            with self._lock:
+                self._entries, self._refusal = None, error.message
+                self._kept.clear()
+            raise
+        entries = {key_of_name(one.voice): one for one in self._following.voices.values()}
         with self._lock:
-            self._references = references
-            for gone in self._kept.keys() - set(references.values()):
+            self._entries = entries
+            for gone in self._kept.keys() - set(map(self._content_of, entries.values())):
                 del self._kept[gone]
 
-    def reference_of(self, voice: str) -> str | None:
-        """Return the reference to the version that a voice means now, or None if the registry has no such
-        voice.
+    def entry_of(self, voice: str) -> ManifestEntry | None:
+        """Return what a voice means now, or None if the registry has no such voice for the profile.
 
-        Raises `Unavailable` before the first look: the server may have a voice of its own under the same
+        Raises `Unavailable` if the voices are unknown: the server may have a voice of its own under the same
         name, and must not speak with that one.
         """
-        references = self._references
-        if references is None:
-            raise Unavailable("The registry has not answered yet, so its voices are unknown. Try again soon.")
-        return references.get(key_of_name(voice.strip()))
+        entries = self._entries
+        if entries is None:
+            why = (
+                f"It refuses the gateway's key. {self._refusal}"
+                if self._refusal
+                else "It has not answered yet."
+            )
+            raise Unavailable(f"The voices of the registry are unknown. {why}")
+        return entries.get(key_of_name(voice.strip()))
 
-    def kept(self, reference: str) -> Prompt | None:
-        """Return the fields for a version if they are in memory."""
+    def kept(self, entry: ManifestEntry) -> Prompt | None:
+        """Return the fields for a voice if they are in memory."""
         with self._lock:
-            return self._kept.get(reference)
+            return self._kept.get(self._content_of(entry))
 
-    def fetch(self, reference: str) -> Prompt:
-        """Ask the registry for the fields for a version, and keep them. Raises `SpeakerRegistryError`."""
-        prompt = self._fetched(reference)
+    def fetch(self, entry: ManifestEntry) -> Prompt:
+        """Ask the registry for the fields for a voice, and keep them. Raises `SpeakerRegistryError`."""
+        found, prompt = self._fetched(entry)
         with self._lock:
-            if reference in (self._references or {}).values():
-                self._kept[reference] = prompt
+            # Something may have changed since the look. The next one tells of it.
+            if found in map(self._content_of, (self._entries or {}).values()):
+                self._kept[found] = prompt
             while len(self._kept) > MAX_PROMPTS:
                 self._kept.popitem(last=False)
         return prompt
 
-    def _fetched(self, reference: str) -> Prompt:
-        version = self._client.version(reference)
+    def _content_of(self, entry: ManifestEntry) -> _Content:
+        """Return what tells the fields for a voice from all others. A number is not enough, because it can be
+        given again after the registry was restored from a backup, nor is a version: an encoder that is
+        promoted makes another embedding of it.
+        """
+        sends_clip = self._send == "clip" and entry.source == "audio"
+        return entry.version_id, None if sends_clip else entry.digest
+
+    def _fetched(self, entry: ManifestEntry) -> tuple[_Content, Prompt]:
+        version = self._client.version(entry.reference)
         if self._send == "embedding" or version.source == "embedding":
-            tensors = self._client.fetch(reference, self._profile).tensors
-            if "speaker_embedding" not in tensors:
+            artifact = self._client.fetch(entry.reference, self._profile)
+            if "speaker_embedding" not in artifact.tensors:
                 raise InvalidRequest(
-                    f"voice {reference!a} has no speaker embedding for {self._profile}, but {sorted(tensors)}"
+                    f"voice {entry.voice!a} has no speaker embedding for {self._profile}, but "
+                    f"{sorted(artifact.tensors)}"
                 )
-            return {"speaker_embedding": tensors["speaker_embedding"].reshape(-1).tolist()}
-        wav = self._client.samples(reference).to_wav()
+            embedding = artifact.tensors["speaker_embedding"].reshape(-1).tolist()
+            return (version.id, artifact.digest), {"speaker_embedding": embedding}
+        wav = self._client.samples(entry.reference).to_wav()
         prompt: dict[str, Any] = {"ref_audio": "data:audio/wav;base64," + base64.b64encode(wav).decode()}
         if version.ref_text:
-            return prompt | {"ref_text": version.ref_text}
-        # Qwen3-TTS refuses a clip without a transcript unless it is told to take the voice's timbre only.
-        return prompt | ({"x_vector_only_mode": True} if self._following.model_type == "qwen3_tts" else {})
+            prompt["ref_text"] = version.ref_text
+        elif self._following.model_type == "qwen3_tts":
+            # It refuses a clip without a transcript unless it is told to take the voice's timbre only.
+            prompt["x_vector_only_mode"] = True
+        return (version.id, None), prompt
 
 
 class Gateway:
@@ -148,7 +186,7 @@ class Gateway:
             try:
                 self._prompts.look()
             except SpeakerRegistryError as error:
-                log.warning("The registry cannot be followed now, known voices stay. %s", error.message)
+                log.warning("The registry cannot be followed now. %s", error.message)
             self._over.wait(self._poll_seconds)
 
     async def speech(self, request: Request) -> Response:
@@ -165,13 +203,19 @@ class Gateway:
         voice = document.get("voice")
         if not isinstance(voice, str) or any(document.get(field) for field in OWN_VOICE):
             return document
-        reference = self._prompts.reference_of(voice)
-        if reference is None:
+        entry = self._prompts.entry_of(voice)
+        if entry is None:
             return document
         # Only what has to be fetched takes a thread: all threads may be waiting for a registry that is slow.
-        prompt = self._prompts.kept(reference) or await run_in_threadpool(self._prompts.fetch, reference)
-        # Clients may send all fields that they know, empty or not. The clip and its transcript go together.
-        return {key: one for key, one in document.items() if key not in {"voice", *OWN_VOICE}} | prompt
+        prompt = self._prompts.kept(entry) or await run_in_threadpool(self._fetched, entry)
+        return {key: one for key, one in document.items() if key not in _REPLACED} | prompt
+
+    def _fetched(self, entry: ManifestEntry) -> Prompt:
+        try:
+            return self._prompts.fetch(entry)
+        except Unavailable as error:
+            log.warning("%s could not be fetched. %s", entry.reference, error.message)
+            raise Unavailable("The registry does not answer, and this voice is not in memory.") from None
 
     async def _passed_on(self, request: Request, content: bytes) -> Response:
         given = ((name, request.headers.get(name)) for name in _SENT_ON)

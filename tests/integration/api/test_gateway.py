@@ -21,7 +21,9 @@ import soundfile
 from starlette.testclient import TestClient
 
 from speaker_registry import RegistryClient
+from speaker_registry.artifact import Artifact, encode
 from tests.http_server import http_server
+from tests.integration.api.access import BOOTSTRAP, CLOSED, bearer, id_of, key
 from tests.integration.api.conftest import Start
 from tests.integration.api.registry import EMBEDDING, OTHER_CLIP, PROFILE, Registry
 from tests.queue_workers import wait_until
@@ -194,12 +196,41 @@ def test_empty_fields_do_not_take_the_place_of_the_voice(start: Start, connect: 
         assert not {"voice", "speaker_embedding"} & document.keys()
 
 
-def test_the_transcript_is_that_of_the_clip(start: Start, connect: Open, upstream: Upstream):
+@pytest.mark.parametrize("own", ["Hi.", None], ids=["with a transcript", "without"])
+def test_the_transcript_is_that_of_the_clip(start: Start, connect: Open, upstream: Upstream, own: str | None):
     """With another text than the clip's own, a server would continue the clip wrongly."""
     registry = start()
-    registry.ready("alice", ref_text="Hi.")
+    registry.ready("alice", ref_text=own)
     say(connect(registry.url), ref_text="Something else.")
-    assert upstream.documents[0]["ref_text"] == "Hi."
+    assert upstream.documents[0].get("ref_text") == own
+
+
+def test_another_embedding_of_the_same_version_is_noticed(start: Start, connect: Open, upstream: Upstream):
+    """A promotion, a forced extraction and an upload make another one."""
+    registry = start()
+    registry.ready("alice")
+    client = connect(registry.url, "embedding")
+    say(client)
+    made = Artifact.parse(registry.file("alice").content)
+    other = encode(made.tensors | {"speaker_embedding": np.full(1024, 0.125, np.float32)}, made.manifest)
+    path = f"/v1/voices/alice/versions/1/artifacts/{PROFILE}"
+    assert registry.client.put(path, content=other).status_code == 201
+    wait_until(lambda: say(client) and upstream.documents[-1]["speaker_embedding"] == [0.125] * 1024)
+
+
+def test_a_number_that_was_given_again_is_not_the_former_version(
+    start: Start, gateway: ModuleType, upstream: Upstream
+):
+    """After a registry was restored from a backup, another clip may get the number of a lost one."""
+    registry = start()
+    registry.ready("alice")
+    with RegistryClient(registry.url) as client:
+        prompts = gateway.Prompts(client, PROFILE, "clip")
+        prompts.look()
+        entry = prompts.entry_of("alice")
+        prompt = prompts.fetch(entry)
+        assert prompts.kept(entry) == prompt
+        assert prompts.kept(entry.model_copy(update={"version_id": "of_another_clip"})) is None
 
 
 def test_a_new_version_and_a_deletion_are_noticed(start: Start, connect: Open, upstream: Upstream):
@@ -263,6 +294,22 @@ def test_before_the_registry_has_answered_no_voice_passes(gateway: ModuleType, u
     assert [one["voice"] for one in upstream.documents] == ["Alice"]
 
 
+def test_a_key_that_is_revoked_opens_nothing_any_more(start: Start, gateway: ModuleType, upstream: Upstream):
+    """Trying again does not help, and without a reason only the gateway's log would tell."""
+    registry = start(access=CLOSED)
+    registry.upload("alice", headers=bearer(BOOTSTRAP, "mine"))
+    token = key(registry, "engine", "audio:read", namespace="mine")
+    with http_server(upstream.answer) as server, RegistryClient(registry.url, api_key=str(token)) as client:
+        prompts = gateway.Prompts(client, PROFILE, "clip")
+        with TestClient(gateway.Gateway(prompts, server, poll_seconds=0.05).app) as gate:
+            wait_until(lambda: say(gate).is_success)
+            spoken = len(upstream.documents)
+            registry.client.delete(f"/v1/keys/{id_of(token)}", headers=bearer(BOOTSTRAP))
+            wait_until(lambda: "refuses the gateway's key. This API key is revoked" in say(gate).text)
+            assert say(gate).status_code == 503
+    assert all("ref_audio" in one for one in upstream.documents[:spoken])
+
+
 def test_what_a_server_can_read_passes_as_it_is(start: Start, connect: Open, upstream: Upstream):
     """Half of a character that takes two is valid JSON, and headers may have bytes beyond ASCII."""
     body = b'{"input": "\\ud83d", "voice": "nobody"}'
@@ -308,7 +355,7 @@ def test_what_the_server_refuses_is_told(start: Start, connect: Open, upstream: 
 def test_a_page_of_a_proxy_is_not_passed_on_as_speech(gateway: ModuleType):
     """A player would be given HTML with the status 200, and nobody would learn what is wrong."""
     prompts = gateway.Prompts(RegistryClient("http://127.0.0.1:1"), PROFILE, "clip")
-    prompts._references = {}  # the registry has answered, and has no voices
+    prompts._entries = {}  # the registry has answered, and has no voices
     between = gateway.Gateway(prompts, "http://tts.test")
     page = httpx.MockTransport(lambda _: httpx.Response(200, html="<html>Sign in</html>"))
     between._http = httpx.AsyncClient(base_url="http://tts.test", transport=page)
