@@ -297,6 +297,17 @@ def test_a_record_that_was_changed_or_is_damaged_opens_nothing_and_can_be_revoke
     assert state(Process(world), token.id) is None
 
 
+def test_the_record_of_another_key_opens_nothing_and_can_be_revoked(world: World, here: Process) -> None:
+    """It is neither that key under a second id, nor the key whose record it replaced."""
+    token, other = made(here)[0], made(here)[0]
+    world.store.put(api_key_key(token.id), world.store.get(api_key_key(other.id)))
+    process = Process(world)
+    assert state(process, token.id) is None
+    assert [key.record.id for key in process.keys.all("*")] == [other.id]
+    assert revoke(process.keys, token.id, by="test") is None
+    assert state(Process(world), other.id) == "active"
+
+
 def test_a_key_that_cannot_be_read_keeps_nobody_waiting(world: World, here: Process) -> None:
     """A store that always fails for one object takes half a minute each time."""
     good, bad = made(here)[0], made(here)[0]
