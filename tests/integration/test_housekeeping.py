@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from redis import Redis
+from structlog.testing import capture_logs
 
 from services.embedded.valkey import ValkeyServer
 from services.registry_api.maintenance.housekeeping import Housekeeping, Stopped, listing_is_due
@@ -478,3 +479,36 @@ def test_two_processes_do_not_sweep_at_the_same_time(
     with only_one(generation, clock, "sweep"), pytest.raises(Unavailable, match="doing the sweep"):
         housekeeping.turn()
     housekeeping.turn()
+
+
+def test_processes_with_other_profiles_do_not_sweep_in_turns(
+    registry: OpenedRegistry, housekeeping: Housekeeping, bucket: Path, valkey: ValkeyServer
+) -> None:
+    """Each sweeps once for its own profiles, also after it was restarted with others and with those of
+    before. Without that, the registry was swept all the time while a setting was rolled out.
+    """
+    registry.make_ready("wren")
+    both = ("qwen3-tts-0.6b", "qwen3-tts-1.7b")
+    housekeeping.turn()
+    with (
+        closing(OpenedRegistry(folder_settings(bucket), valkey.url, profiles=both)) as other,
+        capture_logs() as logs,
+    ):
+        others = other.housekeeping()
+        for _ in range(5):
+            others.turn()
+            housekeeping.turn()
+        assert [line["event"] for line in logs if line["event"].startswith("sweep.")] == [
+            "sweep.done",
+            "sweep.profiles_differ",
+        ]
+        logs.clear()
+        restarted = registry.housekeeping()
+        for _ in range(5):
+            restarted.turn()
+            others.turn()
+            housekeeping.turn()
+        assert [line["event"] for line in logs if line["event"].startswith("sweep.")] == [
+            "sweep.done",
+            "sweep.profiles_differ",
+        ]

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from services.registry_api.keys import key_rules
 from services.registry_api.keys import make as make_module
@@ -297,6 +298,17 @@ def test_a_record_that_was_changed_or_is_damaged_opens_nothing_and_can_be_revoke
     assert state(Process(world), token.id) is None
 
 
+def test_the_record_of_another_key_opens_nothing_and_can_be_revoked(world: World, here: Process) -> None:
+    """It is neither that key under a second id, nor the key whose record it replaced."""
+    token, other = made(here)[0], made(here)[0]
+    world.store.put(api_key_key(token.id), world.store.get(api_key_key(other.id)))
+    process = Process(world)
+    assert state(process, token.id) is None
+    assert [key.record.id for key in process.keys.all("*")] == [other.id]
+    assert revoke(process.keys, token.id, by="test") is None
+    assert state(Process(world), other.id) == "active"
+
+
 def test_a_key_that_cannot_be_read_keeps_nobody_waiting(world: World, here: Process) -> None:
     """A store that always fails for one object takes half a minute each time."""
     good, bad = made(here)[0], made(here)[0]
@@ -310,6 +322,25 @@ def test_a_key_that_cannot_be_read_keeps_nobody_waiting(world: World, here: Proc
     store.refuses = lambda _: None
     world.pass_time(30)
     assert state(process, bad.id) == "active"
+
+
+def test_a_key_of_a_newer_release_opens_nothing_and_an_operator_is_told_why(
+    world: World, here: Process
+) -> None:
+    """It is not an unknown key, which an operator would make anew."""
+    token, _ = made(here)
+    path = api_key_key(token.id)
+    world.store.put(path, seal({**unseal(world.store.get(path)), "needs": ["telepathy"]}))
+    process = Process(world)
+    with capture_logs() as logs:
+        for _ in range(3):
+            assert state(process, token.id) is None
+            with pytest.raises(Unavailable, match=rf"'{path}' .* a newer release: .* needs telepathy"):
+                process.keys.get(token.id, "*")
+            with pytest.raises(ApiKeyNotFound):
+                process.keys.get(token.id, "default")
+            world.pass_time(10)
+    assert [line["path"] for line in logs if line["event"] == "document.newer"] == [path]
 
 
 def test_members_of_a_newer_release_are_kept(world: World, here: Process) -> None:

@@ -314,6 +314,21 @@ def test_a_damaged_document_without_a_copy_is_left_to_trained_weights(world: Wor
     assert process.announce(B, untrained=untrained) is not untrained
 
 
+def test_the_document_of_another_profile_is_damaged(world: World, process: Process) -> None:
+    """A slip of an operator who restores objects must not make the encoder of another profile current."""
+    process.announce(A)
+    process.announce(B)
+    process.announce(C, OTHER)
+    world.store.put(PATH, world.store.get(profile_key(OTHER)))
+    assert process.announce(A), "the document is replaced by the copy"
+    assert Process(world).known == (A, [], [B])
+    world.store.put(PATH, world.store.get(profile_key(OTHER)))
+    world.lose_redis()
+    reader = Process(world)
+    assert reader.profiles.fingerprint(PROFILE) == ""
+    assert reader.profiles.fingerprint(OTHER) == C
+
+
 def asked_of(world: World) -> list[str]:
     """Return a list that grows by the key of each object that is asked for from now on."""
     asked: list[str] = []

@@ -19,6 +19,7 @@ import structlog
 
 from services.registry_api.keys.api_keys import ANY_NAMESPACE, ApiKey
 from services.registry_api.keys.key_document import KeyDocument
+from services.registry_api.keys.key_rules import key_not_found
 from services.shared.bucket.layout import API_KEYS, api_key_key, api_key_of
 from services.shared.bucket.store import Listing, ObjectUnavailable
 from services.shared.model.clock import Clock
@@ -74,6 +75,8 @@ class _Held:
     generation: str = ""
     position: int = 0
     """The document stays valid until Redis records a later change in this generation."""
+    problem: Unavailable | None = None
+    """The reason why the document in the bucket could not be used, so that the key counts as missing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,8 +155,26 @@ class HeldKeys:
 
     def document(self, key_id: str) -> KeyDocument:
         """Return the document of a key. Raises the same errors as `read`."""
-        if not is_key_id(key_id):
-            return _NOTHING
+        return self._fresh(key_id).document if is_key_id(key_id) else _NOTHING
+
+    def get(self, key_id: str, namespace: str) -> ApiKey:
+        """Return a key of a namespace, or of any namespace (`*`), in any state.
+
+        Raises:
+            ApiKeyNotFound: there is no such key, or it is a key of another namespace.
+            Unavailable: as by `read`. For any namespace, also if the document of the key cannot be used. A
+                tenant is not told, because nobody knows whose key that is.
+        """
+        held = self._fresh(key_id) if is_key_id(key_id) else None
+        if held is not None and held.problem is not None and namespace == ANY_NAMESPACE:
+            _raise_again(held.problem)
+        key = held.document.key if held is not None else None
+        if key is None or namespace not in {ANY_NAMESPACE, key.record.namespace}:
+            raise key_not_found(key_id, namespace)
+        return key
+
+    def _fresh(self, key_id: str) -> _Held:
+        """Return what is held of a key, after it was confirmed or read again if that was necessary."""
         asked_at = self.clock.since_boot()
         self.listen()
         stripe = hash(key_id) % _STRIPES
@@ -165,7 +186,7 @@ class HeldKeys:
                     _raise_again(failed.error)
                 held = self._read(key_id, stripe)
         self._list_if_due()
-        return held.document
+        return held
 
     def find(self, key_id: str) -> ApiKey | None:
         """Return the held key if it is valid now. This does no I/O, so None does not mean that there is no
@@ -340,11 +361,11 @@ class HeldKeys:
         answer, began = self._last_answer, self.clock.since_boot()
         try:
             found = self._shared.read(KeyDocument, api_key_key(key_id))
-        except DocumentUnusable:  # this was logged
-            return self._hold_nothing(key_id, began, _MISSING_SECONDS)
+        except DocumentUnusable as error:  # this was logged
+            return self._hold_nothing(key_id, began, _MISSING_SECONDS, error)
         except ObjectUnavailable as error:
             log.error("key.unreadable", key_id=key_id, reason=error.message)
-            return self._hold_nothing(key_id, began, _UNREADABLE_SECONDS)
+            return self._hold_nothing(key_id, began, _UNREADABLE_SECONDS, error)
         except Unavailable as error:
             self._failed[stripe] = _Failure(self.clock.since_boot(), error)
             raise
@@ -368,8 +389,10 @@ class HeldKeys:
         )
         return self._keep(key_id, held)
 
-    def _hold_nothing(self, key_id: str, began: float, seconds: float) -> _Held:
-        return self._keep(key_id, _Held(_NOTHING, None, began, good_for=seconds))
+    def _hold_nothing(
+        self, key_id: str, began: float, seconds: float, problem: Unavailable | None = None
+    ) -> _Held:
+        return self._keep(key_id, _Held(_NOTHING, None, began, good_for=seconds, problem=problem))
 
     def _keep(self, key_id: str, held: _Held) -> _Held:
         if len(self._held) >= _MAX_HELD:

@@ -37,6 +37,10 @@ class KeyDocument(StoredDocument):
     """The ids of the keys that this key has made, so that all of them can be ended with it."""
 
     @property
+    def named(self) -> str | None:
+        return self.record.id if self.record else None
+
+    @property
     def key(self) -> ApiKey | None:
         """Return the key, or None if there is none."""
         if self.record is None:

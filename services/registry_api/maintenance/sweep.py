@@ -31,7 +31,7 @@ log = structlog.get_logger()
 
 SWEPT = "sr:swept"
 """The key of the last finished sweep, as `began:asked:made_with`: when it began (Unix seconds), how many
-sweeps had been requested by then, and a hash of the profiles' encoders.
+sweeps had been requested by then, and a hash of the required profiles and of the encoders.
 """
 SWEEPS_ASKED = "sr:sweeps_asked"
 """The key of the number of sweeps that were requested so far."""
@@ -79,10 +79,14 @@ class Sweeps:
         self._records = records
         self._settings = settings
         self._sweep_keys = sweep_keys
+        self._swept_with = ""
+        """The hash of this process with which it last knew of a finished sweep."""
+        self._tolerated: tuple[str, str] | None = None
+        """The hash of a sweep for other profiles, and that of this process, if no sweep follows from them."""
 
     def is_due(self) -> bool:
-        """Return whether a sweep is due: one was requested, an encoder or the required profiles have changed
-        since the last sweep, or the last sweep was too long ago.
+        """Return whether a sweep is due: one was requested, an encoder or the required profiles of this
+        process have changed since the last sweep, or the last sweep was too long ago.
         """
         with unavailable_without_redis():
             swept, asked = cast(list[str | None], self._redis.mget(SWEPT, SWEEPS_ASKED))
@@ -146,10 +150,36 @@ class Sweeps:
         return hashlib.sha256(basis.encode()).hexdigest()[:16]
 
     def _differs(self, made_with: str) -> bool:
-        if self._made_with() == made_with:
+        """Return whether the last sweep was for other profiles or encoders than those of this process.
+
+        If this process knows of a sweep for its own, another process made the last one for the profiles that
+        *it* has. No sweep follows from that, or the two would sweep in turns for ever.
+        """
+        if self._is_own(made_with):
+            return False
+        if self._tolerated == (made_with, self._made_with()):
             return False
         self._records.clear_cache()  # this process may not know of the change yet
-        return self._made_with() != made_with
+        if self._is_own(made_with):
+            return False
+        if self._made_with() != self._swept_with:
+            return True
+        self._tolerated = (made_with, self._swept_with)
+        log.warning(
+            "sweep.profiles_differ",
+            reason="API processes have different SPEAKER_PROFILES, or are of different releases. Each sweep "
+            "is for the profiles of the process that began it.",
+        )
+        return False
+
+    def _is_own(self, made_with: str) -> bool:
+        """Return whether a finished sweep was for the profiles and encoders of this process, and remember
+        that it was.
+        """
+        own = self._made_with()
+        if own == made_with:
+            self._swept_with = own
+        return own == made_with
 
     def _note(self, progress: _Progress) -> None:
         with unavailable_without_redis():
@@ -161,6 +191,7 @@ class Sweeps:
             pipeline.set(SWEPT, f"{progress.began}:{progress.asked}:{progress.made_with}")
             pipeline.delete(_SWEEPING)
             pipeline.execute()
+        self._is_own(progress.made_with)  # the next look may be after that of a process with other profiles
         log.info("sweep.done", seconds=self._speakers.now() - progress.began)
 
 

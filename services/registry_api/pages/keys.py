@@ -9,8 +9,7 @@ from starlette.responses import Response
 
 from services.registry_api.access.rules import ADMIN
 from services.registry_api.dependencies import AT_STORE, CallerDep, Services, ServicesDep
-from services.registry_api.keys.api_keys import ANY_NAMESPACE, ApiKey, Token
-from services.registry_api.keys.key_rules import key_not_found
+from services.registry_api.keys.api_keys import ApiKey, Token
 from services.registry_api.keys.make import make
 from services.registry_api.keys.revoke import revoke
 from services.registry_api.keys.rotate import rotate
@@ -109,7 +108,7 @@ async def page_revoke_key(
 
 
 def _revoke(services: Services, caller: Caller, key_id: str, descendants: bool) -> None:
-    _find(services, caller, key_id)
+    services.keys.get(key_id, caller.namespace)
     revoke(services.keys, key_id, by=caller.id, with_descendants=descendants)
 
 
@@ -135,20 +134,13 @@ def _rotate(
 ) -> Response:
     token, made = rotate(
         services.keys,
-        _find(services, caller, key_id),
+        services.keys.get(key_id, caller.namespace),
         grace_seconds=grace_seconds,
         by=caller.id,
         by_operator=caller.for_any_namespace,
     )
     former = services.keys.read(key_id)
     return _show_keys(request, services, caller, new=(token, made), former=former)
-
-
-def _find(services: Services, caller: Caller, key_id: str) -> ApiKey:
-    key = services.keys.read(key_id)
-    if key is None or caller.namespace not in {ANY_NAMESPACE, key.record.namespace}:
-        raise key_not_found(key_id)
-    return key
 
 
 def _show_keys(

@@ -17,8 +17,7 @@ from services.registry_api.dependencies import (
     Services,
     ServicesDep,
 )
-from services.registry_api.keys.api_keys import ANY_NAMESPACE, ApiKey
-from services.registry_api.keys.held_keys import HeldKeys
+from services.registry_api.keys.api_keys import ANY_NAMESPACE
 from services.registry_api.keys.key_rules import key_not_found
 from services.registry_api.keys.make import make
 from services.registry_api.keys.revoke import revoke
@@ -141,7 +140,7 @@ def list_keys(
 @router.get("/keys/{key_id}", responses=responses("get_key"), dependencies=[ADMIN, AT_STORE])
 def get_key(request: Request, services: ServicesDep, whose: WhoseKeysDep, key_id: KeyId) -> Response:
     """Get an API key that the list of keys contains."""
-    key = _find(services.keys, whose, key_id)
+    key = services.keys.get(key_id, whose)
     return answer(request, key_rendering.key(services.keys, key, services.key_uses.last()))
 
 
@@ -162,7 +161,7 @@ def revoke_key(
     Without `children`, the keys that it created stay valid. A key that was revoked without them can be
     revoked again with `children=true`.
     """
-    _find(services.keys, whose, key_id)
+    services.keys.get(key_id, whose)
     revoke(services.keys, key_id, by=caller.id, with_descendants=children)
     return Response(status_code=204)
 
@@ -196,19 +195,11 @@ def rotate_key(
     rotated. A repeated request creates another key.
     """
     keys = services.keys
-    old = _find(keys, whose, key_id)
+    old = keys.get(key_id, whose)
     token, made = rotate(
         keys, old, grace_seconds=grace_seconds, by=caller.id, by_operator=caller.for_any_namespace
     )
     return answer(request, key_rendering.new_key(keys, made, token), status=201, headers=_NOT_KEPT)
-
-
-def _find(keys: HeldKeys, whose: str, key_id: str) -> ApiKey:
-    """Return a key. Raises `ApiKeyNotFound`, also for a key of another namespace."""
-    key = keys.read(key_id)
-    if key is None or whose not in {ANY_NAMESPACE, key.record.namespace}:
-        raise key_not_found(key_id, whose)
-    return key
 
 
 @router.get("/quota", responses=responses("get_quota"), dependencies=[ANY_KEY])

@@ -140,5 +140,10 @@ def profile_of(key: str) -> str | None:
     return match[1] if match else None
 
 
+def name_of(key: str) -> str:
+    """Return the name of a profile, or the id of an API key, from the key of its document."""
+    return key.rpartition("/")[2].removesuffix(".json")
+
+
 def _speaker(namespace: str, slug: str) -> SpeakerId | None:
     return SpeakerId(namespace, slug) if is_namespace(namespace) and is_slug(slug) else None

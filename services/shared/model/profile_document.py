@@ -84,6 +84,11 @@ class ProfileDocument(StoredDocument):
         return after.having(decisions=decided(before, after))
 
     @property
+    def named(self) -> str | None:
+        encoders = (*filter(None, [self.current]), *self.former, *self.candidates)
+        return next((one.profile for one in encoders), None)
+
+    @property
     def news(self) -> tuple[dict[str, str], ...]:
         return tuple(
             {

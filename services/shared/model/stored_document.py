@@ -53,6 +53,11 @@ class StoredDocument(Record):
     did: str = ""
 
     @property
+    def named(self) -> str | None:
+        """Return the name or id in the document's own path, or None if the document does not tell."""
+        return None
+
+    @property
     def news(self) -> tuple[dict[str, str], ...]:
         """Return the fields of further events for the last changes that have an event type of their own,
         oldest first. `what` is the type of an event, and `revision` that of its change.

@@ -13,8 +13,10 @@ from typing import Generic, TypeVar
 import structlog
 
 from services.shared.bucket.documents import Base, Documents
+from services.shared.bucket.layout import name_of
 from services.shared.model.clock import Clock
 from services.shared.model.stored_document import DocumentDamaged, DocumentNewer, StoredDocument
+from services.shared.telemetry.logs import LogThrottle
 from services.shared.telemetry.metrics import INTEGRITY_FAILURES
 from services.shared.view.generation import Generation
 from services.shared.view.shared_copies import SharedCopies
@@ -24,9 +26,14 @@ log = structlog.get_logger(__name__)
 
 D = TypeVar("D", bound=StoredDocument)
 
+_LOGGED_SECONDS = 600.0
+"""A document of a newer release is logged this often. It is read again every few seconds."""
+
 
 class DocumentUnusable(Unavailable):
-    """A document in the bucket is damaged, or was written by a newer release."""
+    """A document in the bucket is damaged, is that of another profile or key, or was written by a newer
+    release.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,16 +73,17 @@ class SharedDocuments:
         self._documents = documents
         self._generation = generation
         self._clock = clock
+        self._throttle = LogThrottle(_LOGGED_SECONDS)
 
     def read(self, kind: type[D], path: str) -> Found[D]:
         """Return the document in the bucket. Raises `DocumentUnusable`, or `Unavailable`."""
         base = self._documents.read(path)
-        return Found(_parse(kind, path, base), base.etag)
+        return Found(self._understood(kind, path, base), base.etag)
 
     def copy(self, kind: type[D], path: str) -> D | None:
         """Return the copy in Redis, or None if there is none. Raises `Unavailable`."""
         base = self.copies.get(path)
-        return _parse(kind, path, base) if base else None
+        return self._understood(kind, path, base) if base else None
 
     def copies_of(self, kind: type[D], paths: Sequence[str]) -> dict[str, D]:
         """Return the copies in Redis of several documents by path, in one round trip.
@@ -84,7 +92,7 @@ class SharedDocuments:
         """
         bases = self.copies.get_many(paths)
         return {
-            path: _parse(kind, path, base)
+            path: self._understood(kind, path, base)
             for path, base in zip(paths, bases, strict=True)
             if base is not None
         }
@@ -123,8 +131,8 @@ class SharedDocuments:
         generation, change_id = self._usable_generation(), self._clock.new_id()
 
         def next_body(base: Base) -> bytes | None:
-            mends = mend is not None and base.damaged
-            before = mend() if mend and mends else _parse(kind, path, base)
+            mends = mend is not None and _is_damaged(kind, path, base)
+            before = mend() if mend and mends else self._understood(kind, path, base)
             after = decide(before)
             if after is before and not mends:
                 return None
@@ -132,7 +140,7 @@ class SharedDocuments:
             return after.to_bytes()
 
         committed = self._documents.change(path, next_body, done=_done(kind, done, change_id))
-        document = _parse(kind, path, committed)
+        document = self._understood(kind, path, committed)
         shared = self._share_commit(path, document, committed.etag, generation, with_body=with_body)
         return Changed(document, committed.etag, shared)
 
@@ -143,6 +151,26 @@ class SharedDocuments:
     def expect_view(self) -> None:
         """Raise `Unavailable` if there is no view through which other processes could learn of a change."""
         self._generation.read(lambda _pipeline, _generation: None)
+
+    def _understood(self, kind: type[D], path: str, base: Base) -> D:
+        """Parse a document. Raises `DocumentUnusable`, and logs why."""
+        try:
+            return _parse(kind, path, base)
+        except DocumentDamaged as error:
+            log.error("document.damaged", path=path, reason=str(error))
+            INTEGRITY_FAILURES.labels("record").inc()
+            raise DocumentUnusable(
+                f"The object '{path}' in the bucket is damaged. Restore it from a backup.",
+                retry_after_seconds=60,
+            ) from None
+        except DocumentNewer as error:
+            if self._throttle.due((path, str(error))):
+                log.error("document.newer", path=path, reason=str(error))
+            raise DocumentUnusable(
+                f"The object '{path}' in the bucket was written by a newer release: {error}. Accepted: a "
+                "release of the registry that is at least as new.",
+                retry_after_seconds=60,
+            ) from None
 
     def _usable_generation(self) -> str | None:
         """Return the generation in use before the commit, so that every later one reads the commit.
@@ -193,20 +221,25 @@ def change_not_shared() -> Unavailable:
 
 
 def _parse(kind: type[D], path: str, base: Base) -> D:
+    """Parse a document. Raises `DocumentDamaged` or `DocumentNewer`.
+
+    The document of another profile or key, copied to this path by mistake, is damaged. Its digest is right,
+    so nothing else would show the mistake.
+    """
+    document = kind.parse(base.body)
+    if document.named not in {None, name_of(path)}:
+        raise DocumentDamaged(f"the document is that of {document.named!r}")
+    return document
+
+
+def _is_damaged(kind: type[D], path: str, base: Base) -> bool:
     try:
-        return kind.parse(base.body)
-    except DocumentDamaged as error:
-        log.error("document.damaged", path=path, reason=str(error))
-        INTEGRITY_FAILURES.labels("record").inc()
-        raise DocumentUnusable(
-            f"The object '{path}' in the bucket is damaged. Restore it from a backup.", retry_after_seconds=60
-        ) from None
-    except DocumentNewer as error:
-        raise DocumentUnusable(
-            f"The object '{path}' in the bucket was written by a newer release: {error}. Accepted: a release "
-            "of the registry that is at least as new.",
-            retry_after_seconds=60,
-        ) from None
+        _parse(kind, path, base)
+    except DocumentDamaged:
+        return True
+    except DocumentNewer:
+        return False
+    return False
 
 
 def _done(kind: type[D], done: Callable[[D], bool] | None, change_id: str) -> Callable[[bytes], bool]:
