@@ -131,6 +131,9 @@ class Fingerprints:
 
     read_uncached = read
 
+    def problem(self, profile: str) -> None:
+        """Return None, because every document can be used."""
+
 
 class AllServed:
     """Live workers that have every encoder."""

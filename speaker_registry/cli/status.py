@@ -138,7 +138,9 @@ def _needs(
 ) -> Iterator[Need]:
     """Yield the problems that need attention, the most urgent first."""
     for profile in profiles:
-        if profile.required and not profile.workers and not profile.not_extractable:
+        if profile.problem:
+            yield Need(f"the current encoder of {profile.id} is unknown", profile.problem)
+        elif profile.required and not profile.workers and not profile.not_extractable:
             waiting = _states(voices, profile.id).get("pending", 0)
             who = f"voices wait for it: {waiting}" if waiting else "new voices will wait"
             action = f"start a worker with SPEAKER_EXTRACTOR_PROFILES={profile.id}"

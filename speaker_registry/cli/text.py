@@ -96,7 +96,7 @@ def weights_of(profile: "Profile") -> str:
 def remarks_on(found: Iterable["Profile"]) -> Iterator[str]:
     """Return the remarks about profiles that fit into no column of the table."""
     for profile in found:
-        for remark in filter(None, (profile.licence_notes, profile.not_extractable)):
+        for remark in filter(None, (profile.licence_notes, profile.not_extractable, profile.problem)):
             yield printable(f"{profile.id}: {remark}")
         for failed in profile.failed_proofs:
             yield printable(f"{profile.id}: not served by {failed.worker} ({failed.device}). {failed.reason}")

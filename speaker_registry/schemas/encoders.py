@@ -211,6 +211,10 @@ class Profile(Schema):
     """Tells why no worker can make this artifact. None if workers can make it."""
     fingerprint: str | None = None
     """Fingerprint of the profile's current encoder. None as long as no worker has announced one."""
+    problem: str | None = None
+    """Tells why the current encoder is unknown although workers may have announced one: the document of the
+    profile in the bucket is damaged, cannot be read, or was written by a newer release.
+    """
     extractor: dict[str, Any] = Field(default_factory=dict)
     untrained: bool = False
     custom_weights: bool = False

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from services.shared.bucket.layout import profile_key
-from services.shared.bucket.store import Object
+from services.shared.bucket.store import Object, ObjectUnavailable
 from services.shared.model.encoders import MAX_FORMER, Encoder
 from services.shared.model.profile_document import (
     MAX_CAMPAIGNS,
@@ -28,6 +28,7 @@ from services.shared.model.profile_document import (
 from services.shared.model.records import seal, unseal
 from services.shared.registry.announce import announce
 from services.shared.registry.profile_records import REMEMBERED_SECONDS, ProfileRecords
+from services.shared.registry.profiles import Profiles
 from services.shared.view.keys import worker_report_key
 from services.shared.view.workers import (
     ALIVE_SECONDS,
@@ -327,6 +328,49 @@ def test_the_document_of_another_profile_is_damaged(world: World, process: Proce
     reader = Process(world)
     assert reader.profiles.fingerprint(PROFILE) == ""
     assert reader.profiles.fingerprint(OTHER) == C
+
+
+NEWER = seal({**unseal(ProfileDocument(revision=1).to_bytes()), "needs": ["quantum"]})
+
+
+def no_access(_: str) -> Object:
+    raise ObjectUnavailable("archived")
+
+
+@pytest.mark.parametrize(
+    ("body", "problem"),
+    [
+        (b"{", f"The object '{PATH}' in the bucket is damaged. Restore it from a backup."),
+        (NEWER, f"The object '{PATH}' in the bucket was written by a newer release: "),
+        (None, f"The object '{PATH}' in the bucket cannot be read."),
+    ],
+    ids=["damaged", "newer", "no access"],
+)
+def test_who_waits_for_a_profile_is_told_of_its_document_and_not_of_workers(
+    world: World, process: Process, body: bytes | None, problem: str
+) -> None:
+    """An operator would otherwise look for the fault at a worker that is alive."""
+    process.announce(A)
+    good, read = world.store.get(PATH), world.store.read
+    if body is None:
+        world.store.read = no_access  # type: ignore[method-assign]
+    else:
+        world.store.put(PATH, body)
+    away = Process(world, weather=refused)
+    profiles = Profiles(away.catalogue, away.profiles, NoneServed())
+    reason = profiles.waiting_reason(PROFILE) or ""
+    assert reason.startswith(f"the current encoder of profile '{PROFILE}' is unknown. {problem}")
+    world.store.read = read  # type: ignore[method-assign]
+    world.store.put(PATH, good)
+    world.pass_time(11)
+    assert profiles.waiting_reason(PROFILE) == f"no worker serves profile '{PROFILE}'"
+
+
+class NoneServed:
+    """No live worker."""
+
+    def holds(self, profile: str, fingerprint: str) -> bool:
+        return False
 
 
 def asked_of(world: World) -> list[str]:

@@ -43,6 +43,16 @@ def test_a_worker_is_one_row_however_many_profiles_it_has():
     ]
 
 
+def test_a_document_that_cannot_be_used_is_not_blamed_on_workers():
+    """Another worker would not help, and the operator has to restore the document."""
+    unreadable = profile("speech", "", problem="The object is damaged.")
+    [concern] = concerns([unreadable], VoiceCounts(), 0)
+    assert (concern.text, concern.action) == (
+        "The current encoder of speech is unknown.",
+        "The object is damaged.",
+    )
+
+
 def test_a_failed_proof_names_its_profile_once():
     """The reason of a worker begins with the profile, for logs that lack it."""
     failed = FailedProof(worker="w", device="cpu", reason="speech: the encoder computes something else")

@@ -172,7 +172,9 @@ def concerns(profiles: Sequence[Profile], counts: VoiceCounts, failures: int) ->
     """
     for profile in profiles:
         waiting = counts.by_profile.get(profile.id, Counter())["pending"]
-        if profile.required and not profile.workers:
+        if profile.problem:
+            yield Concern(f"The current encoder of {profile.id} is unknown.", profile.problem, "/profiles")
+        elif profile.required and not profile.workers:
             yield _unserved(profile.id, waiting)
     for profile in profiles:
         for proof in profile.failed_proofs:

@@ -13,7 +13,6 @@ from services.registry_api.access.rules import METRICS, PUBLIC
 from services.registry_api.dependencies import Services
 from services.registry_api.protocol.routing import PAGES, Router
 from services.registry_api.wire.documented import responses
-from services.shared.model.status import waiting_reason
 from services.shared.telemetry.metrics import exposition
 from speaker_registry import __version__
 from speaker_registry.errors import SpeakerRegistryError
@@ -104,10 +103,12 @@ class Readiness:
 
 
 def _unserved(services: Services) -> dict[str, str]:
-    """Return the required profiles that no worker serves. Returns none if this cannot be found out."""
+    """Return why no worker is known to serve some required profiles. Returns none if this cannot be found
+    out.
+    """
     profiles = services.profiles
     wanted = [one.name for one in profiles.required if not one.not_extractable]
-    return {name: waiting_reason(name) for name in wanted if not profiles.is_served(name)}
+    return {name: reason for name in wanted if (reason := profiles.waiting_reason(name)) is not None}
 
 
 def _checks(services: Services) -> dict[str, Callable[[], object]]:

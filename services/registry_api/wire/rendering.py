@@ -15,7 +15,7 @@ from services.shared.model.fingerprint import Fingerprint
 from services.shared.model.past import Happened
 from services.shared.model.promotion import held_back
 from services.shared.model.records import ArtifactRecord, Version
-from services.shared.model.status import ProfileStatus, given_profiles, waiting_reason, worst
+from services.shared.model.status import ProfileStatus, given_profiles, worst
 from services.shared.queue.rq_jobs import is_preparation
 from services.shared.registry.profiles import Profiles
 from services.shared.registry.speakers import FoundSpeaker
@@ -299,7 +299,7 @@ def _reason_of_job(profiles: Profiles, record: JobRecord) -> str | None:
         return None
     if is_preparation(record.queue):
         return None if profiles.has_worker(record.profile, record.fingerprint) else NO_WORKER
-    return None if profiles.is_served(record.profile) else waiting_reason(record.profile)
+    return profiles.waiting_reason(record.profile)
 
 
 def uploaded_voice(profiles: Profiles, speaker: FoundSpeaker) -> dict[str, Any]:

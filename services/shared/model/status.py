@@ -138,6 +138,13 @@ def waiting_reason(profile: str) -> str:
     return f"no worker serves profile '{profile}'"
 
 
+def unknown_encoder_reason(profile: str, problem: str) -> str:
+    """Return the reason why an extraction waits if the document of its profile cannot be used. Workers may
+    serve the profile nevertheless.
+    """
+    return f"the current encoder of profile '{profile}' is unknown. {problem}"
+
+
 def given_profiles(version: Version) -> tuple[str, ...]:
     """Return the profiles of the artifacts that a version was registered with."""
     return tuple(

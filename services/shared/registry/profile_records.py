@@ -65,6 +65,7 @@ class ProfileRecords:
         self._remembered: dict[str, _Remembered] = {}  # bounded, because all keys are names of profiles
         self._times_forgotten = 0
         self._not_asked_until: dict[str, float] = {}  # likewise
+        self._problems: dict[str, str] = {}  # likewise
 
     def read(self, profile: str) -> ProfileDocument:
         """Return the document of a profile, at most a second old. The document of a profile without a worker
@@ -89,6 +90,12 @@ class ProfileRecords:
     def current(self, profile: str) -> Encoder | None:
         """Return the current encoder of a profile, or None while no worker has announced one."""
         return self.read(profile).current
+
+    def problem(self, profile: str) -> str | None:
+        """Return why the document of a profile could not be used, or None if it was missing or used. This
+        does no I/O: it tells of the last read.
+        """
+        return self._problems.get(profile)
 
     def copied(self, profiles: Iterable[str]) -> dict[str, ProfileDocument]:
         """Return the documents that Redis has copies of, in one round trip. Raises `Unavailable`."""
@@ -162,6 +169,7 @@ class ProfileRecords:
 
     def _look_up(self, profile: str) -> ProfileDocument:
         if (copy := self._copy(profile)) is not None:
+            self._problems.pop(profile, None)
             return copy
         if self._clock.since_boot() < self._not_asked_until.get(profile, 0.0):
             return ProfileDocument()
@@ -171,7 +179,10 @@ class ProfileRecords:
         except (DocumentUnusable, ObjectUnavailable) as error:
             log.error("profile.unreadable", profile=profile, reason=error.message)
             self._not_asked_until[profile] = self._clock.since_boot() + _UNREADABLE_SECONDS
+            unreadable = f"The object '{path}' in the bucket cannot be read."
+            self._problems[profile] = error.message if isinstance(error, DocumentUnusable) else unreadable
             return ProfileDocument()
+        self._problems.pop(profile, None)
         if found.etag is None:
             self._not_asked_until[profile] = self._clock.since_boot() + _MISSING_SECONDS
             return found.document

@@ -12,6 +12,7 @@ from services.shared.model.speaker import Speaker
 from services.shared.model.status import (
     ProfileStatus,
     profile_status,
+    unknown_encoder_reason,
     waiting_reason,
     wanted_profiles,
     worst,
@@ -29,6 +30,10 @@ class Announced(Protocol):
 
     def read_uncached(self, profile: str) -> ProfileDocument:
         """Return the document of a profile without using a cache."""
+        ...
+
+    def problem(self, profile: str) -> str | None:
+        """Return why the document of a profile could not be used when it was last read, or None."""
         ...
 
 
@@ -146,13 +151,23 @@ class Profiles:
         return self.state(speaker, version) == "ready"
 
     def explained(self, status: ProfileStatus) -> ProfileStatus:
-        """Add the reason to the status of an extraction that waits because no worker serves its profile.
+        """Add the reason to the status of an extraction that waits, see `waiting_reason`.
 
         Use this only for answers to callers, because it asks Redis up to once per second for each profile.
         """
-        if status.state_of_current != "pending" or self.is_served(status.profile.name):
+        if status.state_of_current != "pending":
             return status
-        return replace(status, reason=waiting_reason(status.profile.name))
+        return replace(status, reason=self.waiting_reason(status.profile.name))
+
+    def waiting_reason(self, profile: str) -> str | None:
+        """Return why an extraction that is in the queue waits: no live worker has the current encoder, or
+        which encoder that is cannot be read. Return None if a worker serves the profile, or if that is
+        unknown.
+        """
+        if self.is_served(profile):
+            return None
+        problem = self._announced.problem(profile)
+        return waiting_reason(profile) if problem is None else unknown_encoder_reason(profile, problem)
 
     def is_served(self, profile: str) -> bool:
         """Return whether a live worker has the current encoder, or True if that is unknown."""

@@ -94,6 +94,18 @@ def test_a_broken_document_changes_no_answer_while_redis_has_a_copy(registry: Re
     assert shown(registry)["fingerprint"] == FINGERPRINT
 
 
+@pytest.mark.usefixtures("broken")
+def test_a_broken_document_without_a_copy_is_what_readiness_and_profiles_name(registry: Registry):
+    """The workers of the profile are alive, and nobody must look for the fault there."""
+    registry.redis.delete(shared_key(registry.opened.generation.for_reading()))
+    registry.opened.profile_records.clear_cache()
+    registry.forget_workers_at_once()
+    problem = shown(registry)["problem"]
+    assert profile_key(PROFILE) in problem
+    details = registry.client.get("/readyz").json()["details"]
+    assert details == {PROFILE: f"the current encoder of profile '{PROFILE}' is unknown. {problem}"}
+
+
 def test_the_way_back_is_found_in_the_copy_of_a_damaged_document(registry: Registry):
     """An operator must not be locked out of a rollback by the loss of one object."""
     assert promote(registry, NEWER)[0] == 200

@@ -30,6 +30,23 @@ def test_a_registry_that_is_well_needs_nobody(run: Run, registry: FakeRegistry):
     assert row.split() == [ECAPA, "yes", "1", "1", "0", "0", "0", "published"]
 
 
+def test_a_profile_whose_document_cannot_be_used_says_so(
+    run: Run, unserved: None, monkeypatch: pytest.MonkeyPatch
+):
+    """Its workers may be alive, so the text does not advise to start one."""
+    problem = "The object '_profiles/p.json' in the bucket is damaged."
+    plain = FakeRegistry._profile
+    monkeypatch.setattr(
+        FakeRegistry,
+        "_profile",
+        lambda self, name: plain(self, name) | ({"problem": problem} if name == ECAPA else {}),
+    )
+    needs = run("status", "--json").document["needs"]
+    assert {"text": f"the current encoder of {ECAPA} is unknown", "action": problem} in needs
+    assert not any(f"no worker serves {ECAPA}" in need["text"] for need in needs)
+    assert f"{ECAPA}: {problem}" in run("profiles", "list").out
+
+
 def test_voices_that_wait_for_a_worker_need_a_person(run: Run, registry: FakeRegistry, unserved: None):
     """The text says which worker to start, and for how many voices."""
     registry.add_version("alice", "pending")
