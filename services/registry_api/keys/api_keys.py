@@ -118,6 +118,11 @@ class ApiKey:
     ends: tuple[End, ...] = ()
 
     @property
+    def position(self) -> tuple[int, str]:
+        """Return the key's position in lists of keys, which are sorted by it: oldest first."""
+        return self.record.created_at, self.record.id
+
+    @property
     def ends_at(self) -> int | None:
         """Return the time from which the key is not accepted, past or future, or None if it has no end."""
         given = [max(end) for end in self.ends]

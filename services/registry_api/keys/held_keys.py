@@ -225,7 +225,7 @@ class HeldKeys:
         """
         keys = (one.key for one in self.documents().values())
         found = [key for key in keys if key and namespace in {ANY_NAMESPACE, key.record.namespace}]
-        return sorted(found, key=lambda key: (key.record.created_at, key.record.id))
+        return sorted(found, key=lambda key: key.position)
 
     def documents(self) -> dict[str, KeyDocument]:
         """Return the documents of all keys by their ids. Raises the same errors as `read`.

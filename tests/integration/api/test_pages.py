@@ -17,7 +17,7 @@ import pytest
 from services.registry_api.access.rules import accepted_scopes, our_routes
 from services.registry_api.keys.api_keys import ALL_SCOPES
 from services.registry_api.keys.seal import Seal
-from services.registry_api.pages import history, voices
+from services.registry_api.pages import history, keys, voices
 from services.registry_api.pages.activity import Activity
 from services.registry_api.pages.sessions import COOKIE, is_page
 from services.shared.configuration.access import RateSettings
@@ -815,6 +815,62 @@ def test_a_key_is_rotated_and_the_old_one_ends_when_it_was_chosen(operator: Visi
     assert closed.client.get("/v1/voices", headers=bearer(old)).status_code == 401
     assert operator.post(f"/keys/{id_of(old)}/rotate", {"overlap": "0"}).status_code == 409
     assert operator.post(f"/keys/{id_of(new)}/rotate", {"overlap": "5"}).status_code == 400
+
+
+def _keys_on(page: str) -> list[str]:
+    return re.findall(r'data-label="Key"><code>sreg_([^…]+)…', page)
+
+
+def _part_of(page: str) -> dict[str, str]:
+    """Return the fields by which the forms of a page lead back to it."""
+    return dict(re.findall(r'type="hidden" name="(q|after)" value="([^"]*)"', page))
+
+
+def test_keys_have_pages(operator: Visitor, closed: Registry, name: str, monkeypatch: pytest.MonkeyPatch):
+    """Each key can be found and ended, however many newer ones there are. Its page comes back afterwards."""
+    monkeypatch.setattr(keys, "_PAGE_SIZE", 2)
+    made = {id_of(key(closed, "engine", name=name)) for _ in range(6)}
+    pages = [operator.get("/keys", params={"q": name})]
+    while found := re.search(r'href="/dashboard(/keys[^"]+)" rel="next"', pages[-1].text):
+        pages.append(operator.get(html.unescape(found[1])))
+    listed = [_keys_on(page.text) for page in pages]
+    assert [len(page) for page in listed] == [2, 2, 2]
+    assert {one for page in listed for one in page} == made
+    part = _part_of(pages[1].text)
+    revoked = operator.post(f"/keys/{listed[1][0]}/revoke", part)
+    assert (revoked.url, _keys_on(revoked.text)) == (pages[1].url, listed[1])
+    rotated = operator.post(f"/keys/{listed[1][1]}/rotate", {"overlap": "3600", **part})
+    assert rotated.status_code == 201
+    assert _part_of(rotated.text) == part
+    assert "There are no older keys." in operator.get("/keys", params={"after": "1-0"}).text
+
+
+def test_keys_are_found_by_name_and_id(closed: Registry, name: str, monkeypatch: pytest.MonkeyPatch):
+    """The text of a key's column can be pasted, and a search has pages of its own."""
+    monkeypatch.setattr(keys, "_PAGE_SIZE", 1)
+    names = ("CI 1", "ci 2", "x")
+    first, second, _ = (id_of(key(closed, "engine", namespace=name, name=one)) for one in names)
+    with Visitor(closed, key(closed, "admin", namespace=name)) as visitor:
+        for text, wanted in ((f"sreg_{first}…", first), (first, first), (" Ci 2 ", second)):
+            assert _keys_on(visitor.get("/keys", params={"q": text}).text) == [wanted]
+        begins = visitor.get("/keys", params={"q": "ci"}).text
+        [following] = re.findall(r'href="/dashboard(/keys[^"]+)" rel="next"', begins)
+        both = _keys_on(begins) + _keys_on(visitor.get(html.unescape(following)).text)
+        assert sorted(both) == sorted([first, second])
+        assert "No key matches." in visitor.get("/keys", params={"q": "nobody"}).text
+
+
+@pytest.mark.parametrize("after", ["x", "1", "1-", "-1-a", "1-Ä", "1-a\n", "9" * 16 + "-a"])
+def test_a_wrong_position_among_keys_changes_nothing(operator: Visitor, closed: Registry, after: str):
+    """A form with it is refused before a new key is made, which nobody would see."""
+    made = key(closed, "voices:read", name="kept")
+    before = _keys_on(operator.get("/keys").text)
+    assert operator.get("/keys", params={"after": after}).status_code == 400
+    for action in ("rotate", "revoke"):
+        form = {"overlap": "0", "after": after}
+        assert operator.post(f"/keys/{id_of(made)}/{action}", form).status_code == 400
+    assert _keys_on(operator.get("/keys").text) == before
+    assert closed.client.get("/v1/voices", headers=bearer(made)).status_code == 200
 
 
 def test_a_tenant_manages_its_own_keys_only(closed: Registry):

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page, expect
 
+from services.registry_api.pages import keys
 from speaker_registry.errors import WorkerError
 from tests.integration.api.access import BOOTSTRAP, CLOSED, bearer, id_of, key
 from tests.integration.api.browser import (
@@ -391,6 +392,28 @@ def test_of_two_people_who_roll_back_at_once_one_is_told(visit: Open, closed: Re
         with second.expect_response("**/pictures"):
             pass
     expect(second.get_by_role("alert")).to_contain_text(told)
+
+
+@pytest.mark.parametrize("scripts", [True, False])
+@pytest.mark.parametrize("width", [390, 1280])
+def test_an_older_key_is_revoked_on_its_page(
+    visit: Open, closed: Registry, name: str, width: int, scripts: bool, monkeypatch: pytest.MonkeyPatch
+):
+    """A page of the list fits a phone, and comes back after its forms."""
+    monkeypatch.setattr(keys, "_PAGE_SIZE", 2)
+    for _ in range(4):
+        key(closed, "engine", name=name)
+    page = visit("/keys", viewport={"width": width, "height": 800}, java_script_enabled=scripts)
+    page.get_by_label("Search").fill(name)
+    page.get_by_role("button", name="Search").click()
+    page.get_by_role("link", name="Next page").click()
+    expect(page).to_have_url(re.compile("after="))
+    listed = page.url
+    page.locator("summary", has_text="Revoke…").first.click()
+    page.get_by_role("button", name="Revoke the key").click()
+    expect(page.get_by_text("revoked", exact=True)).to_have_count(1)
+    expect(page).to_have_url(listed)
+    assert page.locator("body").evaluate("body => body.scrollWidth") <= width
 
 
 def test_a_form_that_is_being_sent_is_not_sent_again(visit: Open, closed: Registry, name: str):
