@@ -230,8 +230,8 @@ class Gateway:
             await answer.aclose()
             return _refused(
                 502,
-                f"{self._http.base_url} answers {answer.status_code} with the content type {kind[:80]!a} in "
-                "place of speech. Check whether a proxy answers there in place of the TTS server",
+                f"The TTS server answers {answer.status_code} with the content type {kind[:80]!a} in place "
+                "of speech. Check whether a proxy answers in its place",
                 "bad_gateway",
             )
         return StreamingResponse(

@@ -362,8 +362,8 @@ def test_a_page_of_a_proxy_is_not_passed_on_as_speech(gateway: ModuleType):
     refused = say(TestClient(between.app))
     assert (refused.status_code, refused.json()["error"]["code"]) == (502, "bad_gateway")
     assert refused.json()["error"]["message"] == (
-        "http://tts.test answers 200 with the content type 'text/html; charset=utf-8' in place of speech. "
-        "Check whether a proxy answers there in place of the TTS server"
+        "The TTS server answers 200 with the content type 'text/html; charset=utf-8' in place of speech. "
+        "Check whether a proxy answers in its place"
     )
 
 
