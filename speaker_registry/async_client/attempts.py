@@ -6,7 +6,7 @@ is built, does no harm as soon as the connection is in use.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
 import anyio
@@ -24,14 +24,14 @@ class Attempts:
     def __init__(self) -> None:
         self._given_up: set[asyncio.Task[Any]] = set()
 
-    async def answer(self, send: Callable[[Trace], Coroutine[Any, Any, _Answer]], seconds: float) -> _Answer:
+    async def answer(self, send: Callable[[Trace], Awaitable[_Answer]], seconds: float) -> _Answer:
         """Return what `send` returns. It must send one request, with the trace that it is called with.
 
         Raises:
             TimeoutError: There is no answer after `seconds`.
         """
         attempt = _Attempt()
-        task = asyncio.create_task(attempt.execute(send(attempt.trace)))
+        task = asyncio.create_task(attempt.execute(send))
         task.add_done_callback(_take_error)
         try:
             await asyncio.wait([task], timeout=seconds)
@@ -65,18 +65,18 @@ class _Attempt:
     def is_canceled(self) -> bool:
         return self._scope.cancel_called
 
-    async def trace(self, event: str, _: Any) -> None:
-        self._uses_connection |= event.endswith(".send_request_headers.started")
-        self._cancel_if_harmless()
-
     def give_up(self) -> None:
         self._is_given_up = True
         self._cancel_if_harmless()
 
-    async def execute(self, request: Awaitable[_Answer]) -> _Answer:
+    async def execute(self, send: Callable[[Trace], Awaitable[_Answer]]) -> _Answer:
         with self._scope:
-            return await request
+            return await send(self._trace)
         raise TimeoutError
+
+    async def _trace(self, event: str, _: Any) -> None:
+        self._uses_connection |= event.endswith(".send_request_headers.started")
+        self._cancel_if_harmless()
 
     def _cancel_if_harmless(self) -> None:
         if self._uses_connection and self._is_given_up:

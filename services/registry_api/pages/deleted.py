@@ -15,7 +15,6 @@ from services.registry_api.dependencies import (
     ServicesDep,
     VoiceName,
 )
-from services.registry_api.operations.undelete import undelete
 from services.registry_api.pages.forms import (
     MAX_FIELD,
     MAX_REVISION,
@@ -27,7 +26,7 @@ from services.registry_api.pages.forms import (
 )
 from services.registry_api.pages.history import past_of
 from services.registry_api.wire import rendering
-from services.registry_api.wire.uploads import limits_of
+from services.registry_api.wire.uploads import undelete
 from services.shared.model.document import SpeakerDocument
 from services.shared.model.speaker import SpeakerId
 from services.shared.registry.lookup import not_found
@@ -62,17 +61,7 @@ async def page_undelete(
 
     def bring_back() -> FoundSpeaker:
         try:
-            return undelete(
-                services.speakers,
-                services.jobs,
-                services.profiles,
-                namespace,
-                name,
-                limits=limits_of(services.settings),
-                grace_seconds=services.deleted_grace_seconds,
-                by=caller.id,
-                check=check,
-            )
+            return undelete(services, namespace, name, by=caller.id, check=check)
         except VoiceExists:
             named = services.speakers.read(SpeakerId.of(namespace, name))
             if named.document.is_known_by(first_id):

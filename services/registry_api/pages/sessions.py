@@ -36,6 +36,7 @@ COOKIE = "speaker_registry_session"
 CALLBACK = f"{PAGES}/login/callback"
 """The path to which the OpenID provider sends people back from its own site."""
 _SENT_BY_PAGE = "X-Page-Token"
+"""The header in which scripts send the token of the page that they are on. `base.html` names it, too."""
 _ENDED = "Your session has ended, for example because its key was revoked. Nothing was stored."
 _COPY = "Sign in in another tab, and copy what you typed here into a new form."
 _MAX_KEY = 2700

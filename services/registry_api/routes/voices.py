@@ -26,7 +26,6 @@ from services.registry_api.dependencies import (
 from services.registry_api.operations.delete import delete, delete_version
 from services.registry_api.operations.edit import edit
 from services.registry_api.operations.live_voice import Check
-from services.registry_api.operations.undelete import undelete
 from services.registry_api.protocol.routing import Router
 from services.registry_api.wire import rendering
 from services.registry_api.wire.answers import answer, check_of, tag_of
@@ -38,7 +37,7 @@ from services.registry_api.wire.paging import (
     newest_versions,
     position_in_history,
 )
-from services.registry_api.wire.uploads import limits_of
+from services.registry_api.wire.uploads import limits_of, undelete
 from services.shared.model.document import SpeakerDocument
 from services.shared.registry.lookup import find, find_version, locate, not_found
 from services.shared.registry.profiles import Profiles
@@ -195,16 +194,7 @@ def undelete_voice(
     That is possible until the grace period ends (a day, unless the operator says otherwise) and while nobody
     registered the name again. Artifacts that the voice lacks by now are extracted.
     """
-    speaker = undelete(
-        services.speakers,
-        services.jobs,
-        services.profiles,
-        namespace,
-        name,
-        limits=limits_of(services.settings),
-        grace_seconds=services.deleted_grace_seconds,
-        by=caller.id,
-    )
+    speaker = undelete(services, namespace, name, by=caller.id)
     return answer(request, rendering.voice(services.profiles, speaker))
 
 

@@ -6,11 +6,14 @@ from fastapi import Header, Query
 
 from services.registry_api.dependencies import Services
 from services.registry_api.operations import register as registering
+from services.registry_api.operations import undelete as undeleting
+from services.registry_api.operations.live_voice import Check
 from services.registry_api.operations.register import Expects, Limits, NewVersion, Registered
 from services.registry_api.operations.sources import ClipSource, EmbeddingSource, Source, profiles_taking
 from services.registry_api.wire.fields import Fields
 from services.registry_api.wire.forms import FieldNames, UploadForm, parse_upload
 from services.shared.configuration.registry import RegistrySettings
+from services.shared.registry.speakers import FoundSpeaker
 from services.shared.telemetry import tracing
 from speaker_registry.errors import EmbeddingWidthMismatch, InvalidAudio
 from speaker_registry.names import SpeakerName
@@ -93,6 +96,23 @@ def register_source(
         upload=upload,
         source=source,
         by=by,
+    )
+
+
+def undelete(
+    services: Services, namespace: str, name: SpeakerName, *, by: str, check: Check | None = None
+) -> FoundSpeaker:
+    """Undelete a voice within the limits of the settings. Raises the errors of `operations.undelete`."""
+    return undeleting.undelete(
+        services.speakers,
+        services.jobs,
+        services.profiles,
+        namespace,
+        name,
+        limits=limits_of(services.settings),
+        grace_seconds=services.deleted_grace_seconds,
+        by=by,
+        check=check,
     )
 
 

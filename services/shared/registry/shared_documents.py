@@ -131,10 +131,9 @@ class SharedDocuments:
         generation, change_id = self._usable_generation(), self._clock.new_id()
 
         def next_body(base: Base) -> bytes | None:
-            mends = mend is not None and _is_damaged(kind, path, base)
-            before = mend() if mend and mends else self._understood(kind, path, base)
+            before, is_mended = self._start(kind, path, base, mend)
             after = decide(before)
-            if after is before and not mends:
+            if after is before and not is_mended:
                 return None
             after = after.following(before, None if done else change_id, at=self.now(), by=by, did=did)
             return after.to_bytes()
@@ -152,25 +151,38 @@ class SharedDocuments:
         """Raise `Unavailable` if there is no view through which other processes could learn of a change."""
         self._generation.read(lambda _pipeline, _generation: None)
 
+    def _start(self, kind: type[D], path: str, base: Base, mend: Callable[[], D] | None) -> tuple[D, bool]:
+        """Return the document that a change starts from, and whether it takes the place of a damaged one.
+        Raises `DocumentUnusable`.
+        """
+        try:
+            return _parse(kind, path, base), False
+        except (DocumentDamaged, DocumentNewer) as error:
+            if mend is not None and isinstance(error, DocumentDamaged):
+                return mend(), True
+            raise self._unusable(path, error) from None
+
     def _understood(self, kind: type[D], path: str, base: Base) -> D:
-        """Parse a document. Raises `DocumentUnusable`, and logs why."""
+        """Parse a document. Raises `DocumentUnusable`."""
         try:
             return _parse(kind, path, base)
-        except DocumentDamaged as error:
+        except (DocumentDamaged, DocumentNewer) as error:
+            raise self._unusable(path, error) from None
+
+    def _unusable(self, path: str, error: DocumentDamaged | DocumentNewer) -> DocumentUnusable:
+        """Log why a document cannot be used, and return the error for callers."""
+        if isinstance(error, DocumentDamaged):
             log.error("document.damaged", path=path, reason=str(error))
             INTEGRITY_FAILURES.labels("record").inc()
-            raise DocumentUnusable(
-                f"The object '{path}' in the bucket is damaged. Restore it from a backup.",
-                retry_after_seconds=60,
-            ) from None
-        except DocumentNewer as error:
+            advice = "is damaged. Restore it from a backup."
+        else:
             if self._throttle.due((path, str(error))):
                 log.error("document.newer", path=path, reason=str(error))
-            raise DocumentUnusable(
-                f"The object '{path}' in the bucket was written by a newer release: {error}. Accepted: a "
-                "release of the registry that is at least as new.",
-                retry_after_seconds=60,
-            ) from None
+            advice = (
+                f"was written by a newer release: {error}. Accepted: a release of the registry that is at "
+                "least as new."
+            )
+        return DocumentUnusable(f"The object '{path}' in the bucket {advice}", retry_after_seconds=60)
 
     def _usable_generation(self) -> str | None:
         """Return the generation in use before the commit, so that every later one reads the commit.
@@ -230,16 +242,6 @@ def _parse(kind: type[D], path: str, base: Base) -> D:
     if document.named not in {None, name_of(path)}:
         raise DocumentDamaged(f"the document is that of {document.named!r}")
     return document
-
-
-def _is_damaged(kind: type[D], path: str, base: Base) -> bool:
-    try:
-        _parse(kind, path, base)
-    except DocumentDamaged:
-        return True
-    except DocumentNewer:
-        return False
-    return False
 
 
 def _done(kind: type[D], done: Callable[[D], bool] | None, change_id: str) -> Callable[[bytes], bool]:
