@@ -21,7 +21,6 @@ from speaker_registry.errors import Unavailable
 from tests.integration.api.access import CLOSED, bearer, key
 from tests.integration.api.conftest import Start
 from tests.integration.api.registry import CLIP, EMBEDDING, PROFILE, Registry
-from tests.ports import free_port
 from tests.queue_workers import wait_until
 
 NAME = "alice"
@@ -60,8 +59,10 @@ def make_room(redis: Redis, _: Path) -> None:
 
 
 def become_a_replica(redis: Redis, _: Path) -> None:
-    """Make the server a replica of one that does not exist, so that the data stays as it is."""
-    redis.replicaof("127.0.0.1", free_port())
+    """Make the server a replica of one that does not exist, so that the data stays as it is. A port that was
+    free a moment ago may be that of another test's server by now, whose data would replace these.
+    """
+    redis.replicaof("127.0.0.1", 1)
 
 
 def become_the_primary(redis: Redis, _: Path) -> None:
