@@ -377,6 +377,7 @@ def _job(server: MemoryServer, keys: list[str], args: list[str]) -> int | None:
     before = server.hget(record, "state")
     if before not in {"queued", "processing"}:
         return None
+    state = state or before
     fields = dict(zip(args[7::2], args[8::2], strict=True))
     for name, value in fields.items():
         server.hset(record, name, value)

@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import Any
 
+import anyio
 import httpx
 from starlette.applications import Starlette
 from starlette.background import BackgroundTask
@@ -48,6 +49,8 @@ _REPLACED = {"voice", "ref_text", *OWN_VOICE}
 """Clients may send all fields that they know, empty or not. A clip and its transcript go together."""
 _SENT_ON = ("accept", "authorization", "x-request-id")
 _SENT_BACK = ("content-type", "location", "retry-after", "x-request-id")
+_CLIENT_HAS_LEFT = 499
+"""The status that nginx logs for a client that did not wait. Nobody receives it."""
 _STATUS = {InvalidRequest: 400, PayloadTooLarge: 413}
 
 Prompt = Mapping[str, Any]
@@ -222,10 +225,11 @@ class Gateway:
         headers = {name: one.encode("latin-1") for name, one in given if one is not None}
         headers["content-type"] = b"application/json"
         sent = self._http.build_request("POST", SPEECH, content=content, headers=headers)
-        try:
-            answer = await self._http.send(sent, stream=True)
-        except httpx.TransportError as error:
-            return _refused(502, f"The TTS server does not answer: {type(error).__name__}", "bad_gateway")
+        answer = await self._answer_to(sent, request)
+        if isinstance(answer, httpx.TransportError):
+            return _refused(502, f"The TTS server does not answer: {type(answer).__name__}", "bad_gateway")
+        if answer is None:
+            return Response(status_code=_CLIENT_HAS_LEFT)
         if answer.is_success and _is_page(kind := answer.headers.get("content-type", "")):
             await answer.aclose()
             return _refused(
@@ -240,6 +244,28 @@ class Gateway:
             {name: answer.headers[name] for name in _SENT_BACK if name in answer.headers},
             background=BackgroundTask(answer.aclose),
         )
+
+    async def _answer_to(
+        self, sent: httpx.Request, request: Request
+    ) -> httpx.Response | httpx.TransportError | None:
+        """Send a request to the server, and return its answer or why there is none. Return None if the client
+        leaves first: the server's connection is then closed, so that it need not speak for nobody.
+        """
+        answer: httpx.Response | httpx.TransportError | None = None
+
+        async def end_when_the_client_leaves() -> None:
+            while (await request.receive())["type"] != "http.disconnect":
+                pass
+            group.cancel_scope.cancel()
+
+        async with anyio.create_task_group() as group:
+            group.start_soon(end_when_the_client_leaves)
+            try:
+                answer = await self._http.send(sent, stream=True)
+            except httpx.TransportError as error:
+                answer = error
+            group.cancel_scope.cancel()
+        return answer
 
 
 def _is_page(content_type: str) -> bool:

@@ -664,9 +664,14 @@ def test_a_job_is_joined_until_it_ends(world: World, valkey: ValkeyServer) -> No
     rival = replace(ALL_OF_IT, job_id="job_2")
     assert jobs.claim(WREN, rival, fields | {"id": "job_2"}).job_id == "job_1"
     assert [jobs.begin(WREN, ALL_OF_IT, {"worker": "w"}) for _ in range(2)] == [1, 2]
+    assert jobs.renew(WREN, ALL_OF_IT, {"stage": "encoding"}) == 2
     assert view.get([WREN], {})[0].open_jobs == (replace(ALL_OF_IT, processing=True),)
     record = records.get("default", "job_1")
     assert (record.state, record.attempt, record.worker, record.finished) == ("processing", 2, "w", False)
+    jobs.put_back(WREN, ALL_OF_IT, {"stage": "queued"})
+    assert jobs.renew(WREN, replace(ALL_OF_IT, processing=True)) == 2
+    assert view.get([WREN], {})[0].open_jobs == (ALL_OF_IT,)
+    assert records.get("default", "job_1").state == "queued"
     assert jobs.end(WREN, ALL_OF_IT, "succeeded")
     assert not jobs.end(WREN, ALL_OF_IT, "failed")
     assert jobs.renew(WREN, ALL_OF_IT) is None
@@ -675,7 +680,8 @@ def test_a_job_is_joined_until_it_ends(world: World, valkey: ValkeyServer) -> No
     assert record.created_at <= (record.started_at or 0) <= (record.finished_at or 0)
     assert view.get([WREN], {})[0].open_jobs == ()
     stream = process.redis.xrange(events_key(process.for_reading()))
-    assert [event["state"] for _, event in stream if event] == ["queued", *["processing"] * 2, "succeeded"]
+    told = [event["state"] for _, event in stream if event]
+    assert told == ["queued", *["processing"] * 3, "queued", "succeeded"]
     with pytest.raises(JobNotFound):
         records.get("elsewhere", "job_1")
 

@@ -5,7 +5,6 @@ loses no artifact: housekeeping starts the extractions of artifacts that documen
 """
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any, Protocol
 
 from services.shared.model.clock import Clock
@@ -117,9 +116,8 @@ class Jobs:
         self, speaker_id: SpeakerId, job: OpenJob, error: SpeakerRegistryError, attempt: int
     ) -> None:
         """Report that an attempt failed and that the queue will retry the job."""
-        waiting = replace(job, processing=False)
         fields = {"error": error_json(error, attempt), "stage": "queued", "done": "0"}
-        self._claims.renew(speaker_id, waiting, fields)
+        self._claims.put_back(speaker_id, job, fields)
 
     def keep(self, speaker_id: SpeakerId, job: OpenJob) -> str:
         """Renew the claim of a job that a worker runs or will run. Returns the dispatcher's `state` of the

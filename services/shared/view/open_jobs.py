@@ -66,9 +66,14 @@ class OpenJobs:
     def renew(
         self, speaker_id: SpeakerId, job: OpenJob, fields: Mapping[str, str] | None = None
     ) -> int | None:
-        """Renew the claim of a job. Returns the number of its attempts, or None if the job has ended."""
-        state: JobState = "processing" if job.processing else "queued"
-        return self._change(speaker_id, job, state, fields or {})
+        """Renew the claim of a job, in whichever state it is. Returns the number of its attempts, or None if
+        the job has ended.
+        """
+        return self._change(speaker_id, job, None, fields or {})
+
+    def put_back(self, speaker_id: SpeakerId, job: OpenJob, fields: Mapping[str, str]) -> None:
+        """Change a job that a worker ran to one that waits."""
+        self._change(speaker_id, job, "queued", fields)
 
     def end(
         self,
@@ -85,7 +90,7 @@ class OpenJobs:
         self,
         speaker_id: SpeakerId,
         job: OpenJob,
-        state: JobState,
+        state: JobState | None,
         fields: Mapping[str, str],
         *,
         begins: bool = False,
@@ -98,7 +103,8 @@ class OpenJobs:
             events_key(generation),
         ]
         held = "" if state in FINISHED_STATES else _HELD
-        arguments = [_field(job), job.job_id, state, held, int(begins), str(speaker_id), *_flat(fields)]
+        begun = int(begins)
+        arguments = [_field(job), job.job_id, state or "", held, begun, str(speaker_id), *_flat(fields)]
         found = self._generation.call("job", generation, keys, arguments)
         return None if found is None else int(found)
 

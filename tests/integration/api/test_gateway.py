@@ -343,6 +343,39 @@ def test_any_number_of_requests_reach_the_server_at_once(gateway: ModuleType):
     assert asyncio.run(ask_at_once()) == {200}
 
 
+def test_a_client_that_leaves_ends_its_request_to_the_server(gateway: ModuleType):
+    """A server that has not begun to answer would otherwise go on to speak for nobody."""
+    arrived, left = asyncio.Event(), asyncio.Event()
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"}")
+        arrived.set()
+        if not await reader.read():
+            left.set()
+        writer.close()
+
+    messages = iter([{"type": "http.request", "body": b'{"input": "Hello."}', "more_body": False}])
+
+    async def receive() -> dict[str, Any]:
+        if message := next(messages, None):
+            return message
+        await arrived.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(_: object) -> None:
+        pass
+
+    async def ask_and_leave() -> None:
+        async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+            host, port = server.sockets[0].getsockname()
+            app = gateway.Gateway(SimpleNamespace(), f"http://{host}:{port}").app
+            scope = {"type": "http", "method": "POST", "path": SPEECH, "headers": [], "query_string": b""}
+            await asyncio.wait_for(app(scope, receive, send), 20)
+            await asyncio.wait_for(left.wait(), 20)
+
+    asyncio.run(ask_and_leave())
+
+
 def test_what_the_server_refuses_is_told(start: Start, connect: Open, upstream: Upstream):
     """A client sees the server's own status, and that of a gateway if there is none."""
     registry = start()
