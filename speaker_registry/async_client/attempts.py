@@ -19,9 +19,15 @@ Trace = Callable[[str, Any], Awaitable[None]]
 
 
 class Attempts:
-    """Executes the requests of one client. One that is given up before it has a connection ends by itself."""
+    """Executes the requests of one client. One that is given up before it has a connection ends by itself.
 
-    def __init__(self) -> None:
+    Args:
+        traced: The requests go through a pool of httpx, which traces them. Other transports are canceled at
+            once.
+    """
+
+    def __init__(self, *, traced: bool) -> None:
+        self._traced = traced
         self._given_up: set[asyncio.Task[Any]] = set()
 
     async def answer(self, send: Callable[[Trace], Awaitable[_Answer]], seconds: float) -> _Answer:
@@ -30,7 +36,7 @@ class Attempts:
         Raises:
             TimeoutError: There is no answer after `seconds`.
         """
-        attempt = _Attempt()
+        attempt = _Attempt(uses_connection=not self._traced)
         task = asyncio.create_task(attempt.execute(send))
         task.add_done_callback(_take_error)
         try:
@@ -57,9 +63,10 @@ class Attempts:
 
 
 class _Attempt:
-    def __init__(self) -> None:
+    def __init__(self, *, uses_connection: bool) -> None:
         self._scope = anyio.CancelScope()
-        self._uses_connection = self._is_given_up = False
+        self._uses_connection = uses_connection
+        self._is_given_up = False
 
     @property
     def is_canceled(self) -> bool:

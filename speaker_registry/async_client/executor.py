@@ -30,6 +30,7 @@ from speaker_registry.exchange import (
 )
 from speaker_registry.listings import Item, Listing
 from speaker_registry.session import TRANSPORT_ERRORS, Default, Session, no_cookies
+from speaker_registry.tunnels import close_failed_tunnels
 
 
 class AsyncPlanExecutor(Session):
@@ -53,7 +54,8 @@ class AsyncPlanExecutor(Session):
         )
         self._sleep = sleep
         self._http = httpx.AsyncClient(transport=transport, cookies=no_cookies())
-        self._attempts = Attempts()
+        close_failed_tunnels(self._http)
+        self._attempts = Attempts(traced=transport is None or isinstance(transport, httpx.AsyncHTTPTransport))
 
     async def close(self) -> None:
         """Close the connections."""

@@ -28,6 +28,7 @@ from speaker_registry.exchange import (
 )
 from speaker_registry.listings import Item, Listing
 from speaker_registry.session import TRANSPORT_ERRORS, Default, Session, no_cookies
+from speaker_registry.tunnels import close_failed_tunnels
 
 
 class PlanExecutor(Session):
@@ -53,6 +54,7 @@ class PlanExecutor(Session):
         self._http = httpx.Client(transport=transport, cookies=no_cookies())
         self._deadlines = Deadlines(clock)
         self._deadlines.apply_to(self._http)
+        close_failed_tunnels(self._http)
 
     def close(self) -> None:
         """Close the connections."""

@@ -16,6 +16,7 @@ from speaker_registry.deadlines import Deadlines
 from speaker_registry.environment import parse_api_key, parse_url
 from speaker_registry.errors import InvalidRequest, PermissionDenied, Unavailable
 from speaker_registry.session import TRANSPORT_ERRORS, no_cookies
+from speaker_registry.tunnels import close_failed_tunnels
 
 MAX_CLIP_BYTES = 10 * 1024**2
 """The largest clip that vLLM-Omni and SGLang-Omni accept."""
@@ -81,6 +82,7 @@ class SpeechServer:
         )
         self._deadlines = Deadlines(time.monotonic)
         self._deadlines.apply_to(self._http)
+        close_failed_tunnels(self._http)
 
     def voices(self) -> ServerVoices:
         """Return the voices that the server offers now."""

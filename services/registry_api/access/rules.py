@@ -73,16 +73,15 @@ async def authenticate(access: Access, scope: Scope) -> Caller:
     return caller
 
 
-async def may_still_ask(access: Access, scope: Scope) -> bool:
-    """Return whether the key of a request that is being answered is still valid and has the same rights as
-    before.
+async def caller_of_now(access: Access, scope: Scope) -> Caller | None:
+    """Return the caller of a request that is being answered, or None if the key is not valid any more or has
+    other rights than before. The time at which the key ends may have changed.
     """
-    before = scope["caller"]
     try:
         caller = await authenticate_again(access, scope)
     except SpeakerRegistryError:
-        return False
-    return bool(caller == before)
+        return None
+    return caller if caller.has_rights_of(scope["caller"]) else None
 
 
 async def authenticate_again(access: Access, scope: Scope) -> Caller:

@@ -3,7 +3,7 @@ keys and no requests.
 """
 
 import ipaddress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from services.registry_api.keys.api_keys import ALL_SCOPES, ANY_NAMESPACE
 
@@ -39,6 +39,10 @@ class Caller:
 
     def has_ended(self, now: float) -> bool:
         return self.ends_at is not None and now >= self.ends_at
+
+    def has_rights_of(self, other: "Caller") -> bool:
+        """Return whether this is the same caller with the same rights and limits, whenever they end."""
+        return replace(self, ends_at=None) == replace(other, ends_at=None)
 
     @property
     def for_any_namespace(self) -> bool:

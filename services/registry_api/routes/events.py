@@ -11,7 +11,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from services.registry_api.access.rules import VOICES_READ, may_still_ask
+from services.registry_api.access.rules import VOICES_READ, caller_of_now
 from services.registry_api.dependencies import CallerDep, NamespaceDep, Services, ServicesDep, speaker_named
 from services.registry_api.protocol.callers import Caller
 from services.registry_api.protocol.routing import Router
@@ -192,4 +192,6 @@ class _Stream(Response):
             return True
         if self._feed.keys_changed == keys_changed and not self._caller.has_ended(time.time()):
             return False
-        return not await may_still_ask(self._services.access, self._request.scope)
+        found = await caller_of_now(self._services.access, self._request.scope)
+        self._caller = found or self._caller
+        return found is None

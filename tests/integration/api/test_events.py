@@ -285,6 +285,19 @@ def test_the_stream_of_a_key_ends_with_it(start: Start):
         list(listener.frames())  # to its end
 
 
+def test_the_stream_of_a_rotated_key_goes_on_until_that_key_ends(start: Start):
+    """Otherwise, all listeners of a key would have to connect again at the moment of its rotation."""
+    registry = start(access=CLOSED)
+    token = key(registry, "engine")
+    registry.client.headers = httpx.Headers(bearer(key(registry)))
+    with listening(registry, headers=bearer(token)) as listener:
+        rotated = registry.client.post(f"/v1/keys/{id_of(token)}/rotate", params={"grace_seconds": 2})
+        assert rotated.status_code == 201, rotated.text
+        registry.upload("alice")
+        told = [frame.type for frame in listener.frames()]
+    assert "version.created" in told
+
+
 def test_head_says_what_a_listener_would_get(registry: Registry):
     answer = registry.client.head(PATH)
     assert (answer.status_code, answer.content) == (200, b"")

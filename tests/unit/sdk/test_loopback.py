@@ -247,6 +247,81 @@ def test_a_redirect_to_nowhere_is_an_error_of_the_sdk(connect, listen, location:
         connect(url, retries=0).get("alice")
 
 
+@pytest.mark.parametrize("make", [httpx.HTTPTransport, httpx.AsyncHTTPTransport])
+def test_a_tunnel_in_which_tls_fails_is_closed(listen, make):
+    """A proxy may be up while the registry behind it is not. A pool that kept such connections would refuse
+    every later request.
+    """
+    tunnels = []
+
+    def open_and_hang_up(connection: socket.socket) -> None:
+        tunnels.append(connection)
+        connection.sendall(b"HTTP/1.1 200 Connection established\r\n\r\n")
+
+    proxy = listen(*[open_and_hang_up] * 3)
+    through = make(proxy=proxy, limits=httpx.Limits(max_connections=1))
+    with asyncio.Runner() as runner:
+        options = {"transport": through, "retries": 0, "timeout": 2}
+        if make is httpx.HTTPTransport:
+            client = RegistryClient("https://registry.test", **options)
+        else:
+            client = Blocking(AsyncRegistryClient("https://registry.test", **options), runner)
+        for _ in range(3):
+            with pytest.raises(errors.Unavailable):
+                client.get("alice")
+        client.close()
+    assert len(tunnels) == 3
+
+
+def test_a_tunnel_whose_call_is_canceled_is_closed(listen):
+    began = [threading.Event(), threading.Event()]
+    left = []
+
+    def open_and_wait(began: threading.Event) -> Serve:
+        def serve(connection: socket.socket) -> None:
+            connection.sendall(b"HTTP/1.1 200 Connection established\r\n\r\n")
+            connection.recv(65536)  # where TLS begins
+            began.set()
+            with suppress(ConnectionError):
+                left.append(connection.recv(65536))
+
+        return serve
+
+    async def run() -> None:
+        limits = httpx.Limits(max_connections=1)
+        through = httpx.AsyncHTTPTransport(proxy=listen(*map(open_and_wait, began)), limits=limits)
+        async with AsyncRegistryClient("https://registry.test", transport=through, timeout=10) as client:
+            for one in began:
+                call = asyncio.create_task(client.get("alice"))
+                assert await asyncio.to_thread(one.wait, 5)
+                call.cancel()
+                await asyncio.wait([call])
+
+    asyncio.run(run())
+    assert set(left) <= {b""}
+
+
+def test_a_canceled_call_ends_on_every_transport():
+    """A transport that is not httpx's own does not tell when a request has a connection."""
+    ended = []
+
+    class Slow(httpx.AsyncBaseTransport):
+        async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+            try:
+                await asyncio.sleep(60)
+            finally:
+                ended.append(request.method)
+            raise AssertionError
+
+    async def run() -> None:
+        async with AsyncRegistryClient("http://registry.test", transport=Slow()) as client:
+            with pytest.raises(TimeoutError):
+                await asyncio.wait_for(client.delete("alice"), 0.01)
+            assert ended == ["DELETE"]
+
+    asyncio.run(run())
+
+
 def test_canceled_calls_take_no_connection_with_them():
     """Whenever a task is canceled, its client can still use all of its connections. The numbers of turns of
     the event loop until then cover every moment of a request.
