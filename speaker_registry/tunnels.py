@@ -5,15 +5,12 @@ neither closes the tunnel nor takes it out of its pool. A pool that holds only s
 request, so a client that lives long would be of no use after 100 failures.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from functools import wraps
 
 import anyio
 import httpcore
 import httpx
-
-Handle = Callable[[httpcore.Request], httpcore.Response]
-AsyncHandle = Callable[[httpcore.Request], Awaitable[httpcore.Response]]
 
 
 def close_failed_tunnels(http: httpx.Client | httpx.AsyncClient) -> None:
@@ -24,9 +21,9 @@ def close_failed_tunnels(http: httpx.Client | httpx.AsyncClient) -> None:
     for transport in (http._transport, *http._mounts.values()):
         pool = getattr(transport, "_pool", None)
         if isinstance(pool, httpcore.HTTPProxy):
-            pool.create_connection = _closing(pool.create_connection)  # type: ignore[method-assign]
+            pool.create_connection = _closing(pool.create_connection)  # type: ignore[assignment, method-assign]
         elif isinstance(pool, httpcore.AsyncHTTPProxy):
-            pool.create_connection = _closing_async(pool.create_connection)  # type: ignore[method-assign]
+            pool.create_connection = _closing_async(pool.create_connection)  # type: ignore[assignment, method-assign]
 
 
 def _closing(
@@ -35,7 +32,7 @@ def _closing(
     @wraps(create)
     def create_closing(origin: httpcore.Origin) -> httpcore.ConnectionInterface:
         connection = create(origin)
-        handle: Handle = connection.handle_request
+        handle = connection.handle_request
 
         def handle_or_close(request: httpcore.Request) -> httpcore.Response:
             try:
@@ -58,7 +55,7 @@ def _closing_async(
     @wraps(create)
     def create_closing(origin: httpcore.Origin) -> httpcore.AsyncConnectionInterface:
         connection = create(origin)
-        handle: AsyncHandle = connection.handle_async_request
+        handle = connection.handle_async_request
 
         async def handle_or_close(request: httpcore.Request) -> httpcore.Response:
             try:
