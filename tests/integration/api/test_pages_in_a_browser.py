@@ -283,6 +283,34 @@ def test_a_search_needs_no_button(visit: Open, closed: Registry, name: str):
     expect(page.get_by_label("Search")).to_be_focused()
 
 
+def test_a_refused_key_loses_nothing_and_a_made_one_is_shown_once(visit: Open, name: str):
+    """The reason appears above the form. On the way back, no cache of the page shows the key again."""
+    page = visit("/keys?q=nobody")
+    page.get_by_text("Make a key").click()
+    form = page.locator("details.card")
+    form.get_by_label("Name", exact=True).fill(name)
+    form.get_by_label("Namespace").fill("No namespace")
+    form.get_by_label("see voices").check()
+    form.get_by_role("button", name="Make the key").click()
+    expect(page.locator("#problem")).to_contain_text("The namespace is not accepted")
+    expect(form.get_by_label("Name", exact=True)).to_have_value(name)
+    expect(form.get_by_label("see voices")).to_be_checked()
+    form.get_by_label("Namespace").fill("ours")
+    form.get_by_role("button", name="Make the key").click()
+    made = page.get_by_label("The new key")
+    expect(made).to_be_in_viewport()
+    expect(page).to_have_url(re.compile("/keys$"))
+    kept = page.evaluate("JSON.stringify([history.state, {...sessionStorage}, {...localStorage}])")
+    assert made.input_value() not in kept
+    page.go_back()
+    expect(made).to_have_count(0)
+    page.go_forward()
+    expect(page.get_by_role("row", name=name)).to_be_visible()
+    expect(made).to_have_count(0)
+    page.evaluate("document.body.innerHTML = '<p class=new-key></p>'; dispatchEvent(new Event('pagehide'))")
+    expect(page.locator(".new-key")).to_have_count(0)
+
+
 def test_revoking_its_own_key_ends_the_session(visit: Open):
     """A new key signs in, and whoever revokes it is asked to sign in again."""
     page = visit("/keys")

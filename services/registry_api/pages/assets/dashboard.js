@@ -94,6 +94,11 @@
     document.querySelectorAll("form[aria-busy]").forEach(mayBeSentAgain);
   });
 
+  // A new key is shown once, so it is not on the page that some browsers keep for the way back.
+  window.addEventListener("pagehide", function () {
+    document.querySelectorAll(".new-key").forEach(function (one) { one.remove(); });
+  });
+
   // A details element that serves as a menu closes like one.
   document.addEventListener("keydown", function (event) {
     if (event.key !== "Escape") return;
