@@ -467,12 +467,24 @@ def test_pages_fit_a_phone_and_both_colour_schemes(visit: Open, closed: Registry
     closed.upload(f"{scheme}-failed", headers=bearer(BOOTSTRAP))
     closed.worker.fail_all(f"{scheme}-failed", WorkerError("x" * 4000))
     page = visit("", viewport=PHONE, color_scheme=scheme)
-    for path in (*PATHS, f"/voices/{name}", f"/voices/{scheme}-failed", "/nowhere"):
+    mine = f"/voices/{name}"
+    own = (mine, f"{mine}/about", f"/voices/new?name={name}&voice_id=voice_0")
+    for path in (*PATHS, *own, f"/voices/{scheme}-failed", "/nowhere"):
         page.goto(f"/dashboard{path}")
         assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"], path
         background = page.evaluate("getComputedStyle(document.body).backgroundColor")
         lightness = float(re.findall(r"[\d.]+", background)[0])
         assert (lightness > 0.5) == (scheme == "light")
+
+
+@pytest.mark.parametrize("width", [320, 390])
+def test_the_menu_of_namespaces_opens_on_the_screen(visit: Open, width: int):
+    """A person has to read what they choose."""
+    page = visit(viewport={"width": width, "height": 700})
+    page.locator(".menu summary").click()
+    box = page.locator(".menu .panel").bounding_box()
+    assert box is not None
+    assert 0 <= box["x"] <= box["x"] + box["width"] <= width
 
 
 def test_all_is_reached_by_keyboard_and_has_a_name(visit: Open, closed: Registry, name: str):
