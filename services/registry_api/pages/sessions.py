@@ -27,7 +27,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from services.registry_api.access.rules import NAMESPACE_HEADER, access_of, authenticate
 from services.registry_api.keys.ended_sessions import EndedSessions
 from services.registry_api.keys.seal import SEALED_SECONDS, Seal
-from services.registry_api.pages.rendering import SAFE_METHODS, failure_page, own_address, page_that_opens
+from services.registry_api.pages.rendering import (
+    SAFE_METHODS,
+    failure_page,
+    named_page,
+    own_address,
+    page_that_opens,
+)
 from services.registry_api.protocol.error_answers import render
 from services.registry_api.protocol.routing import PAGES
 from speaker_registry.errors import InvalidApiKey, PermissionDenied, SpeakerRegistryError, Unavailable
@@ -111,9 +117,9 @@ def check_token(request: Request, sent: str | None) -> None:
     """Raise `PermissionDenied` unless a form carries its session's token."""
     if not hmac.compare_digest(session_of(request).token.encode(), (sent or "").encode()):
         raise PermissionDenied(
-            "This form is no longer valid: you have signed in, signed out or chosen another namespace since its "
-            "page was loaded, or the browser keeps no cookies of this site. Load its page again and repeat the "
-            "step.",
+            "This form is no longer valid: you have signed in, signed out or chosen another namespace since "
+            "its page was loaded, or the browser keeps no cookies of this site. Load its page again and "
+            "repeat the step.",
             param="token",
         )
 
@@ -299,7 +305,7 @@ def _sign_in_first(request: Request, ended: bool) -> Response:
     """Redirect a browser to the sign-in page, and from there back to the page that it asked for.
 
     A form that a script sends stays on the screen, so that nothing that was typed into it is lost. Without
-    scripts, a page tells how to come back to it. Nothing is lost by whoever signs out and is signed out already.
+    scripts, a page tells how to come back to it. Signing out loses nothing, so it leads to the sign-in page.
 
     Args:
         ended: a person was signed in, but their key is not valid any more.
@@ -311,8 +317,9 @@ def _sign_in_first(request: Request, ended: bool) -> Response:
             request, 401, f"{_ENDED} {_COPY}" if partial else _ENDED, token=token, partial=partial
         )
     query = {"ended": "yes"} if ended else {}
-    if safe and not is_partial(request) and request.url.path != PAGES:
-        query["next"] = own_address(request)
+    following = named_page(request, "hx-current-url") if is_partial(request) else own_address(request)
+    if safe and following not in (None, PAGES):
+        query["next"] = following
     target = f"{PAGES}/login" + (f"?{urlencode(query)}" if query else "")
     headers = {"Location": target, "Cache-Control": "no-store"}
     if is_partial(request):

@@ -252,6 +252,51 @@ def test_jobs_are_live_and_can_be_cancelled(visit: Open, closed: Registry, name:
     expect(row.first).to_contain_text("queued")
 
 
+def test_a_part_that_changes_keeps_the_focus_and_what_is_selected(visit: Open, closed: Registry, name: str):
+    """Whoever works by keyboard goes on where they were, and a reason can be copied."""
+    closed.upload(name, headers=bearer(BOOTSTRAP))
+    page = visit("/jobs")
+    link = page.get_by_role("link", name=name)
+    link.focus()
+    page.evaluate("document.getElementById('live').dataset.former = 'yes'")
+    expect(page.locator("#live[data-former]")).to_have_count(0)
+    expect(link).to_be_focused()
+    asked = list[str]()
+    page.on("request", lambda request: asked.append(request.url))
+    link.evaluate("one => getSelection().selectAllChildren(one)")
+    page.wait_for_timeout(4500)
+    assert page.evaluate("getSelection().toString()") == name
+    assert not asked
+    with page.expect_request("**/dashboard/jobs"):
+        page.evaluate("getSelection().removeAllRanges()")
+
+
+@pytest.mark.parametrize("ending", ["namespace", "key revoked"])
+def test_what_is_typed_stays_when_the_session_changes_in_another_tab(
+    visit: Open, closed: Registry, name: str, ending: str
+):
+    """A person copies it before they load the page again. A page without it loads itself again."""
+    closed.upload(name, headers=bearer(BOOTSTRAP))
+    made = key(closed, "voices:read", "voices:write", "admin", namespace="*")
+    page = visit(f"/voices/{name}", key=made)
+    typed, idle = page.get_by_label("Alias", exact=True), page.context.new_page()
+    idle.goto(f"/dashboard/voices/{name}")
+    page.get_by_text("Set another alias").click()
+    typed.fill("prod")
+    if ending == "namespace":
+        other = page.context.new_page()
+        other.goto("/dashboard/voices")
+        other.locator(".menu summary").click()
+        other.get_by_label("Show another namespace").fill("theirs")
+        other.get_by_role("button", name="Show").click()
+        expect(idle.get_by_role("heading", name="Not found")).to_be_visible()
+    else:
+        closed.client.delete(f"/v1/keys/{id_of(made)}", headers=bearer(BOOTSTRAP))
+        expect(idle).to_have_url(re.compile(f"/login.*next=%2Fdashboard%2Fvoices%2F{name}"))
+    expect(page.locator("#problem")).to_contain_text("Copy what you typed")
+    expect(typed).to_have_value("prod")
+
+
 @pytest.mark.parametrize("kind", ["text/html", "application/json"])
 def test_a_failure_that_is_no_page_takes_the_place_of_nothing(
     visit: Open, closed: Registry, name: str, kind: str
