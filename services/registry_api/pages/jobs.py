@@ -9,10 +9,11 @@ from starlette.responses import Response
 from services.registry_api.access.rules import ANY_KEY, JOBS_CANCEL, JOBS_READ, JOBS_WRITE, count_upload
 from services.registry_api.dependencies import AT_STORE, After, CallerDep, NamespaceDep, Services, ServicesDep
 from services.registry_api.operations.cancel import cancel
-from services.registry_api.pages.forms import address, checked_form, page_router, redirect_to, show
+from services.registry_api.pages.forms import MAX_FIELD, address, checked_form, page_router, redirect_to, show
 from services.registry_api.pages.live import live
 from services.registry_api.pages.situation import profiles_of, reason_of
 from services.registry_api.wire import profile_rendering, rendering
+from services.registry_api.wire.fields import Fields
 from services.registry_api.wire.paging import newest_decisions
 from services.shared.registry.extract import extract
 from services.shared.registry.lookup import find_version
@@ -79,25 +80,31 @@ async def page_cancel(
 ) -> Response:
     """Cancel a job that has not finished."""
     async with checked_form(request) as fields:
-        state = fields.text("state", max_length=16)
+        state, profile = _filters(fields, services)
     await run_in_threadpool(
         cancel, services.speakers, services.jobs, services.profiles, namespace, job_id, by=caller.id
     )
-    return redirect_to("/jobs", state=state if state in STATES else None)
+    return redirect_to("/jobs", state=state, profile=profile)
 
 
 @router.post("/jobs/{job_id}/retry", dependencies=[JOBS_WRITE])
 async def page_retry(
     request: Request, services: ServicesDep, namespace: NamespaceDep, job_id: str
 ) -> Response:
-    """Start the extraction of a failed or canceled job again, and redirect to the list, where the new job is
-    first.
+    """Start the extraction of a failed or canceled job again, and redirect to the list of its profile, where
+    the new job is first. A list of one state would not show it.
     """
-    async with checked_form(request):
-        pass
+    async with checked_form(request) as fields:
+        _, profile = _filters(fields, services)
     await count_upload(request)
     await run_in_threadpool(_retry, services, namespace, job_id)
-    return redirect_to("/jobs")
+    return redirect_to("/jobs", profile=profile)
+
+
+def _filters(fields: Fields, services: Services) -> tuple[str | None, str | None]:
+    """Return the state and the profile of the jobs that the page of a form shows, or None for any."""
+    state, profile = (fields.text(name, max_length=MAX_FIELD) for name in ("state", "profile"))
+    return state if state in STATES else None, profile if profile in services.profiles.names else None
 
 
 def _retry(services: Services, namespace: str, job_id: str) -> None:

@@ -118,12 +118,12 @@ def own_page(following: str) -> str:
     return following if _OWN_PAGE.fullmatch(following) else PAGES
 
 
-def _previous_page(request: Request) -> str | None:
-    """Return the address of the page whose form was sent, or None if no other page than the overview."""
-    if request.method in SAFE_METHODS:
-        return None
+def named_page(request: Request, header: str) -> str | None:
+    """Return the address of the page whose URL a header of a request has. None stands for the overview and
+    for all that is none of these pages.
+    """
     try:
-        sent = urlsplit(request.headers.get("referer", ""))
+        sent = urlsplit(request.headers.get(header, ""))
     except ValueError:
         return None
     if sent.netloc != request.headers.get("host"):
@@ -147,7 +147,7 @@ def failure_page(request: Request, status: int, message: str, *, token: str, par
         "title": title,
         "message": message,
         "request_id": request.scope.get("request_id"),
-        "back": _previous_page(request),
+        "back": None if request.method in SAFE_METHODS else named_page(request, "referer"),
         "failed_with": status,
         "asked": request.method in SAFE_METHODS,
         "keys_required": access_of(request).required,

@@ -27,7 +27,13 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from services.registry_api.access.rules import NAMESPACE_HEADER, access_of, authenticate
 from services.registry_api.keys.ended_sessions import EndedSessions
 from services.registry_api.keys.seal import SEALED_SECONDS, Seal
-from services.registry_api.pages.rendering import SAFE_METHODS, failure_page, own_address, page_that_opens
+from services.registry_api.pages.rendering import (
+    SAFE_METHODS,
+    failure_page,
+    named_page,
+    own_address,
+    page_that_opens,
+)
 from services.registry_api.protocol.error_answers import render
 from services.registry_api.protocol.routing import PAGES
 from speaker_registry.errors import InvalidApiKey, PermissionDenied, SpeakerRegistryError, Unavailable
@@ -37,7 +43,11 @@ CALLBACK = f"{PAGES}/login/callback"
 """The path to which the OpenID provider sends people back from its own site."""
 _SENT_BY_PAGE = "X-Page-Token"
 """The header in which scripts send the token of the page that they are on. `base.html` names it, too."""
-_ENDED = "Your session has ended, for example because its key was revoked. Nothing was stored."
+_SIGN_OUT = f"{PAGES}/logout"
+_ENDED = (
+    "Your session has ended: you have signed out in another tab, its key was revoked or has expired, or the "
+    "browser did not send its cookie. Nothing was stored."
+)
 _COPY = "Sign in in another tab, and copy what you typed here into a new form."
 _MAX_KEY = 2700
 """Browsers silently drop cookies of more than 4,096 bytes, and sealing makes a key a third longer."""
@@ -107,8 +117,9 @@ def check_token(request: Request, sent: str | None) -> None:
     """Raise `PermissionDenied` unless a form carries its session's token."""
     if not hmac.compare_digest(session_of(request).token.encode(), (sent or "").encode()):
         raise PermissionDenied(
-            "This form is no longer valid, because the page was loaded before you signed in or out. Load the "
-            "page again and repeat the step.",
+            "This form is no longer valid: you have signed in, signed out or chosen another namespace since "
+            "its page was loaded, or the browser keeps no cookies of this site. Load its page again and "
+            "repeat the step.",
             param="token",
         )
 
@@ -294,20 +305,21 @@ def _sign_in_first(request: Request, ended: bool) -> Response:
     """Redirect a browser to the sign-in page, and from there back to the page that it asked for.
 
     A form that a script sends stays on the screen, so that nothing that was typed into it is lost. Without
-    scripts, a page tells how to come back to it.
+    scripts, a page tells how to come back to it. Signing out loses nothing, so it leads to the sign-in page.
 
     Args:
         ended: a person was signed in, but their key is not valid any more.
     """
     safe = request.method in SAFE_METHODS
-    if not safe and (ended or is_partial(request)):
+    if not safe and request.url.path != _SIGN_OUT:
         partial, token = is_partial(request), session_of(request).token
         return failure_page(
             request, 401, f"{_ENDED} {_COPY}" if partial else _ENDED, token=token, partial=partial
         )
     query = {"ended": "yes"} if ended else {}
-    if safe and not is_partial(request) and request.url.path != PAGES:
-        query["next"] = own_address(request)
+    following = named_page(request, "hx-current-url") if is_partial(request) else own_address(request)
+    if safe and following not in (None, PAGES):
+        query["next"] = following
     target = f"{PAGES}/login" + (f"?{urlencode(query)}" if query else "")
     headers = {"Location": target, "Cache-Control": "no-store"}
     if is_partial(request):

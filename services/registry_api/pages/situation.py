@@ -41,6 +41,8 @@ class VoiceCounts:
 class Concern:
     """A problem that an operator should look into."""
 
+    id: str
+    """Tells the problem from all others, also when its text changes."""
     text: str
     action: str
     """What the operator can do about it."""
@@ -173,12 +175,14 @@ def concerns(profiles: Sequence[Profile], counts: VoiceCounts, failures: int) ->
     for profile in profiles:
         waiting = counts.by_profile.get(profile.id, Counter())["pending"]
         if profile.problem:
-            yield Concern(f"The current encoder of {profile.id} is unknown.", profile.problem, "/profiles")
+            what = f"The current encoder of {profile.id} is unknown."
+            yield Concern(f"unknown-{profile.id}", what, profile.problem, "/profiles")
         elif profile.required and not profile.workers:
             yield _unserved(profile.id, waiting)
     for profile in profiles:
         for proof in profile.failed_proofs:
             yield Concern(
+                f"proof-{profile.id}/{proof.worker}",
                 f"Worker {proof.worker} does not serve {profile.id} on {proof.device}: "
                 f"{reason_of(proof, profile)}",
                 "Its encoder computes wrong results. Check the libraries and the device of the worker.",
@@ -188,14 +192,17 @@ def concerns(profiles: Sequence[Profile], counts: VoiceCounts, failures: int) ->
         failed = counts.by_profile.get(profile.id, Counter())["failed"]
         if failed:
             what = f"{_voices(failed)} failed for {profile.id}."
-            yield Concern(what, "See why", f"/voices?state=failed&profile={profile.id}")
+            where = f"/voices?state=failed&profile={profile.id}"
+            yield Concern(f"failed-{profile.id}", what, "See why", where)
     if failures:
         jobs = "1 job" if failures == 1 else f"{failures:,} jobs"
-        yield Concern(f"{jobs} failed within a day.", "See why", "/jobs?state=failed", serious=False)
+        what = f"{jobs} failed within a day."
+        yield Concern("jobs", what, "See why", "/jobs?state=failed", serious=False)
     for profile in profiles:
         if profile.untrained and profile.required:
             what = f"{profile.id} is made with untrained weights: its voices are useless for speech."
-            yield Concern(what, "Start its worker with published weights.", "/profiles", serious=False)
+            action = "Start its worker with published weights."
+            yield Concern(f"untrained-{profile.id}", what, action, "/profiles", serious=False)
 
 
 def _unserved(profile: str, waiting: int) -> Concern:
@@ -204,7 +211,8 @@ def _unserved(profile: str, waiting: int) -> Concern:
         text = f"No worker serves {profile}: new voices will wait."
     else:
         text = f"{_voices(waiting)} {'waits' if waiting == 1 else 'wait'} for {profile}: no worker serves it."
-    return Concern(text, action, f"/voices?state=pending&profile={profile}" if waiting else "/profiles")
+    where = f"/voices?state=pending&profile={profile}" if waiting else "/profiles"
+    return Concern(f"unserved-{profile}", text, action, where)
 
 
 def _voices(count: int) -> str:

@@ -89,13 +89,19 @@ def test_a_kept_region_is_sent_before_the_request_is_routed(
 
 
 def test_a_kept_region_is_not_for_a_key_that_was_revoked(closed: Registry, clock: Clock, name: str):
-    """The page is led to the page at which people sign in."""
+    """The page is led to the page at which people sign in, and from there back."""
     revoked, other = key(closed, "jobs:read", name=name), key(closed, "jobs:read")
     with Visitor(closed, other) as one, Visitor(closed, revoked) as ended:
         assert one.get("/jobs", headers=REGION).status_code == 200
         closed.client.delete(f"/v1/keys/{id_of(revoked)}", headers=bearer(BOOTSTRAP)).raise_for_status()
-        answer = ended.get("/jobs", headers=REGION)
-    assert (answer.status_code, answer.headers["hx-redirect"]) == (401, "/dashboard/login?ended=yes")
+        page = {"HX-Current-URL": f"{closed.url}/dashboard/jobs?state=failed#live"}
+        answer = ended.get("/jobs", headers={**REGION, **page})
+        elsewhere = ended.get(
+            "/jobs", headers={**REGION, "HX-Current-URL": "https://evil.example/dashboard/jobs"}
+        )
+    following = "/dashboard/login?ended=yes&next=%2Fdashboard%2Fjobs%3Fstate%3Dfailed"
+    assert (answer.status_code, answer.headers["hx-redirect"]) == (401, following)
+    assert elsewhere.headers["hx-redirect"] == "/dashboard/login?ended=yes"
 
 
 def test_forms_in_a_region_carry_the_token_of_each_session(closed: Registry, clock: Clock, name: str):

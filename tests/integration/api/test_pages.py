@@ -87,6 +87,12 @@ def closed(tmp_path_factory: pytest.TempPathFactory, valkey: Any, decoder: Any) 
         yield registry
 
 
+@pytest.fixture(autouse=True)
+def forgiven(closed: Registry) -> None:
+    """No test is limited because others before it had no valid key."""
+    closed.app.state.access._failures.clear()
+
+
 @pytest.fixture
 def operator(closed: Registry) -> Iterator[Visitor]:
     with Visitor(closed, str(BOOTSTRAP)) as visitor:
@@ -117,10 +123,15 @@ def test_a_stranger_is_led_to_sign_in(closed: Registry, what: str):
     method, path = what.split()
     with httpx.Client(base_url=closed.url) as http:
         answer = http.request(method, path.format(**{**ADDRESS, "name": "dashboard.css"}))
-    if RULES[what] is not None:
-        assert answer.status_code == 303
-        assert answer.headers["location"].startswith("/dashboard/login")
-        assert not answer.content
+    if RULES[what] is None:
+        return
+    if method == "POST" and path != "/dashboard/logout":
+        assert answer.status_code == 401
+        assert leads_to(answer.text) == {"/dashboard/login"}
+        return
+    assert answer.status_code == 303
+    assert answer.headers["location"].startswith("/dashboard/login")
+    assert not answer.content
 
 
 @pytest.mark.parametrize("path", FORMS)
@@ -206,6 +217,39 @@ def test_a_page_says_that_its_session_has_ended_and_leads_back(closed: Registry)
         assert visitor.sign_in(str(BOOTSTRAP), "/dashboard/voices?q=wren").url.query == b"q=wren"
         stranger.get("/login")
         assert "was revoked or has expired" not in stranger.get("/voices").text
+
+
+@pytest.mark.parametrize("how", ["signed out", "cookie gone", "key revoked"])
+def test_a_form_that_comes_without_a_session_says_how_to_come_back(closed: Registry, how: str):
+    """A sign-in page in its place would leave no way back to what was typed."""
+    made = key(closed, "voices:write")
+    with Visitor(closed, made) as visitor:
+        sent = {"name": "x", "consent": "c", "token": visitor.token()}
+        if how == "signed out":
+            visitor.post("/logout")
+        elif how == "cookie gone":
+            visitor.http.cookies.clear()
+        else:
+            closed.client.delete(f"/v1/keys/{id_of(made)}", headers=bearer(BOOTSTRAP))
+        page = {"Referer": f"{closed.url}/dashboard/voices/new"}
+        refused = visitor.http.post("/dashboard/voices", data=sent, headers=page)
+        again = visitor.http.post("/dashboard/logout", data=sent)
+    assert refused.status_code == 401
+    assert 'href="/dashboard/login" target="_blank"' in refused.text
+    assert "with your browser’s own button" in refused.text
+    assert again.url.path == "/dashboard/login", "whoever signs out once more has nothing to come back to"
+
+
+def test_a_form_of_another_namespace_says_how_to_come_back(operator: Visitor, closed: Registry):
+    """Another tab may have chosen another namespace since the page of the form was loaded."""
+    sent = {"name": "x", "consent": "c", "token": operator.token()}
+    operator.post("/namespace", {"namespace": "theirs"})
+    page = {"Referer": f"{closed.url}/dashboard/voices/new"}
+    refused = operator.http.post("/dashboard/voices", data=sent, headers=page)
+    assert refused.status_code == 403
+    assert "or chosen another namespace since" in refused.text
+    assert "with your browser’s own button" in refused.text
+    assert 'href="/dashboard/voices/new">Back to the page before' in refused.text
 
 
 def test_a_form_stays_when_its_session_has_ended(closed: Registry, name: str):

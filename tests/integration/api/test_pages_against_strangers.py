@@ -83,11 +83,23 @@ class Page(HTMLParser):
     def __init__(self, content: str) -> None:
         super().__init__()
         self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.live: list[dict[str, str | None]] = []
+        """The elements of the part that is fetched again and again which can have the focus."""
+        self._live_tags: list[str] = []
         self.text = ""
         self.feed(content)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.elements.append((tag, dict(attrs)))
+        attributes = dict(attrs)
+        self.elements.append((tag, attributes))
+        if self._live_tags and tag in {"a", "button", "summary"}:
+            self.live.append({"tag": tag, **attributes})
+        if tag in {"div", "section"} and (self._live_tags or attributes.get("id") == "live"):
+            self._live_tags.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if self._live_tags and tag == self._live_tags[-1]:
+            self._live_tags.pop()
 
     def handle_data(self, data: str) -> None:
         self.text += data
@@ -125,6 +137,7 @@ def strange(tmp_path_factory: pytest.TempPathFactory, valkey: Any, decoder: Any)
             registry.upload(name, headers=me)
             speaker, opened = parse_speaker_name(name), registry.opened
             delete(opened.speakers, opened.jobs, registry.namespace, speaker, by=f"key {text}")
+        registry.ready("plain", headers=me)
         profiles = registry.opened.profile_records
         make_current(profiles, PROFILE, registry.worker.fingerprint, {text: text for text in TEXTS})
         make_current(profiles, WIDER, "sha256:" + "2" * 64, {text: text for text in TEXTS})
@@ -176,6 +189,18 @@ def test_text_of_strangers_is_text_on_every_page(operator: Visitor, ids: list[st
     assert not set(page.text) & set(CONTROLS)
     text = as_shown(page.text)
     assert [one[:60] for one in SHOWN.get(path, ()) if as_shown(one) not in text] == []
+
+
+@pytest.mark.parametrize("path", ["", "/jobs", "/jobs?state=superseded", "/profiles", "/voices/plain"])
+def test_what_can_have_the_focus_in_a_live_part_has_an_id_of_its_own(
+    operator: Visitor, ids: list[str], path: str
+):
+    """By the id, the focus comes back after the part was fetched again."""
+    page = Page(operator.get(address_of(path, ids)).text)
+    assert page.live
+    assert [one for one in page.live if not one.get("id")] == []
+    found = [attributes["id"] for _, attributes in page.elements if "id" in attributes]
+    assert len(found) == len(set(found))
 
 
 @pytest.mark.parametrize("path", ["", "/keys", "/login", "/nowhere", "/voices?state=wrong"])

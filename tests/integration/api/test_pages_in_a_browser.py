@@ -252,6 +252,51 @@ def test_jobs_are_live_and_can_be_cancelled(visit: Open, closed: Registry, name:
     expect(row.first).to_contain_text("queued")
 
 
+def test_a_part_that_changes_keeps_the_focus_and_what_is_selected(visit: Open, closed: Registry, name: str):
+    """Whoever works by keyboard goes on where they were, and a reason can be copied."""
+    closed.upload(name, headers=bearer(BOOTSTRAP))
+    page = visit("/jobs")
+    link = page.get_by_role("link", name=name)
+    link.focus()
+    page.evaluate("document.getElementById('live').dataset.former = 'yes'")
+    expect(page.locator("#live[data-former]")).to_have_count(0)
+    expect(link).to_be_focused()
+    asked = list[str]()
+    page.on("request", lambda request: asked.append(request.url))
+    link.evaluate("one => getSelection().selectAllChildren(one)")
+    page.wait_for_timeout(4500)
+    assert page.evaluate("getSelection().toString()") == name
+    assert not asked
+    with page.expect_request("**/dashboard/jobs"):
+        page.evaluate("getSelection().removeAllRanges()")
+
+
+@pytest.mark.parametrize("ending", ["namespace", "key revoked"])
+def test_what_is_typed_stays_when_the_session_changes_in_another_tab(
+    visit: Open, closed: Registry, name: str, ending: str
+):
+    """A person copies it before they load the page again. A page without it loads itself again."""
+    closed.upload(name, headers=bearer(BOOTSTRAP))
+    made = key(closed, "voices:read", "voices:write", "admin", namespace="*")
+    page = visit(f"/voices/{name}", key=made)
+    typed, idle = page.get_by_label("Alias", exact=True), page.context.new_page()
+    idle.goto(f"/dashboard/voices/{name}")
+    page.get_by_text("Set another alias").click()
+    typed.fill("prod")
+    if ending == "namespace":
+        other = page.context.new_page()
+        other.goto("/dashboard/voices")
+        other.locator(".menu summary").click()
+        other.get_by_label("Show another namespace").fill("theirs")
+        other.get_by_role("button", name="Show").click()
+        expect(idle.get_by_role("heading", name="Not found")).to_be_visible()
+    else:
+        closed.client.delete(f"/v1/keys/{id_of(made)}", headers=bearer(BOOTSTRAP))
+        expect(idle).to_have_url(re.compile(f"/login.*next=%2Fdashboard%2Fvoices%2F{name}"))
+    expect(page.locator("#problem")).to_contain_text("Copy what you typed")
+    expect(typed).to_have_value("prod")
+
+
 @pytest.mark.parametrize("kind", ["text/html", "application/json"])
 def test_a_failure_that_is_no_page_takes_the_place_of_nothing(
     visit: Open, closed: Registry, name: str, kind: str
@@ -281,6 +326,34 @@ def test_a_search_needs_no_button(visit: Open, closed: Registry, name: str):
     expect(page.get_by_role("link", name=f"{name}-left")).to_have_count(0)
     expect(page).to_have_url(re.compile(f"q={name}-ri"))
     expect(page.get_by_label("Search")).to_be_focused()
+
+
+def test_a_refused_key_loses_nothing_and_a_made_one_is_shown_once(visit: Open, name: str):
+    """The reason appears above the form. On the way back, no cache of the page shows the key again."""
+    page = visit("/keys?q=nobody")
+    page.get_by_text("Make a key").click()
+    form = page.locator("details.card")
+    form.get_by_label("Name", exact=True).fill(name)
+    form.get_by_label("Namespace").fill("No namespace")
+    form.get_by_label("see voices").check()
+    form.get_by_role("button", name="Make the key").click()
+    expect(page.locator("#problem")).to_contain_text("The namespace is not accepted")
+    expect(form.get_by_label("Name", exact=True)).to_have_value(name)
+    expect(form.get_by_label("see voices")).to_be_checked()
+    form.get_by_label("Namespace").fill("ours")
+    form.get_by_role("button", name="Make the key").click()
+    made = page.get_by_label("The new key")
+    expect(made).to_be_in_viewport()
+    expect(page).to_have_url(re.compile("/keys$"))
+    kept = page.evaluate("JSON.stringify([history.state, {...sessionStorage}, {...localStorage}])")
+    assert made.input_value() not in kept
+    page.go_back()
+    expect(made).to_have_count(0)
+    page.go_forward()
+    expect(page.get_by_role("row", name=name)).to_be_visible()
+    expect(made).to_have_count(0)
+    page.evaluate("document.body.innerHTML = '<p class=new-key></p>'; dispatchEvent(new Event('pagehide'))")
+    expect(page.locator(".new-key")).to_have_count(0)
 
 
 def test_revoking_its_own_key_ends_the_session(visit: Open):
@@ -439,12 +512,24 @@ def test_pages_fit_a_phone_and_both_colour_schemes(visit: Open, closed: Registry
     closed.upload(f"{scheme}-failed", headers=bearer(BOOTSTRAP))
     closed.worker.fail_all(f"{scheme}-failed", WorkerError("x" * 4000))
     page = visit("", viewport=PHONE, color_scheme=scheme)
-    for path in (*PATHS, f"/voices/{name}", f"/voices/{scheme}-failed", "/nowhere"):
+    mine = f"/voices/{name}"
+    own = (mine, f"{mine}/about", f"/voices/new?name={name}&voice_id=voice_0")
+    for path in (*PATHS, *own, f"/voices/{scheme}-failed", "/nowhere"):
         page.goto(f"/dashboard{path}")
         assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"], path
         background = page.evaluate("getComputedStyle(document.body).backgroundColor")
         lightness = float(re.findall(r"[\d.]+", background)[0])
         assert (lightness > 0.5) == (scheme == "light")
+
+
+@pytest.mark.parametrize("width", [320, 390])
+def test_the_menu_of_namespaces_opens_on_the_screen(visit: Open, width: int):
+    """A person has to read what they choose."""
+    page = visit(viewport={"width": width, "height": 700})
+    page.locator(".menu summary").click()
+    box = page.locator(".menu .panel").bounding_box()
+    assert box is not None
+    assert 0 <= box["x"] <= box["x"] + box["width"] <= width
 
 
 def test_all_is_reached_by_keyboard_and_has_a_name(visit: Open, closed: Registry, name: str):

@@ -14,7 +14,7 @@ from speaker_registry.errors import WorkerError
 from tests.integration.api.access import BOOTSTRAP, CLOSED, bearer, key
 from tests.integration.api.conftest import Start, empty
 from tests.integration.api.pages import Visitor
-from tests.integration.api.registry import Registry
+from tests.integration.api.registry import PROFILE, Registry
 
 
 @pytest.fixture(scope="module")
@@ -89,6 +89,22 @@ def test_a_canceled_job_is_tried_again(closed: Registry, operator: Visitor, name
     operator.post(f"/jobs/{job}/cancel")
     operator.post(f"/jobs/{job}/retry")
     assert states(closed, name) == ["queued", "canceled"]
+
+
+def test_the_list_that_a_person_chose_comes_back(closed: Registry, operator: Visitor, name: str):
+    """A new job is queued, so a list of failed ones would not show it."""
+    job = failed(closed, name)
+    shown = {"state": "failed", "profile": PROFILE}
+    page = operator.get("/jobs", params=shown).text
+    form = page.partition(f"/jobs/{job}/retry")[2].partition("</form>")[0]
+    assert dict(re.findall(r'name="(state|profile)" value="([^"]*)"', form)) == shown
+    assert operator.post(f"/jobs/{job}/retry", shown).url.query == f"profile={PROFILE}".encode()
+    [new, _] = closed.client.get("/v1/jobs", params={"voice": name}, headers=bearer(BOOTSTRAP)).json()["data"]
+    shown["state"] = "queued"
+    after = operator.post(f"/jobs/{new['id']}/cancel", shown)
+    assert dict(after.url.params) == shown
+    strange = operator.post(f"/jobs/{new['id']}/retry", {"state": "x", "profile": "x"})
+    assert (strange.url.path, strange.url.query) == ("/dashboard/jobs", b"")
 
 
 def test_a_job_of_a_deleted_voice_is_not_tried_again(closed: Registry, operator: Visitor, name: str):

@@ -3,6 +3,9 @@
 (function () {
   "use strict";
 
+  const SESSION_CHANGED = "You have signed in, signed out or chosen another namespace since this page was loaded, or " +
+    "your session has ended. Copy what you typed, and load this page again.";
+
   function tellProblem(text) {
     const problem = document.getElementById("problem");
     const alert = document.createElement("div");
@@ -37,13 +40,35 @@
     return !isPage || answer.requestConfig.elt.hasAttribute("hx-select");
   }
 
+  // A part that changes stays as it is while a person answers a question in it or has selected text of it.
+  function isHeld(live) {
+    const selection = getSelection();
+    return live.querySelector(".confirm[open]") || (!selection.isCollapsed && selection.containsNode(live, true));
+  }
+
+  // If the session has changed in another tab, such a part has the whole page loaded again or leads to the page
+  // to sign in at. What a person has typed meanwhile would be lost.
+  let typed = false;
+  document.addEventListener("input", function () { typed = true; });
+  function leavesThePage(xhr) {
+    return xhr.getResponseHeader("HX-Refresh") || xhr.getResponseHeader("HX-Redirect");
+  }
+  document.addEventListener("htmx:beforeOnLoad", function (event) {
+    const elt = event.detail.elt;
+    if (elt.id !== "live") return;
+    if (typed && leavesThePage(event.detail.xhr)) {
+      event.preventDefault();
+      if (!document.getElementById("problem").firstChild) tellProblem(SESSION_CHANGED);
+    } else if (isHeld(elt)) event.preventDefault();
+  });
+
   // Nobody looks at a hidden tab, so it does not ask. What is open in a part that changes stays open.
   let open = [];
   document.addEventListener("htmx:beforeRequest", function (event) {
-    const polls = event.detail.elt.id === "live";
-    if (polls && (document.hidden || document.querySelector("#live .confirm[open]"))) event.preventDefault();
+    const elt = event.detail.elt;
+    if (elt.id === "live" && (document.hidden || isHeld(elt))) event.preventDefault();
     // What a page fetches by itself, such as pictures that are not drawn yet, leaves a problem to be read.
-    else if (event.detail.elt.matches("form, a")) document.getElementById("problem").replaceChildren();
+    else if (elt.matches("form, a")) document.getElementById("problem").replaceChildren();
   });
   document.addEventListener("htmx:beforeSwap", function (event) {
     if (isStray(event.detail)) {
@@ -52,7 +77,8 @@
     }
     open = Array.from(document.querySelectorAll("#live details[open][id]"), function (one) { return one.id; });
   });
-  document.addEventListener("htmx:afterSwap", function () {
+  document.addEventListener("htmx:afterSwap", function (event) {
+    if (event.detail.target === document.body) typed = false;
     open.forEach(function (id) {
       const one = document.getElementById(id);
       if (one) one.open = true;
@@ -92,6 +118,11 @@
   document.addEventListener("htmx:afterRequest", function (event) { mayBeSentAgain(event.detail.elt); });
   window.addEventListener("pageshow", function () {
     document.querySelectorAll("form[aria-busy]").forEach(mayBeSentAgain);
+  });
+
+  // A new key is shown once, so it is not on the page that some browsers keep for the way back.
+  window.addEventListener("pagehide", function () {
+    document.querySelectorAll(".new-key").forEach(function (one) { one.remove(); });
   });
 
   // A details element that serves as a menu closes like one.
