@@ -533,7 +533,7 @@ def test_a_key_whose_document_is_damaged_or_lost_is_not_changed(
     with pytest.raises(error):
         rotate(rotating.keys, old, grace_seconds=0, by="test")
     if damaged is not None:
-        with pytest.raises(Unavailable, match="is damaged. Restore it"):
+        with pytest.raises(Unavailable, match=r"is damaged\. Restore it"):
             made(here, created_by=token.id)
     assert world.store.objects.get(path, (None,))[0] == damaged
     assert meanwhile or len(world.store.objects) == number, "no new key was made in vain"
