@@ -32,6 +32,7 @@ from rq.results import Result
 from rq.serializers import JSONSerializer
 from rq.utils import now
 from rq.worker.base import BaseWorker
+from structlog.testing import capture_logs
 
 from services.embedded.valkey import ValkeyServer
 from services.extractor_worker.jobs.batch_worker import BatchWorker
@@ -39,7 +40,7 @@ from services.extractor_worker.jobs.heartbeat import EXIT_UNFINISHED
 from services.extractor_worker.jobs.queue_maintenance import lease_key, reap
 from services.shared.configuration.worker import WorkerSettings
 from services.shared.queue.rq_jobs import RETRIES, JobQueue, QueuedJob, enqueue, status_of
-from speaker_registry.errors import AudioTooShort
+from speaker_registry.errors import AudioTooShort, Unavailable
 from tests.queue_workers import QUICK, put, runs, statuses, supervised, wait_until, worker_process
 
 NAME = "extract.test"
@@ -592,24 +593,30 @@ def cpu_seconds(pid: int) -> float:
     return times.user + times.system
 
 
-def test_each_beat_tells_its_owner_and_survives_what_that_does(queue, monkeypatch):
+@pytest.mark.parametrize(
+    ("error", "is_traced"), [(KeyError("profile"), True), (Unavailable("The view is away."), False)]
+)
+def test_each_beat_tells_its_owner_and_survives_what_that_does(queue, monkeypatch, error, is_traced):
     """Each heartbeat calls its owner and survives an error there. The registry announces loaded profiles in
-    it, and a mistake there must not cost the leases.
+    it, and a mistake there must not cost the leases. Only such a mistake is logged with a traceback.
     """
     beats = []
 
     def beat() -> None:
         beats.append(Worker.count(connection=queue.connection))
-        raise KeyError("profile")
+        raise error
 
     handlers = {"act": lambda jobs: [wait_until(lambda: len(beats) > 3)]}
     monkeypatch.setattr(WorkerSettings, "beat_seconds", 0.1)
     settings = WorkerSettings(**QUICK)
     worker = BatchWorker([NAME], handlers, connection=queue.connection, settings=settings, on_beat=beat)
     put(queue, "a")
-    worker.work(burst=True)
+    with capture_logs() as logs:
+        worker.work(burst=True)
     assert status_of(queue, "a") == "finished"
     assert set(beats) == {1}
+    failed = [line for line in logs if line["event"] == "heartbeat.failed"]
+    assert {bool(line["traceback"]) for line in failed} == {is_traced}
 
 
 # -- processes that end --

@@ -4,7 +4,7 @@ real S3 server, each with a real Valkey.
 
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from functools import partial
 
 import pytest
@@ -19,12 +19,14 @@ from services.registry_api.keys.revoke import revoke
 from services.registry_api.keys.rotate import rotate
 from services.registry_api.operations.promote import promote
 from services.shared.bucket.documents import Documents
+from services.shared.bucket.layout import VIEW
 from services.shared.bucket.registry_identity import open_identity
-from services.shared.bucket.store import ObjectStore
+from services.shared.bucket.store import Moved, ObjectStore
 from services.shared.configuration.store import StoreSettings
 from services.shared.model.encoders import Encoder
 from services.shared.model.profile_document import CampaignRecord, with_campaign
 from services.shared.model.profiles import ProfileCatalogue
+from services.shared.model.records import seal
 from services.shared.registry.announce import announce
 from services.shared.registry.opening import ConcurrentRunner
 from services.shared.registry.profile_records import REMEMBERED_SECONDS, ProfileRecords
@@ -48,7 +50,6 @@ class Process:
     def __init__(self, store: ObjectStore, clock: MovableClock, url: str) -> None:
         self.documents = Documents(store, clock)
         now = lambda: int(store.now().timestamp() + clock.ahead)  # noqa: E731 - a name for one expression
-        self.identity = partial(open_identity, store, self.documents, BUCKET, clock, now=now)
         self.generation = Generation(url, "bucket", self.documents, clock)
         self.shared = SharedDocuments(
             documents=self.documents, generation=self.generation, clock=clock, now=now
@@ -111,11 +112,21 @@ def at_once(*steps: Callable[[], object]) -> list[Exception | None]:
         return list(pool.map(tried, steps))
 
 
-def test_all_processes_that_start_at_once_agree_about_the_bucket(process: Callable[[], Process]) -> None:
-    """Of several identities only one may be used, whichever process was first."""
+def test_all_processes_that_start_at_once_agree_about_the_bucket(
+    swapping_store: ObjectStore, clock: MovableClock
+) -> None:
+    """Of several identities only one may be used, whichever process was first. A process that is ahead begins
+    a view meanwhile, and the others must not believe that the identity was lost.
+    """
+    documents, now = Documents(swapping_store, clock), lambda: int(swapping_store.now().timestamp())
     found: list[str] = []
-    processes = [process() for _ in range(4)]
-    assert at_once(*[lambda p=p: found.append(p.identity().identity) for p in processes]) == [None] * 4
+
+    def start() -> None:
+        found.append(open_identity(swapping_store, documents, BUCKET, clock, now=now).identity)
+        with suppress(Moved):
+            swapping_store.swap(VIEW, seal({"revision": 1}), etag=None)
+
+    assert at_once(*[start] * 4) == [None] * 4
     assert len(set(found)) == 1
 
 

@@ -501,6 +501,48 @@ def test_a_key_that_is_revoked_while_it_is_rotated_has_no_follower(world: World,
     assert len(here.keys.all("*")) == 2
 
 
+@pytest.mark.parametrize(
+    ("damage", "error"),
+    [
+        (lambda body, _: body[: len(body) // 2], Unavailable),
+        (lambda _, others: others, Unavailable),
+        (lambda *_: None, ApiKeyNotFound),
+    ],
+)
+@pytest.mark.parametrize("meanwhile", [False, True])
+def test_a_key_whose_document_is_damaged_or_lost_is_not_changed(
+    world: World, here: Process, damage: Callable[..., bytes | None], error: type[Exception], meanwhile: bool
+) -> None:
+    """It works again once its document was put back. Processes that hold the key accept it meanwhile."""
+    (token, old), other = made(here, scopes=["admin"]), made(here)[0]
+    path, store = api_key_key(token.id), Store(world.store)
+    rotating = Process(world, store=store)
+    good, others = world.store.get(path), world.store.get(api_key_key(other.id))
+    damaged = damage(good, others)
+
+    def harm() -> None:
+        world.store.delete([path])
+        if damaged is not None:
+            world.store.put(path, damaged)
+
+    if meanwhile:
+        store.before = [harm]  # while the new key is made
+    else:
+        harm()
+    number = len(world.store.objects)
+    with pytest.raises(error):
+        rotate(rotating.keys, old, grace_seconds=0, by="test")
+    if damaged is not None:
+        with pytest.raises(Unavailable, match=r"is damaged\. Restore it"):
+            made(here, created_by=token.id)
+    assert world.store.objects.get(path, (None,))[0] == damaged
+    assert meanwhile or len(world.store.objects) == number, "no new key was made in vain"
+    world.store.put(path, good)
+    there = Process(world)
+    active = {key.record.id for key in there.keys.all("*") if there.keys.state(key) == "active"}
+    assert active == {token.id, other.id}
+
+
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("swap", [1, 2])
 def test_a_rotation_whose_replies_are_lost_is_made_once(

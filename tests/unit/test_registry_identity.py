@@ -8,8 +8,9 @@ import pytest
 
 from services.shared.bucket.connection import StoreUnfit
 from services.shared.bucket.documents import Documents
-from services.shared.bucket.layout import REGISTRY
+from services.shared.bucket.layout import REGISTRY, VIEW
 from services.shared.bucket.registry_identity import BucketCopied, RegistryDocument, adopt, open_identity
+from services.shared.bucket.store import Object
 from services.shared.configuration.store import StoreSettings
 from services.shared.model.records import seal, unseal
 from speaker_registry.errors import Unavailable
@@ -104,6 +105,45 @@ def test_a_damaged_document_is_refused_until_somebody_decides(world: World, body
     assert world.store.get(REGISTRY) == body
     adopted = start(world, do=adopt)
     assert start(world) == adopted
+
+
+@pytest.mark.parametrize("trace", ["_view.json", "_profiles/qwen3.json", "_keys/0123abcd.json"])
+def test_a_bucket_in_use_whose_document_is_lost_gets_no_new_identity(world: World, trace: str) -> None:
+    """The processes that still run have the former identity, and would no longer accept what Redis holds."""
+    document = start(world)
+    body = world.store.get(REGISTRY)
+    world.store.put(trace, b"{}")
+    world.store.delete([REGISTRY])
+    with pytest.raises(StoreUnfit, match=rf"'_registry\.json' .* is lost, but '{trace}' .* Restore it from"):
+        start(world)
+    assert REGISTRY not in world.store.objects
+    world.store.put(REGISTRY, body)
+    assert start(world) == document
+    world.store.delete([REGISTRY])
+    adopted = start(world, do=adopt)
+    assert start(world) == adopted
+
+
+def test_objects_of_other_programs_are_no_registry(world: World) -> None:
+    """The first start on such a bucket makes the identity."""
+    for key in ("notes.txt", "_profiles/readme", "_keys/a/b", "default/photo.jpg"):
+        world.store.put(key, b"x")
+    assert start(world).generation == 1
+
+
+def test_a_start_beside_one_that_is_ahead_has_the_same_identity(world: World) -> None:
+    """The other process made the identity and began a view after this one had looked for the identity."""
+    read, others = world.store.read, list[RegistryDocument]()
+
+    def other_first(key: str) -> Object:
+        if key == VIEW:
+            world.store.read = read  # type: ignore[method-assign]
+            others.append(start(world))
+            world.store.put(VIEW, b"{}")
+        return read(key)
+
+    world.store.read = other_first  # type: ignore[method-assign]
+    assert [start(world)] == others
 
 
 @pytest.mark.parametrize("newer", [{"format": 2}, {"needs": ["x"]}, {"layout": 3}])

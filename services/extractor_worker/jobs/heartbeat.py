@@ -22,6 +22,7 @@ from rq.executions import Execution
 from rq.job import Job
 
 from services.extractor_worker.jobs.beat_file import write_beat
+from speaker_registry.errors import Unavailable
 
 log = structlog.get_logger(__name__)
 
@@ -41,6 +42,11 @@ longer, and is then abandoned when the process ends.
 LAST_RESORT_SECONDS = 10
 """A function that hangs while it holds the global interpreter lock stops this thread, too. In that case
 faulthandler's watchdog, which needs no lock, ends the process with status 1 this many seconds later.
+"""
+
+_EXPECTED = (RedisError, Unavailable)
+"""The errors of a Redis that does not answer, or of a view that cannot be used now. They come at every
+heartbeat while that lasts, and a traceback would tell nothing.
 """
 
 
@@ -127,7 +133,7 @@ class Heartbeat:
             if self._on_beat:
                 self._on_beat()
         except Exception as error:  # noqa: BLE001  without this thread, every lease would run out
-            trace = None if isinstance(error, RedisError) else traceback.format_exc()
+            trace = None if isinstance(error, _EXPECTED) else traceback.format_exc()
             log.warning("heartbeat.failed", error=str(error), traceback=trace)
 
     def _exit_hung(self) -> None:

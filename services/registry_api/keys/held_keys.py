@@ -263,17 +263,33 @@ class HeldKeys:
 
     # Changing
 
+    def stored(self, key_id: str) -> KeyDocument:
+        """Return the document of a key as the bucket has it now. Raises `Unavailable`, also if the document
+        cannot be used.
+        """
+        return self._shared.read(KeyDocument, api_key_key(key_id)).document
+
     def change(
-        self, key_id: str, decide: Callable[[KeyDocument], KeyDocument], *, by: str, did: str
+        self,
+        key_id: str,
+        decide: Callable[[KeyDocument], KeyDocument],
+        *,
+        by: str,
+        did: str,
+        mends: bool = False,
     ) -> Changed[KeyDocument]:
         """Commit the document that `decide` makes from the newest one of a key, and record the change in
         Redis.
 
         This also works without Redis; `Changed.shared` is then false.
 
+        Args:
+            mends: decide on an empty document in place of a damaged one, instead of raising. Only for a
+                revocation, because the key is lost with the damaged document.
+
         Raises:
-            Unavailable: the change was not made, or it is not known whether it was. Errors that `decide`
-                raises are passed on.
+            Unavailable: the change was not made, or it is not known whether it was. The document may be
+                damaged. Errors that `decide` raises are passed on.
         """
         answer, began = self._last_answer, self.clock.since_boot()
         changed: Changed[KeyDocument] = self._shared.change(
@@ -283,7 +299,7 @@ class HeldKeys:
             by=by,
             did=did,
             with_body=False,
-            mend=lambda: KeyDocument.after_damage(self.now()),
+            mend=(lambda: KeyDocument.after_damage(self.now())) if mends else None,
         )
         self._hold(key_id, changed, answer, began)
         return changed

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Set
 from typing import ClassVar, Self
 
 from services.registry_api.keys.api_keys import ApiKey, ApiKeyRecord, End
+from services.registry_api.keys.key_rules import key_not_found
 from services.shared.model.records import Record
 from services.shared.model.stored_document import FAR_ABOVE, StoredDocument
 from speaker_registry.errors import ApiKeyEnded, InvalidApiKey
@@ -90,11 +91,21 @@ def ended(document: KeyDocument, at: int, *, now: int, by: str) -> KeyDocument:
     return document.having(end=KeyEnd(at=at, said_at=now, by=by))
 
 
-def replaced(document: KeyDocument, at: int, *, now: int, by: str) -> KeyDocument:
-    """End a key that a new key replaces. Raises `ApiKeyEnded` if it has ended already."""
-    if (key := document.key) is not None and (state := key.state(now)) != "active":
-        raise key_ended(key, state)
+def replaced(document: KeyDocument, key_id: str, at: int, *, now: int, by: str) -> KeyDocument:
+    """End a key that a new key replaces. Raises the same errors as `check_replaceable`."""
+    check_replaceable(document, key_id, now)
     return ended(document, at, now=now, by=by)
+
+
+def check_replaceable(document: KeyDocument, key_id: str, now: float) -> None:
+    """Raise `ApiKeyEnded` if a key has ended, or `ApiKeyNotFound` if the document holds none.
+
+    Ending a key whose document is lost would write a document that is newer than any copy of the lost one.
+    """
+    if (key := document.key) is None:
+        raise key_not_found(key_id)
+    if (state := key.state(now)) != "active":
+        raise key_ended(key, state)
 
 
 def key_ended(key: ApiKey, state: str) -> ApiKeyEnded:

@@ -37,7 +37,7 @@ def revoke(keys: HeldKeys, key_id: str, *, by: str, with_descendants: bool = Fal
 
     if not is_key_id(key_id):
         raise key_not_found(key_id)
-    first = keys.change(key_id, end_known, by=by, did="revoke")
+    first = keys.change(key_id, end_known, by=by, did="revoke", mends=True)
     log.info("key.ended", key_id=key_id, at=AT_ONCE, by=by)
     changed = [first, *(_descendants(keys, first.document, end, by) if with_descendants else ())]
     for one in changed:
@@ -70,5 +70,5 @@ def _end_one(
     by: str,
     into: list[Changed[KeyDocument]],
 ) -> None:
-    into.append(keys.change(key_id, end, by=by, did="revoke"))
+    into.append(keys.change(key_id, end, by=by, did="revoke", mends=True))
     log.info("key.ended", key_id=key_id, at=AT_ONCE, by=by)

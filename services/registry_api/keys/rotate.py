@@ -6,10 +6,10 @@ import structlog
 
 from services.registry_api.keys.api_keys import AT_ONCE, ApiKey, Token
 from services.registry_api.keys.held_keys import HeldKeys
-from services.registry_api.keys.key_document import key_ended, replaced
+from services.registry_api.keys.key_document import check_replaceable, key_ended, replaced
 from services.registry_api.keys.key_rules import end_after_rotation
 from services.registry_api.keys.make import make, withdraw
-from speaker_registry.errors import ApiKeyEnded, Unavailable
+from speaker_registry.errors import ApiKeyEnded, ApiKeyNotFound, Unavailable
 
 log = structlog.get_logger(__name__)
 
@@ -27,12 +27,15 @@ def rotate(
 
     Raises:
         ApiKeyEnded: the old key is revoked or has expired, and must not become valid again.
+        ApiKeyNotFound: the bucket has lost the document of the old key.
         PermissionDenied: the new key would end before the old one was to end.
-        InvalidApiKey, QuotaExceeded, Unavailable.
+        Unavailable: the bucket does not answer, or the document of the old key is damaged.
+        InvalidApiKey, QuotaExceeded.
     """
     record, now = old.record, keys.now()
     if (state := old.state(now)) != "active":
         raise key_ended(old, state)
+    check_replaceable(keys.stored(record.id), record.id, now)  # before a new key is made in vain
     token, made = make(
         keys,
         name=record.name,
@@ -47,8 +50,9 @@ def rotate(
     )
     at = now + grace_seconds if grace_seconds else AT_ONCE
     try:
-        changed = keys.change(record.id, partial(replaced, at=at, now=now, by=by), by=by, did="rotate")
-    except (ApiKeyEnded, Unavailable):  # it was revoked meanwhile, and must not be replaced
+        end = partial(replaced, key_id=record.id, at=at, now=now, by=by)
+        changed = keys.change(record.id, end, by=by, did="rotate")
+    except (ApiKeyEnded, ApiKeyNotFound, Unavailable):  # it has ended meanwhile, and must not be replaced
         withdraw(keys, token.id, by=by)
         raise
     log.info("key.ended", key_id=record.id, at=at, by=by)

@@ -24,6 +24,7 @@ from services.shared.model.speaker import SpeakerId, is_slug
 from speaker_registry.names import is_namespace
 
 API_KEYS = "_keys/"
+PROFILES = "_profiles/"
 REGISTRY = "_registry.json"
 VIEW = "_view.json"
 
@@ -131,7 +132,7 @@ def api_key_of(key: str) -> str | None:
 
 
 def profile_key(profile: str) -> str:
-    return check_key(f"_profiles/{profile}.json")
+    return check_key(f"{PROFILES}{profile}.json")
 
 
 def profile_of(key: str) -> str | None:

@@ -8,6 +8,7 @@ a local folder as a bucket. Buckets with the layout of an earlier release (facts
 `python -m services.registry_api adopt-bucket` makes the bucket of the settings a registry of its own.
 """
 
+import builtins
 import re
 from collections.abc import Callable
 from typing import Protocol
@@ -16,7 +17,8 @@ import structlog
 
 from services.shared.bucket.connection import StoreUnfit
 from services.shared.bucket.documents import Base, Documents
-from services.shared.bucket.layout import REGISTRY
+from services.shared.bucket.layout import API_KEYS, PROFILES, REGISTRY, VIEW, api_key_of, profile_of
+from services.shared.bucket.store import Listing
 from services.shared.configuration.store import StoreSettings
 from services.shared.configuration.values import without_credentials
 from services.shared.model.clock import Clock
@@ -35,10 +37,12 @@ class BucketCopied(StoreUnfit):
     """The bucket records another location: it is a copy, or its name or address has changed."""
 
 
-class Folders(Protocol):
-    """The part of a store that lists folders."""
+class Lists(Protocol):
+    """The part of a store that lists folders and objects."""
 
-    def folders(self, prefix: str) -> list[str]: ...
+    def folders(self, prefix: str) -> builtins.list[str]: ...
+
+    def list(self, prefix: str) -> Listing: ...
 
 
 class RegistryDocument(StoredDocument):
@@ -54,10 +58,10 @@ class RegistryDocument(StoredDocument):
 
 
 def open_identity(
-    store: Folders, documents: Documents, settings: StoreSettings, clock: Clock, *, now: Callable[[], int]
+    store: Lists, documents: Documents, settings: StoreSettings, clock: Clock, *, now: Callable[[], int]
 ) -> RegistryDocument:
-    """Return the identity of the registry that the bucket belongs to. The first start on an empty bucket
-    creates it.
+    """Return the identity of the registry that the bucket belongs to. The first start on a bucket without a
+    registry creates it. Objects of other programs do not count.
 
     If several processes start at once, one creates the identity, and all return the same.
 
@@ -65,19 +69,24 @@ def open_identity(
         now: returns the store's time in Unix seconds.
 
     Raises:
-        StoreUnfit: the bucket has the layout of an earlier or of a newer release, or its document is damaged.
+        StoreUnfit: the bucket has the layout of an earlier or of a newer release, or its document is damaged
+            or lost.
         BucketCopied: the bucket records another location.
         Unavailable: the store does not answer.
     """
     _refuse_facts(store)
     base = documents.read(REGISTRY)
+    if base.body is None and (used_by := _trace(store, documents)):
+        base = documents.read(REGISTRY)  # another process may have created it, and left the trace, meanwhile
+        if base.body is None:
+            raise _unknown(f"lost, but '{used_by}' belongs to a registry")
     document = _parse(base) if base.body is not None else _claim(documents, settings, clock, now)
     _check_name(document, settings)
     return document
 
 
 def adopt(
-    store: Folders, documents: Documents, settings: StoreSettings, clock: Clock, *, now: Callable[[], int]
+    store: Lists, documents: Documents, settings: StoreSettings, clock: Clock, *, now: Callable[[], int]
 ) -> RegistryDocument:
     """Make the bucket a registry of its own, distinct from the one that it was copied from.
 
@@ -105,6 +114,18 @@ def where(settings: StoreSettings) -> str:
     if settings.folder:
         return settings.folder.resolve().as_uri()
     return without_credentials(f"{settings.url} at {settings.endpoint or 'AWS'}")
+
+
+def _trace(store: Lists, documents: Documents) -> str | None:
+    """Return the key of an object that only a process with an identity writes, or None if there is none.
+
+    Voices are not looked for, which would need a listing of each namespace. Where voices are, at least one of
+    these objects is as well.
+    """
+    if documents.read(VIEW).body is not None:
+        return VIEW
+    listed = (stored.key for prefix in (PROFILES, API_KEYS) for stored in store.list(prefix).objects)
+    return next((key for key in listed if profile_of(key) or api_key_of(key)), None)
 
 
 def _claim(
@@ -137,11 +158,7 @@ def _parse(base: Base) -> RegistryDocument:
     """Parse the document of a bucket that has one. Raises `StoreUnfit`."""
     document = _parse_any(base) if not base.damaged else None
     if document is None or not _ID.fullmatch(document.identity):
-        raise StoreUnfit(
-            f"SPEAKER_STORE_URL: the object '{REGISTRY}' of the bucket is damaged. Restore it from a backup. "
-            "Or run `python -m services.registry_api adopt-bucket`, if this bucket is not a copy that could "
-            "be mistaken for its original"
-        )
+        raise _unknown("damaged")
     return document
 
 
@@ -168,9 +185,10 @@ def _check_name(document: RegistryDocument, settings: StoreSettings) -> None:
         )
 
 
-def _refuse_facts(store: Folders) -> None:
+def _refuse_facts(store: Lists) -> None:
     """Raise `StoreUnfit` if an earlier release has written to the bucket, even after this one did."""
-    found = [f"'{name}/'" for name in _FACTS if name in store.folders("")]
+    folders = store.folders("")
+    found = [f"'{name}/'" for name in _FACTS if name in folders]
     if found:
         raise StoreUnfit(
             "SPEAKER_STORE_URL: this bucket was written by an earlier release, whose layout this one does "
@@ -178,6 +196,15 @@ def _refuse_facts(store: Folders) -> None:
             "voices, start the earlier release on this bucket and run `speaker-registry export FILE`; then "
             "start this release on an empty bucket and run `speaker-registry import FILE` (docs/moving.md)"
         )
+
+
+def _unknown(what: str) -> StoreUnfit:
+    """Return the error for a bucket whose document does not tell its identity."""
+    return StoreUnfit(
+        f"SPEAKER_STORE_URL: the object '{REGISTRY}' of the bucket is {what}. Restore it from a backup. "
+        "Or run `python -m services.registry_api adopt-bucket`, if this bucket is not a copy that could "
+        "be mistaken for its original"
+    )
 
 
 def _newer(reason: str) -> StoreUnfit:
