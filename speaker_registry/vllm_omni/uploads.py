@@ -20,6 +20,7 @@ from speaker_registry.atomic_files import write_atomically
 from speaker_registry.errors import SpeakerRegistryError, Unavailable
 from speaker_registry.manifests import ManifestEntry, is_another_registry
 from speaker_registry.moving.faults import concerns_one_voice
+from speaker_registry.names import key_of_name
 from speaker_registry.vllm_omni.names import bare_name, versioned_name
 
 log = logging.getLogger(__name__)
@@ -78,12 +79,19 @@ class UploadedVoices:
         """Files of the registry's voices that the server has not taken over, until the first look is over."""
 
     def pin(self, request: SpeechRequest) -> None:
-        """Make a request that names a voice of the registry use the version that is its default now."""
+        """Make a request that names a voice of the registry use the version that is its default now.
+
+        The name, or that of a version, may be in any spelling that the registry accepts. vLLM-Omni itself
+        accepts only one of the two forms in which Unicode has accented letters.
+        """
         if request.voice is None or request.ref_audio is not None:
             return
-        bare = request.voice.strip().lower()
-        versioned = self._current.get(bare)
-        if versioned is not None and self._has_of_registry(bare) and self._has_of_registry(versioned):
+        typed = request.voice.strip()
+        name = key_of_name(typed)
+        versioned = self._current.get(name, name)
+        if self._is_own(typed.lower()):
+            return
+        if self._has_of_registry(name) and self._has_of_registry(versioned):
             request.voice = versioned
 
     def check_registry(self, registry: str | None) -> None:
@@ -154,6 +162,10 @@ class UploadedVoices:
         """Return whether the server has a voice of the registry under this name."""
         return _MARK in self._server.uploaded_speakers.get(name, ())
 
+    def _is_own(self, name: str) -> bool:
+        """Return whether a voice with this name was uploaded to the server itself."""
+        return name in self._server.uploaded_speakers and not self._has_of_registry(name)
+
     def _adopt(self) -> None:
         """Take over the voices that a former process registered. vLLM-Omni has read them from the folder."""
         ours = [(name, info) for name, info in self._server.uploaded_speakers.items() if _MARK in info]
@@ -164,7 +176,7 @@ class UploadedVoices:
         """Offer a version, and erase the file of another version that had the same number."""
         files = {info["file_path"]}
         for name in (versioned, bare):
-            if name in self._server.uploaded_speakers and not self._has_of_registry(name):
+            if self._is_own(name):
                 log.warning("Voice %s was uploaded to this server and hides that of the registry", name)
                 continue
             files.add(self._server.uploaded_speakers.get(name, info)["file_path"])

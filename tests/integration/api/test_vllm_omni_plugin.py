@@ -448,6 +448,27 @@ def test_a_number_that_was_given_again_means_the_new_version(samples: Samples, b
     assert samples.kept() == []
 
 
+@pytest.mark.parametrize("spelling", ["ärger", "Ärger", " A\u0308RGER ", "a\u0308rger"])
+def test_a_voice_is_found_in_every_spelling_that_the_registry_accepts(samples: Samples, spelling: str):
+    """Keyboards and file names of some systems have letter and accent apart."""
+    samples.show(entry("Ärger"))
+    request = SimpleNamespace(voice=spelling, ref_audio=None)
+    samples.voices.pin(request)
+    assert request.voice == "ärger@1"
+    assert request.voice in samples.server.uploaded_speakers
+    request.voice = spelling.strip() + "@1"
+    samples.voices.pin(request)
+    assert request.voice == "ärger@1"
+
+
+def test_an_upload_to_the_server_is_heard_in_its_own_spelling(samples: Samples):
+    samples.show(entry("Ärger"))
+    samples.server.uploaded_speakers["a\u0308rger"] = {"file_path": "/nowhere"}
+    request = SimpleNamespace(voice="A\u0308rger", ref_audio=None)
+    samples.voices.pin(request)
+    assert request.voice == "A\u0308rger"
+
+
 def test_files_that_a_killed_process_left_are_erased(samples: Samples, tmp_path: Path):
     """It may be killed after it wrote the file of the new version, and before it erased that of the lost one.
     vLLM-Omni then takes over whichever it reads last.
