@@ -48,22 +48,34 @@ class CacheFiller:
         self._was_full = False
 
     def clear_others(self, voices: Mapping[str, ManifestEntry]) -> None:
-        """Clear the cache entries of all voices but these, and of replaced versions.
+        """Clear the cache entries of all voices but these, and of other versions than these.
 
         They include entries that the server itself made for a request, even for a version that existed only
-        between two looks of this process.
+        between two looks of this process. A version may have the number of another one: numbers are given
+        again after the registry was restored from a backup.
         """
-        for voice_id, entry in list(self._held.items()):
-            if voice_id not in voices:
-                del self._held[voice_id]
-                self._cache.clear(bare_name(entry))
-        for name in self._versioned_names() - {versioned_name(one) for one in voices.values()}:
-            self._cache.clear(name)
+        for voice_id, held in list(self._held.items()):
+            if voice_id not in voices or voices[voice_id].version_id != held.version_id:
+                self._drop(held)
+        self._keep_versions({(versioned_name(one), one.created_at) for one in voices.values()})
 
-    def _versioned_names(self) -> set[str]:
+    def _drop(self, held: ManifestEntry) -> None:
+        """Clear the cache entries of a voice."""
+        del self._held[held.voice_id]
+        self._cache.clear(bare_name(held))
+        self._cache.clear(versioned_name(held))
+
+    def _keep_versions(self, wanted: set[tuple[str, int]]) -> None:
+        """Clear the cache entries of all versions but those with these names and creation times."""
         with self._cache._lock:
-            names = {key[1] for key in self._cache._cache if isinstance(key, tuple)}
-        return {name for name in names if _VERSIONED.fullmatch(name)}
+            slots = {key: one for key, one in self._cache._cache.items() if isinstance(key, tuple)}
+        versions = {key for key in slots if _VERSIONED.fullmatch(key[1])}
+        cleared = {key[1] for key in versions if key[1:] not in wanted}
+        for name in cleared:
+            self._cache.clear(name)
+        for key in versions:  # a name is cleared with all its creation times
+            if key[1] in cleared and key[1:] in wanted:
+                self._cache.put(key, slots[key])
 
     def fill(self, entry: ManifestEntry) -> None:
         """Make the cache hold a voice. An artifact that cannot be fetched is tried again the next time.
@@ -72,7 +84,11 @@ class CacheFiller:
             SpeakerRegistryError: The registry cannot be reached. What the cache had is still there.
         """
         before = self._held.get(entry.voice_id)
-        if entry.digest is None or before == entry or self._is_full(entry.size or 0):
+        if entry.digest is None or before == entry:
+            return
+        if self._is_full((entry.size or 0) - (before.size or 0 if before else 0)):
+            if before is not None:  # or the server would go on with an artifact that was replaced
+                self._drop(before)
             return
         try:
             artifact = self._client.fetch(entry.reference, self._profile)
@@ -82,14 +98,13 @@ class CacheFiller:
                 raise
             log.warning("Voice %s has no artifact for %s now: %s", entry.voice, self._profile, error.message)
             return
-        if before is not None and before.version != entry.version:
-            self._cache.clear(bare_name(before))
         for model_type, slot in slots.items():
             for name in (versioned_name(entry), bare_name(entry)):
                 self._cache.put(self._cache.make_cache_key(name, model_type, entry.created_at), slot)
         self._held[entry.voice_id] = entry
 
     def _is_full(self, size: int) -> bool:
+        """Return whether an artifact that adds so many bytes to the cache is one too many."""
         stats = self._cache.stats()
         is_full: bool = stats["memory_bytes"] + size * _NAMES > _FILLED * stats["max_bytes"]
         if is_full and not self._was_full:

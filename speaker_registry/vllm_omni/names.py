@@ -5,11 +5,12 @@ a request that has begun with one version ends with it.
 """
 
 from speaker_registry.manifests import ManifestEntry
+from speaker_registry.names import key_of_name
 
 
 def bare_name(entry: ManifestEntry) -> str:
-    """Return the name as vLLM-Omni looks it up."""
-    return entry.voice.strip().lower()
+    """Return the name as vLLM-Omni looks it up, when `pin` has put it in the registry's spelling."""
+    return key_of_name(entry.voice)
 
 
 def versioned_name(entry: ManifestEntry) -> str:

@@ -20,6 +20,7 @@ from speaker_registry.atomic_files import write_atomically
 from speaker_registry.errors import SpeakerRegistryError, Unavailable
 from speaker_registry.manifests import ManifestEntry, is_another_registry
 from speaker_registry.moving.faults import concerns_one_voice
+from speaker_registry.names import key_of_name
 from speaker_registry.vllm_omni.names import bare_name, versioned_name
 
 log = logging.getLogger(__name__)
@@ -74,14 +75,23 @@ class UploadedVoices:
         self._leaving: dict[str, float] = {}
         """Versioned names that were replaced, and until when they stay."""
         self._adopt()
+        self._unused = self._files() - self._used()
+        """Files of the registry's voices that the server has not taken over, until the first look is over."""
 
     def pin(self, request: SpeechRequest) -> None:
-        """Make a request that names a voice of the registry use the version that is its default now."""
+        """Make a request that names a voice of the registry use the version that is its default now.
+
+        The name, or that of a version, may be in any spelling that the registry accepts. vLLM-Omni itself
+        accepts only one of the two forms in which Unicode has accented letters.
+        """
         if request.voice is None or request.ref_audio is not None:
             return
-        bare = request.voice.strip().lower()
-        versioned = self._current.get(bare)
-        if versioned is not None and self._has_of_registry(bare) and self._has_of_registry(versioned):
+        typed = request.voice.strip()
+        name = key_of_name(typed)
+        versioned = self._current.get(name, name)
+        if self._is_own(typed.lower()):
+            return
+        if self._has_of_registry(name) and self._has_of_registry(versioned):
             request.voice = versioned
 
     def check_registry(self, registry: str | None) -> None:
@@ -118,6 +128,8 @@ class UploadedVoices:
             if _MARK in info and (info[_MARK] not in voices or is_over):
                 self._in_loop(partial(self._withdraw, bare, name))
         self._leaving = {name: until for name, until in self._leaving.items() if until > now}
+        self._erase(self._unused - {str(self._path(one)) for one in voices.values()})
+        self._unused = set()
 
     def offer(self, entry: ManifestEntry, registry: str | None) -> None:
         """Make the server offer a voice. A clip that cannot be fetched is tried again the next time.
@@ -141,12 +153,18 @@ class UploadedVoices:
         if bare not in offered or versioned not in offered:
             return False
         ours = filter(self._has_of_registry, (bare, versioned))
-        # Another process of the server, which is behind, may have erased the file.
-        return all(Path(path).exists() for path in {offered[name]["file_path"] for name in ours})
+        # After the registry was restored from a backup, another version may have the number. Its file has
+        # another path. And another process of the server, which is behind, may have erased the file.
+        path = self._path(entry)
+        return all(offered[name]["file_path"] == str(path) and path.exists() for name in ours)
 
     def _has_of_registry(self, name: str) -> bool:
         """Return whether the server has a voice of the registry under this name."""
         return _MARK in self._server.uploaded_speakers.get(name, ())
+
+    def _is_own(self, name: str) -> bool:
+        """Return whether a voice with this name was uploaded to the server itself."""
+        return name in self._server.uploaded_speakers and not self._has_of_registry(name)
 
     def _adopt(self) -> None:
         """Take over the voices that a former process registered. vLLM-Omni has read them from the folder."""
@@ -155,13 +173,17 @@ class UploadedVoices:
             self._offer(name.rpartition("@")[0], name, info)
 
     def _offer(self, bare: str, versioned: str, info: Info) -> None:
+        """Offer a version, and erase the file of another version that had the same number."""
+        files = {info["file_path"]}
         for name in (versioned, bare):
-            if name in self._server.uploaded_speakers and not self._has_of_registry(name):
+            if self._is_own(name):
                 log.warning("Voice %s was uploaded to this server and hides that of the registry", name)
                 continue
+            files.add(self._server.uploaded_speakers.get(name, info)["file_path"])
             self._server.uploaded_speakers[name] = info
             self._server._ref_audio_data_url_cache.pop(name, None)
         self._current[bare] = versioned
+        self._erase(files)
 
     def _register(self, entry: ManifestEntry, registry: str | None) -> None:
         bare, versioned = bare_name(entry), versioned_name(entry)
@@ -177,9 +199,7 @@ class UploadedVoices:
 
     def _info(self, versioned: str, entry: ManifestEntry, registry: str | None) -> Info:
         """Return the record of a version, and write its file unless the server has it."""
-        # Two voices may have versions with the same id, if somebody registered them so by hand.
-        about = hashlib.sha256(f"{entry.version_id}@{versioned}".encode()).hexdigest()[:32]
-        path = self._server.uploaded_speakers_dir / f"registry-{about}.safetensors"
+        path = self._path(entry)
         if not path.exists():
             facts = {"voice_name_lower": versioned, _MARK: entry.voice_id}
             if registry is not None:
@@ -188,6 +208,25 @@ class UploadedVoices:
         with safe_open(os.fspath(path), framework="numpy") as file:
             header = dict(file.metadata() or {})
         return self._server._speaker_metadata_from_header(header, str(path))
+
+    def _path(self, entry: ManifestEntry) -> Path:
+        """Return the path of a version's file, which no other version has."""
+        # Two voices may have versions with the same id, if somebody registered them so by hand.
+        about = hashlib.sha256(f"{entry.version_id}@{versioned_name(entry)}".encode()).hexdigest()[:32]
+        return self._server.uploaded_speakers_dir / f"registry-{about}.safetensors"
+
+    def _files(self) -> set[str]:
+        """Return the paths of the files of the registry's voices in the server's folder."""
+        return {str(path) for path in self._server.uploaded_speakers_dir.glob("registry-*.safetensors")}
+
+    def _used(self) -> set[str]:
+        """Return the paths of the files of the voices that the server has."""
+        return {info["file_path"] for info in self._server.uploaded_speakers.values()}
+
+    def _erase(self, files: set[str]) -> None:
+        """Erase those of the files that no voice of the server uses."""
+        for path in files - self._used():
+            Path(path).unlink(missing_ok=True)
 
     def _withdraw(self, bare: str, name: str) -> None:
         """Stop offering a name, and erase its file."""

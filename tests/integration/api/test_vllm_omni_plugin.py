@@ -6,16 +6,20 @@ import asyncio
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import httpx
+import numpy as np
 import pytest
+import safetensors.numpy
+from safetensors import safe_open
 
 from speaker_registry import RegistryClient
 from speaker_registry.following import Following
+from speaker_registry.manifests import ManifestEntry
 from speaker_registry.vllm_omni import plugin as plugin_module
 from speaker_registry.vllm_omni import serving, uploads
 from speaker_registry.vllm_omni.plugin import Plugin, PluginSettings, activate
@@ -25,6 +29,7 @@ from tests.integration.api.conftest import Start
 from tests.integration.api.registry import EMBEDDING, OTHER_CLIP, PROFILE, Led
 from tests.queue_workers import wait_until
 from tests.relay import Relay
+from tests.unit.sdk.test_following import entry
 from tests.vllm_omni_readers import readers
 
 CACHE = "vllm_omni.utils.speaker_cache"
@@ -380,6 +385,107 @@ def test_voices_that_a_former_release_registered_are_adopted(
     assert all(uploads._REGISTRY not in info for info in present.server.uploaded_speakers.values())
     present.look()
     assert present.server.uploaded_speakers.keys() == {"alice", "alice@1"}
+
+
+class Samples:
+    """The registry's voices in a server of vLLM-Omni, whose transcripts are the ids of the versions."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("SPEAKER_SAMPLES_DIR", str(folder))
+        self._folder, self._entries = folder, list[ManifestEntry]()
+        self.restart()
+
+    def restart(self) -> None:
+        self.server = object.__new__(readers().serving_speech.OmniOpenAIServingSpeech)
+        self.server._init_speaker_storage()
+        self.voices = UploadedVoices(self.server, self._sample, Loop().run)
+
+    def show(self, *entries: ManifestEntry) -> None:
+        """Look at a registry that has these voices."""
+        self._entries = list(entries)
+        self.voices.withdraw_others({one.voice_id: one for one in entries})
+        for one in entries:
+            self.voices.offer(one, None)
+
+    def _sample(self, reference: str, facts: Mapping[str, str]) -> bytes:
+        [entry] = [one for one in self._entries if one.reference == reference]
+        header = {"ref_text": entry.version_id, "created_at": str(entry.created_at), **facts}
+        return safetensors.numpy.save({"audio": np.zeros(8, np.float32)}, metadata=header)
+
+    def heard(self) -> dict[str, str]:
+        return {name: one["ref_text"] for name, one in self.server.uploaded_speakers.items()}
+
+    def kept(self) -> list[str]:
+        """Return what is heard in the files of the folder."""
+        headers = [safe_open(path, framework="numpy").metadata() for path in self._folder.iterdir()]
+        return sorted(header["ref_text"] for header in headers)
+
+
+LOST, ANEW = entry("wren", 2, version_id="lost"), entry("wren", 2, version_id="anew", created_at=107)
+
+
+@pytest.fixture
+def samples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Samples:
+    return Samples(tmp_path / "samples", monkeypatch)
+
+
+@pytest.mark.parametrize("between", ["nothing", "a restart", "a look", "a look and a restart"])
+def test_a_number_that_was_given_again_means_the_new_version(samples: Samples, between: str):
+    """It is given again after the registry was restored from a backup. The lost clip is nobody's any more,
+    and would outlive its voice.
+    """
+    samples.show(LOST)
+    if "look" in between:
+        samples.show(entry("wren"))
+        assert samples.heard() == {"wren": "v1", "wren@1": "v1", "wren@2": "lost"}
+    if "restart" in between:
+        samples.restart()
+    samples.show(ANEW)
+    assert {"wren": "anew", "wren@2": "anew"}.items() <= samples.heard().items()
+    assert samples.server._voice_created_at("wren@2") == 107
+    assert "lost" not in samples.kept()
+    samples.show()
+    assert samples.kept() == []
+
+
+@pytest.mark.parametrize("spelling", ["ärger", "Ärger", " A\u0308RGER ", "a\u0308rger"])
+def test_a_voice_is_found_in_every_spelling_that_the_registry_accepts(samples: Samples, spelling: str):
+    """Keyboards and file names of some systems have letter and accent apart."""
+    samples.show(entry("Ärger"))
+    request = SimpleNamespace(voice=spelling, ref_audio=None)
+    samples.voices.pin(request)
+    assert request.voice == "ärger@1"
+    assert request.voice in samples.server.uploaded_speakers
+    request.voice = spelling.strip() + "@1"
+    samples.voices.pin(request)
+    assert request.voice == "ärger@1"
+
+
+def test_an_upload_to_the_server_is_heard_in_its_own_spelling(samples: Samples):
+    samples.show(entry("Ärger"))
+    samples.server.uploaded_speakers["a\u0308rger"] = {"file_path": "/nowhere"}
+    request = SimpleNamespace(voice="A\u0308rger", ref_audio=None)
+    samples.voices.pin(request)
+    assert request.voice == "A\u0308rger"
+
+
+def test_files_that_a_killed_process_left_are_erased(samples: Samples, tmp_path: Path):
+    """It may be killed after it wrote the file of the new version, and before it erased that of the lost one.
+    vLLM-Omni then takes over whichever it reads last.
+    """
+    samples.show(LOST)
+    [path] = (tmp_path / "samples").iterdir()
+    content = path.read_bytes()
+    samples.show(ANEW)
+    path.write_bytes(content)
+    own = tmp_path / "samples" / "own.safetensors"
+    own.write_bytes(content.replace(b"registry_voice_id", b"another_person_id"))
+    samples.restart()
+    samples.show(ANEW)
+    assert samples.heard()["wren"] == "anew"
+    assert samples.kept() == ["anew", "lost"]
+    own.unlink()
+    assert samples.kept() == ["anew"]
 
 
 def test_a_broken_registry_is_told_once(start: Start, process: Make, caplog: pytest.LogCaptureFixture):

@@ -186,6 +186,25 @@ def test_a_name_that_means_another_voice_keeps_nothing_of_the_former_one(cache: 
     assert {key[1:] for key in cache._cache} == {("alice", 102), ("alice@2", 102)}
 
 
+@pytest.mark.parametrize("created_at", [102, 107])
+def test_a_number_that_was_given_again_keeps_nothing_of_the_lost_version(cache: Any, created_at: int):
+    """It is given again after the registry was restored from a backup. Nobody asked for the lost clip."""
+    client = Client("omnivoice")
+    this = filler(cache, client)
+    apply(this, by_id(ready("alice", 2)))
+    client.tensors = {name: one * 5 for name, one in client.tensors.items()}
+    voices = by_id(ready("alice", 2, version_id="other", created_at=created_at))
+    this.clear_others(voices)
+    assert not cache._cache
+    apply(this, voices)
+    late = cache.make_cache_key("alice@2", "omnivoice", 101)
+    cache.put(late, {"ref_audio_tokens": torch.ones(1)})
+    apply(this, voices)
+    assert {key[1:] for key in cache._cache} == {("alice", created_at), ("alice@2", created_at)}
+    assert {int(value["ref_audio_tokens"].max()) for value in cache._cache.values()} == {10}
+    assert client.fetched == ["voice_alice@2"] * 2
+
+
 def test_an_unchanged_voice_is_not_fetched_again(cache: Any):
     client = Client("omnivoice")
     this = filler(cache, client)
@@ -239,6 +258,20 @@ def test_voices_do_not_displace_each_other(caplog: pytest.LogCaptureFixture):
     assert [one for one in caplog.messages if "full" in one] == [
         "The speaker cache is full; further voices are encoded at their first request"
     ]
+
+
+@pytest.mark.parametrize(("size", "heard"), [(512, {3}), (600, set())])
+def test_a_full_cache_does_not_keep_an_artifact_that_was_replaced(size: int, heard: set[int]):
+    """One that is no larger takes its place. A larger one leaves the voice to be encoded, as others are."""
+    small = readers().speaker_cache.SpeakerEmbeddingCache(max_bytes=1200)
+    client = Client("omnivoice")
+    this = filler(small, client)
+    apply(this, by_id(ready("alice").model_copy(update={"size": 512})))
+    assert small.stats()["memory_bytes"] == 2 * 512
+    client.tensors = {name: one * 3 for name, one in client.tensors.items()}
+    for _ in range(2):
+        apply(this, by_id(ready("alice").model_copy(update={"size": size, "digest": "sha256:other"})))
+        assert {int(value["ref_audio_tokens"].max()) for value in small._cache.values()} == heard
 
 
 def test_a_model_without_a_speaker_cache_needs_none(cache: Any):
