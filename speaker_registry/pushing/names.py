@@ -37,6 +37,10 @@ class MarkedVersion(NamedTuple):
     """The version that a pushed voice was made from, as its mark tells it."""
 
     reference: str
+    version_id: str | None
+    """None if a former release pushed the voice. Then it is not known whether the reference still means the
+    version that the voice was made from.
+    """
     registry: str | None
     """Digest of the identity of its registry. None if a former release pushed the voice, or if an older
     server answered at that time.
@@ -48,7 +52,9 @@ class Mark:
     """The mark of pushed voices, which each carries as its consent. Voices without the mark are left alone.
 
     The mark tells addresses of registries, namespaces and profiles apart, so that two pushers of one server
-    do not delete each other's voices. It also tells which registry answered at the address.
+    do not delete each other's voices. It also tells which registry answered at the address, and the version's
+    id: a registry that was restored from a backup gives numbers again, so another version may have the same
+    reference.
     """
 
     prefix: str
@@ -60,11 +66,12 @@ class Mark:
         prefix = f"speaker-registry:{_digest(url, namespace, profile)}:"
         return cls(prefix, _digest(registry) if registry else None)
 
-    def on(self, reference: str) -> str:
-        """Return the consent of the version with this reference."""
-        # The registry comes last: former releases take what is before the last `@` for the id of the voice,
-        # and would delete a voice whose id they do not know.
-        return self.prefix + reference + (f":{self.registry}" if self.registry else "")
+    def on(self, entry: ManifestEntry) -> str:
+        """Return the consent of a version."""
+        # Former releases take what is before the last `@` for the id of the voice, and would delete a voice
+        # whose id they do not know. They take what follows the colon for the registry.
+        registry = f":{self.registry}" if self.registry else ""
+        return f"{self.prefix}{entry.reference}.{entry.version_id}{registry}"
 
     def version_in(self, consent: str) -> MarkedVersion | None:
         """Return the version in a consent, or None if the voice was not pushed under this mark."""
@@ -72,7 +79,8 @@ class Mark:
             return None
         voice_id, at, rest = consent.removeprefix(self.prefix).rpartition("@")
         version, _, registry = rest.partition(":")
-        return MarkedVersion(voice_id + at + version, registry or None)
+        number, _, version_id = version.partition(".")
+        return MarkedVersion(voice_id + at + number, version_id or None, registry or None)
 
     def is_of_another_registry(self, version: MarkedVersion) -> bool:
         """Return whether a voice was pushed from another registry at the same address.

@@ -2,8 +2,9 @@
 
 A server replaces a voice in place, and vLLM-Omni loses the former one if the new clip is refused. So each
 version is uploaded as a voice of its own that never changes, such as `wren@3`, and no name that the server
-offers is ever uploaded again. A voice that was pushed is recognised by its mark (see `names.Mark`), also by a
-later process.
+offers is ever uploaded again. If a registry that was restored from a backup gives the number to another
+version, the voice is deleted before that version is uploaded. A voice that was pushed is recognised by its
+mark (see `names.Mark`), also by a later process.
 """
 
 import json
@@ -38,6 +39,8 @@ class _Pushed:
     """A voice in the server that was pushed from here."""
 
     reference: str
+    version_id: str | None
+    """None if a former release pushed the voice."""
     since: float
     """Time of its upload, by the clock of the server."""
 
@@ -81,8 +84,10 @@ class Pusher:
         self._following = Following(client, profile)
         self._replaced: dict[str, float] = {}
         """Names of replaced versions, and when they were first seen to be replaced."""
-        self._refused: dict[str, tuple[str, float]] = {}
-        """Names that the server has refused: the reason, and until when they are not sent again."""
+        self._refused: dict[tuple[str, str], tuple[str, float]] = {}
+        """Names, with the ids of the versions, that the server has refused: the reason, and until when they
+        are not sent again.
+        """
 
     def run(self) -> Report:
         """Make the server offer what the registry holds now.
@@ -103,7 +108,7 @@ class Pusher:
         for name in [name for name in self._replaced if self._has_successor(name, state)]:
             self._delete(name, state)
         outcomes = tuple(self._sync_voice(entry, state) for entry in self._by_priority(state))
-        self._refused = {name: one for name, one in self._refused.items() if state.now < one[1]}
+        self._refused = {key: one for key, one in self._refused.items() if state.now < one[1]}
         return Report(outcomes=outcomes, removed=state.removed)
 
     def _mark(self) -> Mark:
@@ -120,7 +125,7 @@ class Pusher:
                 continue
             if mark.is_of_another_registry(version):
                 raise self._another_registry(name)
-            ours[name] = _Pushed(version.reference, one.created_at)
+            ours[name] = _Pushed(version.reference, version.version_id, one.created_at)
         return _State(set(found.names), ours, found.now)
 
     def _another_registry(self, name: str) -> InvalidRequest:
@@ -130,6 +135,11 @@ class Pusher:
             "was changed there. Check where the address of the registry leads. If the registry was replaced "
             "on purpose, delete these voices there first"
         )
+
+    def _held(self, entry: ManifestEntry, state: _State) -> _Pushed | None:
+        """Return the voice that was made from exactly this version, or None if the server has none."""
+        one = state.ours.get(pushed_name(entry, self._kind))
+        return one if one is not None and one.version_id == entry.version_id else None
 
     def _current(self, one: _Pushed) -> str:
         """Return the name under which the server should have the current version of a pushed voice."""
@@ -146,7 +156,7 @@ class Pusher:
         version was uploaded first, so the time counts from when this process noticed the replacement.
         """
         one = state.ours[name]
-        successor = state.ours.get(self._current(one))
+        successor = self._held(self._following.voices[one.voice_id], state)
         if successor is None:
             return False
         since = successor.since if successor.since > one.since else self._replaced[name]
@@ -160,11 +170,11 @@ class Pusher:
     def _sync_voice(self, entry: ManifestEntry, state: _State) -> Outcome:
         """Upload a version unless the server has it, and return the outcome."""
         name = pushed_name(entry, self._kind)
-        if name in state.ours:
+        if self._held(entry, state):
             return Outcome(name=entry.voice, version=entry.version, state="unchanged")
         fault = self._fault_of(name, entry, state) or self._upload(name, entry, state)
         if fault is None:
-            state.ours[name] = _Pushed(entry.reference, state.now)
+            state.ours[name] = _Pushed(entry.reference, entry.version_id, state.now)
             state.names.add(name)
             return Outcome(name=entry.voice, version=entry.version, state="written")
         self._delete_deleted(entry.voice_id, state)
@@ -175,9 +185,11 @@ class Pusher:
 
     def _fault_of(self, name: str, entry: ManifestEntry, state: _State) -> str | None:
         """Return why a voice cannot be uploaded under this name now, or None if it can."""
-        reason, until = self._refused.get(name, (None, 0.0))
+        reason, until = self._refused.get((name, entry.version_id), (None, 0.0))
         if reason is not None and state.now < until:
             return reason
+        if name in state.ours:  # with another version, whose slot this one takes
+            return fault_of(entry, self._kind)
         if name in state.names:
             return f"the server has a voice {name[:80]!a} that was not pushed from here"
         if self._is_full(state) and self._evictable(state) is None:
@@ -211,13 +223,15 @@ class Pusher:
             if not concerns_one_voice(error):
                 raise
             return error.message
+        if name in state.ours:
+            self._delete(name, state)
         self._make_room(state)
-        consent = self._mark().on(entry.reference)
+        consent = self._mark().on(entry)
         try:
             self._server.upload({"name": (None, name), "consent": (None, consent), **source})
         except UploadRefused as error:
             reason = f"the server refuses it: {error}"
-            self._refused[name] = reason, state.now + REFUSED_SECONDS
+            self._refused[name, entry.version_id] = reason, state.now + REFUSED_SECONDS
             return reason
         return None
 
@@ -226,17 +240,17 @@ class Pusher:
         cannot be uploaded, their grace period does not begin.
         """
         for name in [name for name, one in state.ours.items() if one.voice_id == voice_id]:
-            if self._is_deleted(state.ours[name].reference):
+            if self._is_deleted(state.ours[name]):
                 self._delete(name, state)
 
-    def _is_deleted(self, reference: str) -> bool:
+    def _is_deleted(self, one: _Pushed) -> bool:
         try:
-            retry_when_asked(partial(self._client.version, reference))
+            found = retry_when_asked(partial(self._client.version, one.reference))
         except SpeakerRegistryError as error:
             if not concerns_one_voice(error):
                 raise
             return isinstance(error, NotFound)
-        return False
+        return one.version_id not in {None, found.id}
 
     def _delete(self, name: str, state: _State) -> None:
         self._server.delete(name)

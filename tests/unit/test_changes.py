@@ -626,7 +626,9 @@ def test_an_erasure_leaves_nothing_of_a_person():
     assert b"secret" not in left.to_bytes()
     assert b"wren" not in left.to_bytes().lower()
     assert (left.marks.number, left.swept) == (1, {"x": 1})
-    assert left.marks.life == document.marks.life + 2
+    assert left.marks.life == document.marks.life + 1
+    with pytest.raises(VoiceDeleted):
+        registered(left, "v2", life=document.marks.life)
     assert changes.without_lives(left, deleted_before=100) is left
 
 
@@ -721,7 +723,7 @@ def carried_out(document: SpeakerDocument, step: Step, now: int) -> SpeakerDocum
         "remove": lambda: changes.without_version(document, vuid, now=now),
         "undelete": lambda: changes.undeleted(document),
         "forget": lambda: changes.without_lives(document, deleted_before=now - one),
-        "erase": lambda: changes.erased(document),
+        "erase": lambda: changes.without_lives(document, deleted_before=now + 1),
         "sweep": lambda: swept.with_swept(document, [vuid, object_id], gone=[vuid], now=now),
         "drop": lambda: artifacts.without_old_artifacts(document, {profile.name: ["f1"]}),
         "policy": lambda: changes.edited(document, document.about.having(promotion=policy), REQUIRED),

@@ -149,6 +149,20 @@ def test_a_key_finds_its_version_though_the_view_was_never_told(world: World, re
     assert numbers(registry) == [2]
 
 
+def test_a_deleted_voice_is_registered_again_though_the_view_was_not_told_that_it_is_erased(
+    world: World, registry: Registry
+) -> None:
+    """The process that erased it was stopped before it could show that."""
+    registry.register("wren", 1)
+    registry.delete("wren")
+    copies = {key: value for key, value in world.server.snapshot().items() if ":s:" in key}
+    world.pass_time(60)
+    registry.erase("wren", grace=timedelta(seconds=30))
+    assert registry.document("wren").version_ids == frozenset()
+    world.server.data.update(copies)
+    assert world.process().register("wren", 2).version.number == 2
+
+
 def test_an_immutable_voice_is_not_registered_again_though_the_view_was_never_told(
     world: World, registry: Registry
 ) -> None:

@@ -402,6 +402,22 @@ def test_the_document_of_another_voice_is_not_served_under_this_name(
     assert registry.find("robin").document.newest.name == "robin"
 
 
+def test_the_document_of_another_voice_is_not_taken_for_an_older_one_of_this_voice(
+    world: World, registry: Registry
+) -> None:
+    """The view still has the voice's own document, and the other one has a lower revision."""
+    registry.register("robin", 2)
+    for content in (1, 2, 3):
+        registry.register("wren", content)
+    world.store.objects[KEY] = world.store.objects[document_key(id_of("robin"))]
+    began = world.clock.since_boot()
+    with pytest.raises(VoiceDamaged, match=r"wren\.json"):
+        registry.register("wren", 4)
+    assert world.clock.since_boot() - began < 1
+    registry.delete("wren")
+    assert registry.register("wren", 4).created
+
+
 def test_the_document_of_another_namespace_is_not_served_in_this_one(
     world: World, registry: Registry
 ) -> None:

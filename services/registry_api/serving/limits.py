@@ -6,7 +6,7 @@ import asyncio
 import re
 import secrets
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from urllib.parse import unquote_to_bytes
@@ -28,6 +28,10 @@ MAX_JSON_BYTES = 64 * 1024
 """Largest accepted body that is not an upload."""
 
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
+_TURNS_TO_READ = 5
+"""The number of turns in which the event loop reads what waits in the kernel, and wakes the task that waits
+for it. It is small, so that a slow body has no time to continue meanwhile.
+"""
 _TooLarge = Callable[[int, str], PayloadTooLarge]
 """Returns the error for a body that is too large, from the accepted size and the size in words."""
 
@@ -288,13 +292,32 @@ class _CountedBody:
             self._done
         ):  # later calls of `receive` wait for the client to disconnect, however long the answer takes
             return await self._receive()
-        due = self._began + self._timeouts.seconds_for(self._seen)
-        left = due - asyncio.get_running_loop().time()
-        try:
+        clock = asyncio.get_running_loop().time
+        waits_since = clock()
+        left = self._began + self._timeouts.seconds_for(self._seen) - waits_since
+        with suppress(TimeoutError):
             return await asyncio.wait_for(self._receive(), min(left, self._timeouts.idle_seconds))
-        except TimeoutError:
-            accepted = self._timeouts.accepted
-            raise InvalidRequest(f"The body arrives too slowly. Accepted: {accepted}.") from None
+        message = await self._arrived()
+        if message is None:
+            raise InvalidRequest(f"The body arrives too slowly. Accepted: {self._timeouts.accepted}.")
+        self._began += clock() - waits_since  # the client did not cause this delay
+        return message
+
+    async def _arrived(self) -> Message | None:
+        """Return a piece of the body that has arrived already, or None.
+
+        If the process was stopped, or the event loop was blocked, the time is over before the loop has read
+        what waits in the kernel.
+        """
+        receiving = asyncio.ensure_future(self._receive())
+        try:
+            for _ in range(_TURNS_TO_READ):
+                await asyncio.sleep(0)
+                if receiving.done():
+                    return receiving.result()
+            return None
+        finally:
+            receiving.cancel()
 
 
 def clip_too_large(max_clip_bytes: int, size: int, *, field: str) -> PayloadTooLarge:

@@ -7,6 +7,7 @@ stores, ETags and lost replies, but not what a document contains.
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import count
+from operator import attrgetter
 from typing import Any
 
 from services.shared.bucket.store import Moved, StoreFull, SwappingStore, TooLarge
@@ -119,6 +120,7 @@ class Documents:
         done: Callable[[bytes], bool],
         base: Base | None = None,
         until: float | None = None,
+        is_damaged: Callable[[Base], bool] = attrgetter("damaged"),
     ) -> Base:
         """Replace a document by the one that `decide` returns, and decide again after every conflict.
 
@@ -131,6 +133,8 @@ class Documents:
                 refuses it or leaves it unchanged, it decides again on the bucket's document, because no
                 conflict would show that the copy is outdated.
             until: the `deadline` of the request. By default the change counts as requested now.
+            is_damaged: returns whether a document is none of this key's, of whatever revision. `decide` gets
+                it at once. Any other document that is older than before is read again for a while.
 
         Raises:
             StoreFull: the disk of the store is full, and the change was not made.
@@ -151,7 +155,7 @@ class Documents:
                 return Base(body, etag, base.revision + 1, sound=True)
             except (Moved, Unavailable) as error:
                 failure = error
-            found = self._read_again(key, base, until, tried)
+            found = self._read_again(key, base, until, tried, is_damaged)
             if found.body is not None and not found.damaged and done(found.body):
                 return found  # an earlier attempt succeeded, and its reply was lost
             if isinstance(failure, StoreFull):
@@ -169,7 +173,9 @@ class Documents:
         except SpeakerRegistryError:
             return None
 
-    def _read_again(self, key: str, base: Base, until: float, tried: int) -> Base:
+    def _read_again(
+        self, key: str, base: Base, until: float, tried: int, is_damaged: Callable[[Base], bool]
+    ) -> Base:
         """Read the document again after a pause, until it can be read.
 
         A document older than `base` comes from an outdated node. A decision on it could refuse a change that
@@ -184,7 +190,7 @@ class Documents:
             except Unavailable:
                 self._check(until, _OUTCOME_UNKNOWN)
                 continue
-            if found.damaged or found.revision >= base.revision:
+            if found.revision >= base.revision or is_damaged(found):
                 return found
             until_older = min(until_older, self._clock.since_boot() + _OLDER_SECONDS)
             self._check(until_older, _OLDER)

@@ -185,8 +185,10 @@ def without_lives(document: SpeakerDocument, *, deleted_before: int) -> SpeakerD
 
 
 def erased(document: SpeakerDocument) -> SpeakerDocument:
-    """Forget everything except marks, collected ids and change ids. `life` rises, so late uploads are
-    refused.
+    """Forget everything except marks, collected ids and change ids of a deleted voice.
+
+    `life` rose at the delete, so uploads that began before it stay refused. It does not rise again, because
+    an upload that began since then may start from a copy in which the voice is deleted and not erased yet.
 
     Members of newer releases are forgotten too, because they may contain personal data.
     """
@@ -194,6 +196,6 @@ def erased(document: SpeakerDocument) -> SpeakerDocument:
     return SpeakerDocument(
         revision=document.revision,
         changes=document.changes,
-        marks=Marks(number=marks.number, created_at=marks.created_at, life=marks.life + 1),
+        marks=Marks(number=marks.number, created_at=marks.created_at, life=marks.life),
         swept=document.swept,
     )

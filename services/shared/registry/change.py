@@ -145,6 +145,7 @@ class Change:
                 done=self._is_done(done),
                 base=self._start(),
                 until=self.until,
+                is_damaged=self._is_damaged,
             )
         except Unavailable:
             raise
@@ -201,8 +202,8 @@ class Change:
     def _is_damaged(self, base: Base) -> bool:
         try:
             self._understood(base)
-        except VoiceDamaged:
-            return True
+        except (VoiceDamaged, VoiceUnreadable) as error:
+            return isinstance(error, VoiceDamaged)
         return False
 
     def _empty_after_damage(self) -> SpeakerDocument:

@@ -62,7 +62,9 @@ class Client:
     def version(self, reference: str) -> SimpleNamespace:
         if reference in self.deleted:
             raise errors.VersionNotFound("deleted")
-        return SimpleNamespace(source="embedding")
+        ids = {one.reference: one.version_id for one in self.voices}
+        former = f"v{reference.rpartition('@')[2]}"
+        return SimpleNamespace(source="embedding", id=ids.get(reference, former))
 
     def download(self, reference: str, profile: str) -> SimpleNamespace:
         tensors = {"speaker_embedding": np.full(1024, 0.25, np.float32)}
@@ -290,8 +292,9 @@ def test_an_older_server_that_answers_in_between_deletes_nothing(
 def test_a_pusher_of_a_former_release_knows_the_marks_of_this_one():
     """After a rollback, it must not take the voices for removed ones. It reads a voice's id as follows."""
     [former, present] = [Mark.of("http://registry.test", "default", QWEN, one) for one in (None, REGISTRY)]
-    read = present.on("voice_alice@1").removeprefix(former.on(""))
-    assert read.rpartition("@")[0] == "voice_alice"
+    read = present.on(entry("alice")).removeprefix(former.prefix)
+    voice_id, _, version = read.rpartition("@")
+    assert (voice_id, version.partition(":")[2]) == ("voice_alice", present.registry)
 
 
 def test_it_goes_on_after_a_restart_of_either_side(client: Client, server: VoiceServer, make: Make):
@@ -305,6 +308,47 @@ def test_it_goes_on_after_a_restart_of_either_side(client: Client, server: Voice
         file.unlink()
     server.start()
     assert states(pusher) == {"alice@1": "written", "bob@1": "written"}
+
+
+def test_another_version_under_the_same_number_is_uploaded_anew(
+    client: Client, server: VoiceServer, make: Make
+):
+    """A registry that was restored from a backup gives the number of a lost version again."""
+    client.voices = [entry("alice", 2), entry("bob")]
+    pusher = make(slots=2)
+    pusher.run()
+    lost = server.speech.uploaded_speakers["alice@2"]["created_at"]
+    client.voices = [entry("alice", 2, version_id="other", ref_text="Other."), entry("bob")]
+    assert states(pusher) == {"alice@2": "written", "bob@1": "unchanged"}
+    info = server.speech.uploaded_speakers["alice@2"]
+    assert info["ref_text"] == "Other."
+    assert info["created_at"] > lost, "the server would take the clip for the one that it has in its cache"
+    assert states(make(slots=2)) == {"alice@2": "unchanged", "bob@1": "unchanged"}
+
+
+def test_a_lost_version_is_no_successor_of_another_one(client: Client, server: VoiceServer, make: Make):
+    """Its number was given again to a version that cannot be uploaded."""
+    pusher = make()
+    for version in (1, 2):
+        client.voices = [entry("alice", version)]
+        pusher.run()
+    client.voices = [entry("alice", 2, version_id="other")]
+    client.faults["voice_alice@2"] = errors.AudioNotFound("lost")
+    server.later = LATER
+    assert states(pusher) == {"alice@2": "kept"}
+    assert server.names == {"alice@1"}, "version 2, which is lost, leaves like a deleted one"
+
+
+def test_a_voice_whose_mark_tells_no_version_is_replaced_once(
+    client: Client, server: VoiceServer, make: Make, monkeypatch: pytest.MonkeyPatch
+):
+    """A former release has uploaded it, and nothing tells whether it is the version of this number."""
+    client.voices = [entry("alice")]
+    with monkeypatch.context() as former:
+        former.setattr(Mark, "on", lambda mark, entry: f"{mark.prefix}{entry.reference}:{mark.registry}")
+        make().run()
+    assert states(make()) == {"alice@1": "written"}
+    assert states(make()) == {"alice@1": "unchanged"}
 
 
 def test_a_voice_that_was_taken_out_of_the_server_comes_back(client: Client, server: VoiceServer, make: Make):
