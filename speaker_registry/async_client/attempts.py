@@ -11,6 +11,10 @@ from typing import Any, TypeVar
 
 import anyio
 
+_MAX_REQUESTS = 100
+"""As many requests at once as httpx opens connections by default. Further ones wait here and not for httpx,
+which loses a connection that becomes free just when a request stops waiting for it.
+"""
 _CLOSING_SECONDS = 1.0
 """Maximum time to wait until the connection of a request that was given up is closed."""
 _Answer = TypeVar("_Answer")
@@ -29,6 +33,7 @@ class Attempts:
     def __init__(self, *, traced: bool) -> None:
         self._traced = traced
         self._given_up: set[asyncio.Task[Any]] = set()
+        self._places = asyncio.Semaphore(_MAX_REQUESTS)
 
     async def answer(self, send: Callable[[Trace], Awaitable[_Answer]], seconds: float) -> _Answer:
         """Return what `send` returns. It must send one request, with the trace that it is called with.
@@ -36,11 +41,15 @@ class Attempts:
         Raises:
             TimeoutError: There is no answer after `seconds`.
         """
+        until = asyncio.get_running_loop().time() + seconds
+        async with asyncio.timeout_at(until):
+            await self._places.acquire()
         attempt = _Attempt(uses_connection=not self._traced)
         task = asyncio.create_task(attempt.execute(send))
         task.add_done_callback(_take_error)
+        task.add_done_callback(lambda _: self._places.release())
         try:
-            await asyncio.wait([task], timeout=seconds)
+            await asyncio.wait([task], timeout=until - asyncio.get_running_loop().time())
         finally:
             if not task.done():
                 await self._give_up(task, attempt)

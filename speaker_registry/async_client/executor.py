@@ -110,7 +110,9 @@ class AsyncPlanExecutor(Session):
             return self._unreachable(error)
 
     async def _send(self, step: SendRequest, trace: Trace) -> Reply:
-        async with self._http.stream(**self._arguments(step), extensions={"trace": trace}) as response:
+        arguments = self._arguments(step)
+        arguments["timeout"].pool = None  # see `attempts`
+        async with self._http.stream(**arguments, extensions={"trace": trace}) as response:
             body = BodyReader(step, response.headers, self._policy.clock)
             async for chunk in response.aiter_bytes():
                 body.add(chunk)

@@ -543,6 +543,45 @@ def test_a_key_whose_document_is_damaged_or_lost_is_not_changed(
     assert active == {token.id, other.id}
 
 
+@pytest.mark.parametrize("lost", [False, True])
+def test_every_process_believes_a_revocation_of_an_older_document(
+    world: World, here: Process, lost: bool
+) -> None:
+    """An operator has put an older copy of the document back, or the bucket has lost it. What processes have
+    read of it is newer than what the bucket has.
+    """
+    token, _ = made(here, scopes=["admin"])
+    path = api_key_key(token.id)
+    old = world.store.get(path)
+    for _ in range(3):
+        made(here, created_by=token.id)
+    there = Process(world)
+    there.keys.read(token.id)
+    world.store.delete([path])
+    if not lost:
+        world.store.put(path, old)
+    revoke(here.keys, token.id, by="test")
+    assert {state(one, token.id) for one in (here, there, Process(world))} <= {None, "revoked"}
+
+
+@pytest.mark.parametrize("damaged", [b"{", None])
+def test_keys_are_revoked_with_those_that_a_lost_document_named(
+    world: World, here: Process, damaged: bytes | None
+) -> None:
+    """They say themselves which key made them."""
+    maker, _ = made(here, scopes=["admin"])
+    middle, _ = made(here, scopes=["admin"], created_by=maker.id)
+    last, _ = made(here, created_by=middle.id)
+    other, _ = made(here)
+    path = api_key_key(middle.id)
+    world.store.delete([path])
+    if damaged is not None:
+        world.store.put(path, damaged)
+    revoke(here.keys, maker.id, by="test", with_descendants=True)
+    assert state(here, last.id) == "revoked"
+    assert state(here, other.id) == "active"
+
+
 @pytest.mark.parametrize("when", ["before", "after"])
 @pytest.mark.parametrize("swap", [1, 2])
 def test_a_rotation_whose_replies_are_lost_is_made_once(

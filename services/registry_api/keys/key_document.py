@@ -85,10 +85,17 @@ def without_children(document: KeyDocument, gone: Set[str], inherited: Iterable[
 
 
 def ended(document: KeyDocument, at: int, *, now: int, by: str) -> KeyDocument:
-    """End a key at a time, or at once. An earlier end stays."""
+    """End a key at a time, or at once. An earlier end stays.
+
+    The revision rises far above all that came before. A process that has read a newer revision of the key,
+    because the bucket has lost the document or has an older copy of it, would otherwise not believe the end.
+    """
+    above = now + FAR_ABOVE
     if document.end is not None and document.end.at <= at:
-        return document
-    return document.having(end=KeyEnd(at=at, said_at=now, by=by))
+        if document.revision > document.end.said_at:
+            return document
+        return document.having(revision=above)
+    return document.having(revision=max(document.revision, above), end=KeyEnd(at=at, said_at=now, by=by))
 
 
 def replaced(document: KeyDocument, key_id: str, at: int, *, now: int, by: str) -> KeyDocument:

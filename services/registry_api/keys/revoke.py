@@ -1,6 +1,6 @@
 """Ends an API key at once, and on request all keys that were made with it, directly or indirectly."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 
 import structlog
@@ -22,16 +22,16 @@ def revoke(keys: HeldKeys, key_id: str, *, by: str, with_descendants: bool = Fal
         with_descendants: also end the keys that it made, the keys that these made, and so on. If that fails
             half-way, it can be repeated.
 
-    Returns None in place of a key whose document was damaged.
+    Returns None in place of a key whose document was damaged or lost.
 
     Raises:
-        ApiKeyNotFound: there is no such key.
+        ApiKeyNotFound: there is no such key, and this process has not known one either.
         Unavailable: a key may not be ended yet, or other processes may not know yet that it is.
     """
     end = partial(ended, at=AT_ONCE, now=keys.now(), by=by)
 
     def end_known(found: KeyDocument) -> KeyDocument:
-        if not found.revision:
+        if not found.revision and keys.recall(key_id) is None:
             raise key_not_found(key_id)
         return end(found)
 
@@ -39,7 +39,7 @@ def revoke(keys: HeldKeys, key_id: str, *, by: str, with_descendants: bool = Fal
         raise key_not_found(key_id)
     first = keys.change(key_id, end_known, by=by, did="revoke", mends=True)
     log.info("key.ended", key_id=key_id, at=AT_ONCE, by=by)
-    changed = [first, *(_descendants(keys, first.document, end, by) if with_descendants else ())]
+    changed = [first, *(_descendants(keys, key_id, first.document, end, by) if with_descendants else ())]
     for one in changed:
         one.expect_shared()
     keys.settle()
@@ -47,20 +47,31 @@ def revoke(keys: HeldKeys, key_id: str, *, by: str, with_descendants: bool = Fal
 
 
 def _descendants(
-    keys: HeldKeys, maker: KeyDocument, end: Callable[[KeyDocument], KeyDocument], by: str
+    keys: HeldKeys, maker_id: str, maker: KeyDocument, end: Callable[[KeyDocument], KeyDocument], by: str
 ) -> Iterator[Changed[KeyDocument]]:
     """End the keys that a key has made, the keys that these have made, and so on.
 
-    A key that is recorded but not made yet is ended, too, and can then no longer be made.
+    A key that is recorded but not made yet is ended, too, and can then no longer be made. A document that was
+    damaged or lost names no keys, so those that say that they were made by its key are looked for.
     """
-    seen, waiting = set[str](), [*maker.made]
-    while waiting:
-        level = [key_id for key_id in dict.fromkeys(waiting) if key_id not in seen]
+    seen, makers = {maker_id}, {maker_id: maker}
+    while makers:
+        level = [key_id for key_id in _made_by(keys, makers) if key_id not in seen]
         seen.update(level)
-        changed: list[Changed[KeyDocument]] = []
+        changed: dict[str, Changed[KeyDocument]] = {}
         keys.run_all([partial(_end_one, keys, key_id, end, by, changed) for key_id in level])
-        yield from changed
-        waiting = [key_id for one in changed for key_id in one.document.made]
+        yield from changed.values()
+        makers = {key_id: one.document for key_id, one in changed.items()}
+
+
+def _made_by(keys: HeldKeys, makers: Mapping[str, KeyDocument]) -> set[str]:
+    """Return the ids of the keys that these keys have made."""
+    named = {key_id for maker in makers.values() for key_id in maker.made}
+    silent = {key_id for key_id, maker in makers.items() if maker.record is None}
+    if not silent:
+        return named
+    records = [document.record for document in keys.documents().values()]
+    return named | {one.id for one in records if one is not None and one.created_by in silent}
 
 
 def _end_one(
@@ -68,7 +79,7 @@ def _end_one(
     key_id: str,
     end: Callable[[KeyDocument], KeyDocument],
     by: str,
-    into: list[Changed[KeyDocument]],
+    into: dict[str, Changed[KeyDocument]],
 ) -> None:
-    into.append(keys.change(key_id, end, by=by, did="revoke", mends=True))
+    into[key_id] = keys.change(key_id, end, by=by, did="revoke", mends=True)
     log.info("key.ended", key_id=key_id, at=AT_ONCE, by=by)

@@ -322,6 +322,30 @@ def test_a_canceled_call_ends_on_every_transport():
     asyncio.run(run())
 
 
+def test_calls_that_time_out_together_take_no_connection_with_them():
+    """Those that wait for a connection end at the moment at which those that have one free it."""
+
+    async def say_nothing(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(ConnectionError):
+            await reader.read()
+        writer.close()
+
+    async def run() -> None:
+        async with await asyncio.start_server(say_nothing, "127.0.0.1", 0) as server:
+            url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+            async with AsyncRegistryClient(url, retries=0, timeout=0.3) as client:
+                for _ in range(2):
+                    calls = (client.get(f"voice-{number}") for number in range(250))
+                    results = await asyncio.gather(*calls, return_exceptions=True)
+                    assert {type(one) for one in results} == {errors.Unavailable}
+                pool = client._http._transport._pool
+                async with asyncio.timeout(20):
+                    while pool.connections:
+                        await asyncio.sleep(0.01)
+
+    asyncio.run(run())
+
+
 def test_canceled_calls_take_no_connection_with_them():
     """Whenever a task is canceled, its client can still use all of its connections. The numbers of turns of
     the event loop until then cover every moment of a request.
