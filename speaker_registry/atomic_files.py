@@ -7,7 +7,7 @@ import re
 import secrets
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import BinaryIO
 
@@ -67,9 +67,17 @@ def temporary_for(name: str) -> str | None:
 
 def remove_abandoned(path: Path) -> None:
     """Remove the temporary files for `path` that killed processes left. One that is being written stays."""
-    with contextlib.suppress(OSError):  # writing the file itself reports what is wrong with the folder
-        for other in path.parent.iterdir():
-            if temporary_for(other.name) == path.name[:_MAX_NAME] and _is_abandoned(other):
+    remove_abandoned_in(path.parent, lambda name: name == path.name[:_MAX_NAME])
+
+
+def remove_abandoned_in(folder: Path, is_ours: Callable[[str], bool]) -> None:
+    """Remove the temporary files for all files of a folder whose names `is_ours` accepts, as
+    `remove_abandoned` does. Names of more than 200 characters are cut to that length.
+    """
+    with contextlib.suppress(OSError):  # writing a file reports what is wrong with the folder
+        for other in folder.iterdir():
+            name = temporary_for(other.name)
+            if name is not None and is_ours(name) and _is_abandoned(other):
                 other.unlink()
 
 

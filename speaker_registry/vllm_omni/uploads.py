@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 from safetensors import safe_open
 
-from speaker_registry.atomic_files import write_atomically
+from speaker_registry.atomic_files import remove_abandoned_in, write_atomically
 from speaker_registry.errors import SpeakerRegistryError, Unavailable
 from speaker_registry.manifests import ManifestEntry, is_another_registry
 from speaker_registry.moving.faults import concerns_one_voice
@@ -130,6 +130,7 @@ class UploadedVoices:
         self._leaving = {name: until for name, until in self._leaving.items() if until > now}
         self._erase(self._unused - {str(self._path(one)) for one in voices.values()})
         self._unused = set()
+        remove_abandoned_in(self._server.uploaded_speakers_dir, _is_file)
 
     def offer(self, entry: ManifestEntry, registry: str | None) -> None:
         """Make the server offer a voice. A clip that cannot be fetched is tried again the next time.
@@ -217,7 +218,8 @@ class UploadedVoices:
 
     def _files(self) -> set[str]:
         """Return the paths of the files of the registry's voices in the server's folder."""
-        return {str(path) for path in self._server.uploaded_speakers_dir.glob("registry-*.safetensors")}
+        found = self._server.uploaded_speakers_dir.glob("registry-*")
+        return {str(path) for path in found if _is_file(path.name)}
 
     def _used(self) -> set[str]:
         """Return the paths of the files of the voices that the server has."""
@@ -235,3 +237,8 @@ class UploadedVoices:
         info = self._server.uploaded_speakers.pop(name)
         self._server._ref_audio_data_url_cache.pop(name, None)
         Path(info["file_path"]).unlink(missing_ok=True)
+
+
+def _is_file(name: str) -> bool:
+    """Return whether a file in the server's folder is that of a version."""
+    return name.startswith("registry-") and name.endswith(".safetensors")

@@ -18,7 +18,7 @@ from starlette.responses import RedirectResponse, Response
 from services.registry_api.access.provider_sign_in import SIGN_IN_SECONDS, ProviderSignIn, SignIn
 from services.registry_api.access.rules import PUBLIC, access_of, client_address
 from services.registry_api.keys.seal import Seal
-from services.registry_api.pages.rendering import own_page, page_that_opens
+from services.registry_api.pages.rendering import MAX_NEXT, own_page, page_that_opens
 from services.registry_api.pages.sessions import CALLBACK, cookie_header, sent_cookie
 from services.registry_api.pages.signing_in import ask_to_sign_in, sign_in_with
 from services.registry_api.protocol.routing import PAGES, Router
@@ -36,7 +36,7 @@ _Parameter = Annotated[str, Query(max_length=8192)]
 
 @router.get("/provider", dependencies=[PUBLIC])
 async def page_to_provider(
-    request: Request, following: Annotated[str, Query(alias="next", max_length=1024)] = ""
+    request: Request, following: Annotated[str, Query(alias="next", max_length=MAX_NEXT)] = ""
 ) -> Response:
     """Redirect a person to the provider."""
     provider, sign_in = _provider(request), SignIn.new(own_page(following), time.time())

@@ -6,6 +6,7 @@ looks, such as bidirectional controls, are shown by their numbers.
 
 import hashlib
 import re
+import string
 import time
 import unicodedata
 from collections.abc import Mapping
@@ -13,7 +14,7 @@ from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import quote, urlsplit
 
 from fastapi import Request
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
@@ -60,6 +61,8 @@ _TITLES = {
 _CODE = re.compile(r"`([^`]+)`")
 _OWN_PAGE = re.compile(rf"{PAGES}([/?][!-\[\]-~]*)?")
 """An address of these pages: printable ASCII without a backslash, which browsers read as a slash."""
+MAX_NEXT = 1024
+"""Longest address to which signing in leads back. A cookie holds it while a provider is asked."""
 SAFE_METHODS = frozenset({"GET", "HEAD"})
 _CONTROL_CATEGORIES = frozenset({"Cc", "Cf", "Co", "Cs", "Zl", "Zp"})
 _KEPT_CONTROLS = frozenset("\n\t\r\u200c\u200d")
@@ -107,8 +110,10 @@ def page(
 
 
 def own_address(request: Request) -> str:
-    """Return the path and query of a request."""
-    return request.url.path + (f"?{request.url.query}" if request.url.query else "")
+    """Return the path and query of a request, encoded as the browser has sent them."""
+    scope = request.scope
+    path = quote(scope.get("raw_path") or scope["path"].encode(), safe=string.punctuation)
+    return path + (f"?{request.url.query}" if request.url.query else "")
 
 
 def own_page(following: str) -> str:

@@ -28,6 +28,7 @@ from services.registry_api.access.rules import NAMESPACE_HEADER, access_of, auth
 from services.registry_api.keys.ended_sessions import EndedSessions
 from services.registry_api.keys.seal import SEALED_SECONDS, Seal
 from services.registry_api.pages.rendering import (
+    MAX_NEXT,
     SAFE_METHODS,
     failure_page,
     named_page,
@@ -318,7 +319,7 @@ def _sign_in_first(request: Request, ended: bool) -> Response:
         )
     query = {"ended": "yes"} if ended else {}
     following = named_page(request, "hx-current-url") if is_partial(request) else own_address(request)
-    if safe and following not in (None, PAGES):
+    if safe and following not in (None, PAGES) and len(following) <= MAX_NEXT:
         query["next"] = following
     target = f"{PAGES}/login" + (f"?{urlencode(query)}" if query else "")
     headers = {"Location": target, "Cache-Control": "no-store"}

@@ -8,7 +8,7 @@ from starlette.responses import RedirectResponse, Response
 from services.registry_api.access.rules import ANY_KEY, PUBLIC, access_of, authenticate
 from services.registry_api.dependencies import CallerDep
 from services.registry_api.pages.forms import MAX_FIELD, checked_form, page_router, redirect_to, show
-from services.registry_api.pages.rendering import ASSETS, own_page
+from services.registry_api.pages.rendering import ASSETS, MAX_NEXT, own_page
 from services.registry_api.pages.sessions import begin_session, end_session, show_namespace, use_key
 from speaker_registry.errors import (
     InvalidApiKey,
@@ -39,7 +39,7 @@ async def page_asset(name: str, version: Annotated[str, Query(alias="v", max_len
 @router.get("/login", dependencies=[PUBLIC])
 async def page_login(
     request: Request,
-    following: Annotated[str, Query(alias="next", max_length=2048)] = "",
+    following: Annotated[str, Query(alias="next", max_length=MAX_NEXT)] = "",
     ended: Annotated[str, Query(max_length=8)] = "",
 ) -> Response:
     """Show the form that asks for a key."""
@@ -53,7 +53,7 @@ async def page_sign_in(request: Request) -> Response:
     """Begin a session with a key."""
     async with checked_form(request) as fields:
         key = (fields.text("key", max_length=16_384) or "").strip()
-        following = own_page(fields.text("next", max_length=2048) or "")
+        following = own_page(fields.text("next", max_length=MAX_NEXT) or "")
     try:
         if not key.isascii() or not key.isprintable():
             raise InvalidApiKey("This is not an API key: it contains characters that no key has.")

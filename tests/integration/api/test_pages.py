@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from html.parser import HTMLParser
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import parse_qs, quote, urlsplit
 
 import httpx
 import pytest
@@ -1045,6 +1045,24 @@ def test_a_page_that_is_not_allowed_says_where_to_go(closed: Registry):
         again = visitor.http.get("/dashboard/login?next=/dashboard/keys")
         assert "API key" in again.text
         assert visitor.sign_in(key(closed, "admin"), "/dashboard/keys").url.path == "/dashboard/keys"
+
+
+@pytest.mark.parametrize("name", ["Nora Two", "Zoë", "100%25 1", "what?"])
+def test_signing_in_leads_to_a_voice_whose_address_is_encoded(closed: Registry, name: str):
+    """Pages of jobs link to voices by their names."""
+    address = f"/dashboard/voices/{quote(name)}"
+    with Visitor(closed) as visitor:
+        first = visitor.http.get(address, follow_redirects=False)
+        assert parse_qs(urlsplit(first.headers["location"]).query) == {"next": [address]}
+        signed_in = visitor.sign_in(key(closed, "voices:read"), address)
+        assert signed_in.url.raw_path.decode() == address
+
+
+def test_an_address_too_long_to_lead_back_to_is_left_out(closed: Registry):
+    """The page to sign in at would refuse it."""
+    with Visitor(closed) as visitor:
+        first = visitor.http.get("/dashboard/voices", params={"q": "あ" * 128}, follow_redirects=False)
+        assert first.headers["location"] == "/dashboard/login"
 
 
 def test_only_assets_are_served_as_assets(visitor: Visitor):

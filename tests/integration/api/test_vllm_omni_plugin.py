@@ -3,6 +3,7 @@ cache and storage of uploaded voices.
 """
 
 import asyncio
+import os
 import sys
 import threading
 import time
@@ -486,6 +487,20 @@ def test_files_that_a_killed_process_left_are_erased(samples: Samples, tmp_path:
     assert samples.kept() == ["anew", "lost"]
     own.unlink()
     assert samples.kept() == ["anew"]
+
+
+def test_a_clip_that_a_killed_process_was_writing_is_erased(samples: Samples, tmp_path: Path):
+    """It has all that a finished file has, and nothing else would ever erase it."""
+    folder = tmp_path / "samples"
+    samples.show(ANEW)
+    [path] = folder.iterdir()
+    abandoned, others = (folder / f".{name}.0123abcd.part" for name in (path.name, "own.safetensors"))
+    for one in (abandoned, others):
+        one.write_bytes(path.read_bytes())
+        os.utime(one, (1, 1))
+    samples.restart()
+    samples.show(ANEW)
+    assert set(folder.iterdir()) == {path, others}
 
 
 def test_a_broken_registry_is_told_once(start: Start, process: Make, caplog: pytest.LogCaptureFixture):
