@@ -49,6 +49,11 @@ class KeyDocument(StoredDocument):
         ends = () if self.end is None else (End(self.end.at, self.end.said_at),)
         return ApiKey(self.record, ends)
 
+    def following(self, before: Self, change_id: str | None, *, at: int, by: str, did: str) -> Self:
+        """Return this document as the next revision, which follows on the one that a change has raised."""
+        raised = before.having(revision=max(before.revision, self.revision))
+        return super().following(raised, change_id, at=at, by=by, did=did)
+
     @classmethod
     def after_damage(cls, now: int) -> Self:
         """Return the empty document that is used to end a key whose document is damaged. Such a key grants no

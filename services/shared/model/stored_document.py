@@ -87,13 +87,13 @@ class StoredDocument(Record):
         return seal(self.model_dump(mode="json"))
 
     def following(self, before: Self, change_id: str | None, *, at: int, by: str, did: str) -> Self:
-        """Return this document as the revision after `before`, or after its own if a change has raised that.
+        """Return this document as the revision after `before`.
 
         Args:
             change_id: the id by which a repeat of the change is recognised. None if the change added
                 something that has an id of its own.
         """
-        revision = max(before.revision, self.revision) + 1
+        revision = before.revision + 1
         changes = {**before.changes, **({change_id: revision} if change_id else {})}
         newest = dict(sorted(changes.items(), key=lambda change: change[1])[-KEPT_CHANGES:])
         return self.having(revision=revision, changes=newest, at=at, by=by, did=did)
