@@ -14,6 +14,7 @@ import httpcore
 import httpx
 
 from speaker_registry.errors import Unavailable
+from speaker_registry.pools import pools_of
 
 _WRITE_BYTES = 64 * 1024
 """Size of the pieces in which a request is written. The deadline is checked after each piece."""
@@ -33,10 +34,8 @@ class Deadlines(httpcore.NetworkBackend):
 
     def apply_to(self, http: httpx.Client) -> None:
         """Make a client use this network, also through proxies. Only httpx's own transports are changed."""
-        # httpx has no public way to give its transports a network.
-        for transport in (http._transport, *http._mounts.values()):
-            if isinstance(transport, httpx.HTTPTransport):
-                transport._pool._network_backend = self
+        for pool in pools_of(http):
+            pool._network_backend = self
 
     @contextmanager
     def until(self, deadline: float) -> Iterator[None]:

@@ -29,8 +29,8 @@ from speaker_registry.exchange import (
     Work,
 )
 from speaker_registry.listings import Item, Listing
+from speaker_registry.pools import close_failed_tunnels
 from speaker_registry.session import TRANSPORT_ERRORS, Default, Session, no_cookies
-from speaker_registry.tunnels import close_failed_tunnels
 
 
 class AsyncPlanExecutor(Session):

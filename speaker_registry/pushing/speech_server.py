@@ -15,8 +15,8 @@ import httpx
 from speaker_registry.deadlines import Deadlines
 from speaker_registry.environment import parse_api_key, parse_url
 from speaker_registry.errors import InvalidRequest, PermissionDenied, Unavailable
+from speaker_registry.pools import close_failed_tunnels
 from speaker_registry.session import TRANSPORT_ERRORS, no_cookies
-from speaker_registry.tunnels import close_failed_tunnels
 
 MAX_CLIP_BYTES = 10 * 1024**2
 """The largest clip that vLLM-Omni and SGLang-Omni accept."""

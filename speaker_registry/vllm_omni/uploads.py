@@ -10,6 +10,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Mapping, MutableMapping
+from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -27,6 +28,8 @@ log = logging.getLogger(__name__)
 
 GRACE_SECONDS = 60.0
 """How long a replaced version stays, in seconds, for requests that have begun with it."""
+_FILES = "registry-*.safetensors"
+"""The names of the files of the registry's voices in the server's folder. The star stands for a digest."""
 _MARK = "registry_voice_id"
 """The entry in a file's header, and in vLLM-Omni's record of a voice, that marks a voice of the registry."""
 _REGISTRY = "registry_identity"
@@ -112,7 +115,7 @@ class UploadedVoices:
                     f"this server has voices, such as {name[:80]!a}, of another registry than "
                     f"{str(registry)[:80]!a}, which answers now; they stay, and no voice of it is taken. "
                     "Check where the address of the registry leads. If the registry was replaced on purpose, "
-                    f"erase registry-*.safetensors in {str(self._server.uploaded_speakers_dir)!a} and "
+                    f"erase {_FILES} in {str(self._server.uploaded_speakers_dir)!a} and "
                     "restart this server"
                 )
 
@@ -130,7 +133,7 @@ class UploadedVoices:
         self._leaving = {name: until for name, until in self._leaving.items() if until > now}
         self._erase(self._unused - {str(self._path(one)) for one in voices.values()})
         self._unused = set()
-        remove_abandoned_in(self._server.uploaded_speakers_dir, _is_file)
+        remove_abandoned_in(self._server.uploaded_speakers_dir, partial(fnmatch, pat=_FILES))
 
     def offer(self, entry: ManifestEntry, registry: str | None) -> None:
         """Make the server offer a voice. A clip that cannot be fetched is tried again the next time.
@@ -214,12 +217,11 @@ class UploadedVoices:
         """Return the path of a version's file, which no other version has."""
         # Two voices may have versions with the same id, if somebody registered them so by hand.
         about = hashlib.sha256(f"{entry.version_id}@{versioned_name(entry)}".encode()).hexdigest()[:32]
-        return self._server.uploaded_speakers_dir / f"registry-{about}.safetensors"
+        return self._server.uploaded_speakers_dir / _FILES.replace("*", about)
 
     def _files(self) -> set[str]:
         """Return the paths of the files of the registry's voices in the server's folder."""
-        found = self._server.uploaded_speakers_dir.glob("registry-*")
-        return {str(path) for path in found if _is_file(path.name)}
+        return {str(path) for path in self._server.uploaded_speakers_dir.glob(_FILES)}
 
     def _used(self) -> set[str]:
         """Return the paths of the files of the voices that the server has."""
@@ -237,8 +239,3 @@ class UploadedVoices:
         info = self._server.uploaded_speakers.pop(name)
         self._server._ref_audio_data_url_cache.pop(name, None)
         Path(info["file_path"]).unlink(missing_ok=True)
-
-
-def _is_file(name: str) -> bool:
-    """Return whether a file in the server's folder is that of a version."""
-    return name.startswith("registry-") and name.endswith(".safetensors")

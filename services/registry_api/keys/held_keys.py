@@ -299,7 +299,7 @@ class HeldKeys:
             by=by,
             did=did,
             with_body=False,
-            mend=(lambda: KeyDocument.after_damage(self.now())) if mends else None,
+            mend=KeyDocument.after_damage if mends else None,
         )
         self._hold(key_id, changed, answer, began)
         return changed

@@ -55,11 +55,11 @@ class KeyDocument(StoredDocument):
         return super().following(raised, change_id, at=at, by=by, did=did)
 
     @classmethod
-    def after_damage(cls, now: int) -> Self:
+    def after_damage(cls) -> Self:
         """Return the empty document that is used to end a key whose document is damaged. Such a key grants no
-        access.
+        access. `ended` raises the revision.
         """
-        return cls(revision=now + FAR_ABOVE)
+        return cls(revision=1)
 
 
 def made_as(document: KeyDocument, record: ApiKeyRecord) -> KeyDocument:

@@ -24,7 +24,7 @@ from starlette.responses import HTMLResponse, Response
 from services.registry_api.access import rules
 from services.registry_api.access.rules import access_of
 from services.registry_api.protocol.callers import Caller
-from services.registry_api.protocol.routing import PAGES
+from services.registry_api.protocol.routing import PAGES, sent_path
 from speaker_registry import __version__
 
 HERE = Path(__file__).parent
@@ -111,8 +111,7 @@ def page(
 
 def own_address(request: Request) -> str:
     """Return the path and query of a request, encoded as the browser has sent them."""
-    scope = request.scope
-    path = quote(scope.get("raw_path") or scope["path"].encode(), safe=string.punctuation)
+    path = quote(sent_path(request.scope), safe=string.punctuation)
     return path + (f"?{request.url.query}" if request.url.query else "")
 
 

@@ -32,6 +32,12 @@ MONITORING_PATHS = frozenset({"/healthz", "/readyz", "/metrics"})
 """Paths that monitoring requests every few seconds."""
 
 
+def sent_path(scope: Scope) -> bytes:
+    """Return the path of a request as the client has sent it, before escapes are decoded."""
+    path: bytes = scope.get("raw_path") or scope["path"].encode()
+    return path
+
+
 def clip_field_of(scope: Scope) -> str | None:
     """Return the name of the form field that holds the clip, or None if the route takes no clip."""
     if scope["method"] == "PUT" and _RESTORED.fullmatch(scope["path"]):

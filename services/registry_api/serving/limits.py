@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.registry_api.protocol.callers import Caller
 from services.registry_api.protocol.error_answers import render
-from services.registry_api.protocol.routing import clip_field_of, takes_file
+from services.registry_api.protocol.routing import clip_field_of, sent_path, takes_file
 from services.registry_api.serving.concurrency_limits import ConcurrencyLimits
 from services.shared.configuration.uploads import UploadLimits
 from speaker_registry.errors import InvalidRequest, PayloadTooLarge, SpeakerRegistryError, Unavailable
@@ -221,7 +221,7 @@ def _fault_of_encoding(scope: Scope) -> SpeakerRegistryError | None:
 
 
 def _fault_of_head(scope: Scope) -> SpeakerRegistryError | None:
-    path: bytes = scope.get("raw_path") or scope["path"].encode()
+    path = sent_path(scope)
     size = sum(len(name) + len(value) for name, value in scope["headers"])
     size += len(path) + len(scope["query_string"])
     if size > MAX_HEAD_BYTES:
