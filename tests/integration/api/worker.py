@@ -31,7 +31,9 @@ class StandIn:
         self.untrained = False
 
     def announce(self, fingerprint: str = FINGERPRINT, *, untrained: bool = False) -> None:
-        """Announce the fingerprint with which artifacts are made from now on, and promote it."""
+        """Announce the fingerprint with which artifacts are made from now on, and promote it. This returns
+        when no process answers from memory as if another one were current.
+        """
         self.fingerprint, self.untrained = fingerprint, untrained
         for profile in self._opened.catalogue.names:
             make_current(
@@ -41,6 +43,7 @@ class StandIn:
                 {"model": "made up"},
                 untrained=untrained,
             )
+        self._opened.speakers.leases.settle()
 
     def queued(self, name: str | None = None, *, namespace: str = "default") -> list[JobRecord]:
         """Return the queued jobs of one voice, or of all, oldest first."""
