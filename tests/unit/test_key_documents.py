@@ -459,6 +459,20 @@ def test_a_rotated_key_is_followed_by_one_with_the_same_rights(world: World, her
     assert [state(there, one.id) for one in (new, third)] == ["revoked", "active"], "from the answer on"
 
 
+@pytest.mark.parametrize("part", [0.0, 0.1, 0.9])
+def test_the_grace_of_a_rotation_is_never_shorter_than_asked(
+    world: World, here: Process, part: float
+) -> None:
+    """The store tells the time in whole seconds, and a moment may be anywhere in its second."""
+    world.pass_time(part)
+    token, old = made(here)
+    rotate(here.keys, old, grace_seconds=3, by="test")
+    world.pass_time(2.99)
+    assert state(Process(world), token.id) == "active"
+    world.pass_time(1.02)
+    assert state(Process(world), token.id) == "revoked"
+
+
 def test_a_rotation_neither_prolongs_nor_shortens_a_life_by_the_way(world: World, here: Process) -> None:
     """An ending key may replace its own secret for the rest of its life, and end no fleet before its time."""
     end = int(world.clock.now()) + 60

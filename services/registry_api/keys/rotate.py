@@ -48,8 +48,10 @@ def rotate(
         by_operator=by_operator,
         first=record.first or record.id,
     )
-    at = now + grace_seconds if grace_seconds else AT_ONCE
     try:
+        now = keys.now()  # again, because making the new key takes time
+        # The store tells whole seconds, so almost one more second may have passed.
+        at = now + 1 + grace_seconds if grace_seconds else AT_ONCE
         end = partial(replaced, key_id=record.id, at=at, now=now, by=by)
         changed = keys.change(record.id, end, by=by, did="rotate")
     except (ApiKeyEnded, ApiKeyNotFound, Unavailable):  # it has ended meanwhile, and must not be replaced
