@@ -14,6 +14,7 @@ from cachetools import TTLCache
 from redis import Redis
 from starlette.concurrency import run_in_threadpool
 
+from services.registry_api.access.key_reads import KeyReads
 from services.registry_api.access.provider_sign_in import ProviderSignIn, SignIn
 from services.registry_api.access.rate_limits import MINUTE, RateLimits
 from services.registry_api.access.tokens import JwtVerifier
@@ -29,21 +30,23 @@ from services.registry_api.keys.api_keys import (
 from services.registry_api.keys.held_keys import FRESH_SECONDS, HeldKeys
 from services.registry_api.keys.key_uses import KeyUses
 from services.registry_api.protocol.callers import ANONYMOUS, Caller
+from services.registry_api.serving.admission import pause_request
 from services.registry_api.serving.concurrency_limits import ConcurrencyLimits
 from services.registry_api.serving.slots import Slots
 from services.shared.configuration.access import AccessSettings, RateSettings
 from services.shared.configuration.api import ApiSettings
-from speaker_registry.errors import InvalidApiKey, RateLimited
+from speaker_registry.errors import InvalidApiKey, RateLimited, Unavailable
 
 log = structlog.get_logger()
 
 _REFRESH_AHEAD_SECONDS = FRESH_SECONDS / 2
 """Refresh the held keys in the background when they are valid for less than this."""
-_MAX_KEY_READS = 4
-"""Maximum number of threads that read keys from the bucket, or wait for another thread that does."""
-_KEY_READ_WAIT_SECONDS = 10.0
+_RETRIED_SECONDS = 10.0
+"""The key of a request that has begun is looked up again for this long if it cannot be looked up at first."""
+_RETRY_PAUSE_SECONDS = 0.5
 _MAX_SIGN_INS = 4
 """Maximum number of threads that wait for the OpenID provider, however many people sign in."""
+_SIGN_IN_WAIT_SECONDS = 10.0
 _MAX_ADDRESSES = 50_000
 """Maximum number of addresses whose failures are counted, minute by minute."""
 _MAX_JWTS = 10_000
@@ -123,14 +126,10 @@ class Access:
         self._verified_jwts: TTLCache[bytes, _VerifiedJwt] = TTLCache(_MAX_JWTS, ttl=_JWT_REMEMBERED_SECONDS)
         """Verified JWTs by the SHA-256 of their text."""
         self._listening: asyncio.Task[None] | None = None
-        self._key_reads = Slots(
-            _MAX_KEY_READS,
-            wait_seconds=_KEY_READ_WAIT_SECONDS,
-            refusal="API keys cannot be read just now. Try again in a moment.",
-        )
+        self._key_reads = KeyReads()
         self._sign_ins = Slots(
             _MAX_SIGN_INS,
-            wait_seconds=_KEY_READ_WAIT_SECONDS,
+            wait_seconds=_SIGN_IN_WAIT_SECONDS,
             refusal="Too many people sign in at once. Try again in a moment.",
         )
 
@@ -149,6 +148,34 @@ class Access:
         except InvalidApiKey:
             self._count_failure(address)
             raise
+
+    async def authenticate_again(self, sent: str | None) -> Caller:
+        """Authenticate the key or token of a request that has begun with it, and return its caller of now.
+
+        If the key cannot be looked up at first, it is looked up again for `_RETRIED_SECONDS`. A key that has
+        ended meanwhile is no failure of its address, because any number of requests may have waited with it.
+
+        Raises:
+            InvalidApiKey: the key or token is not valid any more.
+            RateLimited, Unavailable: the key cannot be looked up.
+        """
+        if self._keys is None:
+            return ANONYMOUS
+        loop = asyncio.get_running_loop()
+        until = loop.time() + _RETRIED_SECONDS
+        while True:
+            try:
+                return await self._known_caller(self._keys, sent, None)
+            except (RateLimited, Unavailable):
+                if loop.time() >= until:
+                    raise
+            with pause_request():
+                await asyncio.sleep(_RETRY_PAUSE_SECONDS)
+
+    @property
+    def key_changes(self) -> int:
+        """A number that rises whenever a key may have ended. It does not tell of keys that expire."""
+        return self._keys.changes if self._keys is not None else 0
 
     async def finish_sign_in(self, sign_in: SignIn, code: str, redirect_uri: str, address: str) -> str:
         """Return the token of a person who signed in at the provider.
@@ -188,7 +215,8 @@ class Access:
             return None
         return _key_caller(key)
 
-    async def _known_caller(self, keys: HeldKeys, sent: str | None, address: str) -> Caller:
+    async def _known_caller(self, keys: HeldKeys, sent: str | None, address: str | None) -> Caller:
+        """Return the caller of a key or token. No limit applies if `address` is None."""
         if sent is None:
             raise InvalidApiKey("No API key was sent. Accepted: 'Authorization: Bearer sreg_…'.")
         if self._jwts is not None and not sent.startswith("sreg_"):
@@ -205,7 +233,7 @@ class Access:
     def _is_bootstrap(self, token: Token) -> bool:
         return self._bootstrap is not None and hmac.compare_digest(str(token), str(self._bootstrap))
 
-    async def _jwt_caller(self, jwts: JwtVerifier, sent: str, address: str) -> Caller:
+    async def _jwt_caller(self, jwts: JwtVerifier, sent: str, address: str | None) -> Caller:
         """Return the caller of a JWT.
 
         A caller that sends a valid JWT again is not refused when other callers at its address send bad ones.
@@ -224,7 +252,7 @@ class Access:
         known = self._verified_jwts.get(_digest(sent))
         return known.caller if known is not None else None
 
-    async def _key_caller(self, keys: HeldKeys, token: Token, address: str) -> Caller:
+    async def _key_caller(self, keys: HeldKeys, token: Token, address: str | None) -> Caller:
         key = await self._find(keys, token.id, address)
         if not is_secret_of(key, token):
             raise InvalidApiKey("This API key is not known here.")
@@ -234,7 +262,7 @@ class Access:
             self._uses.note(token.id)
         return _key_caller(key)
 
-    async def _find(self, keys: HeldKeys, key_id: str, address: str) -> ApiKey | None:
+    async def _find(self, keys: HeldKeys, key_id: str, address: str | None) -> ApiKey | None:
         """Return a key in any state, or None if there is none. Only a key that is not held is read from the
         bucket.
         """
@@ -248,8 +276,7 @@ class Access:
             return key
         if not keys.knows_of(key_id):
             self._check_failure_limit(address)  # guesses must not cause reads of the bucket
-        async with self._key_reads.hold():
-            return await run_in_threadpool(keys.read, key_id)
+        return await self._key_reads.read(keys, key_id)
 
     def _listen_in_background(self, keys: HeldKeys) -> None:
         if self._listening is None or self._listening.done():
@@ -270,7 +297,9 @@ class Access:
         if failures == self._failures_per_minute:
             log.warning("keys.guessed", address=address, failures=failures)
 
-    def _check_failure_limit(self, address: str) -> None:
+    def _check_failure_limit(self, address: str | None) -> None:
+        if address is None:
+            return
         if self._failures.get((address, self.rate_limits.minute()), 0) >= self._failures_per_minute:
             raise RateLimited(
                 f"This address has sent {self._failures_per_minute} requests without a valid API key in "

@@ -56,7 +56,8 @@ def tenant_of(access: Access, scope: Scope) -> str:
 
 
 async def authenticate(access: Access, scope: Scope) -> Caller:
-    """Authenticate a request by its head, once, and store its caller and its namespace in its scope.
+    """Authenticate a request by its head, once, and store its caller and its namespace in its scope. Also
+    store the number of the last change of keys that the check took into account.
 
     Raises:
         InvalidApiKey, InvalidRequest, PermissionDenied, RateLimited, Unavailable.
@@ -64,18 +65,20 @@ async def authenticate(access: Access, scope: Scope) -> Caller:
     if "caller" not in scope:
         headers = Headers(scope=scope)
         _refuse_repeated(headers)
+        changes = access.key_changes
         caller = await access.authenticate(_sent_key(headers), client_address(scope))
         structlog.contextvars.bind_contextvars(key_id=caller.id)
         scope["namespace"] = _requested_namespace(caller, headers.get(NAMESPACE_HEADER))
-        scope["caller"] = caller
+        scope["caller"], scope["key_changes"] = caller, changes
     caller = scope["caller"]
     assert isinstance(caller, Caller)
     return caller
 
 
 async def caller_of_now(access: Access, scope: Scope) -> Caller | None:
-    """Return the caller of a request that is being answered, or None if the key is not valid any more or has
-    other rights than before. The time at which the key ends may have changed.
+    """Return the caller of a request that is being answered, or None if the key is not valid any more, has
+    other rights than before, or cannot be looked up for a while. The time at which the key ends may have
+    changed.
     """
     try:
         caller = await authenticate_again(access, scope)
@@ -90,7 +93,7 @@ async def authenticate_again(access: Access, scope: Scope) -> Caller:
     Raises:
         InvalidApiKey, RateLimited, Unavailable.
     """
-    return await access.authenticate(_sent_key(Headers(scope=scope)), client_address(scope))
+    return await access.authenticate_again(_sent_key(Headers(scope=scope)))
 
 
 @asynccontextmanager

@@ -123,6 +123,8 @@ class HeldKeys:
         wait: Callable[[], None] = _nothing,
     ) -> None:
         self.clock = clock
+        self.changes = 0
+        """Counts the events that may have ended a key."""
         self.run_all = run_all
         self._shared = shared
         self._folder = folder
@@ -336,6 +338,7 @@ class HeldKeys:
     def events_missed(self) -> None:
         """Stop trusting the held keys without asking Redis, because keys may have changed."""
         self._outdated_since = self.clock.since_boot()
+        self.changes += 1
 
     @property
     def seconds_left(self) -> float:

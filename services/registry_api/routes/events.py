@@ -117,10 +117,13 @@ class _Stream(Response):
         self._request = request
         self._services = services
         self._caller = caller
+        self._key_changes: int = request.scope["key_changes"]
+        """The number of the last change of keys that the check of the listener's key took into account."""
         self._feed: EventFeed = request.app.state.event_feed
         self._held = ExitStack()
         self._listener: Listener
-        self._first: list[bytes] = []
+        self._pending: list[bytes] = []
+        """What the listener is sent first."""
 
     async def begin(
         self, namespace: str, wants: Callable[[Event], bool], position: StreamPosition | None
@@ -132,15 +135,15 @@ class _Stream(Response):
         """
         self._held.enter_context(self._services.access.waiting_requests.hold(self._caller, namespace))
         self._listener = self._held.enter_context(self._feed.listen(wants))
-        self._first = [wire.render_begin(position or self._feed.position, _RETRY_MILLISECONDS)]
+        self._pending = [wire.render_begin(position or self._feed.position, _RETRY_MILLISECONDS)]
         if position is None:
             return
         with unavailable_without_redis():
             missed = await self._feed.since(position)
         if missed is None:
-            self._first.append(self._reset())
+            self._pending.append(self._reset())
         else:
-            self._first.append(self._rendered(event for event in missed if wants(event)))
+            self._pending.append(self._rendered(event for event in missed if wants(event)))
 
     def end(self) -> None:
         self._held.close()
@@ -158,15 +161,15 @@ class _Stream(Response):
             self.end()
 
     async def _chunks(self, hanging_up: "asyncio.Task[None]") -> AsyncIterator[bytes]:
-        yield b"".join(self._first)
-        keys_changed = self._feed.keys_changed
-        while not (hanging_up.done() or await self._is_over(keys_changed)):
-            keys_changed = self._feed.keys_changed
+        while not (await self._is_over() or hanging_up.done()):
             if self._listener.has_missed_events:
                 self._listener.has_missed_events = False
-                yield self._reset()
+                self._pending.append(self._reset())
             if events := self._listener.take():
-                yield self._rendered(events)
+                self._pending.append(self._rendered(events))
+            if self._pending:
+                chunk, self._pending = b"".join(self._pending), []
+                yield chunk
             try:
                 await self._listener.wait(self._seconds_to_wait())
             except TimeoutError:
@@ -187,11 +190,16 @@ class _Stream(Response):
         EVENT_RESETS.inc()
         return wire.render_reset(self._feed.position)
 
-    async def _is_over(self, keys_changed: int) -> bool:
-        if self._services.long_polls.closing():
-            return True
-        if self._feed.keys_changed == keys_changed and not self._caller.has_ended(time.time()):
-            return False
-        found = await caller_of_now(self._services.access, self._request.scope)
-        self._caller = found or self._caller
-        return found is None
+    async def _is_over(self) -> bool:
+        """Return whether the key has ended or the process stops. Nothing is sent while the key is checked,
+        and it is checked again if keys change meanwhile.
+        """
+        access, closing = self._services.access, self._services.long_polls.closing
+        is_known = not self._caller.has_ended(time.time())
+        while not (closing() or (is_known and access.key_changes == self._key_changes)):
+            self._key_changes = access.key_changes
+            found = await caller_of_now(access, self._request.scope)
+            if found is None:
+                return True
+            self._caller, is_known = found, True
+        return closing()

@@ -96,8 +96,6 @@ class EventFeed:
     def __init__(self, events: EventStream) -> None:
         self._stream = events
         self._listeners: set[Listener] = set()  # bounded: each has a waiting request
-        self.keys_changed = 0
-        """Counts the events that may have ended an API key."""
         events.subscribe(self._on_event, self._on_events_missed)
 
     @property
@@ -136,18 +134,16 @@ class EventFeed:
         return None  # after so many events, the client should read everything again
 
     def wake(self) -> None:
-        """Wake all listeners, so that they notice that the process is stopping."""
+        """Wake all listeners, so that they notice that the process is stopping or their key has ended."""
         for listener in self._listeners:
             listener.wake()
 
     def _on_event(self, event: Event) -> None:
         if event["what"] == KeyDocument.UPDATED:
-            self.keys_changed += 1
             self.wake()
         for listener in self._listeners:
             listener.tell(event)
 
     def _on_events_missed(self) -> None:
-        self.keys_changed += 1
         for listener in self._listeners:
             listener.mark_missed()

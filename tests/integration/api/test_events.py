@@ -10,6 +10,7 @@ from typing import Any
 import httpx
 import pytest
 
+from services.registry_api.routes import events
 from services.registry_api.serving import event_feed
 from services.shared.telemetry import metrics
 from services.shared.view.keys import events_key
@@ -276,6 +277,25 @@ def test_the_stream_of_a_revoked_key_ends(start: Start):
         registry.upload("alice")
         told = [frame.type for frame in listener.frames()]
     assert "version.created" not in told
+
+
+def test_the_stream_of_a_key_that_is_revoked_while_it_begins_ends(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+):
+    """The key was checked before, and no other event about keys may come for hours."""
+    registry = start(access=CLOSED, heartbeat_seconds=60)
+    token = key(registry, "engine")
+    registry.client.headers = httpx.Headers(bearer(key(registry)))
+    registry.upload("alice")
+    find = events.speaker_named
+
+    def revoked_meanwhile(*args: Any) -> Any:
+        assert registry.client.delete(f"/v1/keys/{id_of(token)}").status_code in {200, 204}
+        return find(*args)
+
+    monkeypatch.setattr(events, "speaker_named", revoked_meanwhile)
+    answer = httpx.get(registry.url + PATH, params={"voice": "alice"}, headers=bearer(token), timeout=10)
+    assert (answer.status_code, answer.text) == (200, "")
 
 
 def test_the_stream_of_a_key_ends_with_it(start: Start):

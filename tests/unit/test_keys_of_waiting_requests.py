@@ -1,0 +1,170 @@
+"""Tests of requests that wait while their API key changes: how they share reads of the key, how long they
+wait for one that cannot be read, and when they end. Store and Redis are in memory. All else is real.
+"""
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from services.registry_api.access import authentication
+from services.registry_api.access.authentication import Access
+from services.registry_api.keys.api_keys import ApiKey, Token
+from services.registry_api.keys.make import make
+from services.registry_api.keys.revoke import revoke
+from services.registry_api.keys.rotate import rotate
+from services.registry_api.protocol.callers import Caller
+from services.shared.bucket.store import Object
+from speaker_registry.errors import InvalidApiKey, Unavailable
+from tests.memory_records import Process
+from tests.memory_registry import World
+
+ADDRESS = "203.0.113.7"
+
+
+class Store:
+    """A store in memory that a test may make slow, and that counts the reads of keys."""
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+        self.reads = 0
+        self.after_read: Callable[[], object] = lambda: None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    def read(self, key: str) -> Object:
+        found: Object = self._store.read(key)
+        if key.startswith("_keys/"):
+            self.reads += 1
+            self.after_read()
+        return found
+
+
+class Registry:
+    """A process that answers requests with one key, and another one that changes the key."""
+
+    def __init__(self) -> None:
+        self.world = World()
+        self._other = Process.settled(self.world)
+        self.token, self._key = self._made()
+        self.store = Store(self.world.store)
+        self._keys = Process(self.world, store=self.store, run_in_background=lambda _: None).keys
+        self.access = Access(self._keys, failures_per_minute=3)
+
+    def _made(self) -> tuple[Token, ApiKey]:
+        return make(self._other.keys, name="a", namespace="default", scopes=["engine"], created_by="test")
+
+    def rotate(self) -> None:
+        rotate(self._other.keys, self._key, grace_seconds=3600, by="test")
+        self._tell()
+
+    def revoke(self) -> None:
+        revoke(self._other.keys, self.token.id, by="test")
+        self._tell()
+
+    def _tell(self) -> None:
+        """Tell the process that keys have changed."""
+        self.world.pass_time(0.01)
+        self._keys.events_missed()
+        self.world.pass_time(0.01)
+
+    async def authenticate(self) -> Caller:
+        return await self.access.authenticate(str(self.token), ADDRESS)
+
+    async def authenticate_again(self) -> Caller:
+        return await self.access.authenticate_again(str(self.token))
+
+
+@pytest.fixture
+def registry(monkeypatch: pytest.MonkeyPatch) -> Registry:
+    monkeypatch.setattr(authentication, "_RETRY_PAUSE_SECONDS", 0.01)
+    made = Registry()
+    clock = made.world.clock
+
+    def later() -> float:
+        made.world.pass_time(1e-5)
+        return clock.seconds
+
+    monkeypatch.setattr(clock, "since_boot", later)
+    return made
+
+
+@pytest.mark.parametrize("ask", [Registry.authenticate, Registry.authenticate_again])
+def test_a_thousand_requests_read_a_key_that_was_rotated_once(registry: Registry, ask: Any):
+    """All listeners of a key ask at the moment at which it is rotated."""
+
+    async def all_ask() -> list[Caller]:
+        await registry.authenticate()
+        registry.rotate()
+        registry.store.reads, registry.store.after_read = 0, lambda: time.sleep(0.05)
+        return await asyncio.gather(*(ask(registry) for _ in range(1000)))
+
+    callers = asyncio.run(all_ask())
+    assert {caller.id for caller in callers} == {registry.token.id}
+    assert registry.store.reads == 1
+
+
+def test_no_request_shares_a_read_that_began_before_it(registry: Registry):
+    """The key may have been revoked in between, and the revocation may have been acknowledged."""
+    is_read, goes_on = threading.Event(), threading.Event()
+
+    def pause() -> None:
+        is_read.set()
+        assert goes_on.wait(10)
+
+    async def ask() -> list[Any]:
+        registry.store.after_read = pause
+        first = asyncio.create_task(registry.authenticate())
+        await asyncio.to_thread(is_read.wait, 10)
+        registry.revoke()
+        second = asyncio.create_task(registry.authenticate())
+        await asyncio.sleep(0.05)
+        goes_on.set()
+        return await asyncio.gather(first, second, return_exceptions=True)
+
+    assert isinstance(asyncio.run(ask())[1], InvalidApiKey)
+
+
+def test_a_waiting_request_asks_again_for_a_key_that_cannot_be_read(registry: Registry):
+    answers = iter([Unavailable("away"), Unavailable("away"), None])
+
+    def answer() -> None:
+        if error := next(answers):
+            raise error
+
+    registry.store.after_read = answer
+    assert asyncio.run(registry.authenticate_again()).id == registry.token.id
+    assert registry.store.reads == 3
+
+
+def test_a_waiting_request_does_not_wait_for_ever_for_its_key(
+    registry: Registry, monkeypatch: pytest.MonkeyPatch
+):
+    """Nobody knows whether the key was revoked meanwhile."""
+
+    def answer() -> None:
+        raise Unavailable("away")
+
+    monkeypatch.setattr(authentication, "_RETRIED_SECONDS", 0.1)
+    registry.store.after_read = answer
+    with pytest.raises(Unavailable):
+        asyncio.run(asyncio.wait_for(registry.authenticate_again(), 5))
+    assert registry.store.reads > 2
+
+
+def test_requests_whose_key_was_revoked_end_at_once_and_do_not_limit_their_address(registry: Registry):
+    """Any number of them may wait with one key. None guesses keys, because the key was valid before."""
+
+    async def ask(count: int) -> list[Any]:
+        waiting = (registry.authenticate_again() for _ in range(count))
+        return await asyncio.wait_for(asyncio.gather(*waiting, return_exceptions=True), 5)
+
+    asyncio.run(registry.authenticate())
+    registry.revoke()
+    assert {type(error) for error in asyncio.run(ask(10))} == {InvalidApiKey}
+    with pytest.raises(InvalidApiKey):
+        asyncio.run(registry.authenticate())
