@@ -82,8 +82,11 @@ class Pusher:
         self._client, self._server, self._profile = client, server, profile
         self._kind, self._slots = kind, slots
         self._following = Following(client, profile)
-        self._replaced: dict[str, float] = {}
-        """Names of replaced versions, and when they were first seen to be replaced."""
+        self._replaced: dict[str, float | None] = {}
+        """Names of replaced versions, and when they were replaced. None if this process found them replaced
+        when it began, and has not asked the registry yet when that was.
+        """
+        self._has_looked = False
         self._refused: dict[tuple[str, str], tuple[str, float]] = {}
         """Names, with the ids of the versions, that the server has refused: the reason, and until when they
         are not sent again.
@@ -105,7 +108,7 @@ class Pusher:
         for name in [name for name, one in state.ours.items() if one.voice_id not in entries]:
             self._delete(name, state)
         self._notice_replaced(state)
-        for name in [name for name in self._replaced if self._has_successor(name, state)]:
+        for name in [name for name in self._replaced if self._may_leave(name, state)]:
             self._delete(name, state)
         outcomes = tuple(self._sync_voice(entry, state) for entry in self._by_priority(state))
         self._refused = {key: one for key, one in self._refused.items() if state.now < one[1]}
@@ -147,20 +150,44 @@ class Pusher:
 
     def _notice_replaced(self, state: _State) -> None:
         replaced = [name for name, one in state.ours.items() if name != self._current(one)]
-        self._replaced = {name: self._replaced.get(name, state.now) for name in replaced}
+        noticed = state.now if self._has_looked else None
+        self._replaced = {name: self._replaced.get(name, noticed) for name in replaced}
+        self._has_looked = True
 
-    def _has_successor(self, name: str, state: _State) -> bool:
-        """Return whether the version that replaced this one has been in the server for the grace period.
+    def _may_leave(self, name: str, state: _State) -> bool:
+        """Return whether a replaced version may be deleted, because the server has had the version that
+        replaced it for the grace period.
 
         The time of its upload shows this even if no process was watching. After a rollback, the current
-        version was uploaded first, so the time counts from when this process noticed the replacement.
+        version was uploaded first, and the time counts from the rollback. A version that was rolled back and
+        then deleted has no grace period.
         """
         one = state.ours[name]
         successor = self._held(self._following.voices[one.voice_id], state)
         if successor is None:
             return False
-        since = successor.since if successor.since > one.since else self._replaced[name]
+        if successor.since > one.since:
+            return successor.since + GRACE_SECONDS <= state.now
+        return self._is_grace_over(name, state) or self._is_deleted(one)
+
+    def _is_grace_over(self, name: str, state: _State) -> bool:
+        """Return whether a version was replaced at least as long ago as the grace period."""
+        since = self._replaced[name]
+        if since is None:
+            since = self._replaced[name] = self._replaced_at(state.ours[name].voice_id, state)
         return since + GRACE_SECONDS <= state.now
+
+    def _replaced_at(self, voice_id: str, state: _State) -> float:
+        """Return when a version was replaced that this process has not seen as the current one of its voice.
+        That was no later than the last change of the voice, which the clock of the registry's bucket dates.
+        """
+        try:
+            changes = retry_when_asked(lambda: list(self._client.history(voice_id, limit=1)))
+        except SpeakerRegistryError as error:
+            if not concerns_one_voice(error):
+                raise
+            return state.now
+        return min([state.now, *(float(change.at) for change in changes)])
 
     def _by_priority(self, state: _State) -> list[ManifestEntry]:
         """Return the voices in the order in which they get slots: those that the server knows come first."""
@@ -208,11 +235,7 @@ class Pusher:
         """Return a replaced version that may be deleted to free a slot: its grace period is over, although
         its successor may not be uploaded yet. Returns None if there is none.
         """
-        over = (
-            name
-            for name, since in self._replaced.items()
-            if name in state.ours and since + GRACE_SECONDS <= state.now
-        )
+        over = (name for name in self._replaced if name in state.ours and self._is_grace_over(name, state))
         return next(over, None)
 
     def _upload(self, name: str, entry: ManifestEntry, state: _State) -> str | None:
@@ -244,13 +267,7 @@ class Pusher:
                 self._delete(name, state)
 
     def _is_deleted(self, one: _Pushed) -> bool:
-        try:
-            found = retry_when_asked(partial(self._client.version, one.reference))
-        except SpeakerRegistryError as error:
-            if not concerns_one_voice(error):
-                raise
-            return isinstance(error, NotFound)
-        return one.version_id not in {None, found.id}
+        return is_deleted(self._client, one.reference, one.version_id)
 
     def _delete(self, name: str, state: _State) -> None:
         self._server.delete(name)
@@ -271,3 +288,21 @@ class Pusher:
             raise PayloadTooLarge(f"the clip has {len(clip)} bytes as WAV; accepted: up to {MAX_CLIP_BYTES}")
         text: dict[str, Part] = {"ref_text": (None, entry.ref_text)} if entry.ref_text else {}
         return {"audio_sample": ("clip.wav", clip, "audio/wav"), **text}
+
+
+def is_deleted(client: RegistryClient, reference: str, version_id: str | None) -> bool:
+    """Return whether the registry does not have a version any more. Another version may have its number.
+
+    Args:
+        version_id: None if it is not known, so that any version with the number counts.
+
+    Raises:
+        SpeakerRegistryError: The registry cannot be reached, or refuses everything.
+    """
+    try:
+        found = retry_when_asked(partial(client.version, reference))
+    except SpeakerRegistryError as error:
+        if not concerns_one_voice(error):
+            raise
+        return isinstance(error, NotFound)
+    return version_id not in {None, found.id}

@@ -1,5 +1,6 @@
 """Tests of the pusher, with vLLM-Omni's own storage of uploaded voices as the server."""
 
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -38,6 +39,10 @@ class Client:
         """Errors by reference."""
         self.deleted: set[str] = set()
         """References of deleted versions."""
+        self.changed_at = 0.0
+        """Time of the last change of every voice."""
+        self.asked = 0
+        """The number of questions about one voice."""
 
     def manifest(self, profile: str, known: Manifest | None = None) -> Manifest:
         if self.away:
@@ -59,7 +64,12 @@ class Client:
         count = int(16_000 * self.seconds)
         return ReferenceAudio(np.linspace(-0.9, 0.9, count, dtype=np.float32) / version, 16_000)
 
+    def history(self, _: str, *, limit: int) -> list[SimpleNamespace]:
+        self.asked += 1
+        return [SimpleNamespace(at=self.changed_at)][:limit]
+
     def version(self, reference: str) -> SimpleNamespace:
+        self.asked += 1
         if reference in self.deleted:
             raise errors.VersionNotFound("deleted")
         ids = {one.reference: one.version_id for one in self.voices}
@@ -191,6 +201,38 @@ def test_a_version_that_was_rolled_back_keeps_its_grace(client: Client, server: 
     assert server.names == {"alice@1", "alice@2"}
     server.later += GRACE_SECONDS
     pusher.run()
+    assert server.names == {"alice@1"}
+
+
+def test_a_version_that_was_rolled_back_leaves_also_if_each_push_is_a_process_of_its_own(
+    client: Client, server: VoiceServer, make: Make
+):
+    """A process that has just started learns from the registry when the rollback was."""
+    for version in (1, 2):
+        client.voices = [entry("alice", version), entry("bob")]
+        make().run()
+    server.later = GRACE_SECONDS - 60
+    client.voices, client.changed_at = [entry("alice", 1), entry("bob")], time.time() + server.later
+    asked = client.asked
+    for _ in range(2):
+        make().run()
+        assert server.names == {"alice@1", "alice@2", "bob@1"}
+    assert client.asked == asked + 4, "about the replaced version, and about no other voice"
+    server.later += LATER
+    make().run()
+    assert server.names == {"alice@1", "bob@1"}
+
+
+@pytest.mark.parametrize("each_push_is_a_process", [True, False])
+def test_a_version_that_was_rolled_back_and_deleted_leaves_at_once(
+    client: Client, server: VoiceServer, make: Make, each_push_is_a_process: bool
+):
+    """It may have been deleted because somebody withdrew their consent to this recording."""
+    watching = make()
+    for version in (1, 2, 1):
+        client.deleted = {"voice_alice@2"} if "alice@2" in server.names else set()
+        client.voices, client.changed_at = [entry("alice", version)], time.time()
+        (make() if each_push_is_a_process else watching).run()
     assert server.names == {"alice@1"}
 
 
@@ -385,6 +427,18 @@ def test_a_new_version_finds_a_slot_when_the_grace_of_the_former_one_is_over(
     assert server.names == {"alice@1"}
     server.later = LATER
     assert states(pusher) == {"alice@2": "written"}
+    assert server.names == {"alice@2"}
+
+
+def test_a_slot_is_found_also_if_each_push_is_a_process_of_its_own(
+    client: Client, server: VoiceServer, make: Make
+):
+    client.voices = [entry("alice")]
+    make(slots=1).run()
+    client.voices, client.changed_at = [entry("alice", 2)], time.time()
+    assert states(make(slots=1)) == {"alice@2": "kept"}
+    server.later = LATER
+    assert states(make(slots=1)) == {"alice@2": "written"}
     assert server.names == {"alice@2"}
 
 
