@@ -113,7 +113,7 @@ class Plugin:
         servers = list(self._servers)
         for uploads in servers:
             self._check_registry(uploads, self._following.registry)
-        self._filler.clear_others(voices)
+        self._filler.clear_others(voices, {name for uploads in servers for name in uploads.own_names()})
         for uploads in servers:
             uploads.withdraw_others(voices)
         self._next_look = time.monotonic() + self._settings.poll_seconds

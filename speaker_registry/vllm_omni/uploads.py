@@ -97,6 +97,10 @@ class UploadedVoices:
         if self._has_of_registry(name) and self._has_of_registry(versioned):
             request.voice = versioned
 
+    def own_names(self) -> set[str]:
+        """Return the names of the voices that were uploaded to the server itself."""
+        return {name for name, info in list(self._server.uploaded_speakers.items()) if _MARK not in info}
+
     def check_registry(self, registry: str | None) -> None:
         """Check that the server has no voices of another registry.
 
@@ -109,7 +113,7 @@ class UploadedVoices:
         Raises:
             Unavailable: The server has voices of another registry. They stay as they are.
         """
-        for name, info in self._server.uploaded_speakers.items():
+        for name, info in list(self._server.uploaded_speakers.items()):
             if _MARK in info and is_another_registry(info.get(_REGISTRY), registry):
                 raise Unavailable(
                     f"this server has voices, such as {name[:80]!a}, of another registry than "
