@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from functools import partial
 
 from speaker_registry.client import RegistryClient
-from speaker_registry.errors import InvalidRequest, NotFound, PayloadTooLarge, SpeakerRegistryError
-from speaker_registry.following import Following
+from speaker_registry.errors import InvalidRequest, PayloadTooLarge, SpeakerRegistryError
+from speaker_registry.following import Following, is_deleted
 from speaker_registry.manifests import ManifestEntry
 from speaker_registry.moving.faults import concerns_one_voice, retry_when_asked
 from speaker_registry.pushing.names import Mark, fault_of, pushed_name
@@ -244,13 +244,10 @@ class Pusher:
                 self._delete(name, state)
 
     def _is_deleted(self, one: _Pushed) -> bool:
-        try:
-            found = retry_when_asked(partial(self._client.version, one.reference))
-        except SpeakerRegistryError as error:
-            if not concerns_one_voice(error):
-                raise
-            return isinstance(error, NotFound)
-        return one.version_id not in {None, found.id}
+        return is_deleted(
+            lambda: retry_when_asked(partial(self._client.version, one.reference)),
+            lambda found: one.version_id in {None, found},
+        )
 
     def _delete(self, name: str, state: _State) -> None:
         self._server.delete(name)
