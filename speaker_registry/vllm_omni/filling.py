@@ -11,6 +11,7 @@ from speaker_registry.errors import SpeakerRegistryError
 from speaker_registry.manifests import ManifestEntry
 from speaker_registry.moving.faults import concerns_one_voice
 from speaker_registry.vllm_omni.names import bare_name, versioned_name
+from speaker_registry.vllm_omni.reasons import Reasons
 from speaker_registry.vllm_omni.slots import Slot, slots_of
 
 log = logging.getLogger(__name__)
@@ -46,6 +47,7 @@ class CacheFiller:
         self._held: dict[str, ManifestEntry] = {}
         """The entries that are in the cache, by the ids of their voices."""
         self._was_full = False
+        self._reasons = Reasons()
 
     def clear_others(self, voices: Mapping[str, ManifestEntry], own: Collection[str] = ()) -> None:
         """Clear the cache entries of all voices but these, and of other versions than these.
@@ -60,6 +62,7 @@ class CacheFiller:
         for voice_id, held in list(self._held.items()):
             if voice_id not in voices or voices[voice_id].version_id != held.version_id:
                 self._drop(held)
+        self._reasons.keep(voices)
         wanted = {(versioned_name(one), one.created_at) for one in voices.values()}
         self._clear(
             lambda name, created_at: (
@@ -110,8 +113,12 @@ class CacheFiller:
         except SpeakerRegistryError as error:
             if not concerns_one_voice(error):
                 raise
-            log.warning("Voice %s has no artifact for %s now: %s", entry.voice, self._profile, error.message)
+            if self._reasons.is_news(entry.voice_id, error.message):
+                log.warning(
+                    "Voice %s has no artifact for %s now: %s", entry.voice, self._profile, error.message
+                )
             return
+        self._reasons.drop(entry.voice_id)
         for model_type, slot in slots.items():
             for name in (versioned_name(entry), bare_name(entry)):
                 self._cache.put(self._cache.make_cache_key(name, model_type, entry.created_at), slot)

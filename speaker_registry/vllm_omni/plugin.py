@@ -70,7 +70,7 @@ class Plugin:
 
     def add_server(self, server: Server, loop: Loop) -> UploadedVoices:
         """Keep the uploaded voices of an API server equal to the registry from now on."""
-        uploads = UploadedVoices(server, self._sample, loop.run)
+        uploads = UploadedVoices(server, self._sample, self._client.version, loop.run)
         self._servers.append(uploads)
         self._wake.set()
         return uploads

@@ -226,14 +226,18 @@ def test_an_unchanged_voice_is_not_fetched_again(cache: Any):
     assert client.fetched == ["voice_alice@1"]
 
 
-def test_one_voice_that_cannot_be_fetched_keeps_no_other_one_out(cache: Any):
+def test_one_voice_that_cannot_be_fetched_keeps_no_other_one_out(
+    cache: Any, caplog: pytest.LogCaptureFixture
+):
     client = Client("omnivoice")
     this = filler(cache, client)
-    client.fault = ArtifactNotReady("not yet")
-    apply(this, by_id(ready("alice")))
+    for reason in ("not yet", "not yet", "failed", "failed"):
+        client.fault = ArtifactNotReady(reason)
+        apply(this, by_id(ready("alice")))
     client.fault = None
     apply(this, by_id(ready("alice"), ready("bob")))
     assert client.fetched == ["voice_alice@1", "voice_bob@1"]
+    assert [text.rpartition(": ")[2] for text in caplog.messages] == ["not yet", "failed"]
 
 
 def test_an_artifact_with_other_tensors_is_left_out_alone(cache: Any, caplog: pytest.LogCaptureFixture):
