@@ -204,7 +204,7 @@ def test_a_deleted_voice_is_gone_while_another_one_cannot_be_fetched(start: Star
     registry.client.delete("/v1/voices/alice")
     registry.ready("bob")
     one.look()
-    assert one.server.uploaded_speakers == {}
+    assert one.server.uploaded_speakers.keys() == {"bob", "bob@1"}
     transport.is_away = False
     one.look()
     assert one.server.uploaded_speakers.keys() == {"bob", "bob@1"}
@@ -583,6 +583,53 @@ def test_a_deleted_version_goes_although_its_successor_cannot_be_fetched(
     samples.faults = {}
     samples.show(after)
     assert samples.heard().keys() == {"wren", "wren@2"}
+
+
+class NoAnswer(httpx.HTTPTransport):
+    """A registry that has no answer for the clips and artifacts of some voices, and counts the requests."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.voices: set[str] = set()
+        """The ids of the voices."""
+        self.asked = 0
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        if any(voice in request.url.path for voice in self.voices):
+            self.asked += 1
+            return httpx.Response(503, headers={"retry-after": "60"})
+        return super().handle_request(request)
+
+
+def test_a_voice_without_an_answer_keeps_no_other_one_out(
+    start: Start, process: Make, caplog: pytest.LogCaptureFixture
+):
+    """The store may be unable to read one object. Two failures in a look mean that the registry is away."""
+    registry, transport = start(), NoAnswer()
+    one = process(registry.url, transport)
+    for name in ("amy", "bea", "cleo", "dora"):
+        registry.upload(name)
+    ids = {name: registry.client.get(f"/v1/voices/{name}").json()["id"] for name in ("amy", "bea", "cleo")}
+    transport.voices = {ids["amy"]}
+    for _ in range(2):
+        one.look()
+        assert one.server.uploaded_speakers.keys() == {*names("bea", "cleo", "dora")}
+    assert [text.split(" cannot")[0] for text in caplog.messages if "cannot be" in text] == ["Voice amy"]
+    for name in ("bea", "cleo", "eve"):
+        registry.ready(name, clip=OTHER_CLIP)
+    transport.voices = set(ids.values())
+    for _ in range(4):
+        transport.asked = 0
+        one.look()
+        assert transport.asked == 2
+    assert {*names("eve")} <= one.server.uploaded_speakers.keys()
+    transport.voices = set()
+    one.look()
+    assert {"amy@1", "bea@2", "cleo@2"} <= one.server.uploaded_speakers.keys()
+
+
+def names(*voices: str) -> list[str]:
+    return [name for voice in voices for name in (voice, f"{voice}@1")]
 
 
 def test_a_broken_registry_is_told_once(start: Start, process: Make, caplog: pytest.LogCaptureFixture):
