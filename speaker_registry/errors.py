@@ -47,7 +47,7 @@ SpeakerRegistryError
 ├── QuotaExceeded
 ├── RateLimited                    temporary: too many requests; try again after `retry_after_seconds`
 ├── Unavailable                    temporary: try again after `retry_after_seconds`
-│   ├── VoiceUnreadable            a record of the voice cannot be read at the moment; other voices can
+│   ├── VoiceUnreadable            something of the voice cannot be read at the moment; other voices can
 │   └── VoiceDamaged               permanent: an operator must restore a record or delete the voice
 └── WorkerError                    raised during an extraction and reported in the job's `error`
     ├── WeightsMissing
@@ -363,7 +363,7 @@ class Unavailable(SpeakerRegistryError):
 
 
 class VoiceUnreadable(Unavailable):
-    """A record of this voice cannot be read from the bucket at the moment. Try again later."""
+    """A record, clip or artifact of this voice cannot be read from the bucket at the moment. Try later."""
 
     code = "voice_unreadable"
 

@@ -5,11 +5,17 @@ It does not know what is done with the voices. Looking costs one small request p
 changes, so it may be done every few seconds.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
+from speaker_registry.errors import NotFound, SpeakerRegistryError
 from speaker_registry.manifests import Manifest, ManifestEntry
+from speaker_registry.moving.faults import concerns_one_voice
+from speaker_registry.schemas import VoiceVersion
+
+FindVersion = Callable[[str], VoiceVersion]
+"""Returns the version that a reference names, as `RegistryClient.version` does."""
 
 
 class ManifestReader(Protocol):
@@ -81,3 +87,23 @@ def _difference(before: Mapping[str, ManifestEntry], now: Mapping[str, ManifestE
         changed=tuple(one for voice_id, one in now.items() if before.get(voice_id, one) != one),
         removed=tuple(one for voice_id, one in before.items() if voice_id not in now),
     )
+
+
+def is_deleted(find: Callable[[], VoiceVersion], is_same: Callable[[str], bool]) -> bool:
+    """Return whether a version was deleted, or lost when the registry was restored from a backup.
+
+    A follower that cannot replace a version yet asks this, because it must not go on with a deleted one.
+
+    Args:
+        find: Asks the registry for the version.
+        is_same: Returns whether an id of a version is that of the version in question.
+
+    Raises:
+        SpeakerRegistryError: The registry cannot be reached or refuses the API key.
+    """
+    try:
+        return not is_same(find().id)
+    except SpeakerRegistryError as error:
+        if not concerns_one_voice(error):
+            raise
+        return isinstance(error, NotFound)

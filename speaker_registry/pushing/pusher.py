@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from functools import partial
 
 from speaker_registry.client import RegistryClient
-from speaker_registry.errors import InvalidRequest, NotFound, PayloadTooLarge, SpeakerRegistryError
-from speaker_registry.following import Following
+from speaker_registry.errors import InvalidRequest, PayloadTooLarge, SpeakerRegistryError
+from speaker_registry.following import Following, is_deleted
 from speaker_registry.manifests import ManifestEntry
 from speaker_registry.moving.faults import concerns_one_voice, retry_when_asked
 from speaker_registry.pushing.names import Mark, fault_of, pushed_name
@@ -267,7 +267,10 @@ class Pusher:
                 self._delete(name, state)
 
     def _is_deleted(self, one: _Pushed) -> bool:
-        return is_deleted(self._client, one.reference, one.version_id)
+        return is_deleted(
+            lambda: retry_when_asked(partial(self._client.version, one.reference)),
+            lambda found: one.version_id in {None, found},
+        )
 
     def _delete(self, name: str, state: _State) -> None:
         self._server.delete(name)
@@ -288,21 +291,3 @@ class Pusher:
             raise PayloadTooLarge(f"the clip has {len(clip)} bytes as WAV; accepted: up to {MAX_CLIP_BYTES}")
         text: dict[str, Part] = {"ref_text": (None, entry.ref_text)} if entry.ref_text else {}
         return {"audio_sample": ("clip.wav", clip, "audio/wav"), **text}
-
-
-def is_deleted(client: RegistryClient, reference: str, version_id: str | None) -> bool:
-    """Return whether the registry does not have a version any more. Another version may have its number.
-
-    Args:
-        version_id: None if it is not known, so that any version with the number counts.
-
-    Raises:
-        SpeakerRegistryError: The registry cannot be reached, or refuses everything.
-    """
-    try:
-        found = retry_when_asked(partial(client.version, reference))
-    except SpeakerRegistryError as error:
-        if not concerns_one_voice(error):
-            raise
-        return isinstance(error, NotFound)
-    return version_id not in {None, found.id}

@@ -2,7 +2,7 @@
 
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from threading import Lock
 from typing import Any, Protocol
 
@@ -11,6 +11,7 @@ from speaker_registry.errors import SpeakerRegistryError
 from speaker_registry.manifests import ManifestEntry
 from speaker_registry.moving.faults import concerns_one_voice
 from speaker_registry.vllm_omni.names import bare_name, versioned_name
+from speaker_registry.vllm_omni.reasons import Reasons
 from speaker_registry.vllm_omni.slots import Slot, slots_of
 
 log = logging.getLogger(__name__)
@@ -46,36 +47,52 @@ class CacheFiller:
         self._held: dict[str, ManifestEntry] = {}
         """The entries that are in the cache, by the ids of their voices."""
         self._was_full = False
+        self._reasons = Reasons()
 
-    def clear_others(self, voices: Mapping[str, ManifestEntry]) -> None:
+    def clear_others(self, voices: Mapping[str, ManifestEntry], own: Collection[str] = ()) -> None:
         """Clear the cache entries of all voices but these, and of other versions than these.
 
         They include entries that the server itself made for a request, even for a version that existed only
         between two looks of this process. A version may have the number of another one: numbers are given
         again after the registry was restored from a backup.
+
+        Args:
+            own: Names of voices that were uploaded to the server itself. Their cache entries stay.
         """
         for voice_id, held in list(self._held.items()):
             if voice_id not in voices or voices[voice_id].version_id != held.version_id:
                 self._drop(held)
-        self._keep_versions({(versioned_name(one), one.created_at) for one in voices.values()})
+        self._reasons.keep(voices)
+        wanted = {(versioned_name(one), one.created_at) for one in voices.values()}
+        self._clear(
+            lambda name, created_at: (
+                _VERSIONED.fullmatch(name) is not None
+                and name not in own
+                and (name, created_at) not in wanted
+            )
+        )
 
     def _drop(self, held: ManifestEntry) -> None:
         """Clear the cache entries of a voice."""
         del self._held[held.voice_id]
-        self._cache.clear(bare_name(held))
-        self._cache.clear(versioned_name(held))
+        leaving = {(name, held.created_at) for name in (bare_name(held), versioned_name(held))}
+        self._clear(lambda name, created_at: (name, created_at) in leaving)
 
-    def _keep_versions(self, wanted: set[tuple[str, int]]) -> None:
-        """Clear the cache entries of all versions but those with these names and creation times."""
+    def _clear(self, is_leaving: Callable[[str, int], bool]) -> None:
+        """Clear the cache entries whose names and creation times `is_leaving` accepts.
+
+        Entries without a creation time stay: vLLM-Omni makes them for its own custom voices, of which it
+        could not make them again, and for clips in requests. A version of the registry always has one.
+        """
         with self._cache._lock:
             slots = {key: one for key, one in self._cache._cache.items() if isinstance(key, tuple)}
-        versions = {key for key in slots if _VERSIONED.fullmatch(key[1])}
-        cleared = {key[1] for key in versions if key[1:] not in wanted}
-        for name in cleared:
+        leaving = {key for key in slots if key[2] != 0 and is_leaving(*key[1:])}
+        names = {key[1] for key in leaving}
+        for name in names:
             self._cache.clear(name)
-        for key in versions:  # a name is cleared with all its creation times
-            if key[1] in cleared and key[1:] in wanted:
-                self._cache.put(key, slots[key])
+        for key, slot in slots.items():  # a name is cleared with all its creation times
+            if key[1] in names and key not in leaving:
+                self._cache.put(key, slot)
 
     def fill(self, entry: ManifestEntry) -> None:
         """Make the cache hold a voice. An artifact that cannot be fetched is tried again the next time.
@@ -96,8 +113,12 @@ class CacheFiller:
         except SpeakerRegistryError as error:
             if not concerns_one_voice(error):
                 raise
-            log.warning("Voice %s has no artifact for %s now: %s", entry.voice, self._profile, error.message)
+            if self._reasons.is_news(entry.voice_id, error.message):
+                log.warning(
+                    "Voice %s has no artifact for %s now: %s", entry.voice, self._profile, error.message
+                )
             return
+        self._reasons.drop(entry.voice_id)
         for model_type, slot in slots.items():
             for name in (versioned_name(entry), bare_name(entry)):
                 self._cache.put(self._cache.make_cache_key(name, model_type, entry.created_at), slot)

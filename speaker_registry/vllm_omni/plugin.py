@@ -9,14 +9,17 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from speaker_registry.client import RegistryClient
 from speaker_registry.errors import Unavailable
 from speaker_registry.following import Following
+from speaker_registry.manifests import ManifestEntry
 from speaker_registry.syncing.samples import SpeakerSamples
 from speaker_registry.vllm_omni.filling import CacheFiller, SpeakerCache
+from speaker_registry.vllm_omni.reasons import Reasons
 from speaker_registry.vllm_omni.serving import Loop, wrap_servers
 from speaker_registry.vllm_omni.uploads import Server, UploadedVoices
 
@@ -67,10 +70,15 @@ class Plugin:
         self._wake = threading.Event()
         self._stopped = False
         self._last_fault = ""
+        self._failed: set[str] = set()
+        """Ids of the voices for which the registry had no answer when they were last fetched."""
+        self._failures = 0
+        """The number of such failures in this look."""
+        self._reasons = Reasons()
 
     def add_server(self, server: Server, loop: Loop) -> UploadedVoices:
         """Keep the uploaded voices of an API server equal to the registry from now on."""
-        uploads = UploadedVoices(server, self._sample, loop.run)
+        uploads = UploadedVoices(server, self._sample, self._client.version, loop.run)
         self._servers.append(uploads)
         self._wake.set()
         return uploads
@@ -95,13 +103,39 @@ class Plugin:
         meanwhile: what is deleted must not stay until the last voice is there.
         """
         servers = self._take_away()
-        for entry in list(self._following.voices.values()):
+        self._failures = 0
+        for entry in sorted(self._following.voices.values(), key=lambda one: one.voice_id in self._failed):
             if time.monotonic() >= self._next_look:
                 servers = self._take_away()
             if self._following.voices.get(entry.voice_id) == entry:
-                self._filler.fill(entry)
-                for uploads in servers:
-                    uploads.offer(entry, self._following.registry)
+                self._hold(entry, servers)
+
+    def _hold(self, entry: ManifestEntry, servers: list[UploadedVoices]) -> None:
+        """Make cache and servers hold a voice."""
+        before = self._failures
+        self._attempt(entry, partial(self._filler.fill, entry))
+        for uploads in servers:
+            self._attempt(entry, partial(uploads.offer, entry, self._following.registry))
+        if self._failures == before:
+            self._failed.discard(entry.voice_id)
+            self._reasons.drop(entry.voice_id)
+
+    def _attempt(self, entry: ManifestEntry, fetch: Callable[[], None]) -> None:
+        """Fetch something of a voice, and accept the first failure of a look.
+
+        The registry may have no answer for this voice alone, for example if its store cannot read one object.
+        A second failure in the same look means that the registry is away. Voices that failed are the last
+        ones in the next look, so they keep no other voice out.
+        """
+        try:
+            fetch()
+        except Unavailable as error:
+            self._failed.add(entry.voice_id)
+            self._failures += 1
+            if self._failures > 1:
+                raise
+            if self._reasons.is_news(entry.voice_id, error.message):
+                log.warning("Voice %s cannot be fetched now: %s", entry.voice, error.message)
 
     def _take_away(self) -> list[UploadedVoices]:
         """Ask the registry which voices there are, and take all others out of cache and servers.
@@ -113,7 +147,9 @@ class Plugin:
         servers = list(self._servers)
         for uploads in servers:
             self._check_registry(uploads, self._following.registry)
-        self._filler.clear_others(voices)
+        self._failed &= voices.keys()
+        self._reasons.keep(voices)
+        self._filler.clear_others(voices, {name for uploads in servers for name in uploads.own_names()})
         for uploads in servers:
             uploads.withdraw_others(voices)
         self._next_look = time.monotonic() + self._settings.poll_seconds

@@ -5,24 +5,27 @@ new version. So each version is registered as a voice of its own, `wren@3`, that
 a request for `wren` mean one of them from its beginning to its end.
 """
 
+import errno
 import hashlib
 import logging
 import os
 import time
-from collections.abc import Callable, Mapping, MutableMapping
+from collections.abc import Callable, Container, Mapping, MutableMapping
 from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 
 from speaker_registry.atomic_files import remove_abandoned_in, write_atomically
 from speaker_registry.errors import SpeakerRegistryError, Unavailable
+from speaker_registry.following import FindVersion, is_deleted
 from speaker_registry.manifests import ManifestEntry, is_another_registry
 from speaker_registry.moving.faults import concerns_one_voice
 from speaker_registry.names import key_of_name
 from speaker_registry.vllm_omni.names import bare_name, versioned_name
+from speaker_registry.vllm_omni.reasons import Reasons
 
 log = logging.getLogger(__name__)
 
@@ -30,6 +33,8 @@ GRACE_SECONDS = 60.0
 """How long a replaced version stays, in seconds, for requests that have begun with it."""
 _FILES = "registry-*.safetensors"
 """The names of the files of the registry's voices in the server's folder. The star stands for a digest."""
+_DIGEST = "[0-9a-f]" * 32
+"""The pattern of the digest. The names of uploads to the server itself may begin as those files do."""
 _MARK = "registry_voice_id"
 """The entry in a file's header, and in vLLM-Omni's record of a voice, that marks a voice of the registry."""
 _REGISTRY = "registry_identity"
@@ -62,6 +67,7 @@ class UploadedVoices:
     Args:
         sample: Returns the file of a version in the format of the server's folder, given a reference and
             further entries of its header.
+        find_version: As `RegistryClient.version`.
         in_loop: Runs a function between two steps of the server's event loop, and returns when it has run.
     """
 
@@ -69,14 +75,17 @@ class UploadedVoices:
         self,
         server: Server,
         sample: Callable[[str, Mapping[str, str]], bytes],
+        find_version: FindVersion,
         in_loop: Callable[[Callable[[], None]], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._server, self._sample, self._in_loop, self._clock = server, sample, in_loop, clock
+        self._server, self._sample, self._find_version = server, sample, find_version
+        self._in_loop, self._clock = in_loop, clock
         self._current: dict[str, str] = {}
         """Maps the bare name of each voice to the versioned name of its default version."""
         self._leaving: dict[str, float] = {}
         """Versioned names that were replaced, and until when they stay."""
+        self._reasons = Reasons()
         self._adopt()
         self._unused = self._files() - self._used()
         """Files of the registry's voices that the server has not taken over, until the first look is over."""
@@ -97,6 +106,10 @@ class UploadedVoices:
         if self._has_of_registry(name) and self._has_of_registry(versioned):
             request.voice = versioned
 
+    def own_names(self) -> set[str]:
+        """Return the names of the voices that were uploaded to the server itself."""
+        return {name for name, info in list(self._server.uploaded_speakers.items()) if _MARK not in info}
+
     def check_registry(self, registry: str | None) -> None:
         """Check that the server has no voices of another registry.
 
@@ -109,7 +122,7 @@ class UploadedVoices:
         Raises:
             Unavailable: The server has voices of another registry. They stay as they are.
         """
-        for name, info in self._server.uploaded_speakers.items():
+        for name, info in list(self._server.uploaded_speakers.items()):
             if _MARK in info and is_another_registry(info.get(_REGISTRY), registry):
                 raise Unavailable(
                     f"this server has voices, such as {name[:80]!a}, of another registry than "
@@ -131,7 +144,8 @@ class UploadedVoices:
             if _MARK in info and (info[_MARK] not in voices or is_over):
                 self._in_loop(partial(self._withdraw, bare, name))
         self._leaving = {name: until for name, until in self._leaving.items() if until > now}
-        self._erase(self._unused - {str(self._path(one)) for one in voices.values()})
+        self._reasons.keep(voices)
+        self._erase(self._unused - {str(self._path_of(one)) for one in voices.values()})
         self._unused = set()
         remove_abandoned_in(self._server.uploaded_speakers_dir, partial(fnmatch, pat=_FILES))
 
@@ -159,7 +173,7 @@ class UploadedVoices:
         ours = filter(self._has_of_registry, (bare, versioned))
         # After the registry was restored from a backup, another version may have the number. Its file has
         # another path. And another process of the server, which is behind, may have erased the file.
-        path = self._path(entry)
+        path = self._path_of(entry)
         return all(offered[name]["file_path"] == str(path) and path.exists() for name in ours)
 
     def _has_of_registry(self, name: str) -> bool:
@@ -172,9 +186,24 @@ class UploadedVoices:
 
     def _adopt(self) -> None:
         """Take over the voices that a former process registered. vLLM-Omni has read them from the folder."""
-        ours = [(name, info) for name, info in self._server.uploaded_speakers.items() if _MARK in info]
-        for name, info in sorted(ours, key=lambda one: int(one[1].get("created_at", 0))):
+        ours = {name: info for name, info in self._server.uploaded_speakers.items() if _MARK in info}
+        self._server.uploaded_speakers.update(self._hidden_by(ours))
+        for name, info in sorted(ours.items(), key=lambda one: int(one[1].get("created_at", 0))):
             self._offer(name.rpartition("@")[0], name, info)
+
+    def _hidden_by(self, ours: Container[str]) -> dict[str, Info]:
+        """Return the uploads to the server itself that have the names of these voices of the registry.
+
+        vLLM-Omni has read all files of the folder, and has kept only the last of each name.
+        """
+        hidden = {}
+        files = {str(path) for path in self._server.uploaded_speakers_dir.glob("*.safetensors")}
+        for file in sorted(files - self._used()):
+            header = _header_of(file)
+            name = header.get("voice_name_lower") or header.get("name", "").lower()
+            if _MARK not in header and name in ours:
+                hidden[name] = self._server._speaker_metadata_from_header(header, file)
+        return hidden
 
     def _offer(self, bare: str, versioned: str, info: Info) -> None:
         """Offer a version, and erase the file of another version that had the same number."""
@@ -196,32 +225,62 @@ class UploadedVoices:
         except SpeakerRegistryError as error:
             if not concerns_one_voice(error):
                 raise
-            log.warning("Voice %s cannot be offered now: %s", entry.voice, error.message)
+            if self._reasons.is_news(entry.voice_id, error.message):
+                log.warning("Voice %s cannot be offered now: %s", entry.voice, error.message)
+            self._withdraw_deleted(bare)
             return
+        self._reasons.drop(entry.voice_id)
         self._leaving[self._current.get(bare, versioned)] = self._clock() + GRACE_SECONDS
         self._in_loop(partial(self._offer, bare, versioned, info))
 
+    def _withdraw_deleted(self, bare: str) -> None:
+        """Withdraw the version that a bare name means if the registry has deleted or lost it. While the
+        version that replaces it cannot be offered, its grace period does not begin.
+        """
+        versioned = self._current.get(bare)
+        if versioned is None:
+            return
+        names = [name for name in (versioned, bare) if self._has_of_registry(name)]
+        if names and self._is_deleted(versioned, self._server.uploaded_speakers[names[0]]):
+            for name in names:
+                self._in_loop(partial(self._withdraw, bare, name))
+
+    def _is_deleted(self, versioned: str, info: Info) -> bool:
+        number = versioned.rpartition("@")[2]
+        return is_deleted(
+            partial(self._find_version, f"{info[_MARK]}@{number}"),
+            lambda version_id: str(self._path(version_id, versioned)) == info["file_path"],
+        )
+
     def _info(self, versioned: str, entry: ManifestEntry, registry: str | None) -> Info:
         """Return the record of a version, and write its file unless the server has it."""
-        path = self._path(entry)
-        if not path.exists():
+        path = self._path_of(entry)
+        header = _header_of(path)
+        if _MARK not in header:
             facts = {"voice_name_lower": versioned, _MARK: entry.voice_id}
             if registry is not None:
                 facts[_REGISTRY] = registry
-            write_atomically(path, self._sample(entry.reference, facts))
-        with safe_open(os.fspath(path), framework="numpy") as file:
-            header = dict(file.metadata() or {})
+            data = self._sample(entry.reference, facts)
+            if path.exists():
+                log.warning("The file %s cannot be read, and is replaced", path)
+            write_atomically(path, data)
+            header = _header_of(path)
+            if _MARK not in header:
+                raise OSError(errno.EIO, "the file cannot be read back", str(path))
         return self._server._speaker_metadata_from_header(header, str(path))
 
-    def _path(self, entry: ManifestEntry) -> Path:
+    def _path_of(self, entry: ManifestEntry) -> Path:
         """Return the path of a version's file, which no other version has."""
+        return self._path(entry.version_id, versioned_name(entry))
+
+    def _path(self, version_id: str, versioned: str) -> Path:
         # Two voices may have versions with the same id, if somebody registered them so by hand.
-        about = hashlib.sha256(f"{entry.version_id}@{versioned_name(entry)}".encode()).hexdigest()[:32]
+        about = hashlib.sha256(f"{version_id}@{versioned}".encode()).hexdigest()[:32]
         return self._server.uploaded_speakers_dir / _FILES.replace("*", about)
 
     def _files(self) -> set[str]:
         """Return the paths of the files of the registry's voices in the server's folder."""
-        return {str(path) for path in self._server.uploaded_speakers_dir.glob(_FILES)}
+        return {str(path) for path in self._server.uploaded_speakers_dir.glob(_FILES.replace("*", _DIGEST))}
 
     def _used(self) -> set[str]:
         """Return the paths of the files of the voices that the server has."""
@@ -233,9 +292,20 @@ class UploadedVoices:
             Path(path).unlink(missing_ok=True)
 
     def _withdraw(self, bare: str, name: str) -> None:
-        """Stop offering a name, and erase its file."""
+        """Stop offering a name, and erase its file. A voice that was uploaded under it meanwhile stays."""
+        if not self._has_of_registry(name):
+            return
         if self._current.get(bare) == name or bare == name:
             self._current.pop(bare, None)
         info = self._server.uploaded_speakers.pop(name)
         self._server._ref_audio_data_url_cache.pop(name, None)
         Path(info["file_path"]).unlink(missing_ok=True)
+
+
+def _header_of(path: str | Path) -> dict[str, str]:
+    """Return the header of a file in the server's folder. It is empty if the file cannot be read."""
+    try:
+        with safe_open(os.fspath(path), framework="numpy") as file:
+            return dict(file.metadata() or {})
+    except (OSError, SafetensorError):
+        return {}

@@ -9,7 +9,7 @@ import numpy as np
 import structlog
 
 from services.shared.audio import ReferenceAudio
-from services.shared.bucket.store import ObjectUnavailable, Store
+from services.shared.bucket.store import Store
 from services.shared.bucket.stored_bytes import StoredBytes
 from services.shared.model.speaker import SpeakerId
 from services.shared.queue.jobs import Jobs
@@ -18,7 +18,7 @@ from services.shared.registry.profiles import Profiles
 from services.shared.registry.publish import Attempt, Provenance, publish, start
 from services.shared.registry.repair import Decode, sound_rendition
 from services.shared.registry.speakers import Speakers
-from speaker_registry.errors import ExtractorFailed, SpeakerRegistryError, Unavailable
+from speaker_registry.errors import ExtractorFailed, SpeakerRegistryError, Unavailable, VoiceUnreadable
 
 log = structlog.get_logger()
 
@@ -72,7 +72,7 @@ class Attempts:
         """
         try:
             return sound_rendition(self._blobs, attempt.speaker_id, attempt.version, self._decode)
-        except ObjectUnavailable:
+        except VoiceUnreadable:
             raise ExtractorFailed("The clip cannot be read from the bucket now.") from None
 
     def progress(self, attempt: Attempt, stage: str, done: int) -> None:

@@ -8,12 +8,12 @@ removes them.
 import structlog
 
 from services.shared.bucket.layout import artifact_key, bytes_prefix, clip_key, rendition_key
-from services.shared.bucket.store import Listing, Store
+from services.shared.bucket.store import Listing, ObjectUnavailable, Store
 from services.shared.model.records import ArtifactRecord, ClipRecord, Version
 from services.shared.model.speaker import SpeakerId
 from services.shared.telemetry.metrics import INTEGRITY_FAILURES
 from speaker_registry.artifact import sha256_digest
-from speaker_registry.errors import AudioNotFound, SpeakerRegistryError
+from speaker_registry.errors import AudioNotFound, SpeakerRegistryError, VoiceUnreadable
 
 log = structlog.get_logger(__name__)
 
@@ -30,7 +30,10 @@ class Unsound(SpeakerRegistryError):
 
 
 class StoredBytes:
-    """Stores bytes and reads them back. Every method may raise `Unavailable`."""
+    """Stores bytes and reads them back. Every method may raise `Unavailable`, and those that read bytes raise
+    `VoiceUnreadable` if the store fails for this one object. No time is named after which a retry helps, so
+    that clients go on with other voices.
+    """
 
     def __init__(self, store: Store) -> None:
         self._store = store
@@ -96,6 +99,10 @@ class StoredBytes:
             except FileNotFoundError:
                 how = "missing"
                 continue
+            except ObjectUnavailable as error:
+                raise VoiceUnreadable(
+                    "The object store does not give access to a clip or artifact of this voice now."
+                ) from error
             if sha256_digest(data) == digest:
                 return data
             how = "damaged"

@@ -11,6 +11,7 @@ import pytest
 
 from services.embedded.valkey import ValkeyServer
 from services.shared.audio import AudioDecoder, ReferenceAudio
+from services.shared.bucket.store import ObjectUnavailable
 from services.shared.model.speaker import SpeakerId
 from services.shared.registry.fail import fail
 from services.shared.registry.publish import Attempt
@@ -90,6 +91,28 @@ def test_decoded_samples_that_are_lost_are_decoded_again_when_they_are_fetched(
     damage(blob(registry, name, uploaded=True))
     with httpx.Client(base_url=registry.url) as client:
         assert client.get(path).json()["error"]["code"] == "clip_damaged"
+
+
+@pytest.mark.parametrize("path", ["audio", "audio/samples", f"artifacts/{PROFILE}/file"])
+def test_bytes_that_the_store_does_not_give_out_concern_their_voice_alone(
+    registry: Registry, name: str, monkeypatch: pytest.MonkeyPatch, path: str
+):
+    """Clients that take all voices must neither end at this one nor wait for it. The reason may be a bad disk
+    block, or an object that was archived or belongs to another account.
+    """
+    registry.ready(name)
+    get = registry.opened.store.get
+
+    def refusing(key: str) -> bytes:
+        if f"/d/{name}/" in key:
+            raise ObjectUnavailable("archived")
+        return get(key)
+
+    monkeypatch.setattr(registry.opened.store, "get", refusing)
+    with httpx.Client(base_url=registry.url) as client:
+        answer = client.get(f"/v1/voices/{name}/versions/1/{path}")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "voice_unreadable")
+    assert "retry-after" not in answer.headers
 
 
 @DAMAGES

@@ -19,6 +19,7 @@ import safetensors.numpy
 from safetensors import safe_open
 
 from speaker_registry import RegistryClient
+from speaker_registry.errors import ClipDamaged, SpeakerRegistryError, VersionNotFound
 from speaker_registry.following import Following
 from speaker_registry.manifests import ManifestEntry
 from speaker_registry.vllm_omni import plugin as plugin_module
@@ -203,7 +204,7 @@ def test_a_deleted_voice_is_gone_while_another_one_cannot_be_fetched(start: Star
     registry.client.delete("/v1/voices/alice")
     registry.ready("bob")
     one.look()
-    assert one.server.uploaded_speakers == {}
+    assert one.server.uploaded_speakers.keys() == {"bob", "bob@1"}
     transport.is_away = False
     one.look()
     assert one.server.uploaded_speakers.keys() == {"bob", "bob@1"}
@@ -394,12 +395,16 @@ class Samples:
     def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("SPEAKER_SAMPLES_DIR", str(folder))
         self._folder, self._entries = folder, list[ManifestEntry]()
+        self.faults: dict[str, SpeakerRegistryError] = {}
+        """Errors of clips, by the ids of their versions."""
+        self.deleted: set[str] = set()
+        """References of versions that the registry has deleted."""
         self.restart()
 
     def restart(self) -> None:
         self.server = object.__new__(readers().serving_speech.OmniOpenAIServingSpeech)
         self.server._init_speaker_storage()
-        self.voices = UploadedVoices(self.server, self._sample, Loop().run)
+        self.voices = UploadedVoices(self.server, self._sample, self._version, Loop().run)  # type: ignore[arg-type]
 
     def show(self, *entries: ManifestEntry) -> None:
         """Look at a registry that has these voices."""
@@ -410,8 +415,16 @@ class Samples:
 
     def _sample(self, reference: str, facts: Mapping[str, str]) -> bytes:
         [entry] = [one for one in self._entries if one.reference == reference]
+        if entry.version_id in self.faults:
+            raise self.faults[entry.version_id]
         header = {"ref_text": entry.version_id, "created_at": str(entry.created_at), **facts}
         return safetensors.numpy.save({"audio": np.zeros(8, np.float32)}, metadata=header)
+
+    def _version(self, reference: str) -> SimpleNamespace:
+        if reference in self.deleted:
+            raise VersionNotFound("deleted")
+        ids = {one.reference: one.version_id for one in self._entries}
+        return SimpleNamespace(id=ids.get(reference, f"v{reference.rpartition('@')[2]}"))
 
     def heard(self) -> dict[str, str]:
         return {name: one["ref_text"] for name, one in self.server.uploaded_speakers.items()}
@@ -501,6 +514,122 @@ def test_a_clip_that_a_killed_process_was_writing_is_erased(samples: Samples, tm
     samples.restart()
     samples.show(ANEW)
     assert set(folder.iterdir()) == {path, others}
+
+
+@pytest.mark.parametrize("size", [0, 100, -4])
+def test_a_file_that_cannot_be_read_is_replaced(
+    samples: Samples, tmp_path: Path, caplog: pytest.LogCaptureFixture, size: int
+):
+    """A full disk or a power failure leaves such a file. It must not keep the other voices out."""
+    samples.show(entry("wren"))
+    [path] = (tmp_path / "samples").iterdir()
+    whole = path.read_bytes()
+    path.write_bytes(whole[:size])
+    samples.restart()
+    for _ in range(2):
+        samples.show(entry("wren"), entry("robin"))
+    assert samples.heard().keys() == {"wren", "wren@1", "robin", "robin@1"}
+    assert len(path.read_bytes()) == len(whole)
+    assert samples.kept() == ["v1", "v1"]
+    assert [path.name in text for text in caplog.messages if "is replaced" in text] == [True]
+
+
+@pytest.mark.parametrize("file", ["alice_1_own_7.safetensors", "registry-own_7.safetensors", "z.safetensors"])
+def test_an_upload_named_like_a_version_is_heard_after_a_restart(samples: Samples, tmp_path: Path, file: str):
+    """vLLM-Omni keeps one voice of each name when it starts: the last file of the folder."""
+    samples.show(entry("alice"))
+    header = {"name": "Alice@1", "voice_name_lower": "alice@1", "created_at": "7", "ref_text": "own"}
+    data = safetensors.numpy.save({"audio": np.zeros(8, np.float32)}, metadata=header)
+    (tmp_path / "samples" / file).write_bytes(data)
+    samples.restart()
+    assert samples.heard()["alice@1"] == "own"
+    samples.show(entry("alice"))
+    assert samples.heard() == {"alice": "v1", "alice@1": "own"}
+    samples.show()
+    assert samples.heard() == {"alice@1": "own"}
+    assert samples.kept() == ["own"]
+
+
+def test_a_file_of_the_server_itself_is_never_erased(samples: Samples, tmp_path: Path):
+    """Whoever names a voice `registry-guest` has a file whose name begins like those of the registry."""
+    own = tmp_path / "samples" / "registry-guest_consent_7.safetensors"
+    own.write_bytes(b"damaged")
+    samples.restart()
+    samples.show()
+    assert own.exists()
+
+
+@pytest.mark.parametrize(("before", "after"), [(entry("wren"), entry("wren", 2)), (LOST, ANEW)])
+def test_a_deleted_version_goes_although_its_successor_cannot_be_fetched(
+    samples: Samples, caplog: pytest.LogCaptureFixture, before: ManifestEntry, after: ManifestEntry
+):
+    """It may have been deleted because somebody withdrew their consent to this recording."""
+    samples.show(before)
+    samples.faults = {after.version_id: ClipDamaged("The clip is missing.")}
+    if before.version == after.version:
+        assert samples.heard()["wren"] == "lost"
+    else:
+        samples.show(after)
+        assert samples.heard() == {"wren": "v1", "wren@1": "v1"}
+        samples.deleted.add(before.reference)
+    for _ in range(3):
+        samples.show(after, entry("robin"))
+        assert samples.heard().keys() == {"robin", "robin@1"}
+    assert samples.kept() == ["v1"]
+    samples.faults = {after.version_id: ClipDamaged("The clip is damaged.")}
+    samples.show(after)
+    told = [text.rpartition(": ")[2] for text in caplog.messages if "cannot be offered now" in text]
+    assert told == ["The clip is missing.", "The clip is damaged."]
+    samples.faults = {}
+    samples.show(after)
+    assert samples.heard().keys() == {"wren", "wren@2"}
+
+
+class NoAnswer(httpx.HTTPTransport):
+    """A registry that has no answer for the clips and artifacts of some voices, and counts the requests."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.voices: set[str] = set()
+        """The ids of the voices."""
+        self.asked = 0
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        if any(voice in request.url.path for voice in self.voices):
+            self.asked += 1
+            return httpx.Response(503, headers={"retry-after": "60"})
+        return super().handle_request(request)
+
+
+def test_a_voice_without_an_answer_keeps_no_other_one_out(
+    start: Start, process: Make, caplog: pytest.LogCaptureFixture
+):
+    """The store may be unable to read one object. Two failures in a look mean that the registry is away."""
+    registry, transport = start(), NoAnswer()
+    one = process(registry.url, transport)
+    for name in ("amy", "bea", "cleo", "dora"):
+        registry.upload(name)
+    ids = {name: registry.client.get(f"/v1/voices/{name}").json()["id"] for name in ("amy", "bea", "cleo")}
+    transport.voices = {ids["amy"]}
+    for _ in range(2):
+        one.look()
+        assert one.server.uploaded_speakers.keys() == {*names("bea", "cleo", "dora")}
+    assert [text.split(" cannot")[0] for text in caplog.messages if "cannot be" in text] == ["Voice amy"]
+    for name in ("bea", "cleo", "eve"):
+        registry.ready(name, clip=OTHER_CLIP)
+    transport.voices = set(ids.values())
+    for _ in range(4):
+        transport.asked = 0
+        one.look()
+        assert transport.asked == 2
+    assert {*names("eve")} <= one.server.uploaded_speakers.keys()
+    transport.voices = set()
+    one.look()
+    assert {"amy@1", "bea@2", "cleo@2"} <= one.server.uploaded_speakers.keys()
+
+
+def names(*voices: str) -> list[str]:
+    return [name for voice in voices for name in (voice, f"{voice}@1")]
 
 
 def test_a_broken_registry_is_told_once(start: Start, process: Make, caplog: pytest.LogCaptureFixture):

@@ -487,11 +487,12 @@ def test_a_clip_that_is_too_large_is_not_sent(client: Client, server: VoiceServe
     assert server.count("POST") == 0
 
 
+@pytest.mark.parametrize("error", [errors.VoiceDamaged, errors.VoiceUnreadable])
 def test_a_clip_that_cannot_be_fetched_keeps_no_other_one_out(
-    client: Client, server: VoiceServer, make: Make
+    client: Client, server: VoiceServer, make: Make, error: type[SpeakerRegistryError]
 ):
     client.voices = [entry("alice"), entry("bob")]
-    client.faults["voice_alice@1"] = errors.VoiceDamaged("its bytes are lost")
+    client.faults["voice_alice@1"] = error("its bytes cannot be read")
     assert states(make()) == {"alice@1": "missing", "bob@1": "written"}
 
 

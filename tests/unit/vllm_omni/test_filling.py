@@ -205,6 +205,19 @@ def test_a_number_that_was_given_again_keeps_nothing_of_the_lost_version(cache: 
     assert client.fetched == ["voice_alice@2"] * 2
 
 
+def test_entries_of_voices_of_the_server_itself_stay(cache: Any):
+    """vLLM-Omni fills those of its custom voices once, when it loads the model, and never again."""
+    this = filler(cache, Client("omnivoice"))
+    own = [("house@2", 0), ("alice", 0), ("alice@1", 0), ("alice", 900), ("guest@3", 900)]
+    for name, created_at in own:
+        cache.put(cache.make_cache_key(name, "omnivoice", created_at), {"ref_audio_tokens": torch.ones(1)})
+    for voices in (by_id(ready("alice")), by_id(ready("alice", 2)), by_id()):
+        this.clear_others(voices, own={"alice", "guest@3"})
+        for one in voices.values():
+            this.fill(one)
+    assert sorted(key[1:] for key in cache._cache) == sorted(own)
+
+
 def test_an_unchanged_voice_is_not_fetched_again(cache: Any):
     client = Client("omnivoice")
     this = filler(cache, client)
@@ -213,14 +226,18 @@ def test_an_unchanged_voice_is_not_fetched_again(cache: Any):
     assert client.fetched == ["voice_alice@1"]
 
 
-def test_one_voice_that_cannot_be_fetched_keeps_no_other_one_out(cache: Any):
+def test_one_voice_that_cannot_be_fetched_keeps_no_other_one_out(
+    cache: Any, caplog: pytest.LogCaptureFixture
+):
     client = Client("omnivoice")
     this = filler(cache, client)
-    client.fault = ArtifactNotReady("not yet")
-    apply(this, by_id(ready("alice")))
+    for reason in ("not yet", "not yet", "failed", "failed"):
+        client.fault = ArtifactNotReady(reason)
+        apply(this, by_id(ready("alice")))
     client.fault = None
     apply(this, by_id(ready("alice"), ready("bob")))
     assert client.fetched == ["voice_alice@1", "voice_bob@1"]
+    assert [text.rpartition(": ")[2] for text in caplog.messages] == ["not yet", "failed"]
 
 
 def test_an_artifact_with_other_tensors_is_left_out_alone(cache: Any, caplog: pytest.LogCaptureFixture):
