@@ -344,6 +344,7 @@ def test_a_refused_key_loses_nothing_and_a_made_one_is_shown_once(visit: Open, n
     form.get_by_role("button", name="Make the key").click()
     made = page.get_by_label("The new key")
     expect(made).to_be_in_viewport()
+    expect(made).to_be_focused()
     expect(page).to_have_url(re.compile("/keys$"))
     kept = page.evaluate("JSON.stringify([history.state, {...sessionStorage}, {...localStorage}])")
     assert made.input_value() not in kept
