@@ -309,6 +309,18 @@ def test_the_record_of_another_key_opens_nothing_and_can_be_revoked(world: World
     assert state(Process(world), other.id) == "active"
 
 
+def test_the_record_of_another_key_is_not_taken_for_an_older_one(world: World, here: Process) -> None:
+    """It comes while a change is made, and has a lower revision than the key's own document."""
+    token, other = made(here)[0], made(here)[0]
+    for _ in range(2):
+        made(here, created_by=token.id)
+    foreign = world.store.get(api_key_key(other.id))
+    store = Store(world.store)
+    store.before.append(lambda: world.store.put(api_key_key(token.id), foreign))
+    assert revoke(Process(world, store=store).keys, token.id, by="test") is None
+    assert state(Process(world), other.id) == "active"
+
+
 def test_a_key_that_cannot_be_read_keeps_nobody_waiting(world: World, here: Process) -> None:
     """A store that always fails for one object takes half a minute each time."""
     good, bad = made(here)[0], made(here)[0]

@@ -330,6 +330,19 @@ def test_the_document_of_another_profile_is_damaged(world: World, process: Proce
     assert reader.profiles.fingerprint(OTHER) == C
 
 
+def test_the_document_of_another_profile_is_not_taken_for_an_older_one(
+    world: World, process: Process
+) -> None:
+    """It comes while a change is made, and has a lower revision than the profile's own document."""
+    process.announce(A)
+    process.announce(B)
+    process.announce(C, OTHER)
+    store = Interrupted(world.store)
+    store.before.append(lambda: world.store.put(PATH, world.store.get(profile_key(OTHER))))
+    Process(world, store=store).promote(B, force=True)
+    assert Process(world).known == (B, [A], [])
+
+
 NEWER = seal({**unseal(ProfileDocument(revision=1).to_bytes()), "needs": ["quantum"]})
 
 

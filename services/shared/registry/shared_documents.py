@@ -138,7 +138,12 @@ class SharedDocuments:
             after = after.following(before, None if done else change_id, at=self.now(), by=by, did=did)
             return after.to_bytes()
 
-        committed = self._documents.change(path, next_body, done=_done(kind, done, change_id))
+        committed = self._documents.change(
+            path,
+            next_body,
+            done=_done(kind, done, change_id),
+            is_damaged=lambda base: _is_damaged(kind, path, base),
+        )
         document = self._understood(kind, path, committed)
         shared = self._share_commit(path, document, committed.etag, generation, with_body=with_body)
         return Changed(document, committed.etag, shared)
@@ -242,6 +247,14 @@ def _parse(kind: type[D], path: str, base: Base) -> D:
     if document.named not in {None, name_of(path)}:
         raise DocumentDamaged(f"the document is that of {document.named!r}")
     return document
+
+
+def _is_damaged(kind: type[D], path: str, base: Base) -> bool:
+    try:
+        _parse(kind, path, base)
+    except (DocumentDamaged, DocumentNewer) as error:
+        return isinstance(error, DocumentDamaged)
+    return False
 
 
 def _done(kind: type[D], done: Callable[[D], bool] | None, change_id: str) -> Callable[[bytes], bool]:

@@ -29,6 +29,12 @@ from tests.integration.api.registry import CLIP, OTHER_CLIP, PROFILE, Registry
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason=NO_CHROMIUM)
 PATHS = ("", "/voices", "/voices/new", "/jobs", "/profiles", "/keys")
+_TELLS_PROBLEM = "text => document.dispatchEvent(new CustomEvent('registry:problem', {detail: text}))"
+_COUNTS_MESSAGES = """() => {
+    messages = 0;
+    const count = records => records.forEach(record => { messages += record.addedNodes.length; });
+    new MutationObserver(count).observe(document.getElementById("stale"), {childList: true});
+}"""
 
 
 @pytest.fixture(scope="module")
@@ -275,7 +281,9 @@ def test_a_part_that_changes_keeps_the_focus_and_what_is_selected(visit: Open, c
 def test_what_is_typed_stays_when_the_session_changes_in_another_tab(
     visit: Open, closed: Registry, name: str, ending: str
 ):
-    """A person copies it before they load the page again. A page without it loads itself again."""
+    """A person copies it before they load the page again. The page asks for nothing more: enough requests
+    with a key that has ended would lock out everybody at this address. A page without it loads itself again.
+    """
     closed.upload(name, headers=bearer(BOOTSTRAP))
     made = key(closed, "voices:read", "voices:write", "admin", namespace="*")
     page = visit(f"/voices/{name}", key=made)
@@ -293,7 +301,12 @@ def test_what_is_typed_stays_when_the_session_changes_in_another_tab(
     else:
         closed.client.delete(f"/v1/keys/{id_of(made)}", headers=bearer(BOOTSTRAP))
         expect(idle).to_have_url(re.compile(f"/login.*next=%2Fdashboard%2Fvoices%2F{name}"))
-    expect(page.locator("#problem")).to_contain_text("Copy what you typed")
+    expect(page.locator("#stale")).to_contain_text("Copy what you typed")
+    asked = list[str]()
+    page.on("request", lambda request: asked.append(request.url))
+    page.wait_for_timeout(2500)
+    assert not asked
+    expect(page.locator("#stale")).to_contain_text("Copy what you typed")
     expect(typed).to_have_value("prod")
 
 
@@ -309,11 +322,47 @@ def test_a_failure_that_is_no_page_takes_the_place_of_nothing(
         "**/dashboard/jobs*", lambda route: route.fulfill(status=502, content_type=kind, body="<p>Bad</p>")
     )
     told = "The answer was an error (status 502)"
-    expect(page.locator("#problem")).to_contain_text(told)
+    expect(page.locator("#stale")).to_contain_text(told)
     expect(page.get_by_role("link", name=name)).to_be_visible()
     page.unroute("**/dashboard/jobs*")
     closed.worker.finish_all(name)
     expect(page.get_by_role("row", name=re.compile(name))).to_contain_text("succeeded")
+    expect(page.locator("#stale")).to_be_empty()
+
+
+@pytest.mark.parametrize("failure", ["the registry's", "a proxy's", "no answer"])
+def test_a_page_that_cannot_be_fetched_again_stays_where_a_person_reads(
+    visit: Open, closed: Registry, name: str, failure: str
+):
+    """The failure is told once, and no longer than it lasts. That of a button stays."""
+    closed.upload(name, headers=bearer(BOOTSTRAP))
+    page = visit(f"/voices/{name}", viewport={"width": 800, "height": 300})
+    page.route("**/pictures", lambda route: route.fulfill(body="<p>None</p>"))
+    address = f"**/dashboard/voices/{name}"
+    refused = "Nothing was stored."
+    page.evaluate(_TELLS_PROBLEM, refused)
+    page.evaluate("scrollTo(0, document.documentElement.scrollHeight)")
+    read_at = page.evaluate("scrollY")
+    page.evaluate(_COUNTS_MESSAGES)
+    if failure == "the registry's":
+        closed.client.delete(f"/v1/voices/{name}", headers=bearer(BOOTSTRAP))
+    elif failure == "a proxy's":
+        page.route(address, lambda route: route.fulfill(status=502, content_type="text/html", body="Bad"))
+    else:
+        page.route(address, lambda route: route.abort())
+    stale = page.locator("#stale")
+    expect(stale).to_contain_text(
+        {"the registry's": "Not found.", "a proxy's": "status 502", "no answer": "does not answer"}[failure]
+    )
+    for _ in range(2):
+        with page.expect_request(address):
+            pass
+    assert page.evaluate("messages") == 1
+    assert page.evaluate("scrollY") >= read_at
+    page.unroute(address)
+    closed.upload(name, headers=bearer(BOOTSTRAP))
+    expect(stale).to_be_empty()
+    expect(page.locator("#problem")).to_have_text(refused)
 
 
 def test_a_search_needs_no_button(visit: Open, closed: Registry, name: str):
@@ -344,6 +393,7 @@ def test_a_refused_key_loses_nothing_and_a_made_one_is_shown_once(visit: Open, n
     form.get_by_role("button", name="Make the key").click()
     made = page.get_by_label("The new key")
     expect(made).to_be_in_viewport()
+    expect(made).to_be_focused()
     expect(page).to_have_url(re.compile("/keys$"))
     kept = page.evaluate("JSON.stringify([history.state, {...sessionStorage}, {...localStorage}])")
     assert made.input_value() not in kept

@@ -24,6 +24,8 @@ pytestmark = pytest.mark.skipif(CHROMIUM is None, reason=NO_CHROMIUM)
 SIZES = {"wide": WIDE, "phone": PHONE}
 NARROW = {"width": 360, "height": 720}
 """The width of many phones, which is less than that of the pictures."""
+NARROWEST = {"width": 320, "height": 640}
+"""The width of the smallest phones, and of a page that is magnified four times on a small screen."""
 SCHEMES: tuple[Literal["light", "dark"], ...] = ("light", "dark")
 PAGES = {
     "overview": "",
@@ -79,6 +81,9 @@ _STANDING_OUT = """() => [...document.querySelectorAll(".card :is(button, input,
     .map(([one]) => one.outerHTML.slice(0, 120))
 """
 """Lists the controls that stand out of the frame around them."""
+_OPEN_ALL = """() => document.querySelectorAll("details:not(.menu, .confirm)")
+    .forEach(one => { one.open = true; })
+"""
 _CUT_OFF = "(one => one.scrollWidth - one.clientWidth)(document.querySelector('.brand'))"
 
 
@@ -104,6 +109,13 @@ def tab(browser: Browser, furnished: Registry) -> Iterator[Page]:
     """One tab for all pages, signed in."""
     with opener(browser, furnished.url) as visit:
         yield visit()
+
+
+def expect_to_fit(page: Page) -> None:
+    """Fail if the page is wider than the smallest phone, with all that can be opened on it."""
+    page.set_viewport_size(NARROWEST)
+    page.evaluate(_OPEN_ALL)
+    assert page.evaluate("document.documentElement.scrollWidth") <= NARROWEST["width"]
 
 
 def look_at(page: Page, name: str) -> None:
@@ -132,6 +144,7 @@ def test_a_page_has_no_grave_fault(tab: Page, name: str):
     """Everybody can read and use each page: with little sight, by keyboard, with a screen reader."""
     tab.goto(f"/dashboard{PAGES[name]}")
     look_at(tab, name)
+    expect_to_fit(tab)
 
 
 @pytest.mark.parametrize("name", OPENED)
@@ -153,11 +166,11 @@ def test_the_buttons_of_a_version_stand_on_one_line_on_a_phone(tab: Page):
 def test_pictures_that_are_not_loaded_fit_the_narrowest_phone(browser: Browser, furnished: Registry):
     """Before a picture is there, its place must not be as wide as its attributes say."""
     with opener(browser, furnished.url) as visit:
-        page = visit(viewport={"width": 320, "height": 640})
+        page = visit(viewport=NARROWEST)
         page.route("**/pictures/*", lambda route: route.abort())
         page.goto(f"/dashboard/voices/{SERVED}")
         expect(page.locator(".pictures img")).to_have_count(2)
-        assert page.evaluate("document.documentElement.scrollWidth") <= 320
+        expect_to_fit(page)
 
 
 def test_the_button_that_records_takes_one_line_on_a_phone(tab: Page):
@@ -178,6 +191,7 @@ def test_a_new_key_has_no_grave_fault(tab: Page):
     tab.get_by_role("button", name="Make the key").click()
     expect(tab.get_by_label("The new key")).to_be_visible()
     look_at(tab, "new-key")
+    expect_to_fit(tab)
 
 
 def test_a_page_that_is_not_allowed_has_no_grave_fault(browser: Browser, furnished: Registry):
@@ -202,7 +216,9 @@ def test_a_voice_with_its_pictures_has_no_grave_fault(tab: Page):
 def test_the_page_to_sign_in_at_has_no_grave_fault(browser: Browser, furnished: Registry):
     """Whoever cannot sign in can use nothing else."""
     with opener(browser, furnished.url) as visit:
-        look_at(visit(key=None), "sign-in")
+        page = visit(key=None)
+        look_at(page, "sign-in")
+        expect_to_fit(page)
 
 
 def test_the_page_with_two_ways_to_sign_in_has_no_grave_fault(
@@ -216,4 +232,6 @@ def test_the_page_with_two_ways_to_sign_in_has_no_grave_fault(
             Registry(tmp_path, empty(valkey, 11), decoder, access=access) as registry,
             opener(browser, registry.url) as visit,
         ):
-            look_at(visit(key=None), "sign-in-provider")
+            page = visit(key=None)
+            look_at(page, "sign-in-provider")
+            expect_to_fit(page)

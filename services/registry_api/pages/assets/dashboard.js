@@ -6,13 +6,27 @@
   const SESSION_CHANGED = "You have signed in, signed out or chosen another namespace since this page was loaded, or " +
     "your session has ended. Copy what you typed, and load this page again.";
 
-  function tellProblem(text) {
-    const problem = document.getElementById("problem");
+  const OUT_OF_DATE = " What this page shows may be out of date.";
+
+  function tell(area, text) {
     const alert = document.createElement("div");
     alert.className = "alert";
     alert.textContent = text;
-    problem.replaceChildren(alert);
+    area.replaceChildren(alert);
+  }
+
+  // What a person did has failed. They may have done it far below the area for problems.
+  function tellProblem(text) {
+    const problem = document.getElementById("problem");
+    tell(problem, text);
     problem.scrollIntoView({ block: "nearest" });
+  }
+
+  // What the page asks for by itself has failed. Nothing is scrolled, and a failure that lasts is told once, because
+  // a screen reader would read it out every second. That of the pictures must not take turns with another one.
+  function tellStale(elt, text) {
+    const stale = document.getElementById("stale");
+    if (elt.id === "live" ? stale.textContent !== text : !stale.firstChild) tell(stale, text);
   }
 
   function prepareCopy(button) {
@@ -33,6 +47,11 @@
   document.addEventListener("DOMContentLoaded", function () { prepare(document); });
   document.addEventListener("htmx:afterSettle", function () { prepare(document); });
 
+  // A page asks by itself for the part that changes, and for pictures that are not drawn yet.
+  function asksByItself(elt) { return !elt.matches("form, a"); }
+
+  function strayFailure(xhr) { return "The answer was an error (status " + xhr.status + ")." + OUT_OF_DATE; }
+
   // A failure that these pages did not render, for example a proxy's, would take the place of what is shown.
   function isStray(answer) {
     if (answer.xhr.status < 400 || answer.xhr.getResponseHeader("HX-Retarget")) return false;
@@ -40,45 +59,62 @@
     return !isPage || answer.requestConfig.elt.hasAttribute("hx-select");
   }
 
-  // A part that changes stays as it is while a person answers a question in it or has selected text of it.
-  function isHeld(live) {
-    const selection = getSelection();
-    return live.querySelector(".confirm[open]") || (!selection.isCollapsed && selection.containsNode(live, true));
+  function failureIn(xhr) {
+    if (!xhr.getResponseHeader("HX-Retarget")) return strayFailure(xhr);
+    return new DOMParser().parseFromString(xhr.responseText, "text/html").getElementById("message").textContent;
   }
 
-  // If the session has changed in another tab, such a part has the whole page loaded again or leads to the page
-  // to sign in at. What a person has typed meanwhile would be lost.
+  // The part that changes stays as it is while a person answers a question in it or has selected text of it.
+  function isHeld(elt) {
+    if (elt.id !== "live") return false;
+    const selection = getSelection();
+    return elt.querySelector(".confirm[open]") || (!selection.isCollapsed && selection.containsNode(elt, true));
+  }
+
+  // If the session has changed in another tab, or its key was revoked, an answer has the whole page loaded again or
+  // leads to the page to sign in at. What a person has typed meanwhile would be lost, so the page stays. It asks for
+  // nothing more: requests with a key that has ended would soon have the registry refuse everybody at this address.
   let typed = false;
+  let sessionChanged = false;
   document.addEventListener("input", function () { typed = true; });
   function leavesThePage(xhr) {
     return xhr.getResponseHeader("HX-Refresh") || xhr.getResponseHeader("HX-Redirect");
   }
   document.addEventListener("htmx:beforeOnLoad", function (event) {
     const elt = event.detail.elt;
-    if (elt.id !== "live") return;
-    if (typed && leavesThePage(event.detail.xhr)) {
+    const xhr = event.detail.xhr;
+    if (!asksByItself(elt)) return;
+    if (leavesThePage(xhr)) {
+      if (typed) {
+        sessionChanged = true;
+        tell(document.getElementById("stale"), SESSION_CHANGED);
+      }
+      if (typed || isHeld(elt)) event.preventDefault();
+    } else if (xhr.status >= 400) {
+      tellStale(elt, failureIn(xhr));
       event.preventDefault();
-      if (!document.getElementById("problem").firstChild) tellProblem(SESSION_CHANGED);
-    } else if (isHeld(elt)) event.preventDefault();
+    } else {
+      if (elt.id === "live" && !sessionChanged) document.getElementById("stale").replaceChildren();
+      if (isHeld(elt)) event.preventDefault();
+    }
   });
 
-  // Nobody looks at a hidden tab, so it does not ask. What is open in a part that changes stays open.
+  // Nobody looks at a hidden tab, so its part that changes does not ask. What is open in that part stays open.
   let open = [];
   document.addEventListener("htmx:beforeRequest", function (event) {
     const elt = event.detail.elt;
-    if (elt.id === "live" && (document.hidden || isHeld(elt))) event.preventDefault();
-    // What a page fetches by itself, such as pictures that are not drawn yet, leaves a problem to be read.
-    else if (elt.matches("form, a")) document.getElementById("problem").replaceChildren();
+    if (!asksByItself(elt)) document.getElementById("problem").replaceChildren();
+    else if (sessionChanged || isHeld(elt) || (elt.id === "live" && document.hidden)) event.preventDefault();
   });
   document.addEventListener("htmx:beforeSwap", function (event) {
     if (isStray(event.detail)) {
       event.detail.shouldSwap = false;
-      tellProblem("The answer was an error (status " + event.detail.xhr.status + "). What this page shows may be out of date.");
+      tellProblem(strayFailure(event.detail.xhr));
     }
     open = Array.from(document.querySelectorAll("#live details[open][id]"), function (one) { return one.id; });
   });
   document.addEventListener("htmx:afterSwap", function (event) {
-    if (event.detail.target === document.body) typed = false;
+    if (event.detail.target === document.body) typed = sessionChanged = false;
     open.forEach(function (id) {
       const one = document.getElementById(id);
       if (one) one.open = true;
@@ -95,8 +131,10 @@
     const progress = document.getElementById("progress");
     if (progress) progress.hidden = true;
   });
-  document.addEventListener("htmx:sendError", function () {
-    tellProblem("The registry does not answer. What this page shows may be out of date.");
+  document.addEventListener("htmx:sendError", function (event) {
+    const failure = "The registry does not answer." + OUT_OF_DATE;
+    if (asksByItself(event.detail.elt)) tellStale(event.detail.elt, failure);
+    else tellProblem(failure);
   });
 
   // A form that is being sent is not sent again: what it does would be done twice, and the browser would show
