@@ -48,7 +48,8 @@ log = structlog.get_logger(__name__)
 Handler = Callable[[Sequence[QueuedJob]], Sequence[object]]
 """A handler gets jobs of one function and one queue, and returns one result for each, in the same order:
 JSON, or the exception that ended the job. An exception with `retryable = False` fails its job at once; any
-other uses up one of the job's retries. An exception that the handler raises ends all of its jobs.
+other uses up one of the job's retries. One with `expected = True` is logged without a traceback. An exception
+that the handler raises ends all of its jobs.
 """
 
 MAX_RESULT_BYTES = 16 * 1024
