@@ -355,6 +355,7 @@ def _claim(server: MemoryServer, keys: list[str], args: list[str]) -> str:
                 server.hset(open_jobs, field, held + args[6])
             return holder
         if server.hget(records + holder, "state") in {"queued", "processing"}:
+            server.hset(records + holder, "replaced", "true")
             _move_job(server, jobs, records + holder, holder, "superseded", ended=True)
     server.hset(open_jobs, field, f"{job}:queued:{now + int(args[3])}{args[6]}")
     claimed = dict(zip(args[7::2], args[8::2], strict=True))

@@ -204,7 +204,8 @@ def test_a_job_that_the_queue_lost_is_replaced(registry: OpenedRegistry, houseke
     [lost] = registry.register("wren").jobs.values()
     registry.opened.dispatcher.remove(lost, registry.jobs.record(NS, lost).queue)
     look_now(registry, housekeeping, "wren")
-    assert registry.jobs.record(NS, lost).state == "superseded"
+    record = registry.jobs.record(NS, lost)
+    assert (record.state, record.replaced) == ("superseded", True)
     [job] = registry.find("wren").open_jobs
     assert job.job_id != lost
     registry.worker.finish_all()

@@ -140,6 +140,12 @@ class Jobs:
         fields = {"error": error_json(error, attempt)} if error else {}
         return self._claims.end(speaker_id, job, state, fields)
 
+    def replace(self, speaker_id: SpeakerId, job: OpenJob) -> bool:
+        """End a job that no worker will run, because another job is about to make its artifact. Returns False
+        if it had ended already. Those who ask for the job hear about the other one.
+        """
+        return self._claims.end(speaker_id, job, "superseded", {"replaced": "true"})
+
     def remove(self, job: OpenJob) -> None:
         """Remove a job from its queue. A worker that has already taken it finds out when it publishes."""
         self._dispatcher.remove(job.job_id, queue_name(job.profile))
