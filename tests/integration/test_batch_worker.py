@@ -37,8 +37,8 @@ from structlog.testing import capture_logs
 from services.embedded.valkey import ValkeyServer
 from services.extractor_worker.jobs.batch_worker import BatchWorker
 from services.extractor_worker.jobs.heartbeat import EXIT_UNFINISHED
-from services.extractor_worker.jobs.queue_maintenance import lease_key, reap
 from services.shared.configuration.worker import WorkerSettings
+from services.shared.queue.reaping import lease_key, reap
 from services.shared.queue.rq_jobs import RETRIES, JobQueue, QueuedJob, enqueue, status_of
 from services.shared.registry.publish import EncoderReplaced
 from speaker_registry.errors import AudioTooShort, Unavailable

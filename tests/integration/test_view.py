@@ -664,11 +664,13 @@ def test_a_job_is_joined_until_it_ends(world: World, valkey: ValkeyServer) -> No
     rival = replace(ALL_OF_IT, job_id="job_2")
     assert jobs.claim(WREN, rival, fields | {"id": "job_2"}).job_id == "job_1"
     assert [jobs.begin(WREN, ALL_OF_IT, {"worker": "w"}) for _ in range(2)] == [1, 2]
-    assert jobs.renew(WREN, ALL_OF_IT, {"stage": "encoding"}) == 2
+    assert jobs.report(WREN, ALL_OF_IT, {"stage": "encoding"}, attempt=1) is None
+    jobs.put_back(WREN, ALL_OF_IT, {"stage": "queued"}, attempt=1)
+    assert jobs.report(WREN, ALL_OF_IT, {"stage": "encoding"}, attempt=2) == 2
     assert view.get([WREN], {})[0].open_jobs == (replace(ALL_OF_IT, processing=True),)
     record = records.get("default", "job_1")
     assert (record.state, record.attempt, record.worker, record.finished) == ("processing", 2, "w", False)
-    jobs.put_back(WREN, ALL_OF_IT, {"stage": "queued"})
+    jobs.put_back(WREN, ALL_OF_IT, {"stage": "queued"}, attempt=2)
     assert jobs.renew(WREN, replace(ALL_OF_IT, processing=True)) == 2
     assert view.get([WREN], {})[0].open_jobs == (ALL_OF_IT,)
     assert records.get("default", "job_1").state == "queued"
