@@ -355,6 +355,7 @@ def _claim(server: MemoryServer, keys: list[str], args: list[str]) -> str:
                 server.hset(open_jobs, field, held + args[6])
             return holder
         if server.hget(records + holder, "state") in {"queued", "processing"}:
+            server.hset(records + holder, "replaced", "true")
             _move_job(server, jobs, records + holder, holder, "superseded", ended=True)
     server.hset(open_jobs, field, f"{job}:queued:{now + int(args[3])}{args[6]}")
     claimed = dict(zip(args[7::2], args[8::2], strict=True))
@@ -377,8 +378,10 @@ def _job(server: MemoryServer, keys: list[str], args: list[str]) -> int | None:
     before = server.hget(record, "state")
     if before not in {"queued", "processing"}:
         return None
+    if args[7] and args[7] != (server.hget(record, "attempt") or "0"):
+        return None
     state = state or before
-    fields = dict(zip(args[7::2], args[8::2], strict=True))
+    fields = dict(zip(args[8::2], args[9::2], strict=True))
     for name, value in fields.items():
         server.hset(record, name, value)
     attempts = server.hincrby(record, "attempt", int(args[5]))

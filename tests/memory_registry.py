@@ -22,6 +22,7 @@ from services.shared.model.profile_document import ProfileDocument
 from services.shared.model.profiles import ProfileCatalogue
 from services.shared.model.speaker import SpeakerId
 from services.shared.queue.jobs import Jobs
+from services.shared.queue.reaping import LatestAttempt
 from services.shared.queue.rq_jobs import profile_of
 from services.shared.registry.lookup import find, find_version
 from services.shared.registry.profiles import Profiles
@@ -103,6 +104,9 @@ class MemoryQueue:
 
     def remove(self, job_id: str, queue: str) -> None:
         self.waiting.pop(job_id, None)
+
+    def reap(self, latest_attempt: LatestAttempt) -> None:
+        """Do nothing, because no worker dies here."""
 
     def draw(self, speaker: str, vuid: str) -> bool:
         self.draws.append((speaker, vuid))

@@ -318,6 +318,7 @@ class WorkerProcess:
             on_beat=on_beat,
             serves=serves,
             comes_last=is_preparation,
+            latest_attempt=self._opened.jobs.latest_attempt,
         )
 
     def _report(self) -> WorkerReport:

@@ -37,9 +37,10 @@ from structlog.testing import capture_logs
 from services.embedded.valkey import ValkeyServer
 from services.extractor_worker.jobs.batch_worker import BatchWorker
 from services.extractor_worker.jobs.heartbeat import EXIT_UNFINISHED
-from services.extractor_worker.jobs.queue_maintenance import lease_key, reap
 from services.shared.configuration.worker import WorkerSettings
+from services.shared.queue.reaping import lease_key, reap
 from services.shared.queue.rq_jobs import RETRIES, JobQueue, QueuedJob, enqueue, status_of
+from services.shared.registry.publish import EncoderReplaced
 from speaker_registry.errors import AudioTooShort, Unavailable
 from tests.queue_workers import QUICK, put, runs, statuses, supervised, wait_until, worker_process
 
@@ -263,6 +264,17 @@ def test_a_failed_job_s_traceback_shows_no_values(queue, capsys):
     assert "job.failed" in (logged := capsys.readouterr().out)
     assert "ValueError: 12" in logged
     assert "spoken words'" not in logged
+
+
+def test_an_error_that_is_expected_is_logged_without_a_traceback(queue):
+    """An expected error is logged without a traceback. A job that another worker has to run is no fault."""
+    put(queue, "a")
+    worker = make(queue, lambda jobs: [EncoderReplaced("for another encoder")] * len(jobs))
+    with capture_logs() as logs:
+        worker._handle(worker._take())
+    [line] = [one for one in logs if one["event"] == "job.retried"]
+    assert (line["log_level"], line["reason"]) == ("info", "for another encoder")
+    assert "traceback" not in line
 
 
 # -- one job, two workers --

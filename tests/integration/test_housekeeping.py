@@ -15,15 +15,19 @@ from redis import Redis
 from structlog.testing import capture_logs
 
 from services.embedded.valkey import ValkeyServer
+from services.extractor_worker.jobs.batch_worker import BatchWorker
 from services.registry_api.maintenance.housekeeping import Housekeeping, Stopped, listing_is_due
 from services.registry_api.maintenance.locks import RenewLock, only_one
 from services.registry_api.maintenance.sweep import SWEPT, ask_for_sweep
 from services.shared.bucket.documents import Base
 from services.shared.bucket.durable_folder import TEMPORARY
 from services.shared.bucket.pictures import store_pictures
+from services.shared.configuration.worker import WorkerSettings
 from services.shared.model.pictures import Picture
 from services.shared.model.speaker import SpeakerId
-from services.shared.queue.rq_jobs import JobQueue
+from services.shared.queue.dispatch import EXTRACT
+from services.shared.queue.reaping import lease_key
+from services.shared.queue.rq_jobs import JobQueue, status_of
 from services.shared.view.copies import Listed
 from services.shared.view.job_records import KEPT_SECONDS
 from services.shared.view.keys import agenda_key
@@ -204,7 +208,8 @@ def test_a_job_that_the_queue_lost_is_replaced(registry: OpenedRegistry, houseke
     [lost] = registry.register("wren").jobs.values()
     registry.opened.dispatcher.remove(lost, registry.jobs.record(NS, lost).queue)
     look_now(registry, housekeeping, "wren")
-    assert registry.jobs.record(NS, lost).state == "superseded"
+    record = registry.jobs.record(NS, lost)
+    assert (record.state, record.replaced) == ("superseded", True)
     [job] = registry.find("wren").open_jobs
     assert job.job_id != lost
     registry.worker.finish_all()
@@ -224,6 +229,45 @@ def test_a_job_whose_place_in_the_queue_was_lost_is_replaced(
     assert registry.jobs.record(NS, lost).state == "superseded"
     registry.worker.finish_all()
     assert registry.newest("wren").served
+
+
+def test_a_job_whose_worker_died_waits_again_though_no_worker_lives(
+    registry: OpenedRegistry, housekeeping: Housekeeping, redis_client: Redis
+) -> None:
+    """Only workers took jobs from those that died. Without any, jobs said `processing` for ever."""
+    registry.worker.announce()
+    [job] = registry.register("wren").jobs.values()
+    queue = JobQueue(registry.jobs.record(NS, job).queue, redis_client)
+    BatchWorker([queue.name], {EXTRACT: list}, connection=redis_client, settings=WorkerSettings())._take()
+    [attempt] = registry.worker.take_all("wren")
+    housekeeping.turn()
+    assert (registry.jobs.record(NS, job).state, status_of(queue, job)) == ("processing", "started")
+    [entry] = redis_client.zrange(queue.started_job_registry.key, 0, -1)
+    redis_client.delete(lease_key(entry))
+    housekeeping.turn()
+    record = registry.jobs.record(NS, job)
+    assert (record.state, record.stage, status_of(queue, job)) == ("queued", "queued", "queued")
+    assert record.error == {**(record.error or {}), "code": "lease_expired", "attempt": 1}
+    assert [one.processing for one in registry.find("wren").open_jobs] == [False]
+    assert registry.jobs.records.page(NS, state="processing", limit=9).found == []
+    # The worker was only frozen, and nobody has taken over.
+    registry.jobs.report(attempt.speaker_id, attempt.job, attempt.number, "encoding", 0)
+    assert registry.jobs.record(NS, job).state == "processing"
+    assert registry.worker.publish(attempt)
+    assert registry.jobs.record(NS, job).state == "succeeded"
+
+
+def test_a_job_that_another_worker_has_taken_meanwhile_is_not_put_back(registry: OpenedRegistry) -> None:
+    """Nor does the first worker's late report change what is told of the second one's work."""
+    registry.worker.announce()
+    [job] = registry.register("wren").jobs.values()
+    [first] = registry.worker.take_all("wren")
+    put_back = registry.jobs.latest_attempt(str(WREN), job)
+    assert registry.worker.take(WREN, job, first.profile) is not None
+    put_back()
+    registry.jobs.report(WREN, first.job, first.number, "packing", 1)
+    record = registry.jobs.record(NS, job)
+    assert (record.state, record.attempt, record.stage) == ("processing", 2, "loading")
 
 
 def test_a_lost_job_that_was_to_make_an_artifact_anew_is_opened_again(

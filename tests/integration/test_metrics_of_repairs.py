@@ -11,9 +11,9 @@ from redis import Redis
 
 from services.embedded.valkey import ValkeyServer
 from services.extractor_worker.jobs.batch_worker import BatchWorker
-from services.extractor_worker.jobs.queue_maintenance import lease_key, reap
 from services.registry_api.maintenance.garbage_sweep import sweep
 from services.shared.configuration.worker import WorkerSettings
+from services.shared.queue.reaping import lease_key, reap
 from services.shared.queue.rq_jobs import RETRIES, JobQueue, QueuedJob, enqueue, queue_name
 from services.shared.view.away import ViewAway
 from services.shared.view.keys import record_key

@@ -16,15 +16,10 @@ from rq.job import Job
 from rq.serializers import JSONSerializer
 
 from services.extractor_worker.jobs.batch_worker import BatchWorker
-from services.extractor_worker.jobs.queue_maintenance import (
-    LOCK_SECONDS,
-    QueueMaintenance,
-    _reap_one,
-    lease_key,
-    reap,
-)
+from services.extractor_worker.jobs.queue_maintenance import LOCK_SECONDS, QueueMaintenance
 from services.shared.configuration.worker import WorkerSettings
 from services.shared.queue.lost_jobs import LONGEST_SEARCHED, is_lost
+from services.shared.queue.reaping import _reap_one, lease_key, reap
 from services.shared.queue.rq_jobs import (
     QUARANTINE_KEY,
     QUARANTINE_LENGTH,
@@ -255,6 +250,26 @@ def test_a_beat_between_the_look_and_the_verdict_counts(queue):
     [start] = queue.connection.zrange(registry, 0, -1)
     assert not _reap_one(queue, registry, start)
     assert places(queue) == at(started=1)
+
+
+def test_the_record_of_a_job_whose_worker_died_is_put_back(queue):
+    """The record of a job whose worker died is put back, unless the job is given up. Callers would otherwise
+    see `processing` until another worker takes the job. The record's attempt is read before the lease is
+    looked at.
+    """
+    told = []
+
+    def latest_attempt(speaker: str, job_id: str) -> Callable[[], None]:
+        told.append(("read", speaker, job_id, places(queue)["started"]))
+        return lambda: told.append(("put back", places(queue)["queued"]))
+
+    maintenance = QueueMaintenance([queue], owner="me", latest_attempt=latest_attempt)
+    put(queue)
+    for _ in range(RETRIES + 1):
+        start_and_die(queue)
+        maintenance.run()
+    read = ("read", "default/alice", "a", 1)
+    assert told == [read, ("put back", 1)] * RETRIES + [read]
 
 
 @pytest.mark.parametrize("ahead", [-3600, 3600])

@@ -664,11 +664,13 @@ def test_a_job_is_joined_until_it_ends(world: World, valkey: ValkeyServer) -> No
     rival = replace(ALL_OF_IT, job_id="job_2")
     assert jobs.claim(WREN, rival, fields | {"id": "job_2"}).job_id == "job_1"
     assert [jobs.begin(WREN, ALL_OF_IT, {"worker": "w"}) for _ in range(2)] == [1, 2]
-    assert jobs.renew(WREN, ALL_OF_IT, {"stage": "encoding"}) == 2
+    assert jobs.report(WREN, ALL_OF_IT, {"stage": "encoding"}, attempt=1) is None
+    jobs.put_back(WREN, ALL_OF_IT, {"stage": "queued"}, attempt=1)
+    assert jobs.report(WREN, ALL_OF_IT, {"stage": "encoding"}, attempt=2) == 2
     assert view.get([WREN], {})[0].open_jobs == (replace(ALL_OF_IT, processing=True),)
     record = records.get("default", "job_1")
     assert (record.state, record.attempt, record.worker, record.finished) == ("processing", 2, "w", False)
-    jobs.put_back(WREN, ALL_OF_IT, {"stage": "queued"})
+    jobs.put_back(WREN, ALL_OF_IT, {"stage": "queued"}, attempt=2)
     assert jobs.renew(WREN, replace(ALL_OF_IT, processing=True)) == 2
     assert view.get([WREN], {})[0].open_jobs == (ALL_OF_IT,)
     assert records.get("default", "job_1").state == "queued"
@@ -701,7 +703,8 @@ def test_a_claim_that_ran_out_is_taken_over(
     assert SpeakerView(process).get([WREN], {})[0].open_jobs == ()
     rival = replace(ALL_OF_IT, job_id="job_2")
     assert jobs.claim(WREN, rival, fields | {"id": "job_2"}) == rival
-    assert records.get("default", "job_1").state == "superseded"
+    former = records.get("default", "job_1")
+    assert (former.state, former.replaced) == ("superseded", True)
     assert not jobs.end(WREN, ALL_OF_IT, "succeeded")
     assert SpeakerView(process).get([WREN], {})[0].open_jobs == (rival,)
 
@@ -745,6 +748,28 @@ def test_jobs_are_listed_counted_and_forgotten(world: World, valkey: ValkeyServe
     assert (records.forget_before("default", now), records.forget_before("default", now)) == (1, 0)
     assert [one.id for one in records.page("default", limit=9).found] == ["job_c", "job_b"]
     assert records.summary("default", ["a"], now).profiles == []
+
+
+def test_a_list_by_state_leaves_out_a_job_that_has_just_left_the_state(
+    world: World, valkey: ValkeyServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The ids of a list are read before the jobs, which may change in between. The page is filled up."""
+    process = world.process(valkey)
+    jobs, records = OpenJobs(process), JobRecords(process)
+    fields = {"ns": "default", "slug": "wren", "name": "Wren", "vuid": "v1", "number": "1"}
+    fields |= {"fingerprint": "f1", "build": "1", "max_attempts": "3", "queue": "q"}
+    made = [OpenJob("v1", profile, "f1", f"job_{profile}", processing=False) for profile in ("a", "b", "c")]
+    for one in made:
+        jobs.claim(WREN, one, {**fields, "id": one.job_id, "profile": one.profile})
+    read = records._read
+
+    def read_late(job_ids: Any) -> Any:
+        jobs.begin(WREN, made[1], {})
+        return read(job_ids)
+
+    monkeypatch.setattr(records, "_read", read_late)
+    page = records.page("default", state="queued", limit=2)
+    assert ([one.id for one in page.found], page.more) == (["job_c", "job_a"], False)
 
 
 def test_a_view_is_complete_once_it_is_said(world: World, valkey: ValkeyServer) -> None:

@@ -40,6 +40,7 @@ from services.extractor_worker.jobs.heartbeat import EXIT_UNFINISHED, Heartbeat
 from services.extractor_worker.jobs.leases import Batch, JobLeases, Recorded
 from services.extractor_worker.jobs.queue_maintenance import QueueMaintenance
 from services.shared.configuration.worker import WorkerSettings
+from services.shared.queue.reaping import LatestAttempt, without_records
 from services.shared.queue.rq_jobs import JobQueue, QueuedJob
 from services.shared.view.redis_access import ANSWER_SECONDS, CONNECT_SECONDS
 
@@ -48,7 +49,8 @@ log = structlog.get_logger(__name__)
 Handler = Callable[[Sequence[QueuedJob]], Sequence[object]]
 """A handler gets jobs of one function and one queue, and returns one result for each, in the same order:
 JSON, or the exception that ended the job. An exception with `retryable = False` fails its job at once; any
-other uses up one of the job's retries. An exception that the handler raises ends all of its jobs.
+other uses up one of the job's retries. One with `expected = True` is logged without a traceback. An exception
+that the handler raises ends all of its jobs.
 """
 
 MAX_RESULT_BYTES = 16 * 1024
@@ -77,6 +79,7 @@ class BatchWorker(BaseWorker):
             already taken are finished.
         comes_last: takes the name of a queue, and returns whether its jobs are taken only while no other
             queue has any.
+        latest_attempt: puts back the record of a job whose worker died.
     """
 
     def __init__(
@@ -90,6 +93,7 @@ class BatchWorker(BaseWorker):
         on_beat: Callable[[], None] | None = None,
         serves: Callable[[str], bool] = lambda _queue: True,
         comes_last: Callable[[str], bool] = lambda _queue: False,
+        latest_attempt: LatestAttempt = without_records,
     ) -> None:
         self.settings = settings
         redis = _without_retries(connection, settings.poll_seconds)
@@ -122,6 +126,7 @@ class BatchWorker(BaseWorker):
             self._job_queues,
             owner=self.name,
             stuck_seconds=settings.stuck_seconds,
+            latest_attempt=latest_attempt,
         )
         self._next_maintenance = 0.0
         self._last_wake_ids: dict[Any, Any] = {queue.wake_key: "0" for queue in self._job_queues}

@@ -267,6 +267,14 @@ def _report(jobs: Sequence[QueuedJob], results: Mapping[str, object], recorded: 
             log.warning("job.lost", job_id=job.id, attempt=job.attempt)
         elif isinstance(result, Exception):
             outcome = "failed" if fails_for_good(job, result) else "retried"
-            # The traceback is text, because a renderer that prints local variables would print transcripts.
-            log.warning(f"job.{outcome}", job_id=job.id, attempt=job.attempt, traceback=_traceback(result))
+            _log_error(f"job.{outcome}", job, result)
         JOBS.labels(profile_of(job.origin), outcome).inc()
+
+
+def _log_error(event: str, job: QueuedJob, error: Exception) -> None:
+    about = {"job_id": job.id, "attempt": job.attempt}
+    if getattr(error, "expected", False):
+        log.info(event, **about, reason=str(error))
+    else:
+        # The traceback is text, because a renderer that prints local variables would print transcripts.
+        log.warning(event, **about, traceback=_traceback(error))

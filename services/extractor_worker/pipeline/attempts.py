@@ -78,7 +78,7 @@ class Attempts:
     def progress(self, attempt: Attempt, stage: str, done: int) -> None:
         """Report the stage of a job to callers that follow it. Failures are logged and ignored."""
         try:
-            self._jobs.report(attempt.speaker_id, attempt.job, stage, done)
+            self._jobs.report(attempt.speaker_id, attempt.job, attempt.number, stage, done)
         except Unavailable as error:
             log.warning("job.progress_lost", job_id=attempt.job_id, error=str(error))
 

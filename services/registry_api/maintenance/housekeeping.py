@@ -119,7 +119,9 @@ class Housekeeping:
         self._stop = stop
 
     def turn(self) -> None:
-        """List the bucket if that is due, check the speakers that are due, and sweep if that is due."""
+        """List the bucket if that is due, check the speakers that are due, take jobs from workers that died,
+        and sweep if that is due.
+        """
         if listing_is_due(self._speakers.view.listed()):
             with self._only_one("rebuild") as renew:
                 self.rebuild(renew)
@@ -179,10 +181,12 @@ class Housekeeping:
         return min((seconds for seconds in again if seconds is not None), default=None)
 
     def _check_due(self) -> None:
+        """Check the speakers that are due, and take jobs from workers that died."""
         self._checked_at = self._clock.monotonic()
         for due in self._speakers.agenda.due(_CHECKED_AT_A_TIME):
             again = safely(self.check, due.speaker_id, otherwise=RECHECK_SECONDS)
             self._speakers.agenda.checked(due, again_in=again)
+        self._jobs.reap()
 
     def _sweep_one(self, speaker_id: SpeakerId) -> None:
         again = safely(self.check, speaker_id, otherwise=RECHECK_SECONDS)
@@ -203,7 +207,7 @@ class Housekeeping:
         return due
 
     def _between(self, renew: RenewLock) -> bool:
-        """Renew the lock of long work, and check the speakers that are due if the time of a turn has passed.
+        """Renew the lock of long work. If the time of a turn has passed, do what each turn does.
 
         Returns whether that time had passed.
         """

@@ -149,7 +149,7 @@ def _replace(jobs: Jobs, profiles: Profiles, speaker: FoundSpeaker, version: Ver
         record = jobs.record(speaker.id.namespace, job.job_id)
         forced = record.forced
         outcome = version.outcome(job.profile, record.fingerprint, record.build)
-    ended = jobs.end(speaker.id, job, outcome or "superseded")
+    ended = jobs.end(speaker.id, job, outcome) if outcome else jobs.replace(speaker.id, job)
     REPAIRS.labels("job_closed" if outcome or not ended else "job_lost").inc()
     if outcome or not ended:
         return

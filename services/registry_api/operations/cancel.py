@@ -9,7 +9,7 @@ import structlog
 from services.shared.model.artifacts import CANCELED, AlreadyMade, VersionGone, with_failure
 from services.shared.model.document import SpeakerDocument
 from services.shared.model.records import FailureRecord
-from services.shared.model.speaker import OpenJob, SpeakerId
+from services.shared.model.speaker import SpeakerId
 from services.shared.queue.jobs import Jobs
 from services.shared.registry.profiles import Profiles
 from services.shared.registry.speakers import Speakers
@@ -41,8 +41,7 @@ def cancel(
     if record.finished and record.state != CANCELED:
         raise _finished(record)
     speaker_id = SpeakerId(record.namespace, record.slug)
-    claimed = next((one for one in speakers.read(speaker_id).open_jobs if one.job_id == job_id), None)
-    job = claimed or OpenJob(record.vuid, record.profile, record.fingerprint, job_id, processing=False)
+    job = jobs.open_job(speaker_id, record)
     if record.state != CANCELED and _commit(speakers, profiles, speaker_id, record, by=by):
         jobs.end(speaker_id, job, "succeeded")
         raise _finished(jobs.record(namespace, job_id))

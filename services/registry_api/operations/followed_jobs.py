@@ -1,9 +1,11 @@
-"""Follows a job even after Redis has lost its record. This module knows no HTTP.
+"""Follows a job even after Redis has lost its record or its place in the queue. This module knows no HTTP.
 
 When Redis loses a job's record, the extraction continues, or housekeeping restarts it under another id.
 Callers wait for an artifact, not for a record, so the outcome of a lost job is derived from the speaker's
-document. This process knows the artifact of a job if it has opened, joined or read the job, or received an
-event about it (`Jobs.seen`). Other jobs are not found.
+document, and so is that of a job that another one replaced because no worker would have run it. All other
+jobs are shown as their records say, whatever has become of their artifacts since. This process knows the
+artifact of a job if it has opened, joined or read the job, or received an event about it (`Jobs.seen`). Other
+jobs are not found.
 """
 
 from contextlib import suppress
@@ -22,7 +24,7 @@ from speaker_registry.schemas import JobState
 
 
 def follow(speakers: Speakers, jobs: Jobs, profiles: Profiles, namespace: str, job_id: str) -> JobRecord:
-    """Return the record of a job.
+    """Return the record of a job, or that of the job that replaced it.
 
     If Redis has lost the record or is unavailable, and this process has seen the job, the record is derived
     from the artifact that the job was to make. It has no `finished_at` in that case, because the time at
@@ -39,12 +41,12 @@ def follow(speakers: Speakers, jobs: Jobs, profiles: Profiles, namespace: str, j
         seen = jobs.seen.get(job_id)
         if seen is None or seen.namespace != namespace:
             raise
-        if seen.finished and seen.state != "superseded":
+        if seen.finished and not seen.replaced:
             return seen
         outcome = _outcome(speakers, jobs, profiles, seen)
         return replace(outcome, lost=outcome.state == "superseded")
     jobs.seen.put(job)
-    return _outcome(speakers, jobs, profiles, job) if job.state == "superseded" else job
+    return _outcome(speakers, jobs, profiles, job) if job.replaced else job
 
 
 def _outcome(speakers: Speakers, jobs: Jobs, profiles: Profiles, job: JobRecord) -> JobRecord:

@@ -1,16 +1,19 @@
 """Hands jobs to workers through RQ. Only this module knows both our job ids and RQ's states."""
 
 from collections.abc import Mapping
+from typing import cast
 
 from redis import Redis
 from rq.job import JobStatus
 
 from services.shared.model.pictures import DRAWING
 from services.shared.queue.lost_jobs import is_lost
+from services.shared.queue.reaping import LatestAttempt, reap
 from services.shared.queue.rq_jobs import (
     PICTURES_QUEUE,
     JobQueue,
     enqueue,
+    is_queue_name,
     job_key,
     profile_of,
     queue_name,
@@ -66,6 +69,18 @@ class RqDispatcher:
         with unavailable_without_redis():
             self._queue(queue).remove_waiting(job_id)
 
+    def reap(self, latest_attempt: LatestAttempt) -> None:
+        """Take jobs from workers that died or hang, see `reaping`."""
+        with unavailable_without_redis():
+            queues = self._known_queues()
+            with self._connection.pipeline(transaction=False) as pipeline:
+                for queue in queues:
+                    pipeline.zcard(queue.started_job_registry.key)
+                started = pipeline.execute()
+            for queue, count in zip(queues, started, strict=True):
+                if count:
+                    reap(queue, latest_attempt)
+
     def draw(self, speaker: str, vuid: str) -> bool:
         """Ask workers for the pictures of a version's clip, unless they were asked already.
 
@@ -79,6 +94,13 @@ class RqDispatcher:
                 self._connection.delete(job_key(job_id.encode()))  # the pictures or the job have been lost
             enqueue(queue, job_id, DRAW, about, timeout_seconds=self._job_seconds)
             return status_of(queue, job_id) != JobStatus.FAILED.value
+
+    def _known_queues(self) -> list[JobQueue]:
+        """Return the queues that jobs were put into, also those of former profiles and of campaigns."""
+        keys = cast(set[bytes], self._connection.smembers(JobQueue.redis_queues_keys))
+        prefix = JobQueue.redis_queue_namespace_prefix
+        names = [key.decode(errors="replace").removeprefix(prefix) for key in keys]
+        return [self._queue(name) for name in names if is_queue_name(name)]
 
     def _queue(self, name: str) -> JobQueue:
         return JobQueue(name, connection=self._connection)

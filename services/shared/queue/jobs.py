@@ -4,19 +4,22 @@ A job is a claim with a record in the view, and an entry in the queue of its pro
 loses no artifact: housekeeping starts the extractions of artifacts that documents lack.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import partial
 from typing import Any, Protocol
 
 from services.shared.model.clock import Clock
 from services.shared.model.records import Version
 from services.shared.model.speaker import OpenJob, SpeakerId
+from services.shared.queue.reaping import LatestAttempt
 from services.shared.queue.rq_jobs import preparation_queue, queue_name
 from services.shared.queue.seen_jobs import SeenJobs
 from services.shared.telemetry import tracing
 from services.shared.view.job_records import JobRecord, JobRecords
 from services.shared.view.open_jobs import OpenJobs
 from speaker_registry.artifact import canonical_json
-from speaker_registry.errors import SpeakerRegistryError
+from speaker_registry.errors import JobNotFound, LeaseExpired, SpeakerRegistryError, Unavailable
 from speaker_registry.schemas import JobState
 
 
@@ -32,6 +35,11 @@ class Dispatcher(Protocol):
 
     def remove(self, job_id: str, queue: str) -> None:
         """Remove a job that is no longer wanted from its queue, unless a worker has taken it already."""
+
+    def reap(self, latest_attempt: LatestAttempt) -> None:
+        """Take jobs from workers that died or hang: they wait again, or are given up. A job that waits again
+        is put back with what `latest_attempt` returned for it.
+        """
 
     def draw(self, speaker: str, vuid: str) -> bool:
         """Ask for the pictures of a version's clip. Returns False if they could not be drawn."""
@@ -108,16 +116,51 @@ class Jobs:
         fields = {"fingerprint": fingerprint, "build": str(build), "stage": "loading", "done": "0"}
         return self._claims.begin(speaker_id, job, {**fields, **({"worker": worker} if worker else {})})
 
-    def report(self, speaker_id: SpeakerId, job: OpenJob, stage: str, done: int) -> None:
-        """Report the stage of a job to clients that follow it, and renew its claim."""
-        self._claims.renew(speaker_id, job, {"stage": stage, "done": str(done)})
+    def report(self, speaker_id: SpeakerId, job: OpenJob, attempt: int, stage: str, done: int) -> None:
+        """Report the stage of a job to clients that follow it, and renew its claim. Nothing happens if a
+        later attempt has begun.
+        """
+        self._claims.report(speaker_id, job, {"stage": stage, "done": str(done)}, attempt=attempt)
 
     def put_back(
         self, speaker_id: SpeakerId, job: OpenJob, error: SpeakerRegistryError, attempt: int
     ) -> None:
-        """Report that an attempt failed and that the queue will retry the job."""
+        """Report that an attempt failed and that the queue will retry the job. Nothing happens if a later
+        attempt has begun.
+        """
         fields = {"error": error_json(error, attempt), "stage": "queued", "done": "0"}
-        self._claims.put_back(speaker_id, job, fields)
+        self._claims.put_back(speaker_id, job, fields, attempt=attempt)
+
+    def reap(self) -> None:
+        """Take jobs from workers that died or hang. Workers do so too, but there may be none."""
+        self._dispatcher.reap(self.latest_attempt)
+
+    def latest_attempt(self, speaker: str, job_id: str) -> Callable[[], None]:
+        """Return a function that puts a job back whose worker died or hangs, for `reaping`. It does nothing
+        if another attempt has begun until it is called, and while the view is away.
+        """
+        with suppress(JobNotFound, Unavailable, ValueError):
+            speaker_id = SpeakerId.parse(speaker)
+            record = self.record(speaker_id.namespace, job_id)
+            if record.state == "processing":
+                return partial(self._put_back_lost, speaker_id, record)
+        return lambda: None
+
+    def _put_back_lost(self, speaker_id: SpeakerId, record: JobRecord) -> None:
+        error = LeaseExpired("The worker stopped while it made the artifact.")
+        with suppress(Unavailable):
+            self.put_back(speaker_id, self.open_job(speaker_id, record), error, record.attempt)
+
+    def open_job(self, speaker_id: SpeakerId, record: JobRecord) -> OpenJob:
+        """Return the open job of a record, to change or end it."""
+        unclaimed = OpenJob(
+            record.vuid,
+            record.profile,
+            record.fingerprint,
+            record.id,
+            processing=record.state == "processing",
+        )
+        return self._claims.find(speaker_id, record.id) or unclaimed
 
     def keep(self, speaker_id: SpeakerId, job: OpenJob) -> str:
         """Renew the claim of a job that a worker runs or will run. Returns the dispatcher's `state` of the
@@ -139,6 +182,12 @@ class Jobs:
         """End a job. Returns False if it had ended already, which changes nothing."""
         fields = {"error": error_json(error, attempt)} if error else {}
         return self._claims.end(speaker_id, job, state, fields)
+
+    def replace(self, speaker_id: SpeakerId, job: OpenJob) -> bool:
+        """End a job that no worker will run, because another job is about to make its artifact. Returns False
+        if it had ended already. Those who ask for the job hear about the other one.
+        """
+        return self._claims.end(speaker_id, job, "superseded", {"replaced": "true"})
 
     def remove(self, job: OpenJob) -> None:
         """Remove a job from its queue. A worker that has already taken it finds out when it publishes."""

@@ -4,7 +4,7 @@ from redis import Redis
 from rq.job import JobStatus
 from rq.utils import as_text
 
-from services.shared.queue.rq_jobs import PICTURES_QUEUE, QUEUE_NAME, JobQueue, QueuedJob
+from services.shared.queue.rq_jobs import JobQueue, QueuedJob, is_queue_name
 
 LONGEST_SEARCHED = 1_000
 """The length of the longest queue that is searched for a job. Redis does nothing else meanwhile."""
@@ -19,7 +19,7 @@ def is_lost(connection: Redis, job_id: str) -> bool:
     """
     key = QueuedJob.key_for(job_id)
     name = as_text(connection.hget(key, "origin") or b"")
-    if name != PICTURES_QUEUE and not QUEUE_NAME.fullmatch(name):
+    if not is_queue_name(name):
         return False
     queue = JobQueue(name, connection)
     with connection.pipeline() as pipeline:  # at one moment, because jobs move from list to list

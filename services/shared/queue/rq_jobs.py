@@ -6,7 +6,7 @@ worker runs a job only through the handler that it registered for that name. So 
 Redis can waste time, but cannot run code.
 
 This module knows neither what a job does nor our own record of it (`jobs.py`). `batch_worker.py` runs jobs,
-and `queue_maintenance.py` puts the jobs of dead workers back.
+and `reaping.py` puts the jobs of dead workers back.
 """
 
 import json
@@ -157,6 +157,11 @@ def preparation_queue(profile: str, fingerprint: str) -> str:
     Only workers with this encoder listen to the queue, and they take jobs from their other queues first.
     """
     return _checked_name(f"{_PREPARE}{profile}.{fingerprint.removeprefix('sha256:')[:_FINGERPRINT_DIGITS]}")
+
+
+def is_queue_name(name: str) -> bool:
+    """Return whether a queue of this name is one of the registry's."""
+    return name == PICTURES_QUEUE or QUEUE_NAME.fullmatch(name) is not None
 
 
 def is_preparation(queue: str) -> bool:

@@ -76,6 +76,9 @@ class Attempt:
 class EncoderReplaced(Exception):
     """The job is for the encoder that has just become the current one, so another worker has to run it."""
 
+    expected = True
+    """No fault: workers log it without a traceback."""
+
 
 def start(
     speakers: Speakers,

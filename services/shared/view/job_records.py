@@ -55,6 +55,9 @@ class JobRecord:
     """The trace context of the request that asked for the job, if that request had a trace."""
     given_id: str | None = None
     """See `Version.given_id`."""
+    replaced: bool = False
+    """True if the job is superseded because no worker would have run it, and another job makes its artifact.
+    """
     lost: bool = False
     """True if Redis lost the record and no job makes the artifact any more."""
 
@@ -90,6 +93,7 @@ class JobRecord:
             error=json.loads(fields["error"]) if "error" in fields else None,
             traceparent=fields.get("traceparent"),
             given_id=fields.get("given_id"),
+            replaced=fields.get("replaced") == "true",
         )
 
 
@@ -145,7 +149,9 @@ class JobRecords:
         for examined, record in enumerate(self._newest_first(namespace, state, after, limit + 1)):
             if record.created_at <= created_after:  # no job that follows is newer
                 return JobPage(found, last, False)
-            wanted = slug in {None, record.slug} and profile in {None, record.profile}
+            # The job may have changed its state since its id was read.
+            in_state = state in {None, record.state}
+            wanted = in_state and slug in {None, record.slug} and profile in {None, record.profile}
             if examined == _SCANNED or (wanted and len(found) == limit):
                 return JobPage(found, last, True)
             if wanted:

@@ -63,17 +63,34 @@ class OpenJobs:
         """Begin an attempt at a job. Returns its number, or None if the job has ended or is not known."""
         return self._change(speaker_id, job, "processing", fields, begins=True)
 
-    def renew(
-        self, speaker_id: SpeakerId, job: OpenJob, fields: Mapping[str, str] | None = None
-    ) -> int | None:
+    def renew(self, speaker_id: SpeakerId, job: OpenJob) -> int | None:
         """Renew the claim of a job, in whichever state it is. Returns the number of its attempts, or None if
         the job has ended.
         """
-        return self._change(speaker_id, job, None, fields or {})
+        return self._change(speaker_id, job, None, {})
 
-    def put_back(self, speaker_id: SpeakerId, job: OpenJob, fields: Mapping[str, str]) -> None:
-        """Change a job that a worker ran to one that waits."""
-        self._change(speaker_id, job, "queued", fields)
+    def report(
+        self, speaker_id: SpeakerId, job: OpenJob, fields: Mapping[str, str], *, attempt: int
+    ) -> int | None:
+        """Record the progress of a job's latest attempt, and renew its claim. An earlier attempt changes
+        nothing. Returns the number of the job's attempts if it was recorded.
+
+        The job may have been put back because its worker hung, so it is `processing` again.
+        """
+        return self._change(speaker_id, job, "processing", fields, latest=attempt)
+
+    def put_back(
+        self, speaker_id: SpeakerId, job: OpenJob, fields: Mapping[str, str], *, attempt: int
+    ) -> None:
+        """Change a job to one that waits, if `attempt` is its latest one."""
+        self._change(speaker_id, job, "queued", fields, latest=attempt)
+
+    def find(self, speaker_id: SpeakerId, job_id: str) -> OpenJob | None:
+        """Return the job if it has a claim, even one that has expired."""
+        [fields] = self._generation.read(
+            lambda pipeline, generation: pipeline.hgetall(open_jobs_key(generation, speaker_id))
+        )
+        return next((job for job in parse_open_jobs(fields, 0) if job.job_id == job_id), None)
 
     def end(
         self,
@@ -94,6 +111,7 @@ class OpenJobs:
         fields: Mapping[str, str],
         *,
         begins: bool = False,
+        latest: int | None = None,
     ) -> int | None:
         generation = self._generation.for_reading()
         keys = [
@@ -103,8 +121,16 @@ class OpenJobs:
             events_key(generation),
         ]
         held = "" if state in FINISHED_STATES else _HELD
-        begun = int(begins)
-        arguments = [_field(job), job.job_id, state or "", held, begun, str(speaker_id), *_flat(fields)]
+        arguments = [
+            _field(job),
+            job.job_id,
+            state or "",
+            held,
+            int(begins),
+            str(speaker_id),
+            "" if latest is None else latest,
+            *_flat(fields),
+        ]
         found = self._generation.call("job", generation, keys, arguments)
         return None if found is None else int(found)
 

@@ -134,8 +134,24 @@ def test_a_job_has_not_ended_while_housekeeping_starts_its_successor(registry: R
     claims the extraction anew.
     """
     job_id = registry.upload("alice")["job_id"]
-    registry.opened.jobs.end(speaker_id("alice"), open_job(registry, "alice"), "superseded")
+    registry.opened.jobs.replace(speaker_id("alice"), open_job(registry, "alice"))
     assert _state(registry, job_id) == "queued"
+
+
+def test_a_job_that_was_withdrawn_stays_so_whatever_becomes_of_its_artifact(registry: Registry):
+    """A withdrawn job stays superseded, as events and lists say, though another job makes its artifact later.
+    It was shown as succeeded then.
+    """
+    registry.worker.announce()
+    job_id = registry.upload("alice")["job_id"]
+    registry.opened.jobs.end(speaker_id("alice"), open_job(registry, "alice"), "superseded")
+    assert _state(registry, job_id) == "superseded"
+    registry.repair("alice")
+    registry.worker.finish_all()
+    assert registry.file("alice").status_code == 200
+    assert _state(registry, job_id) == "superseded"
+    lose_redis(registry)
+    assert _state(registry, job_id) == "superseded"
 
 
 def test_a_job_that_nobody_starts_again_has_ended(registry: Registry):

@@ -5,6 +5,7 @@ from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
+from services.shared.queue.reaping import LatestAttempt
 from services.shared.queue.rq_jobs import profile_of
 
 LEASE_SECONDS = 35.0
@@ -42,6 +43,9 @@ class LeasedQueue:
         job = self.jobs.get(job_id)
         if job is not None and job.taken_until is None:
             del self.jobs[job_id]
+
+    def reap(self, latest_attempt: LatestAttempt) -> None:
+        """Do nothing, because `take` does so with the time of the simulation."""
 
     def take(self, now: float) -> TakenJob | None:
         """Take the oldest job that waits."""

@@ -14,7 +14,10 @@ if job and (job == ARGV[3] or tonumber(deadline) > now) then
 end
 if job then
   local state = redis.call('HGET', KEYS[3] .. job, 'state')
-  if state == 'queued' or state == 'processing' then move_job(KEYS[4], KEYS[3] .. job, job, 'superseded', true, seconds) end
+  if state == 'queued' or state == 'processing' then
+    redis.call('HSET', KEYS[3] .. job, 'replaced', 'true')
+    move_job(KEYS[4], KEYS[3] .. job, job, 'superseded', true, seconds)
+  end
 end
 redis.call('HSET', KEYS[2], ARGV[2], ARGV[3] .. ':queued:' .. string.format('%.0f', now + tonumber(ARGV[4])) .. ARGV[7])
 redis.call('PEXPIRE', KEYS[2], ARGV[4])
