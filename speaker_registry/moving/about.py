@@ -20,7 +20,7 @@ _TITLE = "description, labels, pin and promotion policy"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """What an archive's record of a voice says and the registry lacks."""
+    """An archive's record of a voice says this, and the registry lacks it."""
 
     restorable: VoiceRecord = field(default_factory=VoiceRecord)
     """The part that can be restored. Its `aliases` hold version numbers of the registry."""

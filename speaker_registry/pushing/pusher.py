@@ -27,9 +27,9 @@ from speaker_registry.syncing.samples import SpeakerSamples
 from speaker_registry.syncing.synchronization import Outcome, Report
 
 GRACE_SECONDS = 600.0
-"""How long a replaced version stays in the server, for requests and clients that still name it."""
+"""A replaced version stays in the server for this long, for requests and clients that still name it."""
 REFUSED_SECONDS = 600.0
-"""How long a voice that the server has refused is not sent again."""
+"""A voice that the server has refused is not sent again for this long."""
 DEFAULT_SLOTS = 1000
 """The number of uploads that vLLM-Omni and SGLang-Omni accept unless they are configured otherwise."""
 

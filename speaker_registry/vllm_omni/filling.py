@@ -46,6 +46,8 @@ class CacheFiller:
         self._client, self._profile, self._cache = client, profile, cache
         self._held: dict[str, ManifestEntry] = {}
         """The entries that are in the cache, by the ids of their voices."""
+        self._names: set[str] = set()
+        """The bare names that voices of the registry have had since this process began."""
         self._was_full = False
         self._reasons = Reasons()
 
@@ -54,7 +56,8 @@ class CacheFiller:
 
         They include entries that the server itself made for a request, even for a version that existed only
         between two looks of this process. A version may have the number of another one: numbers are given
-        again after the registry was restored from a backup.
+        again after the registry was restored from a backup. Entries of the server's custom voices stay,
+        unless a voice of the registry has had the name.
 
         Args:
             own: Names of voices that were uploaded to the server itself. Their cache entries stay.
@@ -63,14 +66,23 @@ class CacheFiller:
             if voice_id not in voices or voices[voice_id].version_id != held.version_id:
                 self._drop(held)
         self._reasons.keep(voices)
+        self._names.update(bare_name(one) for one in voices.values())
         wanted = {(versioned_name(one), one.created_at) for one in voices.values()}
         self._clear(
             lambda name, created_at: (
-                _VERSIONED.fullmatch(name) is not None
-                and name not in own
-                and (name, created_at) not in wanted
+                name not in own and (name, created_at) not in wanted and self._is_ours(name, created_at)
             )
         )
+
+    def _is_ours(self, name: str, created_at: int) -> bool:
+        """Return whether a cache entry may be one of a version of the registry.
+
+        The server makes entries without a creation time for its custom voices, once, when it loads the model,
+        and for a request whose voice was withdrawn after the request had begun.
+        """
+        if created_at == 0:
+            return name in self._names or name.rpartition("@")[0] in self._names
+        return _VERSIONED.fullmatch(name) is not None
 
     def _drop(self, held: ManifestEntry) -> None:
         """Clear the cache entries of a voice."""
@@ -79,14 +91,10 @@ class CacheFiller:
         self._clear(lambda name, created_at: (name, created_at) in leaving)
 
     def _clear(self, is_leaving: Callable[[str, int], bool]) -> None:
-        """Clear the cache entries whose names and creation times `is_leaving` accepts.
-
-        Entries without a creation time stay: vLLM-Omni makes them for its own custom voices, of which it
-        could not make them again, and for clips in requests. A version of the registry always has one.
-        """
+        """Clear the cache entries whose names and creation times `is_leaving` accepts."""
         with self._cache._lock:
             slots = {key: one for key, one in self._cache._cache.items() if isinstance(key, tuple)}
-        leaving = {key for key in slots if key[2] != 0 and is_leaving(*key[1:])}
+        leaving = {key for key in slots if is_leaving(*key[1:])}
         names = {key[1] for key in leaving}
         for name in names:
             self._cache.clear(name)

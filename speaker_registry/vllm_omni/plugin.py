@@ -66,7 +66,7 @@ class Plugin:
         self._filler = CacheFiller(client, settings.profile, cache)
         self._servers: list[UploadedVoices] = []
         self._next_look = 0.0
-        """When the registry is to be asked again, in seconds of the monotonic clock."""
+        """The registry is asked again at this time, in seconds of the monotonic clock."""
         self._wake = threading.Event()
         self._stopped = False
         self._last_fault = ""

@@ -30,7 +30,7 @@ from speaker_registry.vllm_omni.reasons import Reasons
 log = logging.getLogger(__name__)
 
 GRACE_SECONDS = 60.0
-"""How long a replaced version stays, in seconds, for requests that have begun with it."""
+"""A replaced version stays for this long, in seconds, for requests that have begun with it."""
 _FILES = "registry-*.safetensors"
 """The names of the files of the registry's voices in the server's folder. The star stands for a digest."""
 _DIGEST = "[0-9a-f]" * 32

@@ -42,7 +42,7 @@ AddCommands = Callable[[Pipeline], None]
 
 @dataclass(frozen=True)
 class Plan:
-    """What to do with each of the jobs that were taken from a queue."""
+    """Plans what to do with each of the jobs that were taken from a queue."""
 
     start: list[QueuedJob] = field(default_factory=list)
     hand_back: list[bytes] = field(default_factory=list)

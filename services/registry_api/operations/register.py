@@ -37,8 +37,8 @@ log = structlog.get_logger(__name__)
 
 
 Expects = Literal["any", "new", "existing"]
-"""Whether the voice must be new, must exist already, or may be either. An upload that adds no version is not
-refused.
+"""This says whether the voice must be new, must exist already, or may be either. An upload that adds no
+version is not refused.
 """
 
 

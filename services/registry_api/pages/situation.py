@@ -45,7 +45,7 @@ class Concern:
     """Tells the problem from all others, also when its text changes."""
     text: str
     action: str
-    """What the operator can do about it."""
+    """This tells what the operator can do about it."""
     address: str | None = None
     """The path of the page that shows it, below the root of all pages."""
     serious: bool = True

@@ -123,7 +123,7 @@ class _Stream(Response):
         self._held = ExitStack()
         self._listener: Listener
         self._pending: list[bytes] = []
-        """What the listener is sent first."""
+        """This is sent to the listener first."""
 
     async def begin(
         self, namespace: str, wants: Callable[[Event], bool], position: StreamPosition | None

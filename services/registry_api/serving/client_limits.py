@@ -84,7 +84,7 @@ class Deadline:
         self._loop = loop
         self._passed = passed
         self.awaited: Awaited | None = None
-        """What the server waits for, or None if it waits for nothing. Users may set it to None."""
+        """The server waits for this, or for nothing if it is None. Users may set it to None."""
         self._due = 0.0
         self._timer: asyncio.TimerHandle | None = None
 

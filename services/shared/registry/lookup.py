@@ -39,7 +39,7 @@ class IdBeforeName(SpeakerName):
     """An id of a voice, which means that voice even if another one has the id as its name."""
 
     or_name: bool
-    """Whether an id without a voice means the voice of that name."""
+    """True if an id without a voice means the voice of that name."""
 
 
 def find(speakers: Speakers, namespace: str, name: SpeakerName) -> FoundSpeaker:

@@ -89,7 +89,7 @@ class Generation:
         """The stamp of the view that may be used. Empty while there is none."""
         self._checked_at = float("-inf")
         self._failed: tuple[float, Unavailable] | None = None
-        """When the last check failed, and with which error. None once a check has succeeded."""
+        """The time and the error of the last check if it failed. None once a check has succeeded."""
         self._held = ""
         """The last generation that this process used."""
         self._first_seen: tuple[str, float] = ("", 0.0)

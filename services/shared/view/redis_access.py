@@ -80,7 +80,7 @@ _POLICY = re.compile(r"maxmemory_policy:(\S+)")
 _OUR_CLASSES = {"MISCONF": WritesUnsafeError, "NOREPLICAS": WritesUnsafeError, "BUSY": ServerBusyError}
 """Maps error codes for which redis-py has no class to our classes."""
 _REFUSED_AT_EXEC = "EXECABORT Transaction discarded because of: "
-"""What a server puts before an error that holds only since the transaction's commands were queued."""
+"""A server puts this before an error that holds only since the transaction's commands were queued."""
 
 _MESSAGES: dict[type[redis.ResponseError], str] = {
     NoScriptError: "The index was just restarted.",  # replaced between loading a script and calling it

@@ -48,7 +48,7 @@ class FailedProof(_Reported):
 
 
 class WorkerReport(_Reported):
-    """What a worker reports about itself. The keys of its dictionaries are the names of its profiles."""
+    """A worker reports this about itself. The keys of its dictionaries are the names of its profiles."""
 
     device: str
     """The device as torch names it, for example `cpu` or `cuda:0`."""

@@ -205,10 +205,23 @@ def test_a_number_that_was_given_again_keeps_nothing_of_the_lost_version(cache: 
     assert client.fetched == ["voice_alice@2"] * 2
 
 
+@pytest.mark.parametrize("name", ["alice", "alice@1", "alice@2"])
+def test_what_a_request_made_of_a_voice_that_was_withdrawn_meanwhile_is_cleared(cache: Any, name: str):
+    """vLLM-Omni looks the creation time up after it has read the clip, and takes 0 if the voice is gone."""
+    this = filler(cache, Client("omnivoice"))
+    apply(this, by_id(ready("alice")))
+    cache.put(cache.make_cache_key(name, "omnivoice", 0), {"ref_audio_tokens": torch.ones(1)})
+    apply(this, by_id(ready("alice", 2, voice_id="voice_other")))
+    assert {key[1:] for key in cache._cache} == {("alice", 102), ("alice@2", 102)}
+    cache.put(cache.make_cache_key(name, "omnivoice", 0), {"ref_audio_tokens": torch.ones(1)})
+    apply(this, {})
+    assert not cache._cache
+
+
 def test_entries_of_voices_of_the_server_itself_stay(cache: Any):
     """vLLM-Omni fills those of its custom voices once, when it loads the model, and never again."""
     this = filler(cache, Client("omnivoice"))
-    own = [("house@2", 0), ("alice", 0), ("alice@1", 0), ("alice", 900), ("guest@3", 900)]
+    own = [("house@2", 0), ("narrator", 0), ("alice", 0), ("alice", 900), ("guest@3", 900)]
     for name, created_at in own:
         cache.put(cache.make_cache_key(name, "omnivoice", created_at), {"ref_audio_tokens": torch.ones(1)})
     for voices in (by_id(ready("alice")), by_id(ready("alice", 2)), by_id()):
