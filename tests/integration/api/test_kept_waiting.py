@@ -4,6 +4,7 @@ import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 import httpx
@@ -126,7 +127,8 @@ def test_keys_that_are_made_or_looked_for_stop_nobody(start: Start, monkeypatch:
     access = AccessSettings(bootstrap_key=SecretStr(str(token)))
     closed = start(max_active=AT_WORK, max_at_store=AT_STORE, access=access)
     ours = {"Authorization": f"Bearer {token}"}
-    theirs = {"Authorization": f"Bearer {new_token()}"}
+    # Requests with the same key would share a read.
+    theirs = [{"Authorization": f"Bearer {new_token()}"} for _ in range(2 * AT_WORK)]
     wanted = {"name": "fleet", "scopes": ["engine"]}
     making = Standstill(closed.opened.store.swap)
     looking = Standstill(closed.keys.read)
@@ -134,7 +136,8 @@ def test_keys_that_are_made_or_looked_for_stop_nobody(start: Start, monkeypatch:
     with asking(*[lambda: closed.client.post("/v1/keys", json=wanted, headers=ours)] * AT_WORK) as made:
         wait_until(lambda: making.calls == AT_WORK)
         monkeypatch.setattr(closed.keys, "read", looking)
-        with asking(*[lambda: closed.client.get("/v1/voices", headers=theirs)] * 2 * AT_WORK) as unknown:
+        ask = partial(closed.client.get, "/v1/voices")
+        with asking(*[partial(ask, headers=one) for one in theirs]) as unknown:
             wait_until(lambda: looking.calls == 2 * AT_WORK)
             for _ in range(5):
                 assert closed.client.get("/v1/voices", headers=ours).status_code == 200
