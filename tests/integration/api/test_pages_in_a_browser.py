@@ -329,9 +329,7 @@ def test_an_answer_that_is_no_page_takes_the_place_of_nothing(
     closed.upload(name, headers=bearer(BOOTSTRAP))
     page = visit("/jobs")
     expect(page.get_by_role("link", name=name)).to_be_visible()
-    page.route(
-        "**/dashboard/jobs*", lambda route: route.fulfill(status=status, content_type=kind, body=body)
-    )
+    page.route("**/dashboard/jobs*", lambda route: route.fulfill(status=status, content_type=kind, body=body))
     expect(page.locator("#stale")).to_contain_text(f"(status {status})")
     expect(page.get_by_role("link", name=name)).to_be_visible()
     page.unroute("**/dashboard/jobs*")
@@ -379,7 +377,7 @@ def test_a_page_that_cannot_be_fetched_again_stays_where_a_person_reads(
 def test_pictures_that_cannot_be_fetched_are_asked_for_again(
     visit: Open, closed: Registry, name: str, body: str
 ):
-    """No part of the page of a voice that is ready changes, so only the pictures can tell that all is well."""
+    """No part of the page of a voice that is ready changes, so only the pictures tell that all is well."""
     closed.upload(name, headers=bearer(BOOTSTRAP))
     closed.worker.finish_all(name)
     page = visit("/voices")

@@ -23,7 +23,8 @@
   }
 
   // What the page asks for by itself has failed. Nothing is scrolled, and a failure that lasts is told once, because
-  // a screen reader would read it out every second. That of the pictures must not take turns with another one.
+  // a screen reader would read it out every second. That of the pictures must not take turns with another one. It is
+  // taken back when what has failed is well again.
   let failed = "";
   function tellStale(elt, text) {
     const stale = document.getElementById("stale");
@@ -32,7 +33,7 @@
     tell(stale, text);
   }
   function clearStale(elt) {
-    if (elt.id === "live" || elt.id === failed) document.getElementById("stale").replaceChildren();
+    if (elt.id === failed) document.getElementById("stale").replaceChildren();
   }
 
   function prepareCopy(button) {
