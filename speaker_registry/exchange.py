@@ -338,4 +338,6 @@ def _status_message(reply: Reply) -> str:
         return (
             f"the registry's address answers with a redirect ({reply.status}); give the address it leads to"
         )
+    if reply.status == 407:
+        return "a proxy asks for credentials (407); give them in its address: http://user:password@host:port"
     return f"the registry answered with status {reply.status} and no error of its own"

@@ -18,6 +18,14 @@ def pools_of(http: httpx.Client | httpx.AsyncClient) -> list[Any]:
     return [transport._pool for transport in transports if isinstance(transport, own)]
 
 
+def proxy_for(http: httpx.Client | httpx.AsyncClient, url: str) -> str | None:
+    """Return the address of the proxy through which a client asks for a URL, without its credentials."""
+    proxy = getattr(getattr(http._transport_for_url(httpx.URL(url)), "_pool", None), "_proxy_url", None)
+    if proxy is None:
+        return None
+    return str(httpx.URL(scheme=proxy.scheme.decode(), host=proxy.host.decode(), port=proxy.port))
+
+
 def close_failed_tunnels(http: httpx.Client | httpx.AsyncClient) -> None:
     """Make a client close each connection through an HTTP proxy on which a request fails.
 

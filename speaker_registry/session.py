@@ -25,7 +25,7 @@ from speaker_registry.environment import (
     parse_namespace,
     parse_url,
 )
-from speaker_registry.errors import InvalidRequest, PayloadTooLarge, Unavailable
+from speaker_registry.errors import InvalidRequest, PayloadTooLarge
 from speaker_registry.exchange import Plan, Result, RetryPolicy, SendRequest, attempt_timeouts
 from speaker_registry.fetching import Fetching
 from speaker_registry.validation import is_from_zero, shortened
@@ -145,10 +145,6 @@ class Session:
             "content": request.content,
             "timeout": httpx.Timeout(**attempt_timeouts(send, self._policy.clock())),
         }
-
-    def _unreachable(self, error: Exception) -> Unavailable:
-        reason = str(error) or type(error).__name__
-        return Unavailable(f"no answer from {self.url}: {reason}")
 
 
 def no_cookies() -> CookieJar:

@@ -14,6 +14,7 @@ import httpx
 
 from speaker_registry.async_client.attempts import Attempts, Trace
 from speaker_registry.cache import ArtifactCache
+from speaker_registry.connecting import connecting, no_answer
 from speaker_registry.errors import SpeakerRegistryError
 from speaker_registry.exchange import (
     BodyReader,
@@ -53,7 +54,7 @@ class AsyncPlanExecutor(Session):
             url, api_key, namespace, RetryPolicy(timeout_seconds=timeout, retries=retries, clock=clock), cache
         )
         self._sleep = sleep
-        self._http = httpx.AsyncClient(transport=transport, cookies=no_cookies())
+        self._http = connecting(lambda: httpx.AsyncClient(transport=transport, cookies=no_cookies()))
         close_failed_tunnels(self._http)
         self._attempts = Attempts(traced=transport is None or isinstance(transport, httpx.AsyncHTTPTransport))
 
@@ -107,7 +108,7 @@ class AsyncPlanExecutor(Session):
         except SpeakerRegistryError as error:
             return error
         except (*TRANSPORT_ERRORS, TimeoutError) as error:
-            return self._unreachable(error)
+            return no_answer(self._http, self.url, error)
 
     async def _send(self, step: SendRequest, trace: Trace) -> Reply:
         arguments = self._arguments(step)

@@ -36,7 +36,8 @@ def login(arguments: argparse.Namespace) -> Output:
 
     with _as_command_errors():
         name, context = _entered_context(arguments)
-    with speaker_registry.RegistryClient(**context.options) as client:
+        client = speaker_registry.RegistryClient(**context.options)
+    with client:
         namespace = client.quota().namespace
     with _as_command_errors(), changing_contexts() as change:
         change.contexts = change.contexts.with_current(name, context)

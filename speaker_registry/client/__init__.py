@@ -35,7 +35,9 @@ class RegistryClient(Voices, Artifacts, Clips, Aliases, Jobs, Encoders, Keys, Se
         sleep: Replaces `time.sleep`, for tests.
 
     Raises:
-        ValueError: The URL, the API key or the namespace is malformed, or a number is not accepted.
+        ValueError: The URL, the API key or the namespace is malformed, or a number is not accepted. Or a
+            variable that httpx reads cannot be used: `HTTP_PROXY`, `HTTPS_PROXY`, `ALL_PROXY`, `NO_PROXY` or
+            `SSL_CERT_FILE`.
 
     Every method raises subclasses of `SpeakerRegistryError`. It raises `Unavailable` if the registry did not
     answer.

@@ -12,6 +12,7 @@ from typing import Literal, Self
 import httpx
 
 from speaker_registry.cache import ArtifactCache
+from speaker_registry.connecting import connecting, no_answer
 from speaker_registry.deadlines import Deadlines
 from speaker_registry.errors import SpeakerRegistryError
 from speaker_registry.exchange import (
@@ -51,7 +52,7 @@ class PlanExecutor(Session):
             url, api_key, namespace, RetryPolicy(timeout_seconds=timeout, retries=retries, clock=clock), cache
         )
         self._sleep = sleep
-        self._http = httpx.Client(transport=transport, cookies=no_cookies())
+        self._http = connecting(lambda: httpx.Client(transport=transport, cookies=no_cookies()))
         self._deadlines = Deadlines(clock)
         self._deadlines.apply_to(self._http)
         close_failed_tunnels(self._http)
@@ -110,4 +111,4 @@ class PlanExecutor(Session):
         except SpeakerRegistryError as error:
             return error
         except TRANSPORT_ERRORS as error:
-            return self._unreachable(error)
+            return no_answer(self._http, self.url, error)

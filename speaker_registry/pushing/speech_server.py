@@ -12,6 +12,7 @@ from urllib.parse import quote
 
 import httpx
 
+from speaker_registry.connecting import connecting, no_answer
 from speaker_registry.deadlines import Deadlines
 from speaker_registry.environment import parse_api_key, parse_url
 from speaker_registry.errors import InvalidRequest, PermissionDenied, Unavailable
@@ -69,7 +70,7 @@ class SpeechServer:
         transport: httpx transport to use instead of the network.
 
     Raises:
-        ValueError: The address or the API key is malformed.
+        ValueError: The address or the API key is malformed, or httpx cannot use an environment variable.
     """
 
     def __init__(self, url: str, api_key: str = "", transport: httpx.BaseTransport | None = None) -> None:
@@ -77,8 +78,10 @@ class SpeechServer:
         headers = {"accept-encoding": "identity"}  # a compressed answer could expand without bound
         if key := parse_api_key(api_key):
             headers["authorization"] = f"Bearer {key}"
-        self._http = httpx.Client(
-            headers=headers, timeout=_CALL_SECONDS, transport=transport, cookies=no_cookies()
+        self._http = connecting(
+            lambda: httpx.Client(
+                headers=headers, timeout=_CALL_SECONDS, transport=transport, cookies=no_cookies()
+            )
         )
         self._deadlines = Deadlines(time.monotonic)
         self._deadlines.apply_to(self._http)
@@ -136,7 +139,7 @@ class SpeechServer:
                 content_type = response.headers.get("content-type", "")
                 return response.status_code, _Answer(self._read(response), content_type, _moment(response))
         except TRANSPORT_ERRORS as error:
-            raise Unavailable(f"no answer from {self.url}: {str(error) or type(error).__name__}") from None
+            raise no_answer(self._http, self.url, error) from None
 
     def _read(self, response: httpx.Response) -> bytes:
         if response.headers.get("content-encoding", "identity") != "identity":

@@ -257,6 +257,22 @@ def test_a_voice_that_could_not_be_read_and_then_failed_keeps_its_campaign_from_
     assert fleet.records.profiles.read_uncached(PROFILE).fingerprint == A
 
 
+def test_a_voice_whose_artifacts_cannot_be_read_is_not_compared_and_stops_no_campaign(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A bad block of the disk concerns one voice, and the comparison is only a sample."""
+    get = fleet.world.store.get
+
+    def unreadable(key: str) -> bytes:
+        if key.startswith("bert/d/"):
+            raise ObjectUnavailable("The disk cannot read this object.")
+        return get(key)
+
+    monkeypatch.setattr(fleet.world.store, "get", unreadable)
+    campaign = fleet.campaigns.start(PROFILE, B, by="me").campaign
+    assert fleet.finish(campaign).state == "complete"
+
+
 def test_a_campaign_ends_although_a_voice_gets_new_versions_all_the_time(fleet: Fleet) -> None:
     """A tenant that uploads faster than workers extract must not keep a campaign from its end."""
     campaign = fleet.campaigns.start(PROFILE, B, by="me").campaign

@@ -3,7 +3,8 @@
 Without keys every request may do everything. So requests from web pages of other origins and requests
 forwarded by a proxy are refused. A page can send forms to us from anywhere, although it cannot read the
 answers. If its own name resolves to this machine (DNS rebinding), the browser treats it as our page. Both
-cases are visible in headers that pages cannot set: Origin and Host.
+cases are visible in headers that pages cannot set: Origin and Host. A proxy is visible only in the headers
+that it adds.
 """
 
 from collections.abc import Collection
@@ -19,7 +20,8 @@ from speaker_registry.errors import PermissionDenied
 
 _UNGUARDED_PATHS = frozenset({"/healthz", "/readyz"})
 """Health checks may come from anywhere. Their answers only show which part of the registry fails, and why."""
-_FORWARDING_HEADERS = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-real-ip")
+_FORWARDING_HEADERS = frozenset({"forwarded", "via", "x-real-ip", "cf-connecting-ip", "true-client-ip"})
+_FORWARDING_PREFIX = "x-forwarded-"
 
 
 class LocalOnly:
@@ -47,9 +49,9 @@ def _refusal_of(headers: Headers, origins: Collection[str]) -> PermissionDenied 
         return _refusal("Host", host, "localhost or a loopback address")
     if origin is not None and origin not in origins and not _is_local(origin):
         return _refusal("Origin", origin, "origins on this machine and those in SPEAKER_API_CORS_ORIGINS")
-    for name in _FORWARDING_HEADERS:
-        if name in headers:
-            return _refusal(name, headers[name], "requests that no proxy has forwarded")
+    for name, value in headers.items():
+        if name in _FORWARDING_HEADERS or name.startswith(_FORWARDING_PREFIX):
+            return _refusal(name, value, "requests that no proxy has forwarded")
     return None
 
 

@@ -28,7 +28,7 @@ from services.registry_api.campaigns.campaign import (
 )
 from services.registry_api.maintenance.each_speaker import safely
 from services.shared.bucket.store import ObjectStore
-from services.shared.bucket.stored_bytes import StoredBytes, Unsound
+from services.shared.bucket.stored_bytes import StoredBytes
 from services.shared.model.profile_document import CampaignRecord
 from services.shared.model.records import Version
 from services.shared.model.speaker import SpeakerId
@@ -253,8 +253,8 @@ class Preparation:
         return progress.with_failed(voice)
 
     def _compared(self, progress: Progress, speaker: FoundSpeaker) -> Progress:
-        """Compare the artifacts of a voice's default version. A voice that lacks one of the two is left
-        out.
+        """Compare the artifacts of a voice's default version. A voice that lacks one of the two, or whose
+        artifacts cannot be read, is left out.
         """
         version, profile = speaker.document.default, self._profile.name
         old = version.artifact(profile, self._profiles.fingerprint(profile))
@@ -265,9 +265,9 @@ class Preparation:
             before, after = (
                 read_tensors(self._blobs.artifact(speaker.id, version, record))[0] for record in (old, new)
             )
-        except Unavailable:
-            raise
-        except (Unsound, SpeakerRegistryError) as error:
+        except SpeakerRegistryError as error:
+            if isinstance(error, Unavailable) and not isinstance(error, VoiceUnreadable):
+                raise  # it concerns all voices
             log.warning("campaign.not_compared", speaker=str(speaker.id), reason=str(error))
             return progress
         self._renew()

@@ -59,7 +59,21 @@ def test_a_page_of_this_machine_can(registry: Registry):
     assert registry.client.get("/v1/voices", headers=origin).status_code == 200
 
 
-@pytest.mark.parametrize("header", ["X-Forwarded-For", "Forwarded", "X-Real-IP", "X-Forwarded-Host"])
+@pytest.mark.parametrize(
+    "header",
+    [
+        "X-Forwarded-For",
+        "X-Forwarded-Host",
+        "X-Forwarded-Port",
+        "X-Forwarded-Proto",
+        "X-Forwarded-Server",
+        "Forwarded",
+        "Via",
+        "X-Real-IP",
+        "CF-Connecting-IP",
+        "True-Client-IP",
+    ],
+)
 def test_whom_a_proxy_lets_through_is_refused(registry: Registry, header: str):
     """A request that a proxy forwarded is refused without keys, because the proxy's
     operator has forgotten the keys.

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, expect
+from playwright.sync_api import Browser, Page, Route, expect
 
 from services.registry_api.pages import keys
 from speaker_registry.errors import WorkerError
@@ -310,19 +310,27 @@ def test_what_is_typed_stays_when_the_session_changes_in_another_tab(
     expect(typed).to_have_value("prod")
 
 
-@pytest.mark.parametrize("kind", ["text/html", "application/json"])
-def test_a_failure_that_is_no_page_takes_the_place_of_nothing(
-    visit: Open, closed: Registry, name: str, kind: str
+@pytest.mark.parametrize(
+    ("status", "kind", "body"),
+    [
+        (502, "text/html", "<p>Bad</p>"),
+        (502, "application/json", "<p>Bad</p>"),
+        (200, "text/html", "<h1>Sign in to Example</h1>"),
+        (200, "text/html", ""),
+        (200, "application/json", "{}"),
+        (204, "text/html", ""),
+        (304, "text/html", ""),
+    ],
+)
+def test_an_answer_that_is_no_page_takes_the_place_of_nothing(
+    visit: Open, closed: Registry, name: str, status: int, kind: str, body: str
 ):
     """Proxies answer for a registry that restarts, and what is on the screen is still worth reading."""
     closed.upload(name, headers=bearer(BOOTSTRAP))
     page = visit("/jobs")
     expect(page.get_by_role("link", name=name)).to_be_visible()
-    page.route(
-        "**/dashboard/jobs*", lambda route: route.fulfill(status=502, content_type=kind, body="<p>Bad</p>")
-    )
-    told = "The answer was an error (status 502)"
-    expect(page.locator("#stale")).to_contain_text(told)
+    page.route("**/dashboard/jobs*", lambda route: route.fulfill(status=status, content_type=kind, body=body))
+    expect(page.locator("#stale")).to_contain_text(f"(status {status})")
     expect(page.get_by_role("link", name=name)).to_be_visible()
     page.unroute("**/dashboard/jobs*")
     closed.worker.finish_all(name)
@@ -337,7 +345,7 @@ def test_a_page_that_cannot_be_fetched_again_stays_where_a_person_reads(
     """The failure is told once, and no longer than it lasts. That of a button stays."""
     closed.upload(name, headers=bearer(BOOTSTRAP))
     page = visit(f"/voices/{name}", viewport={"width": 800, "height": 300})
-    page.route("**/pictures", lambda route: route.fulfill(body="<p>None</p>"))
+    page.route("**/pictures", without_pictures)
     address = f"**/dashboard/voices/{name}"
     refused = "Nothing was stored."
     page.evaluate(_TELLS_PROBLEM, refused)
@@ -363,6 +371,44 @@ def test_a_page_that_cannot_be_fetched_again_stays_where_a_person_reads(
     closed.upload(name, headers=bearer(BOOTSTRAP))
     expect(stale).to_be_empty()
     expect(page.locator("#problem")).to_have_text(refused)
+
+
+@pytest.mark.parametrize("body", ["<h1>Sign in to Example</h1>", ""])
+def test_pictures_that_cannot_be_fetched_are_asked_for_again(
+    visit: Open, closed: Registry, name: str, body: str
+):
+    """No part of the page of a voice that is ready changes, so only the pictures tell that all is well."""
+    closed.upload(name, headers=bearer(BOOTSTRAP))
+    closed.worker.finish_all(name)
+    page = visit("/voices")
+    page.route("**/pictures", lambda route: route.fulfill(content_type="text/html", body=body))
+    page.goto(f"/dashboard/voices/{name}")
+    expect(page.locator("#stale")).to_contain_text("not a page of the registry (status 200)")
+    expect(page.locator("#live[hx-get]")).to_have_count(0)
+    page.unroute("**/pictures")
+    page.route("**/pictures", without_pictures)
+    expect(page.get_by_text("No pictures")).to_be_visible()
+    expect(page.locator("#stale")).to_be_empty()
+
+
+def without_pictures(route: Route) -> None:
+    """Answer in place of the registry that there are no pictures."""
+    part = route.request.headers["hx-target"]
+    route.fulfill(content_type="text/html", body=f'<p id="{part}">No pictures</p>')
+
+
+def test_a_search_does_not_show_what_is_not_the_list(visit: Open, closed: Registry, name: str):
+    """A person is told, and can search again."""
+    closed.upload(name, headers=bearer(BOOTSTRAP))
+    page = visit("/voices")
+    page.route("**/voices?*", lambda route: route.fulfill(content_type="text/html", body="<h1>Sign in</h1>"))
+    page.get_by_label("Search").press_sequentially(name[:-1])
+    expect(page.locator("#problem")).to_contain_text("not a page of the registry (status 200)")
+    expect(page.get_by_role("link", name=name)).to_be_visible()
+    page.unroute("**/voices?*")
+    page.get_by_label("Search").press_sequentially(name[-1])
+    expect(page).to_have_url(re.compile(f"q={name}"))
+    expect(page.locator("#problem")).to_be_empty()
 
 
 def test_a_search_needs_no_button(visit: Open, closed: Registry, name: str):

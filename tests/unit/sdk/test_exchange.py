@@ -213,6 +213,11 @@ def test_an_unknown_error_becomes_the_nearest_class(status: int, cls: type[Excep
     assert error.request_id == "req_2"
 
 
+def test_a_proxy_that_asks_for_credentials_is_not_called_the_registry():
+    """The registry never answers so, and nothing that a person could change there would help."""
+    assert str(error_of(Reply(407, {}, b""))).startswith("a proxy asks for credentials")
+
+
 @pytest.mark.parametrize("status", [200, 202, 204, 304])
 def test_good_news_is_no_error(status: int):
     """304 and 202 are answers to what was asked."""

@@ -23,10 +23,17 @@
   }
 
   // What the page asks for by itself has failed. Nothing is scrolled, and a failure that lasts is told once, because
-  // a screen reader would read it out every second. That of the pictures must not take turns with another one.
+  // a screen reader would read it out every second. That of the pictures must not take turns with another one. It is
+  // taken back when what has failed is well again.
+  let failed = "";
   function tellStale(elt, text) {
     const stale = document.getElementById("stale");
-    if (elt.id === "live" ? stale.textContent !== text : !stale.firstChild) tell(stale, text);
+    if (elt.id === "live" ? stale.textContent === text : stale.firstChild) return;
+    failed = elt.id;
+    tell(stale, text);
+  }
+  function clearStale(elt) {
+    if (elt.id === failed) document.getElementById("stale").replaceChildren();
   }
 
   function prepareCopy(button) {
@@ -50,18 +57,34 @@
   // A page asks by itself for the part that changes, and for pictures that are not drawn yet.
   function asksByItself(elt) { return !elt.matches("form, a"); }
 
-  function strayFailure(xhr) { return "The answer was an error (status " + xhr.status + ")." + OUT_OF_DATE; }
+  function strayFailure(xhr) {
+    const what = xhr.status < 400 ? "was not a page of the registry" : "was an error";
+    return "The answer " + what + " (status " + xhr.status + ")." + OUT_OF_DATE;
+  }
 
-  // A failure that these pages did not render, for example a proxy's, would take the place of what is shown.
+  function elementIn(xhr, id) {
+    return new DOMParser().parseFromString(xhr.responseText, "text/html").getElementById(id);
+  }
+
+  // The id of the part of a page that the answer must have. A form that replaces the whole page asks for none.
+  function partAskedFor(elt) {
+    const selected = elt.getAttribute("hx-select");
+    if (selected) return selected.slice(1);
+    return asksByItself(elt) ? elt.id : "";
+  }
+
+  // What these pages did not render, for example a proxy's failure or the page of a single sign-on, would take the
+  // place of what is shown. A part that is replaced by it would not ask again.
   function isStray(answer) {
-    if (answer.xhr.status < 400 || answer.xhr.getResponseHeader("HX-Retarget")) return false;
-    const isPage = (answer.xhr.getResponseHeader("Content-Type") || "").startsWith("text/html");
-    return !isPage || answer.requestConfig.elt.hasAttribute("hx-select");
+    const xhr = answer.xhr;
+    if (xhr.getResponseHeader("HX-Retarget")) return false;
+    if (!(xhr.getResponseHeader("Content-Type") || "").startsWith("text/html")) return true;
+    const part = partAskedFor(answer.requestConfig.elt);
+    return part !== "" && (xhr.status >= 400 || !elementIn(xhr, part));
   }
 
   function failureIn(xhr) {
-    if (!xhr.getResponseHeader("HX-Retarget")) return strayFailure(xhr);
-    return new DOMParser().parseFromString(xhr.responseText, "text/html").getElementById("message").textContent;
+    return xhr.getResponseHeader("HX-Retarget") ? elementIn(xhr, "message").textContent : strayFailure(xhr);
   }
 
   // The part that changes stays as it is while a person answers a question in it or has selected text of it.
@@ -90,11 +113,11 @@
         tell(document.getElementById("stale"), SESSION_CHANGED);
       }
       if (typed || isHeld(elt)) event.preventDefault();
-    } else if (xhr.status >= 400) {
+    } else if (xhr.status >= 400 || isStray(event.detail)) {
       tellStale(elt, failureIn(xhr));
       event.preventDefault();
     } else {
-      if (elt.id === "live" && !sessionChanged) document.getElementById("stale").replaceChildren();
+      if (!sessionChanged) clearStale(elt);
       if (isHeld(elt)) event.preventDefault();
     }
   });
@@ -127,7 +150,7 @@
     progress.hidden = false;
     progress.value = (100 * event.detail.loaded) / event.detail.total;
   });
-  document.addEventListener("htmx:responseError", function () {
+  document.addEventListener("htmx:afterRequest", function () {
     const progress = document.getElementById("progress");
     if (progress) progress.hidden = true;
   });
