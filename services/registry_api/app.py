@@ -177,7 +177,7 @@ def _add_middleware(
     if not services.access.required:
         app.add_middleware(LocalOnly, origins=cors_origins)
     # This is outside everything that looks for a key, because it moves the key to where programs send it.
-    app.add_middleware(PageSessions, seal=app.state.seal, ended=app.state.ended_sessions)
+    app.add_middleware(PageSessions, seal=app.state.seal)
     _allow_web_pages(app, cors_origins)
     # This is outside all middleware that may refuse a request, so that refusals carry the same headers.
     app.add_middleware(AnswerHeaders)

@@ -1,11 +1,14 @@
 """Tests of how limits are shared out within a process, and of what an address counts as."""
 
 import asyncio
+from typing import Any
 
 import pytest
+from starlette.types import Receive, Scope, Send
 
 from services.registry_api.access.rate_limits import Limit, RateLimits
 from services.registry_api.protocol.callers import Caller, address_of
+from services.registry_api.serving.server import behind_proxies
 from services.shared.configuration.access import RateSettings
 from speaker_registry.errors import RateLimited
 
@@ -98,3 +101,29 @@ def test_requests_without_a_limit_are_not_counted():
 def test_an_ipv6_network_counts_as_one(host: str, counts_as: str):
     """However its addresses are written: whoever has it has all of them."""
     assert address_of(host) == counts_as
+
+
+@pytest.mark.parametrize(
+    ("client", "sent", "expected"),
+    [
+        ("10.0.0.1", [b"https"], "https"),
+        ("10.0.0.1", [b"HTTPS"], "https"),
+        ("10.0.0.1", [b"https, http"], "https"),
+        ("10.0.0.1", [b"https", b"http"], "https"),
+        ("10.0.0.1", [b"http,https"], "http"),
+        ("10.0.0.1", [b"gopher"], "http"),
+        ("10.0.0.1", [], "http"),
+        ("10.0.0.2", [b"https"], "http"),
+    ],
+)
+def test_a_trusted_proxy_says_which_scheme_the_caller_used(client: str, sent: list[bytes], expected: str):
+    """The first scheme in a list is that of the browser, and its case does not matter."""
+    seen: list[Scope] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        seen.append(scope)
+
+    headers = [(b"host", b"registry.example"), *((b"x-forwarded-proto", value) for value in sent)]
+    scope: dict[str, Any] = {"type": "http", "scheme": "http", "client": (client, 1), "headers": headers}
+    asyncio.run(behind_proxies(app, ["10.0.0.1"])(scope, None, None))
+    assert [one["scheme"] for one in seen] == [expected]

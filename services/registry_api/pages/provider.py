@@ -18,8 +18,9 @@ from starlette.responses import RedirectResponse, Response
 from services.registry_api.access.provider_sign_in import SIGN_IN_SECONDS, ProviderSignIn, SignIn
 from services.registry_api.access.rules import PUBLIC, access_of, client_address
 from services.registry_api.keys.seal import Seal
+from services.registry_api.pages.cookies import cookie_header, sent_cookie
 from services.registry_api.pages.rendering import MAX_NEXT, own_page, page_that_opens
-from services.registry_api.pages.sessions import CALLBACK, cookie_header, sent_cookie
+from services.registry_api.pages.sessions import CALLBACK, seal_of
 from services.registry_api.pages.signing_in import ask_to_sign_in, sign_in_with
 from services.registry_api.protocol.routing import PAGES, Router
 from speaker_registry.errors import InvalidApiKey, NotFound, RateLimited, Unavailable
@@ -44,7 +45,7 @@ async def page_to_provider(
         address = await run_in_threadpool(provider.address, sign_in, _callback(request))
     except Unavailable as error:
         return ask_to_sign_in(request, following, error)
-    sealed = await run_in_threadpool(_seal(request).seal, json.dumps(asdict(sign_in)).encode())
+    sealed = await run_in_threadpool(seal_of(request).seal, json.dumps(asdict(sign_in)).encode())
     begun = await run_in_threadpool(_begun, request)
     oldest = min(_COOKIES, key=lambda name: begun[name].began_at if name in begun else 0)
     headers = {"Cache-Control": "no-store", "Set-Cookie": _cookie(request, oldest, sealed, SIGN_IN_SECONDS)}
@@ -98,7 +99,7 @@ def _provider(request: Request) -> ProviderSignIn:
 def _begun(request: Request) -> dict[str, SignIn]:
     """Return the sign-ins that this browser began, by the names of their cookies."""
     sent = {name: sent_cookie(request, name) for name in _COOKIES}
-    opened = {name: _opened(_seal(request), sealed) for name, sealed in sent.items() if sealed}
+    opened = {name: _opened(seal_of(request), sealed) for name, sealed in sent.items() if sealed}
     return {name: sign_in for name, sign_in in opened.items() if sign_in}
 
 
@@ -117,9 +118,3 @@ def _callback(request: Request) -> str:
 
 def _cookie(request: Request, name: str, value: str, seconds: int) -> str:
     return cookie_header(request, name, value, path=f"{PAGES}/login", seconds=seconds, same_site="Lax")
-
-
-def _seal(request: Request) -> Seal:
-    seal = request.app.state.seal
-    assert isinstance(seal, Seal)
-    return seal

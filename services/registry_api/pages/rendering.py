@@ -29,6 +29,7 @@ from speaker_registry import __version__
 
 HERE = Path(__file__).parent
 ASSETS = {path.name: path.read_bytes() for path in sorted((HERE / "assets").iterdir())}
+VERSIONS = {name: hashlib.sha256(content).hexdigest()[:12] for name, content in ASSETS.items()}
 _RIGHTS = {
     "see_voices": rules.VOICES_READ,
     "register": rules.VOICES_WRITE,
@@ -172,7 +173,7 @@ def failure_page(request: Request, status: int, message: str, *, token: str, par
 
 def asset_url(name: str) -> str:
     """Return an asset's address. It changes with the content, so that browsers may keep the asset."""
-    return f"{PAGES}/assets/{name}?v={hashlib.sha256(ASSETS[name]).hexdigest()[:12]}"
+    return f"{PAGES}/assets/{name}?v={VERSIONS[name]}"
 
 
 def visible(text: object) -> Markup:

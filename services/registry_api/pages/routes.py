@@ -3,7 +3,6 @@
 from fastapi import FastAPI
 
 from services.registry_api.dependencies import Services
-from services.registry_api.keys.ended_sessions import EndedSessions
 from services.registry_api.keys.seal import Seal
 from services.registry_api.pages import (
     aliases,
@@ -26,8 +25,7 @@ from services.registry_api.pages.situation import Situation
 def add_pages(app: FastAPI, services: Services) -> None:
     """Add the routes of all pages, and the objects that they share."""
     app.state.situation = Situation(services)
-    app.state.seal = Seal(services.generation.plain)
-    app.state.ended_sessions = EndedSessions(services.generation.plain)
+    app.state.seal = Seal(services.generation)
     app.state.live_regions = LiveRegions()
     app.state.failures = Failures(services.jobs.records, services.profiles.names)
     app.state.activity = Activity(services.jobs.records, app.state.server_errors)

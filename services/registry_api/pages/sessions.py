@@ -1,11 +1,13 @@
-"""Sessions of people who use the pages, in one cookie. Pure ASGI.
+"""Sessions of people who use the pages, in cookies. Pure ASGI.
 
 The cookie holds the API key that a person signed in with, encrypted and signed (`keys.seal`). So each request
 is authenticated by that key, as any other request is, and when the key ends, so does the session. Every page
 has a session, including the sign-in page, because the token against forged forms is derived from it.
 
 Browsers send the cookie only with requests that these pages make. A browser that follows a link from another
-site therefore first gets a page that opens the requested page again.
+site therefore first gets a page that opens the requested page again. Over plain HTTP, browsers do not tell
+that they follow such a link, and the sign-in page appears. So the session of a person who is not signed in
+has a cookie of its own, which does not replace that of a person who is signed in.
 """
 
 import hashlib
@@ -15,7 +17,6 @@ import secrets
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from http.cookies import CookieError, SimpleCookie
 from urllib.parse import urlencode
 
 from starlette.concurrency import run_in_threadpool
@@ -25,8 +26,8 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.registry_api.access.rules import NAMESPACE_HEADER, access_of, authenticate
-from services.registry_api.keys.ended_sessions import EndedSessions
 from services.registry_api.keys.seal import SEALED_SECONDS, Seal
+from services.registry_api.pages.cookies import cookie_header, sent_cookie
 from services.registry_api.pages.rendering import (
     MAX_NEXT,
     SAFE_METHODS,
@@ -40,10 +41,13 @@ from services.registry_api.protocol.routing import PAGES
 from speaker_registry.errors import InvalidApiKey, PermissionDenied, SpeakerRegistryError, Unavailable
 
 COOKIE = "speaker_registry_session"
+FORM_COOKIE = "speaker_registry_form"
+"""The cookie of a person who is not signed in, which the token of the sign-in form belongs to."""
 CALLBACK = f"{PAGES}/login/callback"
 """The path to which the OpenID provider sends people back from its own site."""
 _SENT_BY_PAGE = "X-Page-Token"
 """The header in which scripts send the token of the page that they are on. `base.html` names it, too."""
+_SIGN_IN = f"{PAGES}/login"
 _SIGN_OUT = f"{PAGES}/logout"
 _ENDED = (
     "Your session has ended: you have signed out in another tab, its key was revoked or has expired, or the "
@@ -53,6 +57,7 @@ _COPY = "Sign in in another tab, and copy what you typed here into a new form."
 _MAX_KEY = 2700
 """Browsers silently drop cookies of more than 4,096 bytes, and sealing makes a key a third longer."""
 _SCOPE_KEY = "page_session"
+_SENT_KEY = "sent_sessions"
 _WITH_NAVIGATION = frozenset({403, 404, 405})
 """Only pages with these errors have navigation. Other errors may come from a registry that is too busy."""
 _UNTRUSTED = (b"authorization", NAMESPACE_HEADER.lower().encode())
@@ -60,7 +65,7 @@ _UNTRUSTED = (b"authorization", NAMESPACE_HEADER.lower().encode())
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """The content of the cookie."""
+    """The content of a cookie."""
 
     key: str | None = None
     """The API key or token, or None if nobody has signed in."""
@@ -69,6 +74,10 @@ class Session:
     nonce: str = ""
     id: str = ""
     """The id under which the end of the session is recorded. It is kept while a person is signed in."""
+
+    @property
+    def cookie(self) -> str:
+        return FORM_COOKIE if self.key is None else COOKIE
 
     @property
     def token(self) -> str:
@@ -80,6 +89,12 @@ def session_of(request: Request) -> Session:
     session = request.scope[_SCOPE_KEY]
     assert isinstance(session, Session)
     return session
+
+
+def seal_of(request: Request) -> Seal:
+    seal = request.app.state.seal
+    assert isinstance(seal, Seal)
+    return seal
 
 
 async def begin_session(request: Request, *, key: str, namespace: str | None) -> None:
@@ -109,14 +124,16 @@ async def end_session(request: Request) -> None:
     """End a session, so that neither its cookie nor a copy of the cookie is accepted any more."""
     session = session_of(request)
     if session.key is not None:
-        ended: EndedSessions = request.app.state.ended_sessions
-        await run_in_threadpool(ended.add, session.id)
+        await run_in_threadpool(seal_of(request).end, session.id)
     request.scope[_SCOPE_KEY] = _new_session(None, None)
 
 
 def check_token(request: Request, sent: str | None) -> None:
     """Raise `PermissionDenied` unless a form carries its session's token."""
-    if not hmac.compare_digest(session_of(request).token.encode(), (sent or "").encode()):
+    sessions = [session_of(request)]
+    if request.url.path == _SIGN_IN:  # the page may have been loaded by a link, without the session's cookie
+        sessions += request.scope[_SENT_KEY]
+    if not any(hmac.compare_digest(one.token.encode(), (sent or "").encode()) for one in sessions):
         raise PermissionDenied(
             "This form is no longer valid: you have signed in, signed out or chosen another namespace since "
             "its page was loaded, or the browser keeps no cookies of this site. Load its page again and "
@@ -135,10 +152,9 @@ class PageSessions:
     refuses forms of other web pages, and shows errors as pages.
     """
 
-    def __init__(self, app: ASGIApp, *, seal: Seal, ended: EndedSessions) -> None:
+    def __init__(self, app: ASGIApp, *, seal: Seal) -> None:
         self._app = app
         self._seal = seal
-        self._ended = ended
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or not is_page(scope["path"]):
@@ -147,54 +163,63 @@ class PageSessions:
         if _comes_from_elsewhere(request):
             return await _page_that_reloads(request)(scope, receive, send)
         try:
-            found = await self._read(request)
-            session = scope[_SCOPE_KEY] = found or _new_session(None, None)
-            if found and _shows_former_session(request, found):
-                return await Response(headers={"HX-Refresh": "true"})(scope, receive, send)
+            found = scope[_SENT_KEY] = await self._read(request)
+            session = scope[_SCOPE_KEY] = found[0] if found else _new_session(None, None)
+            if found and _shows_former_session(request, session):
+                reload = Response(headers={"HX-Refresh": "true", "Cache-Control": "no-store"})
+                return await reload(scope, receive, send)
             scope["headers"] = [*_trusted(scope), *_credentials(session)]
             _check_origin(scope)
         except SpeakerRegistryError as error:
             return await self._answer_with(request, render(request, error), receive, send)
-        answer = _PageAnswer(request, send, lambda: self._cookie(request, found))
+        answer = _PageAnswer(request, send, lambda: self._cookies(request, found))
         return await self._app(scope, receive, answer.send)
 
     async def _answer_with(self, request: Request, response: Response, receive: Receive, send: Send) -> None:
         request.scope.setdefault(_SCOPE_KEY, _new_session(None, None))
-        await response(request.scope, receive, _PageAnswer(request, send, _no_cookie).send)
+        await response(request.scope, receive, _PageAnswer(request, send, _no_cookies).send)
 
-    async def _read(self, request: Request) -> Session | None:
-        sent = sent_cookie(request, COOKIE)
-        return await run_in_threadpool(self._open, sent) if sent else None
+    async def _read(self, request: Request) -> list[Session]:
+        """Return the sessions that the browser sent. That of a person who is signed in comes first."""
+        sent = [value for name in (COOKIE, FORM_COOKIE) if (value := sent_cookie(request, name))]
+        return await run_in_threadpool(self._open, sent) if sent else []
 
-    def _open(self, sent: str) -> Session | None:
-        session = _parsed(self._seal.open(sent))
-        if session is None or session.key is None:
-            return session
-        return session if session.id and not self._ended.has(session.id) else None
+    def _open(self, sent: list[str]) -> list[Session]:
+        sessions = (_parsed(self._seal.open(value)) for value in sent)
+        return [session for session in sessions if session is not None]
 
-    async def _cookie(self, request: Request, before: Session | None) -> str | None:
-        """Return the header that makes a browser keep the session, or None if it keeps it already."""
-        session = request.scope[_SCOPE_KEY]
-        if session == before:
-            return None
-        sealed = await run_in_threadpool(self._seal.seal, json.dumps(asdict(session)).encode())
-        return cookie_header(request, COOKIE, sealed, path=PAGES, seconds=SEALED_SECONDS, same_site="Strict")
+    async def _cookies(self, request: Request, sent: list[Session]) -> list[str]:
+        """Return the headers that make a browser keep the session, or none if it keeps it already.
+
+        A session that it replaces is removed. No other is, because another tab may have signed in meanwhile.
+        """
+        session = session_of(request)
+        if session in sent[:1]:
+            return []
+        content = json.dumps(asdict(session)).encode()
+        sealed = await run_in_threadpool(self._seal.seal, content, session.id)
+        replaced = {one.cookie for one in sent} - {session.cookie}
+        return [
+            _cookie(request, session.cookie, sealed, SEALED_SECONDS),
+            *(_cookie(request, name, "", 0) for name in replaced),
+        ]
 
 
-async def _no_cookie() -> None:
-    """Leave the browser's cookie as it is."""
+async def _no_cookies() -> list[str]:
+    """Leave the browser's cookies as they are."""
+    return []
 
 
 class _PageAnswer:
-    """Sends the answer to a request for a page. Adds the cookie, and turns an error into a page.
+    """Sends the answer to a request for a page. Adds the cookies, and turns an error into a page.
 
     An answer whose cookie cannot be made is not sent: its forms would belong to no session.
     """
 
-    def __init__(self, request: Request, send: Send, cookie: Callable[[], Awaitable[str | None]]) -> None:
+    def __init__(self, request: Request, send: Send, cookies: Callable[[], Awaitable[list[str]]]) -> None:
         self._request = request
         self._send = send
-        self._cookie = cookie
+        self._cookies = cookies
         self._refusal: Message | None = None
         self._body = b""
         self._is_replaced = False
@@ -207,7 +232,7 @@ class _PageAnswer:
                 self._refusal = message
                 return
             try:
-                await self._add_cookie(message)
+                await self._add_cookies(message)
             except Unavailable as error:
                 await self._replace_with(error)
                 return
@@ -225,11 +250,10 @@ class _PageAnswer:
         start: Message = {"status": answer.status_code, "headers": answer.raw_headers}
         await self._send_refusal(start)
 
-    async def _add_cookie(self, message: Message) -> None:
+    async def _add_cookies(self, message: Message) -> None:
         if self._request.url.path.startswith(f"{PAGES}/assets/"):
             return  # any cache may keep this answer for a year
-        cookie = await self._cookie()
-        if cookie is not None:
+        for cookie in await self._cookies():
             MutableHeaders(scope=message).append("Set-Cookie", cookie)
 
     async def _send_refusal(self, refused: Message) -> None:
@@ -238,7 +262,7 @@ class _PageAnswer:
             # The browser keeps its cookie. Another tab may have signed in since this request was sent, or
             # show a sign-in page whose form belongs to the cookie. A cookie whose key has ended opens
             # no page.
-            self._cookie = _no_cookie
+            self._cookies = _no_cookies
             response = _sign_in_first(request, session_of(request).key is not None)
         else:
             await _recognize(request, status)
@@ -247,7 +271,7 @@ class _PageAnswer:
         status = response.status_code
         start: Message = {"type": "http.response.start", "status": status, "headers": headers.raw}
         with suppress(Unavailable):  # no form on a page of an error needs a session that begins here
-            await self._add_cookie(start)
+            await self._add_cookies(start)
         await self._send(start)
         await self._send({"type": "http.response.body", "body": bytes(response.body)})
 
@@ -364,27 +388,8 @@ def _parsed(opened: bytes | None) -> Session | None:
         return None
 
 
-def sent_cookie(request: Request, name: str) -> str | None:
-    """Return the value of a cookie of ours, or None if the browser sent none."""
-    try:
-        found = SimpleCookie(request.headers.get("cookie", "")).get(_full_name(request, name))
-    except CookieError:
-        return None
-    return found.value if found else None
-
-
-def cookie_header(request: Request, name: str, value: str, *, path: str, seconds: int, same_site: str) -> str:
-    """Return the header that makes a browser keep a cookie which no script can read."""
-    secure = "; Secure" if request.url.scheme == "https" else ""
-    cookie = f"{_full_name(request, name)}={value}"
-    return f"{cookie}; Path={path}; Max-Age={seconds}; HttpOnly; SameSite={same_site}{secure}"
-
-
-def _full_name(request: Request, name: str) -> str:
-    """Return a cookie's name. Browsers accept a name that begins with `__Secure-` only over HTTPS, so that an
-    attacker who answers for the registry's host name over HTTP cannot plant a session.
-    """
-    return f"__Secure-{name}" if request.url.scheme == "https" else name
+def _cookie(request: Request, name: str, value: str, seconds: int) -> str:
+    return cookie_header(request, name, value, path=PAGES, seconds=seconds, same_site="Strict")
 
 
 def _comes_from_elsewhere(request: Request) -> bool:

@@ -8,7 +8,7 @@ from starlette.responses import RedirectResponse, Response
 from services.registry_api.access.rules import ANY_KEY, PUBLIC, access_of, authenticate
 from services.registry_api.dependencies import CallerDep
 from services.registry_api.pages.forms import MAX_FIELD, checked_form, page_router, redirect_to, show
-from services.registry_api.pages.rendering import ASSETS, MAX_NEXT, own_page
+from services.registry_api.pages.rendering import ASSETS, MAX_NEXT, VERSIONS, own_page
 from services.registry_api.pages.sessions import begin_session, end_session, show_namespace, use_key
 from speaker_registry.errors import (
     InvalidApiKey,
@@ -27,11 +27,11 @@ _MEDIA_TYPES = {"css": "text/css", "js": "text/javascript", "svg": "image/svg+xm
 @router.get("/assets/{name}", dependencies=[PUBLIC])
 async def page_asset(name: str, version: Annotated[str, Query(alias="v", max_length=64)] = "") -> Response:
     """Get an asset, such as the stylesheet. If the request names its version, browsers may cache it for a
-    year.
+    year. During a roll-out, the version may be that of another release.
     """
     if name not in ASSETS:
         raise NotFound(f"There is no asset {ascii(name)[:80]}.")
-    age = "public, max-age=31536000, immutable" if version else "no-cache"
+    age = "public, max-age=31536000, immutable" if version == VERSIONS[name] else "no-cache"
     kind = _MEDIA_TYPES[name.rpartition(".")[2]]
     return Response(ASSETS[name], media_type=kind, headers={"Cache-Control": age})
 

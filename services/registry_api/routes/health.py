@@ -18,16 +18,18 @@ from speaker_registry import __version__
 from speaker_registry.errors import SpeakerRegistryError
 
 CACHE_SECONDS = 0.5
+_NOT_KEPT = {"Cache-Control": "no-store"}
 _ICON = Path(__file__).with_name("favicon.ico").read_bytes()
 router = Router(tags=["health"], any_query=True)
 
 
 @router.get("/healthz", responses=responses("get_health"), dependencies=[PUBLIC])
-async def get_health() -> dict[str, str]:
+async def get_health(response: Response) -> dict[str, str]:
     """Check that the process is alive.
 
     Dependencies are not checked, because restarting this process would not repair them.
     """
+    response.headers.update(_NOT_KEPT)
     return {"status": "ok"}
 
 
@@ -47,14 +49,15 @@ async def get_readiness(request: Request) -> Response:
     body: dict[str, object] = {"status": status, "version": __version__, "parts": parts}
     if readiness.unserved:
         body["details"] = readiness.unserved
-    return JSONResponse(body, status_code=200 if good else 503, headers={} if good else {"Retry-After": "1"})
+    headers = _NOT_KEPT if good else {**_NOT_KEPT, "Retry-After": "1"}
+    return JSONResponse(body, status_code=200 if good else 503, headers=headers)
 
 
 @router.get("/metrics", responses=responses("get_metrics"), response_class=Response, dependencies=[METRICS])
 def get_metrics(request: Request) -> Response:
     """Get the metrics for Prometheus: those of this process, and those of queues and index in Redis."""
     content, media_type = exposition(request.headers.get("accept", ""))
-    return Response(content, headers={"Cache-Control": "no-store", "Content-Type": media_type})
+    return Response(content, headers={**_NOT_KEPT, "Content-Type": media_type})
 
 
 @router.get("/", include_in_schema=False, response_class=Response, dependencies=[PUBLIC])

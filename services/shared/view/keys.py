@@ -26,6 +26,8 @@ worker:{name}   the last report of a worker, as JSON
 campaigns       the progress of campaigns that are not over: id -> JSON
 errors:{namespace}:{hour}   answers with a status of 500 or above: Unix seconds of the minute -> number
 keys_used       API keys: id -> Unix seconds of the last use
+seal_secret     the secret of the cookies of pages
+ended:{session} exists once a person has ended the session, until its cookies expire
 
 Beside the generations, `sr:former` names the last one whose view was complete.
 """
@@ -142,6 +144,14 @@ def failed_proofs_key(generation: str, profile: str) -> str:
 
 def keys_used_key(generation: str) -> str:
     return f"sr:{generation}:keys_used"
+
+
+def seal_secret_key(generation: str) -> str:
+    return f"sr:{generation}:seal_secret"
+
+
+def ended_session_key(generation: str, session_id: str) -> str:
+    return f"sr:{generation}:ended:{session_id}"
 
 
 def server_errors_key(generation: str, namespace: str, hour: int) -> str:

@@ -975,6 +975,9 @@ def test_health_says_only_that_the_process_lives(start: Start):
     registry = start()
     shutil.rmtree(registry.folder)
     assert get(registry, "/healthz") == {"status": "ok"}
+    for path, status in (("/healthz", 200), ("/readyz", 503)):
+        answer = registry.client.get(path)
+        assert (answer.status_code, answer.headers["Cache-Control"]) == (status, "no-store")
 
 
 def test_many_who_ask_whether_it_is_ready_cost_one_look(start: Start, monkeypatch: pytest.MonkeyPatch):

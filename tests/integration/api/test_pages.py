@@ -16,10 +16,9 @@ import pytest
 
 from services.registry_api.access.rules import accepted_scopes, our_routes
 from services.registry_api.keys.api_keys import ALL_SCOPES
-from services.registry_api.keys.seal import Seal
 from services.registry_api.pages import history, keys, voices
 from services.registry_api.pages.activity import Activity
-from services.registry_api.pages.sessions import COOKIE, is_page
+from services.registry_api.pages.sessions import COOKIE, FORM_COOKIE, is_page
 from services.shared.configuration.access import RateSettings
 from services.shared.view.keys import jobs_key
 from services.shared.view.workers import FailedProof
@@ -178,10 +177,11 @@ def test_signing_in_starts_a_new_session(closed: Registry):
     """A session that someone else planted before must not become the one that is signed in."""
     with Visitor(closed) as visitor:
         visitor.get("/login")
-        planted = visitor.http.cookies[COOKIE]
+        planted = visitor.http.cookies[FORM_COOKIE]
         visitor.sign_in(str(BOOTSTRAP))
         assert visitor.http.cookies[COOKIE] != planted
-        with httpx.Client(base_url=closed.url, cookies={COOKIE: planted}) as other:
+        cookies = {COOKIE: planted, FORM_COOKIE: planted}
+        with httpx.Client(base_url=closed.url, cookies=cookies) as other:
             assert other.get("/dashboard").status_code == 303
 
 
@@ -298,6 +298,7 @@ def test_a_refusal_leaves_an_open_sign_in_page_valid(closed: Registry, signed_in
 def test_signing_out_ends_the_session(operator: Visitor):
     """After signing out, going back shows nothing."""
     assert operator.post("/logout").url.path == "/dashboard/login"
+    assert COOKIE not in operator.http.cookies
     assert operator.get("/voices").url.path == "/dashboard/login"
 
 
@@ -434,6 +435,7 @@ def test_a_page_of_another_namespace_loads_itself_again(operator: Visitor, close
     operator.post("/namespace", {"namespace": "theirs"})
     stale = fetch(before)
     assert (stale.headers["HX-Refresh"], stale.text) == ("true", "")
+    assert stale.headers["Cache-Control"] == "no-store"
     assert name in fetch(token()).text
 
 
@@ -999,6 +1001,8 @@ def test_pages_load_nothing_inline_and_nothing_from_elsewhere(operator: Visitor,
             assert address.startswith(("/", "#"))
         for asset in re.findall(r'"(/dashboard/assets/[^"]*)"', page.text):
             assert operator.http.get(asset).headers["cache-control"] == "public, max-age=31536000, immutable"
+            of_another_release = operator.http.get(asset.partition("?")[0], params={"v": "0" * 12})
+            assert of_another_release.headers["cache-control"] == "no-cache"
 
 
 def leads_to(page: str) -> set[str]:
@@ -1113,16 +1117,87 @@ def test_voices_are_found_by_their_labels(registry: Registry, visitor: Visitor, 
     assert "<b>" not in refused.text
 
 
-def test_sessions_survive_another_process_and_not_a_lost_redis(registry: Registry):
-    """All API processes read each other's sessions. After a loss of Redis people sign in again."""
-    one, other = (
-        Seal(registry.plain_redis),
-        Seal(registry.plain_redis, monotonic=lambda: 10.0),
-    )
-    sealed = one.seal(b"something")
-    assert other.open(sealed) == b"something"
-    assert b"something" not in sealed.encode()
-    registry.redis.delete("sr:seal_secret")
-    anew = Seal(registry.plain_redis)
-    assert anew.open(sealed) is None
-    assert Seal(registry.plain_redis).open(anew.seal(b"x")) == b"x"
+@pytest.mark.parametrize("how", ["emptied", "rolled back", "secret deleted"])
+def test_no_cookie_outlives_a_loss_of_redis(start: Start, valkey: Any, how: str):
+    """All API processes read each other's sessions. When Redis may have forgotten which of them have ended,
+    everybody signs in again.
+    """
+    url = empty(valkey, 12)
+    one = start(url, access=CLOSED)
+    other = start(url, one.folder, access=CLOSED)
+
+    def opened(cookie: str) -> set[int]:
+        cookies = {COOKIE: cookie}
+        return {
+            httpx.get(f"{process.url}/dashboard/keys", cookies=cookies).status_code
+            for process in (one, other)
+        }
+
+    with Visitor(one, str(BOOTSTRAP)) as leaving, Visitor(other, str(BOOTSTRAP)) as staying:
+        left, kept = (visitor.http.cookies[COOKIE] for visitor in (leaving, staying))
+        assert opened(left) == opened(kept) == {200}
+        dump = {key: one.redis.dump(key) for key in one.redis.scan_iter()}
+        one.opened.generation.check()
+        leaving.post("/logout")
+        assert (opened(left), opened(kept)) == ({303}, {200})
+        if how == "secret deleted":
+            one.redis.delete(*one.redis.scan_iter("sr:*:seal_secret"))
+        else:
+            one.redis.flushdb()
+            for key, value in dump.items() if how == "rolled back" else ():
+                one.redis.restore(key, 0, value)
+            one.opened.generation.check()  # as every process does once a second
+        assert opened(left) == opened(kept) == {303}
+        staying.sign_in(str(BOOTSTRAP))
+        assert opened(staying.http.cookies[COOKIE]) == {200}
+        assert opened(left) == opened(kept) == {303}
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        b"theme=dark mode",
+        b"foo",
+        b'prefs={"a":1}',
+        b"version=3",
+        b"foo[bar]=1",
+        "who=Jörg".encode(),
+        COOKIE.encode() + b"=",
+        b"x" + COOKIE.encode() + b"=1",
+        b"",
+    ],
+)
+def test_cookies_of_other_applications_sign_nobody_out(operator: Visitor, other: bytes):
+    """Browsers send all cookies of a host, and others may set cookies that no standard allows."""
+    own = f"{COOKIE}={operator.http.cookies[COOKIE]}".encode()
+    with httpx.Client(base_url=operator.http.base_url) as http:
+        for sent in ([other + b"; " + own], [own + b";" + other], [other, own], [own, other]):
+            headers = [(b"Cookie", one) for one in sent]
+            assert http.get("/dashboard/keys", headers=headers).status_code == 200
+
+
+def test_of_two_cookies_of_one_name_the_first_counts(operator: Visitor):
+    """Browsers send the one with the longer path first. An application at `/` could use the same name."""
+    cookie = f"{COOKIE}={operator.http.cookies[COOKIE]}; {COOKIE}=elsewhere"
+    with httpx.Client(base_url=operator.http.base_url) as http:
+        assert http.get("/dashboard/keys", headers={"Cookie": cookie}).status_code == 200
+
+
+def test_a_link_over_plain_http_leaves_the_session_as_it_is(closed: Registry, operator: Visitor):
+    """Browsers leave the session's cookie out then, and do not tell why. The sign-in page that they show must
+    not sign the other tabs out, and its form signs in.
+    """
+    before = operator.http.cookies[COOKIE]
+    with Visitor(closed) as linked:
+        page = linked.get("/jobs")
+        assert page.url.path == "/dashboard/login"
+        assert set(linked.http.cookies) == {FORM_COOKIE}
+        operator.http.cookies.update(linked.http.cookies)
+    assert operator.get("/keys").url.path == "/dashboard/keys"
+    [token] = TOKEN.findall(page.text)
+    sent = {"key": str(BOOTSTRAP), "token": token}
+    assert operator.http.post("/dashboard/namespace", data=sent).status_code == 403
+    assert operator.http.post("/dashboard/login", data=sent).url.path == "/dashboard"
+    assert set(operator.http.cookies) == {COOKIE}
+    with httpx.Client(base_url=closed.url, cookies={COOKIE: before}) as other:
+        assert other.get("/dashboard").status_code == 303

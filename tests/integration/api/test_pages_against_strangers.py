@@ -13,7 +13,7 @@ import httpx
 import pytest
 
 from services.registry_api.operations.delete import delete
-from services.registry_api.pages.sessions import COOKIE
+from services.registry_api.pages.sessions import COOKIE, FORM_COOKIE
 from services.shared.model.aliases import with_alias
 from services.shared.model.changes import edited
 from services.shared.model.records import About
@@ -236,7 +236,7 @@ def test_over_https_the_session_is_never_sent_over_http(strange: Registry):
     with Visitor(strange) as visitor:
         assert "Secure" not in visitor.get("/login").headers["set-cookie"]
     cookie = over_https(strange, path="/login").headers["set-cookie"].split("; ")
-    assert cookie[0].startswith(f"__Secure-{COOKIE}=")
+    assert cookie[0].startswith(f"__Secure-{FORM_COOKIE}=")
     assert {"Secure", "HttpOnly", "SameSite=Strict", "Path=/dashboard"} <= set(cookie)
 
 

@@ -13,6 +13,7 @@ from pydantic import SecretStr
 from services.registry_api.access import provider_sign_in
 from services.registry_api.pages.provider import COOKIE
 from services.registry_api.pages.sessions import COOKIE as SESSION
+from services.registry_api.pages.sessions import FORM_COOKIE
 from services.shared.configuration.access import AccessSettings
 from tests.http_server import http_server
 from tests.integration.api.access import BOOTSTRAP
@@ -176,17 +177,17 @@ def test_a_token_for_another_service_opens_nothing(visitor: Visitor, provider: P
 def test_signing_in_starts_a_new_session(registry: Registry, visitor: Visitor, provider: Provider):
     """A session that someone else planted before must not become the one that is signed in."""
     address = begin(visitor)
-    planted = visitor.http.cookies[SESSION]
+    planted = visitor.http.cookies[FORM_COOKIE]
     visitor.http.get(provider.sign_in(address))
     assert visitor.http.cookies[SESSION] != planted
-    with httpx.Client(base_url=registry.url, cookies={SESSION: planted}) as other:
+    with httpx.Client(base_url=registry.url, cookies={SESSION: planted, FORM_COOKIE: planted}) as other:
         assert other.get("/dashboard").status_code == 303
 
 
 def test_a_cookie_of_one_kind_is_none_of_the_other(registry: Registry, visitor: Visitor, provider: Provider):
     """Both are sealed with the same secret."""
     address = begin(visitor)
-    swapped = {SESSION: visitor.http.cookies[COOKIE], COOKIE: visitor.http.cookies[SESSION]}
+    swapped = {SESSION: visitor.http.cookies[COOKIE], COOKIE: visitor.http.cookies[FORM_COOKIE]}
     with httpx.Client(base_url=registry.url, cookies=swapped) as other:
         assert other.get("/dashboard").status_code == 303
         assert other.get(provider.sign_in(address)).status_code == 403
