@@ -75,7 +75,7 @@ class Plugin:
         in seconds of the monotonic clock.
         """
         self._failures = 0
-        """The number of such voices in this look."""
+        """The number of failures in this look."""
         self._reasons = Reasons()
 
     def add_server(self, server: Server, loop: Loop) -> UploadedVoices:
@@ -119,11 +119,11 @@ class Plugin:
         return self._failed.get(entry.voice_id, 0.0)
 
     def _hold(self, entry: ManifestEntry, servers: list[UploadedVoices]) -> None:
-        """Make cache and servers hold a voice, and accept the first voice of a look that fails.
+        """Make cache and servers hold a voice, and accept the first failure of a look.
 
         The registry may have no answer for this voice alone, for example if its store cannot read one object,
-        or the place of its file may be taken. A second voice that fails in the same look means that the
-        registry is away, or the folder full.
+        or the place of its file may be taken. A second failure in the same look means that the registry is
+        away, or the folder full.
         """
         steps = [partial(self._filler.fill, entry)]
         steps += [partial(uploads.offer, entry, self._following.registry) for uploads in servers]
@@ -133,7 +133,7 @@ class Plugin:
             self._reasons.drop(entry.voice_id)
             return
         self._failed[entry.voice_id] = time.monotonic()
-        self._failures += 1
+        self._failures += len(faults)
         if self._failures > 1:
             raise faults[0]
         reason = str(faults[0]) or type(faults[0]).__name__
