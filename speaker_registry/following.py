@@ -11,7 +11,6 @@ from typing import Protocol
 
 from speaker_registry.errors import NotFound, SpeakerRegistryError
 from speaker_registry.manifests import Manifest, ManifestEntry
-from speaker_registry.moving.faults import concerns_one_voice
 from speaker_registry.schemas import VoiceVersion
 
 FindVersion = Callable[[str], VoiceVersion]
@@ -92,18 +91,14 @@ def _difference(before: Mapping[str, ManifestEntry], now: Mapping[str, ManifestE
 def is_deleted(find: Callable[[], VoiceVersion], is_same: Callable[[str], bool]) -> bool:
     """Return whether a version was deleted, or lost when the registry was restored from a backup.
 
-    A follower that cannot replace a version yet asks this, because it must not go on with a deleted one.
+    A follower that cannot replace a version yet asks this, because it must not go on with a deleted one. If
+    the registry has no answer, the version counts as one that is still there.
 
     Args:
         find: Asks the registry for the version.
         is_same: Returns whether an id of a version is that of the version in question.
-
-    Raises:
-        SpeakerRegistryError: The registry cannot be reached or refuses the API key.
     """
     try:
         return not is_same(find().id)
     except SpeakerRegistryError as error:
-        if not concerns_one_voice(error):
-            raise
         return isinstance(error, NotFound)

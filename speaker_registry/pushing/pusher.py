@@ -8,11 +8,11 @@ mark (see `names.Mark`), also by a later process.
 """
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 from speaker_registry.client import RegistryClient
-from speaker_registry.errors import InvalidRequest, PayloadTooLarge, SpeakerRegistryError
+from speaker_registry.errors import InvalidRequest, PayloadTooLarge, SpeakerRegistryError, Unavailable
 from speaker_registry.following import Following, is_deleted
 from speaker_registry.manifests import ManifestEntry
 from speaker_registry.moving.faults import concerns_one_voice, retry_when_asked
@@ -60,6 +60,8 @@ class _State:
     now: float
     """The time, by the clock of the server."""
     removed: int = 0
+    faults: list[SpeakerRegistryError] = field(default_factory=list)
+    """Errors of clips that may concern more than one voice."""
 
 
 class Pusher:
@@ -87,6 +89,10 @@ class Pusher:
         when it began, and has not asked the registry yet when that was.
         """
         self._has_looked = False
+        self._failed: dict[str, float] = {}
+        """Ids of the voices for whose clips the registry had no answer when it was last asked, and when that
+        was, by the clock of the server.
+        """
         self._refused: dict[tuple[str, str], tuple[str, float]] = {}
         """Names, with the ids of the versions, that the server has refused: the reason, and until when they
         are not sent again.
@@ -95,7 +101,8 @@ class Pusher:
     def run(self) -> Report:
         """Make the server offer what the registry holds now.
 
-        A deleted voice is deleted first. A voice that the server or the registry refuses is reported.
+        A deleted voice is deleted first. A voice that the server or the registry refuses is reported, and so
+        is one for whose clip the registry has no answer. A second one means that the registry is away.
 
         Raises:
             InvalidRequest: The server has voices that were pushed from another registry at the same address.
@@ -110,7 +117,8 @@ class Pusher:
         self._notice_replaced(state)
         for name in [name for name in self._replaced if self._may_leave(name, state)]:
             self._delete(name, state)
-        outcomes = tuple(self._sync_voice(entry, state) for entry in self._by_priority(state))
+        outcomes = tuple(self._checked_sync(entry, state) for entry in self._by_priority(state))
+        self._failed = {voice_id: at for voice_id, at in self._failed.items() if voice_id in entries}
         self._refused = {key: one for key, one in self._refused.items() if state.now < one[1]}
         return Report(outcomes=outcomes, removed=state.removed)
 
@@ -190,9 +198,23 @@ class Pusher:
         return min([state.now, *(float(change.at) for change in changes)])
 
     def _by_priority(self, state: _State) -> list[ManifestEntry]:
-        """Return the voices in the order in which they get slots: those that the server knows come first."""
+        """Return the voices in the order in which they get slots: those that the server knows come first.
+        Voices that failed come last and take turns, so they keep no other one out.
+        """
         known = {one.voice_id for one in state.ours.values()}
-        return sorted(self._following.voices.values(), key=lambda one: one.voice_id not in known)
+        return sorted(
+            self._following.voices.values(),
+            key=lambda one: (self._failed.get(one.voice_id, 0.0), one.voice_id not in known),
+        )
+
+    def _checked_sync(self, entry: ManifestEntry, state: _State) -> Outcome:
+        """Upload a version as `_sync_voice` does, and end the run if the registry has refused that for all
+        voices, or has had no answer for a second one.
+        """
+        outcome = self._sync_voice(entry, state)
+        if len(state.faults) > 1 or any(not isinstance(one, Unavailable) for one in state.faults):
+            raise state.faults[-1]
+        return outcome
 
     def _sync_voice(self, entry: ManifestEntry, state: _State) -> Outcome:
         """Upload a version unless the server has it, and return the outcome."""
@@ -244,8 +266,10 @@ class Pusher:
             source = self._source(entry)
         except SpeakerRegistryError as error:
             if not concerns_one_voice(error):
-                raise
+                self._failed[entry.voice_id] = state.now
+                state.faults.append(error)
             return error.message
+        self._failed.pop(entry.voice_id, None)
         if name in state.ours:
             self._delete(name, state)
         self._make_room(state)

@@ -4,7 +4,7 @@ import logging
 import re
 from collections.abc import Callable, Collection, Mapping
 from threading import Lock
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from speaker_registry.client import RegistryClient
 from speaker_registry.errors import SpeakerRegistryError
@@ -35,6 +35,19 @@ class SpeakerCache(Protocol):
     def stats(self) -> dict[str, Any]: ...
 
 
+class _Held(NamedTuple):
+    """A version that is in the cache."""
+
+    entry: ManifestEntry
+    names: frozenset[str]
+    """The names that it has there."""
+
+
+def _names_of(entry: ManifestEntry) -> frozenset[str]:
+    """Return the names of a version in the server, one of which an upload to the server itself may have."""
+    return frozenset({versioned_name(entry), bare_name(entry)})
+
+
 class CacheFiller:
     """Fills one speaker cache.
 
@@ -44,10 +57,12 @@ class CacheFiller:
 
     def __init__(self, client: RegistryClient, profile: str, cache: SpeakerCache) -> None:
         self._client, self._profile, self._cache = client, profile, cache
-        self._held: dict[str, ManifestEntry] = {}
-        """The entries that are in the cache, by the ids of their voices."""
+        self._held: dict[str, _Held] = {}
+        """What is in the cache, by the ids of the voices."""
         self._names: set[str] = set()
         """The bare names that voices of the registry have had since this process began."""
+        self._own: frozenset[str] = frozenset()
+        """The names that uploads to the server itself had at the last `clear_others`."""
         self._was_full = False
         self._reasons = Reasons()
 
@@ -60,14 +75,17 @@ class CacheFiller:
         unless a voice of the registry has had the name.
 
         Args:
-            own: Names of voices that were uploaded to the server itself. Their cache entries stay.
+            own: Names of voices that were uploaded to the server itself. Their cache entries stay, and they
+                are given no others: an upload may be of the same second as the version of that name, and
+                would be heard as that.
         """
+        self._own = frozenset(own)
         for voice_id, held in list(self._held.items()):
-            if voice_id not in voices or voices[voice_id].version_id != held.version_id:
-                self._drop(held)
+            if voice_id not in voices or voices[voice_id].version_id != held.entry.version_id:
+                self._drop(held.entry)
         self._reasons.keep(voices)
         self._names.update(bare_name(one) for one in voices.values())
-        wanted = {(versioned_name(one), one.created_at) for one in voices.values()}
+        wanted = {(name, one.created_at) for one in voices.values() for name in _names_of(one)}
         self._clear(
             lambda name, created_at: (
                 name not in own and (name, created_at) not in wanted and self._is_ours(name, created_at)
@@ -80,14 +98,16 @@ class CacheFiller:
         The server makes entries without a creation time for its custom voices, once, when it loads the model,
         and for a request whose voice was withdrawn after the request had begun.
         """
+        if name in self._names:
+            return True
         if created_at == 0:
-            return name in self._names or name.rpartition("@")[0] in self._names
+            return name.rpartition("@")[0] in self._names
         return _VERSIONED.fullmatch(name) is not None
 
     def _drop(self, held: ManifestEntry) -> None:
         """Clear the cache entries of a voice."""
         del self._held[held.voice_id]
-        leaving = {(name, held.created_at) for name in (bare_name(held), versioned_name(held))}
+        leaving = {(name, held.created_at) for name in _names_of(held)}
         self._clear(lambda name, created_at: (name, created_at) in leaving)
 
     def _clear(self, is_leaving: Callable[[str, int], bool]) -> None:
@@ -108,9 +128,11 @@ class CacheFiller:
         Raises:
             SpeakerRegistryError: The registry cannot be reached. What the cache had is still there.
         """
-        before = self._held.get(entry.voice_id)
-        if entry.digest is None or before == entry:
+        now = _Held(entry, _names_of(entry) - self._own)
+        held = self._held.get(entry.voice_id)
+        if entry.digest is None or held == now:
             return
+        before = None if held is None else held.entry
         if self._is_full((entry.size or 0) - (before.size or 0 if before else 0)):
             if before is not None:  # or the server would go on with an artifact that was replaced
                 self._drop(before)
@@ -128,9 +150,9 @@ class CacheFiller:
             return
         self._reasons.drop(entry.voice_id)
         for model_type, slot in slots.items():
-            for name in (versioned_name(entry), bare_name(entry)):
+            for name in now.names:
                 self._cache.put(self._cache.make_cache_key(name, model_type, entry.created_at), slot)
-        self._held[entry.voice_id] = entry
+        self._held[entry.voice_id] = now
 
     def _is_full(self, size: int) -> bool:
         """Return whether an artifact that adds so many bytes to the cache is one too many."""

@@ -70,10 +70,12 @@ class Plugin:
         self._wake = threading.Event()
         self._stopped = False
         self._last_fault = ""
-        self._failed: set[str] = set()
-        """Ids of the voices for which the registry had no answer when they were last fetched."""
+        self._failed: dict[str, float] = {}
+        """Ids of the voices that could not be fetched or written when that was last tried, and when that was,
+        in seconds of the monotonic clock.
+        """
         self._failures = 0
-        """The number of such failures in this look."""
+        """The number of failures in this look."""
         self._reasons = Reasons()
 
     def add_server(self, server: Server, loop: Loop) -> UploadedVoices:
@@ -104,38 +106,39 @@ class Plugin:
         """
         servers = self._take_away()
         self._failures = 0
-        for entry in sorted(self._following.voices.values(), key=lambda one: one.voice_id in self._failed):
+        for entry in sorted(self._following.voices.values(), key=self._failed_at):
             if time.monotonic() >= self._next_look:
                 servers = self._take_away()
             if self._following.voices.get(entry.voice_id) == entry:
                 self._hold(entry, servers)
 
-    def _hold(self, entry: ManifestEntry, servers: list[UploadedVoices]) -> None:
-        """Make cache and servers hold a voice."""
-        before = self._failures
-        self._attempt(entry, partial(self._filler.fill, entry))
-        for uploads in servers:
-            self._attempt(entry, partial(uploads.offer, entry, self._following.registry))
-        if self._failures == before:
-            self._failed.discard(entry.voice_id)
-            self._reasons.drop(entry.voice_id)
-
-    def _attempt(self, entry: ManifestEntry, fetch: Callable[[], None]) -> None:
-        """Fetch something of a voice, and accept the first failure of a look.
-
-        The registry may have no answer for this voice alone, for example if its store cannot read one object.
-        A second failure in the same look means that the registry is away. Voices that failed are the last
-        ones in the next look, so they keep no other voice out.
+    def _failed_at(self, entry: ManifestEntry) -> float:
+        """Return when a voice failed last, or 0 if it has not. In this order, voices that fail keep no other
+        one out, and take turns.
         """
-        try:
-            fetch()
-        except Unavailable as error:
-            self._failed.add(entry.voice_id)
-            self._failures += 1
-            if self._failures > 1:
-                raise
-            if self._reasons.is_news(entry.voice_id, error.message):
-                log.warning("Voice %s cannot be fetched now: %s", entry.voice, error.message)
+        return self._failed.get(entry.voice_id, 0.0)
+
+    def _hold(self, entry: ManifestEntry, servers: list[UploadedVoices]) -> None:
+        """Make cache and servers hold a voice, and accept the first failure of a look.
+
+        The registry may have no answer for this voice alone, for example if its store cannot read one object,
+        or the place of its file may be taken. A second failure in the same look means that the registry is
+        away, or the folder full.
+        """
+        steps = [partial(self._filler.fill, entry)]
+        steps += [partial(uploads.offer, entry, self._following.registry) for uploads in servers]
+        faults = [fault for step in steps if (fault := _fault_of(step)) is not None]
+        if not faults:
+            self._failed.pop(entry.voice_id, None)
+            self._reasons.drop(entry.voice_id)
+            return
+        self._failed[entry.voice_id] = time.monotonic()
+        self._failures += len(faults)
+        if self._failures > 1:
+            raise faults[0]
+        reason = str(faults[0]) or type(faults[0]).__name__
+        if self._reasons.is_news(entry.voice_id, reason):
+            log.warning("Voice %s cannot be fetched or written now: %s", entry.voice, reason)
 
     def _take_away(self) -> list[UploadedVoices]:
         """Ask the registry which voices there are, and take all others out of cache and servers.
@@ -147,7 +150,7 @@ class Plugin:
         servers = list(self._servers)
         for uploads in servers:
             self._check_registry(uploads, self._following.registry)
-        self._failed &= voices.keys()
+        self._failed = {voice_id: at for voice_id, at in self._failed.items() if voice_id in voices}
         self._reasons.keep(voices)
         self._filler.clear_others(voices, {name for uploads in servers for name in uploads.own_names()})
         for uploads in servers:
@@ -178,6 +181,15 @@ class Plugin:
     def _sample(self, reference: str, facts: Mapping[str, str]) -> bytes:
         model_type = self._following.model_type or ""
         return SpeakerSamples(self._client, self._settings.profile, model_type).sample(reference, **facts)
+
+
+def _fault_of(step: Callable[[], None]) -> Unavailable | OSError | None:
+    """Take a step for one voice. Returns its failure if the step may succeed for the next voice."""
+    try:
+        step()
+    except (Unavailable, OSError) as error:
+        return error
+    return None
 
 
 def _cache() -> SpeakerCache:

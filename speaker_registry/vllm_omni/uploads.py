@@ -10,7 +10,7 @@ import hashlib
 import logging
 import os
 import time
-from collections.abc import Callable, Container, Mapping, MutableMapping
+from collections.abc import Callable, Mapping, MutableMapping
 from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path
@@ -85,10 +85,12 @@ class UploadedVoices:
         """Maps the bare name of each voice to the versioned name of its default version."""
         self._leaving: dict[str, float] = {}
         """Versioned names that were replaced, and until when they stay."""
-        self._reasons = Reasons()
+        self._reasons, self._unerased = Reasons(), Reasons()
+        self._files: dict[str, Info] = {}
+        """Paths of the files of the registry's voices that this process has met or written, and what they
+        tell of themselves. Each is erased when nobody uses it, and stays here until that has succeeded.
+        """
         self._adopt()
-        self._unused = self._files() - self._used()
-        """Files of the registry's voices that the server has not taken over, until the first look is over."""
 
     def pin(self, request: SpeechRequest) -> None:
         """Make a request that names a voice of the registry use the version that is its default now.
@@ -100,18 +102,18 @@ class UploadedVoices:
             return
         typed = request.voice.strip()
         name = key_of_name(typed)
-        versioned = self._current.get(name, name)
-        if self._is_own(typed.lower()):
+        if self._is_own(typed.lower()) or not self._has_of_registry(name):
             return
-        if self._has_of_registry(name) and self._has_of_registry(versioned):
-            request.voice = versioned
+        versioned = self._current.get(name, name)
+        # An upload to the server itself may have the name of the version. The bare name still means it.
+        request.voice = versioned if self._has_of_registry(versioned) else name
 
     def own_names(self) -> set[str]:
         """Return the names of the voices that were uploaded to the server itself."""
         return {name for name, info in list(self._server.uploaded_speakers.items()) if _MARK not in info}
 
     def check_registry(self, registry: str | None) -> None:
-        """Check that the server has no voices of another registry.
+        """Check that neither the server nor its folder has voices of another registry.
 
         A restarted server may meet another registry at the same address, which knows none of the voices in
         the folder. They would be taken for deleted ones.
@@ -122,10 +124,10 @@ class UploadedVoices:
         Raises:
             Unavailable: The server has voices of another registry. They stay as they are.
         """
-        for name, info in list(self._server.uploaded_speakers.items()):
-            if _MARK in info and is_another_registry(info.get(_REGISTRY), registry):
+        for info in list(self._files.values()):
+            if is_another_registry(info.get(_REGISTRY), registry):
                 raise Unavailable(
-                    f"this server has voices, such as {name[:80]!a}, of another registry than "
+                    f"this server has voices, such as {_name_in(info)[:80]!a}, of another registry than "
                     f"{str(registry)[:80]!a}, which answers now; they stay, and no voice of it is taken. "
                     "Check where the address of the registry leads. If the registry was replaced on purpose, "
                     f"erase {_FILES} in {str(self._server.uploaded_speakers_dir)!a} and "
@@ -145,8 +147,7 @@ class UploadedVoices:
                 self._in_loop(partial(self._withdraw, bare, name))
         self._leaving = {name: until for name, until in self._leaving.items() if until > now}
         self._reasons.keep(voices)
-        self._erase(self._unused - {str(self._path_of(one)) for one in voices.values()})
-        self._unused = set()
+        self._erase(self._files.keys() - {str(self._path_of(one)) for one in voices.values()})
         remove_abandoned_in(self._server.uploaded_speakers_dir, partial(fnmatch, pat=_FILES))
 
     def offer(self, entry: ManifestEntry, registry: str | None) -> None:
@@ -185,49 +186,56 @@ class UploadedVoices:
         return name in self._server.uploaded_speakers and not self._has_of_registry(name)
 
     def _adopt(self) -> None:
-        """Take over the voices that a former process registered. vLLM-Omni has read them from the folder."""
-        ours = {name: info for name, info in self._server.uploaded_speakers.items() if _MARK in info}
-        self._server.uploaded_speakers.update(self._hidden_by(ours))
-        for name, info in sorted(ours.items(), key=lambda one: int(one[1].get("created_at", 0))):
-            self._offer(name.rpartition("@")[0], name, info)
-
-    def _hidden_by(self, ours: Container[str]) -> dict[str, Info]:
-        """Return the uploads to the server itself that have the names of these voices of the registry.
-
-        vLLM-Omni has read all files of the folder, and has kept only the last of each name.
+        """Take over the voices that a former process registered. vLLM-Omni has read them from the folder, and
+        has kept only the last file of each name.
         """
-        hidden = {}
-        files = {str(path) for path in self._server.uploaded_speakers_dir.glob("*.safetensors")}
-        for file in sorted(files - self._used()):
-            header = _header_of(file)
-            name = header.get("voice_name_lower") or header.get("name", "").lower()
-            if _MARK not in header and name in ours:
-                hidden[name] = self._server._speaker_metadata_from_header(header, file)
+        offered, folder = self._server.uploaded_speakers, self._server.uploaded_speakers_dir
+        self._files |= {str(path): {} for path in folder.glob(_FILES.replace("*", _DIGEST))}
+        hidden = self._hidden()
+        ours = [(name, info) for name, info in [*offered.items(), *hidden] if _MARK in info]
+        own = [(name, info) for name, info in hidden if _MARK not in info]
+        offered.update([(name, info) for name, info in own if self._has_of_registry(name)])
+        self._files |= {info["file_path"]: info for _, info in ours}
+        for name, info in sorted(ours, key=lambda one: int(one[1].get("created_at", 0))):
+            if self._is_own(name) or offered.get(name) is info:
+                self._offer(name.rpartition("@")[0], name, info)
+
+    def _hidden(self) -> list[tuple[str, Info]]:
+        """Return the voices in the folder that vLLM-Omni has not kept, with their names: those of the
+        registry, and uploads to the server itself.
+        """
+        hidden: list[tuple[str, Info]] = []
+        files = self._server.uploaded_speakers_dir.glob("*.safetensors")
+        for path in sorted({str(path) for path in files} - self._used()):
+            info = self._server._speaker_metadata_from_header(_header_of(path), path)
+            if path in self._files or _MARK not in info:
+                hidden.append((_name_in(info), info))
         return hidden
 
     def _offer(self, bare: str, versioned: str, info: Info) -> None:
         """Offer a version, and erase the file of another version that had the same number."""
-        files = {info["file_path"]}
+        former = set()
         for name in (versioned, bare):
             if self._is_own(name):
                 log.warning("Voice %s was uploaded to this server and hides that of the registry", name)
                 continue
-            files.add(self._server.uploaded_speakers.get(name, info)["file_path"])
+            former.add(self._server.uploaded_speakers.get(name, info)["file_path"])
             self._server.uploaded_speakers[name] = info
             self._server._ref_audio_data_url_cache.pop(name, None)
         self._current[bare] = versioned
-        self._erase(files)
+        self._files[info["file_path"]] = info
+        self._erase(former)
 
     def _register(self, entry: ManifestEntry, registry: str | None) -> None:
         bare, versioned = bare_name(entry), versioned_name(entry)
         try:
             info = self._info(versioned, entry, registry)
-        except SpeakerRegistryError as error:
-            if not concerns_one_voice(error):
+        except (SpeakerRegistryError, OSError) as error:
+            self._withdraw_deleted(bare)
+            if isinstance(error, OSError) or not concerns_one_voice(error):
                 raise
             if self._reasons.is_news(entry.voice_id, error.message):
                 log.warning("Voice %s cannot be offered now: %s", entry.voice, error.message)
-            self._withdraw_deleted(bare)
             return
         self._reasons.drop(entry.voice_id)
         self._leaving[self._current.get(bare, versioned)] = self._clock() + GRACE_SECONDS
@@ -241,9 +249,13 @@ class UploadedVoices:
         if versioned is None:
             return
         names = [name for name in (versioned, bare) if self._has_of_registry(name)]
-        if names and self._is_deleted(versioned, self._server.uploaded_speakers[names[0]]):
+        if not names:
+            return
+        info = self._server.uploaded_speakers[names[0]]
+        if self._is_deleted(versioned, info):
             for name in names:
                 self._in_loop(partial(self._withdraw, bare, name))
+            self._erase({info["file_path"]})
 
     def _is_deleted(self, versioned: str, info: Info) -> bool:
         number = versioned.rpartition("@")[2]
@@ -261,6 +273,7 @@ class UploadedVoices:
             if registry is not None:
                 facts[_REGISTRY] = registry
             data = self._sample(entry.reference, facts)
+            self._files.setdefault(str(path), {})
             if path.exists():
                 log.warning("The file %s cannot be read, and is replaced", path)
             write_atomically(path, data)
@@ -278,28 +291,32 @@ class UploadedVoices:
         about = hashlib.sha256(f"{version_id}@{versioned}".encode()).hexdigest()[:32]
         return self._server.uploaded_speakers_dir / _FILES.replace("*", about)
 
-    def _files(self) -> set[str]:
-        """Return the paths of the files of the registry's voices in the server's folder."""
-        return {str(path) for path in self._server.uploaded_speakers_dir.glob(_FILES.replace("*", _DIGEST))}
-
     def _used(self) -> set[str]:
         """Return the paths of the files of the voices that the server has."""
-        return {info["file_path"] for info in self._server.uploaded_speakers.values()}
+        return {info["file_path"] for info in list(self._server.uploaded_speakers.values())}
 
     def _erase(self, files: set[str]) -> None:
-        """Erase those of the files that no voice of the server uses."""
-        for path in files - self._used():
-            Path(path).unlink(missing_ok=True)
+        """Erase those of the files that no voice of the server uses. One that cannot be erased now keeps
+        nothing else from being done, and is tried again at each look.
+        """
+        for path in sorted(files - self._used()):
+            try:
+                Path(path).unlink(missing_ok=True)
+            except OSError as error:
+                if self._unerased.is_news(path, str(error)):
+                    log.warning("The file of a voice that was withdrawn cannot be erased now: %s", error)
+            else:
+                self._unerased.drop(path)
+                self._files.pop(path, None)
 
     def _withdraw(self, bare: str, name: str) -> None:
-        """Stop offering a name, and erase its file. A voice that was uploaded under it meanwhile stays."""
+        """Stop offering a name. A voice that was uploaded under it meanwhile stays."""
         if not self._has_of_registry(name):
             return
         if self._current.get(bare) == name or bare == name:
             self._current.pop(bare, None)
-        info = self._server.uploaded_speakers.pop(name)
+        self._server.uploaded_speakers.pop(name)
         self._server._ref_audio_data_url_cache.pop(name, None)
-        Path(info["file_path"]).unlink(missing_ok=True)
 
 
 def _header_of(path: str | Path) -> dict[str, str]:
@@ -309,3 +326,8 @@ def _header_of(path: str | Path) -> dict[str, str]:
             return dict(file.metadata() or {})
     except (OSError, SafetensorError):
         return {}
+
+
+def _name_in(header: Mapping[str, Any]) -> str:
+    """Return the name of a voice as vLLM-Omni finds it in the header of a file."""
+    return str(header.get("voice_name_lower") or header.get("name", "")).lower()

@@ -500,17 +500,34 @@ def test_a_clip_that_cannot_be_fetched_keeps_no_other_one_out(
 def test_a_registry_that_refuses_all_clips_ends_the_run(
     client: Client, server: VoiceServer, make: Make, error: SpeakerRegistryError
 ):
-    """What the server has stays, and the next run goes on."""
-    client.voices = [entry("alice")]
+    """What the server has stays unless it was deleted, and the next run goes on."""
+    client.voices = [entry("alice"), entry("bob")]
     pusher = make()
     pusher.run()
-    client.voices = [entry("alice", 2)]
-    client.faults["voice_alice@2"] = error
+    client.voices = [entry("alice", 2), entry("bob", 2)]
+    client.faults = {f"voice_{name}@2": error for name in ("alice", "bob")}
+    client.deleted = {"voice_alice@1"}
     with pytest.raises(type(error)):
         pusher.run()
-    assert server.names == {"alice@1"}
+    assert server.names == {"bob@1"}
     client.faults.clear()
-    assert states(pusher) == {"alice@2": "written"}
+    assert states(pusher) == {"alice@2": "written", "bob@2": "written"}
+
+
+def test_a_clip_without_an_answer_keeps_no_other_one_out(client: Client, server: VoiceServer, make: Make):
+    """The registry's store may be unable to read one object. Two such voices mean that the registry is away,
+    and come last in the next run.
+    """
+    pusher = make()
+    client.voices = [entry("alice"), entry("bob")]
+    client.faults["voice_alice@1"] = errors.Unavailable("no answer")
+    assert states(pusher) == {"alice@1": "missing", "bob@1": "written"}
+    client.voices = [entry("alice"), entry("carol"), entry("dora")]
+    client.faults["voice_carol@1"] = errors.Unavailable("no answer")
+    for _ in range(2):
+        with pytest.raises(errors.Unavailable):
+            pusher.run()
+    assert server.names == {"dora@1"}
 
 
 def test_while_the_registry_is_away_nothing_is_deleted(client: Client, server: VoiceServer, make: Make):

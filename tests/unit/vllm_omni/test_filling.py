@@ -231,6 +231,29 @@ def test_entries_of_voices_of_the_server_itself_stay(cache: Any):
     assert sorted(key[1:] for key in cache._cache) == sorted(own)
 
 
+def test_a_name_that_an_upload_to_the_server_has_is_not_filled(cache: Any):
+    """The upload may be of the same second, and would be heard with the registry's tensors."""
+    this = filler(cache, Client("omnivoice"))
+    for own in ({"alice"}, {"alice@1"}, set[str]()):
+        cache.clear()
+        this.clear_others(by_id(ready("alice")), own)
+        this.fill(ready("alice"))
+        assert {key[1] for key in cache._cache} == {"alice", "alice@1"} - own
+
+
+@pytest.mark.parametrize("voices", [by_id(), by_id(ready("alice", 2))])
+def test_what_the_server_made_of_a_bare_name_leaves_with_its_version(
+    cache: Any, voices: Mapping[str, ManifestEntry]
+):
+    """The server uses the bare name itself if an upload hides the version."""
+    this = filler(cache, Client("omnivoice"))
+    this.clear_others(by_id(ready("alice")))
+    for created_at in (101, 102):
+        cache.put(cache.make_cache_key("alice", "omnivoice", created_at), {"ref_audio_tokens": torch.ones(1)})
+    this.clear_others(voices)
+    assert [key[1:] for key in cache._cache] == [("alice", one.created_at) for one in voices.values()]
+
+
 def test_an_unchanged_voice_is_not_fetched_again(cache: Any):
     client = Client("omnivoice")
     this = filler(cache, client)
