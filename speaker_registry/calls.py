@@ -26,6 +26,7 @@ from speaker_registry.exchange import (
     error_of,
     exchange,
     newer_route,
+    with_json,
 )
 from speaker_registry.labels import changed_labels
 from speaker_registry.listings import Item, Listing, listing_of
@@ -302,11 +303,13 @@ class Calls:
         description: str | None,
         idempotency_key: str | None,
         dedupe: bool,
+        voice_id: str | None,
     ) -> Plan[Registration]:
         fields = upload_fields(
             clip,
             embedding,
             name=parse_speaker_name(name).name,
+            voice_id=voice_id,
             consent=consent,
             ref_text=ref_text,
             description=description,
@@ -327,6 +330,7 @@ class Calls:
         *,
         created_at: int,
         version_id: str | None,
+        voice_id: str | None,
         clip: bytes | None,
         embedding: ArrayLike | None,
         consent: str,
@@ -338,6 +342,7 @@ class Calls:
             embedding,
             created_at=str(created_at),
             id=version_id,
+            voice_id=voice_id,
             consent=consent,
             ref_text=ref_text,
             description=description,
@@ -410,24 +415,6 @@ class Calls:
     def _read(self, model: type[Model], request: Request) -> Plan[Model]:
         reply = yield from exchange(self._policy, request)
         return parsed(model, reply)
-
-
-def with_json(
-    path: str,
-    content: str,
-    *,
-    method: str = "POST",
-    headers: Mapping[str, str] | None = None,
-    repeatable: bool = True,
-) -> Request:
-    """Return a request with a JSON body."""
-    return Request(
-        method=method,
-        path=path,
-        headers={"content-type": "application/json", **(headers or {})},
-        content=content.encode(),
-        repeatable=repeatable,
-    )
 
 
 def long_polled(request: Request, wait: float) -> Request:

@@ -67,6 +67,24 @@ class Request:
     """
 
 
+def with_json(
+    path: str,
+    content: str,
+    *,
+    method: str = "POST",
+    headers: Mapping[str, str] | None = None,
+    repeatable: bool = True,
+) -> Request:
+    """Return a request with a JSON body."""
+    return Request(
+        method=method,
+        path=path,
+        headers={"content-type": "application/json", **(headers or {})},
+        content=content.encode(),
+        repeatable=repeatable,
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Reply:
     """A complete HTTP answer. Header names are in lower case."""

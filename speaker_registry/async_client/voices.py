@@ -26,6 +26,7 @@ class AsyncVoices(AsyncPlanExecutor):
         description: str | None = None,
         idempotency_key: str | None = None,
         dedupe: bool = True,
+        voice_id: str | None = None,
     ) -> Registration:
         """Upload a clip, or a precomputed speaker embedding, as a new version of a voice.
 
@@ -41,6 +42,7 @@ class AsyncVoices(AsyncPlanExecutor):
                 description=description,
                 idempotency_key=idempotency_key,
                 dedupe=dedupe,
+                voice_id=voice_id,
             )
         )
 
@@ -52,6 +54,7 @@ class AsyncVoices(AsyncPlanExecutor):
         *,
         created_at: int,
         version_id: str | None = None,
+        voice_id: str | None = None,
         embedding: ArrayLike | None = None,
         consent: str,
         ref_text: str | None = None,
@@ -67,6 +70,7 @@ class AsyncVoices(AsyncPlanExecutor):
                 number,
                 created_at=created_at,
                 version_id=version_id,
+                voice_id=voice_id,
                 clip=None if audio is None else await asyncio.to_thread(read_clip, audio),
                 embedding=embedding,
                 consent=consent,

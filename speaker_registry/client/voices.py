@@ -25,6 +25,7 @@ class Voices(PlanExecutor):
         description: str | None = None,
         idempotency_key: str | None = None,
         dedupe: bool = True,
+        voice_id: str | None = None,
     ) -> Registration:
         """Upload a clip, or a precomputed speaker embedding, as a new version of a voice.
 
@@ -40,10 +41,13 @@ class Voices(PlanExecutor):
             idempotency_key: 1 to 255 characters. Calls with the same key and arguments make one version, also
                 when they come from several processes. By default each call has a key of its own.
             dedupe: If true, an upload that equals the newest version returns that version.
+            voice_id: Id of the voice that gets the version. If that voice was deleted, no other voice of this
+                name gets the version.
 
         Raises:
             InvalidRequest: The name, the clip or another argument is not accepted. Subclasses such as
                 `InvalidAudio` say more.
+            VoiceDeleted: The voice with the id `voice_id` was deleted.
         """
         return self._run(
             self._calls.register(
@@ -55,6 +59,7 @@ class Voices(PlanExecutor):
                 description=description,
                 idempotency_key=idempotency_key,
                 dedupe=dedupe,
+                voice_id=voice_id,
             )
         )
 
@@ -66,6 +71,7 @@ class Voices(PlanExecutor):
         *,
         created_at: int,
         version_id: str | None = None,
+        voice_id: str | None = None,
         embedding: ArrayLike | None = None,
         consent: str,
         ref_text: str | None = None,
@@ -83,6 +89,8 @@ class Voices(PlanExecutor):
             created_at: Creation time in Unix seconds, later than that of every version before, and not in the
                 future.
             version_id: Id of the version. Without it, the registry gives the version one.
+            voice_id: Id of the voice that gets the version. If that voice was deleted, no other voice of this
+                name gets the version.
             embedding: A speaker embedding (one row of finite numbers), instead of `audio`.
             consent: Tells who agreed to what, or is the id of a recorded consent.
             ref_text: Transcript of the clip, word for word.
@@ -91,6 +99,7 @@ class Voices(PlanExecutor):
         Raises:
             Conflict: The voice has had this number or time, or a later one, or another version with this
                 number or id.
+            VoiceDeleted: The voice with the id `voice_id` was deleted.
             InvalidRequest: The time is in the future, or an argument is not accepted.
             PermissionDenied: The API key lacks the scope `admin`.
         """
@@ -100,6 +109,7 @@ class Voices(PlanExecutor):
                 number,
                 created_at=created_at,
                 version_id=version_id,
+                voice_id=voice_id,
                 clip=None if audio is None else read_clip(audio),
                 embedding=embedding,
                 consent=consent,

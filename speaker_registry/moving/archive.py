@@ -2,9 +2,11 @@
 
 Members come in a fixed order: `manifest.json`; for each voice, the `version.json`, `source` and artifacts of
 each version, and then `voice.json` if the voice has a description, labels, a pin or moved aliases; and
-`end.json`. An archive is used only after it was read to its end and every digest was verified, so a damaged
-one changes nothing. The headers are parsed one by one, and everything but a plain member of the expected name
-is refused before its content is read. This module sends nothing.
+`end.json`. The tar header of `end.json` holds the digest of all JSON members before it (`RecordsDigest`) in
+its field `linkname`, which tar programs and former releases ignore in a plain file. Archives of former
+releases have none. An archive is used only after it was read to its end and every digest was verified, so a
+damaged one changes nothing. The headers are parsed one by one, and everything but a plain member of the
+expected name is refused before its content is read. This module sends nothing.
 """
 
 import hashlib
@@ -29,6 +31,7 @@ from speaker_registry.moving.archive_records import (
     ContentDigest,
     EndRecord,
     ManifestRecord,
+    RecordsDigest,
     VersionRecord,
     VoiceRecord,
 )
@@ -65,6 +68,7 @@ class ArchiveWriter:
     def __init__(self, file: BinaryIO, namespace: str) -> None:
         self._file = file
         self._content = ContentDigest()
+        self._records = RecordsDigest()
         self.voices = self.versions = 0
         self._add_json("manifest.json", ManifestRecord(namespace=namespace))
 
@@ -104,19 +108,25 @@ class ArchiveWriter:
 
     def finish(self) -> EndRecord:
         end = EndRecord(voices=self.voices, versions=self.versions, content=str(self._content))
-        self._add_json("end.json", end)
+        self._add("end.json", _json_of(end), linkname=str(self._records))
         self._file.write(_END)
         return end
 
     def _add_json(self, name: str, record: ArchiveRecord) -> None:
-        self._add(name, canonical_json(record.model_dump(mode="json")).encode())
+        data = _json_of(record)
+        self._records.add(name, data)
+        self._add(name, data)
 
-    def _add(self, name: str, data: bytes) -> None:
+    def _add(self, name: str, data: bytes, *, linkname: str = "") -> None:
         header = tarfile.TarInfo(name)
-        header.size, header.mode = len(data), 0o600
+        header.size, header.mode, header.linkname = len(data), 0o600, linkname
         self._file.write(header.tobuf(tarfile.USTAR_FORMAT))
         self._file.write(data)
         self._file.write(bytes(-len(data) % _BLOCK))
+
+
+def _json_of(record: ArchiveRecord) -> bytes:
+    return canonical_json(record.model_dump(mode="json")).encode()
 
 
 def _folder(voice: int, version: int) -> str:
@@ -222,6 +232,7 @@ class _Scan:
         self._descriptor = descriptor
         self._size = os.fstat(descriptor).st_size
         self._position = 0
+        self._records = RecordsDigest()
 
     def verify(self) -> tuple[ManifestRecord, list[ArchivedVoice], EndRecord]:
         start = os.pread(self._descriptor, 8, 0)
@@ -233,11 +244,15 @@ class _Scan:
             voices.append(voice)
             if len(voices) > _MAX_VOICES:
                 raise InvalidArchive(f"there are more than {_MAX_VOICES} voices, which is the maximum")
-        end = self._json(EndRecord, self._next_member("end.json", most=_MAX_JSON_BYTES))
+        records = self._header().linkname
+        at_end = self._next_member("end.json", most=_MAX_JSON_BYTES)
+        end = _parsed(EndRecord, at_end.name, self._read(at_end))
         versions = sum(len(voice.versions) for voice in voices)
         found = EndRecord(voices=len(voices), versions=versions, content=str(content))
         if found != end:
             raise InvalidArchive(f"the archive holds {found}, but its end says {end}")
+        if records not in {"", str(self._records)}:  # archives of former releases have none
+            raise InvalidArchive(f"the records are damaged: they are {self._records}, not {records!a}")
         if os.pread(self._descriptor, len(_END) + 1, self._position) != _END:
             raise InvalidArchive(f"the archive does not end after 'end.json', at byte {self._position}")
         return manifest, voices, end
@@ -348,7 +363,9 @@ class _Scan:
         return os.pread(self._descriptor, member.size, member.start)
 
     def _json(self, model: type[Model], member: _Member) -> Model:
-        return _parsed(model, member.name, self._read(member))
+        data = self._read(member)
+        self._records.add(member.name, data)
+        return _parsed(model, member.name, data)
 
     def _check_digest(self, member: _Member, digest: str) -> None:
         found, end = hashlib.sha256(), member.start + member.size

@@ -158,3 +158,19 @@ class ContentDigest:
 
     def __str__(self) -> str:
         return "sha256:" + self._hash.hexdigest()
+
+
+class RecordsDigest:
+    """The digest of the bytes of all records of an archive, in their order.
+
+    It shows damage to what `ContentDigest` leaves out.
+    """
+
+    def __init__(self) -> None:
+        self._hash = hashlib.sha256()
+
+    def add(self, name: str, data: bytes) -> None:
+        self._hash.update(f"{name} {len(data)}\n".encode() + data)
+
+    def __str__(self) -> str:
+        return "sha256:" + self._hash.hexdigest()

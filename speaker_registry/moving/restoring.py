@@ -4,13 +4,15 @@ the artifacts that they had.
 Versions keep their numbers, creation times and ids if the registry allows it. Otherwise it assigns new ones.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
+from speaker_registry.calls import Registration
 from speaker_registry.client import RegistryClient
-from speaker_registry.errors import Conflict, InvalidRequest, NotFound, PermissionDenied
+from speaker_registry.errors import Conflict, InvalidRequest, NotFound, PermissionDenied, VoiceDeleted
 from speaker_registry.moving.about import Difference, apply_record, compare
 from speaker_registry.moving.archive import Archive, ArchivedVersion, ArchivedVoice
 from speaker_registry.moving.archive_records import ArtifactRecord, VersionRecord
@@ -39,12 +41,52 @@ class Permission:
     """The reason that the registry gave, or None if it gave none so far."""
 
 
+@dataclass(slots=True)
+class _Target:
+    """The voice of the registry that gets the archive's versions."""
+
+    voice_id: str | None = None
+    """Id of the voice, or None until it exists. From then on, no other voice gets a version."""
+    numbers: list[int] = field(default_factory=list)
+    """Numbers of the archive's versions in the registry, and of further ones, oldest first."""
+
+    def begin(self, there: Sequence[VoiceVersion]) -> None:
+        """Begin with the versions that the registry has of this name now, oldest first.
+
+        After a pause that the registry asks for, the import of a voice begins again.
+
+        Raises:
+            VoiceDeleted: They are those of another voice than before.
+        """
+        self.check(there)
+        self.voice_id = there[0].voice_id if there else None
+        self.numbers = [version.version for version in there]
+
+    def add(self, made: Registration) -> None:
+        """Record a version that the registry has now.
+
+        Raises:
+            VoiceDeleted: It is that of another voice, which was restored after this one was deleted.
+        """
+        if self.voice_id not in {None, made.id}:
+            raise _deleted()
+        self.voice_id = made.id
+        self.numbers.append(made.version)
+
+    def check(self, there: Sequence[VoiceVersion]) -> None:
+        """Raise `VoiceDeleted` if versions that the registry has of this name are not those of the voice."""
+        if self.voice_id is not None and (not there or there[0].voice_id != self.voice_id):
+            raise _deleted()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Restoring:
     """Restores one voice of an archive.
 
     A voice that the registry has already is continued if its versions begin like those of the archive, which
     is so after an import that was interrupted. Any other voice of the same name is left alone and refused.
+    The first version, or the voice that was found, fixes the voice by its id: if it is deleted meanwhile, no
+    further version is registered.
     """
 
     archive: Archive
@@ -52,6 +94,7 @@ class Restoring:
     artifacts: bool = True
     """Also upload the artifacts, so that they need not be extracted again."""
     permission: Permission = field(default_factory=Permission)
+    _target: _Target = field(default_factory=_Target, init=False)
 
     @property
     def where(self) -> str:
@@ -63,13 +106,19 @@ class Restoring:
 
     def run(self, client: RegistryClient, *, dry_run: bool) -> Result:
         there = versions_there(client, self.title)[::-1]
+        self._target.begin(there)
         for version, archived in zip(there, self.voice.versions, strict=False):
             self._check_same(client, version, archived)
         missing = len(self.voice.versions) - len(there)
-        numbers = [version.version for version in there]
+        numbers = self._target.numbers
         if dry_run:
             return self._planned(client, numbers)
-        reason = self._register_missing(client, numbers)
+        try:
+            reason = self._register_missing(client)
+        except VoiceDeleted:
+            raise _deleted() from None
+        # All that follows is sent to the voice of this name.
+        self._target.check(versions_there(client, self.title, limit=1))
         notes = self._renumbered(numbers, reason)
         # This comes before the artifacts, so that the bare name never leads engines to another version.
         difference = self._difference(client, numbers)
@@ -101,41 +150,40 @@ class Restoring:
         archived, count = self.archive.about(self.voice), len(self.voice.versions)
         return compare(client, self.title, archived, numbers[:count], grown=len(numbers) > count)
 
-    def _register_missing(self, client: RegistryClient, numbers: list[int]) -> str | None:
-        """Register the versions that the registry lacks, and append their numbers to `numbers`.
+    def _register_missing(self, client: RegistryClient) -> str | None:
+        """Register the versions that the registry lacks.
 
         Returns:
             The reason why not all of them have the number and the time of the archive, or None.
+
+        Raises:
+            VoiceDeleted: The voice was deleted meanwhile.
         """
-        reason = self.permission.refusal
-        for archived in self.voice.versions[len(numbers) :]:
+        reason, target = self.permission.refusal, self._target
+        for archived in self.voice.versions[len(target.numbers) :]:
             record = self.archive.record(archived)
             source = self.archive.source(archived, record)
-            if reason is None:
-                reason = self._restore(client, record, source)
             # Once a version has a new number and time, the versions after it cannot keep theirs.
-            if reason is None:
-                numbers.append(record.version)
-            else:
-                after = numbers[-1] if numbers else 0
-                # Without deduplication, two equal versions of the archive stay two versions.
-                made = register(client, record.name, source, record.texts, after=after, dedupe=False)
-                numbers.append(made.version)
+            made = self._restore(client, record, source) if reason is None else reason
+            if isinstance(made, str):
+                reason, made = made, _register(client, record, source, target)
+            target.add(made)
         return reason
 
-    def _restore(self, client: RegistryClient, record: VersionRecord, source: Source) -> str | None:
+    def _restore(self, client: RegistryClient, record: VersionRecord, source: Source) -> Registration | str:
         """Register a version under its number, time and id. Returns the reason if that is refused.
 
         A refusal of the clip or the texts is returned as well, and raised by the registration that follows.
         """
         try:
-            _restore_with_id(client, record, source)
+            return _restore_with_id(client, record, source, self._target.voice_id)
+        except VoiceDeleted:
+            raise
         except PermissionDenied as error:
             self.permission.refusal = error.message
             return error.message
         except (Conflict, InvalidRequest, NotFound) as error:
             return error.message
-        return None
 
     def _renumbered(self, numbers: Sequence[int], reason: str | None) -> list[str]:
         """Return what the report says of versions whose numbers are not those of the archive."""
@@ -183,14 +231,48 @@ def _put(client: RegistryClient, reference: str, profile: str, data: bytes) -> N
         client.put(reference, profile, data)
 
 
-def _restore_with_id(client: RegistryClient, record: VersionRecord, source: Source) -> None:
+def _restore_with_id(
+    client: RegistryClient, record: VersionRecord, source: Source, voice_id: str | None
+) -> Registration:
     """Register a version with its id, or without it if the registry refuses just the id."""
     try:
-        restore(client, record, source, record.id)
+        return _bound(partial(restore, client, record, source, record.id), voice_id)
     except (Conflict, InvalidRequest) as error:
         if record.id is None or error.param != "id":
             raise
-        restore(client, record, source, None)
+        return _bound(partial(restore, client, record, source, None), voice_id)
+
+
+def _register(client: RegistryClient, record: VersionRecord, source: Source, target: _Target) -> Registration:
+    """Register a version under the next number of the target."""
+    after = target.numbers[-1] if target.numbers else 0
+
+    # Without deduplication, two equal versions of the archive stay two versions.
+    def call(voice_id: str | None) -> Registration:
+        return register(
+            client, record.name, source, record.texts, after=after, dedupe=False, voice_id=voice_id
+        )
+
+    return _bound(call, target.voice_id)
+
+
+def _bound(call: Callable[[str | None], Registration], voice_id: str | None) -> Registration:
+    """Make an upload to the voice with this id, or to that of its name if the registry is older than the
+    field `voice_id`.
+    """
+    try:
+        return call(voice_id)
+    except InvalidRequest as error:
+        if voice_id is None or error.param != "voice_id":
+            raise
+        return call(None)
+
+
+def _deleted() -> VoiceDeleted:
+    return VoiceDeleted(
+        "the voice was deleted while it was imported. Nothing was added after that, neither to it nor to "
+        "another voice of its name. If you want it back, run the import again"
+    )
 
 
 def _is_same(client: RegistryClient, version: VoiceVersion, source: Source, record: VersionRecord) -> bool:

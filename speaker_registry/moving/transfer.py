@@ -136,13 +136,21 @@ def texts_of(version: VoiceVersion) -> Texts:
 
 
 def register(
-    client: RegistryClient, name: str, source: Source, texts: Texts, *, after: int, dedupe: bool = True
+    client: RegistryClient,
+    name: str,
+    source: Source,
+    texts: Texts,
+    *,
+    after: int,
+    dedupe: bool = True,
+    voice_id: str | None = None,
 ) -> Registration:
     """Register a version.
 
     Args:
         after: Number of the newest version that the registry had before. The same content that is registered
             again after other versions is a new version, so this is a part of the idempotency key.
+        voice_id: Id of the voice that gets the version. If it is None, the voice of this name gets it.
     """
     clip, embedding = _clip_or_embedding(source)
     return client.register(
@@ -154,22 +162,31 @@ def register(
         description=texts.description,
         idempotency_key=f"import-{after}-{_content_hash(name, source, texts)}",
         dedupe=dedupe,
+        voice_id=voice_id,
     )
 
 
-def restore(client: RegistryClient, record: VersionRecord, source: Source, version_id: str | None) -> None:
+def restore(
+    client: RegistryClient,
+    record: VersionRecord,
+    source: Source,
+    version_id: str | None,
+    voice_id: str | None,
+) -> Registration:
     """Register a version under the number and the creation time of an archive's record.
 
     Args:
         version_id: The id that the version shall have. If it is None, the registry gives it one.
+        voice_id: As for `register`.
     """
     clip, embedding = _clip_or_embedding(source)
-    client.restore_version(
+    return client.restore_version(
         record.name,
         record.version,
         clip,
         created_at=record.created_at,
         version_id=version_id,
+        voice_id=voice_id,
         embedding=embedding,
         consent=record.consent,
         ref_text=record.ref_text,

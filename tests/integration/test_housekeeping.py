@@ -525,6 +525,18 @@ def test_two_processes_do_not_sweep_at_the_same_time(
     housekeeping.turn()
 
 
+def test_a_sweep_that_redis_has_lost_is_none_for_other_profiles(
+    registry: OpenedRegistry, housekeeping: Housekeeping
+) -> None:
+    """Operators would look for a difference between processes that there is not."""
+    registry.make_ready("wren")
+    housekeeping.turn()
+    registry.redis.delete(SWEPT)
+    with capture_logs() as logs:
+        housekeeping.turn()
+    assert [line["event"] for line in logs if line["event"].startswith("sweep.")] == ["sweep.done"]
+
+
 def test_processes_with_other_profiles_do_not_sweep_in_turns(
     registry: OpenedRegistry, housekeeping: Housekeeping, bucket: Path, valkey: ValkeyServer
 ) -> None:

@@ -90,7 +90,9 @@ class Sweeps:
         """
         with unavailable_without_redis():
             swept, asked = cast(list[str | None], self._redis.mget(SWEPT, SWEEPS_ASKED))
-        began, answered, made_with = (*(swept or "0:0").split(":", 2), "")[:3]
+        if swept is None:  # there was no sweep, or Redis has lost the record of the last one
+            return True
+        began, answered, made_with = (*swept.split(":", 2), "")[:3]
         if answered != (asked or "0") or self._differs(made_with):
             return True
         age = self._speakers.now() - float(began)

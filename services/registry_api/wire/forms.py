@@ -63,7 +63,7 @@ COMPATIBLE = FieldNames(clip="audio_sample", embedding="speaker_embedding", desc
 """The field names in vLLM-Omni's form."""
 DASHBOARD = replace(COMPATIBLE, voice_id="voice_id")
 """The field names in the form of the dashboard."""
-NATIVE = FieldNames(clip="audio", embedding="embedding", description="description")
+NATIVE = FieldNames(clip="audio", embedding="embedding", description="description", voice_id="voice_id")
 NATIVE_VERSION = replace(NATIVE, name=None)
 """The field names in the form for a further version of a voice."""
 NATIVE_RESTORED = replace(NATIVE_VERSION, created_at="created_at", id="id")

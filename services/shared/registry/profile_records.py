@@ -129,7 +129,8 @@ class ProfileRecords:
     ) -> ProfileDocument:
         """Commit the document that `decide` makes from the newest one, and show it to every process.
 
-        A document that is damaged is replaced by its copy in Redis, or by an empty one.
+        A document that is damaged is replaced by its copy in Redis, or by an empty one. A document that the
+        bucket has lost is replaced by its copy, too.
 
         Raises:
             Unavailable: the change was not made, or it was made but Redis could not be updated. Errors that

@@ -7,6 +7,7 @@ record. This module does not know what the documents contain.
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
@@ -121,7 +122,8 @@ class SharedDocuments:
             with_body: whether Redis keeps a copy of the JSON.
             done: says whether a document already contains the change. By default the document keeps the
                 change's own id.
-            mend: returns a document to decide on in place of a damaged one.
+            mend: returns a document to decide on in place of a damaged one, or of one that the bucket has
+                lost although Redis has a copy.
 
         Raises:
             DocumentUnusable: the document cannot be understood.
@@ -157,15 +159,26 @@ class SharedDocuments:
         self._generation.read(lambda _pipeline, _generation: None)
 
     def _start(self, kind: type[D], path: str, base: Base, mend: Callable[[], D] | None) -> tuple[D, bool]:
-        """Return the document that a change starts from, and whether it takes the place of a damaged one.
-        Raises `DocumentUnusable`.
+        """Return the document that a change starts from, and whether it takes the place of a damaged or lost
+        one. Raises `DocumentUnusable`.
         """
         try:
-            return _parse(kind, path, base), False
+            document = _parse(kind, path, base)
         except (DocumentDamaged, DocumentNewer) as error:
             if mend is not None and isinstance(error, DocumentDamaged):
                 return mend(), True
             raise self._unusable(path, error) from None
+        if mend is not None and base.etag is None and self._has_copy(kind, path):
+            log.error("document.lost", path=path)
+            return mend(), True
+        return document, False
+
+    def _has_copy(self, kind: type[D], path: str) -> bool:
+        """Return whether Redis has a usable copy of a document that existed."""
+        with suppress(Unavailable):
+            copy = self.copy(kind, path)
+            return copy is not None and copy.revision > 0
+        return False
 
     def _understood(self, kind: type[D], path: str, base: Base) -> D:
         """Parse a document. Raises `DocumentUnusable`."""

@@ -1,5 +1,8 @@
 """Tests of promoting an encoder, over HTTP."""
 
+from collections.abc import Callable
+from functools import partial
+
 import pytest
 
 from services.shared.bucket.layout import profile_key
@@ -106,10 +109,31 @@ def test_a_broken_document_without_a_copy_is_what_readiness_and_profiles_name(re
     assert details == {PROFILE: f"the current encoder of profile '{PROFILE}' is unknown. {problem}"}
 
 
-def test_the_way_back_is_found_in_the_copy_of_a_damaged_document(registry: Registry):
+@pytest.fixture(params=["damaged", "lost"])
+def spoil(request: pytest.FixtureRequest, registry: Registry) -> Callable[[], None]:
+    """Damages the document of the profile, or deletes it."""
+    store, path = registry.opened.store, profile_key(PROFILE)
+    return partial(store.put, path, b"{") if request.param == "damaged" else partial(store.delete, [path])
+
+
+def test_a_candidate_does_not_become_current_when_the_document_is_spoiled(
+    registry: Registry, spoil: Callable[[], None]
+):
+    """A worker of a candidate that starts writes what Redis still knows, also for the time after Redis."""
+    assert promote(registry, NEWER)[0] == 200
+    spoil()
+    assert not come_with(registry.opened.profile_records, PROFILE, FINGERPRINT)
+    registry.redis.delete(shared_key(registry.opened.generation.for_reading()))
+    registry.opened.profile_records.clear_cache()
+    assert (shown(registry)["fingerprint"], shown(registry)["former"]) == (NEWER, [FINGERPRINT])
+
+
+def test_the_way_back_is_found_in_the_copy_of_a_spoiled_document(
+    registry: Registry, spoil: Callable[[], None]
+):
     """An operator must not be locked out of a rollback by the loss of one object."""
     assert promote(registry, NEWER)[0] == 200
-    registry.opened.store.put(profile_key(PROFILE), b"{")
+    spoil()
     assert promote(registry, FINGERPRINT)[0] == 200
     registry.redis.delete(shared_key(registry.opened.generation.for_reading()))
     assert (shown(registry)["fingerprint"], shown(registry)["former"]) == (FINGERPRINT, [NEWER])

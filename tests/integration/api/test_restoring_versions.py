@@ -2,6 +2,7 @@
 
 import asyncio
 from collections import Counter
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from speaker_registry import (
     RegistryClient,
     cli,
 )
+from speaker_registry.errors import VoiceDeleted
 from speaker_registry.moving.archive import Archive
 from speaker_registry.moving.exporting import Export
 from speaker_registry.moving.restoring import Permission, Restoring
@@ -321,6 +323,74 @@ def test_only_a_refusal_of_the_id_is_answered_by_leaving_it_out(start: Start, ar
     alice, _ = restored(registry, archive, transport=older).results
     assert (alice.versions, older.puts) == ((1, 2, 3), 2)
     assert "because it refused to keep the old ones: Field 'created_at' is unknown" in alice.notes[-1]
+
+
+def test_an_older_registry_that_takes_no_voice_id_gets_the_versions_by_name(start: Start, archive: Path):
+    """It cannot tell whether the voice was deleted meanwhile."""
+    registry = start()
+    report = restored(registry, archive, transport=Older("voice_id"))
+    assert [(one.versions, one.notes) for one in report.results] == [((2, 3, 5), ()), ((1,), ())]
+
+
+class Meddling(Counting):
+    """Does something once, after the first version of `alice` was registered."""
+
+    def __init__(self, act: Callable[[], object]) -> None:
+        super().__init__()
+        self.act: Callable[[], object] | None = act
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        response = super().handle_request(request)
+        if response.status_code == 201 and self.act:
+            act, self.act = self.act, None
+            act()
+        return response
+
+
+@pytest.mark.parametrize("renumbered", [False, True])
+@pytest.mark.parametrize("after", ["nothing", "somebody else's", "a second import"])
+def test_an_import_adds_nothing_to_a_voice_that_was_deleted_meanwhile(
+    start: Start, archive: Path, after: str, *, renumbered: bool
+):
+    """Neither does the deleted voice come back in parts, nor does another voice of its name get versions."""
+    registry = start()
+    if renumbered:
+        registry.upload("alice", clip=OTHER_CLIP)
+        registry.upload("alice", clip=CLIP)
+        registry.delete("alice")
+
+    def act() -> None:
+        registry.delete("alice")
+        if after == "somebody else's":
+            registry.upload("alice", clip=OTHER_CLIP)
+        if after == "a second import":
+            restored(registry, archive)
+
+    alice, eve = restored(registry, archive, transport=Meddling(act)).results
+    assert (alice.state, eve.state) == ("refused", "unchanged" if "import" in after else "registered")
+    assert "was deleted while it was imported" in str(alice.error)
+    with RegistryClient(registry.url) as client:
+        count = sum(voice.versions for voice in client.list() if voice.name.lower() == "alice")
+    assert count == {"nothing": 0, "somebody else's": 1, "a second import": 3}[after]
+    again, _ = restored(registry, archive).results
+    state = {"nothing": "registered", "somebody else's": "refused", "a second import": "unchanged"}[after]
+    assert again.state == state
+
+
+def test_an_upload_for_a_voice_that_was_deleted_is_refused(registry: Registry, name: str):
+    """The id tells the voice from another one that has its name now."""
+    with RegistryClient(registry.url) as client:
+        first = client.register(name, CLIP, consent="c")
+        added = client.register(name, OTHER_CLIP, consent="c", voice_id=first.id)
+        assert (added.id, added.version) == (first.id, 2)
+        registry.delete(name)
+        for registered_again in (False, True):
+            if registered_again:
+                client.register(name, OTHER_CLIP, consent="other")
+            with pytest.raises(VoiceDeleted):
+                client.register(name, CLIP, consent="c", voice_id=first.id)
+            with pytest.raises(VoiceDeleted):
+                client.restore_version(name, 9, CLIP, created_at=TIME, consent="c", voice_id=first.id)
 
 
 def test_an_import_without_the_scope_numbers_anew_and_says_why(start: Start, archive: Path):

@@ -358,6 +358,20 @@ def test_a_record_that_does_not_fit_is_refused(good: Path, member: str, changes:
     assert says in said
 
 
+@pytest.mark.parametrize("changes", [{"version": 9}, {"created_at": 7}, {"id": "a" * 32}])
+def test_damage_to_what_a_registry_gives_itself_is_noticed(good: Path, changes: dict[str, Any]):
+    """The digest of the content leaves it out. Archives of former releases have no other digest."""
+    assert "the records are damaged" in refusal(
+        changed(good, lambda members: edit(members, "version.json", changes))
+    )
+
+    def leave_out(members: Members) -> None:
+        members[-1][0].linkname = ""
+
+    with Archive(changed(good, leave_out)) as found:
+        assert [voice.name for voice in found.voices] == ["Alice", "Eve"]
+
+
 @pytest.mark.parametrize("content", [b"", b"[]", b"{", b"\xff", b"[" * 100_000])
 def test_a_record_that_is_no_json_is_refused(good: Path, content: bytes):
     """Damaged JSON leads to the same clear error."""
