@@ -137,7 +137,7 @@ class FailingRegistry(OpenedRegistry):
     def work(self, name: str) -> None:
         """Do the jobs of a voice that the queue delivers, also those that a worker had begun."""
         for job in self.find(name).open_jobs:
-            if self.opened.dispatcher.state(job.job_id, job.profile) == "alive":
+            if self.opened.dispatcher.state(job.job_id, job.profile) in {"waiting", "alive"}:
                 attempt = self.worker.take(id_of(name), job.job_id, job.profile)
                 if attempt is not None:
                     self.worker.publish(attempt)

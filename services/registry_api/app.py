@@ -65,7 +65,8 @@ _STORE_WAIT_SECONDS = 5
 _SEARCH_WAIT_SECONDS = 5
 _TOO_MANY_SEARCHES = "Too many searches at once on this server. Search again in a moment."
 _HEARTBEAT_SECONDS = 15.0
-_CHECK_FOR_END_SECONDS = 0.5
+_CHECK_SECONDS = 0.5
+"""Listeners to events are woken this long after a key has changed or the process began to stop."""
 _OTHER_THREADS = 16
 """Threads for reading keys, health checks and metrics."""
 
@@ -189,25 +190,31 @@ def _add_middleware(
 async def _lifespan(app: FastAPI, services: Services, threads: int) -> AsyncIterator[None]:
     to_thread.current_default_thread_limiter().total_tokens = threads
     following = asyncio.create_task(services.events.follow())
-    ending = asyncio.create_task(_wake_listeners_at_the_end(app, services))
+    waking = asyncio.create_task(_wake_listeners(app, services))
     stop = threading.Event()
     threads_of_ours = _start_threads(services, app.state.server_errors, stop)
     yield
     stop.set()
     following.cancel()
-    ending.cancel()
-    await asyncio.gather(following, ending, return_exceptions=True)
+    waking.cancel()
+    await asyncio.gather(following, waking, return_exceptions=True)
     for thread in threads_of_ours:
         await asyncio.to_thread(thread.join, 10)
 
 
-async def _wake_listeners_at_the_end(app: FastAPI, services: Services) -> None:
-    """Wake the listeners to events when the process stops, because the server waits for them before it
-    ends.
+async def _wake_listeners(app: FastAPI, services: Services) -> None:
+    """Wake the listeners to events when keys have changed, with or without an event. Also wake them when the
+    process stops, because the server waits for them before it ends.
     """
+    access, feed = services.access, app.state.event_feed
+    changes = access.key_changes
     while not services.long_polls.closing():
-        await asyncio.sleep(_CHECK_FOR_END_SECONDS)
-    app.state.event_feed.wake()
+        await asyncio.sleep(_CHECK_SECONDS)
+        access.list_keys_if_due()
+        if access.key_changes != changes:
+            changes = access.key_changes
+            feed.wake()
+    feed.wake()
 
 
 def _express_lane(services: Services, answers: PreparedAnswers) -> ExpressLane:

@@ -13,13 +13,13 @@ import pytest
 from redis import Redis
 
 from services.embedded.valkey import ValkeyServer
-from services.registry_api.keys import held_keys
 from services.registry_api.keys.api_keys import ApiKey, ApiKeyRecord, Token
 from services.registry_api.keys.forget import sweep
-from services.registry_api.keys.held_keys import FRESH_SECONDS, LISTING, HeldKeys
+from services.registry_api.keys.held_keys import FRESH_SECONDS, HeldKeys
 from services.registry_api.keys.key_document import KeyDocument, made_as
 from services.registry_api.keys.key_rules import KEPT_SECONDS
 from services.registry_api.keys.key_uses import WRITE_SECONDS, KeyUses
+from services.registry_api.keys.listings import LISTING, start_thread
 from services.registry_api.keys.make import make
 from services.registry_api.keys.revoke import revoke
 from services.registry_api.keys.rotate import rotate
@@ -140,7 +140,7 @@ def test_a_slow_listing_holds_no_request_up(registry: FailingRegistry, monkeypat
     meanwhile is noticed as usual, and stays when the listing without it is over.
     """
     here = process(registry)
-    there = process(registry, run_in_background=held_keys._start_thread)
+    there = process(registry, run_in_background=start_thread)
     goes_on, listing = threading.Event(), registry.stored.list
     token, _ = made(here)
     listed = []

@@ -257,6 +257,19 @@ def test_a_job_whose_worker_died_waits_again_though_no_worker_lives(
     assert registry.jobs.record(NS, job).state == "succeeded"
 
 
+def test_a_job_that_was_begun_after_it_went_back_to_its_queue_is_put_back(
+    registry: OpenedRegistry, housekeeping: Housekeeping, redis_client: Redis
+) -> None:
+    """Its worker was frozen while it took the job, and died after it began. No execution is listed then."""
+    registry.worker.announce()
+    [job] = registry.register("wren").jobs.values()
+    [attempt] = registry.worker.take_all("wren")
+    assert registry.jobs.record(NS, job).state == "processing"
+    look_now(registry, housekeeping, "wren")
+    assert registry.jobs.record(NS, job).state == "queued"
+    assert registry.worker.publish(attempt), "it was frozen only"
+
+
 def test_a_job_that_another_worker_has_taken_meanwhile_is_not_put_back(registry: OpenedRegistry) -> None:
     """Nor does the first worker's late report change what is told of the second one's work."""
     registry.worker.announce()

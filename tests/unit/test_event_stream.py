@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from services.registry_api.serving.event_stream import EventStream
+from services.registry_api.serving.event_feed import EventFeed, Listener, StreamPosition
+from services.registry_api.serving.event_stream import EventStream, order_of
 
 
 class Stream:
@@ -96,3 +97,95 @@ def test_an_entry_about_several_speakers_is_an_event_of_each():
         ("5-1", "voice.admitted", "a/owl"),
         ("5-2", "voice.deleted", "a/wren"),
     ]
+
+
+class Entries:
+    """Redis' stream of events, which a test may let grow while it is read."""
+
+    def __init__(self, *ids: str) -> None:
+        self.ids = list(ids)
+        self.stream: Any = None
+        self.next_ids: list[str] = []
+
+    async def xrange(self, _: str, first: str, last: str, count: int) -> list[tuple[str, dict[str, str]]]:
+        while self.next_ids:
+            self.ids.append(self.next_ids.pop(0))
+            await self.stream._read_on()
+        start, end = order_of(first.lstrip("("))[0] + first.startswith("("), order_of(last)[0]
+        found = [one for one in self.ids if start <= order_of(one)[0] <= end]
+        return [(one, {"what": "job", "speaker": "a/wren"}) for one in found][:count]
+
+    async def xread(self, streams: Any, **_: Any) -> Any:
+        [after] = streams.values()
+        return [("events", await self.xrange("", f"({after}", "999-0", 99))]
+
+    async def xrevrange(self, _: str, *, count: int) -> list[tuple[str, dict[str, str]]]:
+        return [(one, {}) for one in reversed(self.ids)][:count]
+
+
+def followed(entries: Entries, position: str) -> tuple[EventStream, EventFeed]:
+    """Return a stream of a process that has received the events up to a position, and its feed."""
+    nothing: Any = None
+    stream = EventStream("redis://127.0.0.1:1", nothing, nothing, process="this one", now=lambda: -1.0)
+    redis: Any = entries
+    stream._redis, stream.generation, stream._position, entries.stream = redis, "f", position, stream
+    return stream, EventFeed(stream)
+
+
+def ids_of(events: Any) -> list[str]:
+    return [event["id"] for event in events]
+
+
+@pytest.mark.parametrize(
+    ("received", "arriving", "read", "told"),
+    [("7-0", [], [], ["10-0"]), ("9-0", ["10-0"], ["9-0"], ["10-0"]), ("10-0", [], ["9-0", "10-0"], [])],
+    ids=["a process that has just started", "an event that arrives meanwhile", "nothing new"],
+)
+def test_a_client_that_continues_gets_each_event_once_and_in_order(
+    received: str, arriving: list[str], read: list[str], told: list[str]
+):
+    """A process that has just started passes on the events of the last ten minutes, most of which the client
+    has.
+    """
+
+    async def continue_after(event_id: str) -> tuple[list[str], list[str]]:
+        entries = Entries("6-0", "7-0", "8-0", "9-0", *([] if arriving else ["10-0"]))
+        entries.next_ids = list(arriving)
+        stream, feed = followed(entries, received)
+        with feed.listen(lambda _: True) as listener:
+            missed = await feed.catch_up(listener, StreamPosition("f", event_id))
+            await stream._read_on()
+            assert not listener.has_missed_events
+            return ids_of(missed), ids_of(listener.take())
+
+    missed, queued = asyncio.run(continue_after("8-0" if received != "7-0" else "9-0"))
+    assert (missed, queued) == (read, told)
+
+
+@pytest.mark.parametrize("position", [StreamPosition("f", "5-0"), StreamPosition("e", "8-0")])
+def test_a_client_whose_events_are_gone_is_told_so(position: StreamPosition):
+    async def continue_after() -> Listener:
+        _, feed = followed(Entries("6-0", "8-0"), "8-0")
+        with feed.listen(lambda _: True) as listener:
+            assert await feed.catch_up(listener, position) == []
+            return listener
+
+    assert asyncio.run(continue_after()).has_missed_events
+
+
+def test_a_server_that_has_lost_events_is_noticed():
+    """Its next events may have smaller ids than those that listeners have, and must be told all the same."""
+
+    async def go_back() -> Listener:
+        entries = Entries("6-0", "8-0")
+        stream, feed = followed(entries, "8-0")
+        with feed.listen(lambda _: True) as listener:
+            await feed.catch_up(listener, StreamPosition("f", "8-0"))
+            entries.ids.remove("8-0")
+            await stream._begin("f")
+            assert listener.has_missed_events
+            entries.ids.append("7-0")
+            await stream._read_on()
+            return listener
+
+    assert ids_of(asyncio.run(go_back()).take()) == ["7-0"]

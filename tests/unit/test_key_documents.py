@@ -245,6 +245,43 @@ def test_a_revocation_that_redis_was_not_told_of_stands(world: World, here: Proc
     assert revoke(here.keys, token.id, by="test"), "again, with Redis"
 
 
+def test_a_revocation_that_redis_was_not_told_of_is_noticed_without_a_read(
+    world: World, here: Process
+) -> None:
+    """Requests with a key that is held read nothing, and listeners to events send no requests."""
+    there = Process(world)
+    token, _ = made(here)
+    assert state(there, token.id) == "active"
+    with pytest.raises(Unavailable):
+        revoke(Process(world, weather=refused).keys, token.id, by="test")
+    changes = there.keys.changes
+    world.pass_time(30)
+    there.keys.listen()
+    assert there.keys.find(token.id) is None
+    assert there.keys.changes > changes
+    there.keys._held.clear()
+    state(there, token.id)
+    changes = there.keys.changes
+    for _ in range(3):
+        world.pass_time(30)
+        there.keys.listen()
+    assert there.keys.changes == changes, "nothing changed since"
+
+
+def test_a_read_that_finds_an_ended_key_counts_as_a_change(world: World, here: Process) -> None:
+    """Otherwise the listeners with this key would never ask again while Redis is away."""
+    there = Process(world, weather=refused)
+    token, _ = made(here)
+    assert state(there, token.id) == "active"
+    world.pass_time(FRESH_SECONDS + 0.01)
+    changes = there.keys.changes
+    assert state(there, token.id) == "active"
+    assert there.keys.changes == changes
+    revoke(here.keys, token.id, by="test")
+    assert state(there, token.id) == "revoked"
+    assert there.keys.changes > changes
+
+
 def test_a_node_of_the_store_that_is_behind_makes_no_revoked_key_good_again(
     world: World, here: Process
 ) -> None:

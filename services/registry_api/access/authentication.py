@@ -177,6 +177,13 @@ class Access:
         """A number that rises whenever a key may have ended. It does not tell of keys that expire."""
         return self._keys.changes if self._keys is not None else 0
 
+    def list_keys_if_due(self) -> None:
+        """Start a listing of the keys in the background if one is due. Call this regularly, so that
+        `key_changes` rises within half a minute even if Redis was not told of a change and no request comes.
+        """
+        if self._keys is not None:
+            self._keys.list_if_due()
+
     async def finish_sign_in(self, sign_in: SignIn, code: str, redirect_uri: str, address: str) -> str:
         """Return the token of a person who signed in at the provider.
 

@@ -20,6 +20,7 @@ import structlog
 from services.registry_api.keys.api_keys import ANY_NAMESPACE, ApiKey
 from services.registry_api.keys.key_document import KeyDocument
 from services.registry_api.keys.key_rules import key_not_found
+from services.registry_api.keys.listings import Listings, start_thread
 from services.shared.bucket.layout import API_KEYS, api_key_key, api_key_of
 from services.shared.bucket.store import Listing, ObjectUnavailable
 from services.shared.model.clock import Clock
@@ -41,12 +42,6 @@ _UNREADABLE_SECONDS = 30.0
 """A document that could not be read is requested again after this long. Such a read may take half a minute to
 fail, and no request waits for it again meanwhile.
 """
-_LISTING_SECONDS = 30.0
-"""The documents are listed this often in the background, because a process may die between the change of a
-key and telling Redis.
-"""
-LISTING = "keys-listed"
-"""The name of the thread that lists."""
 _MAX_HELD = 20_000
 """Largest number of ids that are held, including those of keys that do not exist."""
 _STRIPES = 16
@@ -95,10 +90,6 @@ class _Failure(NamedTuple):
 _NOTHING = KeyDocument()
 
 
-def _start_thread(do: Callable[[], None]) -> None:
-    threading.Thread(target=do, name=LISTING, daemon=True).start()
-
-
 def _nothing() -> None:
     """Do not wait, because no process answers from memory."""
 
@@ -118,17 +109,17 @@ class HeldKeys:
         folder: KeyFolder,
         clock: Clock,
         run_all: Callable[[Iterable[Do]], None],
-        run_in_background: Callable[[Callable[[], None]], None] = _start_thread,
+        run_in_background: Callable[[Callable[[], None]], None] = start_thread,
         *,
         wait: Callable[[], None] = _nothing,
     ) -> None:
         self.clock = clock
         self.changes = 0
-        """Counts the events that may have ended a key."""
+        """Rises whenever a key may have ended: by an event, or as a read or a listing finds it."""
+        self._counting = threading.Lock()
         self.run_all = run_all
         self._shared = shared
         self._folder = folder
-        self._run_in_background = run_in_background
         self._wait = wait
         self._outdated_since = float("-inf")
         """Keys that were read before this time are not trusted without asking Redis, because keys have
@@ -143,8 +134,7 @@ class HeldKeys:
         self._failed: dict[int, _Failure] = {}  # bounded: one for each stripe
         self._listed: dict[str, str] = {}  # bounded: keys of the last listing
         """Maps each key id to the ETag or mark of its document in the last listing."""
-        self._next_listing = float("-inf")
-        self._listing = threading.Lock()
+        self._listings = Listings(clock, self.check_listing, run_in_background)
 
     # Reading
 
@@ -187,7 +177,6 @@ class HeldKeys:
                 if failed is not None and failed.at >= asked_at:
                     _raise_again(failed.error)
                 held = self._read(key_id, stripe)
-        self._list_if_due()
         return held
 
     def find(self, key_id: str) -> ApiKey | None:
@@ -251,17 +240,25 @@ class HeldKeys:
         self.run_all([partial(add, str(key_id)) for key_id in {*listed, *held} - good.keys()])
         return {key_id: document for key_id, document in {**good, **read}.items() if document.revision}
 
+    def list_if_due(self) -> None:
+        """Start `check_listing` in the background if it is due."""
+        self._listings.start_if_due()
+
     def check_listing(self) -> None:
         """List the documents, and mark those that have changed to be read again. Raises `Unavailable`."""
         listed: dict[str, str] = {}
+        has_changed = False
         for stored in self._folder.list(API_KEYS).objects:
             if key_id := api_key_of(stored.key):
-                listed[key_id] = stored.etag or f"{stored.size} {stored.last_modified.isoformat()}"
+                listed[key_id] = mark = stored.etag or f"{stored.size} {stored.last_modified.isoformat()}"
                 held = self._held.get(key_id)
-                known = held.etag if held and stored.etag else self._listed.get(key_id)
-                if held is not None and known != listed[key_id]:
+                known = (held.etag if held and stored.etag else None) or self._listed.get(key_id)
+                if held is not None and known != mark:
                     self._held[key_id] = replace(held, generation="")
+                has_changed |= known != mark and (held is not None or known is not None)
         self._listed = listed
+        if has_changed:
+            self.events_missed()
 
     # Changing
 
@@ -338,7 +335,11 @@ class HeldKeys:
     def events_missed(self) -> None:
         """Stop trusting the held keys without asking Redis, because keys may have changed."""
         self._outdated_since = self.clock.since_boot()
-        self.changes += 1
+        self._count_change()
+
+    def _count_change(self) -> None:
+        with self._counting:
+            self.changes += 1
 
     @property
     def seconds_left(self) -> float:
@@ -351,8 +352,10 @@ class HeldKeys:
     def listen(self, *, ahead_seconds: float = 0.0) -> None:
         """Ask Redis for changes, unless the held keys are valid for longer than `ahead_seconds`.
 
-        Only one thread asks at a time. Without an answer, documents are read again from the bucket.
+        Only one thread asks at a time. Without an answer, documents are read again from the bucket. A listing
+        is started as well if one is due, because Redis may not have been told of a change.
         """
+        self.list_if_due()
         with self._asking:
             began = self.clock.since_boot()
             if began < self._asked_again_from or self.seconds_left > ahead_seconds:
@@ -414,27 +417,13 @@ class HeldKeys:
         return self._keep(key_id, _Held(_NOTHING, None, began, good_for=seconds, problem=problem))
 
     def _keep(self, key_id: str, held: _Held) -> _Held:
+        known = self._held.get(key_id)
         if len(self._held) >= _MAX_HELD:
             self._held.clear()
         self._held[key_id] = held
+        if known is not None and known.document.key != held.document.key:
+            self._count_change()  # last, so that whoever looks for the key then finds the new document
         return held
-
-    def _list_if_due(self) -> None:
-        """Start a listing of the documents in the background if one is due. No request waits for it."""
-        now = self.clock.since_boot()
-        if now >= self._next_listing:
-            self._next_listing = now + _LISTING_SECONDS
-            self._run_in_background(self._list)
-
-    def _list(self) -> None:
-        if not self._listing.acquire(blocking=False):
-            return  # the previous listing still waits for the bucket
-        try:
-            self.check_listing()
-        except Exception as error:  # noqa: BLE001 - it is retried, and Redis has the changes meanwhile
-            log.warning("keys.not_listed", error=type(error).__name__)
-        finally:
-            self._listing.release()
 
 
 def is_key_id(text: str) -> bool:

@@ -135,7 +135,7 @@ def _check_job(
     state = jobs.keep(speaker.id, job)
     if state == "failed":
         _give_up(speakers, jobs, profiles, speaker.id, job)
-    elif state != "alive":
+    elif state == "gone":
         _replace(jobs, profiles, speaker, version, job)
 
 

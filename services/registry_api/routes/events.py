@@ -139,11 +139,8 @@ class _Stream(Response):
         if position is None:
             return
         with unavailable_without_redis():
-            missed = await self._feed.since(position)
-        if missed is None:
-            self._pending.append(self._reset())
-        else:
-            self._pending.append(self._rendered(event for event in missed if wants(event)))
+            missed = await self._feed.catch_up(self._listener, position)
+        self._pending.append(self._rendered(event for event in missed if wants(event)))
 
     def end(self) -> None:
         self._held.close()

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from services.registry_api.keys.key_document import KeyDocument
-from services.registry_api.serving.event_stream import Event, EventStream
+from services.registry_api.serving.event_stream import Event, EventStream, order_of
 from services.shared.telemetry.metrics import EVENT_LISTENERS
 
 MAX_BEHIND = 1000
@@ -52,14 +52,22 @@ class Listener:
 
     def __init__(self, wants: Callable[[Event], bool]) -> None:
         self._wants = wants
+        self._after: tuple[int, int] | None = None
+        """The listener gets only events after this one."""
         self._events: deque[Event] = deque()
         self._news = asyncio.Event()
         self.has_missed_events = False
         """True if the listener has missed events. It still gets later events."""
 
+    def skip_until(self, event_id: str) -> None:
+        """Leave out all events up to this one, because the client has them. A process that has just started
+        passes on the events of the last minutes.
+        """
+        self._after = order_of(event_id)
+
     def tell(self, event: Event) -> None:
         """Queue an event for the listener if it wants the event."""
-        if not self._wants(event):
+        if not self._wants(event) or self._has(event):
             return
         if len(self._events) >= MAX_BEHIND:
             self.mark_missed()
@@ -68,9 +76,13 @@ class Listener:
 
     def mark_missed(self) -> None:
         """Drop the events that were not taken, and note that the listener has missed events."""
+        self._after = None  # the server may have gone back, or the ids may be those of another view
         self._events.clear()
         self.has_missed_events = True
         self._news.set()
+
+    def _has(self, event: Event) -> bool:
+        return self._after is not None and order_of(event["id"]) <= self._after
 
     def wake(self) -> None:
         """End the present `wait`, even if there is no event."""
@@ -115,19 +127,29 @@ class EventFeed:
             self._listeners.discard(listener)
             EVENT_LISTENERS.dec()
 
-    async def since(self, position: StreamPosition) -> list[Event] | None:
-        """Return the events after a position, up to the last one received. Returns None if some of them are
-        gone.
+    async def catch_up(self, listener: Listener, position: StreamPosition) -> list[Event]:
+        """Return the events after a position that this process has received already. The listener gets the
+        later ones. Call this as soon as it listens.
 
-        Raises the errors of the Redis client.
+        If some events are gone, the result is empty, and the listener is marked as one that has missed
+        events. Raises the errors of the Redis client.
         """
-        is_comparable = position.generation and position.generation == self._stream.generation
-        if not (is_comparable and await self._stream.has(position.event_id)):
+        found: list[Event] | None = None
+        if position.generation and position.generation == self._stream.generation:
+            listener.skip_until(position.event_id)
+            found = await self._between(position.event_id, self._stream.position)
+        if found is None or listener.has_missed_events:
+            listener.mark_missed()
+            return []
+        return found
+
+    async def _between(self, after: str, until: str) -> list[Event] | None:
+        """Return the events after one event up to another. Returns None if some of them are gone."""
+        if not await self._stream.has(after):
             return None
         found: list[Event] = []
-        until = self._stream.position
         while len(found) <= MAX_BEHIND:
-            page = await self._stream.read(found[-1]["id"] if found else position.event_id, until, _PAGE)
+            page = await self._stream.read(found[-1]["id"] if found else after, until, _PAGE)
             found += page
             if len(page) < _PAGE:
                 return found

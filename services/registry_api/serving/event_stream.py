@@ -153,7 +153,10 @@ class EventStream:
         if generation != self.generation:
             self._on_events_missed()
             self.generation, self._position = generation, None if not self.generation else "0-0"
-        self._position = self._renewed_position = await self._resume_after(self._position)
+        resumed = await self._resume_after(self._position)
+        if self._position is not None and order_of(resumed) < order_of(self._position):
+            self._on_events_missed()  # this server has lost events, perhaps also some that nobody received
+        self._position = self._renewed_position = resumed
 
     @property
     def _stream(self) -> str:
@@ -167,9 +170,9 @@ class EventStream:
         entries: Any = await self._redis.xrevrange(self._stream, count=1)
         newest = str(entries[0][0]) if entries else "0-0"
         if last_position is None:
-            return f"{max(0, _parse_position(newest)[0] - 1000 * _REPLAYED_SECONDS)}-0"
+            return f"{max(0, order_of(newest)[0] - 1000 * _REPLAYED_SECONDS)}-0"
         # This may be another server than before, which lags behind.
-        return min(last_position, newest, key=_parse_position)
+        return min(last_position, newest, key=order_of)
 
     async def _read_on(self) -> bool:
         assert self._position is not None
@@ -261,7 +264,9 @@ def seconds_now() -> float:
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
-def _parse_position(position: str) -> tuple[int, int]:
-    """Split the id of an event into milliseconds of the server's clock and a number within that time."""
-    milliseconds, _, number = position.partition("-")
+def order_of(event_id: str) -> tuple[int, int]:
+    """Return the id of an event as two numbers, which compare as the events follow one another: milliseconds
+    of the server's clock, and a number within that time.
+    """
+    milliseconds, _, number = event_id.partition("-")
     return int(milliseconds), int(number)

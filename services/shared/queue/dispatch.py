@@ -27,7 +27,6 @@ DRAW = "draw"
 """The names under which a worker's handlers are registered."""
 
 _ALIVE = {
-    JobStatus.QUEUED.value,
     JobStatus.STARTED.value,
     JobStatus.SCHEDULED.value,
     JobStatus.DEFERRED.value,
@@ -53,13 +52,13 @@ class RqDispatcher:
     def state(self, job_id: str, profile: str) -> str:
         """Return the state of a job.
 
-        It is `alive` (queued or running), `failed` (RQ gave it up) or `gone` (finished, forgotten, never
-        enqueued, or no longer in the queue although it waits).
+        It is `waiting` (in a queue), `alive` (running, or to be queued later), `failed` (RQ gave it up) or
+        `gone` (finished, forgotten, never enqueued, or no longer in the queue although it waits).
         """
         with unavailable_without_redis():
             status = status_of(self._queue(queue_name(profile)), job_id)
-            if status == JobStatus.QUEUED.value and is_lost(self._connection, job_id):
-                return "gone"
+            if status == JobStatus.QUEUED.value:
+                return "gone" if is_lost(self._connection, job_id) else "waiting"
         if status == JobStatus.FAILED.value:
             return "failed"
         return "alive" if status in _ALIVE else "gone"

@@ -30,7 +30,7 @@ class Dispatcher(Protocol):
         """Put a job into a queue. Enqueuing the same job twice does no harm."""
 
     def state(self, job_id: str, profile: str) -> str:
-        """Return `alive` (queued or running), `failed` (given up) or `gone`."""
+        """Return `waiting` (in a queue), `alive` (running, or about to), `failed` (given up) or `gone`."""
         ...
 
     def remove(self, job_id: str, queue: str) -> None:
@@ -165,10 +165,17 @@ class Jobs:
     def keep(self, speaker_id: SpeakerId, job: OpenJob) -> str:
         """Renew the claim of a job that a worker runs or will run. Returns the dispatcher's `state` of the
         job.
+
+        A job that waits in a queue while its record says `processing` is put back. Its worker was taken for
+        dead while it took the job, and began the job afterwards.
         """
+        # This comes first: if the job waits afterwards, every attempt that has begun by now was given up.
+        put_back = self.latest_attempt(str(speaker_id), job.job_id) if job.processing else None
         state = self._dispatcher.state(job.job_id, job.profile)
-        if state == "alive" and self._claims.renew(speaker_id, job) is None:
+        if state in {"waiting", "alive"} and self._claims.renew(speaker_id, job) is None:
             return "gone"
+        if state == "waiting" and put_back is not None:
+            put_back()
         return state
 
     def end(

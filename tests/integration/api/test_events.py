@@ -3,17 +3,24 @@
 import json
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import httpx
 import pytest
 
+from services.registry_api.commands.wiring import keys_of
+from services.registry_api.keys import listings
+from services.registry_api.keys.revoke import revoke
 from services.registry_api.routes import events
 from services.registry_api.serving import event_feed
+from services.shared.configuration.registry import RegistrySettings
+from services.shared.configuration.store import StoreSettings
+from services.shared.registry.opening import open_registry
 from services.shared.telemetry import metrics
 from services.shared.view.keys import events_key
+from speaker_registry.errors import Unavailable
 from tests.integration.api.access import CLOSED, bearer, id_of, key
 from tests.integration.api.conftest import Start
 from tests.integration.api.registry import OTHER_CLIP, WIDER, Registry
@@ -277,6 +284,22 @@ def test_the_stream_of_a_revoked_key_ends(start: Start):
         registry.upload("alice")
         told = [frame.type for frame in listener.frames()]
     assert "version.created" not in told
+
+
+def test_the_stream_of_a_key_whose_revocation_redis_was_not_told_of_ends(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+):
+    """No event tells of the revocation, and nobody else sends a request."""
+    monkeypatch.setattr(listings, "_PERIOD_SECONDS", 0.2)
+    registry = start(access=CLOSED, heartbeat_seconds=60)
+    token = key(registry, "engine")
+    cut_off = open_registry(
+        StoreSettings(url=registry.folder.as_uri()), RegistrySettings(redis_url="redis://127.0.0.1:1")
+    )
+    with closing(cut_off), listening(registry, headers=bearer(token)) as listener:
+        with pytest.raises(Unavailable):
+            revoke(keys_of(cut_off), id_of(token), by="test")
+        assert list(listener.frames()) == []
 
 
 def test_the_stream_of_a_key_that_is_revoked_while_it_begins_ends(

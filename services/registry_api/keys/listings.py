@@ -1,0 +1,70 @@
+"""Lists the documents of API keys in the background from time to time.
+
+Redis tells processes which keys have changed. A listing finds the changes that Redis was not told of, because
+the process that made them died or could not reach Redis.
+"""
+
+import threading
+from collections.abc import Callable
+
+import structlog
+
+from services.shared.model.clock import Clock
+
+log = structlog.get_logger(__name__)
+
+LISTING = "keys-listed"
+"""The name of the thread that lists."""
+_PERIOD_SECONDS = 20.0
+"""The documents are listed this often. An ended key is refused within half a minute, which leaves ten seconds
+for the listing itself.
+"""
+
+
+def start_thread(do: Callable[[], None]) -> None:
+    threading.Thread(target=do, name=LISTING, daemon=True).start()
+
+
+class Listings:
+    """Starts listings when they are due. One runs at a time. Safe to use from several threads.
+
+    Args:
+        list_now: lists the documents.
+        run_in_background: runs a function without waiting for it.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        list_now: Callable[[], None],
+        run_in_background: Callable[[Callable[[], None]], None],
+    ) -> None:
+        self._clock = clock
+        self._list_now = list_now
+        self._run_in_background = run_in_background
+        self._next = float("-inf")
+        self._running = threading.Lock()
+
+    def start_if_due(self) -> None:
+        """Start a listing in the background if one is due. No request waits for it."""
+        now = self._clock.since_boot()
+        if now >= self._next:
+            self._next = now + _PERIOD_SECONDS
+            try:
+                self._run_in_background(self._list)
+            except RuntimeError as error:  # no thread can be started now
+                _log_failure(error)
+
+    def _list(self) -> None:
+        if not self._running.acquire(blocking=False):
+            return  # the previous listing still waits for the bucket
+        try:
+            self._list_now()
+        except Exception as error:  # noqa: BLE001 - it is retried, and Redis has the changes meanwhile
+            _log_failure(error)
+        finally:
+            self._running.release()
+
+
+def _log_failure(error: Exception) -> None:
+    log.warning("keys.not_listed", error=type(error).__name__)
