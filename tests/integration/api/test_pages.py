@@ -894,12 +894,12 @@ def test_keys_have_pages(operator: Visitor, closed: Registry, name: str, monkeyp
 def test_keys_are_found_by_name_and_id(closed: Registry, name: str, monkeypatch: pytest.MonkeyPatch):
     """The text of a key's column can be pasted, and a search has pages of its own."""
     monkeypatch.setattr(keys, "_PAGE_SIZE", 1)
-    names = ("CI 1", "ci 2", "x")
+    names = ("C-I 1", "c-i 2", "x")  # with a hyphen, which no id has
     first, second, _ = (id_of(key(closed, "engine", namespace=name, name=one)) for one in names)
     with Visitor(closed, key(closed, "admin", namespace=name)) as visitor:
-        for text, wanted in ((f"sreg_{first}…", first), (first, first), (" Ci 2 ", second)):
+        for text, wanted in ((f"sreg_{first}…", first), (first, first), (" C-i 2 ", second)):
             assert _keys_on(visitor.get("/keys", params={"q": text}).text) == [wanted]
-        begins = visitor.get("/keys", params={"q": "ci"}).text
+        begins = visitor.get("/keys", params={"q": "c-i"}).text
         [following] = re.findall(r'href="/dashboard(/keys[^"]+)" rel="next"', begins)
         both = _keys_on(begins) + _keys_on(visitor.get(html.unescape(following)).text)
         assert sorted(both) == sorted([first, second])
