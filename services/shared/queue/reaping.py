@@ -59,8 +59,9 @@ def _reap_one(
         pipeline.watch(job_key(job_id), lease_key(entry))  # type: ignore[no-untyped-call]
         stored = _read(pipeline, job_id)
         job = _load(queue, job_id, stored)
+        speaker = str(job.kwargs.get("speaker", "")) if isinstance(job, QueuedJob) else ""
         # Before the lease is looked at: as long as this execution is listed, no later attempt can begin.
-        put_back = _latest_attempt(job, latest_attempt)
+        put_back = latest_attempt(speaker, job_id.decode(errors="replace"))
         if pipeline.zscore(registry, entry) is None or pipeline.exists(lease_key(entry)):
             return False  # it has finished, or its worker sent a heartbeat
         pipeline.multi()
@@ -97,14 +98,6 @@ def _load(
         return queue.load(job_id, stored) if stored else None
     except JobRefusedError as error:
         return error
-
-
-def _latest_attempt(
-    job: QueuedJob | JobRefusedError | None, latest_attempt: LatestAttempt
-) -> Callable[[], None]:
-    if not isinstance(job, QueuedJob):
-        return without_records("", "")
-    return latest_attempt(str(job.kwargs.get("speaker", "")), job.id)
 
 
 def _is_run_by(job: QueuedJob, execution: str) -> bool:
