@@ -130,7 +130,8 @@
     else if (sessionChanged || isHeld(elt) || (elt.id === "live" && document.hidden)) event.preventDefault();
   });
   document.addEventListener("htmx:beforeSwap", function (event) {
-    if (isStray(event.detail)) {
+    // What a page asks for by itself was looked at before.
+    if (!asksByItself(event.detail.requestConfig.elt) && isStray(event.detail)) {
       event.detail.shouldSwap = false;
       tellProblem(strayFailure(event.detail.xhr));
     }
