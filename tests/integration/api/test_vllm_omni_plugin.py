@@ -479,20 +479,19 @@ def test_a_voice_is_found_in_every_spelling_that_the_registry_accepts(samples: S
     assert request.voice == "ärger@1"
 
 
-def test_every_spelling_is_found_while_an_upload_to_the_server_has_the_name_of_the_version(samples: Samples):
+@pytest.mark.parametrize(
+    ("own", "meant"),
+    [
+        pytest.param("ärger@1", "ärger", id="hides the version, not the spellings"),
+        pytest.param("a\u0308rger", "A\u0308rger", id="is heard in its own spelling"),
+    ],
+)
+def test_what_a_spelling_means_beside_an_upload_to_the_server(samples: Samples, own: str, meant: str):
     samples.show(entry("Ärger"))
-    samples.server.uploaded_speakers["ärger@1"] = {"file_path": "/nowhere"}
+    samples.server.uploaded_speakers[own] = {"file_path": "/nowhere"}
     request = SimpleNamespace(voice="A\u0308rger", ref_audio=None)
     samples.voices.pin(request)
-    assert request.voice == "ärger"
-
-
-def test_an_upload_to_the_server_is_heard_in_its_own_spelling(samples: Samples):
-    samples.show(entry("Ärger"))
-    samples.server.uploaded_speakers["a\u0308rger"] = {"file_path": "/nowhere"}
-    request = SimpleNamespace(voice="A\u0308rger", ref_audio=None)
-    samples.voices.pin(request)
-    assert request.voice == "A\u0308rger"
+    assert request.voice == meant
 
 
 def test_files_that_a_killed_process_left_are_erased(samples: Samples, tmp_path: Path):
