@@ -1,8 +1,7 @@
 """Tests of the history of a voice: what is remembered, for how long, and of whom."""
 
 from services.shared.model import aliases, artifacts, changes
-from services.shared.model.document import SpeakerDocument
-from services.shared.model.history import KEPT_ENTRIES
+from services.shared.model.document import KEPT_ENTRIES, SpeakerDocument
 from services.shared.model.records import About
 from tests.unit.test_changes import COSY, NOTHING, QWEN, REQUIRED, failure, published, registered
 

@@ -1,7 +1,7 @@
 """The document that holds everything about one speaker. `changes` makes the next document from it.
 
-Pure: no clock, no bucket, no Redis. A document is parsed from the JSON in the bucket, and has methods that
-query it.
+Pure: no clock, no bucket, no Redis. A document is parsed from the JSON in the bucket, has methods that query
+it, and remembers the last changes that callers made.
 """
 
 from collections.abc import Callable
@@ -10,7 +10,6 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field
 
-from services.shared.model.history import Entry, remembered
 from services.shared.model.records import About, Alias, ArtifactRecord, Record, Version
 from services.shared.model.stored_document import FAR_ABOVE, StoredDocument
 from speaker_registry.errors import AliasNotFound, IdempotencyKeyReused, VersionNotFound
@@ -18,6 +17,14 @@ from speaker_registry.names import DEFAULT, LATEST
 
 _SHOWN_VERSIONS = 20
 """Largest number of versions that an error lists."""
+KEPT_ENTRIES = 100
+"""Largest number of changes that the history of a voice remembers."""
+BY_PEOPLE = frozenset(
+    {"register", "bring", "delete", "delete_version", "undelete", "alias", "edit", "cancel"}
+)
+"""The changes that the history remembers, by their values of `StoredDocument.did`. Changes by workers and
+housekeeping are left out, because their number is not bounded.
+"""
 
 
 class Marks(Record):
@@ -57,6 +64,18 @@ class FirstVersion(Record):
     """The life of the name to which this belongs. A release that does not know this record may end that life
     and keep the record.
     """
+
+
+class Entry(Record):
+    """One change that a caller made to a voice."""
+
+    revision: int
+    at: int
+    by: str
+    did: str
+    version: int | None = None
+    """The version that was changed, if the change concerned a single version."""
+    alias: str | None = None
 
 
 RECORD_BYTES = 1024
@@ -118,7 +137,7 @@ class SpeakerDocument(StoredDocument):
 
     def following(self, before: Self, change_id: str | None, *, at: int, by: str, did: str) -> Self:
         after = super().following(before, change_id, at=at, by=by, did=did)
-        return after.having(history=remembered(before, after))
+        return after.having(history=_remembered(before, after))
 
     # Questions
 
@@ -269,3 +288,43 @@ def key_reused() -> IdempotencyKeyReused:
     return IdempotencyKeyReused(
         "This Idempotency-Key was used for another request. Accepted: the same request again, or a new key."
     )
+
+
+def _remembered(before: SpeakerDocument, after: SpeakerDocument) -> tuple[Entry, ...]:
+    """Return the history of a document, including the change that made it from `before`."""
+    nothing_was_there = after.did == "delete" and not before.versions
+    if after.did not in BY_PEOPLE or nothing_was_there:
+        return after.history
+    alias = _changed_alias(before, after) if after.did == "alias" else None
+    entry = Entry(
+        revision=after.revision,
+        at=after.at,
+        by=after.by,
+        did=after.did,
+        version=_pointed_at(after, alias) if alias else _changed_version(before, after),
+        alias=alias,
+    )
+    return (*after.history, entry)[-KEPT_ENTRIES:]
+
+
+def _changed_alias(before: SpeakerDocument, after: SpeakerDocument) -> str | None:
+    """Return the alias that a caller has moved, reset or removed, or None if there is none."""
+    names = sorted({*before.aliases, *after.aliases})
+    return next((one for one in names if before.aliases.get(one) != after.aliases.get(one)), None)
+
+
+def _pointed_at(document: SpeakerDocument, alias: str) -> int | None:
+    """Return the number of the version that an alias points to, or None if there is no such alias."""
+    present = document.aliases.get(alias)
+    version = document.version(present.vuid) if present else None
+    return version.number if version else None
+
+
+def _changed_version(before: SpeakerDocument, after: SpeakerDocument) -> int | None:
+    """Return the number of the one version that was added, removed or changed."""
+    old, new = ({version.vuid: version for version in one.versions} for one in (before, after))
+    changed = [vuid for vuid in old.keys() | new.keys() if old.get(vuid) != new.get(vuid)]
+    if len(changed) != 1:
+        return None
+    version = new.get(changed[0]) or old[changed[0]]
+    return version.number

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from typing import Self
 
 from services.shared.model.decisions import Decision
-from services.shared.model.document import SpeakerDocument
-from services.shared.model.history import KEPT_ENTRIES, Entry
+from services.shared.model.document import KEPT_ENTRIES, Entry, SpeakerDocument
 from services.shared.model.profile_document import ProfileDocument
 from services.shared.model.records import Version
 

@@ -14,7 +14,7 @@ encoders, `MAX_CANDIDATES` candidates and `MAX_CAMPAIGNS` campaigns, of some kil
 
 from typing import Any, ClassVar, Literal, Self
 
-from services.shared.model.decisions import Decision, decided
+from services.shared.model.decisions import KEPT_DECISIONS, Decision
 from services.shared.model.encoders import Encoder, former_after, takes_over
 from services.shared.model.records import Record
 from services.shared.model.stored_document import FAR_ABOVE, StoredDocument
@@ -81,7 +81,7 @@ class ProfileDocument(StoredDocument):
 
     def following(self, before: Self, change_id: str | None, *, at: int, by: str, did: str) -> Self:
         after = super().following(before, change_id, at=at, by=by, did=did)
-        return after.having(decisions=decided(before, after))
+        return after.having(decisions=_decided(before, after))
 
     @property
     def named(self) -> str | None:
@@ -153,6 +153,45 @@ class ProfileDocument(StoredDocument):
         """
         known = known or cls()
         return known.having(revision=max(now, known.revision + FAR_ABOVE))
+
+
+# Decisions
+
+
+def _decided(before: ProfileDocument, after: ProfileDocument) -> tuple[Decision, ...]:
+    """Return the decisions of a document, including the change that made it from `before`."""
+    if after.fingerprint == before.fingerprint:
+        return after.decisions
+    campaign = _preparation(after)
+    asked_by = campaign.promotes_by if campaign and campaign.state == "promoted" else ""
+    decision = Decision(
+        revision=after.revision,
+        at=after.at,
+        by=asked_by or after.by,
+        did=_kind(before, after),
+        fingerprint=after.fingerprint,
+        former_fingerprint=before.fingerprint,
+        campaign=campaign.id if campaign else None,
+    )
+    return (*after.decisions, decision)[-KEPT_DECISIONS:]
+
+
+def _kind(before: ProfileDocument, after: ProfileDocument) -> str:
+    """Return the value of `Decision.did`."""
+    if after.did == "announce":
+        return "replace_untrained" if before.current else "announce"
+    return "roll_back" if after.fingerprint in before.former_fingerprints else "promote"
+
+
+def _preparation(after: ProfileDocument) -> CampaignRecord | None:
+    """Return the campaign that prepared the voices for the encoder that has become current.
+
+    A campaign prepares one promotion. If the encoder becomes current again later, that is a separate
+    decision.
+    """
+    named = {one.campaign for one in after.decisions}
+    found = [one for one in after.campaigns if one.fingerprint == after.fingerprint]
+    return next((one for one in found[::-1] if one.state != "canceled" and one.id not in named), None)
 
 
 # Encoders

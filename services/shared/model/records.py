@@ -5,7 +5,7 @@ may rewrite the document of a newer one. Pure: no clock, no bucket, no Redis.
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, Protocol, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 from pydantic_core import from_json
@@ -22,19 +22,6 @@ GIVEN_FINGERPRINT = "given"
 """The fingerprint of artifacts that a version was registered with. No encoder made them, so no new encoder
 makes them stale.
 """
-
-
-class Revised(Protocol):
-    """The parts of a stored document that describe its last change."""
-
-    @property
-    def revision(self) -> int: ...
-    @property
-    def at(self) -> int: ...
-    @property
-    def by(self) -> str: ...
-    @property
-    def did(self) -> str: ...
 
 
 def seal(members: Mapping[str, Any]) -> bytes:
