@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from services.shared.audio.sandbox import reading
+from services.shared.audio.sandbox.sniffed import Sniffed
 from services.shared.audio.sandbox.wire import Status
 from tests.unit.audio import clips
 
@@ -49,7 +50,8 @@ def test_a_codec_that_we_do_not_read_is_never_opened():
     av.logging.set_level(av.logging.ERROR)
     try:
         with av.logging.Capture() as log:
-            measured, samples = reading.read_clip(reading.Source("mp4", ("aac",), 30.0, alac))
+            sniffed = Sniffed(container="mp4", payload=(alac,), reader="mp4", codecs=("aac",))
+            measured, samples = reading.read_clip(sniffed, 30.0)
     finally:
         av.logging.set_level(before)
     assert (measured.status, measured.codec, samples) == (Status.WRONG_CODEC, "alac", [])

@@ -45,7 +45,7 @@ def misbehaving(
         f"import os, sys; sys.path[:0] = [sys.argv[1], {str(Path(__file__).parent)!r}]\n"
         f"import misbehaving\n{before}\n"
         "from sandbox.zygote import serve\n"
-        f"serve(misbehaving.{reader}, *map(int, sys.argv[2:]))\n"
+        f"serve(lambda sniffed, _: misbehaving.{reader}(sniffed), *map(int, sys.argv[2:]))\n"
     )
     return AudioDecoder(limits, spare_processes=spare_processes, program=program)
 

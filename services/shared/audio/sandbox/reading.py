@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, Self
+from typing import Any
 
 import av
 import numpy as np
@@ -32,23 +32,6 @@ FULL_SCALE = 0.99
 """Samples from this value on count as clipped. 8-bit samples end at 127/128. A sine that just reaches 1.0 is
 above this value for 9 % of its time.
 """
-
-
-@dataclass(frozen=True, slots=True)
-class Source:
-    """The input of the decoding libraries."""
-
-    reader: str
-    """`sndfile`, or the name of the libav demuxer."""
-    codecs: tuple[str, ...]
-    """The only codecs that may be opened, by libav's names."""
-    max_seconds: float
-    data: bytes
-    """The audio without tags and other data around it."""
-
-    @classmethod
-    def of(cls, sniffed: Sniffed, max_seconds: float) -> Self:
-        return cls(sniffed.reader, sniffed.codecs, max_seconds, b"".join(sniffed.payload))
 
 
 @dataclass(frozen=True)
@@ -120,25 +103,27 @@ def warm_up() -> Request:
         container.mux([*stream.encode(frame), *stream.encode(None)])
     small = Request(1.0, wav.getvalue())
     for request in (small, Request(1.0, mp4.getvalue())):
-        source = Source.of(sniff(request.data), request.max_seconds)
-        measured, _ = read_clip(source)
+        sniffed = sniff(request.data)
+        measured, _ = read_clip(sniffed, request.max_seconds)
         if measured.status is not Status.DECODED:
-            raise RuntimeError(f"the {source.reader} reader does not work here")
+            raise RuntimeError(f"the {sniffed.reader} reader does not work here")
     return small
 
 
-def read_clip(source: Source, block_samples: int = BLOCK_SAMPLES) -> tuple[Measurements, list[Samples]]:
+def read_clip(
+    sniffed: Sniffed, max_seconds: float, block_samples: int = BLOCK_SAMPLES
+) -> tuple[Measurements, list[Samples]]:
     """Decode a clip to mono. The samples are empty unless the whole clip was decoded."""
-    open_clip = open_with_sndfile if source.reader == "sndfile" else open_with_libav
+    open_clip = open_with_sndfile if sniffed.reader == "sndfile" else open_with_libav
     measured, mix = Measurements(status=Status.FAILED), MonoMix()
     try:
-        with open_clip(source, block_samples) as opened:
+        with open_clip(sniffed, block_samples) as opened:
             measured = opened.measured
-            if measured.status is Status.DECODED and mix_down(opened, mix, source.max_seconds):
+            if measured.status is Status.DECODED and mix_down(opened, mix, max_seconds):
                 return replace(mix.complete(measured), finished=True, samples=mix.frames), mix.mono
     except (soundfile.SoundFileError, av.FFmpegError, ValueError, MemoryError):
         if block_samples > FINE_BLOCK_SAMPLES:
-            return read_clip(source, FINE_BLOCK_SAMPLES)
+            return read_clip(sniffed, max_seconds, FINE_BLOCK_SAMPLES)
         measured = replace(measured, status=Status.FAILED)
     return mix.complete(measured), []
 
@@ -168,8 +153,8 @@ class ForwardOnly(soundfile.SoundFile):  # type: ignore[misc]  # it ships no typ
 
 
 @contextmanager
-def open_with_sndfile(source: Source, block_samples: int) -> Iterator[OpenClip]:
-    with ForwardOnly(io.BytesIO(source.data)) as file:
+def open_with_sndfile(sniffed: Sniffed, block_samples: int) -> Iterator[OpenClip]:
+    with ForwardOnly(io.BytesIO(sniffed.data)) as file:
         # soundfile.read does this too. Without it libmpg123 rounds differently, and the samples differ in the
         # last bit from those of an engine.
         file.seek(0)
@@ -188,15 +173,15 @@ def _sndfile_blocks(file: ForwardOnly, frames: int) -> Iterator[Samples]:
 
 
 @contextmanager
-def open_with_libav(source: Source, block_samples: int) -> Iterator[OpenClip]:
+def open_with_libav(sniffed: Sniffed, block_samples: int) -> Iterator[OpenClip]:
     # The demuxer is given and the whitelists are closed, so nothing is probed: no playlist, no URL, no other
     # file, and not even the first packet of a codec that is not accepted.
-    options = {"codec_whitelist": ",".join(source.codecs), "protocol_whitelist": "none"}
-    with av.open(io.BytesIO(source.data), mode="r", format=source.reader, options=options) as container:
+    options = {"codec_whitelist": ",".join(sniffed.codecs), "protocol_whitelist": "none"}
+    with av.open(io.BytesIO(sniffed.data), mode="r", format=sniffed.reader, options=options) as container:
         streams = container.streams
         audio: Any = streams.audio[0] if streams.audio else None
         codec = getattr(getattr(audio, "codec_context", None), "name", "")  # libav may have no decoder for it
-        status = _status_of(streams, codec, source.codecs)
+        status = _status_of(streams, codec, sniffed.codecs)
         measured = Measurements(status=status, codec=codec)
         if status is not Status.DECODED:
             yield OpenClip(measured)

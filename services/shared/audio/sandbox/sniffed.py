@@ -25,9 +25,14 @@ class Sniffed:
     reader: str = "sndfile"
     """Library that reads the file: `sndfile`, or the name of a libav demuxer."""
     codecs: tuple[str, ...] = ()
-    """Codecs that libav may open."""
+    """The only codecs that libav may open, by its names."""
     declared_seconds: float = math.nan
     """Length that the container declares. NaN if the demuxer should read it instead."""
+
+    @property
+    def data(self) -> bytes:
+        """The whole payload."""
+        return b"".join(self.payload)
 
     @property
     def accepted(self) -> Accepted:

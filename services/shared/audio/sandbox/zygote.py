@@ -18,9 +18,10 @@ from pathlib import Path
 from typing import NoReturn
 
 from . import lockdown
-from .reading import Samples, Source, read_clip, warm_up
+from .reading import Samples, read_clip, warm_up
 from .refusal import Refused
 from .sniff import sniff
+from .sniffed import Sniffed
 from .wire import HELLO, READY, UNFILTERED, Measurements, Request, pack_not_filtered, pack_refusal
 
 _UNFILTERED = (
@@ -28,7 +29,7 @@ _UNFILTERED = (
     "open nothing, but can make other system calls"
 )
 
-Read = Callable[[Source], tuple[Measurements, list[Samples]]]
+Read = Callable[[Sniffed, float], tuple[Measurements, list[Samples]]]
 
 
 def main() -> None:
@@ -116,7 +117,7 @@ def _child(
         lockdown.limit_resources(*limits)
         if lockdown.forbid_system_calls() or not filter_required:
             if warm_up_clip:
-                read(Source.of(sniff(warm_up_clip.data), warm_up_clip.max_seconds))
+                read(sniff(warm_up_clip.data), warm_up_clip.max_seconds)
             _answer(Request.receive(connection), connection, read)
         else:
             Request.receive(
@@ -134,7 +135,7 @@ def _answer(request: Request, connection: socket.socket, read: Read) -> None:
         connection.sendall(pack_refusal(refused))
         return
     connection.sendall(sniffed.accepted.pack())
-    measured, samples = read(Source.of(sniffed, request.max_seconds))
+    measured, samples = read(sniffed, request.max_seconds)
     connection.sendall(measured.pack())
     for block in samples:
         connection.sendall(block.data)
