@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, cast
 
+from pydantic import TypeAdapter
+
 from services.shared.view.generation import Generation
 from services.shared.view.job_summary import summarize
 from services.shared.view.keys import jobs_key, record_key
@@ -24,7 +26,7 @@ _SCANNED = 5_000
 """Largest number of records that are examined for one filtered page. If there are more, `more` is set."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobRecord:
     """Everything that is known about one job. Times are in Unix seconds."""
 
@@ -35,23 +37,23 @@ class JobRecord:
     vuid: str
     number: int
     profile: str
-    fingerprint: str
-    build: int
-    forced: bool
+    fingerprint: str = ""
+    build: int = 1
+    forced: bool = False
     """True if the artifact is to be made even if there is one already or its extraction was given up."""
     state: JobState
-    attempt: int
+    attempt: int = 0
     max_attempts: int
     queue: str
-    stage: str
-    done: int
-    total: int
+    stage: str = "queued"
+    done: int = 0
+    total: int = 0
     created_at: float
-    started_at: float | None
-    finished_at: float | None
-    worker: str | None
-    error: Mapping[str, Any] | None
-    traceparent: str | None
+    started_at: float | None = None
+    finished_at: float | None = None
+    worker: str | None = None
+    error: Mapping[str, Any] | None = None
+    traceparent: str | None = None
     """The trace context of the request that asked for the job, if that request had a trace."""
     given_id: str | None = None
     """See `Version.given_id`."""
@@ -68,37 +70,11 @@ class JobRecord:
     @classmethod
     def read(cls, fields: Mapping[str, str]) -> "JobRecord":
         """Parse the hash that the scripts wrote."""
-        return cls(
-            id=fields["id"],
-            namespace=fields["ns"],
-            slug=fields["slug"],
-            name=fields["name"],
-            vuid=fields["vuid"],
-            number=int(fields["number"]),
-            profile=fields["profile"],
-            fingerprint=fields.get("fingerprint", ""),
-            build=int(fields.get("build", 1)),
-            forced=fields.get("forced") == "true",
-            state=cast(JobState, fields["state"]),
-            attempt=int(fields.get("attempt", 0)),
-            max_attempts=int(fields["max_attempts"]),
-            queue=fields["queue"],
-            stage=fields.get("stage", "queued"),
-            done=int(fields.get("done", 0)),
-            total=int(fields.get("total", 0)),
-            created_at=float(fields["created_at"]),
-            started_at=_seconds(fields.get("started_at")),
-            finished_at=_seconds(fields.get("finished_at")),
-            worker=fields.get("worker"),
-            error=json.loads(fields["error"]) if "error" in fields else None,
-            traceparent=fields.get("traceparent"),
-            given_id=fields.get("given_id"),
-            replaced=fields.get("replaced") == "true",
-        )
+        error = json.loads(fields["error"]) if "error" in fields else None
+        return _RECORD.validate_python({**fields, "namespace": fields["ns"], "error": error})
 
 
-def _seconds(text: str | None) -> float | None:
-    return float(text) if text else None
+_RECORD = TypeAdapter(JobRecord)
 
 
 @dataclass(frozen=True, slots=True)
