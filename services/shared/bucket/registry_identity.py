@@ -8,17 +8,15 @@ a local folder as a bucket. Buckets with the layout of an earlier release (facts
 `python -m services.registry_api adopt-bucket` makes the bucket of the settings a registry of its own.
 """
 
-import builtins
 import re
 from collections.abc import Callable
-from typing import Protocol
 
 import structlog
 
 from services.shared.bucket.connection import StoreUnfit
 from services.shared.bucket.documents import Base, Documents
 from services.shared.bucket.layout import API_KEYS, PROFILES, REGISTRY, VIEW, api_key_of, profile_of
-from services.shared.bucket.store import Listing
+from services.shared.bucket.store import Store
 from services.shared.configuration.store import StoreSettings
 from services.shared.configuration.values import without_credentials
 from services.shared.model.clock import Clock
@@ -37,14 +35,6 @@ class BucketCopied(StoreUnfit):
     """The bucket records another location: it is a copy, or its name or address has changed."""
 
 
-class Lists(Protocol):
-    """The part of a store that lists folders and objects."""
-
-    def folders(self, prefix: str) -> builtins.list[str]: ...
-
-    def list(self, prefix: str) -> Listing: ...
-
-
 class RegistryDocument(StoredDocument):
     """The document that says which registry a bucket belongs to."""
 
@@ -58,7 +48,7 @@ class RegistryDocument(StoredDocument):
 
 
 def open_identity(
-    store: Lists, documents: Documents, settings: StoreSettings, clock: Clock, *, now: Callable[[], int]
+    store: Store, documents: Documents, settings: StoreSettings, clock: Clock, *, now: Callable[[], int]
 ) -> RegistryDocument:
     """Return the identity of the registry that the bucket belongs to. The first start on a bucket without a
     registry creates it. Objects of other programs do not count.
@@ -86,7 +76,7 @@ def open_identity(
 
 
 def adopt(
-    store: Lists, documents: Documents, settings: StoreSettings, clock: Clock, *, now: Callable[[], int]
+    store: Store, documents: Documents, settings: StoreSettings, clock: Clock, *, now: Callable[[], int]
 ) -> RegistryDocument:
     """Make the bucket a registry of its own, distinct from the one that it was copied from.
 
@@ -116,7 +106,7 @@ def where(settings: StoreSettings) -> str:
     return without_credentials(f"{settings.url} at {settings.endpoint or 'AWS'}")
 
 
-def _trace(store: Lists, documents: Documents) -> str | None:
+def _trace(store: Store, documents: Documents) -> str | None:
     """Return the key of an object that only a process with an identity writes, or None if there is none.
 
     Voices are not looked for, which would need a listing of each namespace. Where voices are, at least one of
@@ -185,7 +175,7 @@ def _check_name(document: RegistryDocument, settings: StoreSettings) -> None:
         )
 
 
-def _refuse_facts(store: Lists) -> None:
+def _refuse_facts(store: Store) -> None:
     """Raise `StoreUnfit` if an earlier release has written to the bucket, even after this one did."""
     folders = store.folders("")
     found = [f"'{name}/'" for name in _FACTS if name in folders]
