@@ -5,8 +5,7 @@ extraction.
 (`judge`).
 """
 
-from services.shared.audio.clip import DecodedClip
-from services.shared.audio.decoder import AudioDecoder
+from services.shared.audio.decoder import AudioDecoder, DecodedClip
 from speaker_registry.reference_audio import ReferenceAudio
 
 __all__ = ["AudioDecoder", "DecodedClip", "ReferenceAudio"]

@@ -7,12 +7,12 @@ import math
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from services.shared.audio.clip import DecodedClip
 from services.shared.audio.judge import check_complete, error_of, judge, unsupported
 from services.shared.audio.processes import (
     PROGRAM,
@@ -41,6 +41,21 @@ _ZYGOTE_EXIT_SECONDS = 0.5
 """Time after which a killed zygote can be told from a clip that crashed its process, and from a zygote that
 could not fork. It is long enough for a busy machine.
 """
+
+
+@dataclass(frozen=True, slots=True)
+class DecodedClip:
+    """A decoded clip and the properties of the file it came from."""
+
+    audio: ReferenceAudio
+    container: str
+    """One of wav, flac, mp3, ogg, aac, m4a, mp4 and webm."""
+    codec: str
+    """Name of the codec in libav, such as pcm_s16le or opus."""
+    mime_type: str
+    """MIME type of the content, whatever type the upload declared."""
+    channels: int
+    """Number of channels before they were mixed down."""
 
 
 class AudioDecoder:
