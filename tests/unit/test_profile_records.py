@@ -266,7 +266,7 @@ def test_a_process_asks_redis_once_a_second_and_the_bucket_only_for_what_redis_l
     assert calls == []
     world.pass_time(REMEMBERED_SECONDS + 0.1)
     assert reader.profiles.fingerprint(PROFILE) == A
-    assert len([one for one in calls if "hget" in one]) == 1
+    assert len([one for one in calls if "hmget" in one]) == 1
     world.store.read = reads  # type: ignore[method-assign]
 
 

@@ -30,7 +30,7 @@ def summarize(generation: Generation, namespace: str, profiles: Iterable[str], n
 
     def ask(pipeline: Pipeline, generation: str) -> None:
         for name in ["", *names]:
-            _ask(pipeline, partial(_key_of, generation, namespace, name), now)
+            _ask(pipeline, partial(jobs_key, generation, namespace, profile=name), now)
 
     answers = iter(generation.read(ask))
     whole = _read("", answers)
@@ -42,10 +42,6 @@ def summarize(generation: Generation, namespace: str, profiles: Iterable[str], n
         rates=[_sum(rates) for rates in zip(*(one.rates for one in read), strict=True)],
         profiles=[one for one in read if any(dict(one.counts).values())],
     )
-
-
-def _key_of(generation: str, namespace: str, profile: str, state: JobState) -> str:
-    return jobs_key(generation, namespace, state, profile)
 
 
 def _ask(pipeline: Pipeline, key_of: Callable[[JobState], str], now: float) -> None:

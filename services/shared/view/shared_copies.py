@@ -39,10 +39,7 @@ class SharedCopies:
         """Return the copy of a document, or None if there is none. The bucket may have the document
         nevertheless.
         """
-        [stored] = self._generation.read(
-            lambda pipeline, generation: pipeline.hget(shared_key(generation), path)
-        )
-        return _parse(stored)
+        return self.get_many([path])[0]
 
     def get_many(self, paths: Sequence[str]) -> list[Base | None]:
         """Return the copies of several documents, as `get` does, in one round trip."""

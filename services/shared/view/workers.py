@@ -14,7 +14,6 @@ from redis.client import Pipeline
 from services.shared.model.records import Record
 from services.shared.view.generation import Generation, milliseconds
 from services.shared.view.keys import failed_proofs_key, worker_report_key, workers_key
-from speaker_registry.artifact import canonical_json
 
 KeyOf = Callable[[str, str], str]
 """A function that returns the key of a profile in a generation."""
@@ -28,14 +27,7 @@ started again within five minutes, so its failed proof is shown all the time.
 """
 
 
-class _Reported(Record):
-    """A report of a worker, which Redis keeps as JSON."""
-
-    def to_json(self) -> str:
-        return canonical_json(self.model_dump(mode="json"))
-
-
-class FailedProof(_Reported):
+class FailedProof(Record):
     """The failed proof of a worker that does not serve a profile, because its encoder computes wrong
     results.
     """
@@ -47,7 +39,7 @@ class FailedProof(_Reported):
     """The tensor that differs, and by how much."""
 
 
-class WorkerReport(_Reported):
+class WorkerReport(Record):
     """A worker reports this about itself. The keys of its dictionaries are the names of its profiles."""
 
     device: str
@@ -81,7 +73,7 @@ class Workers:
         if report is not None:
             self._generation.read(
                 lambda pipeline, generation: pipeline.set(
-                    worker_report_key(generation, worker), report.to_json(), ex=_KEPT_SECONDS
+                    worker_report_key(generation, worker), report.model_dump_json(), ex=_KEPT_SECONDS
                 )
             )
 
@@ -132,13 +124,15 @@ class Workers:
     def report_failed(self, failed: Mapping[str, FailedProof]) -> None:
         """Report, by profile, which of a worker's encoders failed their proof. Call this with every beat."""
         if failed:
-            self._report({profile: proof.to_json() for profile, proof in failed.items()}, failed_proofs_key)
+            self._report(
+                {profile: proof.model_dump_json() for profile, proof in failed.items()}, failed_proofs_key
+            )
 
     def withdraw_failed(self, failed: Mapping[str, FailedProof]) -> None:
         """Remove the failed proofs of a worker that stops."""
         self._generation.read(
             lambda pipeline, generation: [
-                pipeline.zrem(failed_proofs_key(generation, profile), proof.to_json())
+                pipeline.zrem(failed_proofs_key(generation, profile), proof.model_dump_json())
                 for profile, proof in failed.items()
             ]
         )
