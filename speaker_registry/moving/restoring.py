@@ -12,7 +12,14 @@ import numpy as np
 
 from speaker_registry.calls import Registration
 from speaker_registry.client import RegistryClient
-from speaker_registry.errors import Conflict, InvalidRequest, NotFound, PermissionDenied, VoiceDeleted
+from speaker_registry.errors import (
+    Conflict,
+    InvalidRequest,
+    NotFound,
+    PermissionDenied,
+    PreconditionFailed,
+    VoiceDeleted,
+)
 from speaker_registry.moving.about import Difference, apply_record, compare
 from speaker_registry.moving.archive import Archive, ArchivedVersion, ArchivedVoice
 from speaker_registry.moving.archive_records import ArtifactRecord, VersionRecord
@@ -46,7 +53,9 @@ class _Target:
     """The voice of the registry that gets the archive's versions."""
 
     voice_id: str | None = None
-    """Id of the voice, or None until it exists. From then on, no other voice gets a version."""
+    """Id of the voice, or None until it exists. From then on, no other voice gets a version. Before that, a
+    version is registered only if no voice has the name.
+    """
     numbers: list[int] = field(default_factory=list)
     """Numbers of the archive's versions in the registry, and of further ones, oldest first."""
 
@@ -67,9 +76,12 @@ class _Target:
 
         Raises:
             VoiceDeleted: It is that of another voice, which was restored after this one was deleted.
+            PreconditionFailed: It is the first one, and another import registered it, perhaps with more.
         """
         if self.voice_id not in {None, made.id}:
             raise _deleted()
+        if self.voice_id is None and not made.created:
+            raise PreconditionFailed(f"voice '{made.name}' was registered while it was imported")
         self.voice_id = made.id
         self.numbers.append(made.version)
 
@@ -86,7 +98,8 @@ class Restoring:
     A voice that the registry has already is continued if its versions begin like those of the archive, which
     is so after an import that was interrupted. Any other voice of the same name is left alone and refused.
     The first version, or the voice that was found, fixes the voice by its id: if it is deleted meanwhile, no
-    further version is registered.
+    further version is registered. If somebody else registers the name before the first version is sent, the
+    registry is looked at again.
     """
 
     archive: Archive
@@ -105,18 +118,14 @@ class Restoring:
         return self.voice.name
 
     def run(self, client: RegistryClient, *, dry_run: bool) -> Result:
-        there = versions_there(client, self.title)[::-1]
-        self._target.begin(there)
-        for version, archived in zip(there, self.voice.versions, strict=False):
-            self._check_same(client, version, archived)
-        missing = len(self.voice.versions) - len(there)
-        numbers = self._target.numbers
+        missing = self._begin(client)
         if dry_run:
-            return self._planned(client, numbers)
+            return self._planned(client, self._target.numbers)
         try:
             reason = self._register_missing(client)
         except VoiceDeleted:
             raise _deleted() from None
+        numbers = self._target.numbers
         # All that follows is sent to the voice of this name.
         self._target.check(versions_there(client, self.title, limit=1))
         notes = self._renumbered(numbers, reason)
@@ -139,6 +148,19 @@ class Restoring:
             notes=tuple(notes),
         )
 
+    def _begin(self, client: RegistryClient) -> int:
+        """Begin with the versions that the registry has now. Returns how many it lacks.
+
+        Raises:
+            Conflict: They are not those of the archive.
+            VoiceDeleted: They are those of another voice than before.
+        """
+        there = versions_there(client, self.title)[::-1]
+        self._target.begin(there)
+        for version, archived in zip(there, self.voice.versions, strict=False):
+            self._check_same(client, version, archived)
+        return len(self.voice.versions) - len(there)
+
     def _planned(self, client: RegistryClient, numbers: Sequence[int]) -> Result:
         if len(numbers) < len(self.voice.versions):
             return Result(where=self.where, name=self.title, state="planned")
@@ -158,7 +180,16 @@ class Restoring:
 
         Raises:
             VoiceDeleted: The voice was deleted meanwhile.
+            Conflict: Somebody else registered the name meanwhile, with other versions.
         """
+        try:
+            return self._register_after(client)
+        except PreconditionFailed:  # the name was registered since the registry was looked at
+            self._begin(client)
+            return self._register_after(client)
+
+    def _register_after(self, client: RegistryClient) -> str | None:
+        """Register the versions that follow those of the target. Returns as `_register_missing` does."""
         reason, target = self.permission.refusal, self._target
         for archived in self.voice.versions[len(target.numbers) :]:
             record = self.archive.record(archived)
@@ -173,7 +204,8 @@ class Restoring:
     def _restore(self, client: RegistryClient, record: VersionRecord, source: Source) -> Registration | str:
         """Register a version under its number, time and id. Returns the reason if that is refused.
 
-        A refusal of the clip or the texts is returned as well, and raised by the registration that follows.
+        A refusal of the clip, of the texts or because of another voice is returned as well, and raised by the
+        registration that follows. Only that one takes a name in the form of an id for a name.
         """
         try:
             return _restore_with_id(client, record, source, self._target.voice_id)
@@ -235,22 +267,29 @@ def _restore_with_id(
     client: RegistryClient, record: VersionRecord, source: Source, voice_id: str | None
 ) -> Registration:
     """Register a version with its id, or without it if the registry refuses just the id."""
+    put = partial(restore, client, record, source, only_new=voice_id is None)
     try:
-        return _bound(partial(restore, client, record, source, record.id), voice_id)
+        return _bound(partial(put, record.id), voice_id)
     except (Conflict, InvalidRequest) as error:
         if record.id is None or error.param != "id":
             raise
-        return _bound(partial(restore, client, record, source, None), voice_id)
+        return _bound(partial(put, None), voice_id)
 
 
 def _register(client: RegistryClient, record: VersionRecord, source: Source, target: _Target) -> Registration:
     """Register a version under the next number of the target."""
-    after = target.numbers[-1] if target.numbers else 0
+    after, only_new = (target.numbers[-1] if target.numbers else 0), target.voice_id is None
 
-    # Without deduplication, two equal versions of the archive stay two versions.
     def call(voice_id: str | None) -> Registration:
         return register(
-            client, record.name, source, record.texts, after=after, dedupe=False, voice_id=voice_id
+            client,
+            record.name,
+            source,
+            record.texts,
+            after=after,
+            dedupe=False,  # so that two equal versions of the archive stay two versions
+            voice_id=voice_id,
+            only_new=only_new,
         )
 
     return _bound(call, target.voice_id)
