@@ -19,6 +19,7 @@ from speaker_registry.errors import (
     PermissionDenied,
     PreconditionFailed,
     VoiceDeleted,
+    VoiceNotFound,
 )
 from speaker_registry.moving.about import Difference, apply_record, compare
 from speaker_registry.moving.archive import Archive, ArchivedVersion, ArchivedVoice
@@ -120,25 +121,36 @@ class Restoring:
     def run(self, client: RegistryClient, *, dry_run: bool) -> Result:
         missing = self._begin(client)
         if dry_run:
-            return self._planned(client, self._target.numbers)
+            return self._planned(client)
         try:
             reason = self._register_missing(client)
-        except VoiceDeleted:
+            return self._complete(client, reason, is_new=missing > 0)
+        except (VoiceDeleted, VoiceNotFound):
             raise _deleted() from None
-        numbers = self._target.numbers
-        # All that follows is sent to the voice of this name.
-        self._target.check(versions_there(client, self.title, limit=1))
+
+    def _complete(self, client: RegistryClient, reason: str | None, *, is_new: bool) -> Result:
+        """Restore what the voice has besides its versions.
+
+        Args:
+            reason: As `_register_missing` returns it.
+            is_new: Versions of the voice were registered.
+
+        Raises:
+            VoiceDeleted, VoiceNotFound: The voice was deleted meanwhile.
+        """
+        numbers, known_as = self._target.numbers, self._known_as(client)
         notes = self._renumbered(numbers, reason)
         # This comes before the artifacts, so that the bare name never leads engines to another version.
-        difference = self._difference(client, numbers)
+        difference = self._difference(client, known_as)
         notes += difference.notes
-        refused = apply_record(client, self.title, difference.restorable)
+        refused = apply_record(client, known_as, difference.restorable)
         if self.artifacts:
             # The newest version comes first, so that `default` moves to it and not to an older one before.
             for number, archived in reversed(list(zip(numbers, self.voice.versions, strict=False))):
                 record = self.archive.record(archived)
-                notes += self._put_artifacts(client, f"{self.title}@{number}", archived, record)
-        state: State = "registered" if missing > 0 or difference.restorable.has_content else "unchanged"
+                found = self._put_artifacts(client, f"{known_as}@{number}", archived, record)
+                notes += [f"{self.title}@{number}: {note}" for note in found]
+        state: State = "registered" if is_new or difference.restorable.has_content else "unchanged"
         return Result(
             where=self.where,
             name=self.title,
@@ -147,6 +159,20 @@ class Restoring:
             error=refused,
             notes=tuple(notes),
         )
+
+    def _known_as(self, client: RegistryClient) -> str:
+        """Return the id of the voice, which leads to no other voice that takes its name meanwhile. If another
+        voice has this id for its name, return the name.
+
+        Raises:
+            VoiceDeleted, VoiceNotFound: The voice was deleted meanwhile.
+        """
+        voice_id = self._target.voice_id
+        assert voice_id is not None, "the voice has versions"
+        if client.get(voice_id).id == voice_id:
+            return voice_id
+        self._target.check(versions_there(client, self.title, limit=1))
+        return self.title
 
     def _begin(self, client: RegistryClient) -> int:
         """Begin with the versions that the registry has now. Returns how many it lacks.
@@ -161,16 +187,17 @@ class Restoring:
             self._check_same(client, version, archived)
         return len(self.voice.versions) - len(there)
 
-    def _planned(self, client: RegistryClient, numbers: Sequence[int]) -> Result:
-        if len(numbers) < len(self.voice.versions):
+    def _planned(self, client: RegistryClient) -> Result:
+        if len(self._target.numbers) < len(self.voice.versions):
             return Result(where=self.where, name=self.title, state="planned")
-        difference = self._difference(client, numbers)
+        difference = self._difference(client, self._known_as(client))
         state: State = "planned" if difference.restorable.has_content else "unchanged"
         return Result(where=self.where, name=self.title, state=state, notes=difference.notes)
 
-    def _difference(self, client: RegistryClient, numbers: Sequence[int]) -> Difference:
+    def _difference(self, client: RegistryClient, known_as: str) -> Difference:
         archived, count = self.archive.about(self.voice), len(self.voice.versions)
-        return compare(client, self.title, archived, numbers[:count], grown=len(numbers) > count)
+        numbers = self._target.numbers
+        return compare(client, known_as, archived, numbers[:count], grown=len(numbers) > count)
 
     def _register_missing(self, client: RegistryClient) -> str | None:
         """Register the versions that the registry lacks.
@@ -242,15 +269,21 @@ class Restoring:
     def _put_artifacts(
         self, client: RegistryClient, reference: str, archived: ArchivedVersion, record: VersionRecord
     ) -> Iterator[str]:
-        """Upload the artifacts that the registry does not have. Yields a note for each refused one."""
+        """Upload the artifacts that the registry does not have. Yields a note for each refused one.
+
+        Raises:
+            VoiceNotFound: The voice was deleted meanwhile.
+        """
         for index, wanted in enumerate(record.artifacts):
             if _serves(client, reference, wanted, record.id):
                 continue
             try:
                 _put(client, reference, wanted.profile, self.archive.artifact(archived, record, index))
+            except VoiceNotFound:
+                raise
             except (InvalidRequest, Conflict, NotFound) as error:
                 if not _serves(client, reference, wanted, None):
-                    yield f"{reference}: the artifact for {wanted.profile} was not restored. {error}"
+                    yield f"the artifact for {wanted.profile} was not restored. {error}"
 
 
 def _put(client: RegistryClient, reference: str, profile: str, data: bytes) -> None:
