@@ -95,10 +95,10 @@ def checked_idempotency_key(text: str) -> str:
     return text
 
 
-def condition(if_match: str | None) -> dict[str, str]:
+def condition(if_match: str | None = None, *, only_new: bool = False) -> dict[str, str]:
     """Return the header that makes a change conditional, whose value must not begin another header."""
     if if_match is None:
-        return {}
+        return {"if-none-match": "*"} if only_new else {}
     if not (if_match.isascii() and if_match.isprintable()):
         raise InvalidRequest(f"if_match is {if_match[:40]!a}; accepted: an ETag", param="if_match")
     return {"if-match": if_match}

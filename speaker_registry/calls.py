@@ -304,6 +304,7 @@ class Calls:
         idempotency_key: str | None,
         dedupe: bool,
         voice_id: str | None,
+        only_new: bool,
     ) -> Plan[Registration]:
         fields = upload_fields(
             clip,
@@ -316,7 +317,7 @@ class Calls:
         )
         # The key is made once per call, so that a retry after a lost answer does not make a second version.
         key = uuid.uuid4().hex if idempotency_key is None else checked_idempotency_key(idempotency_key)
-        headers = {"idempotency-key": key}
+        headers = {"idempotency-key": key, **condition(only_new=only_new)}
         params = {"if_exists": "add_version", **({} if dedupe else {"dedupe": "false"})}
         path = "/v1/voices"
         return self._registered(
@@ -331,6 +332,7 @@ class Calls:
         created_at: int,
         version_id: str | None,
         voice_id: str | None,
+        only_new: bool,
         clip: bytes | None,
         embedding: ArrayLike | None,
         consent: str,
@@ -348,7 +350,8 @@ class Calls:
             description=description,
         )
         path = parse_target(parse_speaker_name(name).name, number).version_path
-        return self._registered(Request(method="PUT", path=path, fields=fields, clip=clip))
+        headers = condition(only_new=only_new)
+        return self._registered(Request(method="PUT", path=path, headers=headers, fields=fields, clip=clip))
 
     def _registered(self, request: Request) -> Plan[Registration]:
         answer = yield from self._read(RegisteredVersion, request)

@@ -27,6 +27,7 @@ class AsyncVoices(AsyncPlanExecutor):
         idempotency_key: str | None = None,
         dedupe: bool = True,
         voice_id: str | None = None,
+        only_new: bool = False,
     ) -> Registration:
         """Upload a clip, or a precomputed speaker embedding, as a new version of a voice.
 
@@ -43,6 +44,7 @@ class AsyncVoices(AsyncPlanExecutor):
                 idempotency_key=idempotency_key,
                 dedupe=dedupe,
                 voice_id=voice_id,
+                only_new=only_new,
             )
         )
 
@@ -55,6 +57,7 @@ class AsyncVoices(AsyncPlanExecutor):
         created_at: int,
         version_id: str | None = None,
         voice_id: str | None = None,
+        only_new: bool = False,
         embedding: ArrayLike | None = None,
         consent: str,
         ref_text: str | None = None,
@@ -71,6 +74,7 @@ class AsyncVoices(AsyncPlanExecutor):
                 created_at=created_at,
                 version_id=version_id,
                 voice_id=voice_id,
+                only_new=only_new,
                 clip=None if audio is None else await asyncio.to_thread(read_clip, audio),
                 embedding=embedding,
                 consent=consent,

@@ -26,6 +26,7 @@ class Voices(PlanExecutor):
         idempotency_key: str | None = None,
         dedupe: bool = True,
         voice_id: str | None = None,
+        only_new: bool = False,
     ) -> Registration:
         """Upload a clip, or a precomputed speaker embedding, as a new version of a voice.
 
@@ -43,11 +44,14 @@ class Voices(PlanExecutor):
             dedupe: If true, an upload that equals the newest version returns that version.
             voice_id: Id of the voice that gets the version. If that voice was deleted, no other voice of this
                 name gets the version.
+            only_new: If true, the upload is refused if a voice has this name already. A repeat of an upload
+                is not refused.
 
         Raises:
             InvalidRequest: The name, the clip or another argument is not accepted. Subclasses such as
                 `InvalidAudio` say more.
             VoiceDeleted: The voice with the id `voice_id` was deleted.
+            PreconditionFailed: `only_new` is true, and a voice has this name.
         """
         return self._run(
             self._calls.register(
@@ -60,6 +64,7 @@ class Voices(PlanExecutor):
                 idempotency_key=idempotency_key,
                 dedupe=dedupe,
                 voice_id=voice_id,
+                only_new=only_new,
             )
         )
 
@@ -72,6 +77,7 @@ class Voices(PlanExecutor):
         created_at: int,
         version_id: str | None = None,
         voice_id: str | None = None,
+        only_new: bool = False,
         embedding: ArrayLike | None = None,
         consent: str,
         ref_text: str | None = None,
@@ -91,6 +97,8 @@ class Voices(PlanExecutor):
             version_id: Id of the version. Without it, the registry gives the version one.
             voice_id: Id of the voice that gets the version. If that voice was deleted, no other voice of this
                 name gets the version.
+            only_new: If true, the version is refused if a voice has this name already, unless that voice has
+                this very version.
             embedding: A speaker embedding (one row of finite numbers), instead of `audio`.
             consent: Tells who agreed to what, or is the id of a recorded consent.
             ref_text: Transcript of the clip, word for word.
@@ -100,6 +108,7 @@ class Voices(PlanExecutor):
             Conflict: The voice has had this number or time, or a later one, or another version with this
                 number or id.
             VoiceDeleted: The voice with the id `voice_id` was deleted.
+            PreconditionFailed: `only_new` is true, and a voice has this name.
             InvalidRequest: The time is in the future, or an argument is not accepted.
             PermissionDenied: The API key lacks the scope `admin`.
         """
@@ -110,6 +119,7 @@ class Voices(PlanExecutor):
                 created_at=created_at,
                 version_id=version_id,
                 voice_id=voice_id,
+                only_new=only_new,
                 clip=None if audio is None else read_clip(audio),
                 embedding=embedding,
                 consent=consent,

@@ -22,7 +22,7 @@ import numpy as np
 import safetensors.numpy
 from pydantic import BaseModel, ValidationError
 
-from speaker_registry.artifact import Artifact, canonical_json, read_tensors, sha256_digest
+from speaker_registry.artifact import Artifact, Manifest, canonical_json, read_tensors, sha256_digest
 from speaker_registry.errors import InvalidArchive, SpeakerRegistryError
 from speaker_registry.fetching import MAX_FILE_BYTES
 from speaker_registry.moving.archive_records import (
@@ -310,7 +310,9 @@ class _Scan:
         return ArchivedVersion(at, source, tuple(artifacts)), record
 
     def _artifact(self, folder: str, record: VersionRecord, one: ArtifactRecord) -> _Member:
-        """Verify an artifact: its bytes, its tensors, and that it is of this profile, clip and encoder."""
+        """Verify an artifact: its bytes, its tensors, and that it is of this version, clip, profile and
+        encoder.
+        """
         member = self._next_member(_artifact_name(folder, one), most=MAX_FILE_BYTES, exactly=one.size)
         self._check_digest(member, one.digest)
         try:
@@ -321,7 +323,8 @@ class _Scan:
         said = (one.profile, one.fingerprint, one.content_digest)
         found = (manifest.profile, manifest.fingerprint, artifact.content_digest)
         clip = f"sha256:{manifest.audio_sha256}" if manifest.audio_sha256 else record.digest
-        if said != found or (record.source == "audio" and clip != record.digest):
+        other_clip = record.source == "audio" and clip != record.digest
+        if said != found or other_clip or not _is_of(manifest, record):
             raise InvalidArchive(
                 f"{member.name!a} is not the artifact that 'version.json' beside it describes"
             )
@@ -375,6 +378,14 @@ class _Scan:
             raise InvalidArchive(
                 f"{member.name!a} is damaged: it is sha256:{found.hexdigest()}, not {digest}"
             )
+
+
+def _is_of(manifest: Manifest, record: VersionRecord) -> bool:
+    """Return whether the header of an artifact has the number, the time and the id of this version. Records
+    of former releases have no id.
+    """
+    is_same_id = record.id in {None, manifest.version_id}
+    return is_same_id and (manifest.version, manifest.created_at) == (record.version, record.created_at)
 
 
 def _parsed(model: type[Model], name: str, data: bytes) -> Model:

@@ -12,7 +12,15 @@ import numpy as np
 
 from speaker_registry.calls import Registration
 from speaker_registry.client import RegistryClient
-from speaker_registry.errors import Conflict, InvalidRequest, NotFound, PermissionDenied, VoiceDeleted
+from speaker_registry.errors import (
+    Conflict,
+    InvalidRequest,
+    NotFound,
+    PermissionDenied,
+    PreconditionFailed,
+    VoiceDeleted,
+    VoiceNotFound,
+)
 from speaker_registry.moving.about import Difference, apply_record, compare
 from speaker_registry.moving.archive import Archive, ArchivedVersion, ArchivedVoice
 from speaker_registry.moving.archive_records import ArtifactRecord, VersionRecord
@@ -46,7 +54,9 @@ class _Target:
     """The voice of the registry that gets the archive's versions."""
 
     voice_id: str | None = None
-    """Id of the voice, or None until it exists. From then on, no other voice gets a version."""
+    """Id of the voice, or None until it exists. From then on, no other voice gets a version. Before that, a
+    version is registered only if no voice has the name.
+    """
     numbers: list[int] = field(default_factory=list)
     """Numbers of the archive's versions in the registry, and of further ones, oldest first."""
 
@@ -67,9 +77,12 @@ class _Target:
 
         Raises:
             VoiceDeleted: It is that of another voice, which was restored after this one was deleted.
+            PreconditionFailed: It is the first one, and another import registered it, perhaps with more.
         """
         if self.voice_id not in {None, made.id}:
             raise _deleted()
+        if self.voice_id is None and not made.created:
+            raise PreconditionFailed(f"voice '{made.name}' was registered while it was imported")
         self.voice_id = made.id
         self.numbers.append(made.version)
 
@@ -86,7 +99,8 @@ class Restoring:
     A voice that the registry has already is continued if its versions begin like those of the archive, which
     is so after an import that was interrupted. Any other voice of the same name is left alone and refused.
     The first version, or the voice that was found, fixes the voice by its id: if it is deleted meanwhile, no
-    further version is registered.
+    further version is registered. If somebody else registers the name before the first version is sent, the
+    registry is looked at again.
     """
 
     archive: Archive
@@ -105,31 +119,38 @@ class Restoring:
         return self.voice.name
 
     def run(self, client: RegistryClient, *, dry_run: bool) -> Result:
-        there = versions_there(client, self.title)[::-1]
-        self._target.begin(there)
-        for version, archived in zip(there, self.voice.versions, strict=False):
-            self._check_same(client, version, archived)
-        missing = len(self.voice.versions) - len(there)
-        numbers = self._target.numbers
+        missing = self._begin(client)
         if dry_run:
-            return self._planned(client, numbers)
+            return self._planned(client)
         try:
             reason = self._register_missing(client)
-        except VoiceDeleted:
+            return self._complete(client, reason, is_new=missing > 0)
+        except (VoiceDeleted, VoiceNotFound):
             raise _deleted() from None
-        # All that follows is sent to the voice of this name.
-        self._target.check(versions_there(client, self.title, limit=1))
+
+    def _complete(self, client: RegistryClient, reason: str | None, *, is_new: bool) -> Result:
+        """Restore what the voice has besides its versions.
+
+        Args:
+            reason: As `_register_missing` returns it.
+            is_new: Versions of the voice were registered.
+
+        Raises:
+            VoiceDeleted, VoiceNotFound: The voice was deleted meanwhile.
+        """
+        numbers, known_as = self._target.numbers, self._known_as(client)
         notes = self._renumbered(numbers, reason)
         # This comes before the artifacts, so that the bare name never leads engines to another version.
-        difference = self._difference(client, numbers)
+        difference = self._difference(client, known_as)
         notes += difference.notes
-        refused = apply_record(client, self.title, difference.restorable)
+        refused = apply_record(client, known_as, difference.restorable)
         if self.artifacts:
             # The newest version comes first, so that `default` moves to it and not to an older one before.
             for number, archived in reversed(list(zip(numbers, self.voice.versions, strict=False))):
                 record = self.archive.record(archived)
-                notes += self._put_artifacts(client, f"{self.title}@{number}", archived, record)
-        state: State = "registered" if missing > 0 or difference.restorable.has_content else "unchanged"
+                found = self._put_artifacts(client, f"{known_as}@{number}", archived, record)
+                notes += [f"{self.title}@{number}: {note}" for note in found]
+        state: State = "registered" if is_new or difference.restorable.has_content else "unchanged"
         return Result(
             where=self.where,
             name=self.title,
@@ -139,16 +160,44 @@ class Restoring:
             notes=tuple(notes),
         )
 
-    def _planned(self, client: RegistryClient, numbers: Sequence[int]) -> Result:
-        if len(numbers) < len(self.voice.versions):
+    def _known_as(self, client: RegistryClient) -> str:
+        """Return the id of the voice, which leads to no other voice that takes its name meanwhile. If another
+        voice has this id for its name, return the name.
+
+        Raises:
+            VoiceDeleted, VoiceNotFound: The voice was deleted meanwhile.
+        """
+        voice_id = self._target.voice_id
+        assert voice_id is not None, "the voice has versions"
+        if client.get(voice_id).id == voice_id:
+            return voice_id
+        self._target.check(versions_there(client, self.title, limit=1))
+        return self.title
+
+    def _begin(self, client: RegistryClient) -> int:
+        """Begin with the versions that the registry has now. Returns how many it lacks.
+
+        Raises:
+            Conflict: They are not those of the archive.
+            VoiceDeleted: They are those of another voice than before.
+        """
+        there = versions_there(client, self.title)[::-1]
+        self._target.begin(there)
+        for version, archived in zip(there, self.voice.versions, strict=False):
+            self._check_same(client, version, archived)
+        return len(self.voice.versions) - len(there)
+
+    def _planned(self, client: RegistryClient) -> Result:
+        if len(self._target.numbers) < len(self.voice.versions):
             return Result(where=self.where, name=self.title, state="planned")
-        difference = self._difference(client, numbers)
+        difference = self._difference(client, self._known_as(client))
         state: State = "planned" if difference.restorable.has_content else "unchanged"
         return Result(where=self.where, name=self.title, state=state, notes=difference.notes)
 
-    def _difference(self, client: RegistryClient, numbers: Sequence[int]) -> Difference:
+    def _difference(self, client: RegistryClient, known_as: str) -> Difference:
         archived, count = self.archive.about(self.voice), len(self.voice.versions)
-        return compare(client, self.title, archived, numbers[:count], grown=len(numbers) > count)
+        numbers = self._target.numbers
+        return compare(client, known_as, archived, numbers[:count], grown=len(numbers) > count)
 
     def _register_missing(self, client: RegistryClient) -> str | None:
         """Register the versions that the registry lacks.
@@ -158,7 +207,16 @@ class Restoring:
 
         Raises:
             VoiceDeleted: The voice was deleted meanwhile.
+            Conflict: Somebody else registered the name meanwhile, with other versions.
         """
+        try:
+            return self._register_after(client)
+        except PreconditionFailed:  # the name was registered since the registry was looked at
+            self._begin(client)
+            return self._register_after(client)
+
+    def _register_after(self, client: RegistryClient) -> str | None:
+        """Register the versions that follow those of the target. Returns as `_register_missing` does."""
         reason, target = self.permission.refusal, self._target
         for archived in self.voice.versions[len(target.numbers) :]:
             record = self.archive.record(archived)
@@ -173,7 +231,8 @@ class Restoring:
     def _restore(self, client: RegistryClient, record: VersionRecord, source: Source) -> Registration | str:
         """Register a version under its number, time and id. Returns the reason if that is refused.
 
-        A refusal of the clip or the texts is returned as well, and raised by the registration that follows.
+        A refusal of the clip, of the texts or because of another voice is returned as well, and raised by the
+        registration that follows. Only that one takes a name in the form of an id for a name.
         """
         try:
             return _restore_with_id(client, record, source, self._target.voice_id)
@@ -210,15 +269,21 @@ class Restoring:
     def _put_artifacts(
         self, client: RegistryClient, reference: str, archived: ArchivedVersion, record: VersionRecord
     ) -> Iterator[str]:
-        """Upload the artifacts that the registry does not have. Yields a note for each refused one."""
+        """Upload the artifacts that the registry does not have. Yields a note for each refused one.
+
+        Raises:
+            VoiceNotFound: The voice was deleted meanwhile.
+        """
         for index, wanted in enumerate(record.artifacts):
             if _serves(client, reference, wanted, record.id):
                 continue
             try:
                 _put(client, reference, wanted.profile, self.archive.artifact(archived, record, index))
+            except VoiceNotFound:
+                raise
             except (InvalidRequest, Conflict, NotFound) as error:
                 if not _serves(client, reference, wanted, None):
-                    yield f"{reference}: the artifact for {wanted.profile} was not restored. {error}"
+                    yield f"the artifact for {wanted.profile} was not restored. {error}"
 
 
 def _put(client: RegistryClient, reference: str, profile: str, data: bytes) -> None:
@@ -235,22 +300,29 @@ def _restore_with_id(
     client: RegistryClient, record: VersionRecord, source: Source, voice_id: str | None
 ) -> Registration:
     """Register a version with its id, or without it if the registry refuses just the id."""
+    put = partial(restore, client, record, source, only_new=voice_id is None)
     try:
-        return _bound(partial(restore, client, record, source, record.id), voice_id)
+        return _bound(partial(put, record.id), voice_id)
     except (Conflict, InvalidRequest) as error:
         if record.id is None or error.param != "id":
             raise
-        return _bound(partial(restore, client, record, source, None), voice_id)
+        return _bound(partial(put, None), voice_id)
 
 
 def _register(client: RegistryClient, record: VersionRecord, source: Source, target: _Target) -> Registration:
     """Register a version under the next number of the target."""
-    after = target.numbers[-1] if target.numbers else 0
+    after, only_new = (target.numbers[-1] if target.numbers else 0), target.voice_id is None
 
-    # Without deduplication, two equal versions of the archive stay two versions.
     def call(voice_id: str | None) -> Registration:
         return register(
-            client, record.name, source, record.texts, after=after, dedupe=False, voice_id=voice_id
+            client,
+            record.name,
+            source,
+            record.texts,
+            after=after,
+            dedupe=False,  # so that two equal versions of the archive stay two versions
+            voice_id=voice_id,
+            only_new=only_new,
         )
 
     return _bound(call, target.voice_id)

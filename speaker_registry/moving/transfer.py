@@ -144,6 +144,7 @@ def register(
     after: int,
     dedupe: bool = True,
     voice_id: str | None = None,
+    only_new: bool = False,
 ) -> Registration:
     """Register a version.
 
@@ -151,6 +152,7 @@ def register(
         after: Number of the newest version that the registry had before. The same content that is registered
             again after other versions is a new version, so this is a part of the idempotency key.
         voice_id: Id of the voice that gets the version. If it is None, the voice of this name gets it.
+        only_new: As in `RegistryClient.register`.
     """
     clip, embedding = _clip_or_embedding(source)
     return client.register(
@@ -163,6 +165,7 @@ def register(
         idempotency_key=f"import-{after}-{_content_hash(name, source, texts)}",
         dedupe=dedupe,
         voice_id=voice_id,
+        only_new=only_new,
     )
 
 
@@ -172,12 +175,14 @@ def restore(
     source: Source,
     version_id: str | None,
     voice_id: str | None,
+    *,
+    only_new: bool,
 ) -> Registration:
     """Register a version under the number and the creation time of an archive's record.
 
     Args:
         version_id: The id that the version shall have. If it is None, the registry gives it one.
-        voice_id: As for `register`.
+        voice_id, only_new: As for `register`.
     """
     clip, embedding = _clip_or_embedding(source)
     return client.restore_version(
@@ -187,6 +192,7 @@ def restore(
         created_at=record.created_at,
         version_id=version_id,
         voice_id=voice_id,
+        only_new=only_new,
         embedding=embedding,
         consent=record.consent,
         ref_text=record.ref_text,

@@ -25,6 +25,7 @@ from services.shared.registry.profiles import Profiles
 from services.shared.registry.speakers import FoundSpeaker, Speakers
 from speaker_registry.artifact import canonical_json
 from speaker_registry.errors import (
+    Conflict,
     QuotaExceeded,
     Unavailable,
     VoiceDeleted,
@@ -359,10 +360,15 @@ def _answer(
     Raises:
         IdempotencyKeyReused: the key was used for another request.
         Conflict: another version has the number that an operator wants.
+        VoiceExists, VoiceDeleted: it has, and the voice is not one that the upload accepts.
     """
     assert new.request is not None
     if upload.numbering is not None:
-        return registered_as(document, upload.numbering, new.request)
+        try:
+            return registered_as(document, upload.numbering, new.request)
+        except Conflict:
+            _check_expected(document, upload)  # another voice has another version of this number
+            raise
     if remembered is not None and (known := document.version(remembered)) is not None:
         if known.request != new.request:
             raise key_reused()

@@ -15,11 +15,11 @@ from services.registry_api.dependencies import (
     ServicesDep,
     VoiceName,
 )
-from services.registry_api.operations.alias import move, reset_alias
+from services.registry_api.operations.alias import move, number_of, reset_alias
 from services.registry_api.operations.live_voice import Check
 from services.registry_api.protocol.routing import Router
 from services.registry_api.wire import rendering
-from services.registry_api.wire.answers import answer, check_of, tag_of
+from services.registry_api.wire.answers import answer, check_of, only_new, tag_of
 from services.registry_api.wire.documented import request_body, responses
 from services.shared.model.document import SpeakerDocument
 from services.shared.registry.lookup import find
@@ -98,7 +98,8 @@ def move_alias(
 
     Nothing is extracted, so a move to an older version and back costs nothing. `default` then stays until it
     is moved again or deleted, whatever is registered meanwhile. A repeat changes nothing. Honours `If-Match`,
-    compared with the ETag of the alias; the answer has the new one.
+    compared with the ETag of the alias, and `If-None-Match: *`, which only makes a new alias; the answer has
+    the new ETag.
     """
     moved = move(
         services.speakers,
@@ -108,7 +109,7 @@ def move_alias(
         alias,
         wanted.version,
         by=caller.id,
-        check=_check(request, alias),
+        check=_check_of_move(request, alias),
     )
     shown = rendering.alias(moved.document, alias)
     return answer(
@@ -144,6 +145,24 @@ def remove_alias(
         check=_check(request, alias),
     )
     return Response(status_code=204)
+
+
+def _check_of_move(request: Request, alias: str) -> Check | None:
+    """Return a check of `If-Match` and `If-None-Match: *`, or None if the request has neither header."""
+    check = _check(request, alias)
+    if not only_new(request):
+        return check
+
+    def check_new(document: SpeakerDocument) -> None:
+        if check is not None:
+            check(document)
+        if alias in document.aliases:
+            raise PreconditionFailed(
+                f"If-None-Match is '*', and alias '{alias}' points to version {number_of(document, alias)}.",
+                param="If-None-Match",
+            )
+
+    return check_new
 
 
 def _check(request: Request, alias: str) -> Check | None:

@@ -19,7 +19,7 @@ from services.registry_api.dependencies import (
 from services.registry_api.operations.register import voice_to_register
 from services.registry_api.protocol.routing import Router
 from services.registry_api.wire import rendering
-from services.registry_api.wire.answers import answer
+from services.registry_api.wire.answers import answer, only_new
 from services.registry_api.wire.documented import request_body, responses
 from services.registry_api.wire.fields import Fields, read_fields
 from services.registry_api.wire.forms import (
@@ -31,7 +31,7 @@ from services.registry_api.wire.forms import (
 )
 from services.registry_api.wire.uploads import Dedupe, IdempotencyKey, register, replayed
 from services.shared.registry.lookup import find
-from speaker_registry.errors import VoiceNotFound
+from speaker_registry.errors import PreconditionFailed, VoiceExists, VoiceNotFound
 from speaker_registry.names import SpeakerName, parse_speaker_name
 
 router = Router(prefix="/v1/voices", tags=["voices"])
@@ -63,7 +63,8 @@ async def create_voice(
 
     If the voice exists, the upload is refused (409), unless `if_exists=add_version`. An upload whose source,
     transcript, consent and description equal those of the newest version returns that version with status
-    200, unless `dedupe=false`. Unknown form fields are refused.
+    200, unless `dedupe=false`. Unknown form fields are refused. Honours `If-None-Match: *`, which refuses the
+    upload (412) if the voice exists, whatever `if_exists` says.
     """
     return await _receive(
         request,
@@ -75,6 +76,7 @@ async def create_voice(
         dedupe=dedupe,
         by=caller.id,
         expects="any" if if_exists == "add_version" else "new",
+        only_new=only_new(request),
     )
 
 
@@ -137,7 +139,8 @@ async def restore_version(
     `id` is optional, and must not be that of another version of the voice. The artifacts of another registry
     stay the same byte for byte if they are uploaded to a version with the same name, number, time, texts and
     id. The same request again changes nothing and is answered with 200. Quotas, the registration policy and
-    extraction are those of every upload.
+    extraction are those of every upload. Honours `If-None-Match: *`, which refuses the version (412) if the
+    voice exists, also if it has no version with this number.
     """
     return await _receive(
         request,
@@ -148,6 +151,7 @@ async def restore_version(
         voice=await run_in_threadpool(_named, services, namespace, name),  # before the body is read
         number=number,
         by=caller.id,
+        only_new=only_new(request),
     )
 
 
@@ -180,7 +184,7 @@ async def _receive(
     names: FieldNames,
     **options: Any,
 ) -> Response:
-    """Read a form and register it. `options` are those of `uploads.register`."""
+    """Read a form and register it. `options` are those of `_register`."""
     async with read_fields(request) as fields, slots.hold():
         return await run_in_threadpool(_register, request, services, namespace, fields, names, **options)
 
@@ -191,10 +195,26 @@ def _register(
     namespace: str,
     fields: Fields,
     names: FieldNames,
+    *,
+    only_new: bool = False,
     **options: Any,
 ) -> Response:
+    """Register a form.
+
+    Args:
+        only_new: whether `If-None-Match` refuses the upload if the voice exists.
+        options: those of `uploads.register`.
+    """
     refuse_unknown(fields, names)
-    registered = register(services, namespace, fields, names, **options)
+    if only_new:
+        options["expects"] = "new"
+    try:
+        registered = register(services, namespace, fields, names, **options)
+    except VoiceExists as error:
+        if not only_new:
+            raise
+        message = f"If-None-Match is '*'. {error.message}"
+        raise PreconditionFailed(message, param="If-None-Match") from None
     body = rendering.registered_version(services.profiles, registered)
     headers = {"Location": rendering.version_path(registered.version), **replayed(registered)}
     return answer(request, body, status=201 if registered.created else 200, headers=headers)

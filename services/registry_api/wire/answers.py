@@ -134,6 +134,11 @@ def _check_tag(request: Request, tag: str) -> None:
         )
 
 
+def only_new(request: Request) -> bool:
+    """Return whether `If-None-Match: *` asks that a write replaces and continues nothing that exists."""
+    return request.headers.get("if-none-match", "").strip() == "*"
+
+
 def check_of(request: Request, shown: Callable[[SpeakerDocument], BaseModel]) -> Check | None:
     """Return a check of `If-Match` for an operation, or None if the request has no such header.
 

@@ -99,6 +99,12 @@ def test_a_move_that_somebody_overtook_is_refused(registry: Registry, name: str)
     refused = put(registry, name, "default", 2, **{"If-Match": seen})
     assert (refused.status_code, refused.json()["error"]["code"]) == (412, "precondition_failed")
     assert put(registry, name, "new", 1, **{"If-Match": "*"}).status_code == 412
+    if_new = {"If-None-Match": "*"}
+    taken = put(registry, name, "default", 2, **if_new).json()["error"]
+    assert (taken["code"], taken["param"]) == ("precondition_failed", "If-None-Match")
+    assert "alias 'default' points to version 1" in taken["message"]
+    assert [put(registry, name, "new", 1, **if_new).status_code for _ in range(2)] == [200, 200]
+    assert put(registry, name, "new", 2, **if_new).status_code == 412
     path = f"/v1/voices/{name}/aliases/default"
     assert registry.client.delete(path, headers={"If-Match": seen}).status_code == 412
     assert version_of(registry, name) == 1

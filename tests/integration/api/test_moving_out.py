@@ -124,9 +124,10 @@ def test_nothing_has_to_be_extracted_again(moved: Move):
 
 def test_a_voice_that_is_named_like_the_id_of_another_moves_as_well(start: Start, tmp_path: Path):
     """As long as the registry has no voice of that name, it answers with the other one, which differs."""
-    first, second = start(), start()
+    first, second, third = start(), start(), start()
     first.upload("alice")
     with RegistryClient(first.url) as client:
+        client.edit_voice("alice", description="Calm.")
         Export(client).write(tmp_path / "alice.tar", "default")
         name = client.get("alice").id
         first.upload(name, clip=OTHER_CLIP)
@@ -134,9 +135,13 @@ def test_a_voice_that_is_named_like_the_id_of_another_moves_as_well(start: Start
     assert [one.state for one in restored(second, tmp_path / "alice.tar").results] == ["registered"]
     states = {one.name: one.state for one in restored(second, tmp_path / "both.tar").results}
     assert states == {"alice": "unchanged", name: "registered"}
-    with RegistryClient(second.url) as client:
-        assert client.clip(name).data == OTHER_CLIP
-        assert client.clip("alice").data == CLIP
+    third.upload(name, clip=OTHER_CLIP)
+    restored(third, tmp_path / "alice.tar")
+    for registry in (second, third):
+        with RegistryClient(registry.url) as client:
+            assert client.clip(name).data == OTHER_CLIP
+            assert client.clip("alice").data == CLIP
+            assert [client.get(one).description for one in ("alice", name)] == ["Calm.", None]
 
 
 @pytest.mark.parametrize("name", ["alice@1", "alice@2", "alice@3", "émile 名", "eve"])

@@ -254,6 +254,27 @@ def test_a_request_to_come_back_later_is_obeyed_in_between(path: Path, start: St
         assert changes(client) == ["edit", "default", "prod"]
 
 
+@pytest.mark.parametrize("before", ["PATCH", "artifacts"])
+def test_nothing_is_said_about_another_voice_that_took_the_name(path: Path, start: Start, before: str):
+    """The voice is deleted when all versions are there, and somebody else registers its name."""
+    second, left = start(), iter([1])
+
+    def replaced(request: httpx.Request) -> None:
+        is_next = request.method == before or f"/{before}/" in request.url.path
+        if is_next and "alice" in request.url.path and next(left, None):
+            second.delete("alice")
+            for number in range(4):
+                second.upload("alice", clip=clips.wav(2.2 + number / 10))
+
+    report = restored(second, path, fault=replaced)
+    assert states(report) == {"alice": "refused", "bob": "registered"}
+    [error] = [one.error for one in report.results if one.error]
+    assert "was deleted while it was imported" in str(error)
+    with RegistryClient(second.url) as client:
+        assert (client.get("alice").labels, client.get("alice").description) == ({}, None)
+        assert sorted(aliases(client)) == ["default"]
+
+
 def test_an_alias_whose_version_cannot_be_read_is_named(start: Start, run: Run, tmp_path: Path):
     """The archive can be imported without it, and the exit code says that something is missing."""
     registry, second = start(), start()

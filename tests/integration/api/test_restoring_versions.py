@@ -18,7 +18,7 @@ from speaker_registry import (
     RegistryClient,
     cli,
 )
-from speaker_registry.errors import VoiceDeleted
+from speaker_registry.errors import PreconditionFailed, VoiceDeleted
 from speaker_registry.moving.archive import Archive
 from speaker_registry.moving.exporting import Export
 from speaker_registry.moving.restoring import Permission, Restoring
@@ -146,6 +146,24 @@ def test_a_bad_number_or_time_is_refused_with_what_is_accepted(
     assert (response.status_code, error["code"], error["param"]) == (status, code, param), error
     assert said in error["message"]
     assert registry.stored().objects == before
+
+
+@pytest.mark.parametrize("number", [6, 7, 8])
+def test_a_version_can_be_only_for_a_new_voice(registry: Registry, name: str, number: int):
+    """Nobody else's voice gets the version, whatever its number is. A repeat is no other voice."""
+    if_new = {"If-None-Match": "*"}
+    assert put(registry, name, headers=if_new).status_code == 201
+    assert put(registry, name, headers=if_new).status_code == 200
+    voice_id = registry.client.get(f"/v1/voices/{name}").json()["id"]
+    for known_as in (name, voice_id):
+        refused = put(registry, known_as, number, OTHER_CLIP, if_new, created_at=TIME + 1)
+        error = refused.json()["error"]
+        assert (refused.status_code, error["code"]) == (412, "precondition_failed")
+        assert error["param"] == "If-None-Match"
+        assert f"Voice '{name}' already exists" in error["message"]
+    assert versions_of(registry, name) == [(7, TIME)]
+    registry.delete(name)
+    assert put(registry, name, 9, headers=if_new, created_at=TIME + 2).status_code == 201
 
 
 def test_numbers_stay_taken_when_the_voice_is_deleted(registry: Registry, name: str):
@@ -377,6 +395,59 @@ def test_an_import_adds_nothing_to_a_voice_that_was_deleted_meanwhile(
     assert again.state == state
 
 
+class Interrupted(Counting):
+    """Does something once, right before the first version of `alice` is sent."""
+
+    def __init__(self, act: Callable[[], object]) -> None:
+        super().__init__()
+        self.act: Callable[[], object] | None = act
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        if request.method in {"PUT", "POST"} and self.act:
+            act, self.act = self.act, None
+            act()
+        return super().handle_request(request)
+
+
+@pytest.mark.parametrize(
+    ("meanwhile", "scope"),
+    [
+        ("somebody else's", "admin"),
+        ("a second import", "admin"),
+        ("a second import", "audio:read"),
+        ("a part of an import", "audio:read"),
+    ],
+)
+def test_an_import_adds_nothing_to_a_voice_that_came_meanwhile(
+    start: Start, archive: Path, meanwhile: str, scope: str
+):
+    """The name is registered between the look at the registry and the first version. Numbers are kept only
+    with the scope `admin`, and the two imports need not have the same.
+    """
+    registry = start(access=CLOSED)
+    scopes = ("voices:read", "voices:write", "artifacts:read")
+    token, other = key(registry, *scopes, scope), key(registry, *scopes, "admin")
+
+    def act() -> None:
+        if meanwhile == "a second import":
+            restored(registry, archive, other)
+            return
+        with RegistryClient(registry.url, api_key=other) as client, Archive(archive) as opened:
+            first = opened.record(opened.voices[0].versions[0])
+            clip = opened.source(opened.voices[0].versions[0], first)
+            assert isinstance(clip, bytes)
+            clip = clip if "part" in meanwhile else OTHER_CLIP
+            client.register("alice", clip, consent=first.consent, ref_text=first.ref_text)
+
+    alice, eve = restored(registry, archive, token, Interrupted(act)).results
+    assert alice.state == ("refused" if "else" in meanwhile else "registered"), alice
+    assert eve.state == ("unchanged" if "second" in meanwhile else "registered")
+    with RegistryClient(registry.url, api_key=other) as client:
+        assert client.get("alice").versions == (1 if "else" in meanwhile else 3)
+    if alice.error:
+        assert "the registry has a voice of this name whose version 1 differs" in str(alice.error)
+
+
 def test_an_upload_for_a_voice_that_was_deleted_is_refused(registry: Registry, name: str):
     """The id tells the voice from another one that has its name now."""
     with RegistryClient(registry.url) as client:
@@ -391,6 +462,27 @@ def test_an_upload_for_a_voice_that_was_deleted_is_refused(registry: Registry, n
                 client.register(name, CLIP, consent="c", voice_id=first.id)
             with pytest.raises(VoiceDeleted):
                 client.restore_version(name, 9, CLIP, created_at=TIME, consent="c", voice_id=first.id)
+
+
+def test_both_clients_register_only_new_voices(registry: Registry, name: str):
+    """A repeat of the upload that made the voice is answered with its version."""
+    with RegistryClient(registry.url) as client:
+        made = [
+            client.register(name, CLIP, consent="c", idempotency_key="k", only_new=True) for _ in range(2)
+        ]
+        assert [(one.version, one.created) for one in made] == [(1, True), (1, False)]
+        with pytest.raises(PreconditionFailed, match="already exists"):
+            client.register(name, OTHER_CLIP, consent="c", only_new=True)
+        with pytest.raises(PreconditionFailed, match="already exists"):
+            client.restore_version(name, 9, CLIP, created_at=TIME, consent="c", only_new=True)
+
+    async def register() -> None:
+        async with AsyncRegistryClient(registry.url) as client:
+            await client.register(name, OTHER_CLIP, consent="c", only_new=True)
+
+    with pytest.raises(PreconditionFailed, match="already exists"):
+        asyncio.run(register())
+    assert len(versions_of(registry, name)) == 1
 
 
 def test_an_import_without_the_scope_numbers_anew_and_says_why(start: Start, archive: Path):

@@ -360,9 +360,13 @@ def test_a_record_that_does_not_fit_is_refused(good: Path, member: str, changes:
 
 @pytest.mark.parametrize("changes", [{"version": 9}, {"created_at": 7}, {"id": "a" * 32}])
 def test_damage_to_what_a_registry_gives_itself_is_noticed(good: Path, changes: dict[str, Any]):
-    """The digest of the content leaves it out. Archives of former releases have no other digest."""
+    """The digest of the content leaves it out. Archives of former releases have no other digest, but the
+    headers of artifacts, which the second version lacks, have all of it.
+    """
+    with_artifacts, without = "0000001/version.json", "0000002/version.json"
+    undamaged = good.read_bytes()
     assert "the records are damaged" in refusal(
-        changed(good, lambda members: edit(members, "version.json", changes))
+        changed(good, lambda members: edit(members, without, changes))
     )
 
     def leave_out(members: Members) -> None:
@@ -370,6 +374,11 @@ def test_damage_to_what_a_registry_gives_itself_is_noticed(good: Path, changes: 
 
     with Archive(changed(good, leave_out)) as found:
         assert [voice.name for voice in found.voices] == ["Alice", "Eve"]
+    good.write_bytes(undamaged)
+    changed(good, leave_out)
+    assert "is not the artifact that 'version.json' beside it describes" in refusal(
+        changed(good, lambda members: edit(members, with_artifacts, changes))
+    )
 
 
 @pytest.mark.parametrize("content", [b"", b"[]", b"{", b"\xff", b"[" * 100_000])
