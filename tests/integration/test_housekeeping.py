@@ -21,6 +21,7 @@ from services.registry_api.maintenance.locks import RenewLock, only_one
 from services.registry_api.maintenance.sweep import SWEPT, ask_for_sweep
 from services.shared.bucket.documents import Base
 from services.shared.bucket.durable_folder import TEMPORARY
+from services.shared.bucket.layout import profile_key
 from services.shared.bucket.pictures import store_pictures
 from services.shared.configuration.worker import WorkerSettings
 from services.shared.model.pictures import Picture
@@ -176,6 +177,23 @@ def test_a_bucket_that_was_restored_begins_another_generation(
     housekeeping.rebuild()
     assert registry.view.names(NS, limit=9) == ["wren"]
     assert registry.newest("wren").number == 1
+
+
+def test_an_older_document_of_a_profile_that_was_put_back_begins_another_generation(
+    registry: OpenedRegistry, housekeeping: Housekeeping, bucket: Path
+) -> None:
+    registry.make_ready("wren")
+    records, profile = registry.opened.profile_records, registry.opened.profiles.required[0].name
+    document = bucket / profile_key(profile)
+    older, known = document.read_bytes(), records.read_uncached(profile)
+    registry.worker.announce("sha256:" + "2" * 64)
+    assert records.read_uncached(profile) != known
+    document.write_bytes(older)
+    with capture_logs() as logs, pytest.raises(Unavailable):
+        housekeeping.rebuild()
+    assert [line["profiles"] for line in logs if line["event"] == "bucket.restored"] == [[profile]]
+    housekeeping.rebuild()
+    assert records.read_uncached(profile) == known
 
 
 def test_a_voice_that_cannot_be_read_costs_nobody_else_theirs(
