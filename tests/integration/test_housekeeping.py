@@ -568,6 +568,25 @@ def test_a_sweep_that_redis_has_lost_is_none_for_other_profiles(
     assert [line["event"] for line in logs if line["event"].startswith("sweep.")] == ["sweep.done"]
 
 
+def test_no_sweep_follows_from_a_document_of_a_profile_that_cannot_be_read(
+    registry: OpenedRegistry, housekeeping: Housekeeping, bucket: Path
+) -> None:
+    """Once it can be read again, other processes would call the encoder of that sweep a different setting."""
+    registry.make_ready("wren")
+    housekeeping.turn()
+    records, path = registry.opened.profile_records, profile_key(registry.opened.profiles.required[0].name)
+    sound = (bucket / path).read_bytes()
+    with capture_logs() as logs:
+        for body in (b"{", sound):
+            (bucket / path).write_bytes(body)
+            records._shared.copies.forget([path])
+            records.clear_cache()
+            housekeeping.turn()
+    events = [line["event"] for line in logs]
+    assert "profile.unreadable" in events
+    assert not [event for event in events if event.startswith("sweep.")]
+
+
 def test_processes_with_other_profiles_do_not_sweep_in_turns(
     registry: OpenedRegistry, housekeeping: Housekeeping, bucket: Path, valkey: ValkeyServer
 ) -> None:
