@@ -21,6 +21,7 @@ from services.registry_api.maintenance.locks import RenewLock, only_one
 from services.registry_api.maintenance.sweep import SWEPT, ask_for_sweep
 from services.shared.bucket.documents import Base
 from services.shared.bucket.durable_folder import TEMPORARY
+from services.shared.bucket.layout import profile_key
 from services.shared.bucket.pictures import store_pictures
 from services.shared.configuration.worker import WorkerSettings
 from services.shared.model.pictures import Picture
@@ -176,6 +177,23 @@ def test_a_bucket_that_was_restored_begins_another_generation(
     housekeeping.rebuild()
     assert registry.view.names(NS, limit=9) == ["wren"]
     assert registry.newest("wren").number == 1
+
+
+def test_an_older_document_of_a_profile_that_was_put_back_begins_another_generation(
+    registry: OpenedRegistry, housekeeping: Housekeeping, bucket: Path
+) -> None:
+    registry.make_ready("wren")
+    records, profile = registry.opened.profile_records, registry.opened.profiles.required[0].name
+    document = bucket / profile_key(profile)
+    older, known = document.read_bytes(), records.read_uncached(profile)
+    registry.worker.announce("sha256:" + "2" * 64)
+    assert records.read_uncached(profile) != known
+    document.write_bytes(older)
+    with capture_logs() as logs, pytest.raises(Unavailable):
+        housekeeping.rebuild()
+    assert [line["profiles"] for line in logs if line["event"] == "bucket.restored"] == [[profile]]
+    housekeeping.rebuild()
+    assert records.read_uncached(profile) == known
 
 
 def test_a_voice_that_cannot_be_read_costs_nobody_else_theirs(
@@ -548,6 +566,25 @@ def test_a_sweep_that_redis_has_lost_is_none_for_other_profiles(
     with capture_logs() as logs:
         housekeeping.turn()
     assert [line["event"] for line in logs if line["event"].startswith("sweep.")] == ["sweep.done"]
+
+
+def test_no_sweep_follows_from_a_document_of_a_profile_that_cannot_be_read(
+    registry: OpenedRegistry, housekeeping: Housekeeping, bucket: Path
+) -> None:
+    """Once it can be read again, other processes would call the encoder of that sweep a different setting."""
+    registry.make_ready("wren")
+    housekeeping.turn()
+    records, path = registry.opened.profile_records, profile_key(registry.opened.profiles.required[0].name)
+    sound = (bucket / path).read_bytes()
+    with capture_logs() as logs:
+        for body in (b"{", sound):
+            (bucket / path).write_bytes(body)
+            records._shared.copies.forget([path])
+            records.clear_cache()
+            housekeeping.turn()
+    events = [line["event"] for line in logs]
+    assert "profile.unreadable" in events
+    assert not [event for event in events if event.startswith("sweep.")]
 
 
 def test_processes_with_other_profiles_do_not_sweep_in_turns(

@@ -268,6 +268,31 @@ def test_a_revocation_that_redis_was_not_told_of_is_noticed_without_a_read(
     assert there.keys.changes == changes, "nothing changed since"
 
 
+def test_a_read_that_a_revocation_and_a_listing_overtake_is_not_kept(world: World, here: Process) -> None:
+    """Redis was not told of the revocation, and the next listing comes only after twenty seconds."""
+    token, _ = made(here)
+    store = Store(world.store)
+    reader = Process(world, store=store, run_in_background=lambda _: None)
+    assert state(reader, token.id) == "active"
+    reader.keys.check_listing()
+    outdated = world.store.read(api_key_key(token.id))
+
+    def overtaken(_: str) -> Object:
+        del store.read  # type: ignore[method-assign]
+        with pytest.raises(Unavailable):
+            revoke(Process(world, weather=refused).keys, token.id, by="test")
+        world.pass_time(0.1)
+        reader.keys.check_listing()
+        return outdated
+
+    world.pass_time(1)
+    reader.keys.events_missed()
+    store.read = overtaken  # type: ignore[method-assign]
+    state(reader, token.id)
+    world.pass_time(1)
+    assert state(reader, token.id) == "revoked"
+
+
 def test_a_read_that_finds_an_ended_key_counts_as_a_change(world: World, here: Process) -> None:
     """Otherwise the listeners with this key would never ask again while Redis is away."""
     there = Process(world, weather=refused)

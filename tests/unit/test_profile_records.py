@@ -6,6 +6,7 @@ Store and Redis are in memory, and time is the test's own. All else is real.
 import json
 from collections.abc import Callable
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -340,6 +341,37 @@ def test_the_document_of_another_profile_is_not_taken_for_an_older_one(
     store = Interrupted(world.store)
     store.before.append(lambda: world.store.put(PATH, world.store.get(profile_key(OTHER))))
     Process(world, store=store).promote(B, force=True)
+    assert Process(world).known == (B, [A], [])
+
+
+def test_an_older_document_that_was_put_back_is_not_changed(world: World, process: Process) -> None:
+    """A decision on it would contradict what every process shows, and Redis would not take the change."""
+    process.announce(A)
+    older = world.store.get(PATH)
+    process.announce(B)
+    world.store.put(PATH, older)
+    assert process.profiles.put_back([PROFILE, OTHER]) == [PROFILE]
+    began = world.clock.seconds
+    with pytest.raises(Unavailable, match="older state"):
+        process.promote(B, force=True)
+    assert 2 <= world.clock.seconds - began < 4, "an outdated node of the store may catch up"
+    assert world.store.get(PATH) == older
+    world.lose_redis()
+    assert Process(world).announce(A)
+    assert Process(world).profiles.put_back([PROFILE]) == []
+
+
+def test_an_outdated_node_of_the_store_is_waited_for(world: World, process: Process) -> None:
+    process.announce(A)
+    older = world.store.read(PATH)
+    process.announce(B)
+    answers, read = [older, older], world.store.read
+    outdated = SimpleNamespace(
+        read=lambda key: answers.pop() if key == PATH and answers else read(key),
+        swap=world.store.swap,
+        now=world.store.now,
+    )
+    Process(world, store=outdated).promote(B, force=True)
     assert Process(world).known == (B, [A], [])
 
 

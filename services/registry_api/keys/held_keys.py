@@ -126,6 +126,8 @@ class HeldKeys:
         changed since.
         """
         self._held: dict[str, _Held] = {}  # bounded by `_MAX_HELD`
+        self._noticed_at = float("-inf")
+        """Time of the last listing or notice of a change. A document whose read began before may be older."""
         self._last_answer: _RedisAnswer | None = None
         self._asking = threading.Lock()
         self._asked_again_from = float("-inf")
@@ -248,7 +250,9 @@ class HeldKeys:
         """List the documents, and mark those that have changed to be read again. Raises `Unavailable`."""
         listed: dict[str, str] = {}
         has_changed = False
-        for stored in self._folder.list(API_KEYS).objects:
+        objects = self._folder.list(API_KEYS).objects
+        self._noticed_at = self.clock.since_boot()
+        for stored in objects:
             if key_id := api_key_of(stored.key):
                 listed[key_id] = mark = stored.etag or f"{stored.size} {stored.last_modified.isoformat()}"
                 held = self._held.get(key_id)
@@ -334,7 +338,7 @@ class HeldKeys:
 
     def events_missed(self) -> None:
         """Stop trusting the held keys without asking Redis, because keys may have changed."""
-        self._outdated_since = self.clock.since_boot()
+        self._outdated_since = self._noticed_at = self.clock.since_boot()
         self._count_change()
 
     def _count_change(self) -> None:
@@ -398,7 +402,12 @@ class HeldKeys:
     def _hold(
         self, key_id: str, found: Found[KeyDocument], answer: _RedisAnswer | None, began: float
     ) -> _Held:
-        """Hold a document that was read after `answer` and `began`, unless a later revision is known."""
+        """Hold a document that was read after `answer` and `began`, unless a later revision is known.
+
+        A document that may be older than the last notice is read again before long.
+        """
+        if began < self._noticed_at:
+            answer = None
         known = self._held.get(key_id)
         if known is not None and known.document.revision > found.document.revision:
             found = Found(known.document, known.etag)  # a node of the store is outdated

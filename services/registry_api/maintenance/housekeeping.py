@@ -74,6 +74,7 @@ class Housekeeping:
         self._blobs = blobs
         self._jobs = jobs
         self._profiles = profiles
+        self._records = records
         self._settings = settings
         self._clock = speakers.clock
         self._sweeps = Sweeps(
@@ -142,6 +143,7 @@ class Housekeeping:
                 self._store,
                 self._speakers,
                 schedule=self._check_schedule,
+                put_back=lambda: self._records.put_back(self._profiles.names),
                 threads=self._settings.rebuild_threads,
                 between=lambda: self._between(renew),
             )

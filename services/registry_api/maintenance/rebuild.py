@@ -101,6 +101,7 @@ def rebuild(
     speakers: Speakers,
     *,
     schedule: CheckSchedule = all_soon,
+    put_back: Callable[[], list[str]] = list,
     threads: int = 1,
     between: Callable[[], object] = lambda: None,
 ) -> int:
@@ -112,6 +113,7 @@ def rebuild(
 
     Args:
         schedule: decides which speakers housekeeping has to check.
+        put_back: returns the profiles of which the view has a newer document than the bucket.
         threads: the number of documents that are read from a remote store at a time. If it is 1, the calling
             thread does all the work. Otherwise another thread reads while this one waits for Redis.
         between: called between the steps. An exception that it raises ends the rebuild.
@@ -137,8 +139,8 @@ def rebuild(
                 outcome.contradicted += [one for one in kept if _contradicts(speakers, one)]
             between()
         outcome.contradicted += _unlisted(speakers, namespace, listed)
-    if _is_restored(speakers, outcome.contradicted):
-        log.error("bucket.restored", speakers=len(outcome.contradicted))
+    if _is_restored(speakers, outcome.contradicted, put_back):
+        log.error("bucket.restored", speakers=len(outcome.contradicted), profiles=put_back())
         speakers.generation.begin_replacement(generation)
     else:
         speakers.view.complete(generation)
@@ -258,11 +260,15 @@ def _unlisted(speakers: Speakers, namespace: str, listed: dict[SpeakerId, Stored
     return [one for one in found if _contradicts(speakers, one)]
 
 
-def _is_restored(speakers: Speakers, contradicted: list[SpeakerId]) -> bool:
+def _is_restored(
+    speakers: Speakers, contradicted: list[SpeakerId], put_back: Callable[[], list[str]]
+) -> bool:
     """Return whether the view contradicts the bucket each time that the two are compared."""
+    profiles = put_back()
     for _ in range(_TIMES_READ):
-        if not contradicted:
+        if not contradicted and not profiles:
             return False
         speakers.clock.sleep(_PAUSE_SECONDS)
         contradicted = [one for one in contradicted if _contradicts(speakers, one)]
-    return bool(contradicted)
+        profiles = put_back()
+    return bool(contradicted or profiles)

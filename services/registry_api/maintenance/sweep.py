@@ -146,13 +146,17 @@ class Sweeps:
         return _Progress(began=self._speakers.now(), asked=asked or "0", made_with=self._made_with())
 
     def _made_with(self) -> str:
-        names = {*self._profiles.names, *(profile.name for profile in self._profiles.required)}
         required = ",".join(sorted(profile.name for profile in self._profiles.required))
-        basis = f"{required} {self._records.made_with(names)}"
+        basis = f"{required} {self._records.made_with(self._names)}"
         return hashlib.sha256(basis.encode()).hexdigest()[:16]
 
+    @property
+    def _names(self) -> set[str]:
+        return {*self._profiles.names, *(profile.name for profile in self._profiles.required)}
+
     def _differs(self, made_with: str) -> bool:
-        """Return whether the last sweep was for other profiles or encoders than those of this process.
+        """Return whether the last sweep was for other profiles or encoders than those of this process. While
+        the document of a profile cannot be read, its encoder is not known, and the answer is False.
 
         If this process knows of a sweep for its own, another process made the last one for the profiles that
         *it* has. No sweep follows from that, or the two would sweep in turns for ever.
@@ -164,13 +168,16 @@ class Sweeps:
         self._records.clear_cache()  # this process may not know of the change yet
         if self._is_own(made_with):
             return False
+        if any(map(self._records.problem, self._names)):
+            return False
         if self._made_with() != self._swept_with:
             return True
         self._tolerated = (made_with, self._swept_with)
         log.warning(
             "sweep.profiles_differ",
-            reason="API processes have different SPEAKER_PROFILES, or are of different releases. Each sweep "
-            "is for the profiles of the process that began it.",
+            reason="API processes have different SPEAKER_PROFILES, are of different releases, or could not "
+            "all read the documents of profiles. Each sweep is for the profiles of the process that began "
+            "it.",
         )
         return False
 

@@ -2,9 +2,9 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from contextlib import ExitStack
-from typing import Annotated
+from typing import Annotated, Any
 
 from fastapi import Header, Query, Request
 from starlette.concurrency import run_in_threadpool
@@ -27,6 +27,8 @@ from speaker_registry.errors import InvalidRequest, PermissionDenied
 router = Router(prefix="/v1/events", tags=["events"])
 
 _RETRY_MILLISECONDS = 2000
+_CLOSING_SECONDS = 0.5
+"""A stream whose key is looked up ends this long after the process began to stop."""
 _HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 _OF_JOBS = frozenset({"jobs:read", "engine"})
 """A key needs one of these scopes to receive events of jobs."""
@@ -195,8 +197,20 @@ class _Stream(Response):
         is_known = not self._caller.has_ended(time.time())
         while not (closing() or (is_known and access.key_changes == self._key_changes)):
             self._key_changes = access.key_changes
-            found = await caller_of_now(access, self._request.scope)
+            found = await self._until_closing(caller_of_now(access, self._request.scope))
             if found is None:
                 return True
             self._caller, is_known = found, True
         return closing()
+
+    async def _until_closing(self, lookup: Coroutine[Any, Any, Caller | None]) -> Caller | None:
+        """Return the result of a look-up of the key, or None if the process stops first. While the bucket
+        does not answer, a look-up may take longer than the process may take to stop.
+        """
+        looking_up, closing = asyncio.create_task(lookup), self._services.long_polls.closing
+        try:
+            while not (looking_up.done() or closing()):
+                await asyncio.wait({looking_up}, timeout=_CLOSING_SECONDS)
+            return looking_up.result() if looking_up.done() else None
+        finally:
+            looking_up.cancel()

@@ -119,6 +119,7 @@ class Documents:
         *,
         done: Callable[[bytes], bool],
         base: Base | None = None,
+        known_revision: int = 0,
         until: float | None = None,
         is_damaged: Callable[[Base], bool] = attrgetter("damaged"),
     ) -> Base:
@@ -132,6 +133,7 @@ class Documents:
             base: a copy of the document from elsewhere. An outdated copy costs a conflict. If `decide`
                 refuses it or leaves it unchanged, it decides again on the bucket's document, because no
                 conflict would show that the copy is outdated.
+            known_revision: a revision that the document has had. An older one is not decided on.
             until: the `deadline` of the request. By default the change counts as requested now.
             is_damaged: returns whether a document is none of this key's, of whatever revision. `decide` gets
                 it at once. Any other document that is older than before is read again for a while.
@@ -144,7 +146,7 @@ class Documents:
         until = self.deadline() if until is None else until
         body = None if base is None else self._decide_on_copy(base, decide, until)
         if base is None or body is None:
-            base = self.read(key)
+            base = self._read_known(key, known_revision, until, is_damaged)
             self._check(until, _TOO_LATE)
             body = decide(base)
         for tried in count():
@@ -172,6 +174,15 @@ class Documents:
             return decide(copy)
         except SpeakerRegistryError:
             return None
+
+    def _read_known(self, key: str, revision: int, until: float, is_damaged: Callable[[Base], bool]) -> Base:
+        """Read a document that has had a revision. If it is older, it is read again for a while. If it is
+        missing, it is returned at once.
+        """
+        found = self.read(key)
+        if found.etag is None or found.revision >= revision or is_damaged(found):
+            return found
+        return self._read_again(key, Base(None, None, revision), until, 0, is_damaged)
 
     def _read_again(
         self, key: str, base: Base, until: float, tried: int, is_damaged: Callable[[Base], bool]

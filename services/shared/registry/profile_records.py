@@ -103,6 +103,19 @@ class ProfileRecords:
         found = self._shared.copies_of(ProfileDocument, list(names))
         return {names[path]: document for path, document in found.items()}
 
+    def put_back(self, profiles: Iterable[str]) -> list[str]:
+        """Return the profiles whose documents in the bucket are older than their copies in Redis, as after an
+        operator put back an older document. Raises `Unavailable`.
+        """
+        return [name for name, copy in self.copied(profiles).items() if self._is_older(name, copy)]
+
+    def _is_older(self, profile: str, copy: ProfileDocument) -> bool:
+        try:
+            found = self._shared.read(ProfileDocument, profile_key(profile))
+        except (DocumentUnusable, ObjectUnavailable):
+            return False  # the copy is all there is
+        return found.etag is not None and found.document.revision < copy.revision
+
     def fingerprint(self, profile: str) -> str:
         """Return the current fingerprint of a profile. It is empty while no worker has announced one."""
         return self.read(profile).fingerprint

@@ -116,6 +116,9 @@ class SharedDocuments:
     ) -> Changed[D]:
         """Commit the document that `decide` makes from the newest one, and record the change in Redis.
 
+        If the bucket has an older document than Redis has a copy of, as after an operator put back an older
+        one, the change is refused. Redis would take no later document either.
+
         Args:
             decide: returns the next document, or its argument if there is nothing to change. It refuses by
                 raising an error of the registry, and may be called several times.
@@ -144,6 +147,7 @@ class SharedDocuments:
             path,
             next_body,
             done=_done(kind, done, change_id),
+            known_revision=self._copied_revision(kind, path),
             is_damaged=lambda base: _is_damaged(kind, path, base),
         )
         document = self._understood(kind, path, committed)
@@ -168,17 +172,17 @@ class SharedDocuments:
             if mend is not None and isinstance(error, DocumentDamaged):
                 return mend(), True
             raise self._unusable(path, error) from None
-        if mend is not None and base.etag is None and self._has_copy(kind, path):
+        if mend is not None and base.etag is None and self._copied_revision(kind, path):
             log.error("document.lost", path=path)
             return mend(), True
         return document, False
 
-    def _has_copy(self, kind: type[D], path: str) -> bool:
-        """Return whether Redis has a usable copy of a document that existed."""
+    def _copied_revision(self, kind: type[D], path: str) -> int:
+        """Return the revision of the copy in Redis, or 0 if it has no usable copy."""
         with suppress(Unavailable):
             copy = self.copy(kind, path)
-            return copy is not None and copy.revision > 0
-        return False
+            return 0 if copy is None else copy.revision
+        return 0
 
     def _understood(self, kind: type[D], path: str, base: Base) -> D:
         """Parse a document. Raises `DocumentUnusable`."""

@@ -1,6 +1,7 @@
 """Tests of server-sent events: their order, resumption without a gap, and who hears of what."""
 
 import json
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -326,6 +327,35 @@ def test_the_stream_of_a_key_ends_with_it(start: Start):
     token = key(registry, "engine", expires_at=int(time.time()) + 3)
     with listening(registry, headers=bearer(token)) as listener:
         list(listener.frames())  # to its end
+
+
+def test_a_stream_whose_key_cannot_be_looked_up_ends_when_the_process_stops(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+):
+    """A bucket that does not answer would keep the process from stopping for half a minute."""
+    registry = start(access=CLOSED, heartbeat_seconds=60)
+    token = key(registry, "engine")
+    asked, answers, stops = threading.Event(), threading.Event(), threading.Event()
+    read = registry.keys.read
+
+    def silent(key_id: str) -> Any:
+        asked.set()
+        answers.wait(10)
+        return read(key_id)
+
+    monkeypatch.setattr(registry.long_polls, "closing", stops.is_set)
+    with listening(registry, headers=bearer(token)) as listener:
+        monkeypatch.setattr(registry.keys, "read", silent)
+        monkeypatch.setattr(registry.keys, "find", lambda _: None)
+        registry.keys.events_missed()
+        assert asked.wait(5)
+        stops.set()
+        began = time.monotonic()
+        try:
+            assert list(listener.frames()) == []
+        finally:
+            answers.set()
+        assert time.monotonic() - began < 5
 
 
 def test_the_stream_of_a_rotated_key_goes_on_until_that_key_ends(start: Start):
