@@ -123,8 +123,8 @@ class AsyncPlanExecutor(Session):
         self._loop = self._loop or loop
         if self._loop is not loop:
             raise RuntimeError(
-                f"{self!r} has sent requests in another event loop, and is used in one only; make a client in "
-                "each event loop"
+                f"{self!r} has sent requests in another event loop, and is used in one only; make a client "
+                "in each event loop"
             )
 
     async def _send(self, step: SendRequest, trace: Trace) -> Reply:
