@@ -376,9 +376,7 @@ def test_a_client_that_leaves_ends_its_request_to_the_server(gateway: ModuleType
     asyncio.run(ask_and_leave())
 
 
-def test_an_answer_that_breaks_off_is_told_in_one_line(
-    gateway: ModuleType, caplog: pytest.LogCaptureFixture
-):
+def test_an_answer_that_breaks_off_is_told_in_one_line(gateway: ModuleType, caplog: pytest.LogCaptureFixture):
     """The client must not take the part that it has got for the whole."""
 
     async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

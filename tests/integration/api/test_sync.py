@@ -413,7 +413,7 @@ def test_a_voice_with_a_creation_time_that_cannot_be_meant_harms_no_other(
             yield replace(one, created_at=10**12) if one.voice.name == "alice" else one
 
     monkeypatch.setattr(SpeakerSamples, "wanted", strange)
-    report = sync(registry, tmp_path, form=SAMPLES)
+    report = sync(registry, tmp_path / "voices", form=SAMPLES)
     assert states(report) == {"alice@1": "missing", "bob@1": "written"}
     assert "created at 1000000000000; accepted" in str(report.outcomes[0].reason)
 
