@@ -124,8 +124,10 @@ class Pusher:
                 no answer `MAX_FAULTS` times. Besides deleted voices, the server still offers everything that
                 it had.
         """
+        retry_when_asked(self._following.look)
         found = self._server.voices()
-        # The registry is asked afterwards: what another pusher uploads in between must not count as deleted.
+        # Asked again, the registry knows what another pusher has uploaded in between. It must not count as
+        # deleted.
         retry_when_asked(self._following.look)
         entries, state = self._following.voices, self._state_of(found)
         for name in [name for name, one in state.ours.items() if one.voice_id not in entries]:
