@@ -110,6 +110,9 @@ class Session:
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.url}>"
 
+    def _closed(self) -> RuntimeError:
+        return RuntimeError(f"{self!r} was closed, and sends no more requests; make another client")
+
     def expire(self, name: str | None = None) -> None:
         """Ask the registry again before artifacts of a voice, or of all voices, are returned from the cache.
 

@@ -23,6 +23,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
+from starlette.types import Send
 
 from speaker_registry import RegistryClient
 from speaker_registry.errors import (
@@ -238,7 +239,7 @@ class Gateway:
                 "of speech. Check whether a proxy answers in its place",
                 "bad_gateway",
             )
-        return StreamingResponse(
+        return _PassedOn(
             answer.aiter_bytes(),
             answer.status_code,
             {name: answer.headers[name] for name in _SENT_BACK if name in answer.headers},
@@ -266,6 +267,18 @@ class Gateway:
                 answer = error
             group.cancel_scope.cancel()
         return answer
+
+
+class _PassedOn(StreamingResponse):
+    """An answer that breaks off where the server's does. The client's connection is then closed before the
+    end of the answer, so that the client does not take the part for the whole.
+    """
+
+    async def stream_response(self, send: Send) -> None:
+        try:
+            await super().stream_response(send)
+        except httpx.RequestError as error:
+            log.warning("The TTS server's answer broke off: %s", str(error) or type(error).__name__)
 
 
 def _is_page(content_type: str) -> bool:

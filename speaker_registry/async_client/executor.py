@@ -56,6 +56,8 @@ class AsyncPlanExecutor(Session):
         self._sleep = sleep
         self._http = connecting(lambda: httpx.AsyncClient(transport=transport, cookies=no_cookies()))
         close_failed_tunnels(self._http)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        """The event loop of the first request."""
         self._attempts = Attempts(traced=transport is None or isinstance(transport, httpx.AsyncHTTPTransport))
 
     async def close(self) -> None:
@@ -102,6 +104,7 @@ class AsyncPlanExecutor(Session):
         if isinstance(step, Join):
             await asyncio.wait([asyncio.wrap_future(step.done)], timeout=step.seconds)
             return None
+        self._check_usable()
         try:
             send = functools.partial(self._send, step)
             return await self._attempts.answer(send, step.deadline - self._policy.clock())
@@ -109,6 +112,20 @@ class AsyncPlanExecutor(Session):
             return error
         except (*TRANSPORT_ERRORS, TimeoutError) as error:
             return no_answer(self._http, self.url, error)
+
+    def _check_usable(self) -> None:
+        """Raise `RuntimeError` if the client was closed, or has sent its first request in another event loop,
+        to which its connections belong.
+        """
+        if self._http.is_closed:
+            raise self._closed()
+        loop = asyncio.get_running_loop()
+        self._loop = self._loop or loop
+        if self._loop is not loop:
+            raise RuntimeError(
+                f"{self!r} has sent requests in another event loop, and is used in one only; make a client "
+                "in each event loop"
+            )
 
     async def _send(self, step: SendRequest, trace: Trace) -> Reply:
         arguments = self._arguments(step)

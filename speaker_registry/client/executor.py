@@ -99,6 +99,8 @@ class PlanExecutor(Session):
         if isinstance(step, Join):
             concurrent.futures.wait([step.done], step.seconds)
             return None
+        if self._http.is_closed:
+            raise self._closed()
         try:
             with (
                 self._deadlines.until(step.deadline),

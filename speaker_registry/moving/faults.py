@@ -31,13 +31,23 @@ def concerns_one_voice(error: SpeakerRegistryError) -> bool:
     return not isinstance(error, Unavailable | RateLimited | InvalidApiKey | PermissionDenied)
 
 
-def retry_when_asked(call: Callable[[], Result], sleep: Callable[[float], object] = time.sleep) -> Result:
-    """Repeat a call while the registry asks to come back later, with up to `MAX_PAUSES` pauses."""
-    for _ in range(MAX_PAUSES):
+def retry_when_asked(
+    call: Callable[[], Result],
+    sleep: Callable[[float], object] = time.sleep,
+    *,
+    max_unavailable: int = MAX_PAUSES,
+) -> Result:
+    """Repeat a call while the registry asks to come back later, with up to `MAX_PAUSES` pauses.
+
+    Args:
+        max_unavailable: Maximum number of pauses after a 503. A call about one voice takes fewer, because
+            its store may be unable to read that one.
+    """
+    for number in range(MAX_PAUSES):
         try:
             return call()
         except SpeakerRegistryError as error:
-            if not asks_to_wait(error):
+            if not asks_to_wait(error) or (isinstance(error, Unavailable) and number >= max_unavailable):
                 raise
             sleep(error.retry_after_seconds or 0.0)
     return call()

@@ -8,8 +8,11 @@ mark (see `names.Mark`), also by a later process.
 """
 
 import json
+import random
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from typing import TypeVar
 
 from speaker_registry.client import RegistryClient
 from speaker_registry.errors import InvalidRequest, PayloadTooLarge, SpeakerRegistryError, Unavailable
@@ -20,6 +23,7 @@ from speaker_registry.pushing.names import Mark, fault_of, pushed_name
 from speaker_registry.pushing.speech_server import (
     MAX_CLIP_BYTES,
     Part,
+    ServerVoices,
     SpeechServer,
     UploadRefused,
 )
@@ -32,6 +36,13 @@ REFUSED_SECONDS = 600.0
 """A voice that the server has refused is not sent again for this long."""
 DEFAULT_SLOTS = 1000
 """The number of uploads that vLLM-Omni and SGLang-Omni accept unless they are configured otherwise."""
+MAX_FAULTS = 10
+"""A run ends after this many calls without an answer. Each may take a minute, and meanwhile no voice is
+deleted.
+"""
+_MAX_PAUSES = 3
+"""Maximum number of pauses that the registry may ask for, with a 503, before one answer about a voice."""
+_Result = TypeVar("_Result")
 
 
 @dataclass(slots=True)
@@ -61,7 +72,9 @@ class _State:
     """The time, by the clock of the server."""
     removed: int = 0
     faults: list[SpeakerRegistryError] = field(default_factory=list)
-    """Errors of clips that may concern more than one voice."""
+    """Errors of calls about one voice that may concern more than one."""
+    without_history: set[str] = field(default_factory=set)
+    """Ids of the voices for whose history the registry had no answer."""
 
 
 class Pusher:
@@ -90,8 +103,8 @@ class Pusher:
         """
         self._has_looked = False
         self._failed: dict[str, float] = {}
-        """Ids of the voices for whose clips the registry had no answer when it was last asked, and when that
-        was, by the clock of the server.
+        """Ids of the voices whose last upload failed because the registry or the server had no answer, and
+        when that was, by the clock of the server.
         """
         self._refused: dict[tuple[str, str], tuple[str, float]] = {}
         """Names, with the ids of the versions, that the server has refused: the reason, and until when they
@@ -102,34 +115,46 @@ class Pusher:
         """Make the server offer what the registry holds now.
 
         A deleted voice is deleted first. A voice that the server or the registry refuses is reported, and so
-        is one for whose clip the registry has no answer. A second one means that the registry is away.
+        is one about which either has no answer, as long as both still answer other questions.
 
         Raises:
             InvalidRequest: The server has voices that were pushed from another registry at the same address.
                 Nothing was changed.
-            SpeakerRegistryError: The registry or the server cannot be reached, or refuses everything. Besides
-                deleted voices, the server still offers everything that it had.
+            SpeakerRegistryError: The registry or the server cannot be reached, refuses everything, or has had
+                no answer `MAX_FAULTS` times. Besides deleted voices, the server still offers everything that
+                it had.
         """
         retry_when_asked(self._following.look)
-        entries, state = self._following.voices, self._look_at_server()
+        found = self._server.voices()
+        # Asked again, the registry knows what another pusher has uploaded in between. It must not count as
+        # deleted.
+        retry_when_asked(self._following.look)
+        entries, state = self._following.voices, self._state_of(found)
         for name in [name for name, one in state.ours.items() if one.voice_id not in entries]:
             self._delete(name, state)
         self._notice_replaced(state)
-        for name in [name for name in self._replaced if self._may_leave(name, state)]:
-            self._delete(name, state)
-        outcomes = tuple(self._checked_sync(entry, state) for entry in self._by_priority(state))
+        for name in list(self._replaced):
+            if self._checked(partial(self._may_leave, name, state), state):
+                self._delete(name, state)
+        outcomes = [
+            self._checked(partial(self._sync_voice, entry, state), state)
+            for entry in self._by_priority(state)
+        ]
         self._failed = {voice_id: at for voice_id, at in self._failed.items() if voice_id in entries}
         self._refused = {key: one for key, one in self._refused.items() if state.now < one[1]}
-        return Report(outcomes=outcomes, removed=state.removed)
+        return Report(
+            outcomes=tuple(sorted(outcomes, key=lambda one: one.name)),
+            removed=state.removed,
+            fault=state.faults[-1] if state.faults else None,
+        )
 
     def _mark(self) -> Mark:
         assert self._following.namespace is not None, "the registry was looked at"
         namespace, registry = self._following.namespace, self._following.registry
         return Mark.of(self._client.url, namespace, self._profile, registry)
 
-    def _look_at_server(self) -> _State:
-        found, mark = self._server.voices(), self._mark()
-        ours = {}
+    def _state_of(self, found: ServerVoices) -> _State:
+        ours, mark = {}, self._mark()
         for name, one in found.uploaded.items():
             version = mark.version_in(one.consent)
             if version is None:
@@ -183,38 +208,50 @@ class Pusher:
         since = self._replaced[name]
         if since is None:
             since = self._replaced[name] = self._replaced_at(state.ours[name].voice_id, state)
-        return since + GRACE_SECONDS <= state.now
+        return since is not None and since + GRACE_SECONDS <= state.now
 
-    def _replaced_at(self, voice_id: str, state: _State) -> float:
+    def _replaced_at(self, voice_id: str, state: _State) -> float | None:
         """Return when a version was replaced that this process has not seen as the current one of its voice.
         That was no later than the last change of the voice, which the clock of the registry's bucket dates.
+        None if the registry has no answer, which is waited for only once in a run.
         """
+        if voice_id in state.without_history:
+            return None
         try:
-            changes = retry_when_asked(lambda: list(self._client.history(voice_id, limit=1)))
+            changes = _ask(lambda: list(self._client.history(voice_id, limit=1)))
         except SpeakerRegistryError as error:
             if not concerns_one_voice(error):
-                raise
+                state.faults.append(error)
+                state.without_history.add(voice_id)
+                return None
             return state.now
         return min([state.now, *(float(change.at) for change in changes)])
 
     def _by_priority(self, state: _State) -> list[ManifestEntry]:
-        """Return the voices in the order in which they get slots: those that the server knows come first.
-        Voices that failed come last and take turns, so they keep no other one out.
+        """Return the voices in the order in which they get slots: those that the server knows come first, and
+        then pinned ones.
+        Voices that failed come last and take turns, so they keep no other one out. The order of the others is
+        random, so that a run that ends before all were tried does not end at the same ones each time.
         """
         known = {one.voice_id for one in state.ours.values()}
         return sorted(
-            self._following.voices.values(),
-            key=lambda one: (self._failed.get(one.voice_id, 0.0), one.voice_id not in known),
+            _shuffled(list(self._following.voices.values())),
+            key=lambda one: (self._failed.get(one.voice_id, 0.0), one.voice_id not in known, not one.pinned),
         )
 
-    def _checked_sync(self, entry: ManifestEntry, state: _State) -> Outcome:
-        """Upload a version as `_sync_voice` does, and end the run if the registry has refused that for all
-        voices, or has had no answer for a second one.
+    def _checked(self, call: Callable[[], _Result], state: _State) -> _Result:
+        """Return what a call about one voice returns, and end the run if it met an error that concerns all:
+        a refusal, one of too many calls without an answer, or if the registry or the server has gone away.
         """
-        outcome = self._sync_voice(entry, state)
-        if len(state.faults) > 1 or any(not isinstance(one, Unavailable) for one in state.faults):
+        before = len(state.faults)
+        result = call()
+        if len(state.faults) == before:
+            return result
+        if len(state.faults) >= MAX_FAULTS or any(not isinstance(one, Unavailable) for one in state.faults):
             raise state.faults[-1]
-        return outcome
+        _ask(partial(self._client.manifest_page, self._profile, limit=1))
+        self._server.voices()
+        return result
 
     def _sync_voice(self, entry: ManifestEntry, state: _State) -> Outcome:
         """Upload a version unless the server has it, and return the outcome."""
@@ -266,21 +303,26 @@ class Pusher:
             source = self._source(entry)
         except SpeakerRegistryError as error:
             if not concerns_one_voice(error):
-                self._failed[entry.voice_id] = state.now
-                state.faults.append(error)
+                self._fail(entry, error, state)
             return error.message
-        self._failed.pop(entry.voice_id, None)
         if name in state.ours:
             self._delete(name, state)
         self._make_room(state)
-        consent = self._mark().on(entry)
+        consent, refusal = self._mark().on(entry), None
         try:
             self._server.upload({"name": (None, name), "consent": (None, consent), **source})
         except UploadRefused as error:
-            reason = f"the server refuses it: {error}"
-            self._refused[name, entry.version_id] = reason, state.now + REFUSED_SECONDS
-            return reason
-        return None
+            refusal = f"the server refuses it: {error}"
+            self._refused[name, entry.version_id] = refusal, state.now + REFUSED_SECONDS
+        except Unavailable as error:
+            self._fail(entry, error, state)
+            return error.message
+        self._failed.pop(entry.voice_id, None)
+        return refusal
+
+    def _fail(self, entry: ManifestEntry, error: SpeakerRegistryError, state: _State) -> None:
+        self._failed[entry.voice_id] = state.now
+        state.faults.append(error)
 
     def _delete_deleted(self, voice_id: str, state: _State) -> None:
         """Delete the versions of a voice that the registry has deleted. While the version that replaces them
@@ -292,7 +334,7 @@ class Pusher:
 
     def _is_deleted(self, one: _Pushed) -> bool:
         return is_deleted(
-            lambda: retry_when_asked(partial(self._client.version, one.reference)),
+            lambda: _ask(partial(self._client.version, one.reference)),
             lambda found: one.version_id in {None, found},
         )
 
@@ -308,10 +350,19 @@ class Pusher:
         """
         if entry.source != "audio":
             samples = SpeakerSamples(self._client, self._profile, self._following.model_type or "")
-            embedding = retry_when_asked(partial(samples.embedding, entry.reference))
+            embedding = _ask(partial(samples.embedding, entry.reference))
             return {"speaker_embedding": (None, json.dumps(embedding.tolist()))}
-        clip = retry_when_asked(partial(self._client.samples, entry.reference)).to_wav()
+        clip = _ask(partial(self._client.samples, entry.reference)).to_wav()
         if len(clip) > MAX_CLIP_BYTES:
             raise PayloadTooLarge(f"the clip has {len(clip)} bytes as WAV; accepted: up to {MAX_CLIP_BYTES}")
         text: dict[str, Part] = {"ref_text": (None, entry.ref_text)} if entry.ref_text else {}
         return {"audio_sample": ("clip.wav", clip, "audio/wav"), **text}
+
+
+def _shuffled(entries: list[ManifestEntry]) -> list[ManifestEntry]:
+    return random.sample(entries, len(entries))
+
+
+def _ask(call: Callable[[], _Result]) -> _Result:
+    """Ask the registry about one voice."""
+    return retry_when_asked(call, max_unavailable=_MAX_PAUSES)

@@ -4,6 +4,7 @@ vLLM-Omni caches these voices under the time 0 and has no versions. Therefore th
 name, such as `alice@3`: another version is another voice to the server.
 """
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 
 from speaker_registry.artifact import Artifact, canonical_json
@@ -59,6 +60,17 @@ class CustomVoices:
         self._entries = {name: known.get(name) or _entry(name, read(name)) for name in files}
         voices = {entry["name"]: entry for entry in self._entries.values()}
         manifest = {"schema_version": 1, "model_type": self._model_type, "voices": voices}
+        return canonical_json(manifest).encode()
+
+    def without(self, index: bytes, is_there: Callable[[str], bool]) -> bytes:
+        """Return a manifest without the voices whose files are gone."""
+        try:
+            manifest = json.loads(index)
+            voices = manifest["voices"].items()
+            manifest["voices"] = {name: entry for name, entry in voices if is_there(entry["file"])}
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+            # It was damaged, so no server can read it. What it says of deleted voices must not stay either.
+            return self.index([], lambda _: b"")
         return canonical_json(manifest).encode()
 
 

@@ -4,10 +4,11 @@ format of their content.
 A marker records what the folder was made for, so that nothing is ever written to a folder of others. New
 files are written first, and then the index is replaced. A file whose voice has a newer one stays for a while,
 because a server that is starting may have read the former index. A file whose voice is gone is removed at
-once, and so is a damaged file that was replaced.
+once, and the index forgets it before anything is written. A damaged file that was replaced is removed, too.
 """
 
 import contextlib
+import errno
 import fcntl
 import hashlib
 import itertools
@@ -30,6 +31,7 @@ MARKER = ".speaker-registry-sync.json"
 KEPT_SECONDS = 600.0
 """A file stays this long after its voice got a newer one: longer than a server takes to load voices."""
 _MAX_MARKER_BYTES = 16 * 1024**2
+_NO_SPACE = frozenset({errno.ENOSPC, errno.EDQUOT})
 _MAX_LOCK_SECONDS, _LOCK_PAUSE_SECONDS = 60.0, 0.05
 _FILE = re.compile(r"([0-9a-f]{32})-([0-9]{12})-([0-9a-f]{64})\.safetensors")
 _IGNORED_NAMES = {"lost+found"}
@@ -82,6 +84,16 @@ def hash_of(voice_id: str) -> str:
     gets another result.
     """
     return hashlib.sha256(voice_id.encode()).hexdigest()[:32]
+
+
+def check_creation_time(created_at: int) -> None:
+    """Raise `InvalidRequest` if the name of a file cannot tell this time. The next sync would take the file
+    for one of others.
+    """
+    if not 0 <= created_at < 10**12:
+        raise InvalidRequest(
+            f"a version was created at {str(created_at)[:40]}; accepted: Unix seconds of up to 12 digits"
+        )
 
 
 class SyncedFolder:
@@ -158,9 +170,39 @@ class SyncedFolder:
             raise DigestMismatch(f"the bytes of {str(name)!a} do not match its name")
         return data
 
-    def remove_others(self, voices: Collection[str]) -> int:
-        """Remove the files of all voices but these. Returns the number of removed files."""
-        return self._remove(name for name in self._files() if name.voice not in voices)
+    def remove_others(
+        self, voices: Collection[str], without: Callable[[bytes, Callable[[str], bool]], bytes | None]
+    ) -> int:
+        """Remove the files of all voices but these, and what the index says of them. This works on a full
+        disk too. Returns the number of removed files.
+
+        Args:
+            without: Returns an index without the files for which a function returns False.
+        """
+        removed = self._remove(name for name in self._files() if name.voice not in voices)
+        for temporary in filter(temporary_for, self._names()):  # left by processes that were killed
+            (self._path / temporary).unlink(missing_ok=True)
+        if self._index is not None and (self._path / self._index).exists():
+            former = (self._path / self._index).read_bytes()
+            index = without(former, lambda name: (self._path / name).exists())
+            if index is not None:
+                self._shrink(self._index, index)
+        return removed
+
+    def _shrink(self, name: str, data: bytes) -> None:
+        """Write a file that has become smaller. If there is no room for a copy, it is overwritten: a server
+        that starts in this moment may not be able to read it, but nothing of deleted voices stays.
+        """
+        try:
+            self._put(name, data)
+        except OSError as error:
+            if error.errno not in _NO_SPACE:
+                raise
+            with (self._path / name).open("r+b") as file:
+                file.write(data)
+                file.truncate()
+                file.flush()
+                os.fsync(file.fileno())
 
     def add(self, voice: str, created_at: int, data: bytes) -> FileName:
         """Write a file and read it back.
@@ -170,11 +212,8 @@ class SyncedFolder:
             InvalidRequest: The name of the file cannot tell the creation time.
             OSError: The file cannot be written.
         """
+        check_creation_time(created_at)
         name = FileName(voice, created_at, hashlib.sha256(data).hexdigest())
-        if FileName.parse(str(name)) != name:  # the next sync would take the file for one of others
-            raise InvalidRequest(
-                f"a version was created at {str(created_at)[:40]}; accepted: Unix seconds of up to 12 digits"
-            )
         self._put(str(name), data)
         self._present.setdefault(voice, set()).add(name)
         return name
@@ -192,8 +231,6 @@ class SyncedFolder:
             self._put(self._index, index)
         self._superseded = self._still_kept(wanted)
         self._put_marker(self._superseded)
-        for temporary in filter(temporary_for, self._names()):  # left by processes that were killed
-            (self._path / temporary).unlink(missing_ok=True)
         return self._remove(
             name for name in self._files() if name not in wanted and str(name) not in self._superseded
         )

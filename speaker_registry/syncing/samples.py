@@ -72,6 +72,9 @@ class SpeakerSamples:
     def index(self, _: Sequence[FileName], __: Callable[[FileName], bytes]) -> None:
         """Return None, because vLLM-Omni reads all files of this folder."""
 
+    def without(self, _: bytes, __: Callable[[str], bool]) -> None:
+        """Return None, because there is no index that could name removed files."""
+
     def embedding(self, reference: str) -> np.ndarray:
         """Return the speaker embedding of a version for the profile, float32 [D]. Raises as `sample`."""
         if self._model_type not in _TAKE_EMBEDDINGS:

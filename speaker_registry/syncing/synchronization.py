@@ -12,7 +12,7 @@ from speaker_registry.manifests import ManifestPage
 from speaker_registry.moving.faults import concerns_one_voice, retry_when_asked
 from speaker_registry.schemas import Profile, Voice
 from speaker_registry.syncing.custom_voices import CustomVoices
-from speaker_registry.syncing.folder import FileName, Purpose, SyncedFolder, hash_of
+from speaker_registry.syncing.folder import FileName, Purpose, SyncedFolder, check_creation_time, hash_of
 from speaker_registry.syncing.samples import SpeakerSamples
 from speaker_registry.syncing.wanted import GONE, Wanted
 
@@ -27,6 +27,7 @@ class Format(Protocol):
     def wanted(self, voices: Sequence[Voice]) -> Iterable[Wanted]: ...
     def fetch(self, wanted: Wanted) -> bytes: ...
     def index(self, files: Sequence[FileName], read: Callable[[FileName], bytes]) -> bytes | None: ...
+    def without(self, index: bytes, is_there: Callable[[str], bool]) -> bytes | None: ...
 
 
 _FORMATS: dict[str, type[CustomVoices] | type[SpeakerSamples]] = {
@@ -59,6 +60,10 @@ class Report:
     outcomes: tuple[Outcome, ...]
     removed: int
     """Number of files, or of voices of a server, that were removed."""
+    fault: SpeakerRegistryError | None = None
+    """The last error because of which something was left to the next run, such as an upload without an
+    answer. None if there was none.
+    """
 
     def count(self, state: State) -> int:
         return sum(outcome.state == state for outcome in self.outcomes)
@@ -112,7 +117,7 @@ class Synchronization:
             wanted = list(retry_when_asked(lambda: list(form.wanted(voices))))
             self._look_at_registry()  # raises if a different registry answers now
             # Deleted voices are removed first, so that no later failure can keep them in the folder.
-            removed = folder.remove_others({hash_of(one.voice.id) for one in wanted})
+            removed = folder.remove_others({hash_of(one.voice.id) for one in wanted}, form.without)
             settled = [self._sync_voice(folder, form, one) for one in wanted]
             files = [name for name, _ in settled if name is not None]
             removed += folder.publish(files, form.index(files, folder.read))
@@ -202,6 +207,7 @@ class Synchronization:
     def _fetch(self, form: Format, wanted: Wanted) -> bytes:
         if wanted.missing:
             raise InvalidRequest(wanted.missing)
+        check_creation_time(wanted.created_at)
         return retry_when_asked(partial(form.fetch, wanted))
 
     def _outcome(self, wanted: Wanted, state: State, reason: str | None = None) -> Outcome:

@@ -13,7 +13,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from speaker_registry.cli import parser
+from speaker_registry.cli.program import parser
 from speaker_registry.environment import SDK_VARIABLES
 from tests.deploy.compose_file import FILE, ROOT, merged
 from tests.deploy.manifests import built

@@ -22,7 +22,7 @@ from services.embedded.commands import _welcome
 from services.embedded.settings import EmbeddedSettings
 from services.embedded.supervisor import EmbeddedRegistry
 from speaker_registry import RegistryClient
-from speaker_registry.cli import parser
+from speaker_registry.cli.program import parser
 from tests.integration.documented import PAGES, ROOT, blocks, text_of
 from tools import profiles_table
 from tools.settings_table import table

@@ -376,6 +376,39 @@ def test_a_client_that_leaves_ends_its_request_to_the_server(gateway: ModuleType
     asyncio.run(ask_and_leave())
 
 
+def test_an_answer_that_breaks_off_is_told_in_one_line(gateway: ModuleType, caplog: pytest.LogCaptureFixture):
+    """The client must not take the part that it has got for the whole."""
+
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"}")
+        writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nso")
+        writer.close()
+
+    messages = iter([{"type": "http.request", "body": b'{"input": "Hello."}', "more_body": False}])
+    sent: list[dict[str, Any]] = []
+
+    async def receive() -> dict[str, Any]:
+        if message := next(messages, None):
+            return message
+        await asyncio.sleep(60)
+        raise AssertionError
+
+    async def send(message: dict[str, Any]) -> None:
+        sent.append(message)
+
+    async def ask() -> None:
+        async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+            host, port = server.sockets[0].getsockname()
+            app = gateway.Gateway(SimpleNamespace(), f"http://{host}:{port}").app
+            scope = {"type": "http", "method": "POST", "path": SPEECH, "headers": [], "query_string": b""}
+            await asyncio.wait_for(app(scope, receive, send), 20)
+
+    asyncio.run(ask())
+    assert [one.get("body") for one in sent] == [None, b"so"], "nothing says that this is the end"
+    [line] = [one.getMessage() for one in caplog.records if one.name == "gateway"]
+    assert line.startswith("The TTS server's answer broke off: peer closed connection")
+
+
 def test_what_the_server_refuses_is_told(start: Start, connect: Open, upstream: Upstream):
     """A client sees the server's own status, and that of a gateway if there is none."""
     registry = start()

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -23,6 +24,7 @@ from speaker_registry.errors import CacheUnsupported, InvalidRequest, NotFound, 
 from speaker_registry.syncing.folder import FileName
 from speaker_registry.syncing.samples import SpeakerSamples
 from speaker_registry.syncing.synchronization import Report, Synchronization
+from speaker_registry.syncing.wanted import Wanted
 from tests.integration.api.access import BOOTSTRAP, CLOSED, key
 from tests.integration.api.conftest import Start
 from tests.integration.api.moving import Run, runner
@@ -395,6 +397,25 @@ def test_a_voice_whose_bytes_are_lost_keeps_its_file_and_harms_no_other(start: S
     report = sync(registry, tmp_path / "voices")
     assert states(report) == {"alice@1": "written", "eve@1": "missing"}
     assert voices_of(tmp_path / "voices") == ["alice@1"]
+
+
+def test_a_voice_with_a_creation_time_that_cannot_be_meant_harms_no_other(
+    start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """No file can be named after it."""
+    registry = start()
+    registry.ready("alice")
+    registry.ready("bob")
+    wanted = SpeakerSamples.wanted
+
+    def strange(self: SpeakerSamples, voices: Any) -> Iterator[Wanted]:
+        for one in wanted(self, voices):
+            yield replace(one, created_at=10**12) if one.voice.name == "alice" else one
+
+    monkeypatch.setattr(SpeakerSamples, "wanted", strange)
+    report = sync(registry, tmp_path / "voices", form=SAMPLES)
+    assert states(report) == {"alice@1": "missing", "bob@1": "written"}
+    assert "created at 1000000000000; accepted" in str(report.outcomes[0].reason)
 
 
 def test_the_command_says_what_it_did(start: Start, run: Run, tmp_path: Path):

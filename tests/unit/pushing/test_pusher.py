@@ -1,6 +1,7 @@
 """Tests of the pusher, with vLLM-Omni's own storage of uploaded voices as the server."""
 
 import time
+from argparse import Namespace
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 
 from speaker_registry import errors
+from speaker_registry.cli import pushing as push_command
 from speaker_registry.errors import SpeakerRegistryError
 from speaker_registry.manifests import Manifest, ManifestEntry, ManifestPage, ReceivedPage
 from speaker_registry.pushing import pusher as pusher_module
@@ -18,6 +20,7 @@ from speaker_registry.pushing.names import Mark
 from speaker_registry.pushing.pusher import GRACE_SECONDS, Pusher
 from speaker_registry.pushing.speech_server import SpeechServer
 from speaker_registry.reference_audio import ReferenceAudio
+from speaker_registry.syncing.synchronization import Report
 from tests.unit.sdk.fake_registry import QWEN
 from tests.unit.sdk.test_following import OTHER, REGISTRY, entry
 from tests.vllm_omni_server import VoiceServer
@@ -45,9 +48,13 @@ class Client:
         """The number of questions about one voice."""
 
     def manifest(self, profile: str, known: Manifest | None = None) -> Manifest:
+        page = self.manifest_page(profile)
+        return Manifest("default", profile, "qwen3_tts", {"": ReceivedPage(None, page)})
+
+    def manifest_page(self, profile: str, *, limit: int | None = None) -> ManifestPage:
         if self.away:
             raise errors.Unavailable("away")
-        page = ManifestPage(
+        return ManifestPage(
             registry=self.registry,
             namespace="default",
             profile=profile,
@@ -55,7 +62,6 @@ class Client:
             data=self.voices,
             has_more=False,
         )
-        return Manifest("default", profile, "qwen3_tts", {"": ReceivedPage(None, page)})
 
     def samples(self, reference: str) -> ReferenceAudio:
         if reference in self.faults:
@@ -89,6 +95,14 @@ def client() -> Client:
 @pytest.fixture
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> VoiceServer:
     return VoiceServer(tmp_path / "speakers", monkeypatch)
+
+
+@pytest.fixture(autouse=True)
+def shuffled(monkeypatch: pytest.MonkeyPatch) -> Callable[[list[Any]], list[Any]]:
+    """Keep voices in the order that a test gives, and return the function that would shuffle them."""
+    shuffle = pusher_module._shuffled
+    monkeypatch.setattr(pusher_module, "_shuffled", list)
+    return shuffle
 
 
 Make = Callable[..., Pusher]
@@ -498,36 +512,163 @@ def test_a_clip_that_cannot_be_fetched_keeps_no_other_one_out(
 
 @pytest.mark.parametrize("error", [errors.Unavailable("away"), errors.PermissionDenied("no audio:read")])
 def test_a_registry_that_refuses_all_clips_ends_the_run(
-    client: Client, server: VoiceServer, make: Make, error: SpeakerRegistryError
+    client: Client,
+    server: VoiceServer,
+    make: Make,
+    error: SpeakerRegistryError,
+    monkeypatch: pytest.MonkeyPatch,
 ):
     """What the server has stays unless it was deleted, and the next run goes on."""
+    monkeypatch.setattr(pusher_module, "MAX_FAULTS", 2)
     client.voices = [entry("alice"), entry("bob")]
     pusher = make()
     pusher.run()
     client.voices = [entry("alice", 2), entry("bob", 2)]
     client.faults = {f"voice_{name}@2": error for name in ("alice", "bob")}
-    client.deleted = {"voice_alice@1"}
+    client.deleted = {"voice_alice@1", "voice_bob@1"}
     with pytest.raises(type(error)):
         pusher.run()
-    assert server.names == {"bob@1"}
+    assert len(server.names) == (0 if isinstance(error, errors.Unavailable) else 1)
     client.faults.clear()
     assert states(pusher) == {"alice@2": "written", "bob@2": "written"}
 
 
-def test_a_clip_without_an_answer_keeps_no_other_one_out(client: Client, server: VoiceServer, make: Make):
-    """The registry's store may be unable to read one object. Two such voices mean that the registry is away,
-    and come last in the next run.
+def test_voices_without_an_answer_keep_no_other_one_out(client: Client, server: VoiceServer, make: Make):
+    """The registry's store may be unable to read some objects. A process that pushes once would end at the
+    same ones each time.
     """
-    pusher = make()
-    client.voices = [entry("alice"), entry("bob")]
-    client.faults["voice_alice@1"] = errors.Unavailable("no answer")
-    assert states(pusher) == {"alice@1": "missing", "bob@1": "written"}
-    client.voices = [entry("alice"), entry("carol"), entry("dora")]
-    client.faults["voice_carol@1"] = errors.Unavailable("no answer")
-    for _ in range(2):
+    client.voices = [entry(name) for name in ("alice", "bob", "carol", "dora")]
+    client.faults = {f"voice_{name}@1": errors.Unavailable("no answer") for name in ("alice", "bob", "carol")}
+    report = make().run()
+    assert [one.state for one in report.outcomes] == ["missing", "missing", "missing", "written"]
+    assert isinstance(report.fault, errors.Unavailable)
+    client.faults.clear()
+    report = make().run()
+    assert (report.count("unchanged"), report.count("written"), report.fault) == (1, 3, None)
+
+
+def test_runs_that_end_early_do_not_all_end_at_the_same_voices(
+    client: Client,
+    server: VoiceServer,
+    make: Make,
+    monkeypatch: pytest.MonkeyPatch,
+    shuffled: Callable[[list[Any]], list[Any]],
+):
+    """If each push is a process of its own, none knows which voices failed before."""
+    monkeypatch.setattr(pusher_module, "_shuffled", shuffled)
+    monkeypatch.setattr(pusher_module, "MAX_FAULTS", 2)
+    client.voices = [entry(name) for name in ("alice", "bob", "carol", "dora")]
+    client.faults = {f"voice_{name}@1": errors.Unavailable("no answer") for name in ("alice", "bob", "carol")}
+    for _ in range(100):
         with pytest.raises(errors.Unavailable):
-            pusher.run()
+            make().run()
+        if server.names:
+            break
     assert server.names == {"dora@1"}
+
+
+def test_a_voice_that_the_server_has_no_answer_for_keeps_no_other_one_out(
+    client: Client, make: Make, monkeypatch: pytest.MonkeyPatch
+):
+    """A server may answer 503 for one voice only."""
+    upload = SpeechServer.upload
+
+    def fail_for_alice(self: SpeechServer, parts: Any) -> None:
+        if parts["name"][1] == "alice@1":
+            raise errors.Unavailable("http://tts.test answers 503: busy")
+        upload(self, parts)
+
+    monkeypatch.setattr(SpeechServer, "upload", fail_for_alice)
+    client.voices = [entry("alice"), entry("bob")]
+    report = make().run()
+    assert [one.state for one in report.outcomes] == ["missing", "written"]
+    assert str(report.fault) == "http://tts.test answers 503: busy"
+
+
+def test_a_registry_that_goes_away_ends_the_run(client: Client, make: Make, monkeypatch: pytest.MonkeyPatch):
+    """Each clip could take a minute."""
+    asked = []
+
+    def go_away(reference: str) -> ReferenceAudio:
+        asked.append(reference)
+        client.away = True
+        raise errors.Unavailable("no answer")
+
+    monkeypatch.setattr(client, "samples", go_away)
+    client.voices = [entry("alice"), entry("bob")]
+    with pytest.raises(errors.Unavailable, match="away"):
+        make().run()
+    assert len(asked) == 1
+
+
+def test_a_registry_that_asks_to_wait_for_one_voice_is_asked_a_few_times(
+    client: Client, make: Make, monkeypatch: pytest.MonkeyPatch
+):
+    """Its store may be unable to read this one."""
+    samples, asked = client.samples, []
+
+    def busy_with_alice(reference: str) -> ReferenceAudio:
+        if reference != "voice_alice@1":
+            return samples(reference)
+        asked.append(reference)
+        raise errors.Unavailable("busy", retry_after_seconds=0.0)
+
+    monkeypatch.setattr(client, "samples", busy_with_alice)
+    client.voices = [entry("alice"), entry("bob")]
+    assert states(make()) == {"alice@1": "missing", "bob@1": "written"}
+    assert len(asked) == 4
+
+
+def test_a_history_without_an_answer_keeps_the_replaced_version(
+    client: Client, server: VoiceServer, make: Make, monkeypatch: pytest.MonkeyPatch
+):
+    """Nothing tells when it was replaced. The other voices are pushed all the same."""
+    for version in (1, 2):
+        client.voices = [entry("alice", version)]
+        make().run()
+    server.later = LATER
+
+    def fail(*_: object, **__: object) -> None:
+        raise errors.Unavailable("no answer")
+
+    client.voices = [entry("alice", 1), entry("bob")]
+    with monkeypatch.context() as patch:
+        patch.setattr(client, "history", fail)
+        report = make().run()
+    assert [one.state for one in report.outcomes] == ["unchanged", "written"]
+    assert isinstance(report.fault, errors.Unavailable)
+    assert server.names == {"alice@1", "alice@2", "bob@1"}
+    make().run()
+    assert server.names == {"alice@1", "bob@1"}
+
+
+def test_what_another_pusher_uploads_during_a_run_is_not_deleted(
+    client: Client, server: VoiceServer, make: Make, monkeypatch: pytest.MonkeyPatch
+):
+    """The other one may have asked the registry later."""
+    client.voices = [entry("alice")]
+    ahead = Client()
+    ahead.voices = [entry("alice"), entry("carol")]
+    manifest = client.manifest
+
+    def overtaken(profile: str, known: Manifest | None = None) -> Manifest:
+        found = manifest(profile, known)
+        make(ahead).run()
+        client.voices = ahead.voices  # which the next answer tells
+        return found
+
+    make().run()
+    monkeypatch.setattr(client, "manifest", overtaken)
+    make().run()
+    assert server.names == {"alice@1", "carol@1"}
+
+
+def test_a_push_that_has_left_something_to_the_next_run_ends_with_its_error():
+    """A cron job says so."""
+    report = Report(outcomes=(), removed=0, fault=errors.Unavailable("no answer"))
+    output = push_command._output(Namespace(server="http://tts.test", profile=QWEN), report)
+    assert output.status == 3
+    assert output.warnings == ["something was left to the next run, because of this: no answer"]
 
 
 def test_while_the_registry_is_away_nothing_is_deleted(client: Client, server: VoiceServer, make: Make):

@@ -1,5 +1,6 @@
 """Tests of what goes over the wire for each call, and of what comes back."""
 
+import asyncio
 import io
 import json
 import math
@@ -9,9 +10,9 @@ import httpx
 import numpy as np
 import pytest
 
-from speaker_registry import errors
+from speaker_registry import AsyncRegistryClient, errors
 from tests.unit.sdk.conftest import Connect
-from tests.unit.sdk.fake_registry import ECAPA, FakeRegistry, error_answer, form_of
+from tests.unit.sdk.fake_registry import ECAPA, URL, FakeRegistry, error_answer, form_of
 
 NAMES = ["alice", "Anna Lena", "50%", "what?", "no#1", "%2F", "声優さん", "a+b&c=d", "…", "Zoë"]
 
@@ -503,3 +504,20 @@ def test_a_key_that_cannot_be_a_header_is_refused_without_showing_it(connect: Co
     with pytest.raises(ValueError, match="API key") as caught:
         connect(api_key=key)
     assert key not in str(caught.value)
+
+
+def test_a_closed_client_says_so(connect: Connect):
+    """httpx's own error names neither the client nor the registry."""
+    client = connect()
+    client.close()
+    with pytest.raises(RuntimeError, match="was closed, and sends no more requests"):
+        client.get("alice")
+
+
+def test_a_client_in_a_second_event_loop_says_so(registry: FakeRegistry):
+    """Its connections belong to the first one."""
+    registry.add_version("alice")
+    client = AsyncRegistryClient(URL, transport=httpx.MockTransport(registry))
+    asyncio.run(client.get("alice"))
+    with pytest.raises(RuntimeError, match="has sent requests in another event loop"):
+        asyncio.run(client.get("alice"))

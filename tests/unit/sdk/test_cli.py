@@ -18,8 +18,9 @@ import speaker_registry
 from speaker_registry import errors
 from speaker_registry.artifact import ComputedOn
 from speaker_registry.atomic_files import write_atomically
-from speaker_registry.cli import main, parser
+from speaker_registry.cli import main
 from speaker_registry.cli.command import EXIT_CODES, HINTS, NOT_FOUND, REFUSED, UNTRAINED, USAGE
+from speaker_registry.cli.program import parser
 from tests.unit.sdk.conftest import Outcome, Run
 from tests.unit.sdk.fake_registry import (
     ECAPA,
@@ -906,6 +907,26 @@ def test_a_reader_that_has_seen_enough_is_no_error(words: tuple[str, ...]):
     child.stdout.close()
     assert child.stderr.read() == b""
     assert child.wait() == 141
+
+
+INTERRUPTED_AT_AN_IMPORT = """
+import sys
+class Interrupting:
+    def find_spec(name, path=None, target=None):
+        if name == "argparse":
+            raise KeyboardInterrupt
+sys.meta_path.insert(0, Interrupting)
+from speaker_registry.cli import main
+sys.exit(main(["list"]))
+"""
+
+
+@pytest.mark.processes
+def test_an_interruption_while_the_command_is_loaded_ends_it_silently():
+    """Loading takes a part of a second, in which a user may notice a mistyped command."""
+    command = [sys.executable, "-c", INTERRUPTED_AT_AN_IMPORT]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "")
 
 
 @pytest.mark.processes

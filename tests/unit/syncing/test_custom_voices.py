@@ -65,6 +65,22 @@ def test_the_mode_follows_from_transcript_and_tensors(
     }
 
 
+@pytest.mark.parametrize("damage", ["", "}", '{"voices": [1]}', '{"voices": {"a": {}}}'])
+def test_a_manifest_loses_the_voices_whose_files_are_gone(damage: str):
+    """A manifest that cannot be read may name deleted voices as well, so nothing of it stays."""
+    entry = {"file": "alice.safetensors", "name": "alice@1"}
+    voices = {"alice@1": entry, "bob@1": {**entry, "file": "bob.safetensors"}}
+    manifest = damage or json.dumps({"schema_version": 1, "model_type": "qwen3_tts", "voices": voices})
+    with RegistryClient("http://nowhere") as client:
+        form = CustomVoices(client, "p", "qwen3_tts")
+        found = json.loads(form.without(manifest.encode(), {"alice.safetensors"}.__contains__))
+    assert found == {
+        "schema_version": 1,
+        "model_type": "qwen3_tts",
+        "voices": {} if damage else {"alice@1": entry},
+    }
+
+
 def test_each_version_is_a_voice_of_its_own():
     """vLLM-Omni caches these voices without a time, so `alice@4` must be another voice than `alice@3`."""
     files = [artifact("qwen3_tts", text=None, version=version) for version in (3, 4)]

@@ -1,7 +1,7 @@
 """The folder that `sync` writes: what it holds after each step, and which folders it leaves alone."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -30,10 +30,14 @@ def folder(path: Path, purpose: Purpose = PURPOSE, clock: Clock | None = None) -
     return SyncedFolder(path, purpose, INDEX, clock or Clock())
 
 
+def without(index: bytes, is_there: Callable[[str], bool]) -> bytes:
+    return "\n".join(line for line in index.decode().splitlines() if is_there(line)).encode()
+
+
 def sync(target: SyncedFolder, **files: tuple[str, int]) -> list[FileName]:
     """Make the folder hold these files: voice and creation time by content."""
     with target.claimed():
-        target.remove_others({voice for voice, _ in files.values()})
+        target.remove_others({voice for voice, _ in files.values()}, without)
         names = [target.add(voice, at, data.encode()) for data, (voice, at) in files.items()]
         target.publish(names, "\n".join(map(str, names)).encode())
     return names
@@ -332,6 +336,21 @@ def test_a_full_disk_leaves_what_was_there(tmp_path: Path, monkeypatch: pytest.M
     with pytest.raises(OSError, match="No space"):
         sync(folder(tmp_path), new=(ALICE, 2))
     assert contents(tmp_path) == before
+
+
+def test_a_full_disk_keeps_nothing_of_a_deleted_voice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The index has names and transcripts. There may be no room for a copy of it, nor for new files."""
+    alice, _ = sync(folder(tmp_path), a=(ALICE, 1), b=(BOB, 1))
+    (tmp_path / f".{INDEX}.0123abcd.part").write_bytes(b"left by a killed process")
+
+    def full(path: Path, _: bytes) -> None:
+        raise OSError(28, "No space left on device", str(path))
+
+    monkeypatch.setattr(folder_module, "write_atomically", full)
+    with pytest.raises(OSError, match="No space"):
+        sync(folder(tmp_path), a=(ALICE, 1), new=(ALICE, 2))
+    assert set(contents(tmp_path)) == {MARKER, INDEX, str(alice)}
+    assert (tmp_path / INDEX).read_text() == str(alice)
 
 
 def test_what_was_written_is_read_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -1,0 +1,185 @@
+"""The program behind `speaker-registry`. It turns arguments into calls of `RegistryClient`, and answers into
+text or JSON.
+
+The exit codes are listed in `command.EXIT_CODES` and by `--help`. The client is only loaded when it is
+needed, so that `--help` and completion are fast.
+"""
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+import speaker_registry
+from speaker_registry.cli import (
+    aliases,
+    artifacts,
+    campaigns,
+    completion,
+    contexts,
+    jobs,
+    keys,
+    moving,
+    profiles,
+    pushing,
+    status,
+    syncing,
+    voices,
+)
+from speaker_registry.cli.command import (
+    HINTS,
+    OK,
+    PIPE_CLOSED,
+    PROGRAM,
+    STANDARD_OUTPUT,
+    USAGE,
+    CommandError,
+    Output,
+    Parser,
+    add_commands,
+    add_common,
+    exit_codes,
+    status_of,
+    warn,
+    writing_output,
+)
+from speaker_registry.errors import SpeakerRegistryError
+from speaker_registry.terminal import printable
+
+if TYPE_CHECKING:
+    from speaker_registry import RegistryClient
+
+_COMMANDS = (
+    *voices.COMMANDS,
+    *aliases.COMMANDS,
+    *artifacts.COMMANDS,
+    *moving.COMMANDS,
+    *syncing.COMMANDS,
+    *pushing.COMMANDS,
+    *jobs.COMMANDS,
+    *profiles.COMMANDS,
+    *campaigns.COMMANDS,
+    *keys.COMMANDS,
+    *contexts.COMMANDS,
+    *status.COMMANDS,
+    completion.COMMAND,
+)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run one command and return its exit code. Raises `KeyboardInterrupt` at Ctrl-C."""
+    words = list(argv)
+    if sys.stderr is None:  # closed by the caller; `print` would write its messages to standard output
+        sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115  until the process ends
+    for stream in (sys.stdout, sys.stderr):
+        # A name with characters that the terminal's encoding lacks must not end the command.
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+    try:
+        return _run(words)
+    except SystemExit:  # after --help and --version
+        return OK
+    except BrokenPipeError:
+        _discard_output()
+        return PIPE_CLOSED
+
+
+def _discard_output() -> None:
+    """Python flushes standard output at its end, which would raise the error again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _run(words: list[str]) -> int:
+    if completion.is_asked():
+        completion.complete(parser())
+    if not words:
+        words = ["--help"]
+    as_json = "--json" in words
+    try:
+        arguments = parser().parse_args(words)
+        output = _output(arguments)
+        if output is None:
+            return OK
+        with writing_output():
+            print(json.dumps(output.document, indent=2) if as_json else output.text, flush=True)
+    except BrokenPipeError:
+        raise
+    except (CommandError, SpeakerRegistryError, OSError) as error:
+        print(_complaint(error, as_json), file=sys.stderr)
+        if getattr(error, "filename", None) == STANDARD_OUTPUT:
+            _discard_output()
+        return status_of(error)
+    for warning in output.warnings:
+        warn(warning)
+    return output.status
+
+
+def _output(arguments: argparse.Namespace) -> Output | None:
+    if arguments.local:
+        local: Callable[[argparse.Namespace], Output | None] = arguments.command
+        return local(arguments)
+    with _client(arguments) as client:
+        remote: Callable[[RegistryClient, argparse.Namespace], Output | None] = arguments.command
+        return remote(client, arguments)
+
+
+def _client(arguments: argparse.Namespace) -> "RegistryClient":
+    from speaker_registry.contexts import connection  # noqa: PLC0415  loads httpx, which --help does not need
+
+    try:
+        return speaker_registry.RegistryClient(**connection(arguments.url, arguments.context))
+    except ValueError as error:
+        raise CommandError(str(error)) from None
+
+
+def _complaint(error: Exception, as_json: bool) -> str:
+    message, request_id = _message(error), getattr(error, "request_id", None)
+    if as_json:
+        code = error.code if isinstance(error, SpeakerRegistryError) else _local_code(error)
+        param = getattr(error, "param", None)
+        body = {"code": code, "message": message, "param": param, "request_id": request_id}
+        return json.dumps({"error": body})
+    lines = [f"{PROGRAM}: {printable(message)}" + (f" ({printable(request_id)})" if request_id else "")]
+    advice = HINTS.get(error.code, "") if isinstance(error, SpeakerRegistryError) else ""
+    return "\n".join([*lines, *filter(None, [getattr(error, "usage", ""), advice and f"hint: {advice}"])])
+
+
+def _local_code(error: Exception) -> str:
+    return "usage" if status_of(error) == USAGE else "local_error"
+
+
+def _message(error: Exception) -> str:
+    if isinstance(error, OSError) and error.filename:
+        return f"{error.filename}: {error.strerror}"
+    return str(error) or type(error).__name__
+
+
+class _Version(argparse.Action):
+    """The option `--version`. The version is only looked up if the option is given, because that takes
+    time.
+    """
+
+    def __call__(self, *_: object) -> NoReturn:
+        print(f"{PROGRAM} {speaker_registry.__version__}")
+        raise SystemExit
+
+
+def parser() -> argparse.ArgumentParser:
+    root = Parser(
+        prog=PROGRAM,
+        description="Register voices and fetch their artifacts.",
+        epilog="environment:\n"
+        "  SPEAKER_REGISTRY_URL, SPEAKER_REGISTRY_API_KEY, SPEAKER_REGISTRY_NAMESPACE\n"
+        "  SPEAKER_REGISTRY_CONTEXT: context to use\n"
+        "  SPEAKER_REGISTRY_CONFIG: configuration file (default: ~/.config/speaker-registry/config.toml)\n\n"
+        f"{exit_codes()}",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    root.set_defaults(json=False, url=None, context=None)
+    add_common(root)
+    root.add_argument("--version", action=_Version, nargs=0, help="print the version and exit")
+    add_commands(root, _COMMANDS)
+    return root
