@@ -95,7 +95,9 @@ def report(**facts: Any) -> None:
 
 
 def observe_looks() -> None:
-    """Have each look of the plugin of this process reported."""
+    """Have each look of the plugin of this process reported. One that left a voice out, which could not be
+    fetched, ended with a fault.
+    """
     from speaker_registry.vllm_omni.plugin import Plugin  # noqa: PLC0415 - as late as vLLM-Omni imports it
 
     look, numbers = Plugin.look, itertools.count()
@@ -104,7 +106,7 @@ def observe_looks() -> None:
         facts: dict[str, Any] = {"look": next(numbers), "began": time.monotonic()}
         report(**facts)
         look(self)
-        report(**facts, ended=time.monotonic(), fault=self._last_fault)
+        report(**facts, ended=time.monotonic(), fault=self._last_fault or ", ".join(self._failed))
 
     Plugin.look = observed  # type: ignore[method-assign]
 

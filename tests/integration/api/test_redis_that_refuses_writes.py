@@ -78,7 +78,10 @@ def do_without_replicas(redis: Redis, _: Path) -> None:
 
 
 def fail_to_save(redis: Redis, folder: Path) -> None:
-    """Make snapshots fail by putting a folder in the place of the snapshot's file."""
+    """Make snapshots fail by putting a folder in the place of the snapshot's file, if there is one."""
+    redis.config_set("save", "")
+    wait_until(lambda: not redis.info("persistence")["rdb_bgsave_in_progress"])
+    (folder / "dump.rdb").unlink(missing_ok=True)
     (folder / "dump.rdb").mkdir()
     redis.config_set("save", "3600 1000000")
     redis.bgsave()
