@@ -58,7 +58,9 @@ class Attempts:
     def take(self, job_id: str, speaker_id: SpeakerId, provenance: Provenance) -> Attempt | None:
         """Begin an attempt at a job. Returns None if the job or its artifact is not wanted any more.
 
-        Raises `EncoderReplaced` if another worker has to do it. The queue then gives it to one.
+        Raises:
+            EncoderReplaced: another worker has to do it. The queue then gives it to one.
+            LeaseExpired: the worker stopped in the last attempt. The job is given up.
         """
         return start(self._speakers, self._jobs, self._profiles, speaker_id, job_id, provenance=provenance)
 

@@ -32,7 +32,6 @@ from services.shared.telemetry.metrics import BATCH_SIZE, COMPUTE_SECONDS
 from speaker_registry.errors import (
     ExtractorFailed,
     ExtractorOutOfMemory,
-    LeaseExpired,
     ProfileUnknown,
     SpeakerRegistryError,
     Unavailable,
@@ -164,8 +163,6 @@ class Extraction:
         return self._loaded_profiles[profile]
 
     def _ready_for_device(self, attempt: Attempt, loaded: LoadedProfile) -> Any:
-        if attempt.number > attempt.max_attempts:
-            raise LeaseExpired(f"The worker died or hung each of the {attempt.max_attempts} times it tried.")
         clip = self._retried(lambda: self._attempts.read_clip(attempt))
         return _exit_if_device_lost(loaded, lambda: loaded.extractor.prepare(clip))
 

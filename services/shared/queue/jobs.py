@@ -110,10 +110,18 @@ class Jobs:
         return claimed
 
     def begin(
-        self, speaker_id: SpeakerId, job: OpenJob, *, worker: str | None, fingerprint: str, build: int
+        self,
+        speaker_id: SpeakerId,
+        job: OpenJob,
+        *,
+        worker: str | None,
+        fingerprint: str,
+        build: int,
+        max_attempts: int,
     ) -> int | None:
         """Begin an attempt at a job. Returns its number, or None if the job has ended or is not known."""
-        fields = {"fingerprint": fingerprint, "build": str(build), "stage": "loading", "done": "0"}
+        fields = {"fingerprint": fingerprint, "build": str(build), "max_attempts": str(max_attempts)}
+        fields |= {"stage": "loading", "done": "0"}
         return self._claims.begin(speaker_id, job, {**fields, **({"worker": worker} if worker else {})})
 
     def report(self, speaker_id: SpeakerId, job: OpenJob, attempt: int, stage: str, done: int) -> None:
