@@ -16,9 +16,14 @@ class JobError(Schema):
 
 
 class JobProgress(Schema):
+    """The stages that the latest attempt at a job has completed."""
+
     stage: str
+    """`queued`, then `loading`, `encoding` and `publishing` in each attempt, then `done` if it succeeded."""
     done: int
+    """Number of completed stages: `total` if the job succeeded."""
     total: int
+    """Number of stages of an attempt."""
 
 
 class Job(Schema):

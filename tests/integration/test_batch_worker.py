@@ -466,9 +466,7 @@ def test_the_names_of_rq_that_we_lean_on_are_as_they_were():
     }
     for function, names in expected.items():
         assert set(inspect.signature(function).parameters) - {"self", "cls"} == names, function
-    assert {"retries_left", "retry_intervals", "enqueue_at_front_on_retry"} <= set(
-        vars(Job("a", connection=Redis()))
-    )
+    assert {"retries_left", "retry_intervals"} <= set(vars(Job("a", connection=Redis())))
     assert {"_state", "_stop_requested", "birth_date", "last_heartbeat"} <= set(
         vars(Worker([], connection=Redis(), prepare_for_work=False))
     )

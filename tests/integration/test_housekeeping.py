@@ -269,7 +269,7 @@ def test_a_job_whose_worker_died_waits_again_though_no_worker_lives(
     assert [one.processing for one in registry.find("wren").open_jobs] == [False]
     assert registry.jobs.records.page(NS, state="processing", limit=9).found == []
     # The worker was only frozen, and nobody has taken over.
-    registry.jobs.report(attempt.speaker_id, attempt.job, attempt.number, "encoding", 0)
+    registry.jobs.report(attempt.speaker_id, attempt.job, attempt.number, "encoding")
     assert registry.jobs.record(NS, job).state == "processing"
     assert registry.worker.publish(attempt)
     assert registry.jobs.record(NS, job).state == "succeeded"
@@ -296,7 +296,7 @@ def test_a_job_that_another_worker_has_taken_meanwhile_is_not_put_back(registry:
     put_back = registry.jobs.latest_attempt(str(WREN), job)
     assert registry.worker.take(WREN, job, first.profile) is not None
     put_back()
-    registry.jobs.report(WREN, first.job, first.number, "packing", 1)
+    registry.jobs.report(WREN, first.job, first.number, "publishing")
     record = registry.jobs.record(NS, job)
     assert (record.state, record.attempt, record.stage) == ("processing", 2, "loading")
 

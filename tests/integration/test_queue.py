@@ -221,13 +221,34 @@ def test_jobs_of_a_dead_worker_come_back(queue):
     assert QueuedJob.fetch("a", connection=queue.connection).retries_left == RETRIES - 1
 
 
-def test_they_come_back_to_the_head_of_the_queue(queue):
-    """Jobs of a dead worker come back to the head of the queue, because they have waited their turn once."""
-    put(queue, "first")
-    start_and_die(queue)
-    put(queue, "second")
+def test_jobs_that_end_their_workers_delay_another_tenant_s_by_one_start_each(queue):
+    """Jobs that end their workers delay another tenant's job by one start. They run alone, in their tenant's
+    turn. Before all turns, a tenant with many of them would keep the workers from all others.
+    """
+    for number in range(4):
+        put_for(queue, "bad", f"bad{number}")
+    assert len(start_and_die(queue)) == 4
     reap(queue)
-    assert queue.job_ids == ["first", "second"]
+    for number in range(4):
+        put_for(queue, "good", f"good{number}")
+        assert start_and_die(queue) == [f"bad{number}"]
+        reap(queue)
+        living = worker(queue)
+        living._handle(batch := living._take())
+        assert [job.id for job in batch.jobs] == [f"good{number}"]
+    assert places(queue) == at(queued=4, finished=4)
+
+
+def test_a_job_that_was_started_before_is_taken_alone(queue):
+    """A job that was started before may be the one that ends the process, so no other job is with it when it
+    does so again.
+    """
+    put(queue, "a")
+    start_and_die(queue)
+    put(queue, "b"), put(queue, "c")
+    reap(queue)
+    put(queue, "d")
+    assert [queue.take(9) for _ in range(4)] == [[b"b", b"c"], [b"a"], [b"d"], []]
 
 
 def test_a_job_whose_worker_still_beats_is_left_alone(queue):

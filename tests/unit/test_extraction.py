@@ -78,6 +78,7 @@ class Attempts:
 
     unwanted: set[str] = field(default_factory=set)
     numbers: dict[str, int] = field(default_factory=dict)
+    given_up: set[str] = field(default_factory=set)
     trouble: set[str] = field(default_factory=set)
     away: bool = False
     tries: list[str] = field(default_factory=list)
@@ -96,6 +97,8 @@ class Attempts:
     def take(self, job_id: str, *_: Any) -> Work | None:
         self._step("take")
         self.taken.append(job_id)
+        if job_id in self.given_up:
+            raise LeaseExpired("The worker stopped.")
         return None if job_id in self.unwanted else Work(job_id, self.numbers.get(job_id, 1))
 
     def read_clip(self, work: Work) -> str:
@@ -349,11 +352,11 @@ def test_a_line_about_a_clip_carries_its_jobs_id(
 
 def test_a_clip_that_ended_every_worker_is_given_up(extraction: Extraction, attempts: Attempts):
     """The clip is given up before it is prepared, because preparing it may have killed the workers."""
-    attempts.numbers = {"a": 4}
-    [error] = extraction(jobs("a"))
+    attempts.given_up = {"a"}
+    error, published = extraction(jobs("a", "b"))
     assert isinstance(error, LeaseExpired)
-    assert not error.retryable
-    assert "read_clip" not in attempts.tries
+    assert published == "published"
+    assert attempts.tries.count("read_clip") == 1
 
 
 def test_a_job_of_a_profile_not_served_is_refused(extraction: Extraction, attempts: Attempts):

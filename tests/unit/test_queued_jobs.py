@@ -284,20 +284,6 @@ def test_new_jobs_are_started_together_in_their_order():
     assert [job.id for job in plan.start] == ["b", "a"]
 
 
-def test_a_job_that_was_started_before_runs_alone():
-    """It may be the one that kills the process: nobody else may be with it when it does so again."""
-    jobs = taken((b"a", stored(attempt=b"1")), (b"b", stored()), (b"c", stored(attempt=b"2")))
-    plan = plan_for([b"a", b"b", b"c"], jobs)
-    assert ([job.id for job in plan.start], plan.hand_back) == (["a"], [b"b", b"c"])
-
-
-def test_new_jobs_do_not_wait_for_one_that_was_started_before():
-    """It goes back to the head, and is the first of the next batch."""
-    jobs = taken((b"a", stored()), (b"b", stored(attempt=b"1")), (b"c", stored()))
-    plan = plan_for([b"a", b"b", b"c"], jobs)
-    assert ([job.id for job in plan.start], plan.hand_back) == (["a", "c"], [b"b"])
-
-
 def test_copies_ended_and_vanished_jobs_are_dropped():
     """A list can hold an id twice; only the hash says what is still to be done."""
     jobs = taken((b"a", stored()), (b"done", stored(status=b"finished")), (b"gone", {}))

@@ -36,6 +36,7 @@ from speaker_registry.errors import (
     InvalidArtifact,
     JobFinished,
     JobNotFound,
+    LeaseExpired,
     QuotaExceeded,
     SpeakerRegistryError,
     Unavailable,
@@ -877,6 +878,28 @@ def test_a_job_that_the_queue_gave_up_becomes_a_failure(registry: Registry) -> N
     registry.queue.failed.add(job)
     registry.settle("wren")
     assert registry.document("wren").newest.failure("ecapa").code == "lease_expired"
+
+
+@pytest.mark.parametrize(("max_attempts", "made"), [(1, 2), (2, 2), (3, 3)])
+def test_a_clip_that_ends_its_worker_in_each_attempt_is_given_up(
+    registry: Registry, max_attempts: int, made: int
+) -> None:
+    """The clip is given up by the next worker, which begins no attempt. It is tried alone once, even if one
+    attempt is allowed, because the first time another clip may have ended the worker.
+    """
+    registry.jobs._max_attempts = max_attempts
+    job = registry.register("wren", 1).jobs["ecapa"]
+    for number in range(1, made + 1):
+        attempt = begun(registry, job)
+        assert (attempt.number, attempt.max_attempts) == (number, max(max_attempts, number))
+        registry.jobs.latest_attempt(str(WREN), job)()
+    with pytest.raises(LeaseExpired, match="no attempts are left") as caught:
+        begun(registry, job)
+    assert not caught.value.retryable
+    record = registry.jobs.record(NS, job)
+    assert (record.state, record.attempt, record.max_attempts) == ("failed", made, made)
+    assert record.error == {**(record.error or {}), "message": caught.value.message, "attempt": made}
+    assert registry.document("wren").newest.failure("ecapa").attempts == made
 
 
 def test_a_job_that_waits_keeps_its_claim(world: World, registry: Registry) -> None:

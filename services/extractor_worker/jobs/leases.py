@@ -45,7 +45,6 @@ class Plan:
     """Plans what to do with each of the jobs that were taken from a queue."""
 
     start: list[QueuedJob] = field(default_factory=list)
-    hand_back: list[bytes] = field(default_factory=list)
     drop: list[bytes] = field(default_factory=list)
     refuse: dict[bytes, str] = field(default_factory=dict)
 
@@ -87,8 +86,7 @@ class JobLeases:
         self._functions = functions
 
     def claim(self, queue: JobQueue, taken: Sequence[bytes], add_commands: AddCommands) -> Batch | None:
-        """Start those jobs that are still queued, and return them. The others are handed back to the queue,
-        dropped or quarantined.
+        """Start those jobs that are still queued, and return them. The others are dropped or quarantined.
 
         If two workers have taken the same job, one of them starts it.
 
@@ -125,8 +123,6 @@ class JobLeases:
     ) -> None:
         for job_id in plan.drop:
             pipeline.lrem(queue.intermediate_queue_key, 1, cast(str, job_id))
-        for job_id in reversed(plan.hand_back):  # each goes to the head, so the first must come last
-            queue.hand_back(job_id, pipeline)
         for job_id, reason in plan.refuse.items():
             queue.quarantine(job_id, stored[job_id], reason, pipeline)
 
@@ -193,8 +189,7 @@ class JobLeases:
             job.set_status(JobStatus.FAILED, pipeline=pipeline)
             job._handle_failure(_traceback(result), pipeline, **execution_fields)
         else:
-            job.retry(batch.queue, pipeline)
-            batch.queue.move_to_turn(job.id, job.tenant, pipeline)
+            batch.queue.put_back(job, pipeline)
 
 
 def _finish(job: QueuedJob, result: object, execution_fields: Mapping[str, Any], pipeline: Pipeline) -> None:
@@ -219,9 +214,7 @@ def plan_start(
     stored: Mapping[bytes, Mapping[bytes, bytes] | Exception],
     functions: Mapping[str, object],
 ) -> Plan:
-    """Decide what happens to jobs that were taken from the queue, in the order of the queue. A job that was
-    started before is started alone.
-    """
+    """Decide what happens to jobs that were taken from the queue, in the order of the queue."""
     plan = Plan()
     for job_id in dict.fromkeys(taken):
         plan.drop.extend([job_id] * (taken.count(job_id) - 1))
@@ -235,19 +228,7 @@ def plan_start(
                 plan.start.append(job)
         except JobRefusedError as error:
             plan.refuse[job_id] = str(error)
-    return _isolated(plan)
-
-
-def _isolated(plan: Plan) -> Plan:
-    """Return the plan with fewer jobs to start, and with the rest to hand back.
-
-    If the first job was started before, it is started alone. Otherwise all jobs start that were not started
-    before.
-    """
-    jobs = plan.start
-    start = jobs[:1] if jobs and jobs[0].attempt else [job for job in jobs if not job.attempt]
-    back = [job.id.encode() for job in jobs if job not in start]
-    return Plan(start=start, hand_back=back, drop=plan.drop, refuse=plan.refuse)
+    return plan
 
 
 def fails_for_good(job: QueuedJob, error: Exception) -> bool:

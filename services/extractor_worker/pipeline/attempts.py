@@ -18,6 +18,7 @@ from services.shared.registry.profiles import Profiles
 from services.shared.registry.publish import Attempt, Provenance, publish, start
 from services.shared.registry.repair import Decode, sound_rendition
 from services.shared.registry.speakers import Speakers
+from services.shared.view.job_records import Stage
 from speaker_registry.errors import ExtractorFailed, SpeakerRegistryError, Unavailable, VoiceUnreadable
 
 log = structlog.get_logger()
@@ -58,7 +59,9 @@ class Attempts:
     def take(self, job_id: str, speaker_id: SpeakerId, provenance: Provenance) -> Attempt | None:
         """Begin an attempt at a job. Returns None if the job or its artifact is not wanted any more.
 
-        Raises `EncoderReplaced` if another worker has to do it. The queue then gives it to one.
+        Raises:
+            EncoderReplaced: another worker has to do it. The queue then gives it to one.
+            LeaseExpired: the worker stopped in the last attempt. The job is given up.
         """
         return start(self._speakers, self._jobs, self._profiles, speaker_id, job_id, provenance=provenance)
 
@@ -75,10 +78,10 @@ class Attempts:
         except VoiceUnreadable:
             raise ExtractorFailed("The clip cannot be read from the bucket now.") from None
 
-    def progress(self, attempt: Attempt, stage: str, done: int) -> None:
+    def progress(self, attempt: Attempt, stage: Stage) -> None:
         """Report the stage of a job to callers that follow it. Failures are logged and ignored."""
         try:
-            self._jobs.report(attempt.speaker_id, attempt.job, attempt.number, stage, done)
+            self._jobs.report(attempt.speaker_id, attempt.job, attempt.number, stage)
         except Unavailable as error:
             log.warning("job.progress_lost", job_id=attempt.job_id, error=str(error))
 

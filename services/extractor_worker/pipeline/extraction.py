@@ -4,8 +4,8 @@ Preparing and publishing run on threads, so that the device waits for neither bu
 encodes as many clips at once as the extractor's `batch_seconds` allows, so that the other clips of a batch
 change an artifact by no more than rounding errors, and on a CPU not at all. A clip that cannot be encoded
 fails alone. If a batch is too large for the device, it is halved. During an outage of the bucket or Redis the
-handler waits, and the outage uses up no attempts. If the device is lost, the process ends, and another
-process gets its jobs.
+handler waits, and the outage uses up no attempts. If the process is to stop meanwhile, its clips fail, which
+uses up one. If the device is lost, the process ends, and another process gets its jobs.
 """
 
 import time
@@ -32,7 +32,6 @@ from services.shared.telemetry.metrics import BATCH_SIZE, COMPUTE_SECONDS
 from speaker_registry.errors import (
     ExtractorFailed,
     ExtractorOutOfMemory,
-    LeaseExpired,
     ProfileUnknown,
     SpeakerRegistryError,
     Unavailable,
@@ -164,8 +163,6 @@ class Extraction:
         return self._loaded_profiles[profile]
 
     def _ready_for_device(self, attempt: Attempt, loaded: LoadedProfile) -> Any:
-        if attempt.number > attempt.max_attempts:
-            raise LeaseExpired(f"The worker died or hung each of the {attempt.max_attempts} times it tried.")
         clip = self._retried(lambda: self._attempts.read_clip(attempt))
         return _exit_if_device_lost(loaded, lambda: loaded.extractor.prepare(clip))
 
@@ -193,7 +190,7 @@ class Extraction:
         """Encode a batch on the device, and hand the results to the threads for publication."""
         encodable = [clip for clip in batch if isinstance(clip, _PipelineItem) and not clip.failed]
         for clip in encodable:
-            self._attempts.progress(clip.attempt, "encoding", 1)
+            self._attempts.progress(clip.attempt, "encoding")
         encoded = iter(self._on_device(encodable))
         self.on_progress()
         for one in batch:
@@ -234,7 +231,7 @@ class Extraction:
         with bound_contextvars(job_id=clip.attempt.job_id):
             outcome = clip.content
             if not isinstance(outcome, Exception):
-                self._attempts.progress(clip.attempt, "publishing", 2)
+                self._attempts.progress(clip.attempt, "publishing")
                 with _step("publish", clip.loaded, [clip.attempt]):
                     outcome = self._attempt(lambda: self._publish(clip))
             if isinstance(outcome, SpeakerRegistryError):

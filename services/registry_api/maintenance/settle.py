@@ -13,16 +13,16 @@ import structlog
 from services.shared.model.artifacts import without_ahead, without_old_artifacts
 from services.shared.model.document import SpeakerDocument
 from services.shared.model.promotion import promoted
-from services.shared.model.records import FailureRecord, Version
+from services.shared.model.records import Version
 from services.shared.model.speaker import OpenJob, Speaker, SpeakerId
 from services.shared.queue.jobs import Jobs
 from services.shared.registry.extract import extract_missing
-from services.shared.registry.fail import give_up
+from services.shared.registry.give_up import give_up_abandoned
 from services.shared.registry.profiles import Profiles
 from services.shared.registry.speakers import FoundSpeaker, Speakers
 from services.shared.telemetry.metrics import REPAIRS
 from services.shared.view.agenda import ANNOUNCED_SECONDS
-from speaker_registry.errors import JobNotFound, LeaseExpired
+from speaker_registry.errors import JobNotFound
 
 log = structlog.get_logger(__name__)
 
@@ -161,16 +161,7 @@ def _replace(jobs: Jobs, profiles: Profiles, speaker: FoundSpeaker, version: Ver
 
 def _give_up(speakers: Speakers, jobs: Jobs, profiles: Profiles, speaker_id: SpeakerId, job: OpenJob) -> None:
     """Record the failure of a job that the queue gave up."""
-    error = LeaseExpired("The worker stopped while it made the artifact, in every attempt.")
     with suppress(JobNotFound):
         record = jobs.record(speaker_id.namespace, job.job_id)
-        failure = FailureRecord(
-            fingerprint=record.fingerprint or profiles.fingerprint(job.profile),
-            build=record.build,
-            job=record.id,
-            code=error.code,
-            message=error.message,
-            attempts=record.attempt,
-        )
-        give_up(speakers, jobs, profiles, speaker_id, job, failure=failure, error=error)
+        give_up_abandoned(speakers, jobs, profiles, speaker_id, job, record=record)
         REPAIRS.labels("job_given_up").inc()

@@ -66,7 +66,7 @@ def _by_artifact(job: JobRecord, version: Version, fingerprint: str) -> JobRecor
     """Return the job as ended by its artifact or its failure, or None if there is neither."""
     build = (fingerprint, job.build)
     if any((one.fingerprint, one.build) == build for one in version.artifacts.get(job.profile, ())):
-        return _ended(job, "succeeded", stage="done", done=job.total)
+        return _ended(job, "succeeded", stage="done")
     failed = version.failures.get(job.profile, ())
     own = (one for one in failed if one.job == job.id or (one.fingerprint, one.build) == build)
     failure = next(own, None)
@@ -122,7 +122,6 @@ def _not_started(job: JobRecord) -> JobRecord:
         state="queued",
         attempt=0,
         stage="queued",
-        done=0,
         started_at=None,
         finished_at=None,
         worker=None,

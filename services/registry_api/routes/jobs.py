@@ -170,7 +170,7 @@ async def get_job(
         return answer(request, await run_in_threadpool(rendering.job, services.profiles, before))
 
     def changed(now: JobRecord) -> bool:
-        return (now.state, now.attempt, now.done) != (before.state, before.attempt, before.done)
+        return (now.state, now.attempt, now.stage) != (before.state, before.attempt, before.stage)
 
     speaker = str(SpeakerId(before.namespace, before.slug))
     async with waiting(request):

@@ -19,7 +19,7 @@ from services.shared.model.status import ProfileStatus, given_profiles, worst
 from services.shared.queue.rq_jobs import is_preparation
 from services.shared.registry.profiles import Profiles
 from services.shared.registry.speakers import FoundSpeaker
-from services.shared.view.job_records import JobRecord
+from services.shared.view.job_records import STAGES, JobRecord
 from speaker_registry import schemas
 from speaker_registry.errors import ArtifactNotFound, ArtifactStale, SpeakerRegistryError
 from speaker_registry.manifests import ManifestEntry
@@ -276,7 +276,7 @@ def job(profiles: Profiles, record: JobRecord) -> schemas.Job:
         custom_weights=encoder.custom_weights if encoder else None,
         attempt=record.attempt,
         max_attempts=record.max_attempts,
-        progress=schemas.JobProgress(stage=record.stage, done=record.done, total=record.total),
+        progress=schemas.JobProgress(stage=record.stage, done=record.stages_done, total=len(STAGES)),
         queue=record.queue,
         created_at=record.created_at,
         started_at=record.started_at,

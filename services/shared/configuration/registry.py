@@ -51,7 +51,9 @@ class RegistrySettings(BaseSettings):
     )
     """Policy for registering a name again. With `immutable`, the name must be deleted first."""
     max_attempts: int = Field(3, gt=0, le=4, validation_alias="SPEAKER_MAX_ATTEMPTS")
-    """Number of times that an extraction is tried when it fails in a way that may be temporary."""
+    """Number of times that an extraction is tried when it fails in a way that may be temporary. If its worker
+    dies or hangs, it is tried twice at least, because the first time another clip may have been to blame.
+    """
     redis_url: str = Field("redis://127.0.0.1:6379/0", validation_alias="SPEAKER_REDIS_URL", repr=False)
     """URL of Redis: `redis://`, `rediss://` or `unix://`. It must be that of one primary."""
     redis_password: SecretStr | None = Field(None, validation_alias="SPEAKER_REDIS_PASSWORD")

@@ -16,7 +16,7 @@ from services.shared.queue.reaping import LatestAttempt
 from services.shared.queue.rq_jobs import preparation_queue, queue_name
 from services.shared.queue.seen_jobs import SeenJobs
 from services.shared.telemetry import tracing
-from services.shared.view.job_records import JobRecord, JobRecords
+from services.shared.view.job_records import STAGES, JobRecord, JobRecords, Stage
 from services.shared.view.open_jobs import OpenJobs
 from speaker_registry.artifact import canonical_json
 from speaker_registry.errors import JobNotFound, LeaseExpired, SpeakerRegistryError, Unavailable
@@ -110,17 +110,25 @@ class Jobs:
         return claimed
 
     def begin(
-        self, speaker_id: SpeakerId, job: OpenJob, *, worker: str | None, fingerprint: str, build: int
+        self,
+        speaker_id: SpeakerId,
+        job: OpenJob,
+        *,
+        worker: str | None,
+        fingerprint: str,
+        build: int,
+        max_attempts: int,
     ) -> int | None:
         """Begin an attempt at a job. Returns its number, or None if the job has ended or is not known."""
-        fields = {"fingerprint": fingerprint, "build": str(build), "stage": "loading", "done": "0"}
+        fields = {"fingerprint": fingerprint, "build": str(build), "max_attempts": str(max_attempts)}
+        fields["stage"] = STAGES[0]
         return self._claims.begin(speaker_id, job, {**fields, **({"worker": worker} if worker else {})})
 
-    def report(self, speaker_id: SpeakerId, job: OpenJob, attempt: int, stage: str, done: int) -> None:
+    def report(self, speaker_id: SpeakerId, job: OpenJob, attempt: int, stage: Stage) -> None:
         """Report the stage of a job to clients that follow it, and renew its claim. Nothing happens if a
         later attempt has begun.
         """
-        self._claims.report(speaker_id, job, {"stage": stage, "done": str(done)}, attempt=attempt)
+        self._claims.report(speaker_id, job, {"stage": stage}, attempt=attempt)
 
     def put_back(
         self, speaker_id: SpeakerId, job: OpenJob, error: SpeakerRegistryError, attempt: int
@@ -128,7 +136,7 @@ class Jobs:
         """Report that an attempt failed and that the queue will retry the job. Nothing happens if a later
         attempt has begun.
         """
-        fields = {"error": error_json(error, attempt), "stage": "queued", "done": "0"}
+        fields = {"error": error_json(error, attempt), "stage": "queued"}
         self._claims.put_back(speaker_id, job, fields, attempt=attempt)
 
     def reap(self) -> None:
@@ -188,6 +196,8 @@ class Jobs:
     ) -> bool:
         """End a job. Returns False if it had ended already, which changes nothing."""
         fields = {"error": error_json(error, attempt)} if error else {}
+        if state == "succeeded":
+            fields["stage"] = "done"
         return self._claims.end(speaker_id, job, state, fields)
 
     def replace(self, speaker_id: SpeakerId, job: OpenJob) -> bool:

@@ -108,8 +108,7 @@ def _is_run_by(job: QueuedJob, execution: str) -> bool:
 def _retry_or_fail(queue: JobQueue, job: QueuedJob, pipeline: Pipeline) -> str:
     if job.retries_left:
         log.warning("job.abandoned", job_id=job.id, attempt=job.attempt, retries_left=job.retries_left)
-        job.enqueue_at_front_on_retry = True  # it has waited in the queue already
-        job.retry(queue, pipeline)
+        queue.put_back(job, pipeline)
         return "abandoned"
     reason = f"its worker died or hung in each of {job.attempt} attempts"
     log.error("job.given_up", job_id=job.id, attempt=job.attempt)

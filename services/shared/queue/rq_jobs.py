@@ -108,13 +108,18 @@ return 1
 """
 
 TAKE = """
--- KEYS: queue, intermediate list, order, turns.  ARGV: how many, at most.
--- Each job is in one of the two lists at any time.
+-- KEYS: queue, intermediate list, order, turns.  ARGV: how many, at most; what the keys of jobs begin with.
+-- Each job is in one of the two lists at any time. A job that was started before is taken alone, because it
+-- may have ended its worker. Jobs behind it stay where they are: handed back, they would be before all turns.
 local taken = {}
 for number = 1, ARGV[1] do
-  local job_id = redis.call('LMOVE', KEYS[1], KEYS[2], 'LEFT', 'RIGHT')
+  local job_id = redis.call('LINDEX', KEYS[1], 0)
   if not job_id then break end
+  local was_started = type(redis.pcall('HGET', ARGV[2] .. job_id, 'attempt')) == 'string'
+  if was_started and number > 1 then break end
+  redis.call('LMOVE', KEYS[1], KEYS[2], 'LEFT', 'RIGHT')
   taken[number] = job_id
+  if was_started then break end
 end
 if redis.call('EXISTS', KEYS[1]) == 0 then
   redis.call('DEL', KEYS[3], KEYS[4])
@@ -329,11 +334,19 @@ class JobQueue(Queue):
         client.eval(MOVE_TO_TURN, 3, self.key, self._order_key, self._turns_key, job_id, tenant)
 
     def take(self, count: int) -> list[bytes]:
-        """Move up to `count` jobs to the intermediate list. Maintenance puts back the jobs that no worker
-        starts.
+        """Move up to `count` jobs to the intermediate list, but only one if it was started before.
+        Maintenance puts back the jobs that no worker starts.
         """
         keys = (self.key, self.intermediate_queue_key, self._order_key, self._turns_key)
-        return cast(list[bytes], self.connection.eval(TAKE, len(keys), *keys, count))
+        prefix = QueuedJob.redis_job_namespace_prefix
+        return cast(list[bytes], self.connection.eval(TAKE, len(keys), *keys, count, prefix))
+
+    def put_back(self, job: QueuedJob, pipeline: Pipeline) -> None:
+        """Queue a job for its next start, and use up one of its retries. It takes its tenant's next turn, as
+        a new job does: a clip that ends its workers must not come before the clips of others each time.
+        """
+        job.retry(self, pipeline)
+        self.move_to_turn(job.id, job.tenant, pipeline)
 
     @property
     def _order_key(self) -> str:

@@ -1,18 +1,12 @@
-"""Records why an extraction failed. The record in the document prevents endless retries."""
+"""Records why an extraction failed, and gives it up if no attempts are left."""
 
-import structlog
-
-from services.shared.model.artifacts import AlreadyMade, VersionGone, with_failure
-from services.shared.model.document import SpeakerDocument
 from services.shared.model.records import FailureRecord
-from services.shared.model.speaker import OpenJob, SpeakerId
 from services.shared.queue.jobs import Jobs
+from services.shared.registry.give_up import give_up
 from services.shared.registry.profiles import Profiles
 from services.shared.registry.publish import Attempt
 from services.shared.registry.speakers import Speakers
 from speaker_registry.errors import JobNotFound, SpeakerRegistryError
-
-log = structlog.get_logger(__name__)
 
 
 def fail(
@@ -37,35 +31,6 @@ def fail(
         attempts=attempt.number,
     )
     give_up(speakers, jobs, profiles, attempt.speaker_id, attempt.job, failure=failure, error=error)
-
-
-def give_up(
-    speakers: Speakers,
-    jobs: Jobs,
-    profiles: Profiles,
-    speaker_id: SpeakerId,
-    job: OpenJob,
-    *,
-    failure: FailureRecord,
-    error: SpeakerRegistryError,
-) -> None:
-    """Record that an extraction is given up, and end its job. An artifact that another job has made stays."""
-
-    def give(document: SpeakerDocument) -> SpeakerDocument:
-        record = failure.having(ahead=profiles.is_ahead(job.profile, failure.fingerprint))
-        return with_failure(document, job.vuid, job.profile, record, profiles.required)
-
-    try:
-        speakers.change(speaker_id, give, by=job.job_id, did="fail")
-    except AlreadyMade:
-        document = speakers.read(speaker_id).document
-        outcome = document.outcome(job.vuid, job.profile, failure.fingerprint, failure.build)
-        jobs.end(speaker_id, job, outcome or "superseded")
-    except VersionGone:
-        jobs.end(speaker_id, job, "superseded")
-    else:
-        jobs.end(speaker_id, job, "failed", error, failure.attempts)
-        log.warning("artifact.failed", job_id=job.job_id, profile=job.profile, code=error.code)
 
 
 def _is_last(jobs: Jobs, attempt: Attempt) -> bool:

@@ -19,6 +19,7 @@ from services.shared.model.records import ArtifactRecord, Version
 from services.shared.model.speaker import OpenJob, SpeakerId
 from services.shared.queue.jobs import Jobs
 from services.shared.registry.change import Change
+from services.shared.registry.give_up import give_up_abandoned
 from services.shared.registry.profiles import Profiles
 from services.shared.registry.speakers import ARTIFACTS_BYTES, FoundSpeaker, Speakers
 from speaker_registry.artifact import ComputedOn
@@ -26,6 +27,11 @@ from speaker_registry.engine import Profile
 from speaker_registry.errors import JobNotFound
 
 log = structlog.get_logger(__name__)
+
+_ATTEMPTS_OF_ABANDONED = 2
+"""Number of attempts that a job whose workers stop gets at least. The first may share its batch with the clip
+that ended the worker, and only the second shows that it was this clip.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +97,9 @@ def start(
 ) -> Attempt | None:
     """Begin an attempt at a job. Returns None if the job or its artifact is no longer wanted.
 
-    Raises `EncoderReplaced` if the job is still wanted but is for another encoder.
+    Raises:
+        EncoderReplaced: the job is still wanted but is for another encoder.
+        LeaseExpired: the worker stopped in the last attempt. The job is given up.
     """
     speaker = speakers.read(speaker_id)
     job = next((one for one in speaker.open_jobs if one.job_id == job_id), None)
@@ -105,16 +113,17 @@ def start(
             raise EncoderReplaced(f"{job.profile}: the job is for {job.fingerprint}")
         jobs.end(speaker_id, job, "superseded")
         return None
-    return _begin(speakers, jobs, speaker, version, job, provenance=provenance)
+    return _begin(speakers, jobs, profiles, speaker, job, version=version, provenance=provenance)
 
 
 def _begin(
     speakers: Speakers,
     jobs: Jobs,
+    profiles: Profiles,
     speaker: FoundSpeaker,
-    version: Version,
     job: OpenJob,
     *,
+    version: Version,
     provenance: Provenance,
 ) -> Attempt | None:
     try:
@@ -127,8 +136,18 @@ def _begin(
     if outcome := version.outcome(job.profile, provenance.fingerprint, build):
         jobs.end(speaker.id, job, outcome)
         return None
+    if record.attempt >= max(record.max_attempts, _ATTEMPTS_OF_ABANDONED):
+        error = give_up_abandoned(speakers, jobs, profiles, speaker.id, job, record=record)
+        error.retryable = False  # the queue would allow further starts
+        raise error
+    max_attempts = max(record.max_attempts, record.attempt + 1)
     number = jobs.begin(
-        speaker.id, job, worker=provenance.worker, fingerprint=provenance.fingerprint, build=build
+        speaker.id,
+        job,
+        worker=provenance.worker,
+        fingerprint=provenance.fingerprint,
+        build=build,
+        max_attempts=max_attempts,
     )
     if number is None:
         return None
@@ -136,7 +155,7 @@ def _begin(
         speaker_id=speaker.id,
         job=job,
         number=number,
-        max_attempts=record.max_attempts,
+        max_attempts=max_attempts,
         version=version,
         provenance=provenance,
         build=build,

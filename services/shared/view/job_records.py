@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, cast
+from typing import Any, Literal, cast, get_args
 
 from pydantic import TypeAdapter
 
@@ -20,6 +20,9 @@ from speaker_registry.errors import JobNotFound
 from speaker_registry.schemas import FINISHED_STATES, JobState, JobSummary
 
 KEPT_SECONDS = 30 * 24 * 3600
+Stage = Literal["loading", "encoding", "publishing"]
+STAGES: tuple[Stage, ...] = get_args(Stage)
+"""The stages of an attempt, in their order."""
 _ENDED: tuple[JobState, ...] = ("succeeded", "failed", "canceled", "superseded")
 _PAGE = 200
 _SCANNED = 5_000
@@ -46,8 +49,7 @@ class JobRecord:
     max_attempts: int
     queue: str
     stage: str = "queued"
-    done: int = 0
-    total: int = 0
+    """One of `STAGES`, `queued` between attempts, or `done` when the job has succeeded."""
     created_at: float
     started_at: float | None = None
     finished_at: float | None = None
@@ -66,6 +68,13 @@ class JobRecord:
     @property
     def finished(self) -> bool:
         return self.state in FINISHED_STATES
+
+    @property
+    def stages_done(self) -> int:
+        """The number of stages that the latest attempt has completed."""
+        if self.state == "succeeded":
+            return len(STAGES)
+        return STAGES.index(self.stage) if self.stage in STAGES else 0
 
     @classmethod
     def read(cls, fields: Mapping[str, str]) -> "JobRecord":

@@ -629,13 +629,17 @@ def test_a_job_tells_its_whole_life(registry: Registry, name: str):
     assert (queued["object"], queued["state"], queued["attempt"]) == ("job", "queued", 0)
     assert (queued["voice"], queued["version"], queued["profile"]) == (name, 1, PROFILE)
     assert (queued["started_at"], queued["finished_at"], queued["retry_after"]) == (None, None, 1.0)
+    assert queued["progress"] == {"stage": "queued", "done": 0, "total": 3}
     [work] = registry.worker.take_all(name)
     processing = get(registry, path)
     assert (processing["state"], processing["attempt"], processing["worker"]) == ("processing", 1, "stand-in")
+    assert processing["progress"] == {"stage": "loading", "done": 0, "total": 3}
+    registry.opened.jobs.report(work.speaker_id, work.job, work.number, "publishing")
+    assert get(registry, path)["progress"] == {"stage": "publishing", "done": 2, "total": 3}
     registry.worker.publish(work)
     done = get(registry, path)
     assert (done["state"], done["error"], done["retry_after"]) == ("succeeded", None, None)
-    assert done["progress"]["done"] == done["progress"]["total"]
+    assert done["progress"] == {"stage": "done", "done": 3, "total": 3}
     assert done["created_at"] <= done["started_at"] <= done["finished_at"]
 
 

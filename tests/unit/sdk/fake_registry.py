@@ -382,7 +382,7 @@ def job(key: str, version: FakeVersion, profile: str) -> dict[str, Any]:
         "profile": profile,
         "attempt": 1,
         "max_attempts": 3,
-        "progress": {"stage": "embedding", "done": 0, "total": 1},
+        "progress": {"stage": "encoding", "done": 1, "total": 3},
         "queue": "cpu",
         "created_at": 1.0,
         "error": {"code": "extractor_error", "message": "?", "retryable": True, "attempt": 1}

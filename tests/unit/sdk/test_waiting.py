@@ -122,7 +122,7 @@ def test_each_look_is_reported_the_last_one_too(connect: Connect, registry: Fake
     connect().wait_ready("alice", on_progress=seen.append)
     assert [sum(s.state == "ready" for s in look.artifacts) for look in seen][-3:] == [0, 1, 2]
     assert seen[0].job is None
-    assert seen[-1].job.progress.stage == "embedding"
+    assert seen[-1].job.progress.stage == "encoding"
 
 
 def test_what_is_worked_on_is_watched_first(connect: Connect, registry: FakeRegistry):
