@@ -13,6 +13,7 @@ from services.registry_api.serving import client_limits, connections
 from services.registry_api.serving.connection_table import MAX_SURPLUS, ConnectionTable
 from services.registry_api.serving.connections import HttpConnection
 from services.registry_api.serving.server import server_config
+from services.registry_api.serving.stopping import CanceledRequests
 from services.shared.configuration.api import ApiSettings
 
 ONE_BYTE = b"1\r\nx\r\n"
@@ -297,6 +298,31 @@ def test_a_body_that_has_arrived_keeps_the_connection(body: bytes):
         client = Client(answer_unread)
         await client.send(post(f"Content-Length: {len(body)}") + body)
         assert b"connection: close" not in await client.answers(1)
+
+    in_loop(test)
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_request_that_is_canceled_is_answered_as_one_to_send_again(begun: bool):
+    """uvicorn cancels the requests that have not ended when its time to stop is over."""
+
+    async def waits(scope: Scope, receive: Receive, send: Send) -> None:
+        if begun:
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+        await receive()
+        await receive()
+
+    async def test() -> None:
+        client = Client(CanceledRequests(waits))
+        await client.send(post("Content-Length: 10"))
+        await asyncio.sleep(0)
+        [task] = client.connection.tasks
+        task.cancel()
+        await asyncio.wait([task])
+        assert client.connection.transport.is_closing()
+        status = b"HTTP/1.1 200" if begun else b"HTTP/1.1 503"
+        assert client.wire.sent.startswith(status)
+        assert (b"\r\nretry-after: 1\r\n" in client.wire.sent.lower()) is not begun
 
     in_loop(test)
 
