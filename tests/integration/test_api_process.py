@@ -1,27 +1,47 @@
 """Tests of an API process as its supervisor sees it: by its exit status."""
 
+import json
 import os
 import signal
-from contextlib import suppress
+import socket
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import httpx
 import pytest
 
-from tests.processes import RegistryProcesses
+from tests.processes import QUICK, RegistryProcesses
 from tests.queue_workers import START_SECONDS, wait_until
+
+UPLOAD = (
+    b"POST /v1/voices HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: multipart/form-data; boundary=b\r\n"
+    b"Content-Length: 100\r\nExpect: 100-continue\r\n\r\n"
+)
+"""The head of an upload."""
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_an_api_that_is_told_to_stop_ends_with_status_0(tmp_path: Path, number: signal.Signals):
     """An API that is told to stop ends with status 0, because Kubernetes and service managers take any other
-    status for a crash.
+    status for a crash. A request whose body has not arrived when the time to stop is over can be sent again.
     """
-    with RegistryProcesses(tmp_path, workers=0) as registry:
-        [api] = registry.apis
+    environment = {**QUICK, "SPEAKER_API_SHUTDOWN_SECONDS": "1"}
+    with RegistryProcesses(tmp_path, workers=0, environment=environment) as registry, ExitStack() as stack:
+        [api], url = registry.apis, httpx.URL(registry.urls[0])
+        upload = stack.enter_context(socket.create_connection((url.host, url.port), timeout=10))
+        upload.sendall(UPLOAD)
+        assert upload.recv(1000).startswith(b"HTTP/1.1 100 "), "the request waits for its body"
         os.kill(api.pid, number)
+        answer = upload.makefile("rb").read()
         wait_until(lambda: api.exit_status is not None)
         assert api.exit_status == 0
+        head, body = answer.split(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 503 ")
+        assert b"\r\nretry-after: 1\r\n" in head.lower()
+        assert json.loads(body)["error"]["code"] == "unavailable"
+        log = (tmp_path / "log").read_text()
+        assert "Traceback" not in log
+        assert '"error": "unavailable"' in log
 
 
 @pytest.mark.slow

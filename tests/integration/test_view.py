@@ -6,7 +6,7 @@ a check that passes with the mistake would say nothing.
 
 import shutil
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from threading import Event
@@ -399,6 +399,43 @@ def test_a_redis_that_was_rolled_back_is_not_believed(world: World, valkey: Valk
     process.check()
     assert process.for_reading() != before
     assert revision(process) is None
+
+
+@contextmanager
+def refusing_writes(server: ValkeyServer) -> Iterator[None]:
+    with Redis.from_url(server.url) as client:
+        client.config_set("maxmemory", 1)
+        try:
+            yield
+        finally:
+            client.config_set("maxmemory", 0)
+
+
+def test_a_redis_that_refuses_writes_is_believed_until_it_is_rolled_back(
+    world: World, valkey: ValkeyServer
+) -> None:
+    """A process checks that its last word is still there, although it cannot replace the word. A process
+    without a word could not notice a rollback, so it does not believe the server.
+    """
+    process = world.process(valkey)
+    apply(SpeakerView(process), process, history()[1])
+    before, kept = process.for_reading(), snapshot(valkey)
+    process.check()
+    with refusing_writes(valkey):
+        for _ in range(2):
+            world.clock.ahead += 2 * UNWATCHED_SECONDS
+            with pytest.raises(Unavailable, match="takes no writes"):
+                process.check()
+            assert revision(process) == 1
+        with pytest.raises(Unavailable, match="takes no writes"):
+            world.process(valkey).for_reading()
+    restore(valkey, kept)
+    with refusing_writes(valkey):
+        for use in (process.check, process.for_reading):
+            with pytest.raises(Unavailable, match="takes no writes"):
+                use()
+    process.check()
+    assert process.for_reading() != before
 
 
 def test_data_that_were_copied_to_another_server_are_not_believed(

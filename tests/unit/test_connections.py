@@ -13,6 +13,7 @@ from services.registry_api.serving import client_limits, connections
 from services.registry_api.serving.connection_table import MAX_SURPLUS, ConnectionTable
 from services.registry_api.serving.connections import HttpConnection
 from services.registry_api.serving.server import server_config
+from services.registry_api.serving.stopping import CanceledRequests
 from services.shared.configuration.api import ApiSettings
 
 ONE_BYTE = b"1\r\nx\r\n"
@@ -297,6 +298,53 @@ def test_a_body_that_has_arrived_keeps_the_connection(body: bytes):
         client = Client(answer_unread)
         await client.send(post(f"Content-Length: {len(body)}") + body)
         assert b"connection: close" not in await client.answers(1)
+
+    in_loop(test)
+
+
+@pytest.mark.parametrize(
+    ("version", "body"), [("1.0", b"onetwo"), ("1.1", b"3\r\none\r\n3\r\ntwo\r\n0\r\n\r\n")]
+)
+def test_an_answer_of_unknown_length_has_no_chunks_before_http_1_1(version: str, body: bytes):
+    """Clients of an earlier version do not know chunks. They read until the connection ends."""
+
+    async def stream(scope: Scope, receive: Receive, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        for piece in (b"one", b"two"):
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+        await send({"type": "http.response.body"})
+
+    async def test() -> None:
+        client = Client(stream)
+        await client.send(f"GET / HTTP/{version}\r\nHost: h\r\n\r\n".encode())
+        head, _, sent = (await client.answers(1)).partition(b"\r\n\r\n")
+        assert sent == body
+        assert (b"transfer-encoding" in head, client.wire.closing) == (version == "1.1", version == "1.0")
+
+    in_loop(test)
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_request_that_is_canceled_is_answered_as_one_to_send_again(begun: bool):
+    """uvicorn cancels the requests that have not ended when its time to stop is over."""
+
+    async def waits(scope: Scope, receive: Receive, send: Send) -> None:
+        if begun:
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+        await receive()
+        await receive()
+
+    async def test() -> None:
+        client = Client(CanceledRequests(waits))
+        await client.send(post("Content-Length: 10"))
+        await asyncio.sleep(0)
+        [task] = client.connection.tasks
+        task.cancel()
+        await asyncio.wait([task])
+        assert client.connection.transport.is_closing()
+        status = b"HTTP/1.1 200" if begun else b"HTTP/1.1 503"
+        assert client.wire.sent.startswith(status)
+        assert (b"\r\nretry-after: 1\r\n" in client.wire.sent.lower()) is not begun
 
     in_loop(test)
 

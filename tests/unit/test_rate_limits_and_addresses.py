@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from services.registry_api.access.rate_limits import Limit, RateLimits
-from services.registry_api.protocol.callers import Caller, address_of
+from services.registry_api.access.rate_limits import REQUESTS, UPLOADS, Limit, RateLimits
+from services.registry_api.protocol.callers import ANONYMOUS, Caller, address_of
 from services.registry_api.serving.server import behind_proxies
 from services.shared.configuration.access import RateSettings
 from speaker_registry.errors import RateLimited
@@ -83,6 +83,21 @@ def test_requests_without_a_limit_are_not_counted():
     found = [taking.take() for _ in range(3)]
     assert all(rate is not None and rate.limit is None for rate in found)
     assert rates.asked == 0
+
+
+def test_a_registry_without_keys_has_no_limits_whatever_the_environment_says(
+    monkeypatch: pytest.MonkeyPatch,
+):
+    """The limits of the environment are for keys. Every request was answered with 500 if there was one for
+    namespaces.
+    """
+    for field in RateSettings.model_fields:
+        monkeypatch.setenv(f"SPEAKER_LIMIT_{field}".upper(), "1")
+    rates = RateLimits.unlimited()
+    for what in (REQUESTS, UPLOADS):
+        limits = rates.limits_for(ANONYMOUS, "default", what)
+        assert [limit.per_minute for limit in limits] == [None, None]
+        assert asyncio.run(rates.take(limits[1])).limit is None
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,17 @@ def test_a_request_is_made_of_what_we_give_it():
 
 
 @pytest.mark.parametrize(
-    "name", ["body", "more_body", "disconnected", "keep_alive", "response_started", "response_complete"]
+    "name",
+    [
+        "body",
+        "more_body",
+        "disconnected",
+        "keep_alive",
+        "response_started",
+        "response_complete",
+        "chunked_encoding",
+        "expected_content_length",
+    ],
 )
 def test_a_request_keeps_its_state_where_we_look_for_it(name: str):
     """`more_body` says that the client has not sent everything, `body` holds what nobody has read."""

@@ -48,10 +48,10 @@ class Attempts:
         self._decode = decode
 
     def in_service(self) -> bool:
-        """Return whether bucket and Redis answer and the view is in use."""
+        """Return whether the bucket answers, and Redis takes writes and holds the view in use."""
         try:
             self._store.check()
-            self._speakers.generation.for_reading()
+            self._speakers.generation.check()
         except Unavailable:
             return False
         return True

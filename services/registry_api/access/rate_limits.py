@@ -81,7 +81,14 @@ class RateLimits:
     @classmethod
     def unlimited(cls) -> "RateLimits":
         """Return rate limits that limit nothing, for a registry without keys."""
-        return cls(None, RateSettings(requests_per_minute=None, uploads_per_minute=None))
+        # The constructor of the settings would read those that are not named from the environment.
+        settings = RateSettings.model_construct(
+            requests_per_minute=None,
+            uploads_per_minute=None,
+            namespace_requests_per_minute=None,
+            namespace_uploads_per_minute=None,
+        )
+        return cls(None, settings)
 
     def default_per_minute(self, what: str) -> int | None:
         """Return the limit of a key that has no limit of its own; None if there is no limit."""

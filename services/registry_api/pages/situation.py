@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from services.registry_api.dependencies import Services
@@ -113,9 +114,11 @@ class Situation:
         return VoiceCounts(states.total(), more, states, by_profile)
 
     def total(self, namespace: str) -> int | None:
-        """Return the number of voices, or None while the view is not complete."""
-        used = self._services.speakers.usage(namespace)
-        return used.voices if used is not None else None
+        """Return the number of voices, or None while the view is not complete or cannot be read."""
+        with suppress(Unavailable):
+            used = self._services.speakers.usage(namespace)
+            return used.voices if used is not None else None
+        return None
 
     def jobs(self, namespace: str) -> JobSummary:
         """Return the counts of jobs. The last entry of `rates` is for the last day."""

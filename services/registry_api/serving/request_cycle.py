@@ -37,14 +37,26 @@ class Flow(FlowControl):
             self.resume_reading()
 
 
+_BEFORE_1_1 = frozenset({"1.0", "0.9"})
+
+
 class Cycle(RequestResponseCycle):
-    """A request and its answer. The connection ends after an answer that leaves part of the body unread."""
+    """A request and its answer. The connection ends after an answer that leaves part of the body unread, and
+    after each answer to a client of an HTTP version before 1.1.
+    """
 
     offer: Offer | None = None
+    _ends_with_connection = False
+    """True if the end of the connection is the end of the answer's body (RFC 9112, 6.3)."""
 
     async def send(self, message: Any) -> None:
-        if self.more_body and message["type"] == "http.response.start":
-            self.keep_alive = False
+        if message["type"] == "http.response.start":
+            if self.more_body:
+                self.keep_alive = False
+            if self.scope["http_version"] in _BEFORE_1_1 and not _has_length(message):
+                self._ends_with_connection, self.chunked_encoding = True, False
+        elif self._ends_with_connection:
+            self.expected_content_length = len(message.get("body", b""))
         if self.offer is not None:
             self.offer.observe_message(message)
         await super().send(message)
@@ -67,6 +79,10 @@ class Cycle(RequestResponseCycle):
         )
         cycle.offer = offer
         return cycle
+
+
+def _has_length(message: Any) -> bool:
+    return any(name.lower() == b"content-length" for name, _ in message.get("headers", ()))
 
 
 def give_up(cycle: RequestResponseCycle) -> None:
@@ -101,4 +117,4 @@ def stays_open(parser: httptools.HttpRequestParser) -> bool:
 
     False for clients of an HTTP version before 1.1, which would need a header that says so.
     """
-    return parser.should_keep_alive() and parser.get_http_version() not in {"1.0", "0.9"}
+    return parser.should_keep_alive() and parser.get_http_version() not in _BEFORE_1_1

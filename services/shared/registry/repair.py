@@ -10,6 +10,7 @@ from collections.abc import Callable
 import structlog
 
 from services.shared.audio import DecodedClip, ReferenceAudio
+from services.shared.bucket.layout import document_key
 from services.shared.bucket.stored_bytes import StoredBytes, Unsound, clip_of
 from services.shared.model.records import ArtifactRecord, Version
 from services.shared.model.speaker import SpeakerId
@@ -125,16 +126,29 @@ def artifact_or_replacement(
     Raises:
         Unsound: the file is lost, and no encoder can make it again, so its owner has to upload it again.
         VoiceNotFound: the version was deleted meanwhile.
-        Unavailable.
+        Unavailable: also if the bucket has lost the version's record.
     """
     try:
         return blobs.artifact(speaker.id, version, record)
     except Unsound:
-        if speakers.refresh(speaker.id).version(version.vuid) is None:
-            raise VoiceNotFound(f"Voice '{version.name}' not found", param="name") from None
+        newest = speakers.refresh(speaker.id)
+        if newest.version(version.vuid) is None:
+            # Readers forget a voice that is not found, so an older state of the bucket must not say so.
+            raise _gone(speaker, version, was_deleted=newest.revision >= speaker.document.revision) from None
         if record.brought or unsupported_reason(version, profiles.get(profile)) is not None:
             raise
     log.error("artifact.lost", vuid=version.vuid, profile=profile, digest=record.digest)
     REPAIRS.labels("artifact_void").inc()
     jobs.open(speaker.id, version, profile, profiles.fingerprint(profile), mends=True)
     return None
+
+
+def _gone(speaker: FoundSpeaker, version: Version, *, was_deleted: bool) -> VoiceNotFound | Unavailable:
+    """Return the error for a version that the document in the bucket does not have."""
+    if was_deleted:
+        return VoiceNotFound(f"Voice '{version.name}' not found", param="name")
+    return Unavailable(
+        f"The object store has lost version {version.number} of this voice, or has an older state of it than "
+        f"before. If this lasts, the object '{document_key(speaker.id)}' must be restored from a backup.",
+        retry_after_seconds=1,
+    )

@@ -175,11 +175,10 @@ class Speakers:
         return document
 
     def usage(self, namespace: str) -> Counts | None:
-        """Return the usage of a namespace, or None while the view does not hold all of its speakers."""
-        with suppress(Unavailable):
-            if self.view.is_complete():
-                return self.view.usage(namespace)
-        return None
+        """Return the usage of a namespace, or None while the view does not hold all of its speakers. Raises
+        `Unavailable`.
+        """
+        return self.view.usage(namespace) if self.view.is_complete() else None
 
     def usage_so_far(self, namespace: str) -> Counts:
         """Return the usage of a namespace, counting only the speakers that the view holds. Raises

@@ -216,10 +216,13 @@ class Generation:
         """Check the stamp in Redis, and `_view.json` if that is due. Begins a new generation if this process
         is allowed to.
 
-        Raises `LeftBehind`, `RedisTaken`, `ViewAway`, or `Unavailable` if either cannot be reached.
+        Raises `LeftBehind`, `RedisTaken`, `ViewAway`, or `Unavailable` if either cannot be reached. It is
+        raised as well if Redis takes no writes now, although the view may then be used for reading.
         """
-        with self._lock:
+        with self._lock, unavailable_without_redis():
             self._check()
+            if self._words.refusal is not None:
+                raise self._words.refusal
 
     def _check(self) -> None:
         """Do what `check` does, in a thread that holds the lock, and remember whether it failed."""

@@ -72,6 +72,10 @@ class WritesUnsafeError(redis.ResponseError):
     """The server refuses writes that it could not save (MISCONF) or replicate (NOREPLICAS)."""
 
 
+WRITES_REFUSED = (OutOfMemoryError, ReadOnlyError, WritesUnsafeError)
+"""Errors of a server that answers reads, and takes no writes now."""
+
+
 class ServerBusyError(redis.ResponseError):
     """The server is blocked by a script that does not end (BUSY)."""
 

@@ -1,9 +1,12 @@
 """The random words that a process writes to Redis to notice when the server was rolled back."""
 
+from typing import Any
+
 import redis
 
 from services.shared.model.clock import Clock
 from services.shared.view.keys import words_key
+from services.shared.view.redis_access import WRITES_REFUSED
 
 
 class Words:
@@ -19,6 +22,8 @@ class Words:
         """The fields that hold this word and the next one."""
         self._gone_back = ""
         """The generation that was rolled back, as far as this process knows."""
+        self.refusal: redis.ResponseError | None = None
+        """The error with which the server refused the last word. None if it took the word."""
 
     def begin(self) -> None:
         """Expect no word at the next check, because a generation has just begun."""
@@ -27,21 +32,39 @@ class Words:
     def is_there(self, generation: str, *, used_last: bool) -> bool:
         """Write a new word to Redis, and return whether the previous one is still stored.
 
-        A server that was rolled back under the same `run_id` does not have it. Two fields are used in turn,
-        because the client repeats a pipeline whose reply was lost, and the repeat must find the same word.
+        A server that was rolled back under the same `run_id` does not have it. A server that refuses writes
+        keeps the previous word, which is then expected at the next check as well.
 
         Args:
             used_last: whether this process used this generation last. No word is expected in any other
                 generation.
+
+        Raises:
+            redis.ResponseError: the server refuses writes, and this process has no word in the generation.
         """
-        key, word = words_key(generation), self._clock.new_id()
-        expected = self._word if used_last else ""
-        last, next_one = self._fields
+        key, expected = words_key(generation), self._word if used_last else ""
+        self.refusal = None
+        try:
+            found = self._replace(key)
+        except WRITES_REFUSED as refusal:
+            if not expected:
+                raise
+            self.refusal = refusal
+            found = self._server.hget(key, self._fields[0])
+        if expected and found != expected:
+            self._gone_back = generation
+        return self._gone_back != generation
+
+    def _replace(self, key: str) -> Any:
+        """Write a new word, and return the previous one.
+
+        Two fields are used in turn, because the client repeats a pipeline whose reply was lost, and the
+        repeat must find the same word.
+        """
+        word, (last, next_one) = self._clock.new_id(), self._fields
         pipeline = self._server.pipeline(transaction=True)
         pipeline.hget(key, last)
         pipeline.hset(key, next_one, word)
         found, _ = pipeline.execute()
         self._word, self._fields = word, (next_one, last)
-        if expected and found != expected:
-            self._gone_back = generation
-        return self._gone_back != generation
+        return found

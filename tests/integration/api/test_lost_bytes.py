@@ -179,6 +179,32 @@ def test_a_lost_artifact_is_never_served_when_redis_is_lost(registry: Registry, 
     assert registry.file(name).status_code == 200
 
 
+@pytest.mark.parametrize("document", ["older", "lost"])
+def test_a_version_that_the_bucket_has_lost_with_its_bytes_is_not_told_as_deleted(
+    registry: Registry, name: str, document: str
+):
+    """An older state of the bucket may be restored beside a Redis that still has the version. Engines forget
+    a voice that is not found, so they are told to come back. Only a deletion is told as one.
+    """
+    registry.ready(name)
+    [stored] = registry.folder.rglob(f"s/{name}.json")
+    older = stored.read_bytes()
+    registry.ready(name, clip=OTHER_CLIP)
+    newest = stored.read_bytes()
+    remove(artifact_file(registry, name))
+    if document == "older":
+        stored.write_bytes(older)
+    else:
+        stored.unlink()
+    answer = registry.file(name)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "unavailable")
+    assert "retry-after" in answer.headers
+    stored.write_bytes(newest)
+    assert registry.file(name).status_code == 202
+    registry.delete(name)
+    assert registry.file(name).status_code == 404
+
+
 def test_an_artifact_may_be_brought_in_place_of_a_lost_one(registry: Registry, name: str):
     """An artifact may be uploaded to replace a lost one, also one that was uploaded before. It must get a new
     build, too, and what is lost is not named any more.

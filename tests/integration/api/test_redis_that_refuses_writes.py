@@ -15,6 +15,7 @@ from redis import Redis
 from services.embedded.valkey import ValkeyServer
 from services.registry_api.access.rate_limits import MINUTE
 from services.shared.configuration.access import RateSettings
+from services.shared.view import generation
 from services.shared.view.keys import shared_key
 from services.shared.view.redis_access import connect, unavailable_without_redis
 from speaker_registry.errors import Unavailable
@@ -102,9 +103,17 @@ REFUSALS = {
 
 
 @pytest.fixture(params=REFUSALS.values(), ids=REFUSALS)
-def refusing(request: pytest.FixtureRequest, registry: Registry, own_valkey: ValkeyServer) -> Iterator[None]:
-    """Make the server refuse writes when a minute has just begun and the copies of profiles are gone."""
+def refusing(
+    request: pytest.FixtureRequest,
+    registry: Registry,
+    own_valkey: ValkeyServer,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[None]:
+    """Make the server refuse writes when a minute has just begun and the copies of profiles are gone. The
+    last check of the view that succeeded is too old, as it is when this goes on.
+    """
     begin, end = request.param
+    monkeypatch.setattr(generation, "UNWATCHED_SECONDS", 0.0)
     registry.app.state.access.rate_limits.now = lambda: time.time() + MINUTE
     with Redis.from_url(own_valkey.url) as redis:
         redis.delete(shared_key(registry.opened.generation.for_reading()))
@@ -126,6 +135,7 @@ READS = [
     ARTIFACT,
     f"{ARTIFACT}/file",
     "/v1/jobs",
+    "/v1/jobs/summary",
     "/v1/profiles",
     "/v1/quota",
 ]
