@@ -138,13 +138,6 @@ def test_an_id_that_rq_cannot_hold_is_refused_by_the_caller_s_process(queue, job
     assert places(queue) == at()
 
 
-def test_an_urgent_job_goes_first(queue):
-    """An urgent job goes first, because a person waits for it; the others are a backfill."""
-    put(queue, "backfill")
-    enqueue(queue, "urgent", "act", {}, at_front=True)
-    assert queue.job_ids == ["urgent", "backfill"]
-
-
 # -- tenants take turns --
 
 

@@ -402,7 +402,6 @@ def enqueue(
     kwargs: Mapping[str, str | int | None],
     *,
     timeout_seconds: int = 120,
-    at_front: bool = False,
 ) -> bool:
     """Put a job into the queue if no job of that id exists. Safe to repeat.
 
@@ -412,7 +411,6 @@ def enqueue(
         func_name: the name under which workers registered the handler.
         kwargs: ids, but no content.
         timeout_seconds: a worker that runs the job for longer counts as hung.
-        at_front: put the job before all other jobs.
 
     Returns:
         False if a job with that id exists. It may be the same job, if the answer to a first attempt was lost.
@@ -429,14 +427,12 @@ def enqueue(
             result_ttl=RESULT_SECONDS,
             failure_ttl=FAILURE_SECONDS,
             description=f"{func_name} {job_id}",
-            at_front=at_front,
         )
     except DuplicateJobError:
         created = False
     else:
         created = True
-        if not at_front:
-            queue.move_to_turn(job_id, _tenant_of(kwargs), queue.connection)
+        queue.move_to_turn(job_id, _tenant_of(kwargs), queue.connection)
     queue.wake()
     return created
 
