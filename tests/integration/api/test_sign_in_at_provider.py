@@ -6,13 +6,11 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from types import SimpleNamespace
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 import httpx
 import pytest
-from cryptography import fernet
 from pydantic import SecretStr
 from structlog.testing import capture_logs
 
@@ -181,7 +179,7 @@ def test_a_sign_in_ends_at_a_process_whose_clock_is_behind(
     """It may end at another process than it began at, whose clock may be up to a minute behind."""
     at_the_first = time.time() + ahead
     with monkeypatch.context() as clock:
-        clock.setattr(fernet, "time", SimpleNamespace(time=lambda: at_the_first))
+        clock.setattr(time, "time", lambda: at_the_first)
         answer = provider.sign_in(begin(visitor))
     assert visitor.http.get(answer).status_code == status
 
