@@ -11,6 +11,8 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from speaker_registry.terminal import printable
+
 _OUR_EVENT = re.compile(r"[a-z_]+(\.[a-z_]+)+")
 """Matches event names of the registry. Libraries log sentences instead, of which only warnings and
 errors matter.
@@ -46,15 +48,16 @@ def is_access_log(event: Mapping[str, Any]) -> bool:
 def readable(who: str, event: Mapping[str, Any]) -> str:
     """Format an event, such as `12:01:59 worker  artifact.published  job_id=job_0123… seconds=1.2`.
 
-    A traceback follows on further lines.
+    A traceback follows on further lines. Characters that would control the terminal are escaped, because
+    fields may hold what clients sent.
 
     Args:
         who: Name of the process.
     """
     fields = " ".join(f"{name}={_short(value)}" for name, value in event.items() if name not in _KNOWN)
-    text = f"{time.strftime('%H:%M:%S')} {who:8} {event['event']}  {fields}".rstrip()
+    text = printable(f"{time.strftime('%H:%M:%S')} {who:8} {event['event']}  {fields}").rstrip()
     if trace := event.get("traceback") or _last_of(event.get("exception")):
-        text += f"\n{trace}"
+        text += f"\n{_printable_lines(trace)}"
     return text
 
 
@@ -68,7 +71,11 @@ def coloured(text: str, importance: int) -> str:
 def reason(event: Mapping[str, Any]) -> str:
     """Return the part of an event that says what was wrong."""
     said = event.get("reason") or event.get("error") or _last_of(event.get("exception")) or event["event"]
-    return str(said)
+    return _printable_lines(said)
+
+
+def _printable_lines(text: object) -> str:
+    return "\n".join(map(printable, str(text).split("\n")))
 
 
 def _short(value: object) -> str:

@@ -10,39 +10,57 @@ import hmac
 import secrets
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlencode
+from urllib.parse import quote_plus, urlencode
 
 import httpx
+import structlog
 
-from services.registry_api.access.provider import fetch_json, provider_client
+from services.registry_api.access.provider import ProviderRefused, fetch_json, provider_client
 from services.registry_api.access.tokens import JwtVerifier
 from services.shared.configuration.access import AccessSettings
 from speaker_registry.errors import InvalidApiKey, Unavailable
 
+log = structlog.get_logger()
+
 SIGN_IN_SECONDS = 600
 """A person has this long to sign in at the provider."""
+_NOT_OUR_CLIENT = frozenset({"invalid_client", "unauthorized_client", "unsupported_grant_type"})
+"""Error codes of a provider at which this registry is not registered as its settings say."""
 
 
 @dataclass(frozen=True, slots=True)
 class SignIn:
-    """A sign-in that has begun in one browser. Secret: it belongs in a sealed cookie."""
+    """A sign-in that has begun in one browser. Secret: it belongs in a sealed cookie.
 
-    state: str
-    nonce: str
-    verifier: str
+    Everything that the provider is told of it is derived from one secret, so that the cookie is small.
+    """
+
+    secret: str
     following: str
     """The page that the person asked for."""
-    began_at: float
 
     @classmethod
-    def new(cls, following: str, now: float) -> "SignIn":
-        state, nonce, verifier = (secrets.token_urlsafe(32) for _ in range(3))
-        return cls(state, nonce, verifier, following, now)
+    def new(cls, following: str) -> "SignIn":
+        return cls(secrets.token_urlsafe(32), following)
 
-    def belongs_to(self, state: str, now: float) -> bool:
-        """Return whether an answer of the provider with this state belongs to this sign-in and is in time."""
-        in_time = 0 <= now - self.began_at <= SIGN_IN_SECONDS
-        return in_time and hmac.compare_digest(self.state.encode(), state.encode())
+    @property
+    def state(self) -> str:
+        return self._derived("state")
+
+    @property
+    def nonce(self) -> str:
+        return self._derived("nonce")
+
+    @property
+    def verifier(self) -> str:
+        return self._derived("verifier")
+
+    def belongs_to(self, state: str) -> bool:
+        """Return whether an answer of the provider with this state belongs to this sign-in."""
+        return hmac.compare_digest(self.state.encode(), state.encode())
+
+    def _derived(self, purpose: str) -> str:
+        return _base64url(hmac.digest(self.secret.encode(), purpose.encode(), "sha256"))
 
 
 class ProviderSignIn:
@@ -68,7 +86,7 @@ class ProviderSignIn:
             "audience": self._audience,  # some providers need it; others must ignore it
             "state": sign_in.state,
             "nonce": sign_in.nonce,
-            "code_challenge": base64.urlsafe_b64encode(digest).rstrip(b"=").decode(),
+            "code_challenge": _base64url(digest),
             "code_challenge_method": "S256",
         }
         address = self._jwts.endpoint("authorization_endpoint")
@@ -79,7 +97,7 @@ class ProviderSignIn:
 
         Raises:
             InvalidApiKey: the provider does not accept the code, or its ID token is not for this sign-in.
-            Unavailable: the provider cannot be reached.
+            Unavailable: the provider cannot be reached, or does not accept this registry as a client.
         """
         answer = self._exchange(sign_in, code, redirect_uri)
         identity = str(answer.get("id_token"))
@@ -96,19 +114,46 @@ class ProviderSignIn:
             "client_id": self._client_id,
             "code_verifier": sign_in.verifier,
         }
-        auth = (self._client_id, self._client_secret) if self._client_secret else None
+        # RFC 6749, section 2.3.1: both are encoded before Basic authentication.
+        auth = (quote_plus(self._client_id), quote_plus(self._client_secret)) if self._client_secret else None
+        endpoint = self._jwts.endpoint("token_endpoint")
         try:
             with provider_client() as http:
-                return fetch_json(http, self._jwts.endpoint("token_endpoint"), form, auth)
-        except httpx.HTTPStatusError as error:
-            if error.response.status_code >= 500:
-                raise _provider_away() from None
-            raise InvalidApiKey("The provider did not accept this sign-in. Begin again.") from None
-        except (httpx.HTTPError, httpx.InvalidURL, ValueError, RecursionError):
+                return fetch_json(http, endpoint, form, auth)
+        except ProviderRefused as refusal:
+            self._log_failure(status=refusal.status, error=refusal.code)
+            raise _refused(refusal) from None
+        except httpx.ProtocolError as error:  # its text quotes the answer
+            self._log_failure(error=type(error).__name__)
             raise _provider_away() from None
+        except (httpx.HTTPError, httpx.InvalidURL, ValueError, RecursionError) as error:
+            self._log_failure(error=f"{type(error).__name__}: {error}"[:300])
+            raise _provider_away() from None
+
+    def _log_failure(self, **fields: Any) -> None:
+        log.warning("issuer.sign_in_failed", issuer=self.issuer, **fields)
+
+
+def _refused(refusal: ProviderRefused) -> InvalidApiKey | Unavailable:
+    """Return the error that tells a person why the provider gave no token."""
+    if refusal.status >= 500 or refusal.status in {408, 429}:
+        return _provider_away()
+    if refusal.status == 400 and refusal.code not in _NOT_OUR_CLIENT:
+        return InvalidApiKey(
+            "The provider did not accept this sign-in. Begin again. If this happens every time, tell the "
+            "operator of this registry."
+        )
+    return Unavailable(
+        "The provider does not accept this registry, so nobody can sign in there. Tell the operator of this "
+        "registry: its log has the provider's answer."
+    )
 
 
 def _provider_away() -> Unavailable:
     return Unavailable(
         "The OpenID provider cannot be reached now. Sign in again in a moment.", retry_after_seconds=5
     )
+
+
+def _base64url(digest: bytes) -> str:
+    return base64.urlsafe_b64encode(digest).rstrip(b"=").decode()

@@ -36,8 +36,11 @@ class Seal:
         sealed = _fernet(self._secret(), session_id).encrypt(data).decode()
         return f"{session_id}.{sealed}"
 
-    def open(self, text: str) -> bytes | None:
-        """Return the data, or None if it was not sealed here, or too long ago, or its session has ended."""
+    def open(self, text: str, max_seconds: int = SEALED_SECONDS) -> bytes | None:
+        """Return the data, or None if it was not sealed here, or too long ago, or its session has ended.
+
+        The clock of the process that sealed the data may be up to a minute ahead of ours. Fernet allows that.
+        """
         session_id, _, sealed = text.rpartition(".")
         # Both are read at once: ids that are missing because Redis lost them must not meet a former secret.
         secret, ended = self._generation.read(
@@ -49,7 +52,7 @@ class Seal:
         if secret is None or ended:
             return None
         try:
-            return _fernet(secret, session_id).decrypt(sealed.encode(), ttl=SEALED_SECONDS)
+            return _fernet(secret, session_id).decrypt(sealed.encode(), ttl=max_seconds)
         except InvalidToken:
             return None
 

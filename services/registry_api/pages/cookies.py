@@ -3,6 +3,7 @@ applications. This module knows nothing of what is in them.
 """
 
 import re
+from collections.abc import Iterator
 
 from starlette.requests import Request
 
@@ -17,9 +18,23 @@ def sent_cookie(request: Request, name: str) -> str | None:
     Among cookies of one name, the one with the longest path comes first. Ours have longer paths than `/`.
     """
     wanted = _full_name(request, name)
+    return next((value for found, value in _sent(request) if found == wanted), None)
+
+
+def sent_cookies(request: Request, beginning: str) -> dict[str, str]:
+    """Return the cookies of ours whose names begin with a text, by name. Browsers send the oldest first
+    (RFC 6265, section 5.4).
+    """
+    start = _full_name(request, "")
+    sent = ((found.removeprefix(start), value) for found, value in _sent(request) if found.startswith(start))
+    return {name: value for name, value in sent if name.startswith(beginning) and _SEALED.fullmatch(name)}
+
+
+def _sent(request: Request) -> Iterator[tuple[str, str]]:
+    """Return the names and values of the cookies that may be ours, in their order."""
     pairs = (one.partition("=") for one in ";".join(request.headers.getlist("cookie")).split(";"))
-    values = (value.strip() for found, _, value in pairs if found.strip() == wanted)
-    return next((value for value in values if _SEALED.fullmatch(value)), None)
+    named = ((name.strip(), value.strip()) for name, _, value in pairs)
+    return ((name, value) for name, value in named if _SEALED.fullmatch(value))
 
 
 def cookie_header(request: Request, name: str, value: str, *, path: str, seconds: int, same_site: str) -> str:

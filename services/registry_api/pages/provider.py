@@ -2,12 +2,11 @@
 
 The data of a sign-in is in a sealed cookie of its own, which only the browser that began the sign-in has. The
 cookie is `SameSite=Lax`, because people return from the provider's site, and is only sent to the paths of
-signing in. A browser keeps the last two sign-ins, because people may sign in on several pages at once when
-their session has ended.
+signing in. Each sign-in has a cookie of its own, named by its state, because people may sign in on several
+pages at once when their session has ended.
 """
 
 import json
-import time
 from dataclasses import asdict
 from typing import Annotated
 
@@ -18,7 +17,7 @@ from starlette.responses import RedirectResponse, Response
 from services.registry_api.access.provider_sign_in import SIGN_IN_SECONDS, ProviderSignIn, SignIn
 from services.registry_api.access.rules import PUBLIC, access_of, client_address
 from services.registry_api.keys.seal import Seal
-from services.registry_api.pages.cookies import cookie_header, sent_cookie
+from services.registry_api.pages.cookies import cookie_header, sent_cookie, sent_cookies
 from services.registry_api.pages.rendering import MAX_NEXT, own_page, page_that_opens
 from services.registry_api.pages.sessions import CALLBACK, seal_of
 from services.registry_api.pages.signing_in import ask_to_sign_in, sign_in_with
@@ -29,9 +28,16 @@ router = Router(
     prefix=f"{PAGES}/login", include_in_schema=False, default_response_class=Response, any_query=True
 )
 """Providers add parameters of their own to the address to which people return."""
-COOKIE = "speaker_registry_sign_in"
-_COOKIES = (COOKIE, f"{COOKIE}_2")
-"""No more than two, because proxies accept about 8 KB of cookies, of which a session may take half."""
+COOKIE = "speaker_registry_sign_in_"
+"""Names of the cookies of sign-ins begin with this."""
+_MAX_COOKIES_BYTES = 3500
+"""The oldest sign-ins beyond this are forgotten. Proxies accept about 8 KB of cookies, of which a session may
+take half.
+"""
+_UNKNOWN = (
+    "This sign-in cannot be completed: it did not begin in this browser, began more than ten minutes ago, "
+    "has been completed already, or was lost when the registry's Redis was restarted. Begin again."
+)
 _Parameter = Annotated[str, Query(max_length=8192)]
 
 
@@ -40,16 +46,17 @@ async def page_to_provider(
     request: Request, following: Annotated[str, Query(alias="next", max_length=MAX_NEXT)] = ""
 ) -> Response:
     """Redirect a person to the provider."""
-    provider, sign_in = _provider(request), SignIn.new(own_page(following), time.time())
+    provider, sign_in = _provider(request), SignIn.new(own_page(following))
     try:
         address = await run_in_threadpool(provider.address, sign_in, _callback(request))
     except Unavailable as error:
         return ask_to_sign_in(request, following, error)
     sealed = await run_in_threadpool(seal_of(request).seal, json.dumps(asdict(sign_in)).encode())
-    begun = await run_in_threadpool(_begun, request)
-    oldest = min(_COOKIES, key=lambda name: begun[name].began_at if name in begun else 0)
-    headers = {"Cache-Control": "no-store", "Set-Cookie": _cookie(request, oldest, sealed, SIGN_IN_SECONDS)}
-    return RedirectResponse(address, status_code=303, headers=headers)
+    answer = RedirectResponse(address, status_code=303, headers={"Cache-Control": "no-store"})
+    _set_cookie(request, answer, _cookie_of(sign_in.state), sealed)
+    for name in _forgotten(request, len(sealed)):
+        _set_cookie(request, answer, name, "")
+    return answer
 
 
 @router.get("/callback", dependencies=[PUBLIC])
@@ -61,15 +68,13 @@ async def page_from_provider(
     iss: _Parameter = "",
 ) -> Response:
     """Begin a session for a person who returns from the provider."""
-    provider, begun, now = _provider(request), await run_in_threadpool(_begun, request), time.time()
-    mine = [name for name, one in begun.items() if one.belongs_to(state, now)]
-    sign_in = begun[mine[0]] if mine else None
+    provider, sign_in = _provider(request), await run_in_threadpool(_begun, request, state)
     following = sign_in.following if sign_in else ""
     try:
-        if sign_in is None or iss not in {"", provider.issuer}:
-            raise InvalidApiKey(
-                "This sign-in did not begin in this browser, or more than ten minutes ago. Begin again."
-            )
+        if sign_in is None:
+            raise InvalidApiKey(_UNKNOWN)
+        if iss not in {"", provider.issuer}:
+            raise InvalidApiKey("This answer comes from another provider than the one that was asked.")
         if error:
             raise InvalidApiKey(f"The provider did not sign you in: {ascii(error)[:80]}.")
         if not code:
@@ -84,8 +89,8 @@ async def page_from_provider(
         return ask_to_sign_in(request, following, problem)
     except InvalidApiKey as problem:
         response = ask_to_sign_in(request, following, problem)
-    for name in mine:
-        response.headers.append("Set-Cookie", _cookie(request, name, "", 0))
+    if sign_in:
+        _set_cookie(request, response, _cookie_of(state), "")
     return response
 
 
@@ -96,19 +101,33 @@ def _provider(request: Request) -> ProviderSignIn:
     return provider
 
 
-def _begun(request: Request) -> dict[str, SignIn]:
-    """Return the sign-ins that this browser began, by the names of their cookies."""
-    sent = {name: sent_cookie(request, name) for name in _COOKIES}
-    opened = {name: _opened(seal_of(request), sealed) for name, sealed in sent.items() if sealed}
-    return {name: sign_in for name, sign_in in opened.items() if sign_in}
+def _begun(request: Request, state: str) -> SignIn | None:
+    """Return the sign-in with this state, or None if this browser did not begin it, or too long ago."""
+    sealed = sent_cookie(request, _cookie_of(state))
+    sign_in = _opened(seal_of(request), sealed) if sealed else None
+    return sign_in if sign_in and sign_in.belongs_to(state) else None
 
 
 def _opened(seal: Seal, sealed: str) -> SignIn | None:
-    opened = seal.open(sealed)
+    opened = seal.open(sealed, SIGN_IN_SECONDS)
     try:
         return SignIn(**json.loads(opened)) if opened else None
     except TypeError:  # the cookie holds other sealed data
         return None
+
+
+def _cookie_of(state: str) -> str:
+    return COOKIE + state[:16]
+
+
+def _forgotten(request: Request, size: int) -> list[str]:
+    """Return the cookies of the oldest sign-ins, which must make room for a new one of `size` bytes."""
+    forgotten, room = [], _MAX_COOKIES_BYTES - size
+    for name, value in reversed(sent_cookies(request, COOKIE).items()):
+        room -= len(name) + len(value)
+        if room < 0:
+            forgotten.append(name)
+    return forgotten
 
 
 def _callback(request: Request) -> str:
@@ -116,5 +135,8 @@ def _callback(request: Request) -> str:
     return f"{request.url.scheme}://{request.url.netloc}{CALLBACK}"
 
 
-def _cookie(request: Request, name: str, value: str, seconds: int) -> str:
-    return cookie_header(request, name, value, path=f"{PAGES}/login", seconds=seconds, same_site="Lax")
+def _set_cookie(request: Request, response: Response, name: str, value: str) -> None:
+    """Have the browser keep a cookie for the time of a sign-in, or remove it if the value is empty."""
+    seconds = SIGN_IN_SECONDS if value else 0
+    cookie = cookie_header(request, name, value, path=f"{PAGES}/login", seconds=seconds, same_site="Lax")
+    response.headers.append("Set-Cookie", cookie)

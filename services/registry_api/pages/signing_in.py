@@ -10,6 +10,7 @@ from services.registry_api.dependencies import CallerDep
 from services.registry_api.pages.forms import MAX_FIELD, checked_form, page_router, redirect_to, show
 from services.registry_api.pages.rendering import ASSETS, MAX_NEXT, VERSIONS, own_page
 from services.registry_api.pages.sessions import begin_session, end_session, show_namespace, use_key
+from services.registry_api.protocol.signals import ERROR_CODE
 from speaker_registry.errors import (
     InvalidApiKey,
     InvalidRequest,
@@ -74,6 +75,8 @@ def ask_to_sign_in(
     request: Request, following: str, problem: SpeakerRegistryError | None = None, *, ended: bool = False
 ) -> Response:
     """Show the sign-in page, with the error of the last attempt or a note that the session has ended."""
+    if problem is not None:
+        request.scope[ERROR_CODE] = problem.code  # for the access log
     statuses = {InvalidApiKey: 403, RateLimited: 429, Unavailable: 503}
     return show(
         request,

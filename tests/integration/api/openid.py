@@ -44,6 +44,8 @@ class Provider:
         self.identity: dict[str, Any] = {}
         """Claims of their ID token, besides the right ones."""
         self.authorizations: list[str | None] = []
+        self.refusal: tuple[int, bytes] | None = None
+        """The answer to every code, unless it is None."""
 
     def __call__(self, request: BaseHTTPRequestHandler, body: bytes) -> tuple[int, bytes]:
         self.asked.append(request.path)
@@ -95,6 +97,8 @@ class Provider:
         self.authorizations.append(authorization)
         if self.away:
             return 503, b""
+        if self.refusal is not None:
+            return self.refusal
         asked = self.begun.pop(form.get("code", ""), None)
         digest = hashlib.sha256(form["code_verifier"].encode()).digest()
         challenge = base64.urlsafe_b64encode(digest).rstrip(b"=").decode()

@@ -1,20 +1,29 @@
 """Tests of signing in to the pages at an OpenID provider. The provider is a server of the tests."""
 
 import base64
+import socket
+import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 import httpx
 import pytest
 from pydantic import SecretStr
+from structlog.testing import capture_logs
 
-from services.registry_api.access import provider_sign_in
+from services.registry_api.access import provider as provider_requests
+from services.registry_api.access.provider import fetch_json, provider_client
+from services.registry_api.access.provider_sign_in import ProviderSignIn, SignIn
+from services.registry_api.access.tokens import JwtVerifier
+from services.registry_api.pages import provider as provider_page
 from services.registry_api.pages.provider import COOKIE
 from services.registry_api.pages.sessions import COOKIE as SESSION
 from services.registry_api.pages.sessions import FORM_COOKIE
 from services.shared.configuration.access import AccessSettings
+from speaker_registry.errors import InvalidApiKey
 from tests.http_server import http_server
 from tests.integration.api.access import BOOTSTRAP
 from tests.integration.api.conftest import empty
@@ -37,6 +46,7 @@ def served() -> Iterator[Provider]:
 def provider(served: Provider) -> Provider:
     """The provider, for somebody who may see voices."""
     served.claims, served.identity, served.away = {"scope": "openid voices:read"}, {}, False
+    served.refusal = None
     served.authorizations.clear()
     return served
 
@@ -65,6 +75,11 @@ def begin(visitor: Visitor, **query: str) -> str:
     return answer.headers["location"]
 
 
+def sign_ins(visitor: Visitor) -> list[str]:
+    """Return the names of the cookies of sign-ins that the browser keeps."""
+    return [name for name in visitor.http.cookies if name.startswith(COOKIE)]
+
+
 def test_the_provider_signs_a_person_in(visitor: Visitor, provider: Provider):
     """A person without an API key comes to the page that they asked for, and is offered what they may do."""
     assert "Sign in with your organisation" in visitor.get("/login").text
@@ -78,7 +93,7 @@ def test_the_provider_signs_a_person_in(visitor: Visitor, provider: Provider):
     assert provider.authorizations == ["Basic " + base64.b64encode(f"{CLIENT}:s3cret".encode()).decode()]
     assert visitor.get("/voices").status_code == 200
     assert visitor.get("/jobs").status_code == 403
-    assert COOKIE not in visitor.http.cookies
+    assert not sign_ins(visitor)
 
 
 def test_an_operator_of_the_provider_manages_keys(visitor: Visitor, provider: Provider):
@@ -91,7 +106,7 @@ def test_an_operator_of_the_provider_manages_keys(visitor: Visitor, provider: Pr
 def test_the_cookie_of_a_sign_in_is_for_this_browser_and_these_paths(visitor: Visitor):
     """It comes back from the provider's site, and no script and no other page of ours gets it."""
     cookies = visitor.get("/login/provider").headers.get_list("set-cookie")
-    [cookie] = [one.split("; ") for one in cookies if one.startswith(f"{COOKIE}=")]
+    [cookie] = [one.split("; ") for one in cookies if one.startswith(COOKIE)]
     assert {"Path=/dashboard/login", "HttpOnly", "SameSite=Lax", "Max-Age=600"} <= set(cookie)
 
 
@@ -118,20 +133,31 @@ def test_an_answer_counts_once(visitor: Visitor, provider: Provider):
     assert visitor.http.get(answer).status_code == 403
 
 
-def test_two_pages_of_one_browser_sign_in_at_the_same_time(visitor: Visitor, provider: Provider):
-    """When a session has ended, people sign in on each of their open pages, in any order."""
-    first, second = (begin(visitor, next=f"/dashboard/{page}") for page in ("voices", "profiles"))
-    for address, page in ((second, "profiles"), (first, "voices")):
+def test_ten_pages_of_one_browser_sign_in_at_the_same_moment(visitor: Visitor, provider: Provider):
+    """When a session has ended, people sign in on each of their open pages, in any order. Requests that are
+    sent at once do not know of each other's cookies.
+    """
+    visitor.get("/login")
+    before = dict(visitor.http.cookies)
+    begun = []
+    for number in range(10):
+        with httpx.Client(base_url=visitor.http.base_url, cookies=before) as at_once:
+            answer = at_once.get(
+                "/dashboard/login/provider", params={"next": f"/dashboard/voices?q={number}"}
+            )
+            begun.append(answer.headers["location"])
+            visitor.http.cookies.update(answer.cookies)
+    for number, address in reversed(list(enumerate(begun))):
         back = visitor.http.get(provider.sign_in(address))
         assert back.status_code == 200
-        assert f'content="0;url=/dashboard/{page}"' in back.text
-    assert not [name for name in visitor.http.cookies if name.startswith(COOKIE)]
+        assert f'content="0;url=/dashboard/voices?q={number}"' in back.text
+    assert not sign_ins(visitor)
 
 
-def test_a_browser_keeps_no_more_than_two_sign_ins(visitor: Visitor, provider: Provider):
+def test_a_browser_forgets_the_oldest_sign_ins(visitor: Visitor, provider: Provider):
     """Cookies of sign-ins that were given up must not grow until a proxy refuses every request."""
-    oldest, *others = (begin(visitor) for _ in range(3))
-    assert len([name for name in visitor.http.cookies if name.startswith(COOKIE)]) == 2
+    oldest, *others = (begin(visitor, next="/dashboard/voices?q=" + "x" * 900) for _ in range(3))
+    assert len(sign_ins(visitor)) == 2
     assert visitor.http.get(provider.sign_in(oldest)).status_code == 403
     for address in others:
         assert visitor.http.get(provider.sign_in(address)).status_code == 200
@@ -142,8 +168,30 @@ def test_a_sign_in_that_takes_too_long_is_begun_again(
 ):
     """A browser that was left alone at the provider's page signs nobody in an hour later."""
     answer = provider.sign_in(begin(visitor))
-    monkeypatch.setattr(provider_sign_in, "SIGN_IN_SECONDS", -1)
+    monkeypatch.setattr(provider_page, "SIGN_IN_SECONDS", -1)
     assert visitor.http.get(answer).status_code == 403
+
+
+@pytest.mark.parametrize(("ahead", "status"), [(40, 200), (80, 403)])
+def test_a_sign_in_ends_at_a_process_whose_clock_is_behind(
+    visitor: Visitor, provider: Provider, monkeypatch: pytest.MonkeyPatch, ahead: int, status: int
+):
+    """It may end at another process than it began at, whose clock may be up to a minute behind."""
+    at_the_first = time.time() + ahead
+    with monkeypatch.context() as clock:
+        clock.setattr(time, "time", lambda: at_the_first)
+        answer = provider.sign_in(begin(visitor))
+    assert visitor.http.get(answer).status_code == status
+
+
+def test_a_sign_in_that_redis_lost_is_begun_again(registry: Registry, visitor: Visitor, provider: Provider):
+    """A restarted Redis has lost the secret with which the sign-in was sealed."""
+    answer = provider.sign_in(begin(visitor))
+    [secret] = registry.redis.keys("sr:*:seal_secret")
+    registry.redis.delete(secret)
+    back = visitor.http.get(answer)
+    assert back.status_code == 403
+    assert "Redis was restarted" in back.text
 
 
 @pytest.mark.parametrize(
@@ -187,7 +235,8 @@ def test_signing_in_starts_a_new_session(registry: Registry, visitor: Visitor, p
 def test_a_cookie_of_one_kind_is_none_of_the_other(registry: Registry, visitor: Visitor, provider: Provider):
     """Both are sealed with the same secret."""
     address = begin(visitor)
-    swapped = {SESSION: visitor.http.cookies[COOKIE], COOKIE: visitor.http.cookies[FORM_COOKIE]}
+    [cookie] = sign_ins(visitor)
+    swapped = {SESSION: visitor.http.cookies[cookie], cookie: visitor.http.cookies[FORM_COOKIE]}
     with httpx.Client(base_url=registry.url, cookies=swapped) as other:
         assert other.get("/dashboard").status_code == 303
         assert other.get(provider.sign_in(address)).status_code == 403
@@ -214,6 +263,95 @@ def test_a_provider_that_is_away_is_told(visitor: Visitor, provider: Provider):
     assert "cannot be reached now" in back.text
     visitor.http.follow_redirects = True
     assert visitor.sign_in(str(BOOTSTRAP)).url.path == "/dashboard"
+
+
+REFUSAL = b'{"error": "%s", "error_description": "s3cret"}'
+
+
+@pytest.mark.parametrize(
+    ("answer", "status", "said", "logged"),
+    [
+        (
+            (400, REFUSAL % b"invalid_grant"),
+            403,
+            "did not accept this sign-in",
+            "400, 'error': 'invalid_grant'",
+        ),
+        ((401, REFUSAL % b"invalid_client"), 503, "Tell the operator", "401, 'error': 'invalid_client'"),
+        ((400, REFUSAL % b"unauthorized_client"), 503, "Tell the operator", "400, 'error': 'unauth"),
+        ((404, b"<h1>Not here</h1>"), 503, "Tell the operator", "404, 'error': ''"),
+        ((302, b""), 503, "Tell the operator", "302, 'error': ''"),
+        ((429, b"[]"), 503, "cannot be reached now", "429, 'error': ''"),
+        ((500, REFUSAL % b"the secret is s3cret"), 503, "cannot be reached now", "500, 'error': ''"),
+        ((200, b"<h1>Welcome</h1>"), 503, "cannot be reached now", "'error': 'JSONDecodeError: Expecting"),
+    ],
+)
+def test_a_sign_in_that_the_provider_refuses_is_logged(
+    visitor: Visitor, provider: Provider, answer: tuple[int, bytes], status: int, said: str, logged: str
+):
+    """A person reads whether to begin again, to wait or to tell the operator, who finds the answer in the
+    log. No secret goes there, even if the provider quotes it.
+    """
+    address = provider.sign_in(begin(visitor))
+    provider.refusal = answer
+    with capture_logs() as events:
+        back = visitor.http.get(address)
+    assert back.status_code == status
+    assert said in back.text
+    [event] = [one for one in events if one["event"] == "issuer.sign_in_failed"]
+    assert event["log_level"] == "warning"
+    assert logged in str(event)
+    assert "s3cret" not in str(events)
+    assert parse_qsl(urlsplit(address).query)[0][1] not in str(event)
+
+
+def test_the_client_and_its_secret_are_encoded_for_basic_authentication():
+    """RFC 6749, section 2.3.1. A client id may be a URN, whose colon would end it."""
+    provider = Provider()
+    with http_server(provider) as url:
+        provider.issuer = url
+        settings = provided_by(provider).model_copy(
+            update={"oidc_client_id": "urn:my client", "oidc_client_secret": SecretStr("p+q%2F:\u00e9")}
+        )
+        signer = ProviderSignIn(settings, JwtVerifier(settings))
+        with pytest.raises(InvalidApiKey):
+            signer.finish(SignIn.new("/dashboard"), "code", f"{url}/dashboard/login/callback")
+    [sent] = provider.authorizations
+    assert base64.b64decode(str(sent).removeprefix("Basic ")) == b"urn%3Amy+client:p%2Bq%252F%3A%C3%A9"
+
+
+@pytest.mark.parametrize(
+    ("begins", "drips"),
+    [
+        (b"HTTP/1.1 200 OK\r\nX-A: ", b"a"),
+        (b"", b"HTTP/1.1 102 Processing\r\n\r\n"),
+        (b"HTTP/1.1 200 OK\r\nContent-Length: 9999\r\n\r\n{", b" "),
+        (b"HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n{}", b" "),
+    ],
+)
+def test_an_answer_that_arrives_byte_by_byte_is_given_up(
+    monkeypatch: pytest.MonkeyPatch, begins: bytes, drips: bytes
+):
+    """Each piece arrives in time, so no time limit of a single read ends the answer."""
+    monkeypatch.setattr(provider_requests, "_ANSWER_SECONDS", 0.3)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def answer() -> None:
+            connection, _ = server.accept()
+            with connection, suppress(OSError):
+                connection.recv(65536)
+                connection.sendall(begins)
+                for _ in range(200):
+                    time.sleep(0.05)
+                    connection.sendall(drips)
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        began = time.monotonic()
+        with provider_client() as http, pytest.raises(ValueError, match="takes longer than"):
+            fetch_json(http, f"http://127.0.0.1:{server.getsockname()[1]}/token")
+        assert time.monotonic() - began < 5
+        thread.join()
 
 
 def test_a_person_reloads_the_page_when_the_provider_is_back(visitor: Visitor, provider: Provider):

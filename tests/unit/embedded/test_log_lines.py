@@ -37,6 +37,15 @@ def test_a_traceback_is_told_by_its_last_line():
     assert reason(CRASHED) == "RuntimeError: no memory"
 
 
+def test_characters_that_control_a_terminal_are_escaped():
+    """Clients choose what some fields hold. Only a traceback takes several lines."""
+    odd = {**PUBLISHED, "path": "/v1/\x1b[2J\u202e\r\n", "traceback": "Traceback:\n  \x1b]0;title"}
+    line, *trace = readable("api", odd).split("\n")
+    assert line.endswith(r" path=/v1/\x1b[2J\u202e\r\n")
+    assert trace == ["Traceback:", r"  \x1b]0;title"]
+    assert reason({"event": "worker.cannot_start", "reason": "no \x1bweights"}) == r"no \x1bweights"
+
+
 def test_a_reason_given_comes_before_all_else():
     """It was written for whoever has to act on it."""
     assert reason({"event": "worker.cannot_start", "reason": "no weights", "error": "x"}) == "no weights"
