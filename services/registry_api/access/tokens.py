@@ -213,7 +213,8 @@ class JwtVerifier:
 
     def _fetch_keys(self) -> tuple[_Keys, Mapping[str, Any]]:
         with provider_client() as http:
-            metadata = fetch_json(http, f"{self._issuer}/.well-known/openid-configuration")
+            # The address has no second slash (Discovery, section 4.1). The name itself is compared as it is.
+            metadata = fetch_json(http, f"{self._issuer.removesuffix('/')}/.well-known/openid-configuration")
             if metadata.get("issuer") != self._issuer:
                 raise ValueError(f"it calls itself {ascii(metadata.get('issuer'))[:200]}")
             jwks = fetch_json(http, require_https(str(metadata.get("jwks_uri")), self._issuer))
