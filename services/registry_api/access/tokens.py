@@ -103,8 +103,11 @@ class JwtVerifier:
             Unavailable: the token may be valid, but its key cannot be fetched from the provider.
         """
         claims = self._claims(text, client_id)
-        if not hmac.compare_digest(str(claims.get("nonce")).encode(), nonce.encode()):
+        claimed = str(claims.get("nonce")).encode("utf-8", "surrogatepass")
+        if not hmac.compare_digest(claimed, nonce.encode()):
             raise InvalidApiKey("The provider's ID token belongs to another sign-in.")
+        if _authorized_party(claims, client_id) != client_id:
+            raise InvalidApiKey("The provider's ID token was issued to another client.")
 
     def endpoint(self, name: str) -> str:
         """Return an address of the provider by its name in OpenID Connect Discovery. Raises `Unavailable`."""
@@ -221,6 +224,14 @@ class JwtVerifier:
         keys = _parse_keys(jwks)
         log.info("issuer.keys", issuer=self._issuer, keys=len(keys))
         return keys, metadata
+
+
+def _authorized_party(claims: dict[str, Any], audience: str) -> Any:
+    """Return the client that an ID token was issued to. Only a token with a single audience may leave it out
+    (OpenID Connect Core, section 3.1.3.7).
+    """
+    several = isinstance(claims["aud"], list) and len(claims["aud"]) > 1
+    return claims.get("azp", None if several else audience)
 
 
 def _parse_keys(jwks: dict[str, Any]) -> _Keys:
