@@ -14,8 +14,10 @@ import hmac
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import httpx
@@ -40,6 +42,8 @@ _ALGORITHMS = {
     "Ed448": ("EdDSA",),
 }
 """Accepted algorithms by a key's curve, or by its type if it has no curve."""
+_MAX_TRIED_KEYS = 8
+"""A token that names no key is tried with up to this many keys of its algorithm."""
 _LEEWAY_SECONDS = 30
 """Accepted difference between the provider's clock and ours."""
 _LATEST_END = 2**53
@@ -52,17 +56,22 @@ _MIN_INTERVAL_SECONDS = 10.0
 """Shortest time between two fetches of the keys, whatever the reason and the outcome."""
 
 
-_Keys = Mapping[str | None, Mapping[str, jwt.PyJWK]]
-"""The provider's keys: name (`kid`) -> algorithm -> key."""
+_KeyByAlgorithm = Mapping[str, jwt.PyJWK]
+_Keys = Sequence[tuple[str | None, _KeyByAlgorithm]]
+"""The provider's keys, each with its name (`kid`) if it has one."""
 
 
 @dataclass(frozen=True, slots=True)
 class _ProviderKeys:
     """The keys and addresses that the provider published at the last fetch."""
 
-    keys: _Keys = field(default_factory=dict)
+    keys: _Keys = ()
     metadata: Mapping[str, Any] = field(default_factory=dict)
     fetched_at: float = float("-inf")
+
+    def named(self, kid: str | None) -> list[_KeyByAlgorithm]:
+        """Return the keys of that name, or all keys for None."""
+        return [key for name, key in self.keys if kid in {None, name}]
 
 
 class JwtVerifier:
@@ -123,22 +132,28 @@ class JwtVerifier:
     def _claims(self, text: str, audience: str | None) -> dict[str, Any]:
         """Return the claims of a token for this audience. Raises `InvalidApiKey` and `Unavailable`."""
         try:
-            key = self._key(jwt.get_unverified_header(text))
-            claims: dict[str, Any] = jwt.decode(
-                text,
-                key,
-                algorithms=[key.algorithm_name],
-                audience=audience,
-                issuer=self._issuer,
-                leeway=_LEEWAY_SECONDS,
-                options={"require": ["exp", "iss", "aud", "sub"]},
-            )
-            return claims
+            for key in self._fitting_keys(jwt.get_unverified_header(text)):
+                with suppress(jwt.InvalidSignatureError):
+                    return self._decoded(text, audience, key)
+            raise jwt.InvalidSignatureError("its signature does not fit its issuer's keys")
         except jwt.PyJWTError as error:
             raise InvalidApiKey(f"This token is not accepted: {str(error).rstrip('.')}.") from None
         except (TypeError, ValueError, OverflowError, RecursionError):
             # PyJWT checks neither the types of times nor the depth of lists.
             raise InvalidApiKey("This token is not accepted: its claims cannot be read.") from None
+
+    def _decoded(self, text: str, audience: str | None, key: jwt.PyJWK) -> dict[str, Any]:
+        """Return the claims of a token after checking its signature and them. Raises `jwt.PyJWTError`."""
+        claims: dict[str, Any] = jwt.decode(
+            text,
+            key,
+            algorithms=[key.algorithm_name],
+            audience=audience,
+            issuer=self._issuer,
+            leeway=_LEEWAY_SECONDS,
+            options={"require": ["exp", "iss", "aud", "sub"]},
+        )
+        return claims
 
     def _caller(self, claims: dict[str, Any]) -> Caller:
         namespace = claims.get(self._namespace_claim, OWN_NAMESPACE)
@@ -156,26 +171,27 @@ class JwtVerifier:
         ends_at = float(min(int(claims["exp"]), _LATEST_END) + _LEEWAY_SECONDS)
         return Caller(f"jwt:{subject_digest}", namespace, known, ends_at=ends_at)
 
-    def _key(self, header: dict[str, Any]) -> jwt.PyJWK:
-        """Return the key for a token's header.
+    def _fitting_keys(self, header: dict[str, Any]) -> list[jwt.PyJWK]:
+        """Return the keys that a token with this header may be signed with.
 
         Raises:
             jwt.PyJWTError: the provider has no key of that name for that algorithm.
         """
-        keys = self._keys_named(header.get("kid"))
-        algorithm = header.get("alg")
-        if not isinstance(algorithm, str) or algorithm not in keys:
+        keys, algorithm = self._keys_named(header.get("kid")), str(header.get("alg"))
+        fitting = [key[algorithm] for key in keys if algorithm in key]
+        if not fitting:
+            accepted = ", ".join(dict.fromkeys(chain(*keys)))
             raise jwt.InvalidAlgorithmError(
-                f"its algorithm is {ascii(algorithm)[:80]}, but its key is for {', '.join(keys)}"
+                f"its algorithm is {ascii(header.get('alg'))[:80]}, but its key is for {accepted}"
             )
-        return keys[algorithm]
+        return fitting[:_MAX_TRIED_KEYS]
 
-    def _keys_named(self, kid: str | None) -> Mapping[str, jwt.PyJWK]:
-        """Return the keys of that name by algorithm. Raises `jwt.PyJWTError` if the provider has none."""
-        if kid not in self._provider.keys or self._age_seconds() > _REFRESH_SECONDS:
+    def _keys_named(self, kid: str | None) -> list[_KeyByAlgorithm]:
+        """Return the keys of that name, or all keys for None. Raises `jwt.PyJWTError` if there are none."""
+        if not self._provider.named(kid) or self._age_seconds() > _REFRESH_SECONDS:
             self._fetch_if_due()
-        known = self._provider.keys.get(kid)
-        if known is not None and self._age_seconds() <= _MAX_STALE_SECONDS:
+        known = self._provider.named(kid)
+        if known and self._age_seconds() <= _MAX_STALE_SECONDS:
             return known
         if self._failed or self._fetching.locked():
             raise self._provider_unavailable()
@@ -237,11 +253,11 @@ def _authorized_party(claims: dict[str, Any], audience: str) -> Any:
 def _parse_keys(jwks: dict[str, Any]) -> _Keys:
     """Parse a JWK set. Raises ValueError if it has no key that is accepted."""
     listed = jwks.get("keys")
-    keys: dict[str | None, dict[str, jwt.PyJWK]] = {}
+    keys: list[tuple[str | None, _KeyByAlgorithm]] = []
     for jwk in listed if isinstance(listed, list) else ():
         if isinstance(jwk, dict) and (by_algorithm := _by_algorithm(jwk)):
             name = jwk.get("kid")
-            keys[name if name is None else str(name)] = by_algorithm
+            keys.append((name if name is None else str(name), by_algorithm))
     if not keys:
         raise ValueError("it has no public key for signatures of an accepted kind")
     return keys

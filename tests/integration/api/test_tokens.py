@@ -14,7 +14,7 @@ from typing import Any
 import jwt
 import pytest
 from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from hypothesis import HealthCheck, example, given
 from hypothesis import settings as settings_of_hypothesis
 from hypothesis import strategies as st
@@ -107,6 +107,17 @@ def test_the_claims_may_have_other_names(provider: Provider, clock: OwnClock):
     assert (caller.namespace, caller.scopes) == ("a1", {"admin"})
 
 
+def test_an_issuer_may_end_with_a_slash(provider: Provider, clock: OwnClock):
+    """The slash is part of the issuer's name, and is left out of the address where its keys are looked up."""
+    provider.about = {"jwks_uri": f"{provider.issuer}/keys"}
+    without = settings(provider)
+    provider.issuer += "/"
+    assert JwtVerifier(settings(provider), monotonic=clock).verify(provider.token())
+    assert provider.asked == ["/realms/voices/.well-known/openid-configuration", "/realms/voices/keys"]
+    with pytest.raises(Unavailable):
+        JwtVerifier(without, monotonic=clock).verify(provider.token())
+
+
 def test_elliptic_curves_are_taken_too(provider: Provider, tokens: JwtVerifier):
     provider.keys["curve"] = EC_KEY
     assert tokens.verify(provider.token(key=EC_KEY, kid="curve", algorithm="ES256", scope="engine")).scopes
@@ -124,6 +135,40 @@ def test_a_key_that_names_its_algorithm_goes_with_no_other(provider: Provider, t
     assert tokens.verify(provider.token(algorithm="PS256"))
     with pytest.raises(InvalidApiKey, match="its algorithm is 'RS256', but its key is for PS256"):
         tokens.verify(provider.token(algorithm="RS256"))
+
+
+def unnamed(key: Any) -> dict[str, Any]:
+    return {name: value for name, value in public_key("", key).items() if name != "kid"}
+
+
+@pytest.mark.parametrize("names_keys", [True, False])
+def test_a_token_that_names_no_key_is_tried_with_those_of_its_algorithm(
+    provider: Provider, tokens: JwtVerifier, names_keys: bool
+):
+    """Providers with a single key may leave its name out of tokens, and out of the key, too."""
+    keys = {"curve": EC_KEY, "one": RSA_KEY, "two": OTHER_KEY}
+    if names_keys:
+        provider.keys = keys
+    else:
+        provider.keys, provider.more_keys = {}, [unnamed(key) for key in keys.values()]
+    for key, algorithm in ((RSA_KEY, "RS256"), (OTHER_KEY, "PS512"), (EC_KEY, "ES256")):
+        assert tokens.verify(provider.token(kid=None, key=key, algorithm=algorithm))
+    stranger = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+    with pytest.raises(InvalidApiKey, match="signature"):
+        tokens.verify(provider.token(kid=None, key=stranger))
+    with pytest.raises(InvalidApiKey, match="its algorithm is 'ES384'"):
+        tokens.verify(
+            provider.token(kid=None, key=ec.generate_private_key(ec.SECP384R1()), algorithm="ES384")
+        )
+
+
+def test_a_token_that_names_no_key_is_tried_with_a_few_keys(provider: Provider, tokens: JwtVerifier):
+    """Checking a signature takes long, and any client can send a token."""
+    provider.keys = {}
+    provider.more_keys = [unnamed(OTHER_KEY)] * 8 + [unnamed(RSA_KEY)]
+    assert tokens.verify(provider.token(kid=None, key=OTHER_KEY))
+    with pytest.raises(InvalidApiKey, match="signature"):
+        tokens.verify(provider.token(kid=None, key=RSA_KEY))
 
 
 def test_what_is_no_public_key_for_signatures_is_passed_over(provider: Provider, tokens: JwtVerifier):
