@@ -17,12 +17,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain
 from typing import Any
 
 import httpx
 import jwt
 import structlog
+from jwt.types import Options
 
 from services.registry_api.access.provider import fetch_json, provider_client, require_https
 from services.registry_api.keys.api_keys import ALL_SCOPES, ANY_NAMESPACE
@@ -42,6 +44,19 @@ _ALGORITHMS = {
     "Ed448": ("EdDSA",),
 }
 """Accepted algorithms by a key's curve, or by its type if it has no curve."""
+_CHECKS: Options = {"require": ["exp", "iss", "aud", "sub"]}
+_CHECKS_OF_CLAIMS: Options = {
+    **_CHECKS,
+    "verify_signature": False,
+    "verify_exp": True,
+    "verify_nbf": True,
+    "verify_iat": True,
+    "verify_aud": True,
+    "verify_iss": True,
+    "verify_sub": True,
+    "verify_jti": True,
+}
+"""All checks but that of the signature. PyJWT leaves out the others with it unless they are named."""
 _MAX_TRIED_KEYS = 8
 """A token that names no key is tried with up to this many keys of its algorithm."""
 _LEEWAY_SECONDS = 30
@@ -92,8 +107,6 @@ class JwtVerifier:
         self._fetching = threading.Lock()
         self._provider = _ProviderKeys()
         self._tried_at = float("-inf")
-        self._failed = False
-        """True if the last fetch failed."""
 
     def verify(self, text: str) -> Caller:
         """Verify a token, and return its caller.
@@ -132,28 +145,19 @@ class JwtVerifier:
     def _claims(self, text: str, audience: str | None) -> dict[str, Any]:
         """Return the claims of a token for this audience. Raises `InvalidApiKey` and `Unavailable`."""
         try:
+            decode = partial(jwt.decode, text, audience=audience, issuer=self._issuer, leeway=_LEEWAY_SECONDS)
+            # A token that no key can make valid is refused before it causes a fetch.
+            decode(options=_CHECKS_OF_CLAIMS)
             for key in self._fitting_keys(jwt.get_unverified_header(text)):
                 with suppress(jwt.InvalidSignatureError):
-                    return self._decoded(text, audience, key)
+                    claims: dict[str, Any] = decode(key=key, algorithms=[key.algorithm_name], options=_CHECKS)
+                    return claims
             raise jwt.InvalidSignatureError("its signature does not fit its issuer's keys")
         except jwt.PyJWTError as error:
             raise InvalidApiKey(f"This token is not accepted: {str(error).rstrip('.')}.") from None
         except (TypeError, ValueError, OverflowError, RecursionError):
             # PyJWT checks neither the types of times nor the depth of lists.
             raise InvalidApiKey("This token is not accepted: its claims cannot be read.") from None
-
-    def _decoded(self, text: str, audience: str | None, key: jwt.PyJWK) -> dict[str, Any]:
-        """Return the claims of a token after checking its signature and them. Raises `jwt.PyJWTError`."""
-        claims: dict[str, Any] = jwt.decode(
-            text,
-            key,
-            algorithms=[key.algorithm_name],
-            audience=audience,
-            issuer=self._issuer,
-            leeway=_LEEWAY_SECONDS,
-            options={"require": ["exp", "iss", "aud", "sub"]},
-        )
-        return claims
 
     def _caller(self, claims: dict[str, Any]) -> Caller:
         namespace = claims.get(self._namespace_claim, OWN_NAMESPACE)
@@ -176,24 +180,35 @@ class JwtVerifier:
 
         Raises:
             jwt.PyJWTError: the provider has no key of that name for that algorithm.
+            Unavailable: the provider may have one by now.
         """
-        keys, algorithm = self._keys_named(header.get("kid")), str(header.get("alg"))
+        algorithm = str(header.get("alg"))
+        if not any(algorithm in of_a_kind for of_a_kind in _ALGORITHMS.values()):
+            raise jwt.InvalidAlgorithmError(
+                f"its algorithm is {ascii(algorithm)[:80]}, which is not accepted"
+            )
+        keys = self._keys_named(header.get("kid"))
         fitting = [key[algorithm] for key in keys if algorithm in key]
         if not fitting:
             accepted = ", ".join(dict.fromkeys(chain(*keys)))
-            raise jwt.InvalidAlgorithmError(
-                f"its algorithm is {ascii(header.get('alg'))[:80]}, but its key is for {accepted}"
-            )
+            raise jwt.InvalidAlgorithmError(f"its algorithm is {algorithm!r}, but its key is for {accepted}")
         return fitting[:_MAX_TRIED_KEYS]
 
     def _keys_named(self, kid: str | None) -> list[_KeyByAlgorithm]:
-        """Return the keys of that name, or all keys for None. Raises `jwt.PyJWTError` if there are none."""
+        """Return the keys of that name, or all keys for None.
+
+        Raises:
+            jwt.InvalidTokenError: the provider has none.
+            Unavailable: the provider may have one by now.
+        """
+        asked_at = self._monotonic()
         if not self._provider.named(kid) or self._age_seconds() > _REFRESH_SECONDS:
             self._fetch_if_due()
-        known = self._provider.named(kid)
+        provider = self._provider
+        known = provider.named(kid)
         if known and self._age_seconds() <= _MAX_STALE_SECONDS:
             return known
-        if self._failed or self._fetching.locked():
+        if provider.fetched_at < asked_at:  # the provider may have added the key since
             raise self._provider_unavailable()
         raise jwt.InvalidTokenError(f"its issuer has no key {ascii(kid)[:80]}")
 
@@ -215,9 +230,8 @@ class JwtVerifier:
 
     def _fetch(self) -> None:
         began = self._tried_at = self._monotonic()
-        self._failed = True  # until the fetch succeeds
         try:
-            self._provider, self._failed = _ProviderKeys(*self._fetch_keys(), began), False
+            self._provider = _ProviderKeys(*self._fetch_keys(), began)
         except (httpx.HTTPError, httpx.InvalidURL, ValueError, RecursionError) as error:
             log.warning("issuer.unavailable", issuer=self._issuer, error=str(error)[:300])
         finally:
