@@ -6,7 +6,7 @@ could also make one. The key determines which algorithms are accepted, not the t
 
 While the provider is slow or unavailable, at most one thread waits for it, once every ten seconds. All other
 threads continue at once with the known keys, or fail. Every client can send a token, so no token may keep
-requests waiting.
+threads waiting. Requests of a process without keys wait for the fetch without a thread (`first_keys`).
 """
 
 import hashlib
@@ -134,13 +134,28 @@ class JwtVerifier:
     def endpoint(self, name: str) -> str:
         """Return an address of the provider by its name in OpenID Connect Discovery. Raises `Unavailable`."""
         if self._age_seconds() > _REFRESH_SECONDS:
-            self._fetch_if_due()
-        if self._age_seconds() > _MAX_STALE_SECONDS:
+            self.fetch_if_due()
+        if not self.has_keys:
             raise self._provider_unavailable()
         try:
             return require_https(str(self._provider.metadata.get(name)), self._issuer)
         except ValueError:
             raise Unavailable(f"The OpenID provider publishes no {name} over https.") from None
+
+    @property
+    def has_keys(self) -> bool:
+        """True if the last fetch succeeded recently enough for its keys to be used."""
+        return self._age_seconds() <= _MAX_STALE_SECONDS
+
+    def fetch_if_due(self) -> None:
+        """Fetch the keys if the minimum interval is over and no other thread is fetching them."""
+        if not self._may_fetch() or not self._fetching.acquire(blocking=False):
+            return
+        try:
+            if self._may_fetch():
+                self._fetch()
+        finally:
+            self._fetching.release()
 
     def _claims(self, text: str, audience: str | None) -> dict[str, Any]:
         """Return the claims of a token for this audience. Raises `InvalidApiKey` and `Unavailable`."""
@@ -203,10 +218,10 @@ class JwtVerifier:
         """
         asked_at = self._monotonic()
         if not self._provider.named(kid) or self._age_seconds() > _REFRESH_SECONDS:
-            self._fetch_if_due()
+            self.fetch_if_due()
         provider = self._provider
         known = provider.named(kid)
-        if known and self._age_seconds() <= _MAX_STALE_SECONDS:
+        if known and self.has_keys:
             return known
         if provider.fetched_at < asked_at:  # the provider may have added the key since
             raise self._provider_unavailable()
@@ -214,16 +229,6 @@ class JwtVerifier:
 
     def _age_seconds(self) -> float:
         return self._monotonic() - self._provider.fetched_at
-
-    def _fetch_if_due(self) -> None:
-        """Fetch the keys if the minimum interval is over and no other thread is fetching them."""
-        if not self._may_fetch() or not self._fetching.acquire(blocking=False):
-            return
-        try:
-            if self._may_fetch():
-                self._fetch()
-        finally:
-            self._fetching.release()
 
     def _may_fetch(self) -> bool:
         return self._monotonic() - self._tried_at > _MIN_INTERVAL_SECONDS
