@@ -22,6 +22,7 @@ class OneToken:
 
     def __init__(self) -> None:
         self.checked = 0
+        self.has_keys = True
         self.good = GOOD
 
     def verify(self, text: str) -> Caller:

@@ -115,6 +115,23 @@ def test_settings_that_contradict_each_other_are_called_as_they_are_set(
     assert not any(f" {field}" in f" {said}" for field in settings.model_fields if "_" in field)
 
 
+@pytest.mark.parametrize(
+    "issuer",
+    [
+        "https://a.example//",
+        "https://a.example/?b",
+        "https://a.example/#b",
+        "https://",
+        "https:///",
+        "ftp://a",
+    ],
+)
+def test_an_address_that_no_issuer_has_is_refused(issuer: str):
+    """OpenID Connect Discovery allows neither a query nor a fragment. One slash may end the address."""
+    AccessSettings(oidc_issuer="https://a.example/b/", oidc_audience="x")
+    assert "SPEAKER_AUTH_OIDC_ISSUER" in told(AccessSettings, oidc_issuer=issuer, oidc_audience="x")
+
+
 @pytest.mark.parametrize("kind", ["missing", "folder", "unreadable"])
 def test_the_file_of_a_secret_that_cannot_be_read_is_named(kind: str, tmp_path: Path):
     """Its name is no secret, and without it nobody knows what to look at."""

@@ -14,6 +14,7 @@ from cachetools import TTLCache
 from redis import Redis
 from starlette.concurrency import run_in_threadpool
 
+from services.registry_api.access.first_keys import FirstKeys
 from services.registry_api.access.key_reads import KeyReads
 from services.registry_api.access.provider_sign_in import ProviderSignIn, SignIn
 from services.registry_api.access.rate_limits import MINUTE, RateLimits
@@ -127,6 +128,7 @@ class Access:
         """Verified JWTs by the SHA-256 of their text."""
         self._listening: asyncio.Task[None] | None = None
         self._key_reads = KeyReads()
+        self._first_keys = FirstKeys()
         self._sign_ins = Slots(
             _MAX_SIGN_INS,
             wait_seconds=_SIGN_IN_WAIT_SECONDS,
@@ -184,6 +186,13 @@ class Access:
         if self._keys is not None:
             self._keys.list_if_due()
 
+    async def begin_sign_in(self, sign_in: SignIn, redirect_uri: str) -> str:
+        """Return the address of the provider's page where a person signs in. Raises `Unavailable`."""
+        assert self.provider is not None
+        assert self._jwts is not None
+        await self._first_keys.wait(self._jwts)
+        return await run_in_threadpool(self.provider.address, sign_in, redirect_uri)
+
     async def finish_sign_in(self, sign_in: SignIn, code: str, redirect_uri: str, address: str) -> str:
         """Return the token of a person who signed in at the provider.
 
@@ -193,7 +202,9 @@ class Access:
             Unavailable: the provider cannot be asked.
         """
         assert self.provider is not None
+        assert self._jwts is not None
         self._check_failure_limit(address)
+        await self._first_keys.wait(self._jwts)
         try:
             async with self._sign_ins.hold():
                 return await run_in_threadpool(self.provider.finish, sign_in, code, redirect_uri)
@@ -251,6 +262,7 @@ class Access:
             return known.caller
         if known is None:
             self._check_failure_limit(address)  # a signature takes longer to check than a key
+        await self._first_keys.wait(jwts)
         caller = await run_in_threadpool(jwts.verify, sent)
         self._verified_jwts[digest] = _VerifiedJwt(caller, now)
         return caller

@@ -6,7 +6,7 @@ could also make one. The key determines which algorithms are accepted, not the t
 
 While the provider is slow or unavailable, at most one thread waits for it, once every ten seconds. All other
 threads continue at once with the known keys, or fail. Every client can send a token, so no token may keep
-requests waiting.
+threads waiting. Requests of a process without keys wait for the fetch without a thread (`first_keys`).
 """
 
 import hashlib
@@ -14,13 +14,17 @@ import hmac
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
+from itertools import chain
 from typing import Any
 
 import httpx
 import jwt
 import structlog
+from jwt.types import Options
 
 from services.registry_api.access.provider import fetch_json, provider_client, require_https
 from services.registry_api.keys.api_keys import ALL_SCOPES, ANY_NAMESPACE
@@ -40,6 +44,21 @@ _ALGORITHMS = {
     "Ed448": ("EdDSA",),
 }
 """Accepted algorithms by a key's curve, or by its type if it has no curve."""
+_CHECKS: Options = {"require": ["exp", "iss", "aud", "sub"]}
+_CHECKS_OF_CLAIMS: Options = {
+    **_CHECKS,
+    "verify_signature": False,
+    "verify_exp": True,
+    "verify_nbf": True,
+    "verify_iat": True,
+    "verify_aud": True,
+    "verify_iss": True,
+    "verify_sub": True,
+    "verify_jti": True,
+}
+"""All checks but that of the signature. PyJWT leaves out the others with it unless they are named."""
+_MAX_TRIED_KEYS = 8
+"""A token that names no key is tried with up to this many keys of its algorithm."""
 _LEEWAY_SECONDS = 30
 """Accepted difference between the provider's clock and ours."""
 _LATEST_END = 2**53
@@ -52,17 +71,22 @@ _MIN_INTERVAL_SECONDS = 10.0
 """Shortest time between two fetches of the keys, whatever the reason and the outcome."""
 
 
-_Keys = Mapping[str | None, Mapping[str, jwt.PyJWK]]
-"""The provider's keys: name (`kid`) -> algorithm -> key."""
+_KeyByAlgorithm = Mapping[str, jwt.PyJWK]
+_Keys = Sequence[tuple[str | None, _KeyByAlgorithm]]
+"""The provider's keys, each with its name (`kid`) if it has one."""
 
 
 @dataclass(frozen=True, slots=True)
 class _ProviderKeys:
     """The keys and addresses that the provider published at the last fetch."""
 
-    keys: _Keys = field(default_factory=dict)
+    keys: _Keys = ()
     metadata: Mapping[str, Any] = field(default_factory=dict)
     fetched_at: float = float("-inf")
+
+    def named(self, kid: str | None) -> list[_KeyByAlgorithm]:
+        """Return the keys of that name, or all keys for None."""
+        return [key for name, key in self.keys if kid in {None, name}]
 
 
 class JwtVerifier:
@@ -83,8 +107,6 @@ class JwtVerifier:
         self._fetching = threading.Lock()
         self._provider = _ProviderKeys()
         self._tried_at = float("-inf")
-        self._failed = False
-        """True if the last fetch failed."""
 
     def verify(self, text: str) -> Caller:
         """Verify a token, and return its caller.
@@ -103,34 +125,49 @@ class JwtVerifier:
             Unavailable: the token may be valid, but its key cannot be fetched from the provider.
         """
         claims = self._claims(text, client_id)
-        if not hmac.compare_digest(str(claims.get("nonce")).encode(), nonce.encode()):
+        claimed = str(claims.get("nonce")).encode("utf-8", "surrogatepass")
+        if not hmac.compare_digest(claimed, nonce.encode()):
             raise InvalidApiKey("The provider's ID token belongs to another sign-in.")
+        if _authorized_party(claims, client_id) != client_id:
+            raise InvalidApiKey("The provider's ID token was issued to another client.")
 
     def endpoint(self, name: str) -> str:
         """Return an address of the provider by its name in OpenID Connect Discovery. Raises `Unavailable`."""
         if self._age_seconds() > _REFRESH_SECONDS:
-            self._fetch_if_due()
-        if self._age_seconds() > _MAX_STALE_SECONDS:
+            self.fetch_if_due()
+        if not self.has_keys:
             raise self._provider_unavailable()
         try:
             return require_https(str(self._provider.metadata.get(name)), self._issuer)
         except ValueError:
             raise Unavailable(f"The OpenID provider publishes no {name} over https.") from None
 
+    @property
+    def has_keys(self) -> bool:
+        """True if the last fetch succeeded recently enough for its keys to be used."""
+        return self._age_seconds() <= _MAX_STALE_SECONDS
+
+    def fetch_if_due(self) -> None:
+        """Fetch the keys if the minimum interval is over and no other thread is fetching them."""
+        if not self._may_fetch() or not self._fetching.acquire(blocking=False):
+            return
+        try:
+            if self._may_fetch():
+                self._fetch()
+        finally:
+            self._fetching.release()
+
     def _claims(self, text: str, audience: str | None) -> dict[str, Any]:
         """Return the claims of a token for this audience. Raises `InvalidApiKey` and `Unavailable`."""
         try:
-            key = self._key(jwt.get_unverified_header(text))
-            claims: dict[str, Any] = jwt.decode(
-                text,
-                key,
-                algorithms=[key.algorithm_name],
-                audience=audience,
-                issuer=self._issuer,
-                leeway=_LEEWAY_SECONDS,
-                options={"require": ["exp", "iss", "aud", "sub"]},
-            )
-            return claims
+            decode = partial(jwt.decode, text, audience=audience, issuer=self._issuer, leeway=_LEEWAY_SECONDS)
+            # A token that no key can make valid is refused before it causes a fetch.
+            decode(options=_CHECKS_OF_CLAIMS)
+            for key in self._fitting_keys(jwt.get_unverified_header(text)):
+                with suppress(jwt.InvalidSignatureError):
+                    claims: dict[str, Any] = decode(key=key, algorithms=[key.algorithm_name], options=_CHECKS)
+                    return claims
+            raise jwt.InvalidSignatureError("its signature does not fit its issuer's keys")
         except jwt.PyJWTError as error:
             raise InvalidApiKey(f"This token is not accepted: {str(error).rstrip('.')}.") from None
         except (TypeError, ValueError, OverflowError, RecursionError):
@@ -153,52 +190,53 @@ class JwtVerifier:
         ends_at = float(min(int(claims["exp"]), _LATEST_END) + _LEEWAY_SECONDS)
         return Caller(f"jwt:{subject_digest}", namespace, known, ends_at=ends_at)
 
-    def _key(self, header: dict[str, Any]) -> jwt.PyJWK:
-        """Return the key for a token's header.
+    def _fitting_keys(self, header: dict[str, Any]) -> list[jwt.PyJWK]:
+        """Return the keys that a token with this header may be signed with.
 
         Raises:
             jwt.PyJWTError: the provider has no key of that name for that algorithm.
+            Unavailable: the provider may have one by now.
         """
-        keys = self._keys_named(header.get("kid"))
-        algorithm = header.get("alg")
-        if not isinstance(algorithm, str) or algorithm not in keys:
+        algorithm = str(header.get("alg"))
+        if not any(algorithm in of_a_kind for of_a_kind in _ALGORITHMS.values()):
             raise jwt.InvalidAlgorithmError(
-                f"its algorithm is {ascii(algorithm)[:80]}, but its key is for {', '.join(keys)}"
+                f"its algorithm is {ascii(algorithm)[:80]}, which is not accepted"
             )
-        return keys[algorithm]
+        keys = self._keys_named(header.get("kid"))
+        fitting = [key[algorithm] for key in keys if algorithm in key]
+        if not fitting:
+            accepted = ", ".join(dict.fromkeys(chain(*keys)))
+            raise jwt.InvalidAlgorithmError(f"its algorithm is {algorithm!r}, but its key is for {accepted}")
+        return fitting[:_MAX_TRIED_KEYS]
 
-    def _keys_named(self, kid: str | None) -> Mapping[str, jwt.PyJWK]:
-        """Return the keys of that name by algorithm. Raises `jwt.PyJWTError` if the provider has none."""
-        if kid not in self._provider.keys or self._age_seconds() > _REFRESH_SECONDS:
-            self._fetch_if_due()
-        known = self._provider.keys.get(kid)
-        if known is not None and self._age_seconds() <= _MAX_STALE_SECONDS:
+    def _keys_named(self, kid: str | None) -> list[_KeyByAlgorithm]:
+        """Return the keys of that name, or all keys for None.
+
+        Raises:
+            jwt.InvalidTokenError: the provider has none.
+            Unavailable: the provider may have one by now.
+        """
+        asked_at = self._monotonic()
+        if not self._provider.named(kid) or self._age_seconds() > _REFRESH_SECONDS:
+            self.fetch_if_due()
+        provider = self._provider
+        known = provider.named(kid)
+        if known and self.has_keys:
             return known
-        if self._failed or self._fetching.locked():
+        if provider.fetched_at < asked_at:  # the provider may have added the key since
             raise self._provider_unavailable()
         raise jwt.InvalidTokenError(f"its issuer has no key {ascii(kid)[:80]}")
 
     def _age_seconds(self) -> float:
         return self._monotonic() - self._provider.fetched_at
 
-    def _fetch_if_due(self) -> None:
-        """Fetch the keys if the minimum interval is over and no other thread is fetching them."""
-        if not self._may_fetch() or not self._fetching.acquire(blocking=False):
-            return
-        try:
-            if self._may_fetch():
-                self._fetch()
-        finally:
-            self._fetching.release()
-
     def _may_fetch(self) -> bool:
         return self._monotonic() - self._tried_at > _MIN_INTERVAL_SECONDS
 
     def _fetch(self) -> None:
         began = self._tried_at = self._monotonic()
-        self._failed = True  # until the fetch succeeds
         try:
-            self._provider, self._failed = _ProviderKeys(*self._fetch_keys(), began), False
+            self._provider = _ProviderKeys(*self._fetch_keys(), began)
         except (httpx.HTTPError, httpx.InvalidURL, ValueError, RecursionError) as error:
             log.warning("issuer.unavailable", issuer=self._issuer, error=str(error)[:300])
         finally:
@@ -213,7 +251,8 @@ class JwtVerifier:
 
     def _fetch_keys(self) -> tuple[_Keys, Mapping[str, Any]]:
         with provider_client() as http:
-            metadata = fetch_json(http, f"{self._issuer}/.well-known/openid-configuration")
+            # The address has no second slash (Discovery, section 4.1). The name itself is compared as it is.
+            metadata = fetch_json(http, f"{self._issuer.removesuffix('/')}/.well-known/openid-configuration")
             if metadata.get("issuer") != self._issuer:
                 raise ValueError(f"it calls itself {ascii(metadata.get('issuer'))[:200]}")
             jwks = fetch_json(http, require_https(str(metadata.get("jwks_uri")), self._issuer))
@@ -222,14 +261,22 @@ class JwtVerifier:
         return keys, metadata
 
 
+def _authorized_party(claims: dict[str, Any], audience: str) -> Any:
+    """Return the client that an ID token was issued to. Only a token with a single audience may leave it out
+    (OpenID Connect Core, section 3.1.3.7).
+    """
+    several = isinstance(claims["aud"], list) and len(claims["aud"]) > 1
+    return claims.get("azp", None if several else audience)
+
+
 def _parse_keys(jwks: dict[str, Any]) -> _Keys:
     """Parse a JWK set. Raises ValueError if it has no key that is accepted."""
     listed = jwks.get("keys")
-    keys: dict[str | None, dict[str, jwt.PyJWK]] = {}
+    keys: list[tuple[str | None, _KeyByAlgorithm]] = []
     for jwk in listed if isinstance(listed, list) else ():
         if isinstance(jwk, dict) and (by_algorithm := _by_algorithm(jwk)):
             name = jwk.get("kid")
-            keys[name if name is None else str(name)] = by_algorithm
+            keys.append((name if name is None else str(name), by_algorithm))
     if not keys:
         raise ValueError("it has no public key for signatures of an accepted kind")
     return keys

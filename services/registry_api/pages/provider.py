@@ -46,9 +46,10 @@ async def page_to_provider(
     request: Request, following: Annotated[str, Query(alias="next", max_length=MAX_NEXT)] = ""
 ) -> Response:
     """Redirect a person to the provider."""
-    provider, sign_in = _provider(request), SignIn.new(own_page(following))
+    _provider(request)
+    sign_in = SignIn.new(own_page(following))
     try:
-        address = await run_in_threadpool(provider.address, sign_in, _callback(request))
+        address = await access_of(request).begin_sign_in(sign_in, _callback(request))
     except Unavailable as error:
         return ask_to_sign_in(request, following, error)
     sealed = await run_in_threadpool(seal_of(request).seal, json.dumps(asdict(sign_in)).encode())

@@ -60,7 +60,9 @@ _TITLES = {
     503: "Not available now",
 }
 _CODE = re.compile(r"`([^`]+)`")
-_OWN_PAGE = re.compile(rf"{PAGES}([/?][!-\[\]-~]*)?")
+_DOT_SEGMENTS = r"[^?#]*/(\.|%2[eE]){1,2}([/?#]|\Z)"
+"""A path that browsers shorten: `/dashboard/../x` leads to `/x`."""
+_OWN_PAGE = re.compile(rf"(?!{_DOT_SEGMENTS}){PAGES}([/?][!-\[\]-~]*)?")
 """An address of these pages: printable ASCII without a backslash, which browsers read as a slash."""
 MAX_NEXT = 1024
 """Longest address to which signing in leads back. A cookie holds it while a provider is asked."""

@@ -56,8 +56,6 @@ async def page_sign_in(request: Request) -> Response:
         key = (fields.text("key", max_length=16_384) or "").strip()
         following = own_page(fields.text("next", max_length=MAX_NEXT) or "")
     try:
-        if not key.isascii() or not key.isprintable():
-            raise InvalidApiKey("This is not an API key: it contains characters that no key has.")
         await sign_in_with(request, key)
     except (InvalidApiKey, RateLimited) as error:
         return ask_to_sign_in(request, following, error)
@@ -66,6 +64,8 @@ async def page_sign_in(request: Request) -> Response:
 
 async def sign_in_with(request: Request, key: str) -> None:
     """Begin a session with an API key or a token. Raises `InvalidApiKey`, `RateLimited` and `Unavailable`."""
+    if not key.isascii() or not key.isprintable():
+        raise InvalidApiKey("This is neither an API key nor a token: it contains characters that none has.")
     use_key(request, key)
     caller = await authenticate(access_of(request), request.scope)
     await begin_session(request, key=key, namespace="default" if caller.for_any_namespace else None)

@@ -24,8 +24,10 @@ class AccessSettings(BaseSettings):
     """File that holds the API key with all rights, such as a mounted container secret. `python -m
     services.registry_api new-key --out FILE` writes one that only its owner can read.
     """
-    oidc_issuer: str | None = Field(default=None, pattern=r"^https?://[^?#]+[^/?#]$")
-    """URL of an OpenID provider whose JWTs are accepted as well as API keys."""
+    oidc_issuer: str | None = Field(default=None, pattern=r"^https?://[^?#]+[^/?#]/?$")
+    """URL of an OpenID provider whose JWTs are accepted as well as API keys. Write it as the `iss` claim of
+    the JWTs has it: some providers end it with a slash.
+    """
     oidc_audience: str | None = None
     """Audience that the `aud` claim of a JWT must name. Must be set together with the issuer."""
     oidc_namespace_claim: str = Field("speaker_namespace", min_length=1)

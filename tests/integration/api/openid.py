@@ -71,7 +71,9 @@ class Provider:
     def times_asked(self) -> int:
         return sum(path.endswith("/keys") for path in self.asked)
 
-    def token(self, *, key: Any = RSA_KEY, kid: str = "one", algorithm: str = "RS256", **claims: Any) -> str:
+    def token(
+        self, *, key: Any = RSA_KEY, kid: str | None = "one", algorithm: str = "RS256", **claims: Any
+    ) -> str:
         said = {
             "iss": self.issuer,
             "aud": AUDIENCE,
@@ -80,7 +82,7 @@ class Provider:
             **claims,
         }
         kept = {name: value for name, value in said.items() if value is not None}
-        return jwt.encode(kept, key, algorithm=algorithm, headers={"kid": kid})
+        return jwt.encode(kept, key, algorithm=algorithm, headers={"kid": kid} if kid else None)
 
     def sign_in(self, address: str) -> str:
         """Play a person who signs in at this address. Return the address that the provider leads back to."""

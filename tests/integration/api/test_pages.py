@@ -362,6 +362,11 @@ def test_a_wrong_key_opens_nothing(closed: Registry, bad: str):
         ("//evil.example", "/dashboard"),
         ("/dashboard\\@evil.example", "/dashboard"),
         ("/dashboardevil", "/dashboard"),
+        ("/dashboard/../v1/voices", "/dashboard"),
+        ("/dashboard/voices/%2E./.%2e/x", "/dashboard"),
+        ("/dashboard/voices/..", "/dashboard"),
+        ("/dashboard/./jobs?a", "/dashboard"),
+        ("/dashboard/voices/..a./...?q=/../b", "/dashboard/voices/..a./...?q=/../b"),
     ],
 )
 def test_signing_in_leads_to_pages_only(closed: Registry, following: str, expected: str):

@@ -199,6 +199,10 @@ def test_a_sign_in_that_redis_lost_is_begun_again(registry: Registry, visitor: V
     [
         ({"nonce": "another"}, "belongs to another sign-in"),
         ({"nonce": None}, "belongs to another sign-in"),
+        ({"nonce": "\ud800"}, "belongs to another sign-in"),
+        ({"aud": [CLIENT, "another-client"]}, "issued to another client"),
+        ({"aud": [CLIENT, "another-client"], "azp": "another-client"}, "issued to another client"),
+        ({"azp": "another-client"}, "issued to another client"),
         ({"aud": "another-client"}, "not accepted"),
         ({"iss": "https://evil.example"}, "not accepted"),
         ({"exp": int(time.time()) - 100}, "not accepted"),
@@ -214,6 +218,27 @@ def test_a_wrong_id_token_signs_nobody_in(
     assert back.status_code == 403
     assert said in back.text
     assert visitor.get("/voices").status_code == 303
+
+
+@pytest.mark.parametrize("audience", [CLIENT, [CLIENT], [CLIENT, "another-client"]])
+def test_an_id_token_may_name_the_client_that_it_was_issued_to(
+    visitor: Visitor, provider: Provider, audience: str | list[str]
+):
+    """An ID token with several audiences must name this client as the one that it was issued to."""
+    provider.identity = {"aud": audience, "azp": CLIENT}
+    assert visitor.http.get(provider.sign_in(begin(visitor))).status_code == 200
+
+
+def test_an_access_token_of_odd_characters_signs_nobody_in(
+    visitor: Visitor, provider: Provider, monkeypatch: pytest.MonkeyPatch
+):
+    """JSON can express a lone surrogate, which fits into no header and no cookie."""
+    answer = provider.sign_in(begin(visitor))
+    given = provider.token
+    monkeypatch.setattr(provider, "token", lambda **claims: given(**claims) if "aud" in claims else "\ud800")
+    back = visitor.http.get(answer)
+    assert back.status_code == 403
+    assert "characters that none has" in back.text
 
 
 def test_a_token_for_another_service_opens_nothing(visitor: Visitor, provider: Provider):

@@ -2,6 +2,7 @@
 loopback, with real signatures.
 """
 
+import asyncio
 import functools
 import json
 import math
@@ -9,23 +10,29 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from typing import Any
+from typing import Any, cast
 
 import jwt
 import pytest
 from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from hypothesis import HealthCheck, example, given
 from hypothesis import settings as settings_of_hypothesis
 from hypothesis import strategies as st
+from starlette.concurrency import run_in_threadpool
 
+from services.registry_api.access import first_keys
 from services.registry_api.access import provider as provider_module
+from services.registry_api.access.authentication import Access
+from services.registry_api.access.provider_sign_in import ProviderSignIn, SignIn
 from services.registry_api.access.tokens import JwtVerifier
+from services.registry_api.keys.held_keys import HeldKeys
+from services.registry_api.protocol.callers import Caller
 from services.shared.configuration.access import AccessSettings
 from speaker_registry.errors import InvalidApiKey, Unavailable
 from tests.http_server import http_server
 from tests.integration.api.conftest import Start
-from tests.integration.api.openid import AUDIENCE, OTHER_KEY, RSA_KEY, Provider, public_key
+from tests.integration.api.openid import AUDIENCE, OTHER_KEY, RSA_KEY, Provider, provided_by, public_key
 
 EC_KEY = ec.generate_private_key(ec.SECP256R1())
 CHARACTERS = st.characters()
@@ -107,6 +114,17 @@ def test_the_claims_may_have_other_names(provider: Provider, clock: OwnClock):
     assert (caller.namespace, caller.scopes) == ("a1", {"admin"})
 
 
+def test_an_issuer_may_end_with_a_slash(provider: Provider, clock: OwnClock):
+    """The slash is part of the issuer's name, and is left out of the address where its keys are looked up."""
+    provider.about = {"jwks_uri": f"{provider.issuer}/keys"}
+    without = settings(provider)
+    provider.issuer += "/"
+    assert JwtVerifier(settings(provider), monotonic=clock).verify(provider.token())
+    assert provider.asked == ["/realms/voices/.well-known/openid-configuration", "/realms/voices/keys"]
+    with pytest.raises(Unavailable):  # a provider that calls itself otherwise is not trusted
+        JwtVerifier(without, monotonic=clock).verify(provider.token(iss=without.oidc_issuer))
+
+
 def test_elliptic_curves_are_taken_too(provider: Provider, tokens: JwtVerifier):
     provider.keys["curve"] = EC_KEY
     assert tokens.verify(provider.token(key=EC_KEY, kid="curve", algorithm="ES256", scope="engine")).scopes
@@ -126,6 +144,40 @@ def test_a_key_that_names_its_algorithm_goes_with_no_other(provider: Provider, t
         tokens.verify(provider.token(algorithm="RS256"))
 
 
+def unnamed(key: Any) -> dict[str, Any]:
+    return {name: value for name, value in public_key("", key).items() if name != "kid"}
+
+
+@pytest.mark.parametrize("names_keys", [True, False])
+def test_a_token_that_names_no_key_is_tried_with_those_of_its_algorithm(
+    provider: Provider, tokens: JwtVerifier, names_keys: bool
+):
+    """Providers with a single key may leave its name out of tokens, and out of the key, too."""
+    keys = {"curve": EC_KEY, "one": RSA_KEY, "two": OTHER_KEY}
+    if names_keys:
+        provider.keys = keys
+    else:
+        provider.keys, provider.more_keys = {}, [unnamed(key) for key in keys.values()]
+    for key, algorithm in ((RSA_KEY, "RS256"), (OTHER_KEY, "PS512"), (EC_KEY, "ES256")):
+        assert tokens.verify(provider.token(kid=None, key=key, algorithm=algorithm))
+    stranger = rsa.generate_private_key(public_exponent=65537, key_size=2048)
+    with pytest.raises(InvalidApiKey, match="signature"):
+        tokens.verify(provider.token(kid=None, key=stranger))
+    with pytest.raises(InvalidApiKey, match="its algorithm is 'ES384'"):
+        tokens.verify(
+            provider.token(kid=None, key=ec.generate_private_key(ec.SECP384R1()), algorithm="ES384")
+        )
+
+
+def test_a_token_that_names_no_key_is_tried_with_a_few_keys(provider: Provider, tokens: JwtVerifier):
+    """Checking a signature takes long, and any client can send a token."""
+    provider.keys = {}
+    provider.more_keys = [unnamed(OTHER_KEY)] * 8 + [unnamed(RSA_KEY)]
+    assert tokens.verify(provider.token(kid=None, key=OTHER_KEY))
+    with pytest.raises(InvalidApiKey, match="signature"):
+        tokens.verify(provider.token(kid=None, key=RSA_KEY))
+
+
 def test_what_is_no_public_key_for_signatures_is_passed_over(provider: Provider, tokens: JwtVerifier):
     """Keys that are not public signing keys are ignored. A provider may list others, and a shared secret
     among them would let any reader of the list make tokens.
@@ -139,8 +191,11 @@ def test_what_is_no_public_key_for_signatures_is_passed_over(provider: Provider,
         "none",
     ]
     assert tokens.verify(provider.token())
-    for kid, key, algorithm in (("shared", secret, "HS256"), ("for-encryption", OTHER_KEY, "RS256")):
-        with pytest.raises(InvalidApiKey, match=f"no key '{kid}'"):
+    for kid, key, algorithm, said in (
+        ("shared", secret, "HS256", "its algorithm is 'HS256', which is not accepted"),
+        ("for-encryption", OTHER_KEY, "RS256", "no key 'for-encryption'"),
+    ):
+        with pytest.raises(InvalidApiKey, match=said):
             tokens.verify(provider.token(key=key, kid=kid, algorithm=algorithm))
 
 
@@ -262,6 +317,92 @@ def test_a_new_key_of_the_provider_is_taken_soon(provider: Provider, tokens: Jwt
     assert tokens.verify(provider.token(key=OTHER_KEY, kid="two", scope="engine")).scopes == {"engine"}
 
 
+def test_a_new_key_may_be_valid_until_the_provider_is_asked_for_it(
+    provider: Provider, tokens: JwtVerifier, clock: OwnClock
+):
+    """A token of a new key is answered 503, not 401, if the last fetch is too recent for another one. Any
+    client can cause that fetch with the name of a key that does not exist.
+    """
+    tokens.verify(provider.token())
+    clock.seconds += 11
+    with pytest.raises(InvalidApiKey, match="no key 'unknown'"):
+        tokens.verify(provider.token(kid="unknown"))
+    provider.keys["two"] = OTHER_KEY
+    clock.seconds += 4
+    new = provider.token(key=OTHER_KEY, kid="two")
+    with pytest.raises(Unavailable) as caught:
+        tokens.verify(new)
+    assert caught.value.retry_after_seconds == 6
+    clock.seconds += 7
+    assert tokens.verify(new)
+
+
+@pytest.mark.parametrize(
+    "odd",
+    [
+        {"exp": 1_000_000_000},
+        {"exp": None},
+        {"nbf": 4_000_000_000},
+        {"iat": 4_000_000_000},
+        {"aud": "another-service"},
+        {"iss": "https://elsewhere.example"},
+        {"sub": None},
+        {"jti": 5},
+        {"key": "s" * 64, "algorithm": "HS256"},
+    ],
+)
+def test_a_token_that_no_key_can_make_valid_is_refused_at_once(
+    provider: Provider, tokens: JwtVerifier, clock: OwnClock, odd: dict[str, Any]
+):
+    """Such a token counts against its address, and causes no fetch."""
+    tokens.verify(provider.token())
+    for _ in range(3):
+        clock.seconds += 6
+        with pytest.raises(InvalidApiKey):
+            tokens.verify(provider.token(kid="unknown", **odd))
+    assert provider.times_asked == 1
+
+
+@pytest.fixture
+def access(provider: Provider, tokens: JwtVerifier) -> Access:
+    return Access(
+        cast(HeldKeys, object()), jwts=tokens, provider=ProviderSignIn(provided_by(provider), tokens)
+    )
+
+
+async def ask_at_once(access: Access, provider: Provider) -> list[Caller | str | BaseException]:
+    """Send many tokens and begin many sign-ins at once, and let the provider answer half a second later."""
+    provider.answers.clear()
+    sent = [provider.token(sub=str(time.time_ns())) for _ in range(25)]
+    tasks = [asyncio.create_task(access.authenticate(token, "203.0.113.7")) for token in sent]
+    signing_in = [access.begin_sign_in(SignIn.new("", 0), "https://registry.example") for _ in range(25)]
+    asked = asyncio.gather(*tasks, *signing_in, return_exceptions=True)
+    await asyncio.sleep(0.5)
+    await asyncio.wait_for(run_in_threadpool(time.time), 1)  # the threads are free
+    provider.answers.set()
+    return await asked
+
+
+def test_whoever_arrives_together_waits_for_the_first_keys(
+    provider: Provider, access: Access, clock: OwnClock
+):
+    """A process without keys, after its start or an hour without tokens, asks the provider once for all."""
+    for times in (1, 2):
+        answers = asyncio.run(ask_at_once(access, provider))
+        assert [answer for answer in answers if isinstance(answer, BaseException)] == []
+        assert provider.times_asked == times
+        clock.seconds += 3700
+
+
+def test_nobody_waits_long_for_the_first_keys(
+    provider: Provider, access: Access, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(first_keys, "_WAIT_SECONDS", 0.1)
+    answers = asyncio.run(ask_at_once(access, provider))
+    assert [type(answer) for answer in answers] == [Unavailable] * 50
+    assert len(provider.asked) <= 2
+
+
 def test_a_key_that_the_provider_withdrew_is_not_taken_for_long(
     provider: Provider, tokens: JwtVerifier, clock: OwnClock
 ):
@@ -361,9 +502,10 @@ def test_while_the_provider_is_silent_one_thread_waits_for_it(
         assert not waits.done()
         provider.answers.set()
         assert waits.result() == "default"
+    clock.seconds += 11
     with pytest.raises(InvalidApiKey, match="no key 'unknown'"):
         tokens.verify(provider.token(kid="unknown"))
-    assert provider.times_asked == 2
+    assert provider.times_asked == 3
 
 
 def test_a_provider_that_stays_silent_is_given_up(
