@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from speaker_registry.artifact import Artifact
+from speaker_registry.forks import renew_after_fork
+from speaker_registry.names import slug_meant
 from speaker_registry.validation import is_from_zero, shortened
 
 if TYPE_CHECKING:
@@ -148,6 +150,13 @@ class ArtifactCache:
         return (
             f"<ArtifactCache {stats.entries} of {self.max_entries}, {stats.bytes} of {self.max_bytes} bytes>"
         )
+        renew_after_fork(self, ArtifactCache._renew)
+
+    def _renew(self) -> None:
+        is_half_changed = self._lock.locked()  # by a thread that exists only in the parent
+        self._lock = threading.Lock()
+        if is_half_changed:
+            self.clear()
 
     def now(self) -> float:
         """Return the time of the clock that ages are measured with."""

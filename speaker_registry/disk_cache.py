@@ -208,7 +208,9 @@ class DiskCache:
             _acquire(lock)
             yield lock
         finally:
-            os.close(lock)  # this also releases it
+            # Closing would not release it if another thread has forked a process meanwhile.
+            fcntl.flock(lock, fcntl.LOCK_UN)
+            os.close(lock)
 
     def _reserve(self, lock: int, refs: int, blobs: int, new_bytes: int) -> None:
         """Count bytes before they are written, and make room for them."""
