@@ -11,7 +11,7 @@ import pytest
 
 from speaker_registry import errors
 from tests.unit.sdk.conftest import Connect
-from tests.unit.sdk.fake_registry import ECAPA, FakeRegistry, error_answer, form_of
+from tests.unit.sdk.fake_registry import ECAPA, URL, FakeRegistry, error_answer, form_of
 
 NAMES = ["alice", "Anna Lena", "50%", "what?", "no#1", "%2F", "声優さん", "a+b&c=d", "…", "Zoë"]
 
@@ -108,6 +108,28 @@ def test_a_version_can_be_named_in_two_ways(
     registry.aliases["alice"]["prod"] = 3
     connect().fetch(speaker, ECAPA, version=version)
     assert registry.paths() == [f"GET /v1/voices/alice/versions/{path}/artifacts/{ECAPA}/file"]
+
+
+@pytest.mark.parametrize(
+    ("method", "asked", "other"),
+    [
+        ("get", ["alice"], "bob"),
+        ("version", ["alice"], "bob/versions/1"),
+        ("version", ["alice@2"], "alice/versions/1"),
+        ("descriptor", ["alice", ECAPA], f"bob/versions/1/artifacts/{ECAPA}"),
+    ],
+)
+def test_an_answer_about_another_voice_or_version_is_refused(
+    connect: Connect, registry: FakeRegistry, method: str, asked: list[str], other: str
+):
+    """A proxy that mixes up two answers must not turn one voice into another."""
+    for name in ("alice", "alice", "bob"):
+        registry.add_version(name)
+    client = connect()
+    getattr(client, method)(*asked)
+    registry.faults.append(lambda request: registry(httpx.Request("GET", f"{URL}/v1/voices/{other}")))
+    with pytest.raises(errors.Unavailable, match=rf"asked for {asked[0]}.* but the answer is about '"):
+        getattr(client, method)(*asked)
 
 
 @pytest.mark.parametrize("version", ["", "Prod", "../x", "0", "a b", True])
