@@ -1,6 +1,6 @@
 """The cache of artifacts in a directory, which several processes may share. It makes no requests.
 
-    refs/{speaker}.{target}     which digest the registry confirmed for a request, and when (JSON). It says
+    refs/{voice}.{target}       which digest the registry confirmed for a request, and when (JSON). It says
                                 its own name, so that a file under the name of another request is found
     blobs/{digest}              the file of an artifact
     lock                        locked during each change; its text is an upper bound on the bytes used
@@ -114,9 +114,9 @@ class DiskCache:
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
             raise ValueError(f"the cache directory {self.directory} is not a directory of this user")
 
-    def ref(self, scope: str, speaker: str, target: str) -> Ref | None:
+    def ref(self, scope: str, voice: str, target: str) -> Ref | None:
         """Return the registry's last answer to a request, or None if there is none in the directory."""
-        name = _ref_name(scope, speaker, target)
+        name = _ref_name(scope, voice, target)
         with self._folder("refs") as refs:
             ref = _read_ref(refs, name)
             if ref is not None:
@@ -135,13 +135,13 @@ class DiskCache:
                 _remove(blobs, name)
                 raise DamagedFile(f"the cached file {name} was damaged: {error}") from error
 
-    def store(self, scope: str, speaker: str, target: str, ref: Ref, data: bytes | None) -> None:
+    def store(self, scope: str, voice: str, target: str, ref: Ref, data: bytes | None) -> None:
         """Record the registry's answer to a request. Without `data`, nothing is recorded unless the file is
         there.
 
         A file that is larger than a tenth of the limit is not kept, because it would displace all others.
         """
-        name, blob = _ref_name(scope, speaker, target), _blob_name(ref.digest)
+        name, blob = _ref_name(scope, voice, target), _blob_name(ref.digest)
         with self._folder("refs") as refs, self._folder("blobs") as blobs, self._lock() as lock:
             there = _size(blobs, blob) == ref.size
             if (data is None and not there) or ref.size > self.max_bytes // 10:
@@ -161,9 +161,9 @@ class DiskCache:
             if replaces:
                 _write_used(lock, _read_used(lock) - 2 * FILE_OVERHEAD_BYTES)
 
-    def forget(self, scope: str, speaker: str, target: str | None = None) -> None:
+    def forget(self, scope: str, voice: str, target: str | None = None) -> None:
         """Remove a voice, or one artifact of it, with its files. Other clients fetch these files again."""
-        prefix = _speaker_name(scope, speaker) + "." if target is None else _ref_name(scope, speaker, target)
+        prefix = _voice_name(scope, voice) + "." if target is None else _ref_name(scope, voice, target)
         with self._folder("refs") as refs, self._folder("blobs") as blobs:
             names = [name for name in _names(refs) if name.startswith(prefix)]
             # The names are removed even if another process holds the lock.
@@ -277,12 +277,12 @@ def _uptime() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-def _speaker_name(scope: str, speaker: str) -> str:
-    return hashlib.sha256(f"{scope}\0{speaker}".encode()).hexdigest()[:40]
+def _voice_name(scope: str, voice: str) -> str:
+    return hashlib.sha256(f"{scope}\0{voice}".encode()).hexdigest()[:40]
 
 
-def _ref_name(scope: str, speaker: str, target: str) -> str:
-    return f"{_speaker_name(scope, speaker)}.{hashlib.sha256(target.encode()).hexdigest()[:40]}"
+def _ref_name(scope: str, voice: str, target: str) -> str:
+    return f"{_voice_name(scope, voice)}.{hashlib.sha256(target.encode()).hexdigest()[:40]}"
 
 
 def _blob_name(digest: str) -> str:
