@@ -76,15 +76,11 @@ class Ref(NamedTuple):
 
     def age_seconds(self) -> float:
         """Return how long ago the registry was asked. The age is infinite if it is unknown, because the time
-        of the question lies in the future: a clock was set back.
+        of the question lies in the future: the machine has started since, and its clock was set back.
         """
-        age = time.time() - self.confirmed_at
-        if age < -_CLOCKS_DIFFER_SECONDS:
-            return math.inf
-        if self.boot and self.boot == _boot_id():
-            # The clock may have been set back so little that the time lies in the past again.
-            age = max(age, _uptime() - self.uptime)
-        return max(age, 0.0)
+        is_same_boot = self.boot != "" and self.boot == _boot_id()
+        age = _uptime() - self.uptime if is_same_boot else time.time() - self.confirmed_at
+        return math.inf if age < -_CLOCKS_DIFFER_SECONDS else max(age, 0.0)
 
 
 class DamagedFile(OSError):

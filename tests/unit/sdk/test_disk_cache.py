@@ -142,6 +142,7 @@ def test_a_clock_that_was_set_back_does_not_keep_the_directory_as_it_was(
     assert (stats.disk_hits, stats.misses) == (1, 0)
 
 
+        years_ahead.setattr("speaker_registry.disk_cache._boot_id", lambda: "the boot before")
 def test_a_clock_that_was_set_back_by_the_age_of_an_artifact_does_not_make_it_new(
     connect: Connect, registry: FakeRegistry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -151,6 +152,18 @@ def test_a_clock_that_was_set_back_by_the_age_of_an_artifact_does_not_make_it_ne
     version = registry.add_version("alice")
     uptime = real_time.clock_gettime
     monkeypatch.setattr("time.clock_gettime", lambda clock: uptime(clock) + 3600)
+@pytest.mark.parametrize("seconds", [-3600, 3600])
+def test_ages_are_right_although_the_clock_was_set(
+    connect: Connect, registry: FakeRegistry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: int
+):
+    """The uptime of the machine tells them, as long as it has not started again."""
+    registry.add_version("alice")
+    fetched(connect, tmp_path)
+    monkeypatch.setattr("time.time", lambda: real_time.time_ns() / 1e9 + seconds)
+    assert fetched(connect, tmp_path, max_age=60)[1].disk_hits == 1
+    assert len(registry.requests) == 1
+
+
     found, stats = fetched(connect, tmp_path, max_age=60)
     assert (found.manifest.version, stats.misses) == (version.number, 1)
     assert fetched(connect, tmp_path, max_age=60)[1].disk_hits == 1
