@@ -25,6 +25,7 @@ import mmap
 import os
 import re
 import secrets
+import shutil
 import stat
 import time
 from collections.abc import Iterator
@@ -258,7 +259,10 @@ def _names(folder: int) -> list[str]:
 
 def _remove(folder: int, name: str) -> None:
     with contextlib.suppress(FileNotFoundError):
-        os.unlink(name, dir_fd=folder)
+        if stat.S_ISDIR(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
+            shutil.rmtree(name, dir_fd=folder)
+        else:
+            os.unlink(name, dir_fd=folder)
 
 
 @functools.cache
@@ -289,6 +293,8 @@ def _read_ref(refs: int, name: str) -> Ref | None:
     """Read a ref, or None if there is none. A damaged one is removed, as is one that was written for another
     request: the digest of the file that it leads to would be right, and the voice wrong.
     """
+    if _size(refs, name) is None:
+        return None
     try:
         with os.fdopen(os.open(name, _READ, dir_fd=refs), "rb") as file:
             text = file.read(_MAX_REF_BYTES + 1)
@@ -318,6 +324,8 @@ def _intact_ref(refs: int, name: str) -> Ref | None:
 
 
 def _read_blob(blobs: int, name: str, ref: Ref) -> bytes | mmap.mmap | None:
+    if _size(blobs, name) is None:
+        return None
     try:
         descriptor = os.open(name, _READ, dir_fd=blobs)
     except FileNotFoundError:
@@ -349,10 +357,15 @@ def _write(folder: int, name: str, data: bytes) -> None:
 
 
 def _size(folder: int, name: str) -> int | None:
+    """Return the size of a file, or None if there is none. A link or folder in its place is removed."""
     try:
-        return os.stat(name, dir_fd=folder, follow_symlinks=False).st_size
+        found = os.stat(name, dir_fd=folder, follow_symlinks=False)
     except FileNotFoundError:
         return None
+    if stat.S_ISREG(found.st_mode):
+        return found.st_size
+    _remove(folder, name)
+    raise DamagedFile(f"the cached file {name} was not a file")
 
 
 def _acquire(lock: int) -> None:
@@ -372,6 +385,5 @@ def _read_used(lock: int) -> int:
 
 
 def _write_used(lock: int, used: int) -> None:
-    os.pwrite(
-        lock, b"%020d" % max(0, used), 0
-    )  # always of one length: a shorter text would leave digits behind
+    os.pwrite(lock, b"%020d" % max(0, used), 0)  # always of one length, so that it is never torn
+    os.ftruncate(lock, 20)  # another program may have made the file longer
