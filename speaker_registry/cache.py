@@ -19,6 +19,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from speaker_registry.artifact import Artifact
+from speaker_registry.forks import renew_after_fork
+from speaker_registry.names import slug_meant
 from speaker_registry.validation import is_from_zero, shortened
 
 if TYPE_CHECKING:
@@ -33,7 +35,7 @@ _REFERENCES_PER_ENTRY = 4
 _MARKED_VOICES = 10_000
 """Maximum number of voices for which the cache remembers when they last changed, or were gone."""
 _Marks = OrderedDict[tuple[str, str | None], float]
-"""Maps scope and voice to a time of the clock. None stands for all voices of the scope."""
+"""Maps scope and `Key.voice` to a time of the clock. None stands for all voices of the scope."""
 
 
 class Key(NamedTuple):
@@ -44,13 +46,19 @@ class Key(NamedTuple):
     artifacts, because their keys may have different rights.
     """
     speaker: str
+    """The key of the voice's name, or the id of the voice."""
     reference: int | str
     profile: str
 
     @property
+    def voice(self) -> str:
+        """Identifies the voice, whether the request was made under its name or its id."""
+        return slug_meant(self.speaker)
+
+    @property
     def target(self) -> str:
-        """Reference and profile joined into one text, which is different for every pair."""
-        return f"{self.reference}\0{self.profile}"
+        """Speaker, reference and profile joined into one text, which is different for every request."""
+        return f"{self.speaker}\0{self.reference}\0{self.profile}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +150,13 @@ class ArtifactCache:
             from speaker_registry import disk_cache  # noqa: PLC0415  needs POSIX
 
             self._disk = disk_cache.DiskCache(directory, max_disk_bytes)
+        renew_after_fork(self, ArtifactCache._renew)
+
+    def _renew(self) -> None:
+        is_half_changed = self._lock.locked()  # by a thread that exists only in the parent
+        self._lock = threading.Lock()
+        if is_half_changed:
+            self.clear()
 
     def __repr__(self) -> str:
         stats = self.stats()
@@ -175,18 +190,18 @@ class ArtifactCache:
         answer. Returns None if its voice is known to have changed since.
         """
         with self._lock:
-            if self._confirmed_at(key) < _marked_at(self._expired, key.scope, key.speaker):
+            if self._confirmed_at(key) < _marked_at(self._expired, key.scope, key.voice):
                 return None
             artifact = self._answer(key, max_age_seconds)
             self._stale_answers += artifact is not None
             return artifact
 
     def expire(self, scope: str, speaker: str | None) -> None:
-        """Keep `fresh` from returning artifacts of a voice until the registry has confirmed them again. If
-        `speaker` is None, this applies to all voices.
+        """Keep `fresh` from returning artifacts of a voice, by its name or its id, until the registry has
+        confirmed them again. If `speaker` is None, this applies to all voices.
         """
         with self._lock:
-            self._mark(self._expired, scope, speaker)
+            self._mark(self._expired, scope, None if speaker is None else slug_meant(speaker))
 
     def recall(self, key: Key) -> None:
         """Read an artifact from the directory into memory if another process confirmed it later than this
@@ -195,7 +210,7 @@ class ArtifactCache:
         if self._disk is None:
             return
         with self._disk_errors_counted():
-            ref = self._disk.ref(key.scope, key.speaker, key.target)
+            ref = self._disk.ref(key.scope, key.voice, key.target)
             if ref is None:
                 return
             asked_at = self._clock() - ref.age_seconds()
@@ -247,23 +262,24 @@ class ArtifactCache:
         bytes.
         """
         with self._lock:
-            self._mark(self._forgotten, key.scope, key.speaker)
+            self._mark(self._forgotten, key.scope, key.voice)
             confirmation = self._confirmations.pop(key, None)
             if confirmation:
                 self._drop(confirmation.digest)
         if self._disk is not None:
             with self._disk_errors_counted():
-                self._disk.forget(key.scope, key.speaker, key.target)
+                self._disk.forget(key.scope, key.voice, key.target)
 
     def forget_speaker(self, scope: str, speaker: str) -> None:
-        """Drop all artifacts of a voice that was deleted."""
+        """Drop all artifacts of a voice that was deleted, requested by its name or its id."""
+        voice = slug_meant(speaker)
         with self._lock:
-            self._mark(self._forgotten, scope, speaker)
-            for key in [key for key in self._confirmations if (key.scope, key.speaker) == (scope, speaker)]:
+            self._mark(self._forgotten, scope, voice)
+            for key in [key for key in self._confirmations if (key.scope, key.voice) == (scope, voice)]:
                 self._drop(self._confirmations.pop(key).digest)
         if self._disk is not None:
             with self._disk_errors_counted():
-                self._disk.forget(scope, speaker)
+                self._disk.forget(scope, voice)
 
     def clear(self) -> None:
         """Drop all artifacts from memory. The directory and the statistics of hits and misses stay."""
@@ -299,7 +315,7 @@ class ArtifactCache:
 
         ref = Ref.asked(artifact.digest, artifact.size, self._clock() - asked_at)
         with self._disk_errors_counted():
-            self._disk.store(key.scope, key.speaker, key.target, ref, data)
+            self._disk.store(key.scope, key.voice, key.target, ref, data)
 
     @contextlib.contextmanager
     def _disk_errors_counted(self) -> Iterator[None]:
@@ -315,10 +331,10 @@ class ArtifactCache:
         confirmation = self._confirmations.get(key)
         return float("-inf") if confirmation is None else confirmation.confirmed_at
 
-    def _mark(self, marks: _Marks, scope: str, speaker: str | None) -> None:
+    def _mark(self, marks: _Marks, scope: str, voice: str | None) -> None:
         """Note the time for a voice, or for all of a scope."""
-        marks.pop((scope, speaker), None)
-        marks[scope, speaker] = self._clock()
+        marks.pop((scope, voice), None)
+        marks[scope, voice] = self._clock()
         while len(marks) > _MARKED_VOICES:
             (old_scope, _), at = marks.popitem(last=False)
             # A voice that is not remembered any more shares the mark of its whole scope.
@@ -374,10 +390,10 @@ def _cost(artifact: Artifact) -> int:
     return artifact.size + ENTRY_OVERHEAD_BYTES
 
 
-def _marked_at(marks: _Marks, scope: str, speaker: str | None) -> float:
-    return marks.get((scope, speaker), float("-inf"))
+def _marked_at(marks: _Marks, scope: str, voice: str | None) -> float:
+    return marks.get((scope, voice), float("-inf"))
 
 
 def _last_mark(marks: _Marks, key: Key) -> float:
     """Return the time that is noted for a voice or for all voices of its scope, whichever is later."""
-    return max(_marked_at(marks, key.scope, None), _marked_at(marks, key.scope, key.speaker))
+    return max(_marked_at(marks, key.scope, None), _marked_at(marks, key.scope, key.voice))

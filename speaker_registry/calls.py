@@ -78,6 +78,7 @@ MAX_WAIT_SECONDS = 60.0
 """Longest time that the registry holds an answer back."""
 NO_REGISTRY = "is there a speaker registry at this address?"
 Model = TypeVar("Model", bound=BaseModel)
+Described = TypeVar("Described", Voice, VoiceVersion, ArtifactDescriptor)
 
 
 class Registration(Schema):
@@ -131,10 +132,11 @@ class Calls:
         self._policy = policy
 
     def voice(self, name: str) -> Plan[Voice]:
-        return self._read(Voice, Request(path=voice_path(name)))
+        target = Target(parse_speaker_name(name), None)
+        return self._about(target, Voice, Request(path=target.voice_path))
 
     def version(self, target: Target) -> Plan[VoiceVersion]:
-        return self._read(VoiceVersion, Request(path=target.version_path))
+        return self._about(target, VoiceVersion, Request(path=target.version_path))
 
     def history(self, voice: str, limit: int | None) -> Listing[VoiceChange]:
         return listing_of(f"{voice_path(voice)}/history", Page[VoiceChange], limit)
@@ -175,7 +177,8 @@ class Calls:
         return parsed(Alias, reply).model_copy(update={"etag": reply.headers.get("etag")})
 
     def descriptor(self, target: Target, profile: str, wait: float = 0.0) -> Plan[ArtifactDescriptor]:
-        return self._read(ArtifactDescriptor, long_polled(Request(path=target.artifact_path(profile)), wait))
+        request = long_polled(Request(path=target.artifact_path(profile)), wait)
+        return self._about(target, ArtifactDescriptor, request)
 
     def put(
         self, target: Target, profile: str, content: bytes, fingerprint: str | None
@@ -414,6 +417,14 @@ class Calls:
         reply = yield from exchange(self._policy, request)
         if reply.status not in {204, 404}:  # see `exchange` about the latter
             raise Unavailable(f"the answer has status {reply.status} in place of 204: {NO_REGISTRY}")
+
+    def _about(self, target: Target, model: type[Described], request: Request) -> Plan[Described]:
+        """Read something about a target. An answer about another voice or version is refused."""
+        found = yield from self._read(model, request)
+        voice = found.name if isinstance(found, Voice) else found.voice
+        if not target.can_mean(voice, found.version):
+            raise Unavailable(f"asked for {target}, but the answer is about {voice[:80]!a}@{found.version}")
+        return found
 
     def _read(self, model: type[Model], request: Request) -> Plan[Model]:
         reply = yield from exchange(self._policy, request)

@@ -1,6 +1,6 @@
 """The cache of artifacts in a directory, which several processes may share. It makes no requests.
 
-    refs/{speaker}.{target}     which digest the registry confirmed for a request, and when (JSON). It says
+    refs/{voice}.{target}       which digest the registry confirmed for a request, and when (JSON). It says
                                 its own name, so that a file under the name of another request is found
     blobs/{digest}              the file of an artifact
     lock                        locked during each change; its text is an upper bound on the bytes used
@@ -25,6 +25,7 @@ import mmap
 import os
 import re
 import secrets
+import shutil
 import stat
 import time
 from collections.abc import Iterator
@@ -76,15 +77,11 @@ class Ref(NamedTuple):
 
     def age_seconds(self) -> float:
         """Return how long ago the registry was asked. The age is infinite if it is unknown, because the time
-        of the question lies in the future: a clock was set back.
+        of the question lies in the future: the machine has started since, and its clock was set back.
         """
-        age = time.time() - self.confirmed_at
-        if age < -_CLOCKS_DIFFER_SECONDS:
-            return math.inf
-        if self.boot and self.boot == _boot_id():
-            # The clock may have been set back so little that the time lies in the past again.
-            age = max(age, _uptime() - self.uptime)
-        return max(age, 0.0)
+        is_same_boot = self.boot != "" and self.boot == _boot_id()
+        age = _uptime() - self.uptime if is_same_boot else time.time() - self.confirmed_at
+        return math.inf if age < -_CLOCKS_DIFFER_SECONDS else max(age, 0.0)
 
 
 class DamagedFile(OSError):
@@ -114,9 +111,9 @@ class DiskCache:
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
             raise ValueError(f"the cache directory {self.directory} is not a directory of this user")
 
-    def ref(self, scope: str, speaker: str, target: str) -> Ref | None:
+    def ref(self, scope: str, voice: str, target: str) -> Ref | None:
         """Return the registry's last answer to a request, or None if there is none in the directory."""
-        name = _ref_name(scope, speaker, target)
+        name = _ref_name(scope, voice, target)
         with self._folder("refs") as refs:
             ref = _read_ref(refs, name)
             if ref is not None:
@@ -135,13 +132,13 @@ class DiskCache:
                 _remove(blobs, name)
                 raise DamagedFile(f"the cached file {name} was damaged: {error}") from error
 
-    def store(self, scope: str, speaker: str, target: str, ref: Ref, data: bytes | None) -> None:
+    def store(self, scope: str, voice: str, target: str, ref: Ref, data: bytes | None) -> None:
         """Record the registry's answer to a request. Without `data`, nothing is recorded unless the file is
         there.
 
         A file that is larger than a tenth of the limit is not kept, because it would displace all others.
         """
-        name, blob = _ref_name(scope, speaker, target), _blob_name(ref.digest)
+        name, blob = _ref_name(scope, voice, target), _blob_name(ref.digest)
         with self._folder("refs") as refs, self._folder("blobs") as blobs, self._lock() as lock:
             there = _size(blobs, blob) == ref.size
             if (data is None and not there) or ref.size > self.max_bytes // 10:
@@ -161,9 +158,9 @@ class DiskCache:
             if replaces:
                 _write_used(lock, _read_used(lock) - 2 * FILE_OVERHEAD_BYTES)
 
-    def forget(self, scope: str, speaker: str, target: str | None = None) -> None:
+    def forget(self, scope: str, voice: str, target: str | None = None) -> None:
         """Remove a voice, or one artifact of it, with its files. Other clients fetch these files again."""
-        prefix = _speaker_name(scope, speaker) + "." if target is None else _ref_name(scope, speaker, target)
+        prefix = _voice_name(scope, voice) + "." if target is None else _ref_name(scope, voice, target)
         with self._folder("refs") as refs, self._folder("blobs") as blobs:
             names = [name for name in _names(refs) if name.startswith(prefix)]
             # The names are removed even if another process holds the lock.
@@ -208,7 +205,9 @@ class DiskCache:
             _acquire(lock)
             yield lock
         finally:
-            os.close(lock)  # this also releases it
+            # Closing would not release it if another thread has forked a process meanwhile.
+            fcntl.flock(lock, fcntl.LOCK_UN)
+            os.close(lock)
 
     def _reserve(self, lock: int, refs: int, blobs: int, new_bytes: int) -> None:
         """Count bytes before they are written, and make room for them."""
@@ -260,7 +259,10 @@ def _names(folder: int) -> list[str]:
 
 def _remove(folder: int, name: str) -> None:
     with contextlib.suppress(FileNotFoundError):
-        os.unlink(name, dir_fd=folder)
+        if stat.S_ISDIR(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
+            shutil.rmtree(name, dir_fd=folder)
+        else:
+            os.unlink(name, dir_fd=folder)
 
 
 @functools.cache
@@ -275,12 +277,12 @@ def _uptime() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
-def _speaker_name(scope: str, speaker: str) -> str:
-    return hashlib.sha256(f"{scope}\0{speaker}".encode()).hexdigest()[:40]
+def _voice_name(scope: str, voice: str) -> str:
+    return hashlib.sha256(f"{scope}\0{voice}".encode()).hexdigest()[:40]
 
 
-def _ref_name(scope: str, speaker: str, target: str) -> str:
-    return f"{_speaker_name(scope, speaker)}.{hashlib.sha256(target.encode()).hexdigest()[:40]}"
+def _ref_name(scope: str, voice: str, target: str) -> str:
+    return f"{_voice_name(scope, voice)}.{hashlib.sha256(target.encode()).hexdigest()[:40]}"
 
 
 def _blob_name(digest: str) -> str:
@@ -291,6 +293,8 @@ def _read_ref(refs: int, name: str) -> Ref | None:
     """Read a ref, or None if there is none. A damaged one is removed, as is one that was written for another
     request: the digest of the file that it leads to would be right, and the voice wrong.
     """
+    if _size(refs, name) is None:
+        return None
     try:
         with os.fdopen(os.open(name, _READ, dir_fd=refs), "rb") as file:
             text = file.read(_MAX_REF_BYTES + 1)
@@ -320,6 +324,8 @@ def _intact_ref(refs: int, name: str) -> Ref | None:
 
 
 def _read_blob(blobs: int, name: str, ref: Ref) -> bytes | mmap.mmap | None:
+    if _size(blobs, name) is None:
+        return None
     try:
         descriptor = os.open(name, _READ, dir_fd=blobs)
     except FileNotFoundError:
@@ -351,10 +357,15 @@ def _write(folder: int, name: str, data: bytes) -> None:
 
 
 def _size(folder: int, name: str) -> int | None:
+    """Return the size of a file, or None if there is none. A link or folder in its place is removed."""
     try:
-        return os.stat(name, dir_fd=folder, follow_symlinks=False).st_size
+        found = os.stat(name, dir_fd=folder, follow_symlinks=False)
     except FileNotFoundError:
         return None
+    if stat.S_ISREG(found.st_mode):
+        return found.st_size
+    _remove(folder, name)
+    raise DamagedFile(f"the cached file {name} was not a file")
 
 
 def _acquire(lock: int) -> None:
@@ -374,6 +385,5 @@ def _read_used(lock: int) -> int:
 
 
 def _write_used(lock: int, used: int) -> None:
-    os.pwrite(
-        lock, b"%020d" % max(0, used), 0
-    )  # always of one length: a shorter text would leave digits behind
+    os.pwrite(lock, b"%020d" % max(0, used), 0)  # always of one length, so that it is never torn
+    os.ftruncate(lock, 20)  # another program may have made the file longer

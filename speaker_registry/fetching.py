@@ -210,14 +210,14 @@ class Fetching:
         """Fetch a clip. Clips are never cached, because the permission to read them can be withdrawn."""
         path = f"{target.version_path}/audio"
         reply = yield from exchange(self._policy, Request(path=path, max_bytes=MAX_FILE_BYTES))
-        check_digest(reply, "clip")
+        _check_clip(reply, target, "clip")
         return Clip(reply.body, reply.headers.get("content-type", "application/octet-stream"))
 
     def samples(self, target: Target) -> Plan[ReferenceAudio]:
         """Fetch the decoded samples of a clip. Samples are never cached."""
         path = f"{target.version_path}/audio/samples"
         reply = yield from exchange(self._policy, Request(path=path, max_bytes=MAX_FILE_BYTES))
-        check_digest(reply, "decoded clip")
+        _check_clip(reply, target, "decoded clip")
         return ReferenceAudio.from_bytes(reply.body)
 
     def picture(self, target: Target, kind: PictureKind, wait: float) -> Plan[ClipPicture]:
@@ -311,6 +311,16 @@ def verified(reply: Reply, target: Target, profile: str) -> File:
     for tensor in artifact.tensors.values():
         tensor.flags.writeable = False
     return File(reply.body, artifact)
+
+
+def _check_clip(reply: Reply, target: Target, what: str) -> None:
+    """Verify the body of an answer against its headers, and these against the version that was requested."""
+    check_digest(reply, what)
+    version = reply.headers.get("x-voice-version")
+    if version and isinstance(target.reference, int) and version != str(target.reference):
+        raise Unavailable(
+            f"asked for the {what} of {target}, but the answer is about version {version[:20]!a}"
+        )
 
 
 def check_digest(reply: Reply, what: str) -> None:

@@ -10,6 +10,7 @@ from concurrent.futures import Future
 from speaker_registry.artifact import Artifact
 from speaker_registry.errors import SpeakerRegistryError, Unavailable
 from speaker_registry.exchange import Plan
+from speaker_registry.forks import renew_after_fork
 
 
 class Flight:
@@ -42,6 +43,10 @@ class Flights:
     """The requests of one client that are under way."""
 
     def __init__(self) -> None:
+        self._begin()
+        renew_after_fork(self, Flights._begin)  # the threads that lead flights exist only in the parent
+
+    def _begin(self) -> None:
         self._lock = threading.Lock()
         self._flights: dict[Hashable, Flight] = {}
 
@@ -63,6 +68,7 @@ class Flights:
             raise
         finally:
             with self._lock:
-                del self._flights[question]
+                if self._flights.get(question) is flight:  # else it is a flight of the parent process
+                    del self._flights[question]
             flight.done.set_result(None)
         return flight.artifact

@@ -9,6 +9,7 @@ import hashlib
 import re
 import unicodedata
 from dataclasses import dataclass
+from functools import lru_cache
 
 from speaker_registry.errors import InvalidReference, InvalidVoiceName
 
@@ -100,8 +101,17 @@ def parse_voice_id(text: str) -> VoiceId | None:
 
 def stands_for(known_as: str, key: str) -> bool:
     """Return True if `known_as`, a name key or a voice id, can refer to the voice with the name key `key`."""
+    return known_as == key or (parse_voice_id(known_as) is not None and slug_meant(known_as) == slug_of(key))
+
+
+@lru_cache(maxsize=4096)
+def slug_meant(known_as: str) -> str:
+    """Return the slug of the voice that a name key or a voice id refers to. It is the same for both.
+
+    A name that looks like the id of another voice has the slug of that voice here.
+    """
     voice_id = parse_voice_id(known_as)
-    return known_as == key or (voice_id is not None and voice_id.slug == slug_of(key))
+    return slug_of(known_as) if voice_id is None else voice_id.slug
 
 
 def _fault_of(name: str) -> str | None:

@@ -13,10 +13,12 @@ from speaker_registry.errors import InvalidReference, InvalidRequest
 from speaker_registry.names import (
     DEFAULT,
     SpeakerName,
+    key_of_name,
     parse_alias,
     parse_reference,
     parse_speaker_name,
     split_reference,
+    stands_for,
 )
 
 _SEGMENT = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
@@ -41,6 +43,12 @@ class Target:
 
     def artifact_path(self, profile: str) -> str:
         return f"{self.version_path}/artifacts/{segment(profile, 'profile')}"
+
+    def can_mean(self, voice: str, version: int) -> bool:
+        """Return False if this reference cannot lead to that version of the voice with that name."""
+        is_number = isinstance(self.reference, int)
+        is_voice = stands_for(self.speaker.key, key_of_name(voice.strip()))
+        return is_voice and not (is_number and self.reference != version)
 
     def at(self, number: int) -> "Target":
         return dataclasses.replace(self, reference=number)

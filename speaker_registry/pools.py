@@ -18,6 +18,17 @@ def pools_of(http: httpx.Client | httpx.AsyncClient) -> list[Any]:
     return [transport._pool for transport in transports if isinstance(transport, own)]
 
 
+def forget_connections(http: httpx.Client | httpx.AsyncClient) -> None:
+    """Empty the pools of a client in a forked process.
+
+    The connections are not closed as httpx would do it, because they belong to the parent: this process only
+    loses its copies of their descriptors.
+    """
+    for pool in pools_of(http):
+        pool._connections, pool._requests = [], []
+        pool._optional_thread_lock = type(pool._optional_thread_lock)()
+
+
 def proxy_for(http: httpx.Client | httpx.AsyncClient, url: str) -> str | None:
     """Return the address of the proxy through which a client asks for a URL, without its credentials."""
     proxy = getattr(getattr(http._transport_for_url(httpx.URL(url)), "_pool", None), "_proxy_url", None)

@@ -29,8 +29,9 @@ from speaker_registry.exchange import (
     Step,
     Work,
 )
+from speaker_registry.forks import renew_after_fork
 from speaker_registry.listings import Item, Listing
-from speaker_registry.pools import close_failed_tunnels
+from speaker_registry.pools import close_failed_tunnels, forget_connections
 from speaker_registry.session import TRANSPORT_ERRORS, Default, Session, no_cookies
 
 
@@ -57,8 +58,14 @@ class AsyncPlanExecutor(Session):
         self._http = connecting(lambda: httpx.AsyncClient(transport=transport, cookies=no_cookies()))
         close_failed_tunnels(self._http)
         self._loop: asyncio.AbstractEventLoop | None = None
-        """The event loop of the first request."""
-        self._attempts = Attempts(traced=transport is None or isinstance(transport, httpx.AsyncHTTPTransport))
+        """The event loop of the first request in this process."""
+        self._is_traced = transport is None or isinstance(transport, httpx.AsyncHTTPTransport)
+        self._attempts = Attempts(traced=self._is_traced)
+        renew_after_fork(self, AsyncPlanExecutor._renew)
+
+    def _renew(self) -> None:
+        forget_connections(self._http)
+        self._loop, self._attempts = None, Attempts(traced=self._is_traced)
 
     async def close(self) -> None:
         """Close the connections."""

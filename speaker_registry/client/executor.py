@@ -27,8 +27,9 @@ from speaker_registry.exchange import (
     Step,
     Work,
 )
+from speaker_registry.forks import renew_after_fork
 from speaker_registry.listings import Item, Listing
-from speaker_registry.pools import close_failed_tunnels
+from speaker_registry.pools import close_failed_tunnels, forget_connections
 from speaker_registry.session import TRANSPORT_ERRORS, Default, Session, no_cookies
 
 
@@ -56,6 +57,7 @@ class PlanExecutor(Session):
         self._deadlines = Deadlines(clock)
         self._deadlines.apply_to(self._http)
         close_failed_tunnels(self._http)
+        renew_after_fork(self, lambda client: forget_connections(client._http))
 
     def close(self) -> None:
         """Close the connections."""

@@ -158,6 +158,29 @@ def test_what_another_process_kept_before_it_was_gone_does_not_come_back(tmp_pat
     assert cache.held(key("alice")) is None
 
 
+ID = f"voice_{'0' * 32}_alice"
+
+
+@pytest.mark.parametrize(("kept", "told"), [("alice", ID), (ID, "alice")])
+def test_what_is_known_of_a_voice_holds_for_its_name_and_its_id(tmp_path: Path, kept: str, told: str):
+    """A voice that was deleted by its id must not be served by its name, nor the other way round."""
+    time = FakeTime()
+    cache, another = (ArtifactCache(clock=time, directory=tmp_path) for _ in range(2))
+    bob_file = artifact_file("bob")
+    for speaker, file in ((kept, ALICE_FILE), ("bob", bob_file)):
+        cache.add(key(speaker), Artifact.parse(file), cache.now(), file)
+    time.now += 1
+    assert cache.fresh(key(kept), 60)
+    cache.expire("s", told)
+    assert cache.fresh(key(kept), 60) is None
+    assert cache.stale(key(kept), 60) is None
+    assert cache.fresh(key("bob"), 60)
+    cache.forget_speaker("s", told)
+    for speaker in (kept, "bob"):
+        another.recall(key(speaker))
+        assert [bool(one.held(key(speaker))) for one in (cache, another)] == [speaker == "bob"] * 2
+
+
 def test_age_is_that_of_the_last_confirmation():
     """A 304 makes what we hold as good as new."""
     time = FakeTime()

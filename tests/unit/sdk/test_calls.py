@@ -111,6 +111,28 @@ def test_a_version_can_be_named_in_two_ways(
     assert registry.paths() == [f"GET /v1/voices/alice/versions/{path}/artifacts/{ECAPA}/file"]
 
 
+@pytest.mark.parametrize(
+    ("method", "asked", "other"),
+    [
+        ("get", ["alice"], "bob"),
+        ("version", ["alice"], "bob/versions/1"),
+        ("version", ["alice@2"], "alice/versions/1"),
+        ("descriptor", ["alice", ECAPA], f"bob/versions/1/artifacts/{ECAPA}"),
+    ],
+)
+def test_an_answer_about_another_voice_or_version_is_refused(
+    connect: Connect, registry: FakeRegistry, method: str, asked: list[str], other: str
+):
+    """A proxy that mixes up two answers must not turn one voice into another."""
+    for name in ("alice", "alice", "bob"):
+        registry.add_version(name)
+    client = connect()
+    getattr(client, method)(*asked)
+    registry.faults.append(lambda request: registry(httpx.Request("GET", f"{URL}/v1/voices/{other}")))
+    with pytest.raises(errors.Unavailable, match=rf"asked for {asked[0]}.* but the answer is about '"):
+        getattr(client, method)(*asked)
+
+
 @pytest.mark.parametrize("version", ["", "Prod", "../x", "0", "a b", True])
 def test_a_reference_that_cannot_be_one_is_refused(
     connect: Connect, registry: FakeRegistry, version: str | bool

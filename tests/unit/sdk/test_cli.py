@@ -250,7 +250,7 @@ def test_a_picture_is_written_to_a_file(
 def test_a_clip_is_written_to_a_file(run: Run, registry: FakeRegistry, tmp_path: Path):
     """The answer says what kind of file it is."""
     path = tmp_path / "alice.wav"
-    headers = {**file_headers(b"RIFF"), "content-type": "audio/wav"}
+    headers = {**file_headers(b"RIFF", 2), "content-type": "audio/wav"}
     for words in ([], ["--json"]):
         registry.faults.append(httpx.Response(200, content=b"RIFF", headers=headers))
         outcome = run("clip", "alice@2", "-o", str(path), *words)

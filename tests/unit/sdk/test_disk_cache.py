@@ -22,7 +22,7 @@ import numpy as np
 import pytest
 
 from speaker_registry import ArtifactCache, RegistryClient, errors
-from speaker_registry.disk_cache import MAPPED_BYTES
+from speaker_registry.disk_cache import MAPPED_BYTES, DiskCache
 from tests.unit.sdk.conftest import Connect
 from tests.unit.sdk.fake_registry import (
     ECAPA,
@@ -82,7 +82,10 @@ def test_large_files_are_mapped_and_outlive_their_removal(
     assert (artifact.tensors["speaker_embedding"] == 1).all()
 
 
-@pytest.mark.parametrize("damage", ["cut", "changed", "emptied", "link", "ref"])
+@pytest.mark.parametrize(
+    "damage",
+    ["cut", "changed", "emptied", "link", "dangling link", "folder", "ref", "ref link", "ref folder"],
+)
 def test_a_damaged_file_is_fetched_again(
     connect: Connect, registry: FakeRegistry, tmp_path: Path, damage: str
 ):
@@ -91,10 +94,16 @@ def test_a_damaged_file_is_fetched_again(
     fetched(connect, tmp_path)
     (blob,), (ref,) = on_disk(tmp_path), on_disk(tmp_path, "refs")
     whole = blob.read_bytes()
-    if damage == "link":
-        (tmp_path / "elsewhere").write_bytes(whole)
-        blob.unlink()
-        blob.symlink_to(tmp_path / "elsewhere")
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.write_bytes(whole)
+    damaged = ref if damage.startswith("ref ") else blob
+    if damage.endswith("link"):
+        damaged.unlink()
+        damaged.symlink_to(tmp_path / "nowhere" if "dangling" in damage else elsewhere)
+    elif damage.endswith("folder"):
+        damaged.unlink()
+        damaged.mkdir()
+        (damaged / "file").write_bytes(whole)
     elif damage == "ref":
         ref.write_bytes(b'{"digest":')
     else:
@@ -103,9 +112,9 @@ def test_a_damaged_file_is_fetched_again(
     artifact, stats = fetched(connect, tmp_path, max_age=60)
     assert (artifact.tensors["speaker_embedding"] == 1).all()
     assert (stats.misses, stats.disk_errors > 0) == (1, True)
-    if damage != "link":  # a link is not followed, and left for its owner to see
-        assert blob.read_bytes() == whole
-        assert fetched(connect, tmp_path, max_age=60)[1].disk_hits == 1
+    assert not damaged.is_symlink()
+    assert blob.read_bytes() == elsewhere.read_bytes() == whole
+    assert fetched(connect, tmp_path, max_age=60)[1].disk_hits == 1
 
 
 def test_a_file_under_the_name_of_another_request_answers_nothing(
@@ -133,6 +142,7 @@ def test_a_clock_that_was_set_back_does_not_keep_the_directory_as_it_was(
     """A machine may start with the time of another year, until it has asked for the right one."""
     registry.add_version("alice")
     with monkeypatch.context() as years_ahead:
+        years_ahead.setattr("speaker_registry.disk_cache._boot_id", lambda: "the boot before")
         years_ahead.setattr("time.time", lambda: real_time.time_ns() / 1e9 + 1e8)
         fetched(connect, tmp_path)
     registry.add_version("alice")
@@ -140,6 +150,18 @@ def test_a_clock_that_was_set_back_does_not_keep_the_directory_as_it_was(
     found, stats = fetched(connect, tmp_path, max_age=60)
     assert found.digest == latest.digest
     assert (stats.disk_hits, stats.misses) == (1, 0)
+
+
+@pytest.mark.parametrize("seconds", [-3600, 3600])
+def test_ages_are_right_although_the_clock_was_set(
+    connect: Connect, registry: FakeRegistry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: int
+):
+    """The uptime of the machine tells them, as long as it has not started again."""
+    registry.add_version("alice")
+    fetched(connect, tmp_path)
+    monkeypatch.setattr("time.time", lambda: real_time.time_ns() / 1e9 + seconds)
+    assert fetched(connect, tmp_path, max_age=60)[1].disk_hits == 1
+    assert len(registry.requests) == 1
 
 
 def test_a_clock_that_was_set_back_by_the_age_of_an_artifact_does_not_make_it_new(
@@ -168,6 +190,18 @@ def test_without_the_id_of_a_boot_ages_are_measured_by_the_clock(
     assert fetched(connect, tmp_path, max_age=60)[1].disk_hits == 1
     fetched(connect, tmp_path)
     assert fetched(connect, tmp_path, max_age=60)[1].disk_hits == 1
+
+
+def test_a_count_that_another_program_has_made_longer_is_repaired(registry: FakeRegistry, tmp_path: Path):
+    """It could not be read, so each artifact that is kept would make the cache look at all files."""
+    registry.add_version("alice")
+    disk = DiskCache(tmp_path, 10**6)
+    (tmp_path / "lock").write_text("0" * 31)
+    client = RegistryClient(
+        URL, transport=httpx.MockTransport(registry), cache=ArtifactCache(directory=tmp_path)
+    )
+    client.fetch("alice", ECAPA)
+    assert disk.used_bytes() <= int((tmp_path / "lock").read_text()) < 20_000
 
 
 def test_only_the_owner_can_read_the_directory(connect: Connect, registry: FakeRegistry, tmp_path: Path):

@@ -397,7 +397,7 @@ def test_a_download_gives_the_files_own_bytes(connect: Connect, registry: FakeRe
 
 def test_a_clip_comes_with_what_it_is(connect: Connect, registry: FakeRegistry):
     """A clip can be fetched by the name alone, or for one version."""
-    headers = {**file_headers(b"RIFF"), "content-type": "audio/wav"}
+    headers = {**file_headers(b"RIFF", 3), "content-type": "audio/wav"}
     registry.faults.extend(httpx.Response(200, content=b"RIFF", headers=headers) for _ in range(2))
     client = connect()
     assert client.clip("alice") == client.clip("alice", 3) == Clip(b"RIFF", "audio/wav")
@@ -433,7 +433,11 @@ def test_decoded_samples_are_verified(connect: Connect, registry: FakeRegistry):
     """Samples come with their rate. A file of another form is refused, and so are damaged bytes."""
     samples = ReferenceAudio(np.linspace(-1, 1, 100, dtype=np.float32), 16_000)
     data = samples.to_bytes()
-    answers = [(data, file_headers(data)), (b"RIFF", file_headers(b"RIFF")), (data, file_headers(b"other"))]
+    answers = [
+        (data, file_headers(data, 3)),
+        (b"RIFF", file_headers(b"RIFF")),
+        (data, file_headers(b"other")),
+    ]
     registry.faults.extend(httpx.Response(200, content=body, headers=headers) for body, headers in answers)
     client = connect()
     found = client.samples("alice", 3)
@@ -457,6 +461,14 @@ def test_a_clip_that_is_not_what_it_says_is_refused(
     registry.faults.append(httpx.Response(200, content=b"RIFF", headers=headers))
     with pytest.raises(error, match=r"the clip's bytes are|without a digest"):
         connect().clip("alice")
+
+
+@pytest.mark.parametrize("method", ["clip", "samples"])
+def test_the_clip_of_another_version_is_refused(connect: Connect, registry: FakeRegistry, method: str):
+    """A proxy that mixes up two answers must not turn one clip into another."""
+    registry.faults.append(httpx.Response(200, content=b"RIFF", headers=file_headers(b"RIFF", 2)))
+    with pytest.raises(errors.Unavailable, match=r"of alice@3, but the answer is about version '2'"):
+        getattr(connect(), method)("alice", 3)
 
 
 def test_an_unasked_for_304_is_no_answer(connect: Connect, registry: FakeRegistry):
