@@ -33,6 +33,7 @@ from services.embedded.valkey import (
     ValkeyError,
     ValkeyServer,
 )
+from services.shared.bucket.layout import REGISTRY
 from services.shared.configuration.access import AccessSettings
 from services.shared.configuration.api import ApiSettings
 from speaker_registry import RegistryClient, SpeakerRegistryError
@@ -52,12 +53,16 @@ _LONGEST_PAUSE_SECONDS = 1.0
 """Longest pause between two checks whether the registry is up. The pauses grow to this length."""
 _REPORT_INTERVAL_SECONDS = 30.0
 """Interval at which a slow start is reported, with the last line of each process."""
+LOG_REWRITE_SECONDS = 3600.0
+"""Interval at which the log of Valkey is rewritten. What was erased stays in the log for this long at most,
+while the registry runs.
+"""
 _WRITE_TEST_BYTES = 1024**2
 _TEMPORARY = "speaker-registry-"
 _TEMPORARY_PARENTS = (Path("/tmp"), Path("/dev/shm"))  # noqa: S108 - a folder of our own is made in it
 _STORE_KNOWN_AS = "an embedded registry"
-"""Location that is stored for a bucket with a Redis server beside it. A copy of both has a view of its
-own.
+"""Location that is recorded for a new bucket with a Redis server of its own beside it. A copy of both folders
+has a view of its own, and may be moved. A bucket that has recorded it is also accepted with another server.
 """
 _SILENT = logging.CRITICAL + 1
 _MAX_BUFFERED_LINES = 100
@@ -210,12 +215,15 @@ class EmbeddedRegistry:
         return Path(self._stack.enter_context(TemporaryDirectory(prefix=_TEMPORARY))) / path.name
 
     def _environment(self, data: Path, redis_url: str) -> Mapping[str, str]:
+        # A new bucket whose Redis may serve other buckets records its path, so that a copy of it is refused.
+        records_path = self._settings.redis_url and not (data / "bucket" / REGISTRY).exists()
+        known_as = "" if records_path else _STORE_KNOWN_AS
         return {
             **_SINGLE_MACHINE_DEFAULTS,
             **os.environ,
             "SPEAKER_STORE_URL": f"{(data / 'bucket').as_uri()}",
             "SPEAKER_STORE_CREATE_BUCKET": "true",
-            **({} if self._settings.redis_url else {"SPEAKER_STORE_KNOWN_AS": _STORE_KNOWN_AS}),
+            "SPEAKER_STORE_KNOWN_AS": os.environ.get("SPEAKER_STORE_KNOWN_AS") or known_as,
             "SPEAKER_REDIS_URL": redis_url,
             "SPEAKER_PROFILES": self._settings.profiles,
             "SPEAKER_API_HOST": self._settings.host,
@@ -268,12 +276,16 @@ class EmbeddedRegistry:
         """Restart processes that end by themselves. This does not return, but Ctrl-C raises
         KeyboardInterrupt.
         """
+        rewrite_at = time.monotonic()
         while True:
             time.sleep(0.2)
             try:
                 if self.valkey is not None and not self.valkey.running:
                     log.warning("valkey.ended")
                     self.valkey.start()
+                if self.valkey is not None and time.monotonic() >= rewrite_at:
+                    rewrite_at = time.monotonic() + LOG_REWRITE_SECONDS
+                    self.valkey.rewrite_log()
                 for child in self.children.values():
                     child.keep_alive()
             except (ValkeyError, OSError) as error:
