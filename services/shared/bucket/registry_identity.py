@@ -173,8 +173,8 @@ def _check_name(document: RegistryDocument, settings: StoreSettings) -> None:
     if document.name not in (location(settings), where(settings)):
         raise BucketCopied(
             f"SPEAKER_STORE_URL: the bucket at '{location(settings)}' says that it is '{document.name}'. If "
-            "it is a copy, make it a registry of its own by `python -m services.registry_api adopt-bucket`. If "
-            "it is the same bucket by another name or address, set "
+            "it is a copy, make it a registry of its own by `python -m services.registry_api adopt-bucket`. "
+            "If it is the same bucket by another name or address, set "
             f"SPEAKER_STORE_KNOWN_AS='{document.name}'"
         )
 

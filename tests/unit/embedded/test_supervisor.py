@@ -157,3 +157,16 @@ def test_a_folder_is_asked_by_writing_to_it(tmp_path: Path):
     assert why_not_writable(tmp_path) is None
     assert list(tmp_path.iterdir()) == []
     assert why_not_writable(Path("/proc"))
+
+
+@pytest.mark.parametrize("host", ["no-such-host.invalid", "a" * 300, "ü" * 80])
+def test_a_host_that_cannot_be_resolved_is_named(host: str):
+    """The port is not at fault then."""
+    with pytest.raises(StartFailed, match=r"^HOST is '.*, which cannot be resolved: ") as caught:
+        supervisor._claim_port(host, 0)
+    assert "running there already" not in str(caught.value)
+
+
+def test_a_host_of_another_machine_is_named():
+    with pytest.raises(StartFailed, match=r"Set HOST to an address of this machine\.$"):
+        supervisor._claim_port("203.0.113.9", 0)
