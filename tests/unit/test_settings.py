@@ -214,15 +214,17 @@ def test_urls_of_redis_are_taken_as_they_are(url: str):
     ],
 )
 def test_the_file_of_a_secret_that_holds_no_text_is_named(
-    settings: type[BaseSettings], field: str, tmp_path: Path
+    settings: type[BaseSettings], field: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     """The process would otherwise end with an error of decoding that names neither setting nor file."""
     file = tmp_path / "secret"
     file.write_bytes(b"\xff\xfe")
     variable = variable_of(settings, field)
-    given = {"url": "s3://voices"} if settings is StoreSettings else {}
-    said = told(settings, **given, **{field: str(file)})
-    assert said.startswith(f"{variable}: this file holds no UTF-8 text; ")
+    monkeypatch.setenv("SPEAKER_STORE_URL", "s3://voices")
+    monkeypatch.setenv(variable, str(file))
+    with pytest.raises(ValidationError) as caught:
+        settings()
+    assert explain(caught.value).startswith(f"{variable}: this file holds no UTF-8 text; ")
 
 
 @pytest.mark.parametrize(
