@@ -9,6 +9,8 @@ from typing import Annotated
 from pydantic import Field, StringConstraints, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from services.shared.configuration.registry import RedisUrl, some_profiles
+from services.shared.configuration.values import Text, TextPath
 from services.shared.model.profiles import ProfileAmbiguous, ProfileCatalogue
 from speaker_registry.errors import ProfileUnknown
 
@@ -18,21 +20,21 @@ class EmbeddedSettings(BaseSettings):
 
     model_config = SettingsConfigDict(env_ignore_empty=True, frozen=True)
 
-    host: str = "127.0.0.1"
+    host: Text = "127.0.0.1"
     """Address to listen on. Other addresses than loopback require API keys, and the first key is made in
     `DATA`.
     """
     port: int = Field(8300, ge=0, le=65535)
     """Port of the API. 0 takes any free port."""
-    data: Path = Path("data")
+    data: TextPath = Path("data")
     """Data folder. It contains `bucket/`, which holds everything, and `redis/`, which can be rebuilt from
     it.
     """
-    profiles: Annotated[str, StringConstraints(strip_whitespace=True)] = "qwen3-tts-0.6b"
+    profiles: Annotated[Text, StringConstraints(strip_whitespace=True)] = "qwen3-tts-0.6b"
     """Comma-separated names of the profiles."""
-    weights: str = "untrained"
+    weights: Text = "untrained"
     """Source of the weights: `untrained`, a folder, `hub`, or `hub:<commit>`."""
-    redis_url: str | None = None
+    redis_url: RedisUrl | None = None
     """URL of a Redis server that is already running. Without it, a server is started."""
 
     @property
@@ -42,9 +44,7 @@ class EmbeddedSettings(BaseSettings):
     @field_validator("profiles")
     @classmethod
     def _known(cls, profiles: str) -> str:
-        names = _names(profiles)
-        if not names:
-            raise ValueError("no profile is given; name at least one, such as qwen3-tts-0.6b")
+        names = some_profiles(_names(profiles))
         try:
             ProfileCatalogue.load(names)
         except (ProfileUnknown, ProfileAmbiguous) as error:
@@ -58,7 +58,11 @@ class EmbeddedSettings(BaseSettings):
         if weights == "untrained" or weights.partition(":")[0] == "hub":
             return weights
         folder = Path(weights).expanduser().absolute()
-        if not folder.is_dir():
+        try:
+            is_folder = folder.is_dir()
+        except OSError as error:  # its name is too long, for example
+            raise ValueError(f"this folder cannot be used: {error.strerror}") from None
+        if not is_folder:
             raise ValueError(
                 f"there is no folder {folder}; accepted: `untrained`, a folder, `hub` or `hub:<commit>`"
             )

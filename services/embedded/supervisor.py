@@ -4,6 +4,7 @@ one worker process.
 The processes are those of a production deployment. Environment variables tell them how to reach each other.
 """
 
+import errno
 import logging
 import os
 import socket
@@ -33,6 +34,7 @@ from services.embedded.valkey import (
     ValkeyError,
     ValkeyServer,
 )
+from services.shared.bucket.layout import REGISTRY
 from services.shared.configuration.access import AccessSettings
 from services.shared.configuration.api import ApiSettings
 from speaker_registry import RegistryClient, SpeakerRegistryError
@@ -52,13 +54,18 @@ _LONGEST_PAUSE_SECONDS = 1.0
 """Longest pause between two checks whether the registry is up. The pauses grow to this length."""
 _REPORT_INTERVAL_SECONDS = 30.0
 """Interval at which a slow start is reported, with the last line of each process."""
+LOG_REWRITE_SECONDS = 3600.0
+"""Interval at which the log of Valkey is rewritten. What was erased stays in the log for this long at most,
+while the registry runs.
+"""
 _WRITE_TEST_BYTES = 1024**2
 _TEMPORARY = "speaker-registry-"
 _TEMPORARY_PARENTS = (Path("/tmp"), Path("/dev/shm"))  # noqa: S108 - a folder of our own is made in it
 _STORE_KNOWN_AS = "an embedded registry"
-"""Location that is stored for a bucket with a Redis server beside it. A copy of both has a view of its
-own.
+"""Location that is recorded for a new bucket with a Redis server of its own beside it. A copy of both folders
+has a view of its own, and may be moved. A bucket that has recorded it is also accepted with another server.
 """
+_OTHER_PORT = "Set PORT to another port, or to 0 for any free port."
 _SILENT = logging.CRITICAL + 1
 _MAX_BUFFERED_LINES = 100
 """Maximum number of log lines that are kept until the registry is up."""
@@ -210,12 +217,15 @@ class EmbeddedRegistry:
         return Path(self._stack.enter_context(TemporaryDirectory(prefix=_TEMPORARY))) / path.name
 
     def _environment(self, data: Path, redis_url: str) -> Mapping[str, str]:
+        # A new bucket whose Redis may serve other buckets records its path, so that a copy of it is refused.
+        records_path = self._settings.redis_url and not (data / "bucket" / REGISTRY).exists()
+        known_as = "" if records_path else _STORE_KNOWN_AS
         return {
             **_SINGLE_MACHINE_DEFAULTS,
             **os.environ,
             "SPEAKER_STORE_URL": f"{(data / 'bucket').as_uri()}",
             "SPEAKER_STORE_CREATE_BUCKET": "true",
-            **({} if self._settings.redis_url else {"SPEAKER_STORE_KNOWN_AS": _STORE_KNOWN_AS}),
+            "SPEAKER_STORE_KNOWN_AS": os.environ.get("SPEAKER_STORE_KNOWN_AS") or known_as,
             "SPEAKER_REDIS_URL": redis_url,
             "SPEAKER_PROFILES": self._settings.profiles,
             "SPEAKER_API_HOST": self._settings.host,
@@ -268,12 +278,16 @@ class EmbeddedRegistry:
         """Restart processes that end by themselves. This does not return, but Ctrl-C raises
         KeyboardInterrupt.
         """
+        rewrite_at = time.monotonic()
         while True:
             time.sleep(0.2)
             try:
                 if self.valkey is not None and not self.valkey.running:
                     log.warning("valkey.ended")
                     self.valkey.start()
+                if self.valkey is not None and time.monotonic() >= rewrite_at:
+                    rewrite_at = time.monotonic() + LOG_REWRITE_SECONDS
+                    self.valkey.rewrite_log()
                 for child in self.children.values():
                     child.keep_alive()
             except (ValkeyError, OSError) as error:
@@ -331,11 +345,15 @@ def _claim_port(host: str, port: int) -> int:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # the server sets this too
         try:
             probe.bind((host, port))
+        except (socket.gaierror, TypeError) as error:  # TypeError: a part of the name is too long for IDNA
+            reason = getattr(error, "strerror", None) or "it is no name of a machine"
+            raise StartFailed(f"HOST is {host!r:.100}, which cannot be resolved: {reason}.") from None
         except OSError as error:
-            raise StartFailed(
-                f"Port {port} of {host} cannot be used ({error.strerror}). "
-                "Is a registry running there already? Set PORT to another port, or to 0 for any free port."
-            ) from None
+            advice = {
+                errno.EADDRINUSE: f"Is a registry running there already? {_OTHER_PORT}",
+                errno.EADDRNOTAVAIL: "Set HOST to an address of this machine.",
+            }.get(error.errno or 0, _OTHER_PORT)
+            raise StartFailed(f"Port {port} of {host} cannot be used ({error.strerror}). {advice}") from None
         claimed: int = probe.getsockname()[1]
         return claimed
 

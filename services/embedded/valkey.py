@@ -192,6 +192,17 @@ class ValkeyServer:
             self._process.kill()
             self._process.wait()
 
+    def rewrite_log(self) -> None:
+        """Start to replace the append-only log by one of the present data, so that what was erased does not
+        stay in it. The server does so by itself only when the log has 64 MB. Failures are ignored, because
+        the next call tries again.
+        """
+        with (
+            suppress(redis.RedisError),
+            redis.Redis.from_url(self.url, socket_timeout=1, retry=Retry(NoBackoff(), 0)) as client,
+        ):
+            client.bgrewriteaof()
+
     def _start_discarding_broken_log(self) -> None:
         try:
             self._start_once()

@@ -9,16 +9,21 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from services.registry_api.commands.exit_statuses import DONE, NOT_NOW, WRONG_SETTINGS
+from services.registry_api.commands.exit_statuses import DONE, INTERRUPTED, NOT_NOW, WRONG_SETTINGS
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Return the exit status of the command. Wrong arguments give 2, `--help` gives 0."""
+    """Return the exit status of the command. Wrong arguments give 2, `--help` gives 0, and Ctrl-C gives 130,
+    also while a command is still being imported.
+    """
     try:
         given = _parser().parse_args(arguments)
     except SystemExit as end:  # after --help, and for wrong arguments
         return int(end.code or 0)
-    return _run(given)
+    try:
+        return _run(given)
+    except KeyboardInterrupt:
+        return INTERRUPTED
 
 
 def _run(given: argparse.Namespace) -> int:
@@ -74,7 +79,8 @@ def _parser() -> argparse.ArgumentParser:
         "adopt-bucket",
         help="Make a copy of a bucket a registry of its own.",
         description="Make a copy of a bucket a registry of its own. Run it once, before the first API "
-        "process or worker starts on the copy.",
+        "process or worker starts on the copy. Stop processes that run on the bucket first, because they "
+        "keep its former identity until they are restarted.",
         epilog="It reads the settings SPEAKER_STORE_*, as those processes do. Exit status: "
         f"{DONE} adopted, {WRONG_SETTINGS} wrong settings or no access to the bucket.",
         allow_abbrev=False,

@@ -382,7 +382,8 @@ def test_beyond_loopback_it_makes_a_key_and_asks_for_it(fresh: Run):
         ({"DATA": "/dev/null/data"}, "DATA is /dev/null/data, which cannot be used: Not a directory."),
         (
             {"SPEAKER_MAX_UPLOADED": "0"},  # which the API and the worker read, and either may be the first
-            " could not start: SPEAKER_MAX_UPLOADED: accepted: a whole number of at least 1; it is '0'",
+            " could not start: SPEAKER_MAX_UPLOADED: accepted: a whole number from 1 to 1000000000; it is "
+            "'0'",
         ),
     ],
 )

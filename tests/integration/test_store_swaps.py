@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 
 from services.embedded.managed_process import ROOT
+from services.registry_api.commands import try_store
 from services.registry_api.commands.exit_statuses import DONE, NOT_NOW, WRONG_SETTINGS
-from services.shared.bucket.connection import StoreUnfit
+from services.shared.bucket.connection import StoreUnfit, StoreUnreachable
 from services.shared.bucket.documents import Documents
 from services.shared.bucket.durable_folder import DurableFolder
 from services.shared.bucket.folder_store import FolderStore
@@ -291,6 +292,18 @@ def test_the_command_tells_a_store_that_is_away_from_an_unfit_one() -> None:
     )
     assert (status, printed) == (NOT_NOW, "")
     assert "try-store: no: SPEAKER_STORE_ENDPOINT: " in error
+
+
+def test_the_command_says_that_a_folder_without_rights_is_unfit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No later try changes the rights, so the exit status is that of wrong settings."""
+    settings = StoreSettings(url=tmp_path.as_uri())
+    try_store._check_rights(settings)
+    monkeypatch.setattr(try_store.os, "access", lambda *_: False)  # the tests may run as root
+    with pytest.raises(StoreUnfit, match="this user may not read and write there") as caught:
+        try_store._check_rights(settings)
+    assert not isinstance(caught.value, StoreUnreachable)
 
 
 def test_the_command_names_a_wrong_setting() -> None:

@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -99,6 +100,26 @@ def test_it_keeps_what_is_in_its_log_over_a_kill(server):
     server.kill()
     server.start()
     assert client_of(server).dbsize() == 200
+
+
+def test_what_was_erased_leaves_its_log(server):
+    """The texts of a person who was deleted must not stay on the disk until the log has 64 MB."""
+    texts, log = client_of(server), server.data_dir / "appendonlydir"
+    texts.set("voice", "a-consent")
+    texts.delete("voice")
+
+    def is_in_log() -> bool:
+        for file in log.iterdir():
+            with suppress(FileNotFoundError):  # the server has just replaced it
+                if b"a-consent" in file.read_bytes():
+                    return True
+        return False
+
+    wait_until(is_in_log)
+    server.rewrite_log()
+    wait_until(lambda: not is_in_log())
+    server.kill()
+    server.rewrite_log()
 
 
 def test_its_settings_make_it_fit_for_a_queue(server):

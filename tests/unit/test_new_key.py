@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from services.registry_api import commands
 from services.registry_api.__main__ import main
 from services.registry_api.keys.api_keys import parse_token
 
@@ -74,3 +75,35 @@ def test_its_help_is_shown(capsys: pytest.CaptureFixture[str], words: list[str])
     """Also where there are no settings yet."""
     assert main(words) == 0
     assert "new-key" in capsys.readouterr().out
+
+
+@pytest.mark.processes
+def test_a_key_that_cannot_be_printed_is_no_success():
+    """A script would otherwise store an empty secret. One line says why."""
+    with Path("/dev/full").open("w") as full:
+        made = subprocess.run(
+            [sys.executable, "-m", "services.registry_api", "new-key"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+    said = "new-key: the key could not be printed: No space left on device\n"
+    assert (made.returncode, made.stderr) == (1, said)
+
+
+class InterruptedImport:
+    """A finder of modules in whose search for `sweep` Ctrl-C is pressed."""
+
+    def find_spec(self, name: str, *_: object) -> None:
+        if name.endswith(".commands.sweep"):
+            raise KeyboardInterrupt
+
+
+def test_ctrl_c_while_a_command_is_imported_ends_silently(monkeypatch: pytest.MonkeyPatch):
+    """It would otherwise show a traceback of whichever library was being imported."""
+    monkeypatch.delitem(sys.modules, commands.__name__ + ".sweep", raising=False)
+    monkeypatch.delattr(commands, "sweep", raising=False)
+    monkeypatch.setattr(sys, "meta_path", [InterruptedImport(), *sys.meta_path])
+    assert main(["sweep"]) == 130

@@ -94,6 +94,14 @@ def test_a_copy_is_refused_until_it_is_adopted_and_the_original_stays_what_it_is
     assert start(world) == original
 
 
+def test_a_bucket_that_records_its_actual_location_is_accepted_under_any_name(world: World) -> None:
+    """`adopt-bucket` without SPEAKER_STORE_KNOWN_AS records it, and the processes may have that setting."""
+    first = start(world)
+    documents = Documents(world.store, world.clock)
+    named = settings().model_copy(update={"known_as": "an embedded registry"})
+    assert open_identity(world.store, documents, named, world.clock, now=lambda: 0) == first
+
+
 @pytest.mark.parametrize(
     "body", [b"", b"{}", b"x" * 32, seal({"revision": 1}), seal({"revision": 1, "identity": "../x"})]
 )

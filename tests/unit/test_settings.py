@@ -1,5 +1,6 @@
 """Tests of the messages about variables whose value is not accepted."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,11 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from services.embedded.settings import EmbeddedSettings
 from services.shared.configuration.access import AccessSettings
+from services.shared.configuration.all_settings import ALL_SETTINGS
 from services.shared.configuration.explanation import explain, variable_of
 from services.shared.configuration.registry import RegistrySettings
 from services.shared.configuration.store import StoreSettings
-from services.shared.configuration.telemetry import LogSettings
+from services.shared.configuration.telemetry import LogSettings, TracesSettings
 from services.shared.configuration.uploads import UploadLimits
 
 
@@ -46,8 +48,8 @@ def test_a_wrong_value_is_shown(monkeypatch: pytest.MonkeyPatch):
     with pytest.raises(ValidationError) as caught:
         UploadLimits()
     assert explain(caught.value).splitlines() == [
-        "SPEAKER_UPLOAD_MAX_BYTES: accepted: a whole number of at least 1; it is '10MB'",
-        "SPEAKER_UPLOAD_DECODERS: accepted: a whole number of at least 1; it is '0'",
+        "SPEAKER_UPLOAD_MAX_BYTES: accepted: a whole number from 1 to 1125899906842624; it is '10MB'",
+        "SPEAKER_UPLOAD_DECODERS: accepted: a whole number from 1 to 1000000000; it is '0'",
     ]
     levels = "'DEBUG', 'INFO', 'WARNING', 'ERROR'"
     assert told(LogSettings, level="LOUD") == f"SPEAKER_LOG_LEVEL: accepted: {levels}; it is 'LOUD'"
@@ -169,3 +171,134 @@ def test_an_empty_file_of_a_secret_is_named(tmp_path: Path):
 
 def test_what_is_missing_has_no_value():
     assert told(StoreSettings) == "SPEAKER_STORE_URL: it must be set"
+
+
+REDIS_URLS = "redis://host:6379/0, rediss://host:6379/0 or unix:///path?db=0"
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://x",
+        "redis://[",
+        "redis://127.0.0.1:99999/0",
+        "redis://127.0.0.1:port/0",
+        "redis://127.0.0.1/notanumber",
+        "redis://127.0.0.1/0?no_such_option=1",
+        "redis://127.0.0.1/0?socket_timeout=soon",
+        "unix://",
+    ],
+)
+def test_a_url_that_redis_cannot_be_reached_by_is_named(url: str):
+    """Each process would otherwise end with a traceback of redis-py, or use another database."""
+    assert told(RegistrySettings, SPEAKER_REDIS_URL=url) == (
+        f"SPEAKER_REDIS_URL: accepted: {REDIS_URLS}; it is '{url}'"
+    )
+    assert told(EmbeddedSettings, redis_url=url).startswith(f"REDIS_URL: accepted: {REDIS_URLS}; ")
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["http://:hunter2@h", "redis://:hunter2/@h:6379/0", "u:hunter2@h:6379", "http://h?password=hunter2&db=0"],
+)
+def test_the_password_in_a_wrong_url_is_not_shown(url: str):
+    """The line goes to a log. A person who forgets `redis://` has written the password nevertheless."""
+    said = told(RegistrySettings, SPEAKER_REDIS_URL=url)
+    assert said.startswith("SPEAKER_REDIS_URL: accepted: ")
+    assert "hunter2" not in said
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://127.0.0.1:6379",
+        "rediss://user:pass@redis.example:6380/15",
+        "unix:///tmp/my%20data/valkey.sock?db=0",
+        "redis://[::1]:6379/0?protocol=3",
+    ],
+)
+def test_urls_of_redis_are_taken_as_they_are(url: str):
+    assert RegistrySettings(redis_url=url).redis_address == url
+
+
+@pytest.mark.parametrize(
+    ("settings", "field"),
+    [
+        (RegistrySettings, "redis_password_file"),
+        (AccessSettings, "bootstrap_key_file"),
+        (AccessSettings, "oidc_client_secret_file"),
+        (StoreSettings, "secret_access_key_file"),
+    ],
+)
+def test_the_file_of_a_secret_that_holds_no_text_is_named(
+    settings: type[BaseSettings], field: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """The process would otherwise end with an error of decoding that names neither setting nor file."""
+    file = tmp_path / "secret"
+    file.write_bytes(b"\xff\xfe")
+    variable = variable_of(settings, field)
+    monkeypatch.setenv("SPEAKER_STORE_URL", "s3://voices")
+    monkeypatch.setenv(variable, str(file))
+    with pytest.raises(ValidationError) as caught:
+        settings()
+    assert explain(caught.value).startswith(f"{variable}: this file holds no UTF-8 text; ")
+
+
+@pytest.mark.parametrize(
+    ("settings", "field", "value"),
+    [
+        (StoreSettings, "endpoint", "http://[::1"),
+        (StoreSettings, "endpoint", "https://s3.example.org:99999"),
+        (AccessSettings, "oidc_issuer", "https://[::1"),
+        (TracesSettings, "endpoint", "http://[::1"),
+        (TracesSettings, "endpoint", "http://:4318/v1/traces"),
+    ],
+)
+def test_a_url_without_a_usable_host_is_named(settings: type[BaseSettings], field: str, value: str):
+    """A library would complain of an IPv6 address, without the name of the setting."""
+    given = {"url": "s3://voices"} if settings is StoreSettings else {}
+    said = told(settings, **given, **{field: value})
+    assert said == (
+        f"{variable_of(settings, field)}: this is not the URL of a server, such as https://example.org:9000; "
+        f"it is '{value}'"
+    )
+
+
+@pytest.mark.parametrize(
+    ("settings", "field"),
+    [
+        (EmbeddedSettings, "host"),
+        (EmbeddedSettings, "data"),
+        (EmbeddedSettings, "weights"),
+        (EmbeddedSettings, "profiles"),
+        (RegistrySettings, "SPEAKER_REDIS_PASSWORD"),
+        (AccessSettings, "bootstrap_key"),
+    ],
+)
+def test_bytes_that_are_no_text_are_named(settings: type[BaseSettings], field: str):
+    """Python keeps them as surrogates, which nothing can send or write as a URL."""
+    assert ": this is not UTF-8 text; " in told(settings, **{field: "\udcff"})
+
+
+def test_weights_whose_path_is_too_long_are_named():
+    assert told(EmbeddedSettings, weights="a" * 5000).startswith("WEIGHTS: this folder cannot be used: File")
+
+
+@pytest.mark.parametrize("value", ["inf", "nan", "1e308", "9" * 26])
+def test_every_number_has_an_upper_bound(value: str):
+    """Timers, dates, the kernel's limits and Redis overflow at numbers that nobody needs."""
+    for settings in ALL_SETTINGS:
+        for field, known in settings.model_fields.items():
+            if re.search(r"\b(int|float)\b", str(known.annotation)):
+                name = known.validation_alias or field
+                given = {"url": "s3://voices", "weights": "untrained", str(name): value}
+                assert f"{variable_of(settings, field)}: accepted: " in told(settings, **given)
+
+
+def test_a_registry_requires_a_profile():
+    """A lone comma is a slip. Without required profiles, uploads would be accepted and nothing made of
+    them.
+    """
+    assert told(RegistrySettings, SPEAKER_PROFILES=" , ") == (
+        "SPEAKER_PROFILES: no profile is given; name at least one, such as qwen3-tts-0.6b; it is ' , '"
+    )

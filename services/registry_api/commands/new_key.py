@@ -1,5 +1,6 @@
 """`new-key`: make an API key with all rights, for SPEAKER_AUTH_BOOTSTRAP_KEY_FILE."""
 
+import os
 import sys
 from pathlib import Path
 
@@ -10,11 +11,10 @@ from services.registry_api.keys.key_file import write_new_key
 def run(path: Path | None) -> int:
     """Write the key to a new file, or print it if `path` is None.
 
-    Returns the exit status: 1 if the file exists already or cannot be written.
+    Returns the exit status: 1 if the file exists already or cannot be written, or the key cannot be printed.
     """
     if path is None:
-        print(new_token())
-        return 0
+        return _print_key()
     try:
         write_new_key(path)
     except FileExistsError:
@@ -24,4 +24,15 @@ def run(path: Path | None) -> int:
         print(f"new-key: {path}: {error.strerror}", file=sys.stderr)
         return 1
     print(f"new-key: wrote {path}", file=sys.stderr)
+    return 0
+
+
+def _print_key() -> int:
+    try:
+        print(new_token(), flush=True)
+    except OSError as error:
+        # Python writes what is left of it at its end, which would fail again, with a traceback.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        print(f"new-key: the key could not be printed: {error.strerror}", file=sys.stderr)
+        return 1
     return 0

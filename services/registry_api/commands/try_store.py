@@ -3,13 +3,19 @@
 Operators run it on a store before they trust it with voices. It needs no Redis.
 """
 
+import os
 import sys
 from collections.abc import Callable
 
 from pydantic import ValidationError
 
 from services.registry_api.commands.exit_statuses import DONE, NOT_NOW, WRONG_SETTINGS
-from services.shared.bucket.connection import StoreUnfit, StoreUnreachable, prepare_bucket
+from services.shared.bucket.connection import (
+    StoreUnfit,
+    StoreUnreachable,
+    describe,
+    prepare_bucket,
+)
 from services.shared.bucket.opening import open_store
 from services.shared.bucket.probe import ROUNDS, WRITERS, probe_consistency, probe_swaps
 from services.shared.bucket.store import ObjectStore
@@ -35,13 +41,21 @@ def run() -> int:
         warn_of_unknown_variables()
         settings = StoreSettings()
         prepare_bucket(settings)
-        return _try(open_store(settings))
+        store = open_store(settings)
+        _check_rights(settings)
+        return _try(store)
     except ValidationError as error:
         return _failed(explain(error), WRONG_SETTINGS)
     except (StoreUnreachable, Unavailable) as error:
         return _failed("; ".join([str(error), *getattr(error, "__notes__", ())]), NOT_NOW)
     except StoreUnfit as error:
         return _failed(str(error), WRONG_SETTINGS)
+
+
+def _check_rights(settings: StoreSettings) -> None:
+    """Raise `StoreUnfit` if this user may not write to the folder, which no later try changes."""
+    if settings.folder and not os.access(settings.folder, os.R_OK | os.W_OK | os.X_OK):
+        raise StoreUnfit(describe(settings, "this user may not read and write there"))
 
 
 def _try(store: ObjectStore) -> int:

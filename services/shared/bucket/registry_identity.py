@@ -96,11 +96,14 @@ def adopt(
 
 
 def where(settings: StoreSettings) -> str:
-    """Return the bucket's location: endpoint, bucket and prefix, or the folder. If the setting `known_as` is
-    set, its value is returned instead.
+    """Return the location that a document of this bucket records: the setting `known_as`, or else the
+    bucket's actual location.
     """
-    if settings.known_as:
-        return settings.known_as
+    return settings.known_as or location(settings)
+
+
+def location(settings: StoreSettings) -> str:
+    """Return where the bucket actually is: endpoint, bucket and prefix, or the folder."""
     if settings.folder:
         return settings.folder.resolve().as_uri()
     return without_credentials(f"{settings.url} at {settings.endpoint or 'AWS'}")
@@ -166,11 +169,12 @@ def _parse_any(base: Base) -> RegistryDocument:
 
 
 def _check_name(document: RegistryDocument, settings: StoreSettings) -> None:
-    if document.name != where(settings):
+    """Raise `BucketCopied` unless the bucket records its actual location, or the one of the settings."""
+    if document.name not in (location(settings), where(settings)):
         raise BucketCopied(
-            f"SPEAKER_STORE_URL: the bucket at '{where(settings)}' says that it is '{document.name}'. If it "
-            "is a copy, make it a registry of its own by `python -m services.registry_api adopt-bucket`. If "
-            "it is the same bucket by another name or address, set "
+            f"SPEAKER_STORE_URL: the bucket at '{location(settings)}' says that it is '{document.name}'. If "
+            "it is a copy, make it a registry of its own by `python -m services.registry_api adopt-bucket`. "
+            "If it is the same bucket by another name or address, set "
             f"SPEAKER_STORE_KNOWN_AS='{document.name}'"
         )
 

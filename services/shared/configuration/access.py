@@ -1,12 +1,20 @@
 """Settings for access to the API, and for its rate limits."""
 
-from typing import Self
+from typing import Annotated, Self
 
-from pydantic import Field, SecretStr, model_validator
+from pydantic import Field, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from services.shared.configuration.api import ApiSettings
-from services.shared.configuration.values import ReadableFile, is_private, secret_of, without_credentials
+from services.shared.configuration.values import (
+    WITH_HOST,
+    Count,
+    Secret,
+    SecretFile,
+    is_private,
+    secret_of,
+    without_credentials,
+)
 
 
 class AccessSettings(BaseSettings):
@@ -18,13 +26,13 @@ class AccessSettings(BaseSettings):
     """Require a key for requests. If this is not set, a key is required when the API listens beyond loopback,
     when a proxy is configured, and when a bootstrap key or an OpenID provider is set.
     """
-    bootstrap_key: SecretStr | None = None
+    bootstrap_key: Secret | None = None
     """API key with all rights, used to make other keys. A file is safer."""
-    bootstrap_key_file: ReadableFile | None = None
+    bootstrap_key_file: SecretFile | None = None
     """File that holds the API key with all rights, such as a mounted container secret. `python -m
     services.registry_api new-key --out FILE` writes one that only its owner can read.
     """
-    oidc_issuer: str | None = Field(default=None, pattern=r"^https?://[^?#]+[^/?#]/?$")
+    oidc_issuer: Annotated[str, Field(pattern=r"^https?://[^?#]+[^/?#]/?$"), WITH_HOST] | None = None
     """URL of an OpenID provider whose JWTs are accepted as well as API keys. Write it as the `iss` claim of
     the JWTs has it: some providers end it with a slash.
     """
@@ -38,9 +46,9 @@ class AccessSettings(BaseSettings):
     """Id of this registry's dashboard as a client of the OpenID provider. With it, people sign in to the
     dashboard at the provider.
     """
-    oidc_client_secret: SecretStr | None = None
+    oidc_client_secret: Secret | None = None
     """Secret of that client, if the provider gave it one. A file is safer."""
-    oidc_client_secret_file: ReadableFile | None = None
+    oidc_client_secret_file: SecretFile | None = None
     """File that holds the secret of that client, such as a mounted container secret."""
     oidc_sign_in_scopes: str = Field("openid", pattern=r"(^|.* )openid( .*|$)")
     """Scopes that the dashboard asks the provider for, separated by spaces. `openid` must be among them."""
@@ -120,29 +128,29 @@ class RateSettings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix="SPEAKER_LIMIT_", env_ignore_empty=True, frozen=True)
 
-    requests_per_minute: int | None = Field(60_000, gt=0)
+    requests_per_minute: Count | None = Field(60_000, gt=0)
     """Requests that one key may make per minute, unless the key has a limit of its own."""
-    uploads_per_minute: int | None = Field(600, gt=0)
+    uploads_per_minute: Count | None = Field(600, gt=0)
     """Uploads that one key may make per minute, unless the key has a limit of its own."""
-    namespace_requests_per_minute: int | None = Field(None, gt=0)
+    namespace_requests_per_minute: Count | None = Field(None, gt=0)
     """Requests that all keys of a namespace together may make per minute."""
-    namespace_uploads_per_minute: int | None = Field(None, gt=0)
+    namespace_uploads_per_minute: Count | None = Field(None, gt=0)
     """Uploads that all keys of a namespace together may make per minute."""
-    waiting_requests: int | None = Field(250, gt=0)
+    waiting_requests: Count | None = Field(250, gt=0)
     """Largest number of requests with one key that wait for a change (`wait=`, or as listeners to events)
     at the same time in one API process. With all keys of a namespace together, a quarter of
     SPEAKER_API_MAX_CONNECTIONS may wait.
     """
-    arriving_uploads: int | None = Field(64, gt=0)
+    arriving_uploads: Count | None = Field(64, gt=0)
     """Largest number of uploads with one key that one API process has begun to read and not answered. With
     all keys of a namespace together, these uploads may be a quarter of SPEAKER_API_MAX_CONNECTIONS, and take
     half of SPEAKER_UPLOAD_HELD_BYTES.
     """
-    failures_per_minute: int = Field(60, gt=0)
+    failures_per_minute: Count = Field(60, gt=0)
     """Requests without a valid key that one address may send before it must wait. Each API process counts for
     itself.
     """
-    unknown_names_per_minute: int | None = Field(1_000, gt=0)
+    unknown_names_per_minute: Count | None = Field(1_000, gt=0)
     """Number of names without a voice that one key may ask for per minute. Each of these names causes a read
     of the bucket. Each API process counts for itself.
     """

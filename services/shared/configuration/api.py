@@ -6,7 +6,15 @@ from typing import Annotated
 from pydantic import AfterValidator, Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from services.shared.configuration.values import Names, is_loopback
+from services.shared.configuration.values import (
+    Bytes,
+    Count,
+    Names,
+    PeriodSeconds,
+    TimeoutSeconds,
+    WholeTimeoutSeconds,
+    is_loopback,
+)
 
 
 def _networks(names: tuple[str, ...]) -> tuple[str, ...]:
@@ -33,35 +41,35 @@ class ApiSettings(BaseSettings):
     """Address to listen on. Addresses other than loopback require API keys, see SPEAKER_AUTH_*."""
     port: int = Field(8300, ge=0, le=65535)
     """Port to listen on. 0 takes any free port."""
-    max_connections: int = Field(2000, gt=0)
+    max_connections: Count = Field(2000, gt=0)
     """Largest number of open connections. For a further one, the oldest idle connection of the address with
     the most connections is closed. While none is idle, further ones are answered with 503, except health
     checks.
     """
-    max_active: int = Field(8, gt=0)
+    max_active: Count = Field(8, gt=0)
     """Largest number of active requests. Further requests wait, in one queue for each namespace. If requests
     keep waiting for longer than a burst lasts, some are refused with 429 or 503. While several namespaces
     send requests, each has an equal share. The number is lowered while the process is late. A request that
     waits for its body, a change, a decoder or the bucket is not active.
     """
-    max_at_store: int = Field(16, gt=0)
+    max_at_store: Count = Field(16, gt=0)
     """Largest number of requests that fetch from the bucket, or delete there, at the same time. Further ones
     wait. A limit of 16 allows 800 files a second to be fetched from a bucket that is 20 ms away.
     """
-    kept_bytes: int = Field(256 * 1024**2, ge=0)
+    kept_bytes: Bytes = Field(256 * 1024**2, ge=0)
     """Memory for cached answers to requests for artifacts, which need neither Redis nor the bucket. 0 turns
     the cache off.
     """
-    kept_answers: int = Field(100_000, ge=0)
+    kept_answers: Count = Field(100_000, ge=0)
     """Largest number of cached answers to requests for artifacts."""
     redirect_seconds: int = Field(0, ge=0, le=3600)
     """A request for an artifact's file with `redirect=1` is redirected to the bucket, at an address that is
     valid for this long, also after the voice is deleted or the key revoked. 0 redirects nobody, and a local
     folder has no addresses. Clients must be able to reach the bucket at the address that the registry uses.
     """
-    keep_alive_seconds: int = Field(65, gt=0)
+    keep_alive_seconds: WholeTimeoutSeconds = Field(65, gt=0)
     """Time for which an idle connection is kept open."""
-    shutdown_seconds: int = Field(20, gt=0)
+    shutdown_seconds: WholeTimeoutSeconds = Field(20, gt=0)
     """Time that requests under way may take to finish when the process is stopped."""
 
     trusted_proxies: Annotated[Names, AfterValidator(_networks)] = ()
@@ -85,19 +93,19 @@ class HousekeepingSettings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix="SPEAKER_HOUSEKEEPING_", env_ignore_empty=True, frozen=True)
 
-    turn_seconds: float = Field(1.0, gt=0)
+    turn_seconds: TimeoutSeconds = Field(1.0, gt=0)
     """Pause between two checks for voices that are due."""
-    sweep_seconds: float = Field(86_400, gt=0)
+    sweep_seconds: PeriodSeconds = Field(86_400, gt=0)
     """Time between two sweeps of all voices."""
-    grace_seconds: float = Field(86_400, ge=3600)
+    grace_seconds: PeriodSeconds = Field(86_400, ge=3600)
     """Time for which bytes that no document names are kept, because their upload or their worker may still be
     running.
     """
-    deleted_grace_seconds: float = Field(86_400, ge=0)
+    deleted_grace_seconds: PeriodSeconds = Field(86_400, ge=0)
     """Time for which the data of a deleted voice is kept. The shortest of all API processes counts."""
-    rebuild_threads: int = Field(16, gt=0)
+    rebuild_threads: Count = Field(16, gt=0)
     """Number of documents that are read at the same time while the view is rebuilt from a bucket. A local
     folder is read by one thread.
     """
-    sweep_threads: int = Field(4, gt=0)
+    sweep_threads: Count = Field(4, gt=0)
     """Number of voices that a sweep reads at the same time. A sweep need not be fast."""

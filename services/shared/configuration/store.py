@@ -5,10 +5,19 @@ from pathlib import Path
 from typing import Annotated, Self
 from urllib.parse import unquote, urlsplit
 
-from pydantic import AfterValidator, Field, SecretStr, model_validator
+from pydantic import AfterValidator, Field, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from services.shared.configuration.values import ReadableFile, is_private, secret_of, without_credentials
+from services.shared.configuration.values import (
+    WITH_HOST,
+    ReadableFile,
+    Secret,
+    SecretFile,
+    TimeoutSeconds,
+    is_private,
+    secret_of,
+    without_credentials,
+)
 
 _BUCKET = r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]"
 _STORE_URL = re.compile(rf"file://(localhost)?/[^?#]+|s3://{_BUCKET}(/[A-Za-z0-9_-][A-Za-z0-9._-]*)*")
@@ -30,7 +39,7 @@ class StoreSettings(BaseSettings):
 
     url: Annotated[str, AfterValidator(_parse_store_url)]
     """Location of the objects: `file:///folder` or `s3://bucket/prefix`."""
-    endpoint: str | None = Field(default=None, pattern=r"^https?://[^/]+$")
+    endpoint: Annotated[str, Field(pattern=r"^https?://[^/]+$"), WITH_HOST] | None = None
     """URL of an S3-compatible server, for example `https://s3.example.org`. AWS is used by default."""
     region: str | None = None
     """Region of the bucket. Defaults to AWS_REGION, or to us-east-1 if that is not set."""
@@ -38,9 +47,9 @@ class StoreSettings(BaseSettings):
     """Id of the access key. If it is not set, boto3 looks for credentials in AWS_*, its files, web
     identity and the machine's role.
     """
-    secret_access_key: SecretStr | None = None
+    secret_access_key: Secret | None = None
     """Secret of the access key; must be set together with the key id. A file is safer."""
-    secret_access_key_file: ReadableFile | None = None
+    secret_access_key_file: SecretFile | None = None
     """File that holds the secret key, such as a mounted container secret."""
     ca_file: ReadableFile | None = None
     """File with the PEM certificates of the private authority that signed the endpoint's certificate."""
@@ -54,7 +63,7 @@ class StoreSettings(BaseSettings):
     """Location that the bucket or folder has recorded for itself, if it has another name or address here. By
     default a bucket that has recorded another location is taken for a copy and refused.
     """
-    start_seconds: float = Field(default=30, ge=0)
+    start_seconds: TimeoutSeconds = Field(default=30, ge=0)
     """Time for which a starting process keeps trying to reach the store, with growing pauses, before it gives
     up.
     """

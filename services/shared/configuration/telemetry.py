@@ -1,9 +1,11 @@
 """Settings for logs, metrics and traces."""
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from services.shared.configuration.values import WITH_HOST
 
 
 class LogSettings(BaseSettings):
@@ -37,7 +39,7 @@ class TracesSettings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix="SPEAKER_TRACES_", env_ignore_empty=True, frozen=True)
 
-    endpoint: str | None = Field(None, pattern=r"^https?://[^/@]+(/.*)?$")
+    endpoint: Annotated[str, Field(pattern=r"^https?://[^/@]+(/.*)?$"), WITH_HOST] | None = None
     """URL of an OpenTelemetry collector, for example `http://collector:4318/v1/traces`. Headers and
     certificates are set by OTEL_EXPORTER_OTLP_*. By default no traces are sent.
     """

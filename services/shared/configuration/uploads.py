@@ -5,6 +5,8 @@ from typing import Self
 from pydantic import Field, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from services.shared.configuration.values import Bytes, Count, TimeoutSeconds
+
 LONGEST_CLIP_SECONDS = 30.0
 """The longest clip that a registry accepts by default."""
 
@@ -16,30 +18,30 @@ class UploadLimits(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix="SPEAKER_UPLOAD_", env_ignore_empty=True, frozen=True)
 
-    max_bytes: int = Field(10 * 1024**2, gt=0)
+    max_bytes: Bytes = Field(10 * 1024**2, gt=0)
     """Largest size of an uploaded clip, 10 MiB by default. The other fields of the form may take 256
     KiB more.
     """
-    min_seconds: float = Field(1.0, gt=0)
+    min_seconds: TimeoutSeconds = Field(1.0, gt=0)
     """Shortest clip that is accepted, inclusive. Speaker encoders have little to work with below it."""
-    max_seconds: float = Field(LONGEST_CLIP_SECONDS, gt=0)
+    max_seconds: TimeoutSeconds = Field(LONGEST_CLIP_SECONDS, gt=0)
     """Longest clip that is accepted, inclusive. It bounds the memory that one clip takes in every later
     step.
     """
-    decode_seconds: float = Field(10.0, gt=0)
+    decode_seconds: TimeoutSeconds = Field(10.0, gt=0)
     """Limit of decoding one clip, in seconds of wall time and of processor time. Clips beyond it are
     refused.
     """
-    decode_memory_bytes: int = Field(256 * 1024**2, ge=64 * 1024**2)
+    decode_memory_bytes: Bytes = Field(256 * 1024**2, ge=64 * 1024**2)
     """Memory that decoding one clip may take in addition to the decoding libraries' own."""
-    decoders: int = Field(4, gt=0)
+    decoders: Count = Field(4, gt=0)
     """Number of clips that one API process decodes at the same time, each in a process of its own."""
     require_seccomp: bool = False
     """Refuse to decode where the kernel or the container does not allow the seccomp filter. Without the
     filter, a clip that takes over its decoder can still open neither files nor sockets, but can make
     other system calls.
     """
-    held_bytes: int = Field(192 * 1024**2, gt=0)
+    held_bytes: Bytes = Field(192 * 1024**2, gt=0)
     """Total size of the uploads that one API process has begun to read and not answered, in memory and
     in /tmp. Uploads beyond it are refused with `Retry-After`.
     """

@@ -1,4 +1,6 @@
-"""Values that several settings have in common: files and secrets, lists of names, and addresses."""
+"""Values that several settings have in common: numbers and their upper bounds, files and secrets, lists of
+names, and addresses.
+"""
 
 import ipaddress
 import re
@@ -7,8 +9,49 @@ from pathlib import Path
 from typing import Annotated
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, BeforeValidator, SecretStr
+from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
 from pydantic_settings import NoDecode
+
+LONGEST_TIMEOUT_SECONDS = 24 * 3600
+"""The longest time that a process may be set to wait or to work. Timers overflow at much longer ones."""
+
+TimeoutSeconds = Annotated[float, Field(le=LONGEST_TIMEOUT_SECONDS)]
+WholeTimeoutSeconds = Annotated[int, Field(le=LONGEST_TIMEOUT_SECONDS)]
+PeriodSeconds = Annotated[float, Field(le=10 * 365 * 24 * 3600)]
+"""Time between two events or up to one, at most ten years. Dates overflow at much longer ones."""
+Count = Annotated[int, Field(le=10**9)]
+"""A number of things, or of calls in a minute. Redis and Lua compute inexactly with much larger ones."""
+Bytes = Annotated[int, Field(le=2**50)]
+"""A size of at most 1 PiB. The limits of the kernel overflow at much larger ones."""
+
+
+def _utf8(text: str) -> str:
+    """Return the text, or raise ValueError if it has bytes that are no UTF-8, which Python keeps as
+    surrogates. They could neither be sent nor shown.
+    """
+    if not text.isascii() and any(0xD800 <= ord(character) <= 0xDFFF for character in text):
+        raise ValueError("this is not UTF-8 text")
+    return text
+
+
+Text = Annotated[str, AfterValidator(_utf8)]
+
+
+def _utf8_path(path: Path) -> Path:
+    _utf8(str(path))
+    return path
+
+
+TextPath = Annotated[Path, AfterValidator(_utf8_path)]
+"""A path that can be written as a URL."""
+
+
+def _utf8_secret(secret: SecretStr) -> SecretStr:
+    _utf8(secret.get_secret_value())
+    return secret
+
+
+Secret = Annotated[SecretStr, AfterValidator(_utf8_secret)]
 
 
 def _readable(path: Path) -> Path:
@@ -28,10 +71,24 @@ def _readable(path: Path) -> Path:
 ReadableFile = Annotated[Path, AfterValidator(_readable)]
 
 
+def _holds_text(path: Path) -> Path:
+    """Return the path of a file of text, or raise ValueError."""
+    try:
+        path.read_text("utf-8")
+    except OSError as error:
+        raise ValueError(f"this file cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ValueError("this file holds no UTF-8 text") from None
+    return path
+
+
+SecretFile = Annotated[ReadableFile, AfterValidator(_holds_text)]
+
+
 def secret_of(given: SecretStr | None, file: Path | None) -> str | None:
     """Return the secret that was given, or the one in the file, or None if there is neither."""
     if file:
-        return file.read_text().strip()
+        return file.read_text("utf-8").strip()
     return given.get_secret_value() if given else None
 
 
@@ -41,6 +98,23 @@ def _names(text: object) -> object:
 
 Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_names)]
 """Names in one variable, separated by commas."""
+
+
+def _with_host(url: str) -> str:
+    """Return the URL, or raise ValueError if no host and port can be read from it. The reason is left out,
+    because it may quote a part of a password.
+    """
+    try:
+        parts = urlsplit(_utf8(url))
+        possible = bool(parts.hostname) and parts.port != 0
+    except ValueError:
+        possible = False
+    if not possible:
+        raise ValueError("this is not the URL of a server, such as https://example.org:9000")
+    return url
+
+
+WITH_HOST = AfterValidator(_with_host)
 
 
 def is_loopback(host: str) -> bool:
@@ -59,4 +133,4 @@ def is_private(endpoint: str) -> bool:
 
 def without_credentials(text: str) -> str:
     """Return the text with the credentials of a URL in it replaced by an ellipsis."""
-    return re.sub("//.*@", "//…@", text)
+    return re.sub(r"([?&]password=)[^&]*", r"\1…", re.sub("//.*@", "//…@", text))

@@ -6,7 +6,7 @@ from typing import Literal
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from services.shared.configuration.values import Names
+from services.shared.configuration.values import Count, Names, WholeTimeoutSeconds
 
 EXTRACTOR_CACHE = Path("~/.cache/speaker-registry")
 
@@ -16,7 +16,7 @@ class WorkerSettings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix="SPEAKER_WORKER_", env_ignore_empty=True, frozen=True)
 
-    lease_seconds: int = Field(30, ge=2)
+    lease_seconds: WholeTimeoutSeconds = Field(30, ge=2)
     """A job is given to another worker this long after the last heartbeat of the worker that holds it. A
     worker sends six heartbeats in this time. A job that was taken from the queue and not started is put back
     after half of it.
@@ -70,7 +70,7 @@ class ExtractorSettings(BaseSettings):
     """Number format that the encoders of Qwen3-TTS compute in: `float32`, or `bfloat16` as in vLLM-Omni. All
     other encoders always use float32, as in their engines.
     """
-    threads: int = Field(4, gt=0)
+    threads: Count = Field(4, gt=0)
     """Number of threads that read, prepare and publish clips while the device encodes other clips."""
     cache: Path = EXTRACTOR_CACHE
     """Folder that keeps, as safetensors, weights that are published as pickles or ONNX graphs. It also

@@ -3,12 +3,15 @@
 import json
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
 from services.embedded import supervisor
 from services.embedded.settings import EmbeddedSettings
 from services.embedded.supervisor import EmbeddedRegistry, StartFailed, why_not_writable
+from services.embedded.valkey import ValkeyServer
 from tests.http_server import http_server
 
 PROFILE = "qwen3-tts-0.6b"
@@ -108,8 +111,64 @@ def test_where_data_cannot_be_written_redis_has_a_folder_elsewhere(
         registry._redis_folder(data)
 
 
+def test_the_log_of_redis_is_rewritten_at_the_start_and_each_hour(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """What was erased leaves the log, also of a registry that never runs for an hour."""
+    clock = FakeTime()
+    rewritten = list[float]()
+
+    def sleep(seconds: float) -> None:
+        clock.now += seconds
+        if clock.now > 100 + 2.5 * 3600:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(clock, "sleep", sleep)
+    monkeypatch.setattr(supervisor, "time", clock)
+    registry = EmbeddedRegistry(EmbeddedSettings(data=tmp_path, profiles=PROFILE))
+    server = SimpleNamespace(running=True, rewrite_log=lambda: rewritten.append(clock.now))
+    registry.valkey = cast("ValkeyServer", server)
+    with pytest.raises(KeyboardInterrupt):
+        registry.watch()
+    assert [round((at - 100) / 3600, 2) for at in rewritten] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("redis_url", [None, "redis://127.0.0.1:6379/0"])
+def test_a_folder_is_known_by_one_name_with_either_redis(
+    redis_url: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A folder that was used without REDIS_URL is used with it, and the other way around. A new folder beside
+    a shared Redis records its path, so that its copy is refused there. The operator's own name goes first.
+    """
+    monkeypatch.delenv("SPEAKER_STORE_KNOWN_AS", raising=False)
+    registry = EmbeddedRegistry(EmbeddedSettings(data=tmp_path, profiles=PROFILE, redis_url=redis_url))
+
+    def known_as() -> str:
+        return registry._environment(tmp_path, "redis://h")["SPEAKER_STORE_KNOWN_AS"]
+
+    assert known_as() == ("" if redis_url else "an embedded registry")
+    (tmp_path / "bucket").mkdir()
+    (tmp_path / "bucket/_registry.json").write_text("{}")
+    assert known_as() == "an embedded registry"
+    monkeypatch.setenv("SPEAKER_STORE_KNOWN_AS", "file:///moved")
+    assert known_as() == "file:///moved"
+
+
 def test_a_folder_is_asked_by_writing_to_it(tmp_path: Path):
     """Permissions say nothing of a full disk."""
     assert why_not_writable(tmp_path) is None
     assert list(tmp_path.iterdir()) == []
     assert why_not_writable(Path("/proc"))
+
+
+@pytest.mark.parametrize("host", ["no-such-host.invalid", "a" * 300, "ü" * 80])
+def test_a_host_that_cannot_be_resolved_is_named(host: str):
+    """The port is not at fault then."""
+    with pytest.raises(StartFailed, match=r"^HOST is '.*, which cannot be resolved: ") as caught:
+        supervisor._claim_port(host, 0)
+    assert "running there already" not in str(caught.value)
+
+
+def test_a_host_of_another_machine_is_named():
+    with pytest.raises(StartFailed, match=r"Set HOST to an address of this machine\.$"):
+        supervisor._claim_port("203.0.113.9", 0)
