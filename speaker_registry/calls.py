@@ -103,9 +103,7 @@ class Registration(Schema):
 
     @property
     def reference(self) -> str:
-        """Reference to exactly this version, such as `alice@3`. It stays valid when the bare name moves
-        on.
-        """
+        """Reference to exactly this version, such as `alice@3`. It stays valid when the name moves on."""
         return f"{self.name}@{self.version}"
 
 
