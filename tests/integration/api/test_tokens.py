@@ -375,7 +375,7 @@ async def ask_at_once(access: Access, provider: Provider) -> list[Caller | str |
     provider.answers.clear()
     sent = [provider.token(sub=str(time.time_ns())) for _ in range(25)]
     tasks = [asyncio.create_task(access.authenticate(token, "203.0.113.7")) for token in sent]
-    signing_in = [access.begin_sign_in(SignIn.new("", 0), "https://registry.example") for _ in range(25)]
+    signing_in = [access.begin_sign_in(SignIn.new(""), "https://registry.example") for _ in range(25)]
     asked = asyncio.gather(*tasks, *signing_in, return_exceptions=True)
     await asyncio.sleep(0.5)
     await asyncio.wait_for(run_in_threadpool(time.time), 1)  # the threads are free

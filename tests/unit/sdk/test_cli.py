@@ -420,7 +420,7 @@ def test_a_bar_is_drawn_only_for_somebody_who_watches(
     registry.news.append(lambda: registry.make_ready("alice", version))
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     watched = run("wait", "alice")
-    assert "embedding" in watched.err
+    assert "encoding" in watched.err
     assert "1/1" in watched.err
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     assert run("wait", "alice", "--json").err == ""
