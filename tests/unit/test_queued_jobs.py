@@ -16,7 +16,7 @@ from rq.job import JobStatus
 
 from services.extractor_worker.jobs.batch_worker import HandlerContractError, call
 from services.extractor_worker.jobs.leases import fails_for_good, plan_start
-from services.shared.configuration.registry import LONGEST_JOB_SECONDS
+from services.shared.configuration.values import LONGEST_DURATION_SECONDS
 from services.shared.queue import rq_jobs
 from services.shared.queue.rq_jobs import (
     FAILURE_SECONDS,
@@ -207,7 +207,7 @@ def test_a_worker_can_work_with_whatever_it_was_not_refused(fields):
         return
     assert isinstance(job.function, str)
     assert isinstance(job.kwargs, dict)
-    assert job.timeout is None or job.timeout <= LONGEST_JOB_SECONDS
+    assert job.timeout is None or job.timeout <= LONGEST_DURATION_SECONDS
     assert 0 <= job.retries_left <= RETRIES
 
 

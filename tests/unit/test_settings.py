@@ -11,6 +11,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from services.embedded.settings import EmbeddedSettings
 from services.shared.configuration.access import AccessSettings
 from services.shared.configuration.all_settings import ALL_SETTINGS
+from services.shared.configuration.api import ApiSettings
 from services.shared.configuration.explanation import explain, variable_of
 from services.shared.configuration.registry import RegistrySettings
 from services.shared.configuration.store import StoreSettings
@@ -186,6 +187,8 @@ REDIS_URLS = "redis://host:6379/0, rediss://host:6379/0 or unix:///path?db=0"
         "redis://127.0.0.1/notanumber",
         "redis://127.0.0.1/0?no_such_option=1",
         "redis://127.0.0.1/0?socket_timeout=soon",
+        "redis://127.0.0.1/0?protocol=5",
+        "rediss://127.0.0.1/0?ssl_cert_reqs=x",
         "unix://",
     ],
 )
@@ -271,6 +274,7 @@ def test_a_url_without_a_usable_host_is_named(settings: type[BaseSettings], fiel
         (EmbeddedSettings, "data"),
         (EmbeddedSettings, "weights"),
         (EmbeddedSettings, "profiles"),
+        (ApiSettings, "host"),
         (RegistrySettings, "SPEAKER_REDIS_PASSWORD"),
         (AccessSettings, "bootstrap_key"),
     ],

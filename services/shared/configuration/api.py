@@ -9,10 +9,11 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from services.shared.configuration.values import (
     Bytes,
     Count,
+    DurationSeconds,
     Names,
     PeriodSeconds,
-    TimeoutSeconds,
-    WholeTimeoutSeconds,
+    Text,
+    WholeDurationSeconds,
     is_loopback,
 )
 
@@ -37,7 +38,7 @@ class ApiSettings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix="SPEAKER_API_", env_ignore_empty=True, frozen=True)
 
-    host: str = "127.0.0.1"
+    host: Text = "127.0.0.1"
     """Address to listen on. Addresses other than loopback require API keys, see SPEAKER_AUTH_*."""
     port: int = Field(8300, ge=0, le=65535)
     """Port to listen on. 0 takes any free port."""
@@ -67,9 +68,9 @@ class ApiSettings(BaseSettings):
     valid for this long, also after the voice is deleted or the key revoked. 0 redirects nobody, and a local
     folder has no addresses. Clients must be able to reach the bucket at the address that the registry uses.
     """
-    keep_alive_seconds: WholeTimeoutSeconds = Field(65, gt=0)
+    keep_alive_seconds: WholeDurationSeconds = Field(65, gt=0)
     """Time for which an idle connection is kept open."""
-    shutdown_seconds: WholeTimeoutSeconds = Field(20, gt=0)
+    shutdown_seconds: WholeDurationSeconds = Field(20, gt=0)
     """Time that requests under way may take to finish when the process is stopped."""
 
     trusted_proxies: Annotated[Names, AfterValidator(_networks)] = ()
@@ -93,7 +94,7 @@ class HousekeepingSettings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix="SPEAKER_HOUSEKEEPING_", env_ignore_empty=True, frozen=True)
 
-    turn_seconds: TimeoutSeconds = Field(1.0, gt=0)
+    turn_seconds: DurationSeconds = Field(1.0, gt=0)
     """Pause between two checks for voices that are due."""
     sweep_seconds: PeriodSeconds = Field(86_400, gt=0)
     """Time between two sweeps of all voices."""

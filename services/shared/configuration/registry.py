@@ -6,21 +6,19 @@ from urllib.parse import quote, urlsplit
 
 from pydantic import AfterValidator, Field, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
-from redis import ConnectionPool
+from redis import ConnectionPool, RedisError
 
 from services.shared.configuration.values import (
-    LONGEST_TIMEOUT_SECONDS,
     Bytes,
     Count,
     Names,
     Secret,
     SecretFile,
     Text,
+    WholeDurationSeconds,
     secret_of,
 )
 
-LONGEST_JOB_SECONDS = LONGEST_TIMEOUT_SECONDS
-"""The longest time limit that a job may have."""
 MOST_VERSIONS = 200
 """The largest number of versions of a voice that a registry may be set to accept. One document holds all of
 them, and every change of the voice rewrites it.
@@ -36,7 +34,7 @@ def _parse_redis_url(url: str) -> str:
         parts = urlsplit(url)
         ConnectionPool.from_url(url).make_connection()  # this connects to nothing yet
         possible = bool(parts.path) if parts.scheme == "unix" else bool(_DATABASE.fullmatch(parts.path))
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, RedisError):
         possible = False
     if not possible:
         raise ValueError("accepted: redis://host:6379/0, rediss://host:6379/0 or unix:///path?db=0")
@@ -99,7 +97,7 @@ class RegistrySettings(BaseSettings):
     """Password of Redis, used if the URL contains none. SPEAKER_REDIS_PASSWORD_FILE is safer."""
     redis_password_file: SecretFile | None = Field(None, validation_alias="SPEAKER_REDIS_PASSWORD_FILE")
     """File that holds the password of Redis, such as a mounted container secret."""
-    job_seconds: int = Field(120, gt=0, le=LONGEST_JOB_SECONDS, validation_alias="SPEAKER_JOB_SECONDS")
+    job_seconds: WholeDurationSeconds = Field(120, gt=0, validation_alias="SPEAKER_JOB_SECONDS")
     """Time limit of one attempt, at most 86400. A worker that takes longer counts as hung."""
 
     @model_validator(mode="after")

@@ -10,10 +10,10 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from services.shared.configuration.values import (
     WITH_HOST,
+    DurationSeconds,
     ReadableFile,
     Secret,
     SecretFile,
-    TimeoutSeconds,
     is_private,
     secret_of,
     without_credentials,
@@ -63,7 +63,7 @@ class StoreSettings(BaseSettings):
     """Location that the bucket or folder has recorded for itself, if it has another name or address here. By
     default a bucket that has recorded another location is taken for a copy and refused.
     """
-    start_seconds: TimeoutSeconds = Field(default=30, ge=0)
+    start_seconds: DurationSeconds = Field(default=30, ge=0)
     """Time for which a starting process keeps trying to reach the store, with growing pauses, before it gives
     up.
     """

@@ -5,7 +5,7 @@ from typing import Self
 from pydantic import Field, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from services.shared.configuration.values import Bytes, Count, TimeoutSeconds
+from services.shared.configuration.values import Bytes, Count, DurationSeconds
 
 LONGEST_CLIP_SECONDS = 30.0
 """The longest clip that a registry accepts by default."""
@@ -22,13 +22,13 @@ class UploadLimits(BaseSettings):
     """Largest size of an uploaded clip, 10 MiB by default. The other fields of the form may take 256
     KiB more.
     """
-    min_seconds: TimeoutSeconds = Field(1.0, gt=0)
+    min_seconds: DurationSeconds = Field(1.0, gt=0)
     """Shortest clip that is accepted, inclusive. Speaker encoders have little to work with below it."""
-    max_seconds: TimeoutSeconds = Field(LONGEST_CLIP_SECONDS, gt=0)
+    max_seconds: DurationSeconds = Field(LONGEST_CLIP_SECONDS, gt=0)
     """Longest clip that is accepted, inclusive. It bounds the memory that one clip takes in every later
     step.
     """
-    decode_seconds: TimeoutSeconds = Field(10.0, gt=0)
+    decode_seconds: DurationSeconds = Field(10.0, gt=0)
     """Limit of decoding one clip, in seconds of wall time and of processor time. Clips beyond it are
     refused.
     """

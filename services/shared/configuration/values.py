@@ -12,11 +12,13 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, BeforeValidator, Field, SecretStr
 from pydantic_settings import NoDecode
 
-LONGEST_TIMEOUT_SECONDS = 24 * 3600
+LONGEST_DURATION_SECONDS = 24 * 3600
 """The longest time that a process may be set to wait or to work. Timers overflow at much longer ones."""
 
-TimeoutSeconds = Annotated[float, Field(le=LONGEST_TIMEOUT_SECONDS)]
-WholeTimeoutSeconds = Annotated[int, Field(le=LONGEST_TIMEOUT_SECONDS)]
+DurationSeconds = Annotated[float, Field(le=LONGEST_DURATION_SECONDS)]
+"""A length of time, at most a day."""
+WholeDurationSeconds = Annotated[int, Field(le=LONGEST_DURATION_SECONDS)]
+"""A length of time in whole seconds, at most a day."""
 PeriodSeconds = Annotated[float, Field(le=10 * 365 * 24 * 3600)]
 """Time between two events or up to one, at most ten years. Dates overflow at much longer ones."""
 Count = Annotated[int, Field(le=10**9)]
@@ -29,8 +31,10 @@ def _utf8(text: str) -> str:
     """Return the text, or raise ValueError if it has bytes that are no UTF-8, which Python keeps as
     surrogates. They could neither be sent nor shown.
     """
-    if not text.isascii() and any(0xD800 <= ord(character) <= 0xDFFF for character in text):
-        raise ValueError("this is not UTF-8 text")
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError("this is not UTF-8 text") from None
     return text
 
 

@@ -6,7 +6,7 @@ from typing import Literal
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from services.shared.configuration.values import Count, Names, WholeTimeoutSeconds
+from services.shared.configuration.values import Count, Names, WholeDurationSeconds
 
 EXTRACTOR_CACHE = Path("~/.cache/speaker-registry")
 
@@ -16,7 +16,7 @@ class WorkerSettings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix="SPEAKER_WORKER_", env_ignore_empty=True, frozen=True)
 
-    lease_seconds: WholeTimeoutSeconds = Field(30, ge=2)
+    lease_seconds: WholeDurationSeconds = Field(30, ge=2)
     """A job is given to another worker this long after the last heartbeat of the worker that holds it. A
     worker sends six heartbeats in this time. A job that was taken from the queue and not started is put back
     after half of it.

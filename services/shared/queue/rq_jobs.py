@@ -28,7 +28,7 @@ from rq.registry import FinishedJobRegistry, StartedJobRegistry
 from rq.serializers import JSONSerializer
 from rq.utils import as_text
 
-from services.shared.configuration.registry import LONGEST_JOB_SECONDS
+from services.shared.configuration.values import LONGEST_DURATION_SECONDS
 from services.shared.model.speaker import namespace_of
 
 log = structlog.get_logger(__name__)
@@ -242,8 +242,8 @@ class QueuedJob(Job):
         fields = {name: value for name, value in raw_data.items() if name in STORED_FIELDS}
         fields[b"data"] = _checked_call(fields.get(b"data", b""))
         super().restore(fields)
-        if self.timeout and self.timeout > LONGEST_JOB_SECONDS:
-            raise JobRefusedError(f"a time limit beyond the accepted {LONGEST_JOB_SECONDS} s")
+        if self.timeout and self.timeout > LONGEST_DURATION_SECONDS:
+            raise JobRefusedError(f"a time limit beyond the accepted {LONGEST_DURATION_SECONDS} s")
         self.retries_left = min(max(0, self.retries_left or 0), RETRIES)
         self.result_ttl, self.failure_ttl = RESULT_SECONDS, FAILURE_SECONDS
         self.attempt = int(raw_data.get(b"attempt", 0))
