@@ -10,7 +10,7 @@ from services.registry_api.access.tokens import JwtVerifier
 from services.registry_api.serving.admission import pause_request
 
 _WAIT_SECONDS = 5.0
-"""A request waits this long for the first keys, which is as long as the provider may be silent."""
+"""A request waits this long for the first keys. A fetch may take longer, and goes on for later requests."""
 
 
 class FirstKeys:
@@ -24,7 +24,9 @@ class FirstKeys:
         self._fetch: asyncio.Task[None] | None = None
 
     async def wait(self, jwts: JwtVerifier) -> None:
-        """Wait for the keys if there are none. A provider that is away or slow leaves it at that."""
+        """Wait for the keys if there are none. Returns without them if the provider does not answer in
+        time.
+        """
         if jwts.has_keys:
             return
         if self._fetch is None or self._fetch.done():

@@ -1,4 +1,6 @@
-"""Requests to an OpenID provider: bounded in time and size, and never to plain http on another machine."""
+"""Requests to an OpenID provider: their answers are bounded in time and size, and none goes to plain http on
+another machine.
+"""
 
 import json
 import re
@@ -78,9 +80,11 @@ def fetch_json(
 
 @contextmanager
 def _time_limit(url: str) -> Iterator[Callable[[str, dict[str, Any]], None]]:
-    """Shut the connection of a request down when `_ANSWER_SECONDS` are over, whatever the request waits for.
+    """Shut the connection of a request down when `_ANSWER_SECONDS` are over.
 
-    The timeouts of httpx are for single reads, so they do not end an answer that arrives byte by byte.
+    Before there is a connection, only the operating system limits the look-up of the name, and the timeout of
+    httpx the connecting to each address. The timeouts of httpx are for single reads, so they do not end an
+    answer that arrives byte by byte.
 
     Yields:
         The trace function of the request, which learns of the connection.

@@ -14,10 +14,9 @@ import hmac
 import math
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -117,6 +116,14 @@ class JwtVerifier:
         """
         return self._caller(self._claims(text, self._audience))
 
+    def check_claims(self, text: str) -> None:
+        """Check the claims of a token but not its signature, which takes no key.
+
+        Raises `InvalidApiKey` for a token that no key can make valid.
+        """
+        with _invalid_if_refused():
+            self._decode(text, self._audience, options=_CHECKS_OF_CLAIMS)
+
     def check_identity(self, text: str, *, client_id: str, nonce: str) -> None:
         """Check the ID token that the provider gave for a sign-in.
 
@@ -159,20 +166,22 @@ class JwtVerifier:
 
     def _claims(self, text: str, audience: str | None) -> dict[str, Any]:
         """Return the claims of a token for this audience. Raises `InvalidApiKey` and `Unavailable`."""
-        try:
-            decode = partial(jwt.decode, text, audience=audience, issuer=self._issuer, leeway=_LEEWAY_SECONDS)
+        with _invalid_if_refused():
             # A token that no key can make valid is refused before it causes a fetch.
-            decode(options=_CHECKS_OF_CLAIMS)
+            self._decode(text, audience, options=_CHECKS_OF_CLAIMS)
             for key in self._fitting_keys(jwt.get_unverified_header(text)):
                 with suppress(jwt.InvalidSignatureError):
-                    claims: dict[str, Any] = decode(key=key, algorithms=[key.algorithm_name], options=_CHECKS)
-                    return claims
+                    return self._decode(
+                        text, audience, key=key, algorithms=[key.algorithm_name], options=_CHECKS
+                    )
             raise jwt.InvalidSignatureError("its signature does not fit its issuer's keys")
-        except jwt.PyJWTError as error:
-            raise InvalidApiKey(f"This token is not accepted: {str(error).rstrip('.')}.") from None
-        except (TypeError, ValueError, OverflowError, RecursionError):
-            # PyJWT checks neither the types of times nor the depth of lists.
-            raise InvalidApiKey("This token is not accepted: its claims cannot be read.") from None
+
+    def _decode(self, text: str, audience: str | None, **how: Any) -> dict[str, Any]:
+        """Return the claims of a token. `how` are further arguments of `jwt.decode`. Raises its errors."""
+        claims: dict[str, Any] = jwt.decode(
+            text, audience=audience, issuer=self._issuer, leeway=_LEEWAY_SECONDS, **how
+        )
+        return claims
 
     def _caller(self, claims: dict[str, Any]) -> Caller:
         namespace = claims.get(self._namespace_claim, OWN_NAMESPACE)
@@ -202,11 +211,13 @@ class JwtVerifier:
             raise jwt.InvalidAlgorithmError(
                 f"its algorithm is {ascii(algorithm)[:80]}, which is not accepted"
             )
-        keys = self._keys_named(header.get("kid"))
+        kid = header.get("kid")
+        keys = self._keys_named(kid)
         fitting = [key[algorithm] for key in keys if algorithm in key]
         if not fitting:
             accepted = ", ".join(dict.fromkeys(chain(*keys)))
-            raise jwt.InvalidAlgorithmError(f"its algorithm is {algorithm!r}, but its key is for {accepted}")
+            whose = "its issuer has keys" if kid is None else "its key is"
+            raise jwt.InvalidAlgorithmError(f"its algorithm is {algorithm!r}, but {whose} for {accepted}")
         return fitting[:_MAX_TRIED_KEYS]
 
     def _keys_named(self, kid: str | None) -> list[_KeyByAlgorithm]:
@@ -224,6 +235,8 @@ class JwtVerifier:
         if known and self.has_keys:
             return known
         if provider.fetched_at < asked_at:  # the provider may have added the key since
+            # Not counted as a wrong key: after a rotation, valid callers of one address would lock each other
+            # out.
             raise self._provider_unavailable()
         raise jwt.InvalidTokenError(f"its issuer has no key {ascii(kid)[:80]}")
 
@@ -261,9 +274,21 @@ class JwtVerifier:
         return keys, metadata
 
 
+@contextmanager
+def _invalid_if_refused() -> Iterator[None]:
+    """Raise `InvalidApiKey` instead of the errors of PyJWT about a token."""
+    try:
+        yield
+    except jwt.PyJWTError as error:
+        raise InvalidApiKey(f"This token is not accepted: {str(error).rstrip('.')}.") from None
+    except (TypeError, ValueError, OverflowError, RecursionError):
+        # PyJWT checks neither the types of times nor the depth of lists.
+        raise InvalidApiKey("This token is not accepted: its claims cannot be read.") from None
+
+
 def _authorized_party(claims: dict[str, Any], audience: str) -> Any:
-    """Return the client that an ID token was issued to. Only a token with a single audience may leave it out
-    (OpenID Connect Core, section 3.1.3.7).
+    """Return the client that an ID token was issued to. Only a token with a single audience may lack the
+    claim `azp` (OpenID Connect Core, section 3.1.3.7).
     """
     several = isinstance(claims["aud"], list) and len(claims["aud"]) > 1
     return claims.get("azp", None if several else audience)

@@ -163,7 +163,9 @@ def test_a_token_that_names_no_key_is_tried_with_those_of_its_algorithm(
     stranger = rsa.generate_private_key(public_exponent=65537, key_size=2048)
     with pytest.raises(InvalidApiKey, match="signature"):
         tokens.verify(provider.token(kid=None, key=stranger))
-    with pytest.raises(InvalidApiKey, match="its algorithm is 'ES384'"):
+    with pytest.raises(
+        InvalidApiKey, match="its algorithm is 'ES384', but its issuer has keys for ES256, RS256"
+    ):
         tokens.verify(
             provider.token(kid=None, key=ec.generate_private_key(ec.SECP384R1()), algorithm="ES384")
         )
@@ -401,6 +403,14 @@ def test_nobody_waits_long_for_the_first_keys(
     answers = asyncio.run(ask_at_once(access, provider))
     assert [type(answer) for answer in answers] == [Unavailable] * 50
     assert len(provider.asked) <= 2
+
+
+def test_a_text_that_no_key_makes_valid_waits_for_no_keys(provider: Provider, access: Access):
+    """Any text would cause a fetch otherwise, and count as a wrong key only seconds later."""
+    for sent in ("guess", provider.token(exp=1_000_000_000)):
+        with pytest.raises(InvalidApiKey):
+            asyncio.run(access.authenticate(sent, "203.0.113.7"))
+    assert provider.asked == []
 
 
 def test_a_key_that_the_provider_withdrew_is_not_taken_for_long(
