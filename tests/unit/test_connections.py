@@ -326,7 +326,9 @@ def test_an_answer_of_unknown_length_has_no_chunks_before_http_1_1(version: str,
 
 @pytest.mark.parametrize("begun", [False, True])
 def test_a_request_that_is_canceled_is_answered_as_one_to_send_again(begun: bool):
-    """uvicorn cancels the requests that have not ended when its time to stop is over."""
+    """uvicorn cancels the requests that have not ended when its time to stop is over. A thread may carry
+    such a request out nevertheless, and a repeat of it may make another key or version.
+    """
 
     async def waits(scope: Scope, receive: Receive, send: Send) -> None:
         if begun:
@@ -345,6 +347,7 @@ def test_a_request_that_is_canceled_is_answered_as_one_to_send_again(begun: bool
         status = b"HTTP/1.1 200" if begun else b"HTTP/1.1 503"
         assert client.wire.sent.startswith(status)
         assert (b"\r\nretry-after: 1\r\n" in client.wire.sent.lower()) is not begun
+        assert (b"look first if a repeat would add something" in client.wire.sent) is not begun
 
     in_loop(test)
 

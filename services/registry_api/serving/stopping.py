@@ -33,10 +33,10 @@ class CanceledRequests:
         except asyncio.CancelledError:
             if begun:
                 raise
-            # A thread may still finish the request, so the message does not say that nothing was done.
+            # A thread may still finish the request, and a repeat of it may make another key or version.
             error = Unavailable(
-                "The server stopped before it had finished this request. Send it again: a change is never "
-                "made twice.",
+                "The server stopped before it had finished this request, which may have been carried out "
+                "nevertheless. Send it again, or look first if a repeat would add something.",
                 retry_after_seconds=1,
             )
             return await render(Request(scope), error)(scope, receive, send)
