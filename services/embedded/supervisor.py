@@ -54,9 +54,9 @@ _LONGEST_PAUSE_SECONDS = 1.0
 """Longest pause between two checks whether the registry is up. The pauses grow to this length."""
 _REPORT_INTERVAL_SECONDS = 30.0
 """Interval at which a slow start is reported, with the last line of each process."""
-LOG_REWRITE_SECONDS = 3600.0
-"""Interval at which the log of Valkey is rewritten. What was erased stays in the log for this long at most,
-while the registry runs.
+AOF_REWRITE_SECONDS = 3600.0
+"""Interval at which Valkey's append-only file is rewritten. Erased texts stay in the file until the next
+rewrite that succeeds.
 """
 _WRITE_TEST_BYTES = 1024**2
 _TEMPORARY = "speaker-registry-"
@@ -286,8 +286,8 @@ class EmbeddedRegistry:
                     log.warning("valkey.ended")
                     self.valkey.start()
                 if self.valkey is not None and time.monotonic() >= rewrite_at:
-                    rewrite_at = time.monotonic() + LOG_REWRITE_SECONDS
-                    self.valkey.rewrite_log()
+                    rewrite_at = time.monotonic() + AOF_REWRITE_SECONDS
+                    self.valkey.rewrite_append_only_file()
                 for child in self.children.values():
                     child.keep_alive()
             except (ValkeyError, OSError) as error:

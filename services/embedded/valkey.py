@@ -192,16 +192,18 @@ class ValkeyServer:
             self._process.kill()
             self._process.wait()
 
-    def rewrite_log(self) -> None:
-        """Start to replace the append-only log by one of the present data, so that what was erased does not
-        stay in it. The server does so by itself only when the log has 64 MB. Failures are ignored, because
-        the next call tries again.
+    def rewrite_append_only_file(self) -> None:
+        """Start to replace the append-only file by one of the present data, so that erased texts do not stay
+        in it. The server does so by itself only when the file has 64 MB. A failure of this rewrite, or of the
+        last one, is only logged, because the next call tries again.
         """
-        with (
-            suppress(redis.RedisError),
-            redis.Redis.from_url(self.url, socket_timeout=1, retry=Retry(NoBackoff(), 0)) as client,
-        ):
-            client.bgrewriteaof()
+        try:
+            with redis.Redis.from_url(self.url, socket_timeout=1, retry=Retry(NoBackoff(), 0)) as client:
+                if client.info("persistence")["aof_last_bgrewrite_status"] != "ok":
+                    log.warning("valkey.log_not_rewritten", reason="the last rewrite failed")
+                client.bgrewriteaof()
+        except redis.RedisError as error:
+            log.warning("valkey.log_not_rewritten", reason=str(error))
 
     def _start_discarding_broken_log(self) -> None:
         try:

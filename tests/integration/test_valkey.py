@@ -116,10 +116,10 @@ def test_what_was_erased_leaves_its_log(server):
         return False
 
     wait_until(is_in_log)
-    server.rewrite_log()
+    server.rewrite_append_only_file()
     wait_until(lambda: not is_in_log())
     server.kill()
-    server.rewrite_log()
+    server.rewrite_append_only_file()
 
 
 def test_its_settings_make_it_fit_for_a_queue(server):

@@ -126,7 +126,7 @@ def test_the_log_of_redis_is_rewritten_at_the_start_and_each_hour(
     monkeypatch.setattr(clock, "sleep", sleep)
     monkeypatch.setattr(supervisor, "time", clock)
     registry = EmbeddedRegistry(EmbeddedSettings(data=tmp_path, profiles=PROFILE))
-    server = SimpleNamespace(running=True, rewrite_log=lambda: rewritten.append(clock.now))
+    server = SimpleNamespace(running=True, rewrite_append_only_file=lambda: rewritten.append(clock.now))
     registry.valkey = cast("ValkeyServer", server)
     with pytest.raises(KeyboardInterrupt):
         registry.watch()
