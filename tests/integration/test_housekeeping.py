@@ -18,6 +18,7 @@ from services.embedded.valkey import ValkeyServer
 from services.extractor_worker.jobs.batch_worker import BatchWorker
 from services.registry_api.maintenance.housekeeping import Housekeeping, Stopped, listing_is_due
 from services.registry_api.maintenance.locks import RenewLock, only_one
+from services.registry_api.maintenance.rebuild import rebuild
 from services.registry_api.maintenance.sweep import SWEPT, ask_for_sweep
 from services.shared.bucket.documents import Base
 from services.shared.bucket.durable_folder import TEMPORARY
@@ -194,6 +195,24 @@ def test_an_older_document_of_a_profile_that_was_put_back_begins_another_generat
     assert [line["profiles"] for line in logs if line["event"] == "bucket.restored"] == [[profile]]
     housekeeping.rebuild()
     assert records.read_uncached(profile) == known
+
+
+@pytest.mark.parametrize(
+    ("compared", "lasting"),
+    [([["a", "b"], ["b"], ["a", "b"], ["b"]], ["b"]), ([["a"], ["b"], ["a"], ["a"]], [])],
+)
+def test_only_what_contradicts_the_bucket_each_time_counts(
+    registry: OpenedRegistry, housekeeping: Housekeeping, compared: list[list[str]], lasting: list[str]
+) -> None:
+    """An outdated node of the store may answer any single comparison. The log names what lasted, and compares
+    nothing again for it.
+    """
+    before, comparisons = registry.opened.generation.for_reading(), iter(compared)
+    with capture_logs() as logs:
+        rebuild(registry.opened.store, registry.speakers, put_back=lambda: next(comparisons))
+    restored = [line for line in logs if line["event"] == "bucket.restored"]
+    assert [(line["speakers"], line["profiles"]) for line in restored] == ([(0, lasting)] if lasting else [])
+    assert (registry.opened.generation.last_used != before) is bool(lasting)
 
 
 def test_a_voice_that_cannot_be_read_costs_nobody_else_theirs(

@@ -139,8 +139,9 @@ def rebuild(
                 outcome.contradicted += [one for one in kept if _contradicts(speakers, one)]
             between()
         outcome.contradicted += _unlisted(speakers, namespace, listed)
-    if _is_restored(speakers, outcome.contradicted, put_back):
-        log.error("bucket.restored", speakers=len(outcome.contradicted), profiles=put_back())
+    contradicted, profiles = _lasting_contradictions(speakers, outcome.contradicted, put_back)
+    if contradicted or profiles:
+        log.error("bucket.restored", speakers=len(contradicted), profiles=profiles)
         speakers.generation.begin_replacement(generation)
     else:
         speakers.view.complete(generation)
@@ -260,15 +261,17 @@ def _unlisted(speakers: Speakers, namespace: str, listed: dict[SpeakerId, Stored
     return [one for one in found if _contradicts(speakers, one)]
 
 
-def _is_restored(
+def _lasting_contradictions(
     speakers: Speakers, contradicted: list[SpeakerId], put_back: Callable[[], list[str]]
-) -> bool:
-    """Return whether the view contradicts the bucket each time that the two are compared."""
+) -> tuple[list[SpeakerId], list[str]]:
+    """Return the speakers and the profiles of which the view contradicts the bucket each time that the two
+    are compared.
+    """
     profiles = put_back()
     for _ in range(_TIMES_READ):
         if not contradicted and not profiles:
-            return False
+            break
         speakers.clock.sleep(_PAUSE_SECONDS)
         contradicted = [one for one in contradicted if _contradicts(speakers, one)]
-        profiles = put_back()
-    return bool(contradicted or profiles)
+        profiles = [one for one in put_back() if one in profiles]
+    return contradicted, profiles
