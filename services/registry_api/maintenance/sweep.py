@@ -147,12 +147,8 @@ class Sweeps:
 
     def _made_with(self) -> str:
         required = ",".join(sorted(profile.name for profile in self._profiles.required))
-        basis = f"{required} {self._records.made_with(self._names)}"
+        basis = f"{required} {self._records.made_with(self._profiles.names)}"
         return hashlib.sha256(basis.encode()).hexdigest()[:16]
-
-    @property
-    def _names(self) -> set[str]:
-        return {*self._profiles.names, *(profile.name for profile in self._profiles.required)}
 
     def _differs(self, made_with: str) -> bool:
         """Return whether the last sweep was for other profiles or encoders than those of this process. While
@@ -168,7 +164,7 @@ class Sweeps:
         self._records.clear_cache()  # this process may not know of the change yet
         if self._is_own(made_with):
             return False
-        if any(map(self._records.problem, self._names)):
+        if any(map(self._records.problem, self._profiles.names)):
             return False
         if self._made_with() != self._swept_with:
             return True
