@@ -68,4 +68,5 @@ def give_up_abandoned(
         attempts=record.attempt,
     )
     give_up(speakers, jobs, profiles, speaker_id, job, failure=failure, error=error)
+    error.retryable = False  # the queue would allow further starts
     return error

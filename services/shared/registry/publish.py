@@ -137,9 +137,7 @@ def _begin(
         jobs.end(speaker.id, job, outcome)
         return None
     if record.attempt >= max(record.max_attempts, _ATTEMPTS_OF_ABANDONED):
-        error = give_up_abandoned(speakers, jobs, profiles, speaker.id, job, record=record)
-        error.retryable = False  # the queue would allow further starts
-        raise error
+        raise give_up_abandoned(speakers, jobs, profiles, speaker.id, job, record=record)
     max_attempts = max(record.max_attempts, record.attempt + 1)
     number = jobs.begin(
         speaker.id,
