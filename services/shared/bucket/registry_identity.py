@@ -44,7 +44,7 @@ class RegistryDocument(StoredDocument):
     """The number of times that the bucket was made a registry's own: 1 for an original."""
     layout: int = LAYOUT
     name: str = ""
-    """The recorded location of the bucket, see `where`."""
+    """The recorded location of the bucket, see `recorded_name`."""
 
 
 def open_identity(
@@ -91,18 +91,18 @@ def adopt(
         return _made(before, identity, settings, now(), did="adopt").to_bytes()
 
     changed = documents.change(REGISTRY, decide, done=lambda body: _holds(body, identity))
-    log.info("bucket.adopted", name=where(settings), identity=identity)
+    log.info("bucket.adopted", name=recorded_name(settings), identity=identity)
     return _parse(changed)
 
 
-def where(settings: StoreSettings) -> str:
+def recorded_name(settings: StoreSettings) -> str:
     """Return the location that a document of this bucket records: the setting `known_as`, or else the
     bucket's actual location.
     """
-    return settings.known_as or location(settings)
+    return settings.known_as or actual_location(settings)
 
 
-def location(settings: StoreSettings) -> str:
+def actual_location(settings: StoreSettings) -> str:
     """Return where the bucket actually is: endpoint, bucket and prefix, or the folder."""
     if settings.folder:
         return settings.folder.resolve().as_uri()
@@ -142,7 +142,7 @@ def _made(
     before: RegistryDocument, identity: str, settings: StoreSettings, now: int, *, did: str
 ) -> RegistryDocument:
     after = before.having(
-        identity=identity, generation=before.generation + 1, layout=LAYOUT, name=where(settings)
+        identity=identity, generation=before.generation + 1, layout=LAYOUT, name=recorded_name(settings)
     )
     return after.following(before, None, at=now, by="operator", did=did)
 
@@ -170,11 +170,11 @@ def _parse_any(base: Base) -> RegistryDocument:
 
 def _check_name(document: RegistryDocument, settings: StoreSettings) -> None:
     """Raise `BucketCopied` unless the bucket records its actual location, or the one of the settings."""
-    if document.name not in (location(settings), where(settings)):
+    if document.name not in (actual_location(settings), recorded_name(settings)):
         raise BucketCopied(
-            f"SPEAKER_STORE_URL: the bucket at '{location(settings)}' says that it is '{document.name}'. If "
-            "it is a copy, make it a registry of its own by `python -m services.registry_api adopt-bucket`. "
-            "If it is the same bucket by another name or address, set "
+            f"SPEAKER_STORE_URL: the bucket at '{actual_location(settings)}' says that it is "
+            f"'{document.name}'. If it is a copy, make it a registry of its own by `python -m "
+            "services.registry_api adopt-bucket`. If it is the same bucket by another name or address, set "
             f"SPEAKER_STORE_KNOWN_AS='{document.name}'"
         )
 
