@@ -31,7 +31,7 @@ def _print_key() -> int:
     try:
         print(new_token(), flush=True)
     except OSError as error:
-        # Python writes what is left of it at its end, which would fail again, with a traceback.
+        # Python flushes stdout again when it exits, which would fail again, with a traceback.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         print(f"new-key: the key could not be printed: {error.strerror}", file=sys.stderr)
         return 1

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 from starlette.requests import Request
 
-_SEALED = re.compile(r"[A-Za-z0-9_.=-]+")
-"""Sealed data consist of these characters."""
+_SAFE = re.compile(r"[A-Za-z0-9_.=-]+")
+"""Sealed data and the names of our cookies consist of these characters."""
 
 
 def sent_cookie(request: Request, name: str) -> str | None:
@@ -27,14 +27,15 @@ def sent_cookies(request: Request, beginning: str) -> dict[str, str]:
     """
     start = _full_name(request, "")
     sent = ((found.removeprefix(start), value) for found, value in _sent(request) if found.startswith(start))
-    return {name: value for name, value in sent if name.startswith(beginning) and _SEALED.fullmatch(name)}
+    # A name goes back into a Set-Cookie header.
+    return {name: value for name, value in sent if name.startswith(beginning) and _SAFE.fullmatch(name)}
 
 
 def _sent(request: Request) -> Iterator[tuple[str, str]]:
     """Return the names and values of the cookies that may be ours, in their order."""
     pairs = (one.partition("=") for one in ";".join(request.headers.getlist("cookie")).split(";"))
     named = ((name.strip(), value.strip()) for name, _, value in pairs)
-    return ((name, value) for name, value in named if _SEALED.fullmatch(value))
+    return ((name, value) for name, value in named if _SAFE.fullmatch(value))
 
 
 def cookie_header(request: Request, name: str, value: str, *, path: str, seconds: int, same_site: str) -> str:

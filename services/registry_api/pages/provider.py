@@ -46,7 +46,7 @@ async def page_to_provider(
     request: Request, following: Annotated[str, Query(alias="next", max_length=MAX_NEXT)] = ""
 ) -> Response:
     """Redirect a person to the provider."""
-    _provider(request)
+    _provider(request)  # 404 if there is none
     sign_in = SignIn.new(own_page(following))
     try:
         address = await access_of(request).begin_sign_in(sign_in, _callback(request))

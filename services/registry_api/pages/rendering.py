@@ -63,7 +63,9 @@ _CODE = re.compile(r"`([^`]+)`")
 _DOT_SEGMENTS = r"[^?#]*/(\.|%2[eE]){1,2}([/?#]|\Z)"
 """A path that browsers shorten: `/dashboard/../x` leads to `/x`."""
 _OWN_PAGE = re.compile(rf"(?!{_DOT_SEGMENTS}){PAGES}([/?][!-\[\]-~]*)?")
-"""An address of these pages: printable ASCII without a backslash, which browsers read as a slash."""
+"""An address of these pages: printable ASCII without a backslash, which browsers read as a slash, and without
+dot segments, which lead out of these pages.
+"""
 MAX_NEXT = 1024
 """Longest address to which signing in leads back. A cookie holds it while a provider is asked."""
 SAFE_METHODS = frozenset({"GET", "HEAD"})

@@ -28,7 +28,7 @@ router = Router(prefix="/v1/events", tags=["events"])
 
 _RETRY_MILLISECONDS = 2000
 _CLOSING_SECONDS = 0.5
-"""A stream whose key is looked up ends this long after the process began to stop."""
+"""A stream that is looking up its key notices within this time that the process is stopping."""
 _HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 _OF_JOBS = frozenset({"jobs:read", "engine"})
 """A key needs one of these scopes to receive events of jobs."""

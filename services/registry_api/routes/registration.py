@@ -64,7 +64,8 @@ async def create_voice(
     If the voice exists, the upload is refused (409), unless `if_exists=add_version`. An upload whose source,
     transcript, consent and description equal those of the newest version returns that version with status
     200, unless `dedupe=false`. Unknown form fields are refused. Honours `If-None-Match: *`, which refuses the
-    upload (412) if the voice exists, whatever `if_exists` says.
+    upload (412) if the voice exists, whatever `if_exists` says. An upload that equals the newest version is
+    still answered with 200, unless `dedupe=false`.
     """
     return await _receive(
         request,

@@ -216,8 +216,10 @@ class Generation:
         """Check the stamp in Redis, and `_view.json` if that is due. Begins a new generation if this process
         is allowed to.
 
-        Raises `LeftBehind`, `RedisTaken`, `ViewAway`, or `Unavailable` if either cannot be reached. It is
-        raised as well if Redis takes no writes now, although the view may then be used for reading.
+        Raises:
+            LeftBehind, RedisTaken, ViewAway: the view cannot be used.
+            Unavailable: Redis or the bucket cannot be reached, or Redis takes no writes now. In the last case
+                the view may still be used for reading.
         """
         with self._lock, unavailable_without_redis():
             self._check()
