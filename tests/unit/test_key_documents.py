@@ -293,6 +293,25 @@ def test_a_read_that_a_revocation_and_a_listing_overtake_is_not_kept(world: Worl
     assert state(reader, token.id) == "revoked"
 
 
+def test_a_key_that_is_revoked_during_a_slow_read_is_refused(world: World, here: Process) -> None:
+    """The answer of the bucket was on its way for longer than what is held may be trusted."""
+    token, _ = made(here)
+    store = Store(world.store)
+    reader = Process(world, store=store)
+    outdated = world.store.read(api_key_key(token.id))
+
+    def slow(key: str) -> Object:
+        if key != api_key_key(token.id):
+            return world.store.read(key)
+        del store.read  # type: ignore[method-assign]
+        revoke(here.keys, token.id, by="test")
+        world.pass_time(5)
+        return outdated
+
+    store.read = slow  # type: ignore[method-assign]
+    assert state(reader, token.id) == "revoked"
+
+
 def test_a_read_that_finds_an_ended_key_counts_as_a_change(world: World, here: Process) -> None:
     """Otherwise the listeners with this key would never ask again while Redis is away."""
     there = Process(world, weather=refused)

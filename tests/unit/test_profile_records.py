@@ -4,6 +4,7 @@ Store and Redis are in memory, and time is the test's own. All else is real.
 """
 
 import json
+import re
 from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace
@@ -405,6 +406,8 @@ def test_who_waits_for_a_profile_is_told_of_its_document_and_not_of_workers(
     profiles = Profiles(away.catalogue, away.profiles, NoneServed())
     reason = profiles.waiting_reason(PROFILE) or ""
     assert reason.startswith(f"the current encoder of profile '{PROFILE}' is unknown. {problem}")
+    with pytest.raises(Unavailable, match=re.escape(problem)):
+        away.promote(B, force=True)
     world.store.read = read  # type: ignore[method-assign]
     world.store.put(PATH, good)
     world.pass_time(11)

@@ -202,7 +202,13 @@ def test_a_url_that_redis_cannot_be_reached_by_is_named(url: str):
 
 @pytest.mark.parametrize(
     "url",
-    ["http://:hunter2@h", "redis://:hunter2/@h:6379/0", "u:hunter2@h:6379", "http://h?password=hunter2&db=0"],
+    [
+        "http://:hunter2@h",
+        "redis://:hunter2/@h:6379/0",
+        "u:hunter2@h:6379",
+        "http://h?password=hunter2&db=0",
+        "http://:hunter2\n@h",
+    ],
 )
 def test_the_password_in_a_wrong_url_is_not_shown(url: str):
     """The line goes to a log. A person who forgets `redis://` has written the password nevertheless."""

@@ -19,6 +19,10 @@ _ANSWER_SECONDS = 10.0
 """Time limit of the whole answer of the provider."""
 _MAX_ANSWER_BYTES = 256 * 1024
 """Largest accepted answer of the provider."""
+PROVIDER_ERRORS = (httpx.HTTPError, httpx.InvalidURL, ValueError, RecursionError, OSError, ImportError)
+"""Errors of a request to the provider. The last two tell that the environment names a file of certificates
+that is not there, or a kind of proxy that is not supported.
+"""
 _ERROR_CODE = re.compile(r"[a-z_]{1,64}")
 """Registered error codes of OAuth have only these characters. Other text is not kept, because it may quote
 what the provider was sent.

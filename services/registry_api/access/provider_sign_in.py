@@ -15,7 +15,12 @@ from urllib.parse import quote_plus, urlencode
 import httpx
 import structlog
 
-from services.registry_api.access.provider import ProviderRefused, fetch_json, provider_client
+from services.registry_api.access.provider import (
+    PROVIDER_ERRORS,
+    ProviderRefused,
+    fetch_json,
+    provider_client,
+)
 from services.registry_api.access.tokens import JwtVerifier
 from services.shared.configuration.access import AccessSettings
 from speaker_registry.errors import InvalidApiKey, Unavailable
@@ -100,11 +105,14 @@ class ProviderSignIn:
             Unavailable: the provider cannot be reached, or does not accept this registry as a client.
         """
         answer = self._exchange(sign_in, code, redirect_uri)
-        identity = str(answer.get("id_token"))
+        identity, access = answer.get("id_token"), answer.get("access_token")
+        if not (isinstance(identity, str) and isinstance(access, str)):
+            self._log_failure(status=200, error="the answer lacks a token")
+            raise _not_accepted()
         self._jwts.check_identity(identity, client_id=self._client_id, nonce=sign_in.nonce)
         # If a provider's access tokens are only meant for the provider, the ID token is the only one that we
         # can read.
-        return identity if self._audience == self._client_id else str(answer.get("access_token"))
+        return identity if self._audience == self._client_id else access
 
     def _exchange(self, sign_in: SignIn, code: str, redirect_uri: str) -> dict[str, Any]:
         form = {
@@ -126,7 +134,7 @@ class ProviderSignIn:
         except httpx.ProtocolError as error:  # its text quotes the answer
             self._log_failure(error=type(error).__name__)
             raise _provider_away() from None
-        except (httpx.HTTPError, httpx.InvalidURL, ValueError, RecursionError) as error:
+        except PROVIDER_ERRORS as error:
             self._log_failure(error=f"{type(error).__name__}: {error}"[:300])
             raise _provider_away() from None
 
@@ -139,13 +147,17 @@ def _refused(refusal: ProviderRefused) -> InvalidApiKey | Unavailable:
     if refusal.status >= 500 or refusal.status in {408, 429}:
         return _provider_away()
     if refusal.status == 400 and refusal.code not in _NOT_OUR_CLIENT:
-        return InvalidApiKey(
-            "The provider did not accept this sign-in. Begin again. If this happens every time, tell the "
-            "operator of this registry."
-        )
+        return _not_accepted()
     return Unavailable(
         "The provider does not accept this registry, so nobody can sign in there. Tell the operator of this "
         "registry: its log has the provider's answer."
+    )
+
+
+def _not_accepted() -> InvalidApiKey:
+    return InvalidApiKey(
+        "The provider did not accept this sign-in. Begin again. If this happens every time, tell the "
+        "operator of this registry."
     )
 
 

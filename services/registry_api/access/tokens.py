@@ -20,12 +20,16 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
-import httpx
 import jwt
 import structlog
 from jwt.types import Options
 
-from services.registry_api.access.provider import fetch_json, provider_client, require_https
+from services.registry_api.access.provider import (
+    PROVIDER_ERRORS,
+    fetch_json,
+    provider_client,
+    require_https,
+)
 from services.registry_api.keys.api_keys import ALL_SCOPES, ANY_NAMESPACE
 from services.registry_api.protocol.callers import OWN_NAMESPACE, Caller
 from services.shared.configuration.access import AccessSettings
@@ -68,6 +72,12 @@ _MAX_STALE_SECONDS = 3600.0
 """The provider's keys are accepted for this long after the last fetch while the provider is unavailable."""
 _MIN_INTERVAL_SECONDS = 10.0
 """Shortest time between two fetches of the keys, whatever the reason and the outcome."""
+_MAX_NEW_NAMES = 16
+"""Unknown names of keys that are taken for new ones between two fetches. More are made up: anybody can send
+such a token, and no provider adds so many keys at once.
+"""
+_MAX_UNKNOWN_NAMES = 256
+"""The number of unknown names that are remembered."""
 
 
 _KeyByAlgorithm = Mapping[str, jwt.PyJWK]
@@ -88,6 +98,28 @@ class _ProviderKeys:
         return [key for name, key in self.keys if kid in {None, name}]
 
 
+class _UnknownNames:
+    """The names of keys that tokens had and the provider had not. Safe to use from several threads."""
+
+    def __init__(self) -> None:
+        self._first_met: dict[str | None, float] = {}
+        """Maps each name to the time when it was first met, oldest first."""
+        self._lock = threading.Lock()
+
+    def is_new(self, name: str | None, met_at: float, fetched_at: float) -> bool:
+        """Return whether the provider may have added a key of this name since the fetch that began at
+        `fetched_at`. It has not if the name had been met before that.
+        """
+        with self._lock:
+            if name not in self._first_met:
+                if sum(at > fetched_at for at in self._first_met.values()) >= _MAX_NEW_NAMES:
+                    return False
+                if len(self._first_met) == _MAX_UNKNOWN_NAMES:
+                    del self._first_met[next(iter(self._first_met))]
+                self._first_met[name] = met_at
+            return self._first_met[name] > fetched_at
+
+
 class JwtVerifier:
     """Verifies JWTs. Safe to use from several threads."""
 
@@ -106,6 +138,7 @@ class JwtVerifier:
         self._fetching = threading.Lock()
         self._provider = _ProviderKeys()
         self._tried_at = float("-inf")
+        self._unknown = _UnknownNames()
 
     def verify(self, text: str) -> Caller:
         """Verify a token, and return its caller.
@@ -231,13 +264,14 @@ class JwtVerifier:
         if not self._provider.named(kid) or self._age_seconds() > _REFRESH_SECONDS:
             self.fetch_if_due()
         provider = self._provider
-        known = provider.named(kid)
-        if known and self.has_keys:
+        if not self.has_keys:
+            raise self._provider_unavailable()
+        if known := provider.named(kid):
             return known
-        if provider.fetched_at < asked_at:  # the provider may have added the key since
+        if self._unknown.is_new(kid, asked_at, provider.fetched_at):
             # Not counted as a wrong key: after a rotation, valid callers of one address would lock each other
             # out.
-            raise self._provider_unavailable()
+            raise self._again_later("The issuer of this token may have added its key just now.")
         raise jwt.InvalidTokenError(f"its issuer has no key {ascii(kid)[:80]}")
 
     def _age_seconds(self) -> float:
@@ -250,15 +284,18 @@ class JwtVerifier:
         began = self._tried_at = self._monotonic()
         try:
             self._provider = _ProviderKeys(*self._fetch_keys(), began)
-        except (httpx.HTTPError, httpx.InvalidURL, ValueError, RecursionError) as error:
+        except PROVIDER_ERRORS as error:
             log.warning("issuer.unavailable", issuer=self._issuer, error=str(error)[:300])
         finally:
             self._tried_at = self._monotonic()
 
     def _provider_unavailable(self) -> Unavailable:
+        return self._again_later("The keys of the token issuer cannot be fetched now.")
+
+    def _again_later(self, reason: str) -> Unavailable:
         left = self._tried_at + _MIN_INTERVAL_SECONDS - self._monotonic()
         return Unavailable(
-            "The keys of the token issuer cannot be fetched now. Try again in a moment.",
+            f"{reason} Try again in a moment.",
             retry_after_seconds=1 if self._fetching.locked() else max(1, math.ceil(left)),
         )
 

@@ -179,6 +179,9 @@ class HeldKeys:
                 if failed is not None and failed.at >= asked_at:
                     _raise_again(failed.error)
                 held = self._read(key_id, stripe)
+                if self.clock.since_boot() - held.read_at > FRESH_SECONDS:
+                    self.listen()  # the key may have been revoked during this read
+                    held = held if self._is_good(key_id, held) else self._read(key_id, stripe)
         return held
 
     def find(self, key_id: str) -> ApiKey | None:

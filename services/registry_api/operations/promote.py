@@ -16,7 +16,7 @@ from services.shared.model.profile_document import ProfileDocument
 from services.shared.model.profiles import ProfileCatalogue
 from services.shared.registry.profile_records import ProfileRecords
 from services.shared.view.workers import Workers
-from speaker_registry.errors import EncoderCurrent, EncoderUnknown, EncoderUnserved
+from speaker_registry.errors import EncoderCurrent, EncoderUnknown, EncoderUnserved, Unavailable
 
 log = structlog.get_logger(__name__)
 
@@ -84,6 +84,8 @@ def another_encoder(
             f"{fingerprint} is already the current fingerprint of profile '{profile}'.", param="fingerprint"
         ) from None
     except EncoderUnknown:
+        if (problem := profiles.problem(profile)) is not None:
+            raise Unavailable(problem) from None  # what it has announced is not known
         raise _unknown(profiles, catalogue, profile, fingerprint) from None
 
 

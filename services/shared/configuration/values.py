@@ -137,4 +137,4 @@ def is_private(endpoint: str) -> bool:
 
 def without_credentials(text: str) -> str:
     """Return the text with the credentials of a URL in it replaced by an ellipsis."""
-    return re.sub(r"([?&]password=)[^&]*", r"\1…", re.sub("//.*@", "//…@", text))
+    return re.sub(r"([?&]password=)[^&]*", r"\1…", re.sub("(?s)//.*@", "//…@", text))

@@ -308,6 +308,7 @@ REFUSAL = b'{"error": "%s", "error_description": "s3cret"}'
         ((302, b""), 503, "Tell the operator", "302, 'error': ''"),
         ((429, b"[]"), 503, "cannot be reached now", "429, 'error': ''"),
         ((500, REFUSAL % b"the secret is s3cret"), 503, "cannot be reached now", "500, 'error': ''"),
+        ((200, b'{"error": "s3cret"}'), 403, "Begin again", "'error': 'the answer lacks a token'"),
         ((200, b"<h1>Welcome</h1>"), 503, "cannot be reached now", "'error': 'JSONDecodeError: Expecting"),
     ],
 )
@@ -328,6 +329,18 @@ def test_a_sign_in_that_the_provider_refuses_is_logged(
     assert logged in str(event)
     assert "s3cret" not in str(events)
     assert parse_qsl(urlsplit(address).query)[0][1] not in str(event)
+
+
+def test_an_environment_that_allows_no_request_is_told_as_a_provider_that_is_away(
+    visitor: Visitor, provider: Provider, monkeypatch: pytest.MonkeyPatch
+):
+    """httpx raises other errors for a wrong SSL_CERT_FILE or ALL_PROXY than for requests."""
+    address = provider.sign_in(begin(visitor))
+    monkeypatch.setenv("SSL_CERT_FILE", "/nonexistent")
+    with capture_logs() as events:
+        back = visitor.http.get(address)
+    assert (back.status_code, "cannot be reached now" in back.text) == (503, True)
+    assert [one["log_level"] for one in events if one["event"] == "issuer.sign_in_failed"] == ["warning"]
 
 
 def test_the_client_and_its_secret_are_encoded_for_basic_authentication():

@@ -339,6 +339,27 @@ def test_a_new_key_may_be_valid_until_the_provider_is_asked_for_it(
     assert tokens.verify(new)
 
 
+def test_a_name_that_a_fetch_did_not_bring_is_unknown_from_then_on(
+    provider: Provider, tokens: JwtVerifier, clock: OwnClock
+):
+    """Each caller with a withdrawn key would otherwise wait for a fetch of its own. More names than a
+    provider would add at once are made up, and count as wrong keys.
+    """
+    tokens.verify(provider.token())
+    for number in range(16):
+        clock.seconds += 0.1
+        with pytest.raises(Unavailable, match="may have added its key just now"):
+            tokens.verify(provider.token(kid=f"withdrawn{number}"))
+    with pytest.raises(InvalidApiKey, match="no key 'made up'"):
+        tokens.verify(provider.token(kid="made up"))
+    clock.seconds += 11
+    for number in range(16):
+        clock.seconds += 0.1
+        with pytest.raises(InvalidApiKey, match=f"no key 'withdrawn{number}'"):
+            tokens.verify(provider.token(kid=f"withdrawn{number}"))
+    assert provider.times_asked == 2
+
+
 @pytest.mark.parametrize(
     "odd",
     [
