@@ -25,6 +25,9 @@ class OneToken:
         self.has_keys = True
         self.good = GOOD
 
+    def check_claims(self, text: str) -> None:
+        """Accept the claims of every token. Only the signatures of bad ones are wrong."""
+
     def verify(self, text: str) -> Caller:
         self.checked += 1
         if text != "good":
