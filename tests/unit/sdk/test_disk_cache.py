@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import fcntl
 import http.server
 import io
 import os
@@ -202,6 +203,25 @@ def test_a_count_that_another_program_has_made_longer_is_repaired(registry: Fake
     )
     client.fetch("alice", ECAPA)
     assert disk.used_bytes() <= int((tmp_path / "lock").read_text()) < 20_000
+
+
+def test_a_lock_that_cannot_be_released_leaves_no_descriptor_open(
+    connect: Connect, registry: FakeRegistry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Some network file systems refuse it. A server would run out of descriptors."""
+    flock = fcntl.flock
+
+    def refuse(lock: int, operation: int) -> None:
+        if operation == fcntl.LOCK_UN:
+            raise OSError(errno.ENOLCK, "no locks")
+        flock(lock, operation)
+
+    registry.add_version("alice")
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    descriptors = Path("/proc/self/fd")
+    before = len(on_disk(descriptors, "."))
+    assert fetched(connect, tmp_path)[1].disk_errors == 1
+    assert len(on_disk(descriptors, ".")) == before
 
 
 def test_only_the_owner_can_read_the_directory(connect: Connect, registry: FakeRegistry, tmp_path: Path):
