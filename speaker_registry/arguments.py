@@ -95,13 +95,18 @@ def checked_idempotency_key(text: str) -> str:
     return text
 
 
-def condition(if_match: str | None = None, *, only_new: bool = False) -> dict[str, str]:
+def condition(if_match: str | None) -> dict[str, str]:
     """Return the header that makes a change conditional, whose value must not begin another header."""
     if if_match is None:
-        return {"if-none-match": "*"} if only_new else {}
+        return {}
     if not (if_match.isascii() and if_match.isprintable()):
         raise InvalidRequest(f"if_match is {if_match[:40]!a}; accepted: an ETag", param="if_match")
     return {"if-match": if_match}
+
+
+def only_if_new(only_new: bool) -> dict[str, str]:
+    """Return the header with which the registry refuses to change a voice that exists."""
+    return {"if-none-match": "*"} if only_new else {}
 
 
 def upload_fields(clip: bytes | None, embedding: ArrayLike | None, **texts: str | None) -> dict[str, str]:

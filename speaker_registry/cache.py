@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from speaker_registry.artifact import Artifact
 from speaker_registry.forks import renew_after_fork
-from speaker_registry.names import slug_meant
+from speaker_registry.names import slug_of_voice
 from speaker_registry.validation import is_from_zero, shortened
 
 if TYPE_CHECKING:
@@ -52,8 +52,10 @@ class Key(NamedTuple):
 
     @property
     def voice(self) -> str:
-        """Identifies the voice, whether the request was made under its name or its id."""
-        return slug_meant(self.speaker)
+        """Groups all requests that may mean the same voice: by its name, by its id, and by ids of earlier
+        voices of that name.
+        """
+        return slug_of_voice(self.speaker)
 
     @property
     def target(self) -> str:
@@ -201,7 +203,7 @@ class ArtifactCache:
         confirmed them again. If `speaker` is None, this applies to all voices.
         """
         with self._lock:
-            self._mark(self._expired, scope, None if speaker is None else slug_meant(speaker))
+            self._mark(self._expired, scope, None if speaker is None else slug_of_voice(speaker))
 
     def recall(self, key: Key) -> None:
         """Read an artifact from the directory into memory if another process confirmed it later than this
@@ -271,8 +273,12 @@ class ArtifactCache:
                 self._disk.forget(key.scope, key.voice, key.target)
 
     def forget_speaker(self, scope: str, speaker: str) -> None:
-        """Drop all artifacts of a voice that was deleted, requested by its name or its id."""
-        voice = slug_meant(speaker)
+        """Drop all artifacts of a voice that was deleted, requested by its name or its id.
+
+        If an id is dead but its name was registered again, the artifacts of the new voice are dropped too,
+        and the next fetch transfers them again. The directory cannot tell the two apart.
+        """
+        voice = slug_of_voice(speaker)
         with self._lock:
             self._mark(self._forgotten, scope, voice)
             for key in [key for key in self._confirmations if (key.scope, key.voice) == (scope, voice)]:

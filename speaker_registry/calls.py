@@ -14,7 +14,13 @@ from typing import TypeVar
 from numpy.typing import ArrayLike
 from pydantic import BaseModel, ValidationError
 
-from speaker_registry.arguments import checked_idempotency_key, condition, request_body, upload_fields
+from speaker_registry.arguments import (
+    checked_idempotency_key,
+    condition,
+    only_if_new,
+    request_body,
+    upload_fields,
+)
 from speaker_registry.artifact import canonical_json
 from speaker_registry.errors import InvalidRequest, Unavailable, VersionNotFound
 from speaker_registry.exchange import (
@@ -318,7 +324,7 @@ class Calls:
         )
         # The key is made once per call, so that a retry after a lost answer does not make a second version.
         key = uuid.uuid4().hex if idempotency_key is None else checked_idempotency_key(idempotency_key)
-        headers = {"idempotency-key": key, **condition(only_new=only_new)}
+        headers = {"idempotency-key": key, **only_if_new(only_new)}
         params = {"if_exists": "add_version", **({} if dedupe else {"dedupe": "false"})}
         path = "/v1/voices"
         return self._registered(
@@ -351,7 +357,7 @@ class Calls:
             description=description,
         )
         path = parse_target(parse_speaker_name(name).name, number).version_path
-        headers = condition(only_new=only_new)
+        headers = only_if_new(only_new)
         return self._registered(Request(method="PUT", path=path, headers=headers, fields=fields, clip=clip))
 
     def _registered(self, request: Request) -> Plan[Registration]:

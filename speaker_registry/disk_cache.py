@@ -25,7 +25,6 @@ import mmap
 import os
 import re
 import secrets
-import shutil
 import stat
 import time
 from collections.abc import Iterator
@@ -66,7 +65,9 @@ class Ref(NamedTuple):
     boot: str = ""
     """Id of the boot of the machine since which `uptime` counts. Empty where the machine tells none."""
     uptime: float = 0.0
-    """Seconds between that boot and the question. Setting the clock of the machine does not change them."""
+    """Seconds between that boot and the question. Setting the clock of the machine does not change them. The
+    uptime stands still while a virtual machine is paused, so ages do not count that time.
+    """
 
     @classmethod
     def asked(cls, digest: str, size: int, seconds_ago: float) -> Self:
@@ -77,7 +78,7 @@ class Ref(NamedTuple):
 
     def age_seconds(self) -> float:
         """Return how long ago the registry was asked. The age is infinite if it is unknown, because the time
-        of the question lies in the future: the machine has started since, and its clock was set back.
+        of the question lies in the future: the machine was restarted since, with its clock set back.
         """
         is_same_boot = self.boot != "" and self.boot == _boot_id()
         age = _uptime() - self.uptime if is_same_boot else time.time() - self.confirmed_at
@@ -205,9 +206,11 @@ class DiskCache:
             _acquire(lock)
             yield lock
         finally:
-            # Closing would not release it if another thread has forked a process meanwhile.
-            fcntl.flock(lock, fcntl.LOCK_UN)
-            os.close(lock)
+            try:
+                # Closing would not release it if another thread has forked a process meanwhile.
+                fcntl.flock(lock, fcntl.LOCK_UN)
+            finally:
+                os.close(lock)
 
     def _reserve(self, lock: int, refs: int, blobs: int, new_bytes: int) -> None:
         """Count bytes before they are written, and make room for them."""
@@ -258,9 +261,11 @@ def _names(folder: int) -> list[str]:
 
 
 def _remove(folder: int, name: str) -> None:
+    """Remove a file, a link or an empty folder. Anything else is not of this cache, and stays."""
     with contextlib.suppress(FileNotFoundError):
         if stat.S_ISDIR(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
-            shutil.rmtree(name, dir_fd=folder)
+            with contextlib.suppress(OSError):
+                os.rmdir(name, dir_fd=folder)
         else:
             os.unlink(name, dir_fd=folder)
 
@@ -357,7 +362,9 @@ def _write(folder: int, name: str, data: bytes) -> None:
 
 
 def _size(folder: int, name: str) -> int | None:
-    """Return the size of a file, or None if there is none. A link or folder in its place is removed."""
+    """Return the size of a file, or None if there is none. A link or an empty folder in its place is removed, and
+    `DamagedFile` is raised.
+    """
     try:
         found = os.stat(name, dir_fd=folder, follow_symlinks=False)
     except FileNotFoundError:
@@ -365,7 +372,7 @@ def _size(folder: int, name: str) -> int | None:
     if stat.S_ISREG(found.st_mode):
         return found.st_size
     _remove(folder, name)
-    raise DamagedFile(f"the cached file {name} was not a file")
+    raise DamagedFile("it was not a regular file")
 
 
 def _acquire(lock: int) -> None:
@@ -385,5 +392,5 @@ def _read_used(lock: int) -> int:
 
 
 def _write_used(lock: int, used: int) -> None:
-    os.pwrite(lock, b"%020d" % max(0, used), 0)  # always of one length, so that it is never torn
+    os.pwrite(lock, b"%020d" % max(0, used), 0)  # always 20 digits, because _read_used accepts nothing else
     os.ftruncate(lock, 20)  # another program may have made the file longer

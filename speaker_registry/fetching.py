@@ -42,7 +42,7 @@ from speaker_registry.exchange import (
     retry_after_seconds,
 )
 from speaker_registry.flights import Flights
-from speaker_registry.names import DEFAULT, key_of_name, stands_for
+from speaker_registry.names import DEFAULT
 from speaker_registry.paths import Target, parse_target
 from speaker_registry.reference_audio import ReferenceAudio
 from speaker_registry.schemas import ArtifactDescriptor, PendingPicture
@@ -231,7 +231,7 @@ class Fetching:
         while True:
             reply = yield from exchange(self._policy, request)
             if reply.status == 200:
-                check_digest(reply, "picture")
+                _check_clip(reply, target, "picture")
                 return ClipPicture(reply.body, reply.headers.get("content-type", "application/octet-stream"))
             left = deadline - self._policy.clock()
             if left <= 0:
@@ -353,12 +353,12 @@ def declared_digests(headers: Mapping[str, str]) -> set[str]:
 def check_identity(artifact: Artifact, target: Target, profile: str, headers: Mapping[str, str]) -> None:
     """Verify that an artifact is the one that was requested. Raises `InvalidArtifact` if not."""
     manifest = artifact.manifest
-    key, asked = key_of_name(manifest.voice.strip()), target.speaker.key
+    if not target.can_mean(manifest.voice, manifest.version):
+        raise InvalidArtifact(
+            f"asked for {target} for {profile}, but the artifact is of "
+            f"{manifest.voice[:80]!a}@{manifest.version}"
+        )
     checks = [("profile", manifest.profile, profile)]
-    if not stands_for(asked, key):
-        checks.append(("voice", key, asked))
-    if isinstance(target.reference, int):
-        checks.append(("version", str(manifest.version), str(target.reference)))
     if version := headers.get("x-voice-version"):
         checks.append(("version", str(manifest.version), version))
     if fingerprint := headers.get("x-artifact-fingerprint"):

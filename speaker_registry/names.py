@@ -101,14 +101,14 @@ def parse_voice_id(text: str) -> VoiceId | None:
 
 def stands_for(known_as: str, key: str) -> bool:
     """Return True if `known_as`, a name key or a voice id, can refer to the voice with the name key `key`."""
-    return known_as == key or (parse_voice_id(known_as) is not None and slug_meant(known_as) == slug_of(key))
+    return known_as == key or slug_of_voice(known_as) == slug_of(key)
 
 
 @lru_cache(maxsize=4096)
-def slug_meant(known_as: str) -> str:
-    """Return the slug of the voice that a name key or a voice id refers to. It is the same for both.
+def slug_of_voice(known_as: str) -> str:
+    """Return the slug under which a voice is stored, given its name key or its id.
 
-    A name that looks like the id of another voice has the slug of that voice here.
+    Earlier voices of the same name have the same slug, and so has a name in the form of an id.
     """
     voice_id = parse_voice_id(known_as)
     return slug_of(known_as) if voice_id is None else voice_id.slug

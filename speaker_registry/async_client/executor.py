@@ -111,7 +111,7 @@ class AsyncPlanExecutor(Session):
         if isinstance(step, Join):
             await asyncio.wait([asyncio.wrap_future(step.done)], timeout=step.seconds)
             return None
-        self._check_usable()
+        self._bind_to_loop()
         try:
             send = functools.partial(self._send, step)
             return await self._attempts.answer(send, step.deadline - self._policy.clock())
@@ -120,9 +120,9 @@ class AsyncPlanExecutor(Session):
         except (*TRANSPORT_ERRORS, TimeoutError) as error:
             return no_answer(self._http, self.url, error)
 
-    def _check_usable(self) -> None:
-        """Raise `RuntimeError` if the client was closed, or has sent its first request in another event loop,
-        to which its connections belong.
+    def _bind_to_loop(self) -> None:
+        """Bind the client to the running event loop at its first request, because its connections belong to
+        that loop. Raises `RuntimeError` if it is bound to another loop, or closed.
         """
         if self._http.is_closed:
             raise self._closed()

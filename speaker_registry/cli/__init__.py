@@ -1,13 +1,14 @@
 """The command line `speaker-registry`.
 
-Everything else of it is loaded by `main`, so that Ctrl-C meanwhile ends it as silently as later.
+`main` imports everything else, so that Ctrl-C during the import ends the command as silently as Ctrl-C later
+does.
 """
 
 import sys
 from collections.abc import Sequence
 
-_INTERRUPTED = 130
-"""Same as `command.INTERRUPTED`, which cannot be loaded yet."""
+INTERRUPTED = 130
+"""The exit code after Ctrl-C. The others are in `command`, which `main` has not imported at first."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -17,4 +18,4 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         return program.main(sys.argv[1:] if argv is None else argv)
     except KeyboardInterrupt:
-        return _INTERRUPTED
+        return INTERRUPTED

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, NoReturn, Protocol, TypeVar
 
+from speaker_registry.cli import INTERRUPTED
 from speaker_registry.errors import (
     ArtifactFailed,
     ArtifactNotReady,
@@ -26,7 +27,7 @@ UNTRAINED = "made with untrained weights (random numbers), so the voice is usele
 _LONGEST_SECONDS = 365 * 86_400
 _LATEST_MOMENT = 10**12
 OK, REFUSED, USAGE, UNREACHABLE, DENIED, NOT_FOUND, FAILED, ATTENTION, NOT_READY = range(9)
-INTERRUPTED, PIPE_CLOSED = 130, 141
+PIPE_CLOSED = 141
 EXIT_CODES = {
     OK: "done",
     REFUSED: "the registry refused the request, or a file cannot be used",

@@ -44,8 +44,9 @@ class Voices(PlanExecutor):
             dedupe: If true, an upload that equals the newest version returns that version.
             voice_id: Id of the voice that gets the version. If that voice was deleted, no other voice of this
                 name gets the version.
-            only_new: If true, the upload is refused if a voice has this name already. A repeat of an upload
-                is not refused.
+            only_new: If true, the upload is refused if a voice has this name already. An upload with the same
+                `idempotency_key`, or with `dedupe` one that equals the newest version, returns that version
+                instead.
 
         Raises:
             InvalidRequest: The name, the clip or another argument is not accepted. Subclasses such as
@@ -108,7 +109,7 @@ class Voices(PlanExecutor):
             Conflict: The voice has had this number or time, or a later one, or another version with this
                 number or id.
             VoiceDeleted: The voice with the id `voice_id` was deleted.
-            PreconditionFailed: `only_new` is true, and a voice has this name.
+            PreconditionFailed: `only_new` is true, a voice has this name, and the voice lacks this version.
             InvalidRequest: The time is in the future, or an argument is not accepted.
             PermissionDenied: The API key lacks the scope `admin`.
         """

@@ -10,7 +10,7 @@ from functools import partial
 from itertools import takewhile
 
 from speaker_registry.client import RegistryClient
-from speaker_registry.errors import PermissionDenied, SpeakerRegistryError, VoiceNotFound
+from speaker_registry.errors import PermissionDenied, SpeakerRegistryError, VoiceDeleted, VoiceNotFound
 from speaker_registry.moving.archive_records import VoiceRecord
 from speaker_registry.moving.faults import asks_to_wait, concerns_one_voice
 from speaker_registry.schemas import VoiceChange
@@ -92,14 +92,14 @@ def apply_record(client: RegistryClient, name: str, record: VoiceRecord) -> Spea
         record: The values to set. Its `aliases` hold version numbers.
 
     Raises:
-        VoiceNotFound: The voice was deleted meanwhile.
+        VoiceDeleted, VoiceNotFound: The voice was deleted meanwhile.
         SpeakerRegistryError: The registry asks to come back later, cannot be reached or refuses the API key.
     """
     faults = list[tuple[str, SpeakerRegistryError]]()
     for title, step in _steps(client, name, record):
         try:
             step()
-        except VoiceNotFound:
+        except (VoiceDeleted, VoiceNotFound):
             raise
         except SpeakerRegistryError as error:
             # The key may register versions, so a permission that it lacks is no reason to end the import.

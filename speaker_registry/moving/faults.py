@@ -43,11 +43,13 @@ def retry_when_asked(
         max_unavailable: Maximum number of pauses after a 503. A call about one voice takes fewer, because
             its store may be unable to read that one.
     """
-    for number in range(MAX_PAUSES):
+    unavailable = 0
+    for _ in range(MAX_PAUSES):
         try:
             return call()
         except SpeakerRegistryError as error:
-            if not asks_to_wait(error) or (isinstance(error, Unavailable) and number >= max_unavailable):
+            unavailable += isinstance(error, Unavailable)
+            if not asks_to_wait(error) or unavailable > max_unavailable:
                 raise
             sleep(error.retry_after_seconds or 0.0)
     return call()

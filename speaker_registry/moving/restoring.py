@@ -59,6 +59,8 @@ class _Target:
     """
     numbers: list[int] = field(default_factory=list)
     """Numbers of the archive's versions in the registry, and of further ones, oldest first."""
+    is_new: bool = False
+    """True if this import has registered a version."""
 
     def begin(self, there: Sequence[VoiceVersion]) -> None:
         """Begin with the versions that the registry has of this name now, oldest first.
@@ -77,13 +79,15 @@ class _Target:
 
         Raises:
             VoiceDeleted: It is that of another voice, which was restored after this one was deleted.
-            PreconditionFailed: It is the first one, and another import registered it, perhaps with more.
+            PreconditionFailed: The first version existed already: another import registered it, or the answer
+                to this one was lost.
         """
         if self.voice_id not in {None, made.id}:
             raise _deleted()
         if self.voice_id is None and not made.created:
             raise PreconditionFailed(f"voice '{made.name}' was registered while it was imported")
         self.voice_id = made.id
+        self.is_new = self.is_new or made.created
         self.numbers.append(made.version)
 
     def check(self, there: Sequence[VoiceVersion]) -> None:
@@ -119,21 +123,20 @@ class Restoring:
         return self.voice.name
 
     def run(self, client: RegistryClient, *, dry_run: bool) -> Result:
-        missing = self._begin(client)
+        self._begin(client)
         if dry_run:
             return self._planned(client)
         try:
             reason = self._register_missing(client)
-            return self._complete(client, reason, is_new=missing > 0)
+            return self._complete(client, reason)
         except (VoiceDeleted, VoiceNotFound):
             raise _deleted() from None
 
-    def _complete(self, client: RegistryClient, reason: str | None, *, is_new: bool) -> Result:
+    def _complete(self, client: RegistryClient, reason: str | None) -> Result:
         """Restore what the voice has besides its versions.
 
         Args:
             reason: As `_register_missing` returns it.
-            is_new: Versions of the voice were registered.
 
         Raises:
             VoiceDeleted, VoiceNotFound: The voice was deleted meanwhile.
@@ -150,7 +153,8 @@ class Restoring:
                 record = self.archive.record(archived)
                 found = self._put_artifacts(client, f"{known_as}@{number}", archived, record)
                 notes += [f"{self.title}@{number}: {note}" for note in found]
-        state: State = "registered" if is_new or difference.restorable.has_content else "unchanged"
+        is_changed = self._target.is_new or difference.restorable.has_content
+        state: State = "registered" if is_changed else "unchanged"
         return Result(
             where=self.where,
             name=self.title,
@@ -174,8 +178,8 @@ class Restoring:
         self._target.check(versions_there(client, self.title, limit=1))
         return self.title
 
-    def _begin(self, client: RegistryClient) -> int:
-        """Begin with the versions that the registry has now. Returns how many it lacks.
+    def _begin(self, client: RegistryClient) -> None:
+        """Begin with the versions that the registry has now.
 
         Raises:
             Conflict: They are not those of the archive.
@@ -185,7 +189,6 @@ class Restoring:
         self._target.begin(there)
         for version, archived in zip(there, self.voice.versions, strict=False):
             self._check_same(client, version, archived)
-        return len(self.voice.versions) - len(there)
 
     def _planned(self, client: RegistryClient) -> Result:
         if len(self._target.numbers) < len(self.voice.versions):
@@ -231,8 +234,9 @@ class Restoring:
     def _restore(self, client: RegistryClient, record: VersionRecord, source: Source) -> Registration | str:
         """Register a version under its number, time and id. Returns the reason if that is refused.
 
-        A refusal of the clip, of the texts or because of another voice is returned as well, and raised by the
-        registration that follows. Only that one takes a name in the form of an id for a name.
+        A refusal of the clip or the texts, or because the name is taken, is returned too, and the
+        registration that follows raises it. `PUT` takes a name in the form of an id for that id, so only the
+        registration can tell whether the name itself is taken.
         """
         try:
             return _restore_with_id(client, record, source, self._target.voice_id)
@@ -272,14 +276,14 @@ class Restoring:
         """Upload the artifacts that the registry does not have. Yields a note for each refused one.
 
         Raises:
-            VoiceNotFound: The voice was deleted meanwhile.
+            VoiceDeleted, VoiceNotFound: The voice was deleted meanwhile.
         """
         for index, wanted in enumerate(record.artifacts):
             if _serves(client, reference, wanted, record.id):
                 continue
             try:
                 _put(client, reference, wanted.profile, self.archive.artifact(archived, record, index))
-            except VoiceNotFound:
+            except (VoiceDeleted, VoiceNotFound):
                 raise
             except (InvalidRequest, Conflict, NotFound) as error:
                 if not _serves(client, reference, wanted, None):

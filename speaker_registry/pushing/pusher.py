@@ -37,8 +37,8 @@ REFUSED_SECONDS = 600.0
 DEFAULT_SLOTS = 1000
 """The number of uploads that vLLM-Omni and SGLang-Omni accept unless they are configured otherwise."""
 MAX_FAULTS = 10
-"""A run ends after this many calls without an answer. Each may take a minute, and meanwhile no voice is
-deleted.
+"""A run ends after this many uploads and deletions without an answer. Each may take some minutes, and no
+deleted voice leaves the server meanwhile.
 """
 _MAX_PAUSES = 3
 """Maximum number of pauses that the registry may ask for, with a 503, before one answer about a voice."""
@@ -72,9 +72,16 @@ class _State:
     """The time, by the clock of the server."""
     removed: int = 0
     faults: list[SpeakerRegistryError] = field(default_factory=list)
-    """Errors of calls about one voice that may concern more than one."""
-    without_history: set[str] = field(default_factory=set)
-    """Ids of the voices for whose history the registry had no answer."""
+    """Errors of uploads and deletions that may concern more than one voice."""
+    without_history: dict[str, Unavailable] = field(default_factory=dict)
+    """Maps the ids of the voices for whose history the registry had no answer to the errors. These do not end
+    the run, because a replaced version may stay.
+    """
+
+    @property
+    def errors(self) -> list[SpeakerRegistryError]:
+        """All errors because of which something was left to the next run."""
+        return [*self.without_history.values(), *self.faults]
 
 
 class Pusher:
@@ -121,21 +128,20 @@ class Pusher:
             InvalidRequest: The server has voices that were pushed from another registry at the same address.
                 Nothing was changed.
             SpeakerRegistryError: The registry or the server cannot be reached, refuses everything, or has had
-                no answer `MAX_FAULTS` times. Besides deleted voices, the server still offers everything that
-                it had.
+                no answer to `MAX_FAULTS` uploads and deletions. Besides deleted voices, the server still
+                offers everything that it had.
         """
         retry_when_asked(self._following.look)
         found = self._server.voices()
-        # Asked again, the registry knows what another pusher has uploaded in between. It must not count as
-        # deleted.
+        # The registry is asked again after the server was, so that it knows every voice that another pusher
+        # has uploaded in between. Otherwise such a voice would be deleted as unknown.
         retry_when_asked(self._following.look)
         entries, state = self._following.voices, self._state_of(found)
         for name in [name for name, one in state.ours.items() if one.voice_id not in entries]:
-            self._delete(name, state)
+            self._checked(partial(self._delete, name, state), state)
         self._notice_replaced(state)
         for name in list(self._replaced):
-            if self._checked(partial(self._may_leave, name, state), state):
-                self._delete(name, state)
+            self._checked(partial(self._delete_replaced, name, state), state)
         outcomes = [
             self._checked(partial(self._sync_voice, entry, state), state)
             for entry in self._by_priority(state)
@@ -145,7 +151,7 @@ class Pusher:
         return Report(
             outcomes=tuple(sorted(outcomes, key=lambda one: one.name)),
             removed=state.removed,
-            fault=state.faults[-1] if state.faults else None,
+            fault=state.errors[-1] if state.errors else None,
         )
 
     def _mark(self) -> Mark:
@@ -182,10 +188,20 @@ class Pusher:
         return pushed_name(self._following.voices[one.voice_id], self._kind)
 
     def _notice_replaced(self, state: _State) -> None:
-        replaced = [name for name, one in state.ours.items() if name != self._current(one)]
+        replaced = [name for name, one in self._known(state).items() if name != self._current(one)]
         noticed = state.now if self._has_looked else None
         self._replaced = {name: self._replaced.get(name, noticed) for name in replaced}
         self._has_looked = True
+
+    def _known(self, state: _State) -> dict[str, _Pushed]:
+        """Return the voices in the server that the registry has, too. Others are there if the server had no
+        answer to their deletion.
+        """
+        return {name: one for name, one in state.ours.items() if one.voice_id in self._following.voices}
+
+    def _delete_replaced(self, name: str, state: _State) -> None:
+        if name in self._known(state) and self._may_leave(name, state):
+            self._delete(name, state)
 
     def _may_leave(self, name: str, state: _State) -> bool:
         """Return whether a replaced version may be deleted, because the server has had the version that
@@ -213,25 +229,28 @@ class Pusher:
     def _replaced_at(self, voice_id: str, state: _State) -> float | None:
         """Return when a version was replaced that this process has not seen as the current one of its voice.
         That was no later than the last change of the voice, which the clock of the registry's bucket dates.
-        None if the registry has no answer, which is waited for only once in a run.
+        None if the registry has no answer, which is waited for only once in a run, and for `MAX_FAULTS`
+        voices.
         """
-        if voice_id in state.without_history:
+        if voice_id in state.without_history or len(state.without_history) >= MAX_FAULTS:
             return None
         try:
             changes = _ask(lambda: list(self._client.history(voice_id, limit=1)))
         except SpeakerRegistryError as error:
-            if not concerns_one_voice(error):
-                state.faults.append(error)
-                state.without_history.add(voice_id)
-                return None
-            return state.now
+            if concerns_one_voice(error):
+                return state.now
+            if not isinstance(error, Unavailable):
+                raise
+            state.without_history[voice_id] = error
+            return None
         return min([state.now, *(float(change.at) for change in changes)])
 
     def _by_priority(self, state: _State) -> list[ManifestEntry]:
-        """Return the voices in the order in which they get slots: those that the server knows come first, and
-        then pinned ones.
-        Voices that failed come last and take turns, so they keep no other one out. The order of the others is
-        random, so that a run that ends before all were tried does not end at the same ones each time.
+        """Return the voices in the order in which they get slots: first those that the server knows, then
+        pinned ones, then the others in random order.
+
+        If each run is a process of its own and ends early, the runs do not all end at the same voices. Voices
+        that failed come last and take turns, so they keep no other one out.
         """
         known = {one.voice_id for one in state.ours.values()}
         return sorted(
@@ -240,17 +259,25 @@ class Pusher:
         )
 
     def _checked(self, call: Callable[[], _Result], state: _State) -> _Result:
-        """Return what a call about one voice returns, and end the run if it met an error that concerns all:
-        a refusal, one of too many calls without an answer, or if the registry or the server has gone away.
+        """Return what a call about one voice returns.
+
+        After a call without an answer, the server is asked what it offers, because it may have done what it
+        was asked for.
+
+        Raises:
+            SpeakerRegistryError: The call met an error that concerns all voices: a refusal, the
+                `MAX_FAULTS`-th upload or deletion without an answer, or a registry or server that answers
+                nothing at all any more.
         """
-        before = len(state.faults)
+        before = len(state.errors)
         result = call()
-        if len(state.faults) == before:
+        if len(state.errors) == before:
             return result
         if len(state.faults) >= MAX_FAULTS or any(not isinstance(one, Unavailable) for one in state.faults):
             raise state.faults[-1]
         _ask(partial(self._client.manifest_page, self._profile, limit=1))
-        self._server.voices()
+        found = self._state_of(self._server.voices())
+        state.ours, state.names = found.ours, found.names
         return result
 
     def _sync_voice(self, entry: ManifestEntry, state: _State) -> Outcome:
@@ -285,10 +312,14 @@ class Pusher:
     def _is_full(self, state: _State) -> bool:
         return len(state.ours) >= self._slots
 
-    def _make_room(self, state: _State) -> None:
-        leaving = self._evictable(state)
-        if self._is_full(state) and leaving is not None:
-            self._delete(leaving, state)
+    def _make_room(self, name: str, state: _State) -> bool:
+        """Delete the voice that has this name, and a replaced version if all slots are taken. Returns False
+        if the server had no answer.
+        """
+        if name in state.ours and not self._delete(name, state):
+            return False
+        leaving = self._evictable(state) if self._is_full(state) else None
+        return leaving is None or self._delete(leaving, state)
 
     def _evictable(self, state: _State) -> str | None:
         """Return a replaced version that may be deleted to free a slot: its grace period is over, although
@@ -305,9 +336,9 @@ class Pusher:
             if not concerns_one_voice(error):
                 self._fail(entry, error, state)
             return error.message
-        if name in state.ours:
-            self._delete(name, state)
-        self._make_room(state)
+        if not self._make_room(name, state):
+            self._failed[entry.voice_id] = state.now
+            return "the former version could not be deleted"
         consent, refusal = self._mark().on(entry), None
         try:
             self._server.upload({"name": (None, name), "consent": (None, consent), **source})
@@ -338,11 +369,17 @@ class Pusher:
             lambda found: one.version_id in {None, found},
         )
 
-    def _delete(self, name: str, state: _State) -> None:
-        self._server.delete(name)
-        del state.ours[name]
+    def _delete(self, name: str, state: _State) -> bool:
+        """Delete a voice from the server. Returns False and records a fault if the server has no answer."""
+        try:
+            self._server.delete(name)
+        except Unavailable as error:
+            state.faults.append(error)
+            return False
+        state.ours.pop(name, None)
         state.names.discard(name)
         state.removed += 1
+        return True
 
     def _source(self, entry: ManifestEntry) -> dict[str, Part]:
         """Return the form fields that the server clones a voice from: clip and transcript, or a speaker

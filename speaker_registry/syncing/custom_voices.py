@@ -58,20 +58,20 @@ class CustomVoices:
         """
         known = self._entries
         self._entries = {name: known.get(name) or _entry(name, read(name)) for name in files}
-        voices = {entry["name"]: entry for entry in self._entries.values()}
+        return self._manifest({entry["name"]: entry for entry in self._entries.values()})
+
+    def _manifest(self, voices: dict[str, Entry]) -> bytes:
         manifest = {"schema_version": 1, "model_type": self._model_type, "voices": voices}
         return canonical_json(manifest).encode()
 
-    def without(self, index: bytes, is_there: Callable[[str], bool]) -> bytes:
+    def without_removed(self, index: bytes, is_there: Callable[[str], bool]) -> bytes:
         """Return a manifest without the voices whose files are gone."""
         try:
-            manifest = json.loads(index)
-            voices = manifest["voices"].items()
-            manifest["voices"] = {name: entry for name, entry in voices if is_there(entry["file"])}
+            voices = json.loads(index)["voices"].items()
+            return self._manifest({name: entry for name, entry in voices if is_there(entry["file"])})
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
             # It was damaged, so no server can read it. What it says of deleted voices must not stay either.
-            return self.index([], lambda _: b"")
-        return canonical_json(manifest).encode()
+            return self._manifest({})
 
 
 def _entry(name: FileName, data: bytes) -> Entry:

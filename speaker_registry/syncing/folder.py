@@ -171,20 +171,22 @@ class SyncedFolder:
         return data
 
     def remove_others(
-        self, voices: Collection[str], without: Callable[[bytes, Callable[[str], bool]], bytes | None]
+        self,
+        voices: Collection[str],
+        without_removed: Callable[[bytes, Callable[[str], bool]], bytes | None],
     ) -> int:
         """Remove the files of all voices but these, and what the index says of them. This works on a full
         disk too. Returns the number of removed files.
 
         Args:
-            without: Returns an index without the files for which a function returns False.
+            without_removed: Returns an index without the files for which a function returns False.
         """
         removed = self._remove(name for name in self._files() if name.voice not in voices)
         for temporary in filter(temporary_for, self._names()):  # left by processes that were killed
             (self._path / temporary).unlink(missing_ok=True)
         if self._index is not None and (self._path / self._index).exists():
             former = (self._path / self._index).read_bytes()
-            index = without(former, lambda name: (self._path / name).exists())
+            index = without_removed(former, lambda name: (self._path / name).exists())
             if index is not None:
                 self._shrink(self._index, index)
         return removed

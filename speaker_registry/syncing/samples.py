@@ -72,7 +72,7 @@ class SpeakerSamples:
     def index(self, _: Sequence[FileName], __: Callable[[FileName], bytes]) -> None:
         """Return None, because vLLM-Omni reads all files of this folder."""
 
-    def without(self, _: bytes, __: Callable[[str], bool]) -> None:
+    def without_removed(self, _: bytes, __: Callable[[str], bool]) -> None:
         """Return None, because there is no index that could name removed files."""
 
     def embedding(self, reference: str) -> np.ndarray:

@@ -27,7 +27,7 @@ class Format(Protocol):
     def wanted(self, voices: Sequence[Voice]) -> Iterable[Wanted]: ...
     def fetch(self, wanted: Wanted) -> bytes: ...
     def index(self, files: Sequence[FileName], read: Callable[[FileName], bytes]) -> bytes | None: ...
-    def without(self, index: bytes, is_there: Callable[[str], bool]) -> bytes | None: ...
+    def without_removed(self, index: bytes, is_there: Callable[[str], bool]) -> bytes | None: ...
 
 
 _FORMATS: dict[str, type[CustomVoices] | type[SpeakerSamples]] = {
@@ -117,7 +117,7 @@ class Synchronization:
             wanted = list(retry_when_asked(lambda: list(form.wanted(voices))))
             self._look_at_registry()  # raises if a different registry answers now
             # Deleted voices are removed first, so that no later failure can keep them in the folder.
-            removed = folder.remove_others({hash_of(one.voice.id) for one in wanted}, form.without)
+            removed = folder.remove_others({hash_of(one.voice.id) for one in wanted}, form.without_removed)
             settled = [self._sync_voice(folder, form, one) for one in wanted]
             files = [name for name, _ in settled if name is not None]
             removed += folder.publish(files, form.index(files, folder.read))
@@ -207,6 +207,7 @@ class Synchronization:
     def _fetch(self, form: Format, wanted: Wanted) -> bytes:
         if wanted.missing:
             raise InvalidRequest(wanted.missing)
+        # `SyncedFolder.add` checks it as well, but after the transfer, and its error would end the sync.
         check_creation_time(wanted.created_at)
         return retry_when_asked(partial(form.fetch, wanted))
 

@@ -26,7 +26,9 @@ class Watch:
     wait: Callable[[], object]
     """Returns when it is time to sync again."""
     on_report: Callable[[Report], object]
-    """Called after the first sync, and after each one with another outcome than the one before."""
+    """Called after the first sync, and after each one with another outcome or another fault than the one
+    before.
+    """
     on_error: Callable[[SpeakerRegistryError], object]
     """Called when the registry cannot be reached, once until it can be reached again."""
 
@@ -50,5 +52,6 @@ class Watch:
             self.wait()
 
 
-def _lacks(report: Report) -> set[tuple[str, str | None]]:
-    return {(one.name, one.reason) for one in report.outcomes if one.reason}
+def _lacks(report: Report) -> tuple[set[tuple[str, str | None]], str]:
+    """Return what a sync has left to the next one, and why."""
+    return {(one.name, one.reason) for one in report.outcomes if one.reason}, str(report.fault)

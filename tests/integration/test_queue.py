@@ -216,7 +216,8 @@ def test_jobs_of_a_dead_worker_come_back(queue):
 
 def test_jobs_that_end_their_workers_delay_another_tenant_s_by_one_start_each(queue):
     """Jobs that end their workers delay another tenant's job by one start. They run alone, in their tenant's
-    turn. Before all turns, a tenant with many of them would keep the workers from all others.
+    turn. If they went to the head of the queue, a tenant with many of them would keep the workers from all
+    others.
     """
     for number in range(4):
         put_for(queue, "bad", f"bad{number}")

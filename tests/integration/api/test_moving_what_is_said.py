@@ -275,6 +275,22 @@ def test_nothing_is_said_about_another_voice_that_took_the_name(path: Path, star
         assert sorted(aliases(client)) == ["default"]
 
 
+@pytest.mark.parametrize("step", ["PATCH", "artifacts"])
+def test_a_voice_that_is_deleted_during_a_request_is_refused(path: Path, start: Start, step: str):
+    """The registry says so if it notices the deletion while it makes the change."""
+    second, left = start(), iter([1])
+
+    def deleted(request: httpx.Request) -> httpx.Response | None:
+        is_step = request.method == step or (request.method == "PUT" and f"/{step}/" in request.url.path)
+        is_next = is_step and "alice" in request.url.path and next(left, None)
+        return error_answer(409, "voice_deleted", "gone") if is_next else None
+
+    report = restored(second, path, fault=deleted)
+    assert states(report) == {"alice": "refused", "bob": "registered"}
+    [error] = [one.error for one in report.results if one.error]
+    assert "was deleted while it was imported" in str(error)
+
+
 def test_an_alias_whose_version_cannot_be_read_is_named(start: Start, run: Run, tmp_path: Path):
     """The archive can be imported without it, and the exit code says that something is missing."""
     registry, second = start(), start()

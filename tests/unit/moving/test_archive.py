@@ -360,8 +360,9 @@ def test_a_record_that_does_not_fit_is_refused(good: Path, member: str, changes:
 
 @pytest.mark.parametrize("changes", [{"version": 9}, {"created_at": 7}, {"id": "a" * 32}])
 def test_damage_to_what_a_registry_gives_itself_is_noticed(good: Path, changes: dict[str, Any]):
-    """The digest of the content leaves it out. Archives of former releases have no other digest, but the
-    headers of artifacts, which the second version lacks, have all of it.
+    """The digest of the content covers neither number, time nor id. Archives of former releases have no
+    digest over the records, so there only the headers of artifacts show the damage, and the second version
+    has none.
     """
     with_artifacts, without = "0000001/version.json", "0000002/version.json"
     undamaged = good.read_bytes()

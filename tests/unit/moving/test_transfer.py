@@ -9,9 +9,10 @@ import httpx
 import pytest
 
 from speaker_registry import RegistryClient
-from speaker_registry.errors import SpeakerRegistryError
+from speaker_registry.errors import RateLimited, SpeakerRegistryError, Unavailable
 from speaker_registry.moving import transfer
 from speaker_registry.moving.candidates import Candidate, Texts
+from speaker_registry.moving.faults import retry_when_asked
 from speaker_registry.moving.transfer import Registering, Report, Result, Transfer
 from speaker_registry.names import parse_speaker_name
 from tests.unit.sdk.fake_registry import URL, FakeRegistry, error_answer
@@ -47,6 +48,23 @@ def test_a_pause_that_never_ends_is_given_up(monkeypatch: pytest.MonkeyPatch):
     report = transferred(registry, "a", "b")
     assert report.stopped is not None
     assert (report.stopped.code, report.results, len(registry.requests)) == ("rate_limited", (), 3)
+
+
+def test_only_an_answer_that_is_missing_counts_as_one():
+    """A rate limit says nothing about the voice, so it must not use up the few pauses that one voice gets."""
+    busy = Unavailable("busy", retry_after_seconds=0.0)
+    answers: list[Exception] = [RateLimited("slower", retry_after_seconds=0.0)] * 10 + [busy] * 3
+
+    def call() -> str:
+        if answers:
+            raise answers.pop(0)
+        return "voice"
+
+    assert retry_when_asked(call, max_unavailable=3) == "voice"
+    answers.extend([busy] * 5)
+    with pytest.raises(Unavailable):
+        retry_when_asked(call, max_unavailable=3)
+    assert len(answers) == 1, "it was asked four times"
 
 
 @pytest.mark.parametrize(

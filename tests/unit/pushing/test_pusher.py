@@ -585,6 +585,77 @@ def test_a_voice_that_the_server_has_no_answer_for_keeps_no_other_one_out(
     assert str(report.fault) == "http://tts.test answers 503: busy"
 
 
+def without_answer_about(name: str, monkeypatch: pytest.MonkeyPatch, *, done: bool = False) -> None:
+    """Let the server have no answer to uploads and deletions of a voice, although it may do them."""
+    upload, delete = SpeechServer.upload, SpeechServer.delete
+
+    def upload_unless(self: SpeechServer, parts: Any) -> None:
+        if parts["name"][1] != name or done:
+            upload(self, parts)
+        if parts["name"][1] == name:
+            raise errors.Unavailable("busy")
+
+    def delete_unless(self: SpeechServer, of: str) -> None:
+        if of != name or done:
+            delete(self, of)
+        if of == name:
+            raise errors.Unavailable("busy")
+
+    monkeypatch.setattr(SpeechServer, "upload", upload_unless)
+    monkeypatch.setattr(SpeechServer, "delete", delete_unless)
+
+
+def test_a_deletion_without_an_answer_keeps_no_other_voice_in_or_out(
+    client: Client, server: VoiceServer, make: Make, monkeypatch: pytest.MonkeyPatch
+):
+    """A server may be unable to delete one voice. A run would end there each time, before all uploads."""
+    client.voices = [entry("alice"), entry("bob")]
+    make().run()
+    client.voices = [entry("carol")]
+    with monkeypatch.context() as patch:
+        without_answer_about("alice@1", patch)
+        report = make().run()
+    assert (report.removed, report.count("written"), str(report.fault)) == (1, 1, "busy")
+    assert server.names == {"alice@1", "carol@1"}
+    assert make().run().removed == 1
+    assert server.names == {"carol@1"}
+
+
+@pytest.mark.parametrize("takes", ["the slot", "the name"])
+def test_a_voice_whose_former_version_cannot_be_deleted_keeps_no_other_one_out(
+    client: Client, server: VoiceServer, make: Make, monkeypatch: pytest.MonkeyPatch, takes: str
+):
+    """The former version is still served."""
+    client.voices = [entry("alice"), entry("bob")]
+    pusher = make(slots=2)
+    pusher.run()
+    if takes == "the slot":
+        client.voices = [entry("alice", 2), entry("bob")]
+        pusher.run()
+        server.later = LATER
+    else:
+        client.voices = [entry("alice", version_id="other"), entry("bob")]
+    client.voices[1] = entry("bob", version_id="other")
+    without_answer_about("alice@1", monkeypatch)
+    report = pusher.run()
+    assert [one.state for one in report.outcomes] == ["kept", "written"]
+    assert report.outcomes[0].reason == "the former version could not be deleted"
+    assert str(report.fault) == "busy"
+    assert server.names == {"alice@1", "bob@1"}
+
+
+def test_an_upload_whose_answer_was_lost_takes_its_slot(
+    client: Client, server: VoiceServer, make: Make, monkeypatch: pytest.MonkeyPatch
+):
+    """The server has the voice, so another one would exceed the slots."""
+    client.voices = [entry("alice"), entry("bob")]
+    with monkeypatch.context() as patch:
+        without_answer_about("alice@1", patch, done=True)
+        assert states(make(slots=1)) == {"alice@1": "missing", "bob@1": "missing"}
+    assert server.names == {"alice@1"}
+    assert states(make(slots=1)) == {"alice@1": "unchanged", "bob@1": "missing"}
+
+
 def test_a_registry_that_goes_away_ends_the_run(client: Client, make: Make, monkeypatch: pytest.MonkeyPatch):
     """Each clip could take a minute."""
     asked = []
@@ -640,6 +711,28 @@ def test_a_history_without_an_answer_keeps_the_replaced_version(
     assert server.names == {"alice@1", "alice@2", "bob@1"}
     make().run()
     assert server.names == {"alice@1", "bob@1"}
+
+
+def test_histories_without_an_answer_end_no_run(
+    client: Client, server: VoiceServer, make: Make, monkeypatch: pytest.MonkeyPatch
+):
+    """Many voices may have been rolled back. New ones are uploaded, and the wait for histories is limited."""
+    names = ("alice", "bob", "carol")
+    for version in (1, 2):
+        client.voices = [entry(name, version) for name in names]
+        make().run()
+    asked = []
+
+    def fail(voice_id: str, **_: object) -> None:
+        asked.append(voice_id)
+        raise errors.Unavailable("no answer")
+
+    client.voices = [*(entry(name) for name in names), entry("dora")]
+    monkeypatch.setattr(client, "history", fail)
+    monkeypatch.setattr(pusher_module, "MAX_FAULTS", 2)
+    report = make().run()
+    assert (report.count("unchanged"), report.count("written"), len(asked)) == (3, 1, 2)
+    assert str(report.fault) == "no answer"
 
 
 def test_what_another_pusher_uploads_during_a_run_is_not_deleted(

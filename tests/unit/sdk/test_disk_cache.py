@@ -2,6 +2,7 @@
 
 import contextlib
 import errno
+import fcntl
 import http.server
 import io
 import os
@@ -103,7 +104,6 @@ def test_a_damaged_file_is_fetched_again(
     elif damage.endswith("folder"):
         damaged.unlink()
         damaged.mkdir()
-        (damaged / "file").write_bytes(whole)
     elif damage == "ref":
         ref.write_bytes(b'{"digest":')
     else:
@@ -115,6 +115,20 @@ def test_a_damaged_file_is_fetched_again(
     assert not damaged.is_symlink()
     assert blob.read_bytes() == elsewhere.read_bytes() == whole
     assert fetched(connect, tmp_path, max_age=60)[1].disk_hits == 1
+
+
+def test_a_folder_with_files_of_others_is_left_alone(connect: Connect, tmp_path: Path):
+    """Another file system may be mounted there."""
+    fetched(connect, tmp_path)
+    [blob] = on_disk(tmp_path)
+    blob.unlink()
+    blob.mkdir()
+    (blob / "file").write_bytes(b"of another program")
+    for _ in range(2):
+        artifact, stats = fetched(connect, tmp_path, max_age=60)
+        assert (artifact.tensors["speaker_embedding"] == 1).all()
+        assert (stats.misses, stats.disk_errors > 0) == (1, True)
+    assert (blob / "file").read_bytes() == b"of another program"
 
 
 def test_a_file_under_the_name_of_another_request_answers_nothing(
@@ -202,6 +216,25 @@ def test_a_count_that_another_program_has_made_longer_is_repaired(registry: Fake
     )
     client.fetch("alice", ECAPA)
     assert disk.used_bytes() <= int((tmp_path / "lock").read_text()) < 20_000
+
+
+def test_a_lock_that_cannot_be_released_leaves_no_descriptor_open(
+    connect: Connect, registry: FakeRegistry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Some network file systems refuse it. A server would run out of descriptors."""
+    flock = fcntl.flock
+
+    def refuse(lock: int, operation: int) -> None:
+        if operation == fcntl.LOCK_UN:
+            raise OSError(errno.ENOLCK, "no locks")
+        flock(lock, operation)
+
+    registry.add_version("alice")
+    monkeypatch.setattr(fcntl, "flock", refuse)
+    descriptors = Path("/proc/self/fd")
+    before = len(on_disk(descriptors, "."))
+    assert fetched(connect, tmp_path)[1].disk_errors == 1
+    assert len(on_disk(descriptors, ".")) == before
 
 
 def test_only_the_owner_can_read_the_directory(connect: Connect, registry: FakeRegistry, tmp_path: Path):

@@ -100,8 +100,8 @@ def test_one_good_digest_is_enough(connect: Connect, registry: FakeRegistry, hea
     ("data", "headers", "fact"),
     [
         (artifact_file(profile="another"), {}, "profile"),
-        (artifact_file(voice="bob"), {}, "voice"),
-        (artifact_file(version=2), {"x-voice-version": "2"}, "version"),
+        (artifact_file(voice="bob"), {}, "the artifact is of 'bob'@1"),
+        (artifact_file(version=2), {"x-voice-version": "2"}, "the artifact is of 'alice'@2"),
         (artifact_file(), {"x-voice-version": "2"}, "version"),
         (artifact_file(), {"x-artifact-fingerprint": "sha256:0"}, "fingerprint"),
     ],
@@ -408,9 +408,8 @@ def test_a_picture_is_awaited_until_it_is_drawn(connect: Connect, registry: Fake
     """A worker draws it when it is requested for the first time, so the first answers say that it comes."""
     pending = {"voice": "alice", "version": 3, "picture": "mel.png", "reason": "A worker was asked."}
     registry.faults.extend(httpx.Response(202, json=pending) for _ in range(2))
-    registry.faults.append(
-        httpx.Response(200, content=b"PNG", headers={**file_headers(b"PNG"), "content-type": "image/png"})
-    )
+    headers = {**file_headers(b"PNG", 3), "content-type": "image/png"}
+    registry.faults.append(httpx.Response(200, content=b"PNG", headers=headers))
     assert connect().picture("alice@3", "mel") == ClipPicture(b"PNG", "image/png")
     assert registry.paths() == 3 * ["GET /v1/voices/alice/versions/3/mel.png"]
     assert time.slept == [0.1, 0.2]
@@ -463,12 +462,12 @@ def test_a_clip_that_is_not_what_it_says_is_refused(
         connect().clip("alice")
 
 
-@pytest.mark.parametrize("method", ["clip", "samples"])
+@pytest.mark.parametrize("method", ["clip", "samples", "picture"])
 def test_the_clip_of_another_version_is_refused(connect: Connect, registry: FakeRegistry, method: str):
     """A proxy that mixes up two answers must not turn one clip into another."""
     registry.faults.append(httpx.Response(200, content=b"RIFF", headers=file_headers(b"RIFF", 2)))
     with pytest.raises(errors.Unavailable, match=r"of alice@3, but the answer is about version '2'"):
-        getattr(connect(), method)("alice", 3)
+        getattr(connect(), method)("alice@3")
 
 
 def test_an_unasked_for_304_is_no_answer(connect: Connect, registry: FakeRegistry):

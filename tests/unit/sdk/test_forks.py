@@ -14,6 +14,7 @@ import pytest
 
 from speaker_registry import ArtifactCache, AsyncRegistryClient, RegistryClient
 from speaker_registry.disk_cache import DiskCache
+from speaker_registry.forks import renew_after_fork
 from tests.unit.sdk.fake_registry import ECAPA, URL, FakeRegistry
 
 pytestmark = [
@@ -113,6 +114,26 @@ def test_a_client_for_asyncio_is_used_in_the_loop_of_a_forked_process(
         runner.run(client.close())
     _, first, second, third = ports
     assert first == third != second
+
+
+def test_one_failing_renewal_does_not_stop_the_others(capfd: pytest.CaptureFixture[str]):
+    """The other owners would keep the locks and connections of the parent."""
+
+    class Owner:
+        is_renewed = False
+
+        def fail(self) -> None:
+            raise ValueError("broken")
+
+        def renew(self) -> None:
+            self.is_renewed = True
+
+    broken, owner = Owner(), Owner()
+    renew_after_fork(broken, Owner.fail)
+    renew_after_fork(owner, Owner.renew)
+    assert in_child(lambda: owner.is_renewed) == "True"
+    assert not owner.is_renewed
+    assert "ValueError: broken" in capfd.readouterr().err
 
 
 def test_a_forked_process_does_not_wait_for_a_request_of_its_parent(registry: FakeRegistry):

@@ -14,8 +14,8 @@ from speaker_registry.names import (
     parse_reference,
     parse_speaker_name,
     parse_voice_id,
-    slug_meant,
     slug_of,
+    slug_of_voice,
     stands_for,
 )
 
@@ -117,7 +117,7 @@ def test_an_id_leads_back_to_its_voice(text: str):
     assert parse_voice_id(str(voice_id)) == voice_id
     assert parse_speaker_name(str(voice_id)).key == str(voice_id)
     assert stands_for(str(voice_id), key)
-    assert slug_meant(str(voice_id)) == slug_meant(key)
+    assert slug_of_voice(str(voice_id)) == slug_of_voice(key)
     assert not stands_for(str(voice_id), key + "x")
 
 

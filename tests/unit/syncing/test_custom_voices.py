@@ -73,12 +73,28 @@ def test_a_manifest_loses_the_voices_whose_files_are_gone(damage: str):
     manifest = damage or json.dumps({"schema_version": 1, "model_type": "qwen3_tts", "voices": voices})
     with RegistryClient("http://nowhere") as client:
         form = CustomVoices(client, "p", "qwen3_tts")
-        found = json.loads(form.without(manifest.encode(), {"alice.safetensors"}.__contains__))
+        found = json.loads(form.without_removed(manifest.encode(), {"alice.safetensors"}.__contains__))
     assert found == {
         "schema_version": 1,
         "model_type": "qwen3_tts",
         "voices": {} if damage else {"alice@1": entry},
     }
+
+
+def test_a_damaged_manifest_makes_no_file_be_read_again():
+    """A sync removes deleted voices from the manifest first, and a folder may have thousands of files."""
+    name, read = FileName("0" * 32, 0, "1" * 64), []
+
+    def read_once(of: FileName) -> bytes:
+        read.append(of)
+        return artifact("qwen3_tts", text=None)
+
+    with RegistryClient("http://nowhere") as client:
+        form = CustomVoices(client, "p", "qwen3_tts")
+        for _ in range(2):
+            form.without_removed(b"}", lambda _: True)
+            assert json.loads(form.index([name], read_once))["voices"]
+    assert len(read) == 1
 
 
 def test_each_version_is_a_voice_of_its_own():

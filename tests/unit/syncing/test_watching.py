@@ -14,9 +14,12 @@ class Ended(BaseException):
     """The test has no further sync to offer."""
 
 
-def report(state: Any = "unchanged", reason: str | None = None, removed: int = 0) -> Report:
+def report(
+    state: Any = "unchanged", reason: str | None = None, removed: int = 0, fault: str | None = None
+) -> Report:
     outcome = Outcome(name="alice", version=1, state=state, reason=reason)
-    return Report(outcomes=(outcome,), removed=removed)
+    error = None if fault is None else errors.Unavailable(fault)
+    return Report(outcomes=(outcome,), removed=removed, fault=error)
 
 
 def told(*results: Report | Exception) -> list[object]:
@@ -46,6 +49,14 @@ def test_only_news_are_told():
     ]
     removed = report(removed=1)
     assert told(same, removed, removed) == [same, "wait", removed, "wait", removed, "wait"]
+
+
+def test_a_fault_that_concerns_no_outcome_is_told_once():
+    """A deletion without an answer leaves a voice in the server that the registry does not have any more."""
+    same, busy, full = report(), report(fault="busy"), report(fault="full")
+    assert told(same, busy, busy, full, same) == [
+        *(same, "wait", busy, "wait", "wait", full, "wait", same, "wait")
+    ]
 
 
 @pytest.mark.parametrize(
