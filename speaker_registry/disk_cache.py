@@ -362,8 +362,10 @@ def _write(folder: int, name: str, data: bytes) -> None:
 
 
 def _size(folder: int, name: str) -> int | None:
-    """Return the size of a file, or None if there is none. A link or an empty folder in its place is removed, and
-    `DamagedFile` is raised.
+    """Return the size of a file, or None if there is none.
+
+    Raises:
+        DamagedFile: There was a link or a folder in its place. A link or an empty folder is removed.
     """
     try:
         found = os.stat(name, dir_fd=folder, follow_symlinks=False)

@@ -117,8 +117,11 @@ def test_a_damaged_file_is_fetched_again(
     assert fetched(connect, tmp_path, max_age=60)[1].disk_hits == 1
 
 
-def test_a_folder_with_files_of_others_is_left_alone(connect: Connect, tmp_path: Path):
+def test_a_folder_with_files_of_others_is_left_alone(
+    connect: Connect, registry: FakeRegistry, tmp_path: Path
+):
     """Another file system may be mounted there."""
+    registry.add_version("alice")
     fetched(connect, tmp_path)
     [blob] = on_disk(tmp_path)
     blob.unlink()
