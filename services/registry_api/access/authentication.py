@@ -262,8 +262,9 @@ class Access:
             return known.caller
         if known is None:
             self._check_failure_limit(address)  # a signature takes longer to check than a key
-        jwts.check_claims(sent)  # a token that no key can make valid must not wait, nor cause a fetch
-        await self._first_keys.wait(jwts)
+        if not jwts.has_keys:
+            jwts.check_claims(sent)  # a token that no key can make valid must not wait, nor cause a fetch
+            await self._first_keys.wait(jwts)
         caller = await run_in_threadpool(jwts.verify, sent)
         self._verified_jwts[digest] = _VerifiedJwt(caller, now)
         return caller
