@@ -1,8 +1,9 @@
-"""Formatting of text for terminals: aligned tables, colour for warnings, and escaping of characters that
-control a terminal.
+"""Output on terminals: aligned tables, colour for warnings, escaping of characters that control a terminal,
+and standard output that cannot be written.
 """
 
 import os
+import sys
 import unicodedata
 from collections.abc import Iterable, Sequence
 from typing import TextIO
@@ -25,6 +26,13 @@ def highlighted(text: str, stream: TextIO) -> str:
     if not stream.isatty() or os.environ.get("NO_COLOR"):
         return text
     return f"\x1b[1;33m{text}\x1b[0m"
+
+
+def discard_output() -> None:
+    """Discard what is left for standard output, which cannot be written. Python flushes it when it exits,
+    which would fail again, with a traceback.
+    """
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> str:

@@ -47,7 +47,7 @@ from speaker_registry.cli.command import (
     writing_output,
 )
 from speaker_registry.errors import SpeakerRegistryError
-from speaker_registry.terminal import printable
+from speaker_registry.terminal import discard_output, printable
 
 if TYPE_CHECKING:
     from speaker_registry import RegistryClient
@@ -83,13 +83,8 @@ def main(argv: Sequence[str]) -> int:
     except SystemExit:  # after --help and --version
         return OK
     except BrokenPipeError:
-        _discard_output()
+        discard_output()
         return PIPE_CLOSED
-
-
-def _discard_output() -> None:
-    """Python flushes standard output at its end, which would raise the error again."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _run(words: list[str]) -> int:
@@ -110,7 +105,7 @@ def _run(words: list[str]) -> int:
     except (CommandError, SpeakerRegistryError, OSError) as error:
         print(_complaint(error, as_json), file=sys.stderr)
         if getattr(error, "filename", None) == STANDARD_OUTPUT:
-            _discard_output()
+            discard_output()
         return status_of(error)
     for warning in output.warnings:
         warn(warning)

@@ -1,11 +1,11 @@
 """`new-key`: make an API key with all rights, for SPEAKER_AUTH_BOOTSTRAP_KEY_FILE."""
 
-import os
 import sys
 from pathlib import Path
 
 from services.registry_api.keys.api_keys import new_token
 from services.registry_api.keys.key_file import write_new_key
+from speaker_registry.terminal import discard_output
 
 
 def run(path: Path | None) -> int:
@@ -31,8 +31,7 @@ def _print_key() -> int:
     try:
         print(new_token(), flush=True)
     except OSError as error:
-        # Python flushes stdout again when it exits, which would fail again, with a traceback.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        discard_output()
         print(f"new-key: the key could not be printed: {error.strerror}", file=sys.stderr)
         return 1
     return 0
