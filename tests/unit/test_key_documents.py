@@ -90,6 +90,14 @@ def state(process: Process, key_id: str) -> str | None:
     return found and process.keys.state(found)
 
 
+def holder(world: World, here: Process) -> tuple[Process, Token]:
+    """Return another process, which holds a key that was made here, and the key's token."""
+    there = Process(world)
+    token, _ = made(here)
+    assert state(there, token.id) == "active"
+    return there, token
+
+
 def lose() -> None:
     raise Unavailable("The reply was lost.")
 
@@ -179,9 +187,7 @@ def test_an_unknown_key_is_remembered_for_some_seconds(world: World) -> None:
 
 def test_from_the_answer_on_a_revoked_key_is_refused_everywhere(world: World, here: Process) -> None:
     """Also by processes that held it as active a moment ago."""
-    there = Process(world)
-    token, _ = made(here)
-    assert state(there, token.id) == "active"
+    there, token = holder(world, here)
     ended = revoke(here.keys, token.id, by="test")
     assert ended
     assert (here.keys.state(ended), state(here, token.id), state(there, token.id)) == ("revoked",) * 3
@@ -189,9 +195,7 @@ def test_from_the_answer_on_a_revoked_key_is_refused_everywhere(world: World, he
 
 def test_within_a_second_a_revoked_key_is_refused_everywhere(world: World, here: Process) -> None:
     """The bound does not depend on the process that revokes it, which may die before it answers."""
-    there = Process(world)
-    token, _ = made(here)
-    assert state(there, token.id) == "active"
+    there, token = holder(world, here)
     here.keys.settle = lambda: None  # type: ignore[method-assign]
     revoke(here.keys, token.id, by="test")
     world.pass_time(FRESH_SECONDS + 0.01)
@@ -221,9 +225,7 @@ def test_a_key_that_is_revoked_while_redis_is_lost_is_refused_by_who_held_it(
     world: World, here: Process
 ) -> None:
     """What a process held belongs to the generation of before, and is read again in the next one."""
-    there = Process(world)
-    token, _ = made(here)
-    assert state(there, token.id) == "active"
+    there, token = holder(world, here)
     world.lose_redis()
     revoke(here.keys, token.id, by="test")
     assert state(there, token.id) == "revoked"
@@ -231,9 +233,7 @@ def test_a_key_that_is_revoked_while_redis_is_lost_is_refused_by_who_held_it(
 
 def test_a_revocation_that_redis_was_not_told_of_stands(world: World, here: Process) -> None:
     """The caller is told to send it again, and every other process notices it half a minute later."""
-    there = Process(world)
-    token, _ = made(here)
-    assert state(there, token.id) == "active"
+    there, token = holder(world, here)
     cut_off = Process(world, weather=refused)
     with pytest.raises(Unavailable, match=r"was made, but could not be recorded in Redis.*Send it again"):
         revoke(cut_off.keys, token.id, by="test")
@@ -249,9 +249,7 @@ def test_a_revocation_that_redis_was_not_told_of_is_noticed_without_a_read(
     world: World, here: Process
 ) -> None:
     """Requests with a key that is held read nothing, and listeners to events send no requests."""
-    there = Process(world)
-    token, _ = made(here)
-    assert state(there, token.id) == "active"
+    there, token = holder(world, here)
     with pytest.raises(Unavailable):
         revoke(Process(world, weather=refused).keys, token.id, by="test")
     changes = there.keys.changes

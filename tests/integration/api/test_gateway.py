@@ -8,7 +8,8 @@ import importlib.util
 import io
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
 from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -19,6 +20,7 @@ import numpy as np
 import pytest
 import soundfile
 from starlette.testclient import TestClient
+from starlette.types import ASGIApp, Message, Receive, Send
 
 from speaker_registry import RegistryClient
 from speaker_registry.artifact import Artifact, encode
@@ -319,6 +321,27 @@ def test_what_a_server_can_read_passes_as_it_is(start: Start, connect: Open, ups
     assert upstream.headers[0]["authorization"].encode("latin-1") == "Bearer é".encode()
 
 
+@asynccontextmanager
+async def gateway_before(
+    gateway: ModuleType, answer: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+) -> AsyncIterator[ASGIApp]:
+    """Run a gateway before a server that answers each connection with a function."""
+    async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
+        host, port = server.sockets[0].getsockname()
+        yield gateway.Gateway(SimpleNamespace(), f"http://{host}:{port}").app
+
+
+async def ask_for_speech(app: ASGIApp, afterwards: Receive, send: Send) -> None:
+    """Ask for speech as an ASGI server does. `afterwards` tells what the client does after its request."""
+    messages = iter([{"type": "http.request", "body": b'{"input": "Hello."}', "more_body": False}])
+
+    async def receive() -> Message:
+        return next(messages, None) or await afterwards()
+
+    scope = {"type": "http", "method": "POST", "path": SPEECH, "headers": [], "query_string": b""}
+    await asyncio.wait_for(app(scope, receive, send), 20)
+
+
 def test_any_number_of_requests_reach_the_server_at_once(gateway: ModuleType):
     """It is the server's to say how many are too many. Clients that read slowly would otherwise hold up all
     others in the gateway.
@@ -332,12 +355,12 @@ def test_any_number_of_requests_reach_the_server_at_once(gateway: ModuleType):
         writer.close()
 
     async def ask_at_once() -> set[int]:
-        async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
-            host, port = server.sockets[0].getsockname()
-            app = gateway.Gateway(SimpleNamespace(), f"http://{host}:{port}").app
-            async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://g") as client:
-                asked = (client.post(SPEECH, json={"input": "Hello."}) for _ in range(all_wait.parties))
-                answers = await asyncio.wait_for(asyncio.gather(*asked), 60)
+        async with (
+            gateway_before(gateway, answer) as app,
+            httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://g") as client,
+        ):
+            asked = (client.post(SPEECH, json={"input": "Hello."}) for _ in range(all_wait.parties))
+            answers = await asyncio.wait_for(asyncio.gather(*asked), 60)
         return {one.status_code for one in answers}
 
     assert asyncio.run(ask_at_once()) == {200}
@@ -354,11 +377,7 @@ def test_a_client_that_leaves_ends_its_request_to_the_server(gateway: ModuleType
             left.set()
         writer.close()
 
-    messages = iter([{"type": "http.request", "body": b'{"input": "Hello."}', "more_body": False}])
-
-    async def receive() -> dict[str, Any]:
-        if message := next(messages, None):
-            return message
+    async def leave() -> dict[str, Any]:
         await arrived.wait()
         return {"type": "http.disconnect"}
 
@@ -366,11 +385,8 @@ def test_a_client_that_leaves_ends_its_request_to_the_server(gateway: ModuleType
         pass
 
     async def ask_and_leave() -> None:
-        async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
-            host, port = server.sockets[0].getsockname()
-            app = gateway.Gateway(SimpleNamespace(), f"http://{host}:{port}").app
-            scope = {"type": "http", "method": "POST", "path": SPEECH, "headers": [], "query_string": b""}
-            await asyncio.wait_for(app(scope, receive, send), 20)
+        async with gateway_before(gateway, answer) as app:
+            await ask_for_speech(app, leave, send)
             await asyncio.wait_for(left.wait(), 20)
 
     asyncio.run(ask_and_leave())
@@ -384,12 +400,9 @@ def test_an_answer_that_breaks_off_is_told_in_one_line(gateway: ModuleType, capl
         writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: 9\r\n\r\nso")
         writer.close()
 
-    messages = iter([{"type": "http.request", "body": b'{"input": "Hello."}', "more_body": False}])
     sent: list[dict[str, Any]] = []
 
-    async def receive() -> dict[str, Any]:
-        if message := next(messages, None):
-            return message
+    async def stay() -> dict[str, Any]:
         await asyncio.sleep(60)
         raise AssertionError
 
@@ -397,11 +410,8 @@ def test_an_answer_that_breaks_off_is_told_in_one_line(gateway: ModuleType, capl
         sent.append(message)
 
     async def ask() -> None:
-        async with await asyncio.start_server(answer, "127.0.0.1", 0) as server:
-            host, port = server.sockets[0].getsockname()
-            app = gateway.Gateway(SimpleNamespace(), f"http://{host}:{port}").app
-            scope = {"type": "http", "method": "POST", "path": SPEECH, "headers": [], "query_string": b""}
-            await asyncio.wait_for(app(scope, receive, send), 20)
+        async with gateway_before(gateway, answer) as app:
+            await ask_for_speech(app, stay, send)
 
     asyncio.run(ask())
     assert [one.get("body") for one in sent] == [None, b"so"], "nothing says that this is the end"
