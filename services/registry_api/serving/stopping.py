@@ -7,6 +7,7 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.registry_api.protocol.error_answers import render
+from services.shared.bucket.documents import SEND_AGAIN
 from speaker_registry.errors import Unavailable
 
 log = structlog.get_logger()
@@ -41,7 +42,7 @@ class CanceledRequests:
             # A thread may still finish the request, and a repeat of it may make another key or version.
             error = Unavailable(
                 "The server stopped before it had finished this request, which may have been carried out "
-                "nevertheless. Send it again, or look first if a repeat would add something.",
+                f"nevertheless. {SEND_AGAIN}",
                 retry_after_seconds=1,
             )
             return await render(Request(scope), error)(scope, receive, send)

@@ -23,7 +23,7 @@ import structlog
 from redis.client import Pipeline
 from redis.commands.core import Script
 
-from services.shared.bucket.documents import Documents
+from services.shared.bucket.documents import SEND_AGAIN, Documents
 from services.shared.model.clock import Clock
 from services.shared.telemetry import tracing
 from services.shared.telemetry.logs import LogThrottle
@@ -193,10 +193,7 @@ class Generation:
         """
         if self._document.read().generation != generation:
             self._distrust(self._trusted)
-            raise ViewAway(
-                "The change was made, but the view in Redis was replaced meanwhile. Send it again: a change "
-                "is never made twice."
-            )
+            raise ViewAway(f"The change was made, but the view in Redis was replaced meanwhile. {SEND_AGAIN}")
 
     def settle(self) -> None:
         """Wait until the generation is `SETTLED_SECONDS` old, so that no process reads an earlier view."""
