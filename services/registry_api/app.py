@@ -46,6 +46,7 @@ from services.registry_api.routes import (
 )
 from services.registry_api.serving.admission import LoadShedding
 from services.registry_api.serving.compression import JsonCompression
+from services.registry_api.serving.ending import LAST_SECONDS
 from services.registry_api.serving.event_feed import EventFeed
 from services.registry_api.serving.fair_queue import FairQueue
 from services.registry_api.serving.limits import BodyTimeouts, RequestIds, RequestLimits
@@ -199,9 +200,8 @@ async def _lifespan(app: FastAPI, services: Services, threads: int) -> AsyncIter
     stop.set()
     following.cancel()
     waking.cancel()
-    await asyncio.gather(following, waking, return_exceptions=True)
-    for thread in threads_of_ours:
-        await asyncio.to_thread(thread.join, 10)
+    ends = [asyncio.to_thread(thread.join, LAST_SECONDS) for thread in threads_of_ours]
+    await asyncio.gather(following, waking, *ends, return_exceptions=True)
 
 
 async def _wake_listeners(app: FastAPI, services: Services) -> None:

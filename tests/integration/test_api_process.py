@@ -4,14 +4,18 @@ import json
 import os
 import signal
 import socket
+import time
 from contextlib import ExitStack, suppress
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import httpx
 import pytest
 
 from tests.processes import QUICK, RegistryProcesses
 from tests.queue_workers import START_SECONDS, wait_until
+from tests.relay import Relay
+from tests.servers import KEY_ID, SECRET, S3Server
 
 UPLOAD = (
     b"POST /v1/voices HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: multipart/form-data; boundary=b\r\n"
@@ -42,6 +46,32 @@ def test_an_api_that_is_told_to_stop_ends_with_status_0(tmp_path: Path, number: 
         log = (tmp_path / "log").read_text()
         assert "Traceback" not in log
         assert '"error": "unavailable"' in log
+
+
+def test_an_api_that_is_stopped_while_the_bucket_is_silent_ends_soon(tmp_path: Path, moto_server: S3Server):
+    """An API that is stopped while the bucket is silent ends a few seconds after its time to stop. Its
+    supervisor would kill it otherwise, because its threads wait for the bucket for half a minute more.
+    """
+    environment = {**QUICK, "SPEAKER_API_SHUTDOWN_SECONDS": "1"}
+    with Relay(urlsplit(moto_server.endpoint).port or 0) as relay:
+        relay.open()
+        store = {
+            "SPEAKER_STORE_URL": f"s3://{moto_server.bucket}/stopped-in-silence",
+            "SPEAKER_STORE_ENDPOINT": relay.url,
+            "SPEAKER_STORE_ACCESS_KEY_ID": KEY_ID,
+            "SPEAKER_STORE_SECRET_ACCESS_KEY": SECRET,
+        }
+        with RegistryProcesses(tmp_path, workers=0, environment=environment, store=store) as registry:
+            [api], url = registry.apis, httpx.URL(registry.urls[0])
+            relay.close()
+            relay.open(silent=True)
+            with socket.create_connection((url.host, url.port), timeout=20) as connection:
+                connection.sendall(b"GET /v1/voices/wren HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+                time.sleep(0.5)
+                os.kill(api.pid, signal.SIGTERM)
+                wait_until(lambda: api.exit_status is not None, 12)
+                assert api.exit_status == 0
+                assert connection.recv(1000).startswith(b"HTTP/1.1 503 ")
 
 
 @pytest.mark.slow

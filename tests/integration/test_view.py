@@ -415,7 +415,8 @@ def test_a_redis_that_refuses_writes_is_believed_until_it_is_rolled_back(
     world: World, valkey: ValkeyServer
 ) -> None:
     """A process checks that its last word is still there, although it cannot replace the word. A process
-    without a word could not notice a rollback, so it does not believe the server.
+    without a word could not notice a rollback, so it does not believe the server. A generation that is named
+    meanwhile is kept until the server takes it.
     """
     process = world.process(valkey)
     apply(SpeakerView(process), process, history()[1])
@@ -430,12 +431,14 @@ def test_a_redis_that_refuses_writes_is_believed_until_it_is_rolled_back(
         with pytest.raises(Unavailable, match="takes no writes"):
             world.process(valkey).for_reading()
     restore(valkey, kept)
+    named = set()
     with refusing_writes(valkey):
-        for use in (process.check, process.for_reading):
+        for use in (process.check, process.check, process.for_reading):
             with pytest.raises(Unavailable, match="takes no writes"):
                 use()
+            named.add(world.named.generation)
     process.check()
-    assert process.for_reading() != before
+    assert named == {process.for_reading()} != {before}
 
 
 def test_data_that_were_copied_to_another_server_are_not_believed(

@@ -127,6 +127,8 @@ def test_settings_that_contradict_each_other_are_called_as_they_are_set(
         "https://",
         "https:///",
         "ftp://a",
+        "https://a b.example",
+        "https://a.example/b ",
     ],
 )
 def test_an_address_that_no_issuer_has_is_refused(issuer: str):
@@ -159,15 +161,6 @@ def test_a_secret_that_was_set_where_its_file_belongs_is_not_shown(secret: str):
     assert said.startswith("SPEAKER_STORE_SECRET_ACCESS_KEY_FILE: this file cannot be read: ")
     assert said.endswith("its value may be a secret, and is not shown")
     assert secret not in said
-
-
-def test_an_empty_file_of_a_secret_is_named(tmp_path: Path):
-    """It would be passed over for whatever boto3 finds."""
-    (tmp_path / "key").write_text("\n")
-    said = told(
-        StoreSettings, url="s3://voices", access_key_id="GK1", secret_access_key_file=str(tmp_path / "key")
-    )
-    assert said == f"SPEAKER_STORE_SECRET_ACCESS_KEY_FILE: {tmp_path / 'key'} is empty"
 
 
 def test_what_is_missing_has_no_value():
@@ -239,18 +232,26 @@ def test_urls_of_redis_are_taken_as_they_are(url: str):
         (StoreSettings, "secret_access_key_file"),
     ],
 )
+@pytest.mark.parametrize(("content", "fault"), [(b"\xff\xfe", "holds no UTF-8 text"), (b" \n", "is empty")])
 def test_the_file_of_a_secret_that_holds_no_text_is_named(
-    settings: type[BaseSettings], field: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    settings: type[BaseSettings],
+    field: str,
+    content: bytes,
+    fault: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ):
-    """The process would otherwise end with an error of decoding that names neither setting nor file."""
+    """The process would otherwise end with an error of decoding that names neither setting nor file, or would
+    pass over a file that is empty.
+    """
     file = tmp_path / "secret"
-    file.write_bytes(b"\xff\xfe")
+    file.write_bytes(content)
     variable = variable_of(settings, field)
     monkeypatch.setenv("SPEAKER_STORE_URL", "s3://voices")
     monkeypatch.setenv(variable, str(file))
     with pytest.raises(ValidationError) as caught:
         settings()
-    assert explain(caught.value).startswith(f"{variable}: this file holds no UTF-8 text; ")
+    assert explain(caught.value).startswith(f"{variable}: this file {fault}; ")
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import signal
 import sys
 from collections.abc import Callable
 from functools import partial
+from typing import NoReturn
 
 import structlog
 import uvicorn
@@ -19,6 +20,7 @@ from services.registry_api.keys.forget import sweep
 from services.registry_api.keys.key_uses import KeyUses
 from services.registry_api.maintenance.housekeeping import Housekeeping
 from services.registry_api.maintenance.queue_signals import RedisSignals
+from services.registry_api.serving.ending import end_process
 from services.registry_api.serving.garbage import keep_collections_short
 from services.registry_api.serving.open_files import raise_limit_for
 from services.registry_api.serving.server import server_config
@@ -50,12 +52,14 @@ the two threads get as much done.
 
 
 def run() -> int:
-    """Serve until SIGTERM or SIGINT. Return the exit status: 1 if the process could not start."""
+    """Serve until SIGTERM or SIGINT, and end the process then. Return the exit status, 1, if it could not
+    start.
+    """
     configure_logs()
     try:
         configure_logs(LogSettings().level)
         warn_of_unknown_variables()
-        return _serve()
+        _serve()
     except ValidationError as error:
         log.error("api.cannot_start", reason=explain(error))
         return 1
@@ -70,7 +74,7 @@ def run() -> int:
         return 1
 
 
-def _serve() -> int:
+def _serve() -> NoReturn:
     settings, registry, limits = _within_open_files(ApiSettings()), RegistrySettings(), UploadLimits()
     housekeeping = HousekeepingSettings()
     opened = open_registry(StoreSettings(), registry)
@@ -98,7 +102,7 @@ def _serve() -> int:
         services.long_polls.closing = lambda: server.should_exit
         _run(server)
     trace_export.stop()
-    return 0 if server.started else 1
+    end_process(0 if server.started else 1)
 
 
 def _signals(opened: Opened, campaigns: Campaigns) -> RedisSignals:

@@ -9,6 +9,7 @@ from typing import Any, Self
 from urllib.parse import unquote
 
 import httptools
+from starlette.types import Receive, Scope, Send
 from uvicorn._types import HTTPScope
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
@@ -48,6 +49,22 @@ class Cycle(RequestResponseCycle):
     offer: Offer | None = None
     _ends_with_connection = False
     """True if the end of the connection is the end of the answer's body (RFC 9112, 6.3)."""
+
+    async def run_asgi(self, app: Any) -> None:
+        """Run the application. If it is canceled in the middle of its answer, the connection is closed, so
+        that the client notices that the rest is missing. uvicorn would also log an error with a traceback.
+        """
+
+        async def cut_off_when_canceled(scope: Scope, receive: Receive, send: Send) -> None:
+            try:
+                await app(scope, receive, send)
+            except asyncio.CancelledError:
+                if not self.response_started:
+                    raise
+                give_up(self)
+                self.transport.close()
+
+        await super().run_asgi(cut_off_when_canceled)  # type: ignore[arg-type]  # uvicorn has types of its own
 
     async def send(self, message: Any) -> None:
         if message["type"] == "http.response.start":

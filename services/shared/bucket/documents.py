@@ -56,15 +56,18 @@ class Base:
 
 NOTHING = Base(None, None)
 
+SEND_AGAIN = "Send the request again, or look first if a repeat would add something."
+"""Most changes are made once, however often they are sent. Each new key, and each upload that may repeat an
+earlier clip, is another one.
+"""
 _TOO_LATE = "The change took too long and was not made. Send it again."
 _OUTCOME_UNKNOWN = (
-    "The object store did not answer in time, and it is not known whether the change was made. "
-    "Send it again: a change is never made twice."
+    f"The object store did not answer in time, and it is not known whether the change was made. {SEND_AGAIN}"
 )
 _OLDER = (
     "The object store has an older state of this document than it had before, or has lost it, and it is not "
-    "known whether the change was made. If this lasts, the object must be restored from a backup. Then send "
-    "the change again: it is never made twice."
+    "known whether the change was made. If this lasts, the object must be restored from a backup. "
+    f"{SEND_AGAIN}"
 )
 
 Decide = Callable[[Base], bytes | None]

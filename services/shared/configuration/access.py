@@ -32,7 +32,7 @@ class AccessSettings(BaseSettings):
     """File that holds the API key with all rights, such as a mounted container secret. `python -m
     services.registry_api new-key --out FILE` writes one that only its owner can read.
     """
-    oidc_issuer: Annotated[str, Field(pattern=r"^https?://[^?#]+[^/?#]/?$"), WITH_HOST] | None = None
+    oidc_issuer: Annotated[str, Field(pattern=r"^https?://[^?#\s]+[^/?#\s]/?$"), WITH_HOST] | None = None
     """URL of an OpenID provider whose JWTs are accepted as well as API keys. Write it as the `iss` claim of
     the JWTs has it: some providers end it with a slash.
     """

@@ -75,8 +75,6 @@ class StoreSettings(BaseSettings):
                 "SPEAKER_STORE_ACCESS_KEY_ID and SPEAKER_STORE_SECRET_ACCESS_KEY (or …_FILE) go together: "
                 "one of the two is missing"
             )
-        if self.access_key_id and not self.secret:
-            raise ValueError(f"SPEAKER_STORE_SECRET_ACCESS_KEY_FILE: {self.secret_access_key_file} is empty")
         if self.endpoint and not self.allow_http and not is_private(self.endpoint):
             raise ValueError(
                 f"SPEAKER_STORE_ENDPOINT: {without_credentials(self.endpoint)} is plain http on another "

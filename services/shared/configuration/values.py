@@ -75,10 +75,13 @@ def _readable(path: Path) -> Path:
 ReadableFile = Annotated[Path, AfterValidator(_readable)]
 
 
-def _holds_text(path: Path) -> Path:
-    """Return the path of a file of text, or raise ValueError."""
+def _holds_secret(path: Path) -> Path:
+    """Return the path of a file of text, or raise ValueError. A blank file is refused too, because it would
+    count as no secret.
+    """
     try:
-        path.read_text("utf-8")
+        if not path.read_text("utf-8").strip():
+            raise ValueError("this file is empty")
     except OSError as error:
         raise ValueError(f"this file cannot be read: {error.strerror}") from None
     except UnicodeDecodeError:
@@ -86,7 +89,7 @@ def _holds_text(path: Path) -> Path:
     return path
 
 
-SecretFile = Annotated[ReadableFile, AfterValidator(_holds_text)]
+SecretFile = Annotated[ReadableFile, AfterValidator(_holds_secret)]
 
 
 def secret_of(given: SecretStr | None, file: Path | None) -> str | None:

@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 
 import structlog
 
-from services.shared.bucket.documents import Base, Documents
+from services.shared.bucket.documents import SEND_AGAIN, Base, Documents
 from services.shared.bucket.layout import name_of
 from services.shared.model.clock import Clock
 from services.shared.model.stored_document import DocumentDamaged, DocumentNewer, StoredDocument
@@ -249,7 +249,7 @@ def change_not_shared() -> Unavailable:
     """Return the error for a change that was made although other processes may learn of it late."""
     return Unavailable(
         "The change was made, but could not be recorded in Redis, so other processes may learn of it late. "
-        "Send it again: a change is never made twice.",
+        f"{SEND_AGAIN}",
         retry_after_seconds=1,
     )
 

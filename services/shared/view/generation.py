@@ -23,13 +23,13 @@ import structlog
 from redis.client import Pipeline
 from redis.commands.core import Script
 
-from services.shared.bucket.documents import Documents
+from services.shared.bucket.documents import SEND_AGAIN, Documents
 from services.shared.model.clock import Clock
 from services.shared.telemetry import tracing
 from services.shared.telemetry.logs import LogThrottle
 from services.shared.view.away import LeftBehind, RedisTaken, ViewAway
 from services.shared.view.keys import FORMER, complete_key
-from services.shared.view.redis_access import connect, unavailable_without_redis
+from services.shared.view.redis_access import WRITES_REFUSED, connect, unavailable_without_redis
 from services.shared.view.stamp import SECTIONS, STAMP, Stamp, history_of
 from services.shared.view.view_document import Named, ViewDocument, start_thread
 from services.shared.view.words import Words
@@ -92,6 +92,11 @@ class Generation:
         """The time and the error of the last check if it failed. None once a check has succeeded."""
         self._held = ""
         """The last generation that this process used."""
+        self._refused: str | None = None
+        """The generation that this process has named in `_view.json` and that Redis refused to write, so that
+        no process has used it. It is begun when Redis takes writes again. After a lost reply, another one is
+        named, because Redis may have had the first and lost it.
+        """
         self._first_seen: tuple[str, float] = ("", 0.0)
         self._behind_since: float | None = None
         self.redis = connect(url, connect_hook=self._on_connect)
@@ -193,10 +198,7 @@ class Generation:
         """
         if self._document.read().generation != generation:
             self._distrust(self._trusted)
-            raise ViewAway(
-                "The change was made, but the view in Redis was replaced meanwhile. Send it again: a change "
-                "is never made twice."
-            )
+            raise ViewAway(f"The change was made, but the view in Redis was replaced meanwhile. {SEND_AGAIN}")
 
     def settle(self) -> None:
         """Wait until the generation is `SETTLED_SECONDS` old, so that no process reads an earlier view."""
@@ -309,16 +311,23 @@ class Generation:
 
     def _begin_generation(self, named: Named, stamp: Stamp, server: str) -> None:
         """Name a new generation in the bucket and then in Redis. The caller checks again in any case."""
-        generation = self._clock.new_id()
-        if not self._document.swap(named, generation=generation, question=""):
-            return
+        generation = named.generation
+        if generation != self._refused:
+            generation = self._clock.new_id()
+            if not self._document.swap(named, generation=generation, question=""):
+                return
+        self._refused = None
         self._held = generation  # so this process may begin another one if this one is lost
         self._words.begin()
         begun = Stamp(server, self.bucket, generation)
         seen = str(stamp) if stamp.generation else ""
         keys = [STAMP, FORMER, complete_key(stamp.generation)]
-        if self._begin(keys=keys, args=[seen, str(begun), stamp.generation]):
-            log.info("view.begun", generation=generation)
+        try:
+            if self._begin(keys=keys, args=[seen, str(begun), stamp.generation]):
+                log.info("view.begun", generation=generation)
+        except WRITES_REFUSED:
+            self._refused = generation
+            raise
 
     def begin_replacement(self, generation: str) -> None:
         """End a generation whose copies contradict the bucket, and begin a new one.
