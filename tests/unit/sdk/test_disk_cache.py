@@ -117,6 +117,29 @@ def test_a_damaged_file_is_fetched_again(
     assert fetched(connect, tmp_path, max_age=60)[1].disk_hits == 1
 
 
+@pytest.mark.parametrize("damage", ["link", "dangling link", "folder"])
+def test_a_lock_that_is_no_file_is_replaced(
+    connect: Connect, registry: FakeRegistry, tmp_path: Path, damage: str
+):
+    """Without the lock, nothing would ever be kept in the directory again."""
+    registry.add_version("alice")
+    directory, elsewhere = tmp_path / "cache", tmp_path / "elsewhere"
+    directory.mkdir()
+    lock = directory / "lock"
+    if damage == "folder":
+        lock.mkdir()
+    else:
+        elsewhere.write_bytes(b"of another program")
+        lock.symlink_to(tmp_path / "nowhere" if damage == "dangling link" else elsewhere)
+    assert fetched(connect, directory)[1].disk_errors == 1
+    assert fetched(connect, directory)[1].disk_errors == 0
+    assert fetched(connect, directory, max_age=60)[1].disk_hits == 1
+    assert lock.is_file()
+    assert not lock.is_symlink()
+    assert not (tmp_path / "nowhere").exists()
+    assert damage == "folder" or elsewhere.read_bytes() == b"of another program"
+
+
 def test_a_folder_with_files_of_others_is_left_alone(
     connect: Connect, registry: FakeRegistry, tmp_path: Path
 ):
