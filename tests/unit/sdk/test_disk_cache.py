@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time as real_time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -314,6 +314,32 @@ def test_an_erased_voice_leaves_the_disk(connect: Connect, registry: FakeRegistr
         fetched(connect, tmp_path, stale_if_error=1e9)
     assert (len(on_disk(tmp_path)), len(on_disk(tmp_path, "refs"))) == (1, 1)
     assert fetched(connect, tmp_path, "bob", max_age=1e9)[0].manifest.voice == "bob"
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda client: client.get("alice"),
+        lambda client: list(client.versions("alice")),
+        lambda client: client.descriptor("alice@1", ECAPA),
+        lambda client: client.delete("alice"),
+    ],
+    ids=["get", "versions", "descriptor", "delete"],
+)
+def test_any_call_that_finds_a_voice_gone_clears_the_cache(
+    connect: Connect, registry: FakeRegistry, tmp_path: Path, call: Callable[[Any], object]
+):
+    """The bytes of a deleted voice stay nowhere once the client knows of it, and other voices stay."""
+    client = connect(cache=ArtifactCache(directory=tmp_path))
+    for name in ("alice", "bob"):
+        registry.add_version(name)
+        client.fetch(name, ECAPA)
+    del registry.voices["alice"]
+    with pytest.raises(errors.VoiceNotFound):
+        call(client)
+    assert client.cache.stats().entries == 1
+    assert (len(on_disk(tmp_path)), len(on_disk(tmp_path, "refs"))) == (1, 1)
+    assert client.fetch("bob", ECAPA, max_age=1e9).manifest.voice == "bob"
 
 
 @pytest.mark.parametrize(("status", "code"), [(403, "permission_denied"), (410, "voice_deleted")])
