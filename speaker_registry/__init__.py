@@ -10,9 +10,7 @@ The names below are loaded on first use, so a process that only needs the wire c
 client.
 """
 
-import importlib
-from typing import TYPE_CHECKING
-
+TYPE_CHECKING = False  # not from `typing`: Ctrl-C prints a traceback until the command line is loaded
 if TYPE_CHECKING:
     __version__: str
     from speaker_registry.artifact import Artifact, Manifest
@@ -150,6 +148,8 @@ def __getattr__(name: str) -> object:
         return _version()
     if name not in _HOME_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    import importlib  # noqa: PLC0415  see `TYPE_CHECKING`
+
     value: object = getattr(importlib.import_module(f"{__name__}.{_HOME_OF[name]}"), name)
     globals()[name] = value  # the next look-up does not come here
     return value

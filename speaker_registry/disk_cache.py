@@ -184,7 +184,9 @@ class DiskCache:
 
     @contextlib.contextmanager
     def _folder(self, name: str) -> Iterator[int]:
-        """Open one of the two folders, and create it if it is missing. A symbolic link is refused."""
+        """Open a folder of the directory, or the directory itself, which is ".". It is created if it is
+        missing. A symbolic link is refused.
+        """
         path = self.directory / name
         flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
         try:
@@ -200,8 +202,11 @@ class DiskCache:
 
     @contextlib.contextmanager
     def _lock(self) -> Iterator[int]:
+        """Open and lock the file `lock`. Raises `DamagedFile` as `_size` does."""
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-        lock = os.open(self.directory / "lock", flags, 0o600)
+        with self._folder(".") as directory:
+            _size(directory, "lock")
+            lock = os.open("lock", flags, 0o600, dir_fd=directory)
         try:
             _acquire(lock)
             yield lock

@@ -27,7 +27,10 @@ from speaker_registry.errors import (
     SpeakerRegistryError,
     Unavailable,
     UnsupportedAudio,
+    VoiceDeleted,
+    VoiceNotFound,
 )
+from speaker_registry.paths import voice_of
 from speaker_registry.schemas import ErrorBody, ErrorEnvelope
 
 if TYPE_CHECKING:
@@ -132,9 +135,15 @@ Result = TypeVar("Result")
 Plan = Generator[Step, Outcome, Result]
 
 
+def _keep(_: str) -> Plan[None]:
+    yield from ()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryPolicy:
-    """The time and the number of attempts that a client spends on an answer."""
+    """The time and the number of attempts that a client spends on an answer, and what it does if a voice is
+    gone.
+    """
 
     timeout_seconds: float = 60.0
     """Maximum duration of one call, including all attempts and pauses."""
@@ -142,6 +151,8 @@ class RetryPolicy:
     clock: Callable[[], float] = time.monotonic
     chance: Callable[[], float] = random.random
     """Returns a random number from 0 to 1 for the jitter of the pauses."""
+    on_gone: Callable[[str], Plan[None]] = _keep
+    """Executed with a voice's name or id if the registry answers that there is no such voice, or no more."""
 
 
 def exchange(policy: RetryPolicy, request: Request) -> Plan[Reply]:
@@ -171,6 +182,8 @@ def exchange(policy: RetryPolicy, request: Request) -> Plan[Reply]:
             or attempt >= policy.retries
             or policy.clock() + seconds >= deadline
         ):
+            if isinstance(error, VoiceNotFound | VoiceDeleted) and (voice := voice_of(request.path)):
+                yield from policy.on_gone(voice)
             raise error
         yield Sleep(seconds)
         attempt += 1

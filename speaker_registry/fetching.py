@@ -25,10 +25,7 @@ from speaker_registry.errors import (
     InvalidRequest,
     NotFound,
     PermissionDenied,
-    SpeakerRegistryError,
     Unavailable,
-    VoiceDeleted,
-    VoiceNotFound,
 )
 from speaker_registry.exchange import (
     Join,
@@ -181,23 +178,17 @@ class Fetching:
                 return artifact
             raise
         except (NotFound, Conflict, PermissionDenied, InvalidApiKey) as error:
-            yield from self._on_disk(functools.partial(self._forget, key, error))
+            if not error.retryable:
+                yield from _on_disk(self._cache, functools.partial(self._cache.forget, key))
             raise
         if file is None:
             assert known is not None, "the registry answers 304 only if a digest was sent"
-            yield from self._on_disk(functools.partial(self._cache.confirm, key, known, asked_at))
+            yield from _on_disk(self._cache, functools.partial(self._cache.confirm, key, known, asked_at))
             return known
-        yield from self._on_disk(
-            functools.partial(self._cache.add, key, file.artifact, asked_at, data=file.data)
+        yield from _on_disk(
+            self._cache, functools.partial(self._cache.add, key, file.artifact, asked_at, data=file.data)
         )
         return file.artifact
-
-    def _on_disk(self, function: Callable[[], None]) -> Plan[None]:
-        """Call a function that changes the cache. It blocks for a while only if the cache has a directory."""
-        if self._cache.on_disk:
-            yield Work(function)
-        else:
-            function()
 
     def file(self, target: Target, profile: str, wait: float) -> Plan[File]:
         """Fetch an artifact and its file from the registry, without using the cache."""
@@ -271,12 +262,19 @@ class Fetching:
                 raise not_ready
             yield Sleep(min(not_ready.retry_after_seconds or 1.0, left))
 
-    def _forget(self, key: Key, error: SpeakerRegistryError) -> None:
-        """Drop cached artifacts that were deleted, or that the registry refuses to serve."""
-        if isinstance(error, VoiceNotFound | VoiceDeleted):
-            self._cache.forget_speaker(key.scope, key.speaker)
-        elif not error.retryable:
-            self._cache.forget(key)
+
+def forget_voice(cache: ArtifactCache, scope: str, voice: str) -> Plan[None]:
+    """Drop all cached artifacts of a voice, by its name or its id."""
+    key = parse_target(voice).speaker.key
+    yield from _on_disk(cache, functools.partial(cache.forget_speaker, scope, key))
+
+
+def _on_disk(cache: ArtifactCache, function: Callable[[], None]) -> Plan[None]:
+    """Call a function that changes the cache. It blocks for a while only if the cache has a directory."""
+    if cache.on_disk:
+        yield Work(function)
+    else:
+        function()
 
 
 def _check_seconds(**times: float) -> None:

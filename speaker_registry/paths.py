@@ -7,7 +7,7 @@ import dataclasses
 import re
 from dataclasses import dataclass
 from functools import lru_cache
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 from speaker_registry.errors import InvalidReference, InvalidRequest
 from speaker_registry.names import (
@@ -21,6 +21,7 @@ from speaker_registry.names import (
     stands_for,
 )
 
+_VOICE_PATH = re.compile(r"/v1/voices/([^/]+)")
 _SEGMENT = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
 _KEY_ID = re.compile(r"(?:sreg_)?([0-9a-z]{8})(?:_.*)?")
 
@@ -76,6 +77,12 @@ def parse_target(speaker: str, version: int | str | None = None) -> Target:
 
 def voice_path(name: str) -> str:
     return Target(parse_speaker_name(name), None).voice_path
+
+
+def voice_of(path: str) -> str | None:
+    """Return the name or id of the voice that a path is about, or None if it is about none."""
+    match = _VOICE_PATH.match(path)
+    return unquote(match[1]) if match else None
 
 
 def aliases_path(voice: str) -> str:

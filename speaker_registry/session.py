@@ -8,6 +8,8 @@ import hashlib
 import math
 import os
 from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
 from http.cookiejar import CookieJar, DefaultCookiePolicy
 from pathlib import Path
 from typing import IO, Any, Literal, Self
@@ -27,7 +29,7 @@ from speaker_registry.environment import (
 )
 from speaker_registry.errors import InvalidRequest, PayloadTooLarge
 from speaker_registry.exchange import Plan, Result, RetryPolicy, SendRequest, attempt_timeouts
-from speaker_registry.fetching import Fetching
+from speaker_registry.fetching import Fetching, forget_voice
 from speaker_registry.validation import is_from_zero, shortened
 
 MAX_CLIP_BYTES = 64 * 1024**2
@@ -84,12 +86,11 @@ class Session:
         if cache is Default.CACHE:
             cache = ArtifactCache()
         self.cache = cache
-        self._policy = policy
-        self._calls = Calls(policy)
         # A cache without entries stands for no cache, so that the code has only one path.
-        self._fetching = Fetching(
-            policy, cache or ArtifactCache(max_entries=0), _scope(self.url, key, namespace)
-        )
+        used, scope = cache or ArtifactCache(max_entries=0), _scope(self.url, key, namespace)
+        self._policy = replace(policy, on_gone=partial(forget_voice, used, scope))
+        self._calls = Calls(self._policy)
+        self._fetching = Fetching(self._policy, used, scope)
 
     @classmethod
     def from_context(cls, name: str | None = None, **options: Any) -> Self:

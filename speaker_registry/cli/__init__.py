@@ -1,17 +1,20 @@
 """The command line `speaker-registry`.
 
 `main` imports everything else, so that Ctrl-C during the import ends the command as silently as Ctrl-C later
-does.
+does. This module and the package's own are imported before that, so both import only what Python has loaded.
 """
 
 import sys
-from collections.abc import Sequence
+
+TYPE_CHECKING = False  # not from `typing`, which takes milliseconds to load
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 INTERRUPTED = 130
 """The exit code after Ctrl-C. The others are in `command`, which `main` has not imported at first."""
 
 
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: "Sequence[str] | None" = None) -> int:
     """Run one command and return its exit code."""
     try:
         from speaker_registry.cli import program  # noqa: PLC0415  see above

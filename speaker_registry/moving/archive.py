@@ -36,7 +36,7 @@ from speaker_registry.moving.archive_records import (
     VoiceRecord,
 )
 from speaker_registry.moving.candidates import Source
-from speaker_registry.names import parse_speaker_name
+from speaker_registry.names import parse_speaker_name, parse_voice_id
 from speaker_registry.session import MAX_CLIP_BYTES
 
 _BLOCK = 512
@@ -186,6 +186,9 @@ class Archive:
         except BaseException:
             self._file.close()
             raise
+        keys = (parse_speaker_name(voice.name).key for voice in self.voices)
+        self.ids_as_names = frozenset(key for key in keys if parse_voice_id(key))
+        """Names of voices of the archive that may be the ids of other voices."""
 
     def record(self, version: ArchivedVersion) -> VersionRecord:
         return _parsed(VersionRecord, version.record.name, self._read(version.record))

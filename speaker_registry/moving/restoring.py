@@ -166,14 +166,14 @@ class Restoring:
 
     def _known_as(self, client: RegistryClient) -> str:
         """Return the id of the voice, which leads to no other voice that takes its name meanwhile. If another
-        voice has this id for its name, return the name.
+        voice has this id for its name, or gets it from the archive meanwhile, return the name.
 
         Raises:
             VoiceDeleted, VoiceNotFound: The voice was deleted meanwhile.
         """
         voice_id = self._target.voice_id
         assert voice_id is not None, "the voice has versions"
-        if client.get(voice_id).id == voice_id:
+        if voice_id not in self.archive.ids_as_names and client.get(voice_id).id == voice_id:
             return voice_id
         self._target.check(versions_there(client, self.title, limit=1))
         return self.title

@@ -275,6 +275,27 @@ def test_nothing_is_said_about_another_voice_that_took_the_name(path: Path, star
         assert sorted(aliases(client)) == ["default"]
 
 
+def test_a_voice_that_gets_the_id_of_another_as_its_name_gets_nothing_else(start: Start, tmp_path: Path):
+    """Voices are imported several at a time, and the registry takes an id for a name first."""
+    first, second = start(), start()
+    first.ready("alice")
+    with RegistryClient(first.url) as client:
+        client.edit_voice("alice", description="calm")
+        voice_id = client.get("alice").id
+        first.ready(voice_id, clip=OTHER_CLIP)
+        Export(client).write(tmp_path / "x.tar", "default")
+    left = iter([1])
+
+    def overtaken(request: httpx.Request) -> None:
+        if request.method == "PATCH" and next(left, None):
+            second.ready(voice_id, clip=OTHER_CLIP)
+
+    restored(second, tmp_path / "x.tar", fault=overtaken)
+    with RegistryClient(second.url) as client:
+        found = [(one.name, one.description, one.state) for one in client.list()]
+    assert sorted(found) == sorted([("alice", "calm", "ready"), (voice_id, None, "ready")])
+
+
 @pytest.mark.parametrize("step", ["PATCH", "artifacts"])
 def test_a_voice_that_is_deleted_during_a_request_is_refused(path: Path, start: Start, step: str):
     """The registry says so if it notices the deletion while it makes the change."""

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time as real_time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -115,6 +115,29 @@ def test_a_damaged_file_is_fetched_again(
     assert not damaged.is_symlink()
     assert blob.read_bytes() == elsewhere.read_bytes() == whole
     assert fetched(connect, tmp_path, max_age=60)[1].disk_hits == 1
+
+
+@pytest.mark.parametrize("damage", ["link", "dangling link", "folder"])
+def test_a_lock_that_is_no_file_is_replaced(
+    connect: Connect, registry: FakeRegistry, tmp_path: Path, damage: str
+):
+    """Without the lock, nothing would ever be kept in the directory again."""
+    registry.add_version("alice")
+    directory, elsewhere = tmp_path / "cache", tmp_path / "elsewhere"
+    directory.mkdir()
+    lock = directory / "lock"
+    if damage == "folder":
+        lock.mkdir()
+    else:
+        elsewhere.write_bytes(b"of another program")
+        lock.symlink_to(tmp_path / "nowhere" if damage == "dangling link" else elsewhere)
+    assert fetched(connect, directory)[1].disk_errors == 1
+    assert fetched(connect, directory)[1].disk_errors == 0
+    assert fetched(connect, directory, max_age=60)[1].disk_hits == 1
+    assert lock.is_file()
+    assert not lock.is_symlink()
+    assert not (tmp_path / "nowhere").exists()
+    assert damage == "folder" or elsewhere.read_bytes() == b"of another program"
 
 
 def test_a_folder_with_files_of_others_is_left_alone(
@@ -291,6 +314,32 @@ def test_an_erased_voice_leaves_the_disk(connect: Connect, registry: FakeRegistr
         fetched(connect, tmp_path, stale_if_error=1e9)
     assert (len(on_disk(tmp_path)), len(on_disk(tmp_path, "refs"))) == (1, 1)
     assert fetched(connect, tmp_path, "bob", max_age=1e9)[0].manifest.voice == "bob"
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda client: client.get("alice"),
+        lambda client: list(client.versions("alice")),
+        lambda client: client.descriptor("alice@1", ECAPA),
+        lambda client: client.delete("alice"),
+    ],
+    ids=["get", "versions", "descriptor", "delete"],
+)
+def test_any_call_that_finds_a_voice_gone_clears_the_cache(
+    connect: Connect, registry: FakeRegistry, tmp_path: Path, call: Callable[[Any], object]
+):
+    """The bytes of a deleted voice stay nowhere once the client knows of it, and other voices stay."""
+    client = connect(cache=ArtifactCache(directory=tmp_path))
+    for name in ("alice", "bob"):
+        registry.add_version(name)
+        client.fetch(name, ECAPA)
+    del registry.voices["alice"]
+    with pytest.raises(errors.VoiceNotFound):
+        call(client)
+    assert client.cache.stats().entries == 1
+    assert (len(on_disk(tmp_path)), len(on_disk(tmp_path, "refs"))) == (1, 1)
+    assert client.fetch("bob", ECAPA, max_age=1e9).manifest.voice == "bob"
 
 
 @pytest.mark.parametrize(("status", "code"), [(403, "permission_denied"), (410, "voice_deleted")])
