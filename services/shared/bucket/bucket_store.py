@@ -93,9 +93,9 @@ class BucketStore:
         with self._translating("get"):
             result = obstore.get(self._client, key)
             size, etag = result.meta["size"], _given(result.meta["e_tag"])
-            if size <= MAX_READ_BYTES:
-                return Object(_whole(bytes(result.bytes()), size), etag)
-        raise TooLarge(size, etag)
+            if size > MAX_READ_BYTES:
+                raise TooLarge(size, etag)
+            return Object(_whole(bytes(result.bytes()), size), etag)
 
     def address(self, key: str, seconds: int) -> str:
         check_key(key)
