@@ -68,9 +68,6 @@ class HubWeights:
 
     revision: str | None = None
     """The commit to use instead of the catalogue's."""
-    local_files_only: bool = False
-    cache: Path | None = None
-    """The cache folder, by default the library's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -280,11 +277,11 @@ def _from_hub(source: HubWeights, profile: str, weights: PublishedWeights) -> Ch
     commit, folder = commit_of(source, weights), Path()
     advice = download_command(profile, commit=source.revision)
     for name in weights.files:
-        file = HubFile(repo=weights.repo, commit=commit, name=name, cache=source.cache)
+        file = HubFile(repo=weights.repo, commit=commit, name=name)
         try:
             # Gigabytes take minutes, during which a worker would seem to hang.
             announce = partial(_announce, weights.repo, name)
-            path = file.fetched(local_files_only=source.local_files_only, announce=announce)
+            path = file.fetched(announce=announce)
         except WeightsMissing as error:
             raise type(error)(
                 f"{profile}: {error.message}. Where the hub can be reached, `{advice}` gets it"
