@@ -53,6 +53,5 @@ def _loading(shared_models: SharedModels, profile: Profile, settings: ExtractorS
         source=parse_weights(settings.weights, custom=profile.name in settings.custom_weights),
         device=settings.device,
         dtype=settings.dtype,
-        cache=settings.cache,
         shared_models=shared_models,
     )

@@ -7,7 +7,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar, cast
 
 import numpy as np
@@ -22,7 +21,6 @@ from services.extractor_worker.features.resample import KERNEL, resample
 from services.extractor_worker.pipeline.extractor import DeviceLost
 from services.extractor_worker.weights.loading import Checkpoint, UntrainedWeights, WeightsSource, locate
 from services.shared.audio import ReferenceAudio
-from services.shared.configuration.worker import EXTRACTOR_CACHE
 from services.shared.model.fingerprint import Fingerprint
 from speaker_registry.artifact import ComputedOn
 from speaker_registry.engine import Dtype, Profile
@@ -74,8 +72,6 @@ class Loading:
     """The type for everything that may be computed in less than float32. An encoder that is only exact in
     float32 ignores it, and says so in its fingerprint."""
     shared_models: SharedModels = field(default_factory=SharedModels)
-    cache: Path = EXTRACTOR_CACHE
-    """The folder for weights that have to be converted."""
     trusted: bool = False
     """True for the trusted copy with which a proof compares the served one. Libraries other than torch
     then compute in their plainest way, whatever it costs."""
@@ -92,7 +88,7 @@ class Loading:
         `WeightsMissing`, `WeightsInvalid`.
         """
         assert not isinstance(self.source, UntrainedWeights)
-        return locate(self.source, profile=self.profile.name, weights=self.profile.weights, cache=self.cache)
+        return locate(self.source, profile=self.profile.name, weights=self.profile.weights)
 
     def resampled(self, clip: Clip, sample_rate: int, *, min_samples: int = 1) -> Tensor:
         """Return float32 [N] at `sample_rate` Hz. Raises `AudioTooShort` below `min_samples` samples."""

@@ -42,12 +42,10 @@ class HubFile:
     """The commit, in 40 hex digits."""
     name: str
     """The path within the repository."""
-    cache: Path | None = None
-    """The cache folder, by default the library's."""
     folder: Path | None = None
-    """The folder that gets the file under its name. By default it goes into the cache."""
+    """The folder that gets the file under its name. By default it goes into the library's cache."""
 
-    def planned(self, *, local_files_only: bool = False) -> tuple[int | None, bool]:
+    def planned(self) -> tuple[int | None, bool]:
         """Return the size in bytes if it is known, and whether the file has to be fetched.
 
         The hub is asked only about files that are not there.
@@ -57,7 +55,7 @@ class HubFile:
             WeightsMissing: the hub has no such repository, commit or file, or does not show it to this user.
             WeightsInvalid: the file is of another commit.
         """
-        found = self._download(dry_run=True, local_files_only=local_files_only)
+        found = self._download(dry_run=True)
         if isinstance(found, str):
             raise HubUnreachable(f"{self._unavailable}: the folder has a {self.name} of unknown origin")
         if found.commit_hash != self.commit:
@@ -66,9 +64,7 @@ class HubFile:
             )
         return found.file_size, found.will_download
 
-    def fetched(
-        self, *, local_files_only: bool = False, announce: Callable[[int | None], object] | None = None
-    ) -> Path:
+    def fetched(self, *, announce: Callable[[int | None], object] | None = None) -> Path:
         """Fetch the file unless it is there already, and return its path.
 
         Args:
@@ -78,23 +74,17 @@ class HubFile:
             What `planned` raises.
             OSError: the file cannot be stored, for example because the disk is full.
         """
-        size, to_fetch = self.planned(local_files_only=local_files_only)
+        size, to_fetch = self.planned()
         if to_fetch and announce is not None:
             announce(size)
-        return Path(str(self._download(dry_run=False, local_files_only=local_files_only)))
+        return Path(str(self._download(dry_run=False)))
 
-    def _download(self, *, dry_run: bool, local_files_only: bool):  # type: ignore[no-untyped-def]  # the library's
+    def _download(self, *, dry_run: bool):  # type: ignore[no-untyped-def]  # the library's
         if "HF_HUB_DISABLE_TELEMETRY" not in os.environ:
             constants.HF_HUB_DISABLE_TELEMETRY = True  # the library has read the environment already
         with self._translated_errors():
             return hf_hub_download(
-                self.repo,
-                self.name,
-                revision=self.commit,
-                cache_dir=self.cache,
-                local_dir=self.folder,
-                local_files_only=local_files_only,
-                dry_run=dry_run,
+                self.repo, self.name, revision=self.commit, local_dir=self.folder, dry_run=dry_run
             )
 
     @contextmanager
@@ -123,6 +113,4 @@ class HubFile:
 def _cause(error: BaseException) -> str:
     """Return the cause in two or three words. The library's exception has the details."""
     reason = error.__cause__ or error
-    if isinstance(reason, OfflineModeIsEnabled):
-        return "HF_HUB_OFFLINE is set"
-    return "not asked" if isinstance(reason, LocalEntryNotFoundError) else type(reason).__name__
+    return "HF_HUB_OFFLINE is set" if isinstance(reason, OfflineModeIsEnabled) else type(reason).__name__

@@ -1,7 +1,7 @@
 """Finds and reads a model's weights, so strictly that a wrong file is refused by name.
 
 Weights come from a folder in the published layout, from the Hugging Face hub at a pinned commit, or are
-`untrained`. A pickle or an ONNX graph is converted to safetensors first. This module knows no architecture:
+`untrained`. They are safetensors files, pickles of tensors or ONNX graphs. This module knows no architecture:
 callers say which tensors they expect. It imports no torch until tensors are read.
 
 Messages name files within the checkpoint, never its location. The exception behind the message does.
@@ -13,7 +13,8 @@ import os
 import re
 import shlex
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -24,7 +25,6 @@ from safetensors import SafetensorError, safe_open
 
 from services.extractor_worker.weights.file_digest import sha256_of_file
 from services.extractor_worker.weights.hub import HubFile
-from services.shared.configuration.worker import EXTRACTOR_CACHE
 from speaker_registry.engine import PublishedWeights
 from speaker_registry.errors import WeightsInvalid, WeightsMissing
 
@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-_CONVERTED_SUFFIXES = frozenset({".pth", ".pt", ".ckpt", ".onnx"})
-"""File name extensions of pickles and ONNX graphs, which are converted."""
+_OTHER_SUFFIXES = frozenset({".pth", ".pt", ".ckpt", ".onnx"})
+"""File name extensions of pickles and ONNX graphs. Every other file is expected to be safetensors."""
 _CUSTOM_SETTING = "SPEAKER_EXTRACTOR_CUSTOM_WEIGHTS"
 """The setting that names the profiles whose folder holds other weights than the published ones."""
 _MAX_LISTED = 3
@@ -68,9 +68,6 @@ class HubWeights:
 
     revision: str | None = None
     """The commit to use instead of the catalogue's."""
-    local_files_only: bool = False
-    cache: Path | None = None
-    """The cache folder, by default the library's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +113,6 @@ class Checkpoint:
     repo: str | None
     """The repository on the hub. None for a folder, whose origin is unknown."""
     revision: str | None
-    cache: Path = EXTRACTOR_CACHE
-    """The folder for converted files."""
     custom: bool = False
     """True if the files differ from the published ones on purpose, as in `LocalWeights`."""
 
@@ -164,20 +159,19 @@ class Checkpoint:
                 is not of floating-point numbers, or has a value that is not finite.
         """
         try:
-            with safe_open(self._safetensors(name), framework="pt") as file:
-                keys = [key for key in file.keys() if key.startswith(prefix)]  # noqa: SIM118 — not a dict
+            with _opened(self.folder / name, name) as (shapes, get_tensor):
+                keys = [key for key in shapes if key.startswith(prefix)]
                 keys = [key for key in keys if not (ignored and ignored.search(key))]
                 if not keys:
                     raise WeightsInvalid(f"{name} has no {prefix}* tensors: it is {if_none}")
-                found = {renamed(key): tuple(file.get_slice(key).get_shape()) for key in keys}
+                found = {renamed(key): shapes[key] for key in keys}
                 if len(found) < len(keys):
                     raise WeightsInvalid(f"{name} has two tensors where this architecture has one")
                 _check_layout(name, found, {prefix + key: shape for key, shape in layout.items()})
                 if _on_meta_device():
                     return _empty_tensors(layout)
                 return {
-                    renamed(key).removeprefix(prefix): _weight(name, key, file.get_tensor(key))
-                    for key in keys
+                    renamed(key).removeprefix(prefix): _weight(name, key, get_tensor(key)) for key in keys
                 }
         except (SafetensorError, OSError) as error:
             raise WeightsInvalid(f"{name} is damaged, cut short or not a safetensors file") from error
@@ -201,14 +195,6 @@ class Checkpoint:
             tensors |= {part + key: tensor for key, tensor in found.items()}
         return tensors
 
-    def _safetensors(self, name: str) -> Path:
-        path = self.folder / name
-        if path.suffix not in _CONVERTED_SUFFIXES:
-            return path
-        from services.extractor_worker.weights.conversion import converted  # noqa: PLC0415 — it brings torch
-
-        return converted(path, name, sha256_of_file(path), self.cache.expanduser())
-
     def fingerprint_inputs(self, names: Iterable[str]) -> dict[str, Any]:
         """Return the fingerprint inputs of weights: the source and SHA-256 of each file, and whether they are
         custom.
@@ -218,29 +204,22 @@ class Checkpoint:
         return inputs | ({"custom": True} if self.custom else {})
 
 
-def locate(
-    source: LocalWeights | HubWeights,
-    *,
-    profile: str,
-    weights: PublishedWeights,
-    cache: Path = EXTRACTOR_CACHE,
-) -> Checkpoint:
+def locate(source: LocalWeights | HubWeights, *, profile: str, weights: PublishedWeights) -> Checkpoint:
     """Find the checkpoint of a profile, if necessary from the hub, and check that it has all its files.
 
     Args:
         source: the source of the weights.
         profile: the name of the profile, and of the sub-folder if the folder holds several checkpoints.
         weights: the files of the profile, and their repository.
-        cache: the folder for converted files.
 
     Raises:
         WeightsMissing: a file is missing. The message says which, where it is expected, and how to get it.
         WeightsInvalid: no commit is known, the hub delivered another one, or a file is not the published one.
     """
     if isinstance(source, HubWeights):
-        checkpoint = _from_hub(source, profile, weights, cache)
+        checkpoint = _from_hub(source, profile, weights)
     else:
-        checkpoint = _from_folder(source, profile, weights, cache)
+        checkpoint = _from_folder(source, profile, weights)
     advice = f"; to use another file on purpose, name the profile in {_CUSTOM_SETTING}"
     for name, sha256 in known_digests(source, weights).items():
         try:
@@ -294,15 +273,15 @@ def commit_of(source: HubWeights, weights: PublishedWeights) -> str:
     return _commit(wanted)
 
 
-def _from_hub(source: HubWeights, profile: str, weights: PublishedWeights, cache: Path) -> Checkpoint:
+def _from_hub(source: HubWeights, profile: str, weights: PublishedWeights) -> Checkpoint:
     commit, folder = commit_of(source, weights), Path()
     advice = download_command(profile, commit=source.revision)
     for name in weights.files:
-        file = HubFile(repo=weights.repo, commit=commit, name=name, cache=source.cache)
+        file = HubFile(repo=weights.repo, commit=commit, name=name)
         try:
             # Gigabytes take minutes, during which a worker would seem to hang.
             announce = partial(_announce, weights.repo, name)
-            path = file.fetched(local_files_only=source.local_files_only, announce=announce)
+            path = file.fetched(announce=announce)
         except WeightsMissing as error:
             raise type(error)(
                 f"{profile}: {error.message}. Where the hub can be reached, `{advice}` gets it"
@@ -312,14 +291,14 @@ def _from_hub(source: HubWeights, profile: str, weights: PublishedWeights, cache
                 f"{profile}: {name} cannot be stored in the hub's cache ({error.strerror or error})"
             ) from error
         folder = path.parents[len(Path(name).parts) - 1]
-    return Checkpoint(folder, weights.repo, commit, cache)
+    return Checkpoint(folder, weights.repo, commit)
 
 
 def _announce(repo: str, name: str, size: int | None) -> None:
     log.info("weights.fetching", repo=repo, file=name, bytes=size)
 
 
-def _from_folder(source: LocalWeights, profile: str, weights: PublishedWeights, cache: Path) -> Checkpoint:
+def _from_folder(source: LocalWeights, profile: str, weights: PublishedWeights) -> Checkpoint:
     folder = source.folder
     own = folder / profile if (folder / profile).is_dir() else folder
     missing = [name for name in weights.files if not (own / name).is_file()]
@@ -332,7 +311,7 @@ def _from_folder(source: LocalWeights, profile: str, weights: PublishedWeights, 
             f"{', '.join(weights.files)}, either itself or in a sub-folder {profile}/. Get them with "
             f"`{command}`{unpinned}, or set WEIGHTS=untrained to try things out"
         ) from cause
-    return Checkpoint(own, None, None, cache, source.custom)
+    return Checkpoint(own, None, None, source.custom)
 
 
 def _commit(text: str) -> str:
@@ -344,6 +323,22 @@ def _commit(text: str) -> str:
             f"{text[:60]!a} is not a commit: 40 hex digits are expected, not a branch or tag"
         )
     return text
+
+
+@contextmanager
+def _opened(
+    path: Path, name: str
+) -> "Iterator[tuple[Mapping[str, tuple[int, ...]], Callable[[str], Tensor]]]":
+    """Open a file of tensors. Yields the shape of each, and a function that reads one."""
+    if path.suffix in _OTHER_SUFFIXES:
+        from services.extractor_worker.weights.tensor_files import tensors_of  # noqa: PLC0415 — it brings torch
+
+        tensors = tensors_of(path, name)
+        yield {key: tuple(tensor.shape) for key, tensor in tensors.items()}, tensors.__getitem__
+        return
+    with safe_open(path, framework="pt") as file:
+        shapes = {key: tuple(file.get_slice(key).get_shape()) for key in file.keys()}  # noqa: SIM118 — not a dict
+        yield shapes, file.get_tensor
 
 
 def _weight(name: str, key: str, tensor: "Tensor") -> "Tensor":

@@ -4,6 +4,7 @@ import builtins
 import errno
 import re
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from datetime import datetime, timedelta
 from itertools import starmap
 from typing import TYPE_CHECKING, TypeVar
@@ -24,7 +25,6 @@ from services.shared.bucket.store import (
     Listing,
     Moved,
     Object,
-    Skips,
     StoredObject,
     TooLarge,
     check_key,
@@ -59,7 +59,7 @@ class BucketStore:
         Args:
             without_retries: a client of the same bucket that does not retry failed requests.
             clock: returns the time of the server.
-            any_keys: lists the bucket instead if it contains a key that obstore refuses.
+            any_keys: lists the bucket instead if it contains a key that obstore refuses or shortens.
         """
         self._client = client
         self._without_retries = without_retries
@@ -93,9 +93,9 @@ class BucketStore:
         with self._translating("get"):
             result = obstore.get(self._client, key)
             size, etag = result.meta["size"], _given(result.meta["e_tag"])
-            if size <= MAX_READ_BYTES:
-                return Object(_whole(bytes(result.bytes()), size), etag)
-        raise TooLarge(size, etag)
+            if size > MAX_READ_BYTES:
+                raise TooLarge(size, etag)
+            return Object(_whole(bytes(result.bytes()), size), etag)
 
     def address(self, key: str, seconds: int) -> str:
         check_key(key)
@@ -120,27 +120,21 @@ class BucketStore:
         skips = nothing if prefix else is_our_own
         with self._translating("list"):
             taken_at = self._clock()
-            listing = listing_of(self._found(prefix, skips), taken_at)
-            if any(_may_be_marker(stored, prefix) for stored in listing.objects):
-                # obstore names the marker of a folder, `a/`, as `a`, and could not delete it by that name.
-                named = _under(prefix, self._any_keys.objects(prefix), key=lambda found: found[0])
-                objects = starmap(StoredObject, named)
-                return listing_of((stored for stored in objects if not skips(stored.key)), taken_at)
-            return listing
+            found = _under(prefix, self._found(prefix), key=lambda stored: stored.key)
+            return listing_of((stored for stored in found if not skips(stored.key)), taken_at)
 
-    def _found(self, prefix: str, skips: Skips) -> Iterator[StoredObject]:
-        found = _under(prefix, self._found_in_bucket(prefix), key=lambda stored: stored.key)
-        yield from (stored for stored in found if not skips(stored.key))
-
-    def _found_in_bucket(self, prefix: str) -> Iterator[StoredObject]:
-        last = ""
-        try:
-            for page in obstore.list(self._client, prefix or None, chunk_size=_PAGE):
-                for meta in page:
-                    last = meta["path"]
-                    yield StoredObject(last, meta["size"], meta["last_modified"], meta["e_tag"])
-        except InvalidPathError:
-            yield from starmap(StoredObject, self._any_keys.objects(prefix, after=last))
+    def _found(self, prefix: str) -> Iterable[StoredObject]:
+        with suppress(InvalidPathError):
+            pages = obstore.list(self._client, prefix or None, chunk_size=_PAGE)
+            found = [
+                StoredObject(meta["path"], meta["size"], meta["last_modified"], meta["e_tag"])
+                for page in pages
+                for meta in page
+            ]
+            # obstore names the marker of a folder, `a/`, as `a`, and could not delete it by that name.
+            if not any(_may_be_marker(stored, prefix) for stored in found):
+                return found
+        return starmap(StoredObject, self._any_keys.objects(prefix))
 
     def delete(self, keys: Iterable[str]) -> None:
         delete_each(self._delete, builtins.list(keys))
@@ -180,7 +174,7 @@ def _may_be_marker(stored: StoredObject, prefix: str) -> bool:
     """Return whether the object may be a folder's marker. Consoles store an empty object `a/` when a folder
     is created by hand. The registry stores no empty objects.
     """
-    return stored.size == 0 or not stored.key.startswith(prefix)
+    return stored.size == 0 or f"{stored.key}/" == prefix
 
 
 def _is_path(key: str) -> bool:

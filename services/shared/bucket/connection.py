@@ -183,12 +183,9 @@ class AnyKeys:
         self._settings = settings
         self._root = f"{settings.prefix}/" if settings.prefix else ""
 
-    def objects(self, prefix: str, after: str = "") -> Iterator[tuple[str, int, datetime, str]]:
-        """Yield key, size in bytes, time and ETag of every object under a prefix whose key comes after
-        `after`.
-        """
-        start = self._root + after if after else ""
-        for page in self._pages(prefix, StartAfter=start):
+    def objects(self, prefix: str) -> Iterator[tuple[str, int, datetime, str]]:
+        """Yield key, size in bytes, time and ETag of every object under a prefix."""
+        for page in self._pages(prefix):
             for found in page.get("Contents", ()):
                 key = found["Key"].removeprefix(self._root)
                 yield key, found["Size"], found["LastModified"], found["ETag"]

@@ -15,7 +15,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from uuid import uuid4
 
-from services.shared.bucket.store import Skips
+from services.shared.bucket.store import Skips, TooLarge
 
 TEMPORARY = ".tmp"
 """The folder for temporary files. It lies beside the objects, so that a rename out of it stays on one file
@@ -64,13 +64,6 @@ class DurableFolder:
         except (IsADirectoryError, NotADirectoryError):
             raise FileNotFoundError(errno.ENOENT, "no such object") from None
 
-    def size(self, key: str) -> int:
-        """Return the size of a file. Raises FileNotFoundError or OSError."""
-        try:
-            return (self._root / key).stat().st_size
-        except NotADirectoryError:
-            raise FileNotFoundError(errno.ENOENT, "no such object") from None
-
     def _put(self, key: str, data: bytes, *, accepts: _Accepts) -> bool:
         temporary, target = self._temporary / uuid4().hex, self._root / key
         try:
@@ -104,27 +97,20 @@ class DurableFolder:
                     if folder.parent.is_dir():
                         sync_folder(folder.parent)
 
-    def read(self, key: str) -> bytes:
+    def read(self, key: str, most: int = sys.maxsize) -> bytes:
         """Return the whole object.
 
         Raises:
+            TooLarge: it has more bytes than `most`.
             FileNotFoundError: there is no such file, or a folder has that name.
             OSError: the file cannot be read as a whole.
-        """
-        data = self.read_within(key, sys.maxsize)
-        assert data is not None, "no file is larger"
-        return data
-
-    def read_within(self, key: str, most: int) -> bytes | None:
-        """Return the whole object, or None if it has more bytes than `most`. Raises the same errors as
-        `read`.
         """
         try:
             descriptor = os.open(f"{self._root}/{key}", os.O_RDONLY)  # twice as fast as `open`
             try:
                 size = os.fstat(descriptor).st_size
                 if size > most:
-                    return None
+                    raise TooLarge(size, self.etag(key))
                 data = os.read(descriptor, size + 1)
             finally:
                 os.close(descriptor)

@@ -13,7 +13,6 @@ from services.shared.bucket.store import (
     Moved,
     Object,
     StoredObject,
-    TooLarge,
     check_key,
     check_prefix,
     has_unsafe_part,
@@ -54,11 +53,8 @@ class FolderStore:
     def read(self, key: str) -> Object:
         check_key(key)
         with self._translating("get"):
-            data = self._folder.read_within(key, MAX_READ_BYTES)
-            if data is not None:
-                return Object(data, etag_of(data))
-            size, etag = self._folder.size(key), self._folder.etag(key)
-        raise TooLarge(size, etag)
+            data = self._folder.read(key, MAX_READ_BYTES)
+            return Object(data, etag_of(data))
 
     def address(self, key: str, seconds: int) -> None:  # noqa: ARG002 - a folder has no addresses
         check_key(key)

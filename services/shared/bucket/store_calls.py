@@ -15,7 +15,7 @@ import structlog
 from obstore.exceptions import BaseError
 
 from services.shared.bucket.connection import BOTO3_ERRORS
-from services.shared.bucket.store import Moved, ObjectUnavailable, StoreFull
+from services.shared.bucket.store import Moved, ObjectUnavailable, StoreFull, TooLarge
 from services.shared.telemetry import tracing
 from services.shared.telemetry.metrics import STORE_SECONDS
 from speaker_registry.errors import Unavailable
@@ -62,6 +62,9 @@ class StoreCalls:
                 result = "ok"
             except Moved:
                 result = "moved"
+                raise
+            except TooLarge:
+                result = "ok"
                 raise
             except (BaseError, OSError, httpx.HTTPError, *BOTO3_ERRORS) as error:
                 if operation == "get" and self._says_missing(error):

@@ -8,8 +8,6 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from services.shared.configuration.values import Count, Names, WholeDurationSeconds
 
-EXTRACTOR_CACHE = Path("~/.cache/speaker-registry")
-
 
 class WorkerSettings(BaseSettings):
     """Settings for taking jobs and for reporting that a worker is alive. Environment: SPEAKER_WORKER_*."""
@@ -72,10 +70,8 @@ class ExtractorSettings(BaseSettings):
     """
     threads: Count = Field(4, gt=0)
     """Number of threads that read, prepare and publish clips while the device encodes other clips."""
-    cache: Path = EXTRACTOR_CACHE
-    """Folder that keeps, as safetensors, weights that are published as pickles or ONNX graphs. It also
-    records which encoders were proved on this machine.
-    """
+    cache: Path = Path("~/.cache/speaker-registry")
+    """Folder that records which encoders were proved on this machine."""
 
 
 class OmniVoiceSettings(BaseSettings):

@@ -78,11 +78,11 @@ def test_two_extractors_of_one_profile_are_refused(tmp_path: Path, monkeypatch: 
     assert "second:Extractor" in refusal.value.message
 
 
+@pytest.mark.usefixtures("hub_cache")
 @pytest.mark.parametrize("profile", [one for one in sorted(EXTRACTORS) if BUILT_IN[one].weights.commit])
-def test_the_hub_is_asked_for_one_commit(profile: str, tmp_path: Path) -> None:
+def test_the_hub_is_asked_for_one_commit(profile: str) -> None:
     """`WEIGHTS=hub` stands for the same weights everywhere, even after newer ones are published."""
-    source = HubWeights(local_files_only=True, cache=tmp_path)
-    loading = Loading(profile=BUILT_IN[profile], source=source)
+    loading = Loading(profile=BUILT_IN[profile], source=HubWeights())
     with pytest.raises(
         WeightsMissing, match=rf"{loading.profile.weights.repo} at commit [0-9a-f]{{40}} is not cached"
     ):

@@ -134,9 +134,9 @@ def test_a_tensor_in_another_file_is_refused(copy: Path, file: str, monkeypatch:
 
 def test_a_file_too_large_for_a_graph_is_refused_unread(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The real limit is 2 GB. The test lowers it."""
-    size = (copy / CAMPPLUS_FILE).stat().st_size
+    size = (copy / TOKENIZER_FILE).stat().st_size
     monkeypatch.setattr(onnx_graph, "_MAX_BYTES", size - 1)
-    refused(copy, f"{CAMPPLUS_FILE} has {size} bytes, an ONNX graph has at most {size - 1}")
+    refused(copy, f"{TOKENIZER_FILE} has {size} bytes, an ONNX graph has at most {size - 1}")
 
 
 @pytest.mark.parametrize("file", [TOKENIZER_FILE, CAMPPLUS_FILE])

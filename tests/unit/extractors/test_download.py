@@ -9,7 +9,6 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -96,7 +95,8 @@ def weights(**fields: object) -> PublishedWeights:
     )
 
 
-def test_into_the_hubs_cache_where_weights_hub_finds_them(download: Download, hub: FakeHub, tmp_path: Path):
+@pytest.mark.usefixtures("hub_cache")
+def test_into_the_hubs_cache_where_weights_hub_finds_them(download: Download, hub: FakeHub):
     """The command prints the licence terms before it fetches files. Afterwards no network is needed."""
     done = download("--profiles", "pinned")
     assert (done.returncode, done.stderr) == (0, "")
@@ -106,8 +106,7 @@ def test_into_the_hubs_cache_where_weights_hub_finds_them(download: Download, hu
     assert "0.5 MB" in said
     assert said.count("as published") == 2
     assert said.endswith("Use with WEIGHTS=hub\n")
-    source = HubWeights(local_files_only=True, cache=tmp_path / "cache")
-    checkpoint = locate(source, profile="pinned", weights=weights())
+    checkpoint = locate(HubWeights(), profile="pinned", weights=weights())
     assert (checkpoint.folder / "codec/model.safetensors").read_bytes() == FILES["codec/model.safetensors"]
     assert (checkpoint.repo, checkpoint.revision) == (REPO, COMMIT)
     assert {name for _, name, _ in hub.asked} == set(FILES), "nothing else was asked for"
@@ -339,12 +338,12 @@ def test_the_command_that_messages_name_is_valid(
     assert requested_files(words[3:]) == [ProfileFiles(BUILT_IN[profile], weights.commit or COMMIT, tmp_path)]
 
 
-def test_the_command_for_the_hubs_cache_is_valid(tmp_path: Path):
-    source = HubWeights(local_files_only=True, cache=tmp_path)
+@pytest.mark.usefixtures("hub_cache")
+def test_the_command_for_the_hubs_cache_is_valid():
     profile = BUILT_IN["dac-16khz"]
-    words = named(source, profile.name)
+    words = named(HubWeights(), profile.name)
     assert requested_files(words[4:]) == [ProfileFiles(profile, str(profile.weights.commit), None)]
-    words = named(replace(source, revision=COMMIT), profile.name)
+    words = named(HubWeights(COMMIT), profile.name)
     assert requested_files(words[4:]) == [ProfileFiles(profile, COMMIT, None)]
 
 

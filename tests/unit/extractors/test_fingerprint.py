@@ -44,13 +44,12 @@ def test_the_profile_counts() -> None:
     assert fingerprint(name="another").digest != fingerprint().digest
 
 
-def test_repository_and_revision_count(tmp_path: Path) -> None:
+def test_repository_and_revision_count(hub_cache: Path) -> None:
     """An artifact says where its weights come from."""
     found = []
     for repo, commit in (("example/a", COMMIT), ("example/b", COMMIT), ("example/a", "f" * 40)):
-        shutil.copytree(TINY, tmp_path / f"models--{repo.replace('/', '--')}" / "snapshots" / commit)
-        source = HubWeights(commit, local_files_only=True, cache=tmp_path)
-        found.append(fingerprint(source=source, repo=repo))
+        shutil.copytree(TINY, hub_cache / f"models--{repo.replace('/', '--')}" / "snapshots" / commit)
+        found.append(fingerprint(source=HubWeights(commit), repo=repo))
     assert found[0].inputs["weights"]["repo"] == "example/a"
     assert found[0].inputs["weights"]["revision"] == COMMIT
     assert len({one.digest for one in [*found, fingerprint()]}) == 4

@@ -52,10 +52,10 @@ def find(source: LocalWeights | HubWeights, revision: str | None = None) -> weig
 
 
 @pytest.fixture
-def cache(tmp_path: Path) -> Path:
+def cache(hub_cache: Path) -> Path:
     """A hub cache that holds the tiny checkpoint as REPO at COMMIT."""
-    shutil.copytree(TINY, tmp_path / f"models--{REPO.replace('/', '--')}" / "snapshots" / COMMIT)
-    return tmp_path
+    shutil.copytree(TINY, hub_cache / f"models--{REPO.replace('/', '--')}" / "snapshots" / COMMIT)
+    return hub_cache
 
 
 @pytest.mark.parametrize(
@@ -167,9 +167,10 @@ def test_a_missing_file_is_named_without_saying_where_the_folder_lies(copy: Path
     assert str(copy) in str(caught.value.__cause__)
 
 
-def test_a_cached_snapshot_is_used_without_a_network(cache: Path) -> None:
+@pytest.mark.usefixtures("cache")
+def test_a_cached_snapshot_is_used_without_a_network() -> None:
     """Workers must be able to restart where the hub cannot be reached."""
-    checkpoint = find(HubWeights(COMMIT, local_files_only=True, cache=cache))
+    checkpoint = find(HubWeights(COMMIT))
     assert (checkpoint.repo, checkpoint.revision) == (REPO, COMMIT)
     assert checkpoint.read_json("config.json")["model_type"] == "qwen3_tts"
 
@@ -186,32 +187,35 @@ def test_a_file_that_has_to_be_fetched_is_logged_with_its_size(
 
     monkeypatch.setattr(hub, "hf_hub_download", delivered)
     with capture_logs() as logs:
-        find(HubWeights(COMMIT, cache=cache))
+        find(HubWeights(COMMIT))
     [line] = logs
     assert (line["event"], line["file"], line["bytes"]) == ("weights.fetching", "config.json", 7)
 
 
-def test_the_settings_commit_wins_over_the_catalogues(cache: Path) -> None:
+@pytest.mark.usefixtures("cache")
+def test_the_settings_commit_wins_over_the_catalogues() -> None:
     """Operators can try a newer commit without changing code."""
-    source = HubWeights(COMMIT, local_files_only=True, cache=cache)
+    source = HubWeights(COMMIT)
     assert find(source, revision="f" * 40).revision == COMMIT
-    assert find(HubWeights(local_files_only=True, cache=cache), revision=COMMIT).revision == COMMIT
+    assert find(HubWeights(), revision=COMMIT).revision == COMMIT
 
 
-def test_the_hub_without_a_commit_is_refused(cache: Path) -> None:
+@pytest.mark.usefixtures("cache")
+def test_the_hub_without_a_commit_is_refused() -> None:
     """The newest commit may be any weights."""
     with pytest.raises(WeightsInvalid, match=f"no commit of {REPO} is pinned: set WEIGHTS=hub:<commit>"):
-        find(HubWeights(local_files_only=True, cache=cache))
+        find(HubWeights())
     with pytest.raises(WeightsInvalid, match="'main' is not a commit"):
-        find(HubWeights(local_files_only=True, cache=cache), revision="main")
+        find(HubWeights(), revision="main")
 
 
-def test_a_commit_that_cannot_be_had_is_missing_weights(cache: Path) -> None:
+@pytest.mark.usefixtures("cache")
+def test_a_commit_that_cannot_be_had_is_missing_weights() -> None:
     """The error is a message, not the stack trace of a library."""
     with pytest.raises(
         WeightsMissing, match=f"{REPO} at commit {'f' * 40} is not cached, and the hub cannot deliver it"
     ):
-        find(HubWeights("f" * 40, local_files_only=True, cache=cache))
+        find(HubWeights("f" * 40))
 
 
 def test_a_snapshot_of_another_commit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,7 +230,7 @@ def test_a_snapshot_without_one_of_the_files_names_it(cache: Path) -> None:
     """The repository's layout has changed, or a download was cut off."""
     next(cache.rglob("snapshots/*/speech_tokenizer/config.json")).unlink()
     with pytest.raises(WeightsMissing, match=r"speech_tokenizer/config\.json missing") as caught:
-        find(HubWeights(COMMIT, local_files_only=True, cache=cache))
+        find(HubWeights(COMMIT))
     assert REPO in str(caught.value)
 
 
