@@ -39,7 +39,7 @@ def read_manifest(policy: RetryPolicy, profile: str, known: Manifest | None) -> 
     if known is not None and pages == before:
         return known
     first = pages[_FIRST_PAGE].page
-    return Manifest(first.namespace, first.profile, first.model_type, pages)
+    return Manifest(first.registry, first.namespace, first.profile, first.model_type, pages)
 
 
 def read_manifest_page(
@@ -95,13 +95,13 @@ def _check_registry(pages: Mapping[str, ReceivedPage], expected: str | None) -> 
     their voices.
     """
     for found in (one.page.registry for one in pages.values()):
-        if found and expected and found != expected:
+        if expected and found != expected:
             raise Unavailable(
                 f"another registry answered, {found[:80]!a} instead of {expected[:80]!a}; its voices are not "
                 "taken. Check where the address of the registry leads. If another registry is to be followed "
                 "from now on, restart this process"
             )
-        expected = expected or found
+        expected = found
 
 
 def _following(pages: Mapping[str, ReceivedPage], cursor: str) -> str | None:
