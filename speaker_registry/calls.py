@@ -31,7 +31,6 @@ from speaker_registry.exchange import (
     SendRequest,
     error_of,
     exchange,
-    newer_route,
     with_json,
 )
 from speaker_registry.labels import changed_labels
@@ -212,8 +211,7 @@ class Calls:
         found: list[ResolvedArtifact] = []
         at_once = MAX_RESOLVED // len(profiles)
         for start in range(0, len(voices), at_once):
-            some = self._resolve(voices[start : start + at_once], profiles)
-            found += yield from newer_route("/v1/resolve", some)
+            found += yield from self._resolve(voices[start : start + at_once], profiles)
         return found
 
     def _resolve(self, voices: Sequence[str], profiles: Sequence[str]) -> Plan[list[ResolvedArtifact]]:

@@ -62,9 +62,9 @@ class Ref(NamedTuple):
     """Size of the file in bytes."""
     confirmed_at: float
     """Unix time in seconds at which the registry was asked."""
-    boot: str = ""
+    boot: str
     """Id of the boot of the machine since which `uptime` counts. Empty where the machine tells none."""
-    uptime: float = 0.0
+    uptime: float
     """Seconds between that boot and the question. Setting the clock of the machine does not change them. The
     uptime stands still while a virtual machine is paused, so ages do not count that time.
     """
@@ -310,20 +310,15 @@ def _read_ref(refs: int, name: str) -> Ref | None:
             text = file.read(_MAX_REF_BYTES + 1)
     except FileNotFoundError:
         return None
-    try:
+    with contextlib.suppress(ValueError, KeyError, TypeError, OverflowError, RecursionError):
         found = json.loads(text)
-        # Earlier releases write neither `boot` nor `uptime`, nor `request`.
-        boot, uptime = str(found.get("boot", "")), float(found.get("uptime", 0.0))
-        ref = Ref(str(found["digest"]), int(found["size"]), float(found["confirmed_at"]), boot, uptime)
-        is_own = found.get("request", name) == name
-    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
-        ref, is_own = Ref("", 0, math.nan), False
-    has_times = math.isfinite(ref.confirmed_at) and math.isfinite(ref.uptime)
-    is_whole = _BLOB_NAME.fullmatch(_blob_name(ref.digest)) and ref.size > 0 and has_times
-    if not (is_own and is_whole):
-        _remove(refs, name)
-        raise DamagedFile(f"the cached file {name} was damaged")
-    return ref
+        at, uptime = float(found["confirmed_at"]), float(found["uptime"])
+        ref = Ref(str(found["digest"]), int(found["size"]), at, str(found["boot"]), uptime)
+        is_whole = _BLOB_NAME.fullmatch(_blob_name(ref.digest)) and ref.size > 0
+        if found["request"] == name and is_whole and math.isfinite(at + uptime):
+            return ref
+    _remove(refs, name)
+    raise DamagedFile(f"the cached file {name} was damaged")
 
 
 def _intact_ref(refs: int, name: str) -> Ref | None:

@@ -189,28 +189,6 @@ def exchange(policy: RetryPolicy, request: Request) -> Plan[Reply]:
         attempt += 1
 
 
-def newer_route(path: str, plan: Plan[Result]) -> Plan[Result]:
-    """Execute a plan whose route was added later than others, so that an older registry may not have it.
-
-    Args:
-        path: The path of the route, for the message.
-
-    Raises:
-        NotFound: The registry does not have the route. Its subclasses say that something else is missing.
-    """
-    try:
-        return (yield from plan)
-    except NotFound as error:
-        if type(error) is not NotFound:
-            raise
-        missing = NotFound(
-            f"the registry does not have the route {path}. Either it is older than this client, so upgrade "
-            f"it first, or its address leads to another server. It said: {error.message}"
-        )
-        missing.request_id = error.request_id
-        raise missing from error
-
-
 def _deleted_by_lost_attempt(request: Request, attempt: int, error: SpeakerRegistryError) -> bool:
     """Return True if a retried DELETE got 404: an earlier attempt, whose answer was lost, has deleted the
     object.

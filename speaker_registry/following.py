@@ -51,19 +51,10 @@ class Following:
         return self._voices
 
     @property
-    def model_type(self) -> str | None:
-        """The model type of the profile, or None before the first look."""
-        return None if self._manifest is None else self._manifest.model_type
-
-    @property
-    def namespace(self) -> str | None:
-        """The namespace of the voices, or None before the first look."""
-        return None if self._manifest is None else self._manifest.namespace
-
-    @property
-    def registry(self) -> str | None:
-        """Identity of the registry, or None before the first look, or if an older server answers."""
-        return None if self._manifest is None else self._manifest.registry
+    def manifest(self) -> Manifest:
+        """The manifest, as it was at the last look. There must have been one."""
+        assert self._manifest is not None, "the registry was looked at"
+        return self._manifest
 
     def look(self) -> Changes:
         """Ask the registry which voices have changed since the last look.

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from speaker_registry.calls import parsed
 from speaker_registry.errors import Unavailable
-from speaker_registry.exchange import Plan, Reply, Request, RetryPolicy, exchange, newer_route
+from speaker_registry.exchange import Plan, Request, RetryPolicy, exchange
 from speaker_registry.manifests import Manifest, ManifestPage, ReceivedPage
 from speaker_registry.paths import manifest_path
 
@@ -39,7 +39,7 @@ def read_manifest(policy: RetryPolicy, profile: str, known: Manifest | None) -> 
     if known is not None and pages == before:
         return known
     first = pages[_FIRST_PAGE].page
-    return Manifest(first.namespace, first.profile, first.model_type, pages)
+    return Manifest(first.registry, first.namespace, first.profile, first.model_type, pages)
 
 
 def read_manifest_page(
@@ -54,7 +54,7 @@ def read_manifest_page(
     Raises:
         Unavailable: The registry answered with the manifest of another profile. Or another registry answered.
     """
-    reply = yield from _exchange(policy, Request(path=manifest_path(profile), params={"limit": str(limit)}))
+    reply = yield from exchange(policy, Request(path=manifest_path(profile), params={"limit": str(limit)}))
     page = parsed(ManifestPage, reply)
     pages = {_FIRST_PAGE: ReceivedPage(None, page)}
     _check(pages, profile)
@@ -62,15 +62,11 @@ def read_manifest_page(
     return page
 
 
-def _exchange(policy: RetryPolicy, request: Request) -> Plan[Reply]:
-    return newer_route(request.path, exchange(policy, request))
-
-
 def _read_page(policy: RetryPolicy, path: str, cursor: str, known: ReceivedPage | None) -> Plan[ReceivedPage]:
     request = Request(path=path, params={"after": cursor} if cursor else {})
     if known is not None and known.etag is not None:
         request = dataclasses.replace(request, headers={"if-none-match": known.etag})
-    reply = yield from _exchange(policy, request)
+    reply = yield from exchange(policy, request)
     if reply.status == 304 and known is not None:
         return known
     return ReceivedPage(reply.headers.get("etag"), parsed(ManifestPage, reply))
@@ -95,13 +91,13 @@ def _check_registry(pages: Mapping[str, ReceivedPage], expected: str | None) -> 
     their voices.
     """
     for found in (one.page.registry for one in pages.values()):
-        if found and expected and found != expected:
+        if expected and found != expected:
             raise Unavailable(
                 f"another registry answered, {found[:80]!a} instead of {expected[:80]!a}; its voices are not "
                 "taken. Check where the address of the registry leads. If another registry is to be followed "
                 "from now on, restart this process"
             )
-        expected = expected or found
+        expected = found
 
 
 def _following(pages: Mapping[str, ReceivedPage], cursor: str) -> str | None:

@@ -14,13 +14,6 @@ MAX_PAGE = 500
 """Maximum number of voices that the registry looks at for one page."""
 
 
-def is_another_registry(known: str | None, answering: str | None) -> bool:
-    """Return whether two identities of registries differ. Either may be None, because older servers do not
-    tell theirs: such a server counts as the registry that is known.
-    """
-    return None not in {known, answering} and known != answering
-
-
 class ManifestEntry(Schema):
     """A voice that an engine should hold: the version that its bare name means now, and its artifact."""
 
@@ -59,8 +52,8 @@ class ManifestPage(Page[ManifestEntry]):
     first, and after them pages of all voices, the pinned ones included, in the order of their names.
     """
 
-    registry: str | None = None
-    """Identity of the registry's bucket. Another bucket has another one. None if an older server answers."""
+    registry: str
+    """Identity of the registry's bucket. Another bucket has another one."""
     namespace: str
     profile: str
     model_type: str
@@ -80,16 +73,13 @@ class ReceivedPage:
 class Manifest:
     """All voices that an engine of a profile should hold, as they were last read."""
 
+    registry: str
+    """Identity of the registry that the pages come from."""
     namespace: str
     profile: str
     model_type: str
     pages: Mapping[str, ReceivedPage] = field(repr=False)
     """Maps the cursor after which a page begins to the page."""
-
-    @property
-    def registry(self) -> str | None:
-        """Identity of the registry that the pages come from, or None if no page tells it."""
-        return next((one.page.registry for one in self.pages.values() if one.page.registry), None)
 
     def __iter__(self) -> Iterator[ManifestEntry]:
         """Return each voice once: the pinned voices and then the others, each in the order of their names."""

@@ -97,9 +97,6 @@ class MemoryServer:
         ]
         return found if withscores else [one for one, _ in found]
 
-    def zmscore(self, key: str, members: Sequence[str]) -> list[float | None]:
-        return [self.data.get(key, {}).get(one) for one in members]
-
     def zrem(self, key: str, *members: str) -> None:
         self.hdel(key, *members)
 

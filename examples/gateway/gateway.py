@@ -152,7 +152,7 @@ class Prompts:
         prompt: dict[str, Any] = {"ref_audio": "data:audio/wav;base64," + base64.b64encode(wav).decode()}
         if version.ref_text:
             prompt["ref_text"] = version.ref_text
-        elif self._following.model_type == "qwen3_tts":
+        elif self._following.manifest.model_type == "qwen3_tts":
             # It refuses a clip without a transcript unless it is told to take the voice's timbre only.
             prompt["x_vector_only_mode"] = True
         return (version.id, None), prompt

@@ -130,7 +130,7 @@ def _steps(
         description=record.description,
         labels=record.labels,
         pinned=record.pinned,
-        promotion="manual" if manual else None,  # older registries do not know this member
+        promotion=record.promotion,
     )
     # `manual` makes `default` look as if somebody had set it in this registry. An import that was interrupted
     # would not restore it any more.

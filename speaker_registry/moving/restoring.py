@@ -4,7 +4,7 @@ the artifacts that they had.
 Versions keep their numbers, creation times and ids if the registry allows it. Otherwise it assigns new ones.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -304,44 +304,27 @@ def _restore_with_id(
     client: RegistryClient, record: VersionRecord, source: Source, voice_id: str | None
 ) -> Registration:
     """Register a version with its id, or without it if the registry refuses just the id."""
-    put = partial(restore, client, record, source, only_new=voice_id is None)
+    put = partial(restore, client, record, source, voice_id=voice_id, only_new=voice_id is None)
     try:
-        return _bound(partial(put, record.id), voice_id)
+        return put(record.id)
     except (Conflict, InvalidRequest) as error:
         if record.id is None or error.param != "id":
             raise
-        return _bound(partial(put, None), voice_id)
+        return put(None)
 
 
 def _register(client: RegistryClient, record: VersionRecord, source: Source, target: _Target) -> Registration:
     """Register a version under the next number of the target."""
-    after, only_new = (target.numbers[-1] if target.numbers else 0), target.voice_id is None
-
-    def call(voice_id: str | None) -> Registration:
-        return register(
-            client,
-            record.name,
-            source,
-            record.texts,
-            after=after,
-            dedupe=False,  # so that two equal versions of the archive stay two versions
-            voice_id=voice_id,
-            only_new=only_new,
-        )
-
-    return _bound(call, target.voice_id)
-
-
-def _bound(call: Callable[[str | None], Registration], voice_id: str | None) -> Registration:
-    """Make an upload to the voice with this id, or to that of its name if the registry is older than the
-    field `voice_id`.
-    """
-    try:
-        return call(voice_id)
-    except InvalidRequest as error:
-        if voice_id is None or error.param != "voice_id":
-            raise
-        return call(None)
+    return register(
+        client,
+        record.name,
+        source,
+        record.texts,
+        after=target.numbers[-1] if target.numbers else 0,
+        dedupe=False,  # so that two equal versions of the archive stay two versions
+        voice_id=target.voice_id,
+        only_new=target.voice_id is None,
+    )
 
 
 def _deleted() -> VoiceDeleted:

@@ -174,8 +174,8 @@ def restore(
     record: VersionRecord,
     source: Source,
     version_id: str | None,
-    voice_id: str | None,
     *,
+    voice_id: str | None,
     only_new: bool,
 ) -> Registration:
     """Register a version under the number and the creation time of an archive's record.

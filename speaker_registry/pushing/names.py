@@ -5,7 +5,7 @@ import re
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from speaker_registry.manifests import ManifestEntry, is_another_registry
+from speaker_registry.manifests import ManifestEntry
 
 _SEPARATORS = {"vllm-omni": "@", "sglang-omni": ".v"}
 """The separator between name and version, by kind of server. SGLang-Omni accepts no `@`."""
@@ -37,14 +37,9 @@ class MarkedVersion(NamedTuple):
     """The version that a pushed voice was made from, as its mark tells it."""
 
     reference: str
-    version_id: str | None
-    """None if a former release pushed the voice. Then it is not known whether the reference still means the
-    version that the voice was made from.
-    """
-    registry: str | None
-    """Digest of the identity of its registry. None if a former release pushed the voice, or if an older
-    server answered at that time.
-    """
+    version_id: str
+    registry: str
+    """Digest of the identity of its registry."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,20 +53,17 @@ class Mark:
     """
 
     prefix: str
-    registry: str | None
-    """Digest of the identity of the registry, or None if an older server answers, which does not tell it."""
+    registry: str
+    """Digest of the identity of the registry."""
 
     @classmethod
-    def of(cls, url: str, namespace: str, profile: str, registry: str | None) -> "Mark":
+    def of(cls, url: str, namespace: str, profile: str, registry: str) -> "Mark":
         prefix = f"speaker-registry:{_digest(url, namespace, profile)}:"
-        return cls(prefix, _digest(registry) if registry else None)
+        return cls(prefix, _digest(registry))
 
     def on(self, entry: ManifestEntry) -> str:
         """Return the consent of a version."""
-        # Former releases take what is before the last `@` for the id of the voice, and would delete a voice
-        # whose id they do not know. They take what follows the colon for the registry.
-        registry = f":{self.registry}" if self.registry else ""
-        return f"{self.prefix}{entry.reference}.{entry.version_id}{registry}"
+        return f"{self.prefix}{entry.reference}.{entry.version_id}:{self.registry}"
 
     def version_in(self, consent: str) -> MarkedVersion | None:
         """Return the version in a consent, or None if the voice was not pushed under this mark."""
@@ -80,15 +72,7 @@ class Mark:
         voice_id, at, rest = consent.removeprefix(self.prefix).rpartition("@")
         version, _, registry = rest.partition(":")
         number, _, version_id = version.partition(".")
-        return MarkedVersion(voice_id + at + number, version_id or None, registry or None)
-
-    def is_of_another_registry(self, version: MarkedVersion) -> bool:
-        """Return whether a voice was pushed from another registry at the same address.
-
-        A voice whose mark names no registry counts as one of this registry, because nothing else is known of
-        it. So the voices of former releases are adopted.
-        """
-        return is_another_registry(version.registry, self.registry)
+        return MarkedVersion(voice_id + at + number, version_id, registry)
 
 
 def _digest(*parts: str) -> str:

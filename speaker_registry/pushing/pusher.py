@@ -50,8 +50,7 @@ class _Pushed:
     """A voice in the server that was pushed from here."""
 
     reference: str
-    version_id: str | None
-    """None if a former release pushed the voice."""
+    version_id: str
     since: float
     """Time of its upload, by the clock of the server."""
 
@@ -155,9 +154,8 @@ class Pusher:
         )
 
     def _mark(self) -> Mark:
-        assert self._following.namespace is not None, "the registry was looked at"
-        namespace, registry = self._following.namespace, self._following.registry
-        return Mark.of(self._client.url, namespace, self._profile, registry)
+        manifest = self._following.manifest
+        return Mark.of(self._client.url, manifest.namespace, self._profile, manifest.registry)
 
     def _state_of(self, found: ServerVoices) -> _State:
         ours, mark = {}, self._mark()
@@ -165,15 +163,16 @@ class Pusher:
             version = mark.version_in(one.consent)
             if version is None:
                 continue
-            if mark.is_of_another_registry(version):
+            if version.registry != mark.registry:
                 raise self._another_registry(name)
             ours[name] = _Pushed(version.reference, version.version_id, one.created_at)
         return _State(set(found.names), ours, found.now)
 
     def _another_registry(self, name: str) -> InvalidRequest:
+        registry = self._following.manifest.registry
         return InvalidRequest(
             f"{self._server.url} has voices, such as {name[:80]!a}, that were pushed from another registry "
-            f"than {str(self._following.registry)[:80]!a}, which answers at {self._client.url} now; nothing "
+            f"than {registry[:80]!a}, which answers at {self._client.url} now; nothing "
             "was changed there. Check where the address of the registry leads. If the registry was replaced "
             "on purpose, delete these voices there first"
         )
@@ -366,7 +365,7 @@ class Pusher:
     def _is_deleted(self, one: _Pushed) -> bool:
         return is_deleted(
             lambda: _ask(partial(self._client.version, one.reference)),
-            lambda found: one.version_id in {None, found},
+            lambda found: found == one.version_id,
         )
 
     def _delete(self, name: str, state: _State) -> bool:
@@ -386,7 +385,7 @@ class Pusher:
         embedding.
         """
         if entry.source != "audio":
-            samples = SpeakerSamples(self._client, self._profile, self._following.model_type or "")
+            samples = SpeakerSamples(self._client, self._profile, self._following.manifest.model_type)
             embedding = _ask(partial(samples.embedding, entry.reference))
             return {"speaker_embedding": (None, json.dumps(embedding.tolist()))}
         clip = _ask(partial(self._client.samples, entry.reference)).to_wav()

@@ -24,7 +24,6 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from speaker_registry.atomic_files import temporary_for, write_atomically
 from speaker_registry.errors import DigestMismatch, InvalidRequest, SpeakerRegistryError
 from speaker_registry.fetching import MAX_FILE_BYTES
-from speaker_registry.manifests import is_another_registry
 from speaker_registry.moving.plain_files import read_inside
 
 MARKER = ".speaker-registry-sync.json"
@@ -45,10 +44,8 @@ class Purpose(BaseModel):
 
     registry: str
     """Address of the registry."""
-    registry_id: str | None = None
-    """Identity of the registry, which another one at the same address does not have. None if an older release
-    wrote the folder, or if an older server answers.
-    """
+    registry_id: str
+    """Identity of the registry, which another one at the same address does not have."""
     namespace: str
     profile: str
     format: str
@@ -133,10 +130,6 @@ class SyncedFolder:
             marker = self._check()
             if marker is None:
                 self._put_marker({})
-            elif self._purpose.registry_id is None:
-                # An older server that answers for once must not make the folder forget its registry.
-                identity = marker.purpose.registry_id
-                self._purpose = self._purpose.model_copy(update={"registry_id": identity})
             self._superseded = marker.superseded if marker else {}
             self._present = {}
             for name in filter(None, map(FileName.parse, self._names())):
@@ -284,7 +277,7 @@ class SyncedFolder:
     def _check_purpose(self, marker: _Marker) -> None:
         for field, wanted in self._purpose.model_dump().items():
             found = getattr(marker.purpose, field)
-            if is_another_registry(found, wanted) if field == "registry_id" else found != wanted:
+            if found != wanted:
                 raise InvalidRequest(
                     f"{str(self._path)!a} was made for the {field} {found!a}, not for {wanted!a}; "
                     "accepted: an empty folder, or one that was made for the same"

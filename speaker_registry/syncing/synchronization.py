@@ -153,7 +153,7 @@ class Synchronization:
         page = retry_when_asked(
             lambda: self._client.manifest_page(self._profile, limit=1, registry=self._registry)
         )
-        self._registry = self._registry or page.registry
+        self._registry = page.registry
         return page
 
     def _find_profile(self) -> Profile:

@@ -129,7 +129,7 @@ class Plugin:
         away, or the folder full.
         """
         steps = [partial(self._filler.fill, entry)]
-        steps += [partial(uploads.offer, entry, self._following.registry) for uploads in servers]
+        steps += [partial(uploads.offer, entry, self._following.manifest.registry) for uploads in servers]
         faults = [fault for step in steps if (fault := _fault_of(step)) is not None]
         if not faults:
             self._failed.pop(entry.voice_id, None)
@@ -152,7 +152,7 @@ class Plugin:
         voices = self._following.voices
         servers = list(self._servers)
         for uploads in servers:
-            self._check_registry(uploads, self._following.registry)
+            self._check_registry(uploads, self._following.manifest.registry)
         self._failed = {voice_id: at for voice_id, at in self._failed.items() if voice_id in voices}
         self._reasons.keep(voices)
         self._filler.clear_others(voices, {name for uploads in servers for name in uploads.own_names()})
@@ -161,7 +161,7 @@ class Plugin:
         self._next_look = time.monotonic() + self._settings.poll_seconds
         return servers
 
-    def _check_registry(self, uploads: UploadedVoices, registry: str | None) -> None:
+    def _check_registry(self, uploads: UploadedVoices, registry: str) -> None:
         """Check that a server has no voices of another registry, before any of its voices is changed."""
         try:
             uploads.check_registry(registry)
@@ -182,7 +182,7 @@ class Plugin:
         self._wake.set()
 
     def _sample(self, reference: str, facts: Mapping[str, str]) -> bytes:
-        model_type = self._following.model_type or ""
+        model_type = self._following.manifest.model_type
         return SpeakerSamples(self._client, self._settings.profile, model_type).sample(reference, **facts)
 
 

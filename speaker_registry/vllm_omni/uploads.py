@@ -21,7 +21,7 @@ from safetensors import SafetensorError, safe_open
 from speaker_registry.atomic_files import remove_abandoned_in, write_atomically
 from speaker_registry.errors import SpeakerRegistryError, Unavailable
 from speaker_registry.following import FindVersion, is_deleted
-from speaker_registry.manifests import ManifestEntry, is_another_registry
+from speaker_registry.manifests import ManifestEntry
 from speaker_registry.moving.faults import concerns_one_voice
 from speaker_registry.names import key_of_name
 from speaker_registry.vllm_omni.names import bare_name, versioned_name
@@ -38,9 +38,7 @@ _DIGEST = "[0-9a-f]" * 32
 _MARK = "registry_voice_id"
 """The entry in a file's header, and in vLLM-Omni's record of a voice, that marks a voice of the registry."""
 _REGISTRY = "registry_identity"
-"""The entry beside the mark that tells which registry the voice comes from. Voices that a former release
-registered do not have it, nor do those of an older server, which does not tell its identity.
-"""
+"""The entry beside the mark that tells which registry the voice comes from."""
 Info = dict[str, Any]
 """vLLM-Omni's record of an uploaded voice."""
 
@@ -112,23 +110,23 @@ class UploadedVoices:
         """Return the names of the voices that were uploaded to the server itself."""
         return {name for name, info in list(self._server.uploaded_speakers.items()) if _MARK not in info}
 
-    def check_registry(self, registry: str | None) -> None:
+    def check_registry(self, registry: str) -> None:
         """Check that neither the server nor its folder has voices of another registry.
 
         A restarted server may meet another registry at the same address, which knows none of the voices in
         the folder. They would be taken for deleted ones.
 
         Args:
-            registry: The identity of the registry that answers now, or None if it does not tell it.
+            registry: The identity of the registry that answers now.
 
         Raises:
             Unavailable: The server has voices of another registry. They stay as they are.
         """
         for info in list(self._files.values()):
-            if is_another_registry(info.get(_REGISTRY), registry):
+            if _MARK in info and info.get(_REGISTRY) != registry:
                 raise Unavailable(
                     f"this server has voices, such as {_name_in(info)[:80]!a}, of another registry than "
-                    f"{str(registry)[:80]!a}, which answers now; they stay, and no voice of it is taken. "
+                    f"{registry[:80]!a}, which answers now; they stay, and no voice of it is taken. "
                     "Check where the address of the registry leads. If the registry was replaced on purpose, "
                     f"erase {_FILES} in {str(self._server.uploaded_speakers_dir)!a} and "
                     "restart this server"
@@ -150,7 +148,7 @@ class UploadedVoices:
         self._erase(self._files.keys() - {str(self._path_of(one)) for one in voices.values()})
         remove_abandoned_in(self._server.uploaded_speakers_dir, partial(fnmatch, pat=_FILES))
 
-    def offer(self, entry: ManifestEntry, registry: str | None) -> None:
+    def offer(self, entry: ManifestEntry, registry: str) -> None:
         """Make the server offer a voice. A clip that cannot be fetched is tried again the next time.
 
         Args:
@@ -226,7 +224,7 @@ class UploadedVoices:
         self._files[info["file_path"]] = info
         self._erase(former)
 
-    def _register(self, entry: ManifestEntry, registry: str | None) -> None:
+    def _register(self, entry: ManifestEntry, registry: str) -> None:
         bare, versioned = bare_name(entry), versioned_name(entry)
         try:
             info = self._info(versioned, entry, registry)
@@ -264,14 +262,12 @@ class UploadedVoices:
             lambda version_id: str(self._path(version_id, versioned)) == info["file_path"],
         )
 
-    def _info(self, versioned: str, entry: ManifestEntry, registry: str | None) -> Info:
+    def _info(self, versioned: str, entry: ManifestEntry, registry: str) -> Info:
         """Return the record of a version, and write its file unless the server has it."""
         path = self._path_of(entry)
         header = _header_of(path)
         if _MARK not in header:
-            facts = {"voice_name_lower": versioned, _MARK: entry.voice_id}
-            if registry is not None:
-                facts[_REGISTRY] = registry
+            facts = {"voice_name_lower": versioned, _MARK: entry.voice_id, _REGISTRY: registry}
             data = self._sample(entry.reference, facts)
             self._files.setdefault(str(path), {})
             if path.exists():

@@ -180,9 +180,7 @@ def test_a_tenant_that_was_idle_gains_no_more_than_its_turn(queue):
 
 
 def test_what_somebody_removed_from_the_queue_disturbs_no_turn(queue):
-    """A job that was removed from the queue disturbs no tenant's turn: a canceled job, or one that a worker
-    of an older release took, which knows no turns.
-    """
+    """A canceled job, which was removed from the queue, disturbs no tenant's turn."""
     for number in range(4):
         put_for(queue, "a", f"a{number}")
     for job_id in ("a1", "a2"):
@@ -192,12 +190,6 @@ def test_what_somebody_removed_from_the_queue_disturbs_no_turn(queue):
     assert queue.job_ids == ["a0", "b0", "b1", "a3"]
     assert queue.take(3) == [b"a0", b"b0", b"b1"]
     assert queue.connection.zrange(f"{queue.key}:order", 0, -1) == [b"a3"]
-
-
-def test_jobs_that_an_older_release_queued_are_taken_as_they_came(queue):
-    queue.connection.rpush(queue.key, "old0", "old1")
-    put_for(queue, "a", "a0")
-    assert queue.take(10) == [b"old0", b"old1", b"a0"]
 
 
 # -- jobs whose worker died --

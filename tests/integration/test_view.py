@@ -185,9 +185,6 @@ def check_pinned(world: World, valkey: ValkeyServer) -> None:
         document = changed.having(revision=document.revision + 1)
         apply(view, process, document)
         assert view.names("default", limit=9, pinned=True) == (["wren"] if pinned else [])
-    assert not view.mend_pinned("default", {"wren": WREN})
-    assert view.mend_pinned("default", {"wren": WREN, "robin": SpeakerId("default", "robin")})
-    assert view.names("default", limit=9, pinned=True) == ["robin", "wren"]
 
 
 def test_a_voice_that_is_registered_counts_once(world: World, valkey: ValkeyServer) -> None:

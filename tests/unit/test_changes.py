@@ -220,17 +220,6 @@ def test_a_further_build_is_served_and_the_former_ones_stay():
     assert document.extractors == {"f1": {"of": "f1"}}
 
 
-def test_a_lost_artifact_leaves_and_its_build_stays_used():
-    """Bytes are replaced by a further build, so no build ever has two contents."""
-    document = published(registered(NOTHING, "v1"), "v1", QWEN)
-    lost = artifacts.without_artifact(document, "v1", QWEN.name, f"v1-{QWEN.name}")
-    assert only(lost).artifact(QWEN.name) is None
-    assert artifacts.without_artifact(lost, "v1", QWEN.name, f"v1-{QWEN.name}") is lost
-    with pytest.raises(artifacts.AlreadyMade):
-        artifacts.with_artifact(lost, "v1", QWEN.name, artifact("again"), REQUIRED, extractor={})
-    assert published(lost, "v1", QWEN, build=2)
-
-
 def test_a_lost_artifact_leaves_in_the_change_that_replaces_it():
     """No request falls into a gap between the two."""
     document = published(registered(NOTHING, "v1"), "v1", QWEN)
@@ -249,8 +238,6 @@ def test_a_lost_artifact_leaves_in_the_change_that_replaces_it():
 def test_a_brought_artifact_is_never_dropped():
     """No encoder of ours can make it again, so neither lost bytes nor a new fingerprint take it away."""
     document = published(registered(NOTHING, "v1"), "v1", QWEN, brought=True)
-    with pytest.raises(Conflict):
-        artifacts.without_artifact(document, "v1", QWEN.name, f"v1-{QWEN.name}")
     assert artifacts.without_old_artifacts(document, {QWEN.name: ["f9"]}) is document
     after = artifacts.with_artifact(
         document,
@@ -668,7 +655,7 @@ STEPS = st.lists(
     st.tuples(
         st.sampled_from(
             [
-                *("register", "publish", "fail", "cancel", "lose", "move", "back", "delete", "remove"),
+                *("register", "publish", "fail", "cancel", "move", "back", "delete", "remove"),
                 *("undelete", "forget", "erase", "sweep", "drop", "policy"),
             ]
         ),
@@ -693,9 +680,6 @@ def carried_out(document: SpeakerDocument, step: Step, now: int) -> SpeakerDocum
     what, one, two = step
     vuid, profile = f"v{one}", REQUIRED[two % 2]
     object_id, alias = f"o{now}", ("default", "prod", "test")[two]
-    present = document.version(vuid)
-    served = present.artifact(profile.name) if present else None
-    lost = served.object if served else "none"
     record = artifact(object_id, build=two + 1, fingerprint=f"f{one % 2}")
     policy: PromotionPolicy = "manual" if two else "on_ready"
     ended = failure(build=two + 1, fingerprint=f"f{one % 2}")
@@ -716,7 +700,6 @@ def carried_out(document: SpeakerDocument, step: Step, now: int) -> SpeakerDocum
         "cancel": lambda: artifacts.with_failure(
             document, vuid, profile.name, ended.having(code=artifacts.CANCELED), REQUIRED
         ),
-        "lose": lambda: artifacts.without_artifact(document, vuid, profile.name, lost),
         "move": lambda: aliases.with_alias(document, alias, vuid, REQUIRED),
         "back": lambda: aliases.without_alias(document, alias, REQUIRED),
         "delete": lambda: changes.deleted(document, now=now),

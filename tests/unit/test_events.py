@@ -3,7 +3,7 @@
 import pytest
 
 from services.shared.model.aliases import with_alias
-from services.shared.model.artifacts import with_artifact, without_artifact
+from services.shared.model.artifacts import with_artifact
 from services.shared.model.changes import deleted
 from services.shared.model.document import SpeakerDocument
 from services.shared.model.events import ADMITTED, events_between
@@ -69,8 +69,8 @@ def test_a_lost_artifact_a_moved_alias_and_a_delete_take_something_away(registry
     registry.register("wren", 2)
     registry.work()
     document = registry.document("wren")
-    [made] = document.newest.artifacts["ecapa"]
-    lost = without_artifact(document, document.newest.vuid, "ecapa", made.object)
+    others = {name: made for name, made in document.newest.artifacts.items() if name != "ecapa"}
+    lost = document.having(versions=(document.versions[0], document.newest.having(artifacts=others)))
     assert told(document, lost) == [("artifact.void", True)]
     moved = with_alias(document, "default", document.versions[0].vuid, ())
     assert told(document, moved) == [("alias.updated", True)]

@@ -111,11 +111,9 @@ def test_the_first_version_gets_the_default_under_either_policy():
     assert alone.default.vuid == "v2"
 
 
-def test_documents_that_do_not_know_the_policy_are_read_as_on_ready():
-    """Documents of a former release lack it. One that says something unknown is not guessed at."""
+def test_a_document_with_an_unknown_policy_is_damaged():
+    """Nobody guesses what it means."""
     members = unseal(held().to_bytes())
-    assert members["about"].pop("promotion") == "manual"
-    assert SpeakerDocument.parse(seal(members)).about.promotion == "on_ready"
     members["about"]["promotion"] = "never"
     with pytest.raises(DocumentDamaged):
         SpeakerDocument.parse(seal(members))

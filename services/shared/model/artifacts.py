@@ -66,19 +66,6 @@ def with_artifact(
     return promoted(_with(document, version).having(extractors=extractors), required)
 
 
-def without_artifact(document: SpeakerDocument, vuid: str, profile: str, lost: str) -> SpeakerDocument:
-    """Record that the bytes of an artifact are lost. Its build stays used.
-
-    Raises `Conflict` for an uploaded artifact, because no encoder of the registry can make it again.
-    """
-    version = _existing(document, vuid)
-    made = version.artifacts.get(profile, ())
-    if any(one.object == lost and one.brought for one in made):
-        raise Conflict(f"The artifact of version {version.number} for profile '{profile}' was brought.")
-    kept = tuple(one for one in made if one.object != lost)
-    return document if kept == made else _with(document, _with_artifacts(version, profile, kept))
-
-
 def without_old_artifacts(
     document: SpeakerDocument, kept_fingerprints: Mapping[str, Collection[str]]
 ) -> SpeakerDocument:

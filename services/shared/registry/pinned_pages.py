@@ -11,15 +11,14 @@ from contextlib import suppress
 from dataclasses import replace
 
 from services.shared.registry.pages import Listed, SpeakerPage, keys_in_view, page, read_live
-from services.shared.registry.speakers import FoundSpeaker, Speakers
+from services.shared.registry.speakers import Speakers
 from speaker_registry.errors import Unavailable
 
 _PINNED = "/pinned:"
 """The prefix of a cursor in the first part. After it stands the key of the last pinned speaker that was
 listed.
 
-No key contains a `/`, and all other cursors that begin with a `/` continue with a hashed slug or `~`. An
-older release that receives one of the two cursors of this module lists all speakers from the start.
+No key contains a `/`, and all other cursors that begin with a `/` continue with a hashed slug or `~`.
 """
 _ALL = "/all"
 """The cursor at which the second part begins."""
@@ -39,11 +38,12 @@ def page_pinned_first(
         return found
     start = "" if is_first_part or after == _ALL else after
     listed = page(speakers, store, namespace, after=start, limit=limit).within_page_bytes()
-    _mend(speakers, namespace, listed)
     if after:
         return listed
     if not listed.more:
-        return replace(listed, entries=sorted(listed.entries, key=lambda entry: not _is_pinned(entry[1])))
+        return replace(
+            listed, entries=sorted(listed.entries, key=lambda entry: not entry[1].document.about.pinned)
+        )
     return _pinned_page(speakers, namespace, after, limit) or listed
 
 
@@ -70,19 +70,3 @@ def _has_more_than(speakers: Speakers, namespace: str, limit: int) -> bool:
     with suppress(Unavailable):
         return len(keys_in_view(speakers, namespace, limit=limit + 1)) > limit
     return False
-
-
-def _is_pinned(speaker: FoundSpeaker) -> bool:
-    return speaker.document.live and speaker.document.about.pinned
-
-
-def _mend(speakers: Speakers, namespace: str, listed: SpeakerPage) -> None:
-    """Add the pinned speakers on a page of the second part to the view's list for the first part.
-
-    They are missing there only if a process of an older release applied their documents, because it filled
-    the view or runs beside this process.
-    """
-    pinned = {str(one.document.key): one.id for one in listed.speakers if one.of_view and _is_pinned(one)}
-    if pinned and not listed.of_bucket:
-        with suppress(Unavailable):
-            speakers.view.mend_pinned(namespace, pinned)

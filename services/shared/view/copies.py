@@ -13,7 +13,7 @@ from pydantic_core import to_json
 from redis.client import Pipeline
 
 from services.shared.model.document import Counts, SpeakerDocument
-from services.shared.model.events import ADMITTED, PINNED, SpeakerEvent, events_between
+from services.shared.model.events import ADMITTED, SpeakerEvent, events_between
 from services.shared.model.speaker import OpenJob, SpeakerId
 from services.shared.view.away import ViewAway
 from services.shared.view.generation import Generation, milliseconds
@@ -189,7 +189,6 @@ class SpeakerView:
 
         Args:
             pinned: return the keys of pinned speakers only. Some of these speakers may no longer be pinned.
-                Speakers that a process of an older release pinned are missing until `mend_pinned`.
         """
         start, key_of = f"({after}" if after else "-", pinned_key if pinned else names_key
         [found] = self._generation.read(
@@ -198,27 +197,6 @@ class SpeakerView:
             )
         )
         return list(found)
-
-    def mend_pinned(self, namespace: str, pinned: Mapping[str, SpeakerId]) -> bool:
-        """Add the keys of pinned speakers that the names of pinned speakers lack, and send an event for them.
-
-        Processes of an older release keep no such names. Returns whether any was missing. Raises the same
-        errors as `get`.
-        """
-        [scores] = self._generation.read(
-            lambda pipeline, generation: pipeline.zmscore(pinned_key(generation, namespace), list(pinned))
-        )
-        missing = [key for key, score in zip(pinned, scores, strict=True) if score is None]
-        if not missing:
-            return False
-        speakers = canonical_json([str(pinned[key]) for key in missing])
-
-        def add(pipeline: Pipeline, generation: str) -> None:
-            pipeline.zadd(pinned_key(generation, namespace), dict.fromkeys(missing, 0))
-            pipeline.xadd(events_key(generation), {"speakers": speakers, "what": PINNED})
-
-        self._generation.read(add)
-        return True
 
     def usage(self, namespace: str) -> Counts:
         """Return the usage of a namespace. Raises the same errors as `get`."""

@@ -57,7 +57,7 @@ class LiveWorker:
     name: str
     fingerprint: str
     report: WorkerReport | None
-    """None if the worker has sent no report: workers of former releases send none."""
+    """None if the worker has sent no report yet, or one with the fields of another release."""
 
 
 class Workers:

@@ -82,7 +82,7 @@ def connect(gateway: ModuleType, upstream: Upstream) -> Iterator[Open]:
             client = TestClient(gateway.Gateway(prompts, server, poll_seconds=0.05).app)
             client.__enter__()
             opened.append((client, registry))
-            wait_until(lambda: prompts._following.namespace is not None)
+            wait_until(lambda: prompts._following._manifest is not None)
             return client
 
         yield make

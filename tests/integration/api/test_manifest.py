@@ -12,7 +12,7 @@ from services.registry_api.express import lane as lane_module
 from services.registry_api.routes import manifests
 from services.shared.model.speaker import SpeakerId
 from services.shared.registry import pages
-from services.shared.view.keys import copy_key, names_key, pinned_key
+from services.shared.view.keys import copy_key, names_key
 from speaker_registry import AsyncRegistryClient, RegistryClient
 from speaker_registry.errors import InvalidRequest, ProfileUnknown
 from speaker_registry.manifests import Manifest
@@ -151,17 +151,6 @@ def test_a_pin_changes_the_pages_of_pinned_voices_alone(closed_lane: tuple[Regis
     pin(registry, "e")
     wait_until(lambda: voices(listed(registry, limit=2)) == ["b", "e"])
     wait_until(lambda: is_changed() == [True, False, False, True])
-
-
-def test_voices_that_an_older_release_pinned_come_first_from_the_second_reading_on(
-    closed_lane: tuple[Registry, Lane],
-):
-    """It keeps no list of pinned voices in Redis, and may run beside this release during an upgrade."""
-    registry, lane = closed_lane
-    five_voices(registry, "d", "e")
-    registry.redis.delete(pinned_key(registry.generation(), "default"))
-    assert voices(lane.get(f"{PATH}?limit=3").json()) == ["a", "b", "c"], "it is kept"
-    wait_until(lambda: walk(registry, 3) == [["d", "e"], ["a", "b", "c"], ["d", "e"]])
 
 
 def test_a_page_ends_after_a_mebibyte_of_texts(start: Start, monkeypatch: pytest.MonkeyPatch):

@@ -303,8 +303,8 @@ def test_a_voice_and_its_versions_keep_their_ids(start: Start, archive: Path):
         assert {job.version_id for job in client.jobs()} <= {*ids}
 
 
-class Older(Counting):
-    """Answers as a former release does, which refuses the id of a version, or the field `refused`."""
+class Refusing(Counting):
+    """Answers as a registry that refuses the id of a version, or the field `refused`."""
 
     def __init__(self, refused: str = "id") -> None:
         super().__init__()
@@ -320,10 +320,10 @@ class Older(Counting):
         return super().handle_request(request)
 
 
-def test_an_older_registry_that_takes_no_ids_keeps_numbers_and_times(start: Start, archive: Path):
+def test_a_registry_that_refuses_ids_keeps_numbers_and_times(start: Start, archive: Path):
     """It refuses the whole version because of its id, which then counts less than its number."""
-    registry, older = start(), Older()
-    report = restored(registry, archive, transport=older)
+    registry, refusing = start(), Refusing()
+    report = restored(registry, archive, transport=refusing)
     assert [one.state for one in report.results] == ["registered", "registered"]
     with Archive(archive) as opened, RegistryClient(registry.url) as client:
         records = [opened.record(one) for one in opened.voices[0].versions]
@@ -332,22 +332,15 @@ def test_an_older_registry_that_takes_no_ids_keeps_numbers_and_times(start: Star
         (one.version, one.created_at) for one in records
     ]
     assert {one.id for one in there}.isdisjoint(one.id for one in records)
-    assert older.puts == 8, "each of four versions is sent with its id and without it"
+    assert refusing.puts == 8, "each of four versions is sent with its id and without it"
 
 
 def test_only_a_refusal_of_the_id_is_answered_by_leaving_it_out(start: Start, archive: Path):
     """Any other refused field stays refused, and no clip is sent twice in vain."""
-    registry, older = start(), Older("created_at")
-    alice, _ = restored(registry, archive, transport=older).results
-    assert (alice.versions, older.puts) == ((1, 2, 3), 2)
+    registry, refusing = start(), Refusing("created_at")
+    alice, _ = restored(registry, archive, transport=refusing).results
+    assert (alice.versions, refusing.puts) == ((1, 2, 3), 2)
     assert "because it refused to keep the old ones: Field 'created_at' is unknown" in alice.notes[-1]
-
-
-def test_an_older_registry_that_takes_no_voice_id_gets_the_versions_by_name(start: Start, archive: Path):
-    """It cannot tell whether the voice was deleted meanwhile."""
-    registry = start()
-    report = restored(registry, archive, transport=Older("voice_id"))
-    assert [(one.versions, one.notes) for one in report.results] == [((2, 3, 5), ()), ((1,), ())]
 
 
 class Meddling(Counting):

@@ -13,14 +13,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import httpx
 import numpy as np
 import pytest
 import torch
 
 from speaker_registry import RegistryClient, cli
 from speaker_registry.cli.command import UNTRAINED
-from speaker_registry.errors import CacheUnsupported, InvalidRequest, NotFound, Unavailable
+from speaker_registry.errors import CacheUnsupported, InvalidRequest, Unavailable
 from speaker_registry.syncing.folder import FileName
 from speaker_registry.syncing.samples import SpeakerSamples
 from speaker_registry.syncing.synchronization import Report, Synchronization
@@ -521,51 +520,6 @@ def test_another_registry_at_the_same_address_takes_nothing_away(start: Start, t
         assert voices_of(path) == ["alice@1"]
         transport.registry = registry
         assert states(sidecar.run()) == states(synchronization(client).run()) == {"alice@1": "unchanged"}
-
-
-class Older(Led):
-    """Leads requests to a registry as a server does that lacks some routes."""
-
-    def __init__(self, registry: Registry, *lacks: str) -> None:
-        super().__init__(registry)
-        self._lacks = lacks
-
-    def handle_request(self, request: httpx.Request) -> httpx.Response:
-        if request.url.path.endswith(self._lacks):
-            request.url = request.url.copy_with(path="/v1/unknown")
-        return super().handle_request(request)
-
-
-def synced(transport: httpx.BaseTransport, path: Path, form: str) -> dict[str, str]:
-    with RegistryClient("http://registry.test", transport=transport, retries=0) as client:
-        return states(Synchronization(client, path, profile=PROFILE, form=form).run())
-
-
-def test_an_older_server_is_told_apart_and_takes_nothing_away(start: Start, tmp_path: Path):
-    """A server without `/v1/resolve` serves a folder of clips. A folder of artifacts stays as it was, and the
-    message says what is to be done.
-    """
-    registry = start()
-    registry.ready("alice")
-    folders = {form: tmp_path / form for form in (CUSTOM, SAMPLES)}
-    for form, path in folders.items():
-        assert synced(Led(registry), path, form) == {"alice@1": "written"}
-    registry.ready("bob")
-    before = voices_of(folders[CUSTOM])
-    without_resolve = Older(registry, "/resolve")
-    assert synced(without_resolve, folders[SAMPLES], SAMPLES) == {"alice@1": "unchanged", "bob@1": "written"}
-    refusal = "does not have the route /v1/resolve. Either it is older than this client, so upgrade it"
-    with pytest.raises(NotFound, match=refusal):
-        synced(without_resolve, folders[CUSTOM], CUSTOM)
-    without_both = Older(registry, "/resolve", "/manifest")
-    for form, path in folders.items():
-        with pytest.raises(NotFound, match=f"/v1/profiles/{PROFILE}/manifest. Either it is older"):
-            synced(without_both, path, form)
-    assert voices_of(folders[CUSTOM]) == before == ["alice@1"]
-    assert len(list(folders[SAMPLES].glob("*.safetensors"))) == 2
-    with pytest.raises(NotFound, match=r"/manifest\. Either it is older"):
-        synced(without_both, tmp_path / "new", CUSTOM)
-    assert not (tmp_path / "new").exists()
 
 
 @contextmanager

@@ -20,7 +20,6 @@ from safetensors import safe_open
 
 from speaker_registry import RegistryClient
 from speaker_registry.errors import ClipDamaged, Unavailable, VersionNotFound
-from speaker_registry.following import Following
 from speaker_registry.manifests import ManifestEntry
 from speaker_registry.vllm_omni import plugin as plugin_module
 from speaker_registry.vllm_omni import serving, uploads
@@ -368,25 +367,6 @@ def test_another_registry_at_the_same_address_takes_nothing_away(
     after.look()
     assert after.server.uploaded_speakers == {}
     assert set(after.server.uploaded_speakers_dir.iterdir()) == set()
-
-
-def test_voices_that_a_former_release_registered_are_adopted(
-    start: Start, process: Make, monkeypatch: pytest.MonkeyPatch
-):
-    """Their files name no registry. An upgrade must neither refuse them nor keep them forever."""
-    registry = start()
-    registry.ready("alice")
-    registry.ready("bob")
-    former = process(registry.url)
-    monkeypatch.setattr(Following, "registry", None)
-    former.look()
-    monkeypatch.undo()
-    registry.client.delete("/v1/voices/bob")
-    present = process(registry.url)
-    assert {"bob", "bob@1"} <= present.server.uploaded_speakers.keys()
-    assert all(uploads._REGISTRY not in info for info in present.server.uploaded_speakers.values())
-    present.look()
-    assert present.server.uploaded_speakers.keys() == {"alice", "alice@1"}
 
 
 class Samples:

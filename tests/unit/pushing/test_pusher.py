@@ -16,7 +16,6 @@ from speaker_registry.cli import pushing as push_command
 from speaker_registry.errors import SpeakerRegistryError
 from speaker_registry.manifests import Manifest, ManifestEntry, ManifestPage, ReceivedPage
 from speaker_registry.pushing import pusher as pusher_module
-from speaker_registry.pushing.names import Mark
 from speaker_registry.pushing.pusher import GRACE_SECONDS, Pusher
 from speaker_registry.pushing.speech_server import SpeechServer
 from speaker_registry.reference_audio import ReferenceAudio
@@ -33,7 +32,7 @@ class Client:
 
     def __init__(self, url: str = "http://registry.test") -> None:
         self.url = url
-        self.registry: str | None = REGISTRY
+        self.registry = REGISTRY
         """The identity of the registry. None: an older server answers."""
         self.voices: list[ManifestEntry] = []
         self.away = False
@@ -49,7 +48,7 @@ class Client:
 
     def manifest(self, profile: str, known: Manifest | None = None) -> Manifest:
         page = self.manifest_page(profile)
-        return Manifest("default", profile, "qwen3_tts", {"": ReceivedPage(None, page)})
+        return Manifest(self.registry, "default", profile, "qwen3_tts", {"": ReceivedPage(None, page)})
 
     def manifest_page(self, profile: str, *, limit: int | None = None) -> ManifestPage:
         if self.away:
@@ -318,41 +317,6 @@ def test_another_registry_at_the_same_address_is_refused_after_a_restart(
     assert states(make()) == {"carol@1": "written"}
 
 
-def test_voices_that_a_former_release_has_pushed_are_adopted(
-    client: Client, server: VoiceServer, make: Make, tmp_path: Path
-):
-    """Their marks name no registry. They leave as all others, and new versions get marks that name one."""
-    client.registry, client.voices = None, [entry("alice"), entry("bob")]
-    make().run()
-    client.registry, client.voices = REGISTRY, [entry("alice", 2)]
-    assert states(make()) == {"alice@2": "written"}
-    assert server.names == {"alice@1", "alice@2"}
-    client.registry, client.voices = OTHER, []
-    with pytest.raises(errors.InvalidRequest, match=r"such as 'alice@2', that were pushed from another"):
-        make().run()
-    assert server.names == {"alice@1", "alice@2"}
-
-
-def test_an_older_server_that_answers_in_between_deletes_nothing(
-    client: Client, server: VoiceServer, make: Make
-):
-    """While the API is upgraded, an older process may answer a pusher that starts. It names no registry."""
-    client.voices = [entry("alice")]
-    make().run()
-    client.registry, client.voices = None, [entry("alice"), entry("bob")]
-    assert states(make()) == {"alice@1": "unchanged", "bob@1": "written"}
-    client.registry = REGISTRY
-    assert states(make()) == {"alice@1": "unchanged", "bob@1": "unchanged"}
-
-
-def test_a_pusher_of_a_former_release_knows_the_marks_of_this_one():
-    """After a rollback, it must not take the voices for removed ones. It reads a voice's id as follows."""
-    [former, present] = [Mark.of("http://registry.test", "default", QWEN, one) for one in (None, REGISTRY)]
-    read = present.on(entry("alice")).removeprefix(former.prefix)
-    voice_id, _, version = read.rpartition("@")
-    assert (voice_id, version.partition(":")[2]) == ("voice_alice", present.registry)
-
-
 def test_it_goes_on_after_a_restart_of_either_side(client: Client, server: VoiceServer, make: Make):
     """A pusher finds what a former one has pushed. A server that forgot its uploads gets them again."""
     client.voices = [entry("alice"), entry("bob")]
@@ -393,18 +357,6 @@ def test_a_lost_version_is_no_successor_of_another_one(client: Client, server: V
     server.later = LATER
     assert states(pusher) == {"alice@2": "kept"}
     assert server.names == {"alice@1"}, "version 2, which is lost, leaves like a deleted one"
-
-
-def test_a_voice_whose_mark_tells_no_version_is_replaced_once(
-    client: Client, server: VoiceServer, make: Make, monkeypatch: pytest.MonkeyPatch
-):
-    """A former release has uploaded it, and nothing tells whether it is the version of this number."""
-    client.voices = [entry("alice")]
-    with monkeypatch.context() as former:
-        former.setattr(Mark, "on", lambda mark, entry: f"{mark.prefix}{entry.reference}:{mark.registry}")
-        make().run()
-    assert states(make()) == {"alice@1": "written"}
-    assert states(make()) == {"alice@1": "unchanged"}
 
 
 def test_a_voice_that_was_taken_out_of_the_server_comes_back(client: Client, server: VoiceServer, make: Make):

@@ -403,23 +403,6 @@ def test_a_page_of_a_proxy_is_not_taken_for_a_deletion(connect: Connect, registr
     assert "alice" in registry.voices
 
 
-@pytest.mark.parametrize(
-    "body", [error_answer(404, "not_found", "There is no such path here.").text, "<html>"]
-)
-def test_a_registry_without_a_newer_route_is_called_older(
-    connect: Connect, registry: FakeRegistry, body: str
-):
-    """Its plain 404 would read as if the voices or the profile did not exist."""
-    client = connect(retries=0)
-    for call in (lambda: client.resolve(["alice"], [ECAPA]), lambda: client.manifest(ECAPA)):
-        registry.faults.append(httpx.Response(404, text=body))
-        with pytest.raises(errors.NotFound, match=r"route /v1/.* is older than this client, so upgrade"):
-            call()
-    registry.faults.append(error_answer(404, "profile_unknown"))
-    with pytest.raises(errors.ProfileUnknown, match="no"):
-        client.resolve(["alice"], [ECAPA])
-
-
 def test_facts_of_a_newer_registry_are_ignored(connect: Connect, registry: FakeRegistry):
     """An SDK in an engine image is older than the registry."""
     registry.add_version("alice")

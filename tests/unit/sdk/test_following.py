@@ -25,7 +25,7 @@ class Pages:
     def __init__(self) -> None:
         self.voices: list[ManifestEntry] = []
         self.profile = QWEN
-        self.registry: str | None = REGISTRY
+        self.registry = REGISTRY
         self.away = False
         self.sent: list[int] = []
         """Statuses of the answers."""
@@ -78,7 +78,7 @@ def test_what_was_added_changed_and_removed_is_told_once(pages: Pages, client: R
     assert told(following.look()) == (["d"], ["a", "c"], ["b"])
     assert not following.look()
     assert {one.voice: one.version for one in following.voices.values()} == {"a": 1, "c": 2, "d": 1}
-    assert following.model_type == "qwen3_tts"
+    assert following.manifest.model_type == "qwen3_tts"
 
 
 def test_an_unchanged_page_is_not_sent_again(pages: Pages, client: RegistryClient):
@@ -160,9 +160,9 @@ def test_a_voice_on_two_pages_is_as_the_later_one_says():
         [entry("p", 1, pinned=True), entry("q", pinned=True)],
         [entry("a"), entry("p", 2), entry("q", pinned=True)],
     )
-    facts = {"namespace": "default", "profile": QWEN, "model_type": "qwen3_tts"}
+    facts = {"registry": REGISTRY, "namespace": "default", "profile": QWEN, "model_type": "qwen3_tts"}
     first, second = (ReceivedPage(None, ManifestPage.model_validate({**facts, "data": one})) for one in found)
-    manifest = Manifest("default", QWEN, "qwen3_tts", {"": first, "/all": second})
+    manifest = Manifest(REGISTRY, "default", QWEN, "qwen3_tts", {"": first, "/all": second})
     assert [(one.voice, one.version) for one in manifest] == [("q", 1), ("p", 2), ("a", 1)]
     assert len(manifest) == 3
 
@@ -181,15 +181,6 @@ def test_pages_of_two_registries_are_refused(pages: Pages, client: RegistryClien
         Following(mixed, QWEN).look()
 
 
-def test_a_server_that_names_no_registry_is_followed(pages: Pages, client: RegistryClient):
-    """While the API is upgraded, an older process may answer in between. It names no registry."""
-    following = Following(client, QWEN)
-    for voices, registry in ([("a",), None], [("a", "b"), REGISTRY], [("b",), None], [("b", "c"), REGISTRY]):
-        pages.voices, pages.registry = [entry(name) for name in voices], registry
-        following.look()
-        assert [one.voice for one in following.voices.values()] == [*voices]
-
-
 def test_one_page_tells_which_registry_answers(pages: Pages, client: RegistryClient):
     """A sync asks for that alone, of a registry with any number of voices. It checks what a whole reading
     checks.
@@ -198,8 +189,6 @@ def test_one_page_tells_which_registry_answers(pages: Pages, client: RegistryCli
     page = client.manifest_page(QWEN, limit=1, registry=REGISTRY)
     assert (page.registry, page.namespace, len(page.data)) == (REGISTRY, "default", 1)
     assert (pages.sent, pages.limits) == ([200], ["1"])
-    pages.registry = None
-    assert client.manifest_page(QWEN, registry=REGISTRY).registry is None
     pages.registry = OTHER
     assert client.manifest_page(QWEN).registry == OTHER
     with pytest.raises(Unavailable, match="another registry answered"):
@@ -212,7 +201,6 @@ def test_one_page_tells_which_registry_answers(pages: Pages, client: RegistryCli
 def test_a_profile_without_voices_is_known_too(pages: Pages, client: RegistryClient):
     """An engine of an empty registry has to know what it follows when the first voice comes."""
     following = Following(client, QWEN)
-    assert (following.registry, following.namespace, following.model_type) == (None, None, None)
     following.look()
-    assert (following.registry, following.namespace) == (REGISTRY, "default")
-    assert following.model_type == "qwen3_tts"
+    found = following.manifest
+    assert (found.registry, found.namespace, found.model_type) == (REGISTRY, "default", "qwen3_tts")

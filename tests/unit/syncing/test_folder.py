@@ -14,7 +14,11 @@ from speaker_registry.syncing.folder import KEPT_SECONDS, MARKER, FileName, Purp
 
 INDEX = "manifest.json"
 PURPOSE = Purpose(
-    registry="http://registry:8300", namespace="default", profile="qwen3-tts-0.6b", format="custom-voice-dir"
+    registry="http://registry:8300",
+    registry_id="a",
+    namespace="default",
+    profile="qwen3-tts-0.6b",
+    format="custom-voice-dir",
 )
 ALICE, BOB = hash_of("voice_1_alice"), hash_of("voice_2_bob")
 
@@ -203,7 +207,7 @@ def test_a_link_in_the_folder_is_refused(tmp_path: Path):
     assert (tmp_path / "elsewhere").read_bytes() == b"a"
 
 
-@pytest.mark.parametrize("field", ["registry", "namespace", "profile", "format"])
+@pytest.mark.parametrize("field", ["registry", "registry_id", "namespace", "profile", "format"])
 def test_a_folder_that_was_made_for_something_else_is_refused(tmp_path: Path, field: str):
     """A folder has one model type, and voices of two namespaces must never be mixed."""
     sync(folder(tmp_path), a=(ALICE, 1))
@@ -231,19 +235,6 @@ def test_a_damaged_marker_beside_a_foreign_file_costs_nobody_that_file(tmp_path:
     (tmp_path / "notes.txt").write_bytes(b"precious")
     with pytest.raises(InvalidRequest, match=r"not from a sync, such as 'notes\.txt'"):
         sync(folder(tmp_path))
-
-
-def test_a_folder_remembers_its_registry_although_an_older_server_answers_in_between(tmp_path: Path):
-    """An older server does not tell its identity, nor did an older release write it. Both are accepted, and
-    what is known once is never forgotten.
-    """
-    unknown, known, other = (PURPOSE.model_copy(update={"registry_id": one}) for one in (None, "a", "b"))
-    for purpose in (unknown, known, unknown, known):
-        sync(folder(tmp_path, purpose), a=(ALICE, 1))
-    sync(folder(tmp_path, unknown), a=(ALICE, 1))
-    with pytest.raises(InvalidRequest, match="was made for the registry_id 'a', not for 'b'"):
-        sync(folder(tmp_path, other))
-    assert data_in(tmp_path) == {b"a"}
 
 
 @pytest.mark.parametrize("text", [b"", b"[]", b'{"purpose": 1}', b"[" * 100_000])

@@ -2,12 +2,6 @@
 -- KEYS: stamp, leases, the last event that took something away
 -- ARGV: stamp, an event or '' for the last one that took something away, 1 to end the leases that are behind it or else 0
 -- -> the event, and how many leases were behind it
-local function after(one, other)
-  local seconds, number = string.match(one, '^(%d+)-?(%d*)$')
-  local others, other_number = string.match(other, '^(%d+)-?(%d*)$')
-  if seconds ~= others then return tonumber(seconds) > tonumber(others) end
-  return (tonumber(number) or 0) > (tonumber(other_number) or 0)
-end
 local event = ARGV[2] ~= '' and ARGV[2] or redis.call('GET', KEYS[3]) or '0-0'
 local all, behind = redis.call('HGETALL', KEYS[2]), 0
 for i = 1, #all, 2 do

@@ -2,12 +2,6 @@
 -- KEYS: stamp, leases, the last event that took something away, events
 -- ARGV: stamp, process, the last event that it has applied, the last one that it had applied at its previous request
 -- -> granted, behind, or trimmed: see `leases`
-local function after(one, other)
-  local seconds, number = string.match(one, '^(%d+)-?(%d*)$')
-  local others, other_number = string.match(other, '^(%d+)-?(%d*)$')
-  if seconds ~= others then return tonumber(seconds) > tonumber(others) end
-  return (tonumber(number) or 0) > (tonumber(other_number) or 0)
-end
 local function is_trimmed()
   local info = redis.call('XINFO', 'STREAM', KEYS[4])
   local stream = {}
