@@ -11,7 +11,7 @@ from services.shared.view.generation import WATCHING
 
 def count_sent(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Returns a list that grows with every command sent from now on. Probes of the circuit breaker are left
-    out, and so are looks at the view.
+    out, and so are looks at the view and renewals of the process' lease.
 
     Returns:
         The name of the thread that sent each command.
@@ -20,7 +20,7 @@ def count_sent(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     send = AbstractConnection.send_packed_command
 
     def counting(self: AbstractConnection, *arguments: Any, **options: Any) -> None:
-        if (thread := threading.current_thread().name) not in {"redis-probe", WATCHING}:
+        if not (thread := threading.current_thread().name).startswith(("redis-probe", WATCHING, "lease")):
             sent.append(thread)
         send(self, *arguments, **options)
 

@@ -2,7 +2,6 @@
 were moved by hand. What people say in the registry that imports counts more.
 """
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -113,21 +112,6 @@ def test_everything_that_is_said_about_a_voice_moves(path: Path, start: Start, t
         again = Export(client).write(tmp_path / "y.tar", "default")
     with Archive(path) as archive:
         assert again.end == archive.end
-
-
-def test_an_older_registry_is_told_all_that_it_knows(path: Path, start: Start):
-    """It refuses a change that names a promotion policy. Most voices have none of their own."""
-    second, sent = start(), list[dict[str, object]]()
-
-    def older(request: httpx.Request) -> httpx.Response | None:
-        if request.method != "PATCH":
-            return None
-        sent.append(json.loads(request.content))
-        is_known = "promotion" not in sent[-1]
-        return None if is_known else error_answer(400, "invalid_request", param="promotion")
-
-    assert states(restored(second, path, fault=older)) == {"alice": "registered", "bob": "registered"}
-    assert sent == [ABOUT]
 
 
 def test_aliases_are_there_before_the_artifacts(path: Path, start: Start):
