@@ -53,7 +53,7 @@ from services.registry_api.serving.limits import BodyTimeouts, RequestIds, Reque
 from services.registry_api.serving.server_errors import ServerErrors
 from services.registry_api.serving.shared_reads import SharedReads
 from services.registry_api.serving.slots import Slots
-from services.registry_api.serving.stopping import CanceledRequests
+from services.registry_api.serving.unfinished import UnfinishedRequests
 from services.registry_api.wire.documented import responses
 from services.registry_api.wire.forms import FORM_BYTES
 from services.shared.audio import decoder
@@ -181,7 +181,7 @@ def _add_middleware(
         app.add_middleware(LocalOnly, origins=cors_origins)
     # This is outside everything that looks for a key, because it moves the key to where programs send it.
     app.add_middleware(PageSessions, seal=app.state.seal)
-    app.add_middleware(CanceledRequests)
+    app.add_middleware(UnfinishedRequests)
     _allow_web_pages(app, cors_origins)
     # This is outside all middleware that may refuse a request, so that refusals carry the same headers.
     app.add_middleware(AnswerHeaders)

@@ -5,7 +5,7 @@ import os
 from functools import partial
 from typing import TYPE_CHECKING
 
-from speaker_registry.cli.command import OK, Command, CommandError, Output, count, status_of
+from speaker_registry.cli.command import Command, CommandError, Output, count
 from speaker_registry.cli.syncing import add_watch, carry_out, document_of, interval_of, not_there
 from speaker_registry.pushing import SERVERS
 from speaker_registry.terminal import printable
@@ -53,13 +53,7 @@ def _output(arguments: argparse.Namespace, report: "Report") -> Output:
         f"{there} voices for {printable(arguments.profile)} at {printable(arguments.server)}: "
         f"{report.count('written')} uploaded, {report.removed} removed"
     )
-    fault = report.fault
-    return Output(
-        {**document, **document_of(report)},
-        head + not_there(report, "an older version"),
-        status=OK if fault is None else status_of(fault),
-        warnings=[] if fault is None else [f"something was left to the next run, because of this: {fault}"],
-    )
+    return Output({**document, **document_of(report)}, head + not_there(report, "an older version"))
 
 
 def _add_push(command: argparse.ArgumentParser) -> None:

@@ -17,6 +17,7 @@ from speaker_registry.cli.command import (
     Output,
     about_weights,
     seconds,
+    status_of,
     warn,
 )
 from speaker_registry.errors import SpeakerRegistryError
@@ -51,18 +52,29 @@ def carry_out(
     Args:
         run: Syncs once.
         interval: Seconds between the end of one sync and the next.
-        output: Says what a sync has done.
+        output: Says what a sync has done. The fault of the report is added to it.
     """
+
+    def output_of(report: "Report") -> Output:
+        return _with_fault(output(report), report.fault)
+
     if arguments.watch:
 
         def show(report: "Report") -> None:
-            made = output(report)
+            made = output_of(report)
             print(json.dumps(made.document) if arguments.json else made.text, flush=True)
             for warning in made.warnings:
                 warn(warning)
 
         _watch(run, interval, show)
-    return output(run())
+    return output_of(run())
+
+
+def _with_fault(output: Output, fault: SpeakerRegistryError | None) -> Output:
+    if fault is None:
+        return output
+    warning = f"something was left to the next run, because of this: {fault}"
+    return output._replace(status=status_of(fault), warnings=[*output.warnings, warning])
 
 
 def interval_of(arguments: argparse.Namespace) -> float:

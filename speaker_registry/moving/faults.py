@@ -31,6 +31,17 @@ def concerns_one_voice(error: SpeakerRegistryError) -> bool:
     return not isinstance(error, Unavailable | RateLimited | InvalidApiKey | PermissionDenied)
 
 
+def missing_answer(error: SpeakerRegistryError) -> Unavailable | None:
+    """Return the missing answer that an internal error of the registry (500) amounts to. Returns None for
+    any other error.
+    """
+    if error.code != SpeakerRegistryError.code:
+        return None
+    missing = Unavailable(error.message)
+    missing.request_id = error.request_id
+    return missing
+
+
 def retry_when_asked(
     call: Callable[[], Result],
     sleep: Callable[[float], object] = time.sleep,

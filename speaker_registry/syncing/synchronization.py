@@ -9,7 +9,7 @@ from typing import Literal, Protocol
 from speaker_registry.client import RegistryClient
 from speaker_registry.errors import InvalidRequest, ProfileUnknown, SpeakerRegistryError
 from speaker_registry.manifests import ManifestPage
-from speaker_registry.moving.faults import concerns_one_voice, retry_when_asked
+from speaker_registry.moving.faults import concerns_one_voice, missing_answer, retry_when_asked
 from speaker_registry.schemas import Profile, Voice
 from speaker_registry.syncing.custom_voices import CustomVoices
 from speaker_registry.syncing.folder import FileName, Purpose, SyncedFolder, check_creation_time, hash_of
@@ -94,6 +94,8 @@ class Synchronization:
         self._client, self._path, self._profile, self._form = client, path, profile, form
         self._on_voice = on_voice
         self._opened: tuple[SyncedFolder, Format] | None = None
+        self._fault: SpeakerRegistryError | None = None
+        """The `fault` of the report on this run."""
         self._registry: str | None = None
         """Identity of the registry that the folder is kept equal to, or None as long as no page tells it."""
 
@@ -101,7 +103,7 @@ class Synchronization:
         """Make the folder equal to the registry as it is now.
 
         The files of a deleted voice are removed. A voice whose artifact is not ready, or cannot be read,
-        keeps the file that the folder has of it.
+        keeps the file that the folder has of it, and so does one at which the registry fails (500).
 
         Raises:
             InvalidRequest: The folder has files of others, or was made for something else. Nothing was
@@ -111,6 +113,7 @@ class Synchronization:
                 answers. The files of the folder are still there.
             OSError: The folder cannot be written to. Its files are still there.
         """
+        self._fault = None
         folder, form = self._opened = self._opened or self._open()
         with folder.claimed():
             voices = retry_when_asked(lambda: list(self._client.list(profile=self._profile)))
@@ -122,7 +125,7 @@ class Synchronization:
             files = [name for name, _ in settled if name is not None]
             removed += folder.publish(files, form.index(files, folder.read))
         outcomes = tuple(outcome for _, outcome in settled if outcome is not None)
-        return Report(outcomes=outcomes, removed=removed)
+        return Report(outcomes=outcomes, removed=removed, fault=self._fault)
 
     def _open(self) -> tuple[SyncedFolder, Format]:
         profile = self._find_profile()
@@ -179,6 +182,7 @@ class Synchronization:
                 raise
             if error.code in GONE:
                 return None, None
+            self._fault = missing_answer(error) or self._fault
             name = self._kept(folder, wanted)
             return name, self._outcome(wanted, "kept" if name else "missing", error.message)
         return folder.add(voice, wanted.created_at, data), self._outcome(wanted, "written")

@@ -6,6 +6,7 @@ which are killed. rq-dashboard can't be installed beside us (it pins redis 5), s
 instead.
 """
 
+import faulthandler
 import inspect
 import os
 import random
@@ -238,16 +239,41 @@ def test_what_is_tried_again_waits_for_its_tenant_s_turn_not_for_all_others(queu
     assert queue.job_ids == ["b0", "a", "b1", "b2", "b3", "b4"]
 
 
-def test_a_handler_that_raises_fails_its_own_jobs_only(queue):
-    """A handler that raises fails only its own jobs. With two functions in one queue, a mistake in one must
-    not affect the other.
+def test_a_handler_that_raises_ends_its_worker_and_its_jobs_come_back(queue):
+    """A worker that cannot do anything any more would fail the jobs of everybody for good, in a moment and
+    while a healthy worker stands by.
     """
-    enqueue(queue, "other", "other", {})
+
+    def act(jobs):
+        ref_text = "spoken words"
+        raise MemoryError(len(ref_text))
+
+    put(queue, "a"), put(queue, "b")
+    with capture_logs() as logs, pytest.raises(SystemExit) as ending:
+        make(queue, act).work(burst=True)
+    assert ending.value.code == EXIT_UNFINISHED
+    [line] = [one for one in logs if one["event"] == "handler.failed"]
+    assert (line["log_level"], line["jobs"]) == ("critical", ["a", "b"])
+    assert "MemoryError: 12" in line["traceback"]
+    assert "spoken words'" not in line["traceback"]
+    assert statuses(queue, "ab") == ["started", "started"]
+    expire_leases(queue)
+    assert reap(queue) == 2
+    make(queue).work(burst=True)
+    assert [job_of(queue, one).return_value()["attempt"] for one in "ab"] == [2, 2]
+
+
+def test_a_worker_that_is_refused_its_watchdog_takes_no_job(queue, monkeypatch):
+    """It would use up an attempt of each job at every start."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise RuntimeError("unable to start watchdog thread")
+
+    monkeypatch.setattr(faulthandler, "dump_traceback_later", refuse)
     put(queue, "a")
-    handlers = {"act": lambda jobs: 1 / 0, "other": echo}
-    BatchWorker([NAME], handlers, connection=queue.connection, settings=WorkerSettings()).work(burst=True)
-    assert statuses(queue, ["a", "other"]) == ["failed", "finished"]
-    assert "ZeroDivisionError" in job_of(queue, "a").latest_result().exc_string
+    with pytest.raises(RuntimeError, match="watchdog"):
+        make(queue).work(burst=True)
+    assert status_of(queue, "a") == "queued"
 
 
 def test_a_failed_job_s_traceback_shows_no_values(queue, capsys):
@@ -257,7 +283,10 @@ def test_a_failed_job_s_traceback_shows_no_values(queue, capsys):
 
     def act(jobs):
         ref_text = "spoken words"
-        raise ValueError(len(ref_text))
+        try:
+            raise ValueError(len(ref_text))
+        except ValueError as error:
+            return [error]
 
     put(queue, "a")
     make(queue, act).work(burst=True)

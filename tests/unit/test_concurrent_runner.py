@@ -6,13 +6,45 @@ import time
 import pytest
 import structlog
 
+from services.shared.model.threads import is_thread_refused, started_pool
 from services.shared.registry.opening import ConcurrentRunner
+from tests.threads import no_more_threads
 
 
 def test_steps_run_at_the_same_time():
     """Two blobs of one upload: the second must not wait for the first one's disk."""
     both = threading.Barrier(2, timeout=5)
     ConcurrentRunner(threads=2)([both.wait, both.wait])
+
+
+def test_its_work_needs_no_further_thread():
+    """A system may refuse one at any time: the steps of a request would fail."""
+    run, both = ConcurrentRunner(threads=1), threading.Barrier(2, timeout=5)
+    with no_more_threads():
+        run([both.wait, both.wait])
+
+
+def test_a_pool_that_is_refused_a_thread_is_none():
+    """A process that cannot start them all ends before it takes any work."""
+    with no_more_threads(), pytest.raises(RuntimeError) as refusal:
+        started_pool(2, "refused")
+    assert is_thread_refused(refusal.value)
+
+
+def test_a_pool_that_is_refused_a_thread_ends_those_that_it_has(monkeypatch: pytest.MonkeyPatch):
+    start, started = threading.Thread.start, list[threading.Thread]()
+
+    def start_one(thread: threading.Thread) -> None:
+        if started:
+            raise RuntimeError("refused")
+        started.append(thread)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_one)
+    with pytest.raises(RuntimeError, match="refused"):
+        started_pool(2, "refused")
+    started[0].join(5)
+    assert not started[0].is_alive()
 
 
 def test_log_lines_keep_the_id_of_their_request():

@@ -6,15 +6,19 @@ from typing import Any
 
 import pytest
 from fastapi import FastAPI
+from starlette.concurrency import run_in_threadpool
 from starlette.types import ASGIApp, Receive, Scope, Send
+from structlog.testing import capture_logs
 from uvicorn.server import ServerState
 
+from services.registry_api.protocol.error_answers import add_handlers
 from services.registry_api.serving import client_limits, connections
 from services.registry_api.serving.connection_table import MAX_SURPLUS, ConnectionTable
 from services.registry_api.serving.connections import HttpConnection
 from services.registry_api.serving.server import server_config
-from services.registry_api.serving.stopping import CanceledRequests
+from services.registry_api.serving.unfinished import UnfinishedRequests
 from services.shared.configuration.api import ApiSettings
+from tests.threads import no_more_threads
 
 ONE_BYTE = b"1\r\nx\r\n"
 """A chunk."""
@@ -340,7 +344,7 @@ def test_a_request_that_is_canceled_is_answered_as_one_to_send_again(
         await receive()
 
     async def test() -> None:
-        client = Client(CanceledRequests(waits))
+        client = Client(UnfinishedRequests(waits))
         await client.send(post("Content-Length: 10"))
         await asyncio.sleep(0)
         [task] = client.connection.tasks
@@ -352,6 +356,53 @@ def test_a_request_that_is_canceled_is_answered_as_one_to_send_again(
         assert client.wire.sent.startswith(status)
         assert (b"\r\nretry-after: 1\r\n" in client.wire.sent.lower()) is not begun
         assert (b"look first if a repeat would add something" in client.wire.sent) is not begun
+
+    in_loop(test)
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_request_that_gets_no_thread_is_answered_as_one_to_send_again(begun: bool):
+    """The system may refuse a thread at a limit on processes, which soon passes. Clients would take 500 for
+    final. An answer that has begun cannot be replaced.
+    """
+
+    async def needs_thread(scope: Scope, receive: Receive, send: Send) -> None:
+        if begun:
+            await send({"type": "http.response.start", "status": 200, "headers": []})
+        await run_in_threadpool(print)
+
+    async def test() -> None:
+        client = Client(UnfinishedRequests(needs_thread))
+        with no_more_threads():
+            await client.send(post("Content-Length: 0"))
+            sent = (await client.answers(1)).lower()
+        assert sent.startswith(b"http/1.1 200" if begun else b"http/1.1 503")
+        assert (b"\r\nretry-after: 1\r\n" in sent) is not begun
+        assert (b'"code":"unavailable"' in sent) is not begun
+        assert client.wire.closing is begun
+
+    in_loop(test)
+
+
+def test_a_crash_is_answered_without_a_thread_and_also_outside_the_application():
+    """An error as plain text, which uvicorn would send, has neither a code nor a request id."""
+
+    async def crashes(*_: object) -> None:
+        raise ZeroDivisionError
+
+    async def test() -> None:
+        app = FastAPI()
+        app.add_route("/here", crashes, methods=["POST"])
+        add_handlers(app, lambda *_: None)
+        for crashing in (app, crashes):
+            client = Client(crashing)
+            with no_more_threads(), capture_logs() as logs:
+                await client.send(post("Content-Length: 0"))
+                sent = await client.answers(1)
+            assert [one["event"] for one in logs] == ["request.crashed"] * (crashing is app)
+            assert sent.startswith(b"HTTP/1.1 500")
+            assert b'"code":"internal_error"' in sent
+            assert client.wire.closing
 
     in_loop(test)
 

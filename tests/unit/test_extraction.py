@@ -25,6 +25,7 @@ from speaker_registry.errors import (
     SpeakerRegistryError,
     Unavailable,
 )
+from tests.threads import no_more_threads
 
 PROFILE = "qwen3-tts-0.6b"
 PROVENANCE: Any = SimpleNamespace(profile=SimpleNamespace(name=PROFILE))
@@ -156,6 +157,14 @@ def test_results_come_in_the_order_of_the_jobs(extraction: Extraction, attempts:
     assert extraction(jobs("a", "b", "c")) == ["published", "superseded", "published"]
     assert sorted(attempts.published) == ["a", "c"]
     assert made == [PROFILE, PROFILE], "each artifact counts once for the throughput"
+
+
+def test_clips_need_no_further_thread(extraction: Extraction):
+    """A system may refuse one at any time: a worker would fail the clips of everybody, one batch after
+    another.
+    """
+    with no_more_threads():
+        assert extraction(jobs("a", "b", "c")) == ["published"] * 3
 
 
 def test_one_bad_clip_fails_alone(extraction: Extraction, attempts: Attempts):

@@ -16,6 +16,7 @@ from services.shared.view.redis_access import Breaker, SilentServerError, connec
 from speaker_registry.errors import Unavailable
 from tests.queue_workers import wait_until
 from tests.redis_commands import count_sent
+from tests.threads import no_more_threads
 
 
 def assert_unavailable(client: redis.Redis) -> BaseException | None:
@@ -99,6 +100,17 @@ def test_a_breaker_closes_when_a_probe_is_answered():
 def until_closed(breaker: Breaker) -> None:
     wait_until(lambda: not breaker._probing)
     breaker.check()
+
+
+def test_a_breaker_that_is_refused_a_thread_probes_the_next_time():
+    """It would otherwise never probe again."""
+    breaker, probed = Breaker(lambda: True), threading.Event()
+    with no_more_threads():
+        breaker.suspect()
+    breaker._probe = lambda: probed.set() is None
+    breaker.suspect()
+    assert probed.wait(60)
+    until_closed(breaker)
 
 
 def test_a_refused_connection_opens_no_breaker():

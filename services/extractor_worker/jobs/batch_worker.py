@@ -6,8 +6,9 @@ was started before runs alone, so that a clip that kills the process costs no ot
 audio or models: `pipeline/extraction.py` decides which clips are encoded at once.
 
 The process exits with 0 after SIGTERM, when it has finished its jobs. It exits with `EXIT_UNFINISHED` (75) if
-a batch hung, if a handler raised SystemExit with that status, or if it had to stop while Redis was away and
-could not record results. The unfinished jobs return to their queues when their leases run out.
+a batch hung, if a handler failed as a whole or raised SystemExit with that status, or if it had to stop while
+Redis was away and could not record results. The unfinished jobs return to their queues when their leases run
+out.
 """
 
 import json
@@ -17,6 +18,7 @@ import signal
 import socket
 import threading
 import time
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
@@ -49,8 +51,9 @@ log = structlog.get_logger(__name__)
 Handler = Callable[[Sequence[QueuedJob]], Sequence[object]]
 """A handler gets jobs of one function and one queue, and returns one result for each, in the same order:
 JSON, or the exception that ended the job. An exception with `retryable = False` fails its job at once; any
-other uses up one of the job's retries. One with `expected = True` is logged without a traceback. An exception
-that the handler raises ends all of its jobs.
+other uses up one of the job's retries. One with `expected = True` is logged without a traceback. A handler
+that raises an exception itself, or returns another number of results, ends the worker. A worker at fault
+would otherwise use up the attempts of all jobs in a moment, while healthy workers stand by.
 """
 
 MAX_RESULT_BYTES = 16 * 1024
@@ -362,13 +365,19 @@ def _without_retries(connection: Redis, poll_seconds: float) -> Redis:
 
 
 def call(handler: Handler, jobs: Sequence[QueuedJob]) -> list[object]:
-    """Return one JSON result or exception per job, in order, whatever the handler does."""
+    """Return one JSON result or exception per job, in order.
+
+    Raises:
+        SystemExit: the handler has failed as a whole. Its jobs stay open, and each has used up one attempt.
+    """
     try:
         results = list(handler(jobs))
         if len(results) != len(jobs):
             raise HandlerContractError(f"the handler returned {len(results)} results for {len(jobs)} jobs")
-    except Exception as error:  # noqa: BLE001  recorded with each of its jobs
-        return [error] * len(jobs)
+    except Exception as error:
+        # The traceback is text, because a renderer that prints local variables would print transcripts.
+        log.critical("handler.failed", jobs=[job.id for job in jobs], traceback=traceback.format_exc())
+        raise SystemExit(EXIT_UNFINISHED) from error
     return [result if isinstance(result, Exception) else _checked(result) for result in results]
 
 

@@ -85,7 +85,17 @@ class Heartbeat:
         self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
 
     def start(self) -> None:
-        self._thread.start()
+        """Start the thread.
+
+        Raises:
+            RuntimeError: the system refuses this thread, or that of faulthandler's watchdog. A worker without
+                them would take jobs and could finish none.
+        """
+        self.watch(LAST_RESORT_SECONDS)
+        try:
+            self._thread.start()
+        finally:
+            self.unwatch()
 
     def stop(self) -> None:
         self._stopped.set()

@@ -12,7 +12,7 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import islice
@@ -25,6 +25,7 @@ from services.extractor_worker.jobs.heartbeat import EXIT_UNFINISHED
 from services.extractor_worker.pipeline.attempts import Attempts
 from services.extractor_worker.pipeline.extractor import DeviceLost, Extractor
 from services.shared.model.speaker import SpeakerId
+from services.shared.model.threads import started_pool
 from services.shared.queue.rq_jobs import QueuedJob, profile_of
 from services.shared.registry.publish import Attempt, Provenance
 from services.shared.telemetry import tracing
@@ -105,7 +106,7 @@ class Extraction:
         self._attempts = attempts
         self._loaded_profiles = loaded_profiles
         self._threads = threads
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="clip")
+        self._pool = started_pool(threads, "clip")
         self._retry_seconds = retry_seconds
         self.on_progress: Callable[[], None] = lambda: None
         """Called whenever the batch has made progress, which shows that the worker does not hang."""

@@ -22,7 +22,7 @@ from services.registry_api.maintenance.housekeeping import Housekeeping
 from services.registry_api.maintenance.queue_signals import RedisSignals
 from services.registry_api.serving.ending import end_process
 from services.registry_api.serving.garbage import keep_collections_short
-from services.registry_api.serving.open_files import raise_limit_for
+from services.registry_api.serving.open_files import TooFewFiles, raise_limit_for
 from services.registry_api.serving.server import server_config
 from services.shared.audio import AudioDecoder
 from services.shared.bucket.connection import StoreUnfit
@@ -69,6 +69,7 @@ def run() -> int:
         AccessMisconfigured,
         metrics.CannotListen,
         TracesUnavailable,
+        TooFewFiles,
     ) as error:
         log.error("api.cannot_start", reason=str(error))
         return 1

@@ -148,6 +148,8 @@ def _problem(request: Request, error: SpeakerRegistryError, status: int, request
 def add_handlers(app: FastAPI, note: Callable[[Request, SpeakerRegistryError], None]) -> None:
     """Make `app` answer every failure with `render`.
 
+    The handlers are coroutines, because others would need a thread, which a failing server may not get.
+
     Args:
         note: called in the event loop with each error of the registry, before it is rendered.
     """
@@ -162,18 +164,18 @@ def add_handlers(app: FastAPI, note: Callable[[Request, SpeakerRegistryError], N
         return render(request, error)
 
     @app.exception_handler(RequestValidationError)
-    def _invalid(request: Request, error: RequestValidationError) -> Response:
+    async def _invalid(request: Request, error: RequestValidationError) -> Response:
         return render(request, explain(request, error))
 
     @app.exception_handler(ClientDisconnect)
-    def _disconnected(_: Request, __: ClientDisconnect) -> Response:
+    async def _disconnected(_: Request, __: ClientDisconnect) -> Response:
         return Response(status_code=HTTPStatus.BAD_REQUEST)  # the client is gone
 
     app.exception_handler(HTTPException)(_render_http)
     app.exception_handler(Exception)(_render_crash)
 
 
-def _render_http(request: Request, error: HTTPException) -> Response:
+async def _render_http(request: Request, error: HTTPException) -> Response:
     if isinstance(error.__cause__, SpeakerRegistryError):  # ours: a JSON body is too large or too slow
         return render(request, error.__cause__)
     allowed = _allowed_methods(request) if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED else ""
@@ -184,8 +186,13 @@ def _render_http(request: Request, error: HTTPException) -> Response:
     return response
 
 
-def _render_crash(request: Request, error: Exception) -> Response:
+async def _render_crash(request: Request, error: Exception) -> Response:
     log.error("request.crashed", route=route_of(request.scope), exc_info=error)
+    return render_crash(request)
+
+
+def render_crash(request: Request) -> Response:
+    """Render the answer to a request at which the server has failed. The connection ends after it."""
     message = "An internal error occurred. Operators find it in the logs by the request id."
     response = render(request, SpeakerRegistryError(message))
     # Crashes are answered outside `limits.RequestIds`, which sets this header on all other answers.

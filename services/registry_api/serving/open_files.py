@@ -13,6 +13,14 @@ OTHER_FILES = 256 + MAX_SURPLUS
 """Number of open files for everything else: connections to bucket and Redis, decoders and their pipes, logs,
 and connections of clients that are only told that there are too many.
 """
+LEAST_FILES = 64
+"""Smallest accepted limit. Half of a smaller one would not hold the about 25 files that a process without
+connections has open, and health checks would get no answer.
+"""
+
+
+class TooFewFiles(Exception):
+    """The hard limit on open files is too low to serve anything."""
 
 
 def raise_limit_for(connections: int) -> int:
@@ -20,10 +28,17 @@ def raise_limit_for(connections: int) -> int:
 
     Returns:
         The number of connections that the limit then allows: `connections`, or fewer.
+
+    Raises:
+        TooFewFiles: the hard limit is below `LEAST_FILES`.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = connections + OTHER_FILES
     allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if allowed < LEAST_FILES:
+        raise TooFewFiles(
+            f"This process may open {hard} files (ulimit -Hn); at least {LEAST_FILES} are needed."
+        )
     if soft != resource.RLIM_INFINITY and soft < allowed:
         resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
     return min(connections, max(allowed - OTHER_FILES, allowed // 2))

@@ -9,11 +9,13 @@ from typing import Any, Self
 from urllib.parse import unquote
 
 import httptools
+from starlette.requests import Request
 from starlette.types import Receive, Scope, Send
 from uvicorn._types import HTTPScope
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
+from services.registry_api.protocol.error_answers import render_crash
 from services.registry_api.serving.lane_access import Offer
 
 
@@ -77,6 +79,10 @@ class Cycle(RequestResponseCycle):
         if self.offer is not None:
             self.offer.observe_message(message)
         await super().send(message)
+
+    async def send_500_response(self) -> None:
+        """Answer a failure outside of the application's own error handling as the application would."""
+        await render_crash(Request(self.scope))(self.scope, self.receive, self.send)  # type: ignore[arg-type]
 
     @classmethod
     def of(cls, connection: HttpToolsProtocol, *, keep_alive: bool, offer: Offer | None) -> Self:

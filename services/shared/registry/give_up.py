@@ -58,7 +58,7 @@ def give_up_abandoned(
     record: JobRecord,
 ) -> LeaseExpired:
     """Give up an extraction whose worker died or hung in its last attempt. Returns the error of the job."""
-    error = LeaseExpired("The worker stopped while it made the artifact, and no attempts are left.")
+    error = LeaseExpired("The worker stopped before it had made the artifact, and no attempts are left.")
     failure = FailureRecord(
         fingerprint=record.fingerprint or profiles.fingerprint(job.profile),
         build=record.build,

@@ -5,7 +5,6 @@ Only code that wires a process holds an `Opened`. All other code takes the parts
 
 from collections import deque
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from functools import partial
 from typing import TypeVar
@@ -25,6 +24,7 @@ from services.shared.configuration.registry import RegistrySettings
 from services.shared.configuration.store import StoreSettings
 from services.shared.model.clock import Clock
 from services.shared.model.profiles import ProfileCatalogue
+from services.shared.model.threads import started_pool
 from services.shared.queue.dispatch import RqDispatcher
 from services.shared.queue.jobs import Jobs
 from services.shared.registry.opened import Opened
@@ -155,7 +155,7 @@ class ConcurrentRunner:
 
     def __init__(self, threads: int = 8) -> None:
         self._threads = threads
-        self._pool = ThreadPoolExecutor(threads, thread_name_prefix="at-once")
+        self._pool = started_pool(threads, "at-once")
 
     def __call__(self, steps: Iterable[Callable[[], object]]) -> None:
         """Run all steps and return when all have ended. Raises the error of the first failed step.

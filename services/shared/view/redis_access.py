@@ -146,12 +146,16 @@ class Breaker:
             raise SilentServerError("the server does not answer")
 
     def suspect(self) -> None:
-        """Start a probe of the server, unless one is running."""
+        """Start a probe of the server, unless one is running or the system refuses a thread for it."""
         with self._lock:
             if self._probing:
                 return
             self._probing = True
-        threading.Thread(target=self._watch, name="redis-probe", daemon=True).start()
+        try:
+            threading.Thread(target=self._watch, name="redis-probe", daemon=True).start()
+        except RuntimeError:  # no thread can be started now
+            with self._lock:
+                self._probing = False
 
     def _watch(self) -> None:
         while not self._probe():

@@ -19,7 +19,7 @@ import torch
 
 from speaker_registry import RegistryClient, cli
 from speaker_registry.cli.command import UNTRAINED
-from speaker_registry.errors import CacheUnsupported, InvalidRequest, Unavailable
+from speaker_registry.errors import CacheUnsupported, InvalidRequest, SpeakerRegistryError, Unavailable
 from speaker_registry.syncing.folder import FileName
 from speaker_registry.syncing.samples import SpeakerSamples
 from speaker_registry.syncing.synchronization import Report, Synchronization
@@ -431,6 +431,26 @@ def test_the_command_says_what_it_did(start: Start, run: Run, tmp_path: Path):
         ("bob", outcome.document["voices"][1]["reason"]),
     ]
     assert voices_of(path) == ["alice@1"]
+
+
+def test_a_registry_that_fails_at_one_voice_keeps_no_other_one_out(
+    start: Start, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """A failure (500) is no answer, and a cron job that ended with 0 would hide it."""
+    registry, path = start(), tmp_path / "voices"
+    registry.ready("alice")
+    registry.ready("bob")
+    download, failing = RegistryClient.download, list[str]()
+
+    def fail_at_the_first(client: RegistryClient, reference: str, *arguments: Any, **options: Any) -> Any:
+        failing.extend([] if failing else [reference])
+        if reference in failing:
+            raise SpeakerRegistryError("An internal error occurred.")
+        return download(client, reference, *arguments, **options)
+
+    monkeypatch.setattr(RegistryClient, "download", fail_at_the_first)
+    outcome = run(registry, "sync", "--format", CUSTOM, "--profile", PROFILE, path)
+    assert (outcome.status, outcome.document["missing"], outcome.document["written"]) == (3, 1, 1)
 
 
 def refused(start: Start, run: Run, path: Path, profile: str) -> tuple[int, str, str]:

@@ -3,6 +3,7 @@
 import time
 from argparse import Namespace
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 
 from speaker_registry import errors
 from speaker_registry.cli import pushing as push_command
+from speaker_registry.cli.syncing import carry_out
 from speaker_registry.errors import SpeakerRegistryError
 from speaker_registry.manifests import Manifest, ManifestEntry, ManifestPage, ReceivedPage
 from speaker_registry.pushing import pusher as pusher_module
@@ -485,12 +487,20 @@ def test_a_registry_that_refuses_all_clips_ends_the_run(
     assert states(pusher) == {"alice@2": "written", "bob@2": "written"}
 
 
-def test_voices_without_an_answer_keep_no_other_one_out(client: Client, server: VoiceServer, make: Make):
+NO_ANSWER = pytest.mark.parametrize(
+    "error", [errors.Unavailable("503"), SpeakerRegistryError("500")], ids=["503", "500"]
+)
+
+
+@NO_ANSWER
+def test_voices_without_an_answer_keep_no_other_one_out(
+    client: Client, server: VoiceServer, make: Make, error: SpeakerRegistryError
+):
     """The registry's store may be unable to read some objects. A process that pushes once would end at the
     same ones each time.
     """
     client.voices = [entry(name) for name in ("alice", "bob", "carol", "dora")]
-    client.faults = {f"voice_{name}@1": errors.Unavailable("no answer") for name in ("alice", "bob", "carol")}
+    client.faults = {f"voice_{name}@1": error for name in ("alice", "bob", "carol")}
     report = make().run()
     assert [one.state for one in report.outcomes] == ["missing", "missing", "missing", "written"]
     assert isinstance(report.fault, errors.Unavailable)
@@ -642,8 +652,13 @@ def test_a_registry_that_asks_to_wait_for_one_voice_is_asked_a_few_times(
     assert len(asked) == 4
 
 
+@NO_ANSWER
 def test_a_history_without_an_answer_keeps_the_replaced_version(
-    client: Client, server: VoiceServer, make: Make, monkeypatch: pytest.MonkeyPatch
+    client: Client,
+    server: VoiceServer,
+    make: Make,
+    monkeypatch: pytest.MonkeyPatch,
+    error: SpeakerRegistryError,
 ):
     """Nothing tells when it was replaced. The other voices are pushed all the same."""
     for version in (1, 2):
@@ -652,7 +667,7 @@ def test_a_history_without_an_answer_keeps_the_replaced_version(
     server.later = LATER
 
     def fail(*_: object, **__: object) -> None:
-        raise errors.Unavailable("no answer")
+        raise error
 
     client.voices = [entry("alice", 1), entry("bob")]
     with monkeypatch.context() as patch:
@@ -711,7 +726,8 @@ def test_what_another_pusher_uploads_during_a_run_is_not_deleted(
 def test_a_push_that_has_left_something_to_the_next_run_ends_with_its_error():
     """A cron job says so."""
     report = Report(outcomes=(), removed=0, fault=errors.Unavailable("no answer"))
-    output = push_command._output(Namespace(server="http://tts.test", profile=QWEN), report)
+    arguments = Namespace(server="http://tts.test", profile=QWEN, watch=False)
+    output = carry_out(lambda: report, 30, arguments, partial(push_command._output, arguments))
     assert output.status == 3
     assert output.warnings == ["something was left to the next run, because of this: no answer"]
 
