@@ -134,13 +134,14 @@ def post(*lines: str) -> bytes:
 CHUNKED = "Transfer-Encoding: chunked"
 
 
-def test_a_body_in_tiny_chunks_is_read_a_few_at_a_time():
+@pytest.mark.parametrize("chunk", [ONE_BYTE, b"00000001\r\nx\r\n"])
+def test_a_body_in_tiny_chunks_is_read_a_few_at_a_time(chunk: bytes):
     """However many come in one read: the others on this event loop are served between them."""
 
     async def test() -> None:
         app = Echo()
         client = Client(app)
-        await client.send(post(CHUNKED), ONE_BYTE * 2_000 + b"0\r\n\r\n")
+        await client.send(post(CHUNKED), chunk * 2_000 + b"0\r\n\r\n")
         assert not client.wire.reading, "no more is read until these are"
         assert len(client.connection.cycle.body) <= client_limits.MAX_PIECES + connections._CHUNKS_SLICE_BYTES
         await client.answers(1)
@@ -225,6 +226,44 @@ def test_trailers_change_no_header():
         await client.send(post(CHUNKED), ONE_BYTE + b"0\r\nAuthorization: Bearer other\r\n\r\n")
         await client.answers(1)
         assert [name for name, _ in app.scopes[0]["headers"]] == [b"host", b"transfer-encoding"]
+
+    in_loop(test)
+
+
+def test_trailers_are_read_a_few_at_a_time():
+    """Each takes as long as a chunk, and others on this event loop are served between them."""
+
+    async def test() -> None:
+        client = Client(Echo())
+        await client.send(post(CHUNKED), ONE_BYTE + b"0\r\n" + b"X: y\r\n" * 2_000 + b"\r\n")
+        assert not client.wire.reading, "no more is read until these are"
+        assert (await client.answers(1)).startswith(b"HTTP/1.1 200")
+
+    in_loop(test)
+
+
+@pytest.mark.parametrize(
+    ("begin", "piece"),
+    [
+        (post(CHUNKED) + ONE_BYTE + b"0\r\n", b"X:\r\n"),
+        (post(CHUNKED) + b"1;", b"x"),
+        (post(CHUNKED), b"1;" + b"x" * 200 + b"\r\nx\r\n"),
+        (post(CHUNKED), b"0"),
+        (b"", b"\r\n"),
+    ],
+    ids=["trailers", "extension", "extensions", "zeros", "empty lines"],
+)
+def test_what_a_client_sends_besides_bodies_is_bounded_as_a_head_is(begin: bytes, piece: bytes):
+    """None of it is data that the application would count, and the parser takes any amount."""
+
+    async def test() -> None:
+        client = Client(Echo())
+        await client.send(begin, piece * (14_000 // len(piece)))
+        assert client.wire.sent == b""
+        await client.send(piece * (14_000 // len(piece)))
+        sent = await client.answers(1)
+        assert sent.startswith(b"HTTP/1.1 400")
+        assert b"connection: close" in sent
 
     in_loop(test)
 
