@@ -341,10 +341,11 @@ def test_a_body_that_has_arrived_keeps_the_connection(body: bytes):
     in_loop(test)
 
 
+@pytest.mark.parametrize("upgrade", ["", "Connection: Upgrade\r\nUpgrade: h2c\r\n"])
 @pytest.mark.parametrize(
     ("version", "body"), [("1.0", b"onetwo"), ("1.1", b"3\r\none\r\n3\r\ntwo\r\n0\r\n\r\n")]
 )
-def test_an_answer_of_unknown_length_has_no_chunks_before_http_1_1(version: str, body: bytes):
+def test_an_answer_of_unknown_length_has_no_chunks_before_http_1_1(version: str, body: bytes, upgrade: str):
     """Clients of an earlier version do not know chunks. They read until the connection ends."""
 
     async def stream(scope: Scope, receive: Receive, send: Send) -> None:
@@ -355,7 +356,7 @@ def test_an_answer_of_unknown_length_has_no_chunks_before_http_1_1(version: str,
 
     async def test() -> None:
         client = Client(stream)
-        await client.send(f"GET / HTTP/{version}\r\nHost: h\r\n\r\n".encode())
+        await client.send(f"GET / HTTP/{version}\r\nHost: h\r\n{upgrade}\r\n".encode())
         head, _, sent = (await client.answers(1)).partition(b"\r\n\r\n")
         assert sent == body
         assert (b"transfer-encoding" in head, client.wire.closing) == (version == "1.1", version == "1.0")
@@ -469,6 +470,23 @@ def test_a_strange_target_crashes_nothing(request_target: bytes):
         client = Client(Echo())
         await client.send(b"GET " + request_target + b" HTTP/1.1\r\nHost: h\r\n\r\n")
         assert (await client.answers(1))[9:12] in {b"200", b"400"}
+
+    in_loop(test)
+
+
+@pytest.mark.parametrize("request_target", [b"http://h", b"http://h?q=1"], ids=repr)
+def test_a_target_without_a_path_is_the_root(request_target: bytes):
+    """The path of an address may be left out (RFC 9112, 3.2.2)."""
+
+    async def test() -> None:
+        app = Echo()
+        client = Client(app)
+        await client.send(b"GET " + request_target + b" HTTP/1.1\r\nHost: h\r\n\r\n")
+        assert (await client.answers(1)).startswith(b"HTTP/1.1 200")
+        query = request_target.partition(b"?")[2]
+        assert [(one["path"], one["raw_path"], one["query_string"]) for one in app.scopes] == [
+            ("/", b"/", query)
+        ]
 
     in_loop(test)
 

@@ -227,11 +227,10 @@ class HttpConnection(HttpToolsProtocol):
         A server may ignore that header (RFC 9110, 7.8). A CONNECT request has no other purpose, and is
         refused.
         """
-        method = self.parser.get_method()
-        if method == b"CONNECT":
+        if self.parser.get_method() == b"CONNECT":
             self._refuse(HTTPStatus.BAD_REQUEST, NOT_HTTP)
             return
-        head = _head_without_upgrade(method, self.url, self.headers)
+        head = _head_without_upgrade(self.parser, self.url, self.headers)
         self.parser = httptools.HttpRequestParser(self)
         self._parse_slice(head + rest)
 
@@ -390,9 +389,12 @@ def _length_of_body(headers: list[tuple[bytes, bytes]]) -> int:
     return int(length)
 
 
-def _head_without_upgrade(method: bytes, url: bytes, headers: list[tuple[bytes, bytes]]) -> bytes:
+def _head_without_upgrade(
+    parser: httptools.HttpRequestParser, url: bytes, headers: list[tuple[bytes, bytes]]
+) -> bytes:
+    request_line = b"%s %s HTTP/%s" % (parser.get_method(), url, parser.get_http_version().encode())
     lines = [name + b": " + value for name, value in headers if name != b"upgrade"]
-    return b"\r\n".join([method + b" " + url + b" HTTP/1.1", *lines, b"", b""])
+    return b"\r\n".join([request_line, *lines, b"", b""])
 
 
 def _is_of_parser(error: BaseException | None) -> bool:
