@@ -138,13 +138,14 @@ def post(*lines: str) -> bytes:
 CHUNKED = "Transfer-Encoding: chunked"
 
 
-def test_a_body_in_tiny_chunks_is_read_a_few_at_a_time():
+@pytest.mark.parametrize("chunk", [ONE_BYTE, b"00000001\r\nx\r\n"])
+def test_a_body_in_tiny_chunks_is_read_a_few_at_a_time(chunk: bytes):
     """However many come in one read: the others on this event loop are served between them."""
 
     async def test() -> None:
         app = Echo()
         client = Client(app)
-        await client.send(post(CHUNKED), ONE_BYTE * 2_000 + b"0\r\n\r\n")
+        await client.send(post(CHUNKED), chunk * 2_000 + b"0\r\n\r\n")
         assert not client.wire.reading, "no more is read until these are"
         assert len(client.connection.cycle.body) <= client_limits.MAX_PIECES + connections._CHUNKS_SLICE_BYTES
         await client.answers(1)
@@ -233,6 +234,44 @@ def test_trailers_change_no_header():
     in_loop(test)
 
 
+def test_trailers_are_read_a_few_at_a_time():
+    """Each takes as long as a chunk, and others on this event loop are served between them."""
+
+    async def test() -> None:
+        client = Client(Echo())
+        await client.send(post(CHUNKED), ONE_BYTE + b"0\r\n" + b"X: y\r\n" * 2_000 + b"\r\n")
+        assert not client.wire.reading, "no more is read until these are"
+        assert (await client.answers(1)).startswith(b"HTTP/1.1 200")
+
+    in_loop(test)
+
+
+@pytest.mark.parametrize(
+    ("begin", "piece"),
+    [
+        (post(CHUNKED) + ONE_BYTE + b"0\r\n", b"X:\r\n"),
+        (post(CHUNKED) + b"1;", b"x"),
+        (post(CHUNKED), b"1;" + b"x" * 200 + b"\r\nx\r\n"),
+        (post(CHUNKED), b"0"),
+        (b"", b"\r\n"),
+    ],
+    ids=["trailers", "extension", "extensions", "zeros", "empty lines"],
+)
+def test_what_a_client_sends_besides_bodies_is_bounded_as_a_head_is(begin: bytes, piece: bytes):
+    """None of it is data that the application would count, and the parser takes any amount."""
+
+    async def test() -> None:
+        client = Client(Echo())
+        await client.send(begin, piece * (14_000 // len(piece)))
+        assert client.wire.sent == b""
+        await client.send(piece * (14_000 // len(piece)))
+        sent = await client.answers(1)
+        assert sent.startswith(b"HTTP/1.1 400")
+        assert b"connection: close" in sent
+
+    in_loop(test)
+
+
 def test_what_is_no_request_is_refused_after_the_answer_to_the_one_before():
     """The refusal would otherwise be taken for that answer."""
 
@@ -306,10 +345,11 @@ def test_a_body_that_has_arrived_keeps_the_connection(body: bytes):
     in_loop(test)
 
 
+@pytest.mark.parametrize("upgrade", ["", "Connection: Upgrade\r\nUpgrade: h2c\r\n"])
 @pytest.mark.parametrize(
     ("version", "body"), [("1.0", b"onetwo"), ("1.1", b"3\r\none\r\n3\r\ntwo\r\n0\r\n\r\n")]
 )
-def test_an_answer_of_unknown_length_has_no_chunks_before_http_1_1(version: str, body: bytes):
+def test_an_answer_of_unknown_length_has_no_chunks_before_http_1_1(version: str, body: bytes, upgrade: str):
     """Clients of an earlier version do not know chunks. They read until the connection ends."""
 
     async def stream(scope: Scope, receive: Receive, send: Send) -> None:
@@ -320,7 +360,7 @@ def test_an_answer_of_unknown_length_has_no_chunks_before_http_1_1(version: str,
 
     async def test() -> None:
         client = Client(stream)
-        await client.send(f"GET / HTTP/{version}\r\nHost: h\r\n\r\n".encode())
+        await client.send(f"GET / HTTP/{version}\r\nHost: h\r\n{upgrade}\r\n".encode())
         head, _, sent = (await client.answers(1)).partition(b"\r\n\r\n")
         assert sent == body
         assert (b"transfer-encoding" in head, client.wire.closing) == (version == "1.1", version == "1.0")
@@ -481,6 +521,23 @@ def test_a_strange_target_crashes_nothing(request_target: bytes):
         client = Client(Echo())
         await client.send(b"GET " + request_target + b" HTTP/1.1\r\nHost: h\r\n\r\n")
         assert (await client.answers(1))[9:12] in {b"200", b"400"}
+
+    in_loop(test)
+
+
+@pytest.mark.parametrize("request_target", [b"http://h", b"http://h?q=1"], ids=repr)
+def test_a_target_without_a_path_is_the_root(request_target: bytes):
+    """The path of an address may be left out (RFC 9112, 3.2.2)."""
+
+    async def test() -> None:
+        app = Echo()
+        client = Client(app)
+        await client.send(b"GET " + request_target + b" HTTP/1.1\r\nHost: h\r\n\r\n")
+        assert (await client.answers(1)).startswith(b"HTTP/1.1 200")
+        query = request_target.partition(b"?")[2]
+        assert [(one["path"], one["raw_path"], one["query_string"]) for one in app.scopes] == [
+            ("/", b"/", query)
+        ]
 
     in_loop(test)
 

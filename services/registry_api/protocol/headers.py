@@ -1,6 +1,7 @@
 """Headers that are added to every answer. Pure ASGI.
 
-They tell browsers how to treat the answer safely, and carry what the route's rule adds, such as rate limits.
+They tell browsers and caches how to treat the answer safely, and carry what the route's rule adds, such as
+rate limits.
 """
 
 from collections.abc import Sequence
@@ -17,6 +18,10 @@ SAFE_HEADERS = (
     (b"x-frame-options", b"DENY"),
     (b"cross-origin-resource-policy", b"same-origin"),
 )
+_UNSHARED = (b"cache-control", b"private, no-cache")
+"""Only the client itself may keep an answer, and it must check each time whether the answer has changed.
+Answers for which something else holds have a `Cache-Control` of their own.
+"""
 _NO_PAGE = b"default-src 'none'; frame-ancestors 'none'"
 """Policy for answers that are not pages. A browser that shows such an answer runs nothing in it."""
 _DOCS_PAGE = (
@@ -60,8 +65,8 @@ def rate_headers(rate: Rate) -> Headers:
 
 
 class AnswerHeaders:
-    """Middleware that adds the safety headers of a path, and the headers in `scope["answer_headers"]`, when
-    the answer begins.
+    """Middleware that adds the safety headers of a path, `Cache-Control` where it is missing, and the headers
+    in `scope["answer_headers"]`, when the answer begins.
     """
 
     def __init__(self, app: ASGIApp) -> None:
@@ -73,8 +78,10 @@ class AnswerHeaders:
 
         async def send_with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
-                added = (*safe_headers(scope["path"]), *scope.get("answer_headers", ()))
-                message["headers"] = [*message.get("headers", ()), *added]
+                headers = [*message.get("headers", ()), *safe_headers(scope["path"])]
+                if not any(name.lower() == b"cache-control" for name, _ in headers):
+                    headers.append(_UNSHARED)
+                message["headers"] = [*headers, *scope.get("answer_headers", ())]
             await send(message)
 
         return await self._app(scope, receive, send_with_headers)

@@ -1,11 +1,11 @@
-"""Handles faulty parameters and JSON bodies: refuses unknown names, and explains which names and values are
-accepted.
+"""Handles faulty parameters and JSON bodies: refuses unknown names and repeated parameters, and explains
+which names and values are accepted.
 
 This module knows no route by its name.
 """
 
 from collections.abc import Iterable, Iterator
-from typing import Annotated, Any
+from typing import Annotated, Any, get_origin
 
 from fastapi import Request
 from fastapi.dependencies.models import Dependant
@@ -20,20 +20,25 @@ from speaker_registry.validation import accepted, invalid_value_message, shorten
 
 
 class OnlyKnownParameters:
-    """A dependency of one route: refuses query parameters that the route does not take.
+    """A dependency of one route: refuses query parameters that the route does not take, and those that it
+    takes once but are sent more than once.
 
-    A mistyped `profil=` would otherwise be ignored, and the answer would not be about what the caller asked
-    for.
+    A mistyped `profil=` would otherwise be ignored, and so would all but one of several `profile=`. The
+    answer would not be about what the caller asked for.
     """
 
     def __init__(self) -> None:
         self._known: frozenset[str] = frozenset()
+        self._lists: frozenset[str] = frozenset()
+        """The parameters that may be repeated."""
 
     def learn(self, route: APIRoute) -> None:
         """Record which parameters the route takes. This is called after the route is made, because the route
         is made with this dependency.
         """
-        self._known = frozenset(_query_names(route.dependant))
+        kinds = _query_kinds(route.dependant)
+        self._known = frozenset(kinds)
+        self._lists = frozenset(name for name, kind in kinds.items() if get_origin(kind) is list)
 
     async def __call__(self, request: Request) -> None:
         """Raises `InvalidRequest`."""
@@ -42,11 +47,21 @@ class OnlyKnownParameters:
         for name in request.query_params:
             if name not in self._known:
                 raise unknown("Query parameter", name, self._known)
+            if name not in self._lists and (count := len(request.query_params.getlist(name))) > 1:
+                raise InvalidRequest(
+                    f"Query parameter {name!r} is given {count} times; accepted: once, because it would not "
+                    "be clear which of them counts.",
+                    param=name,
+                )
 
 
-def _query_names(dependant: Dependant) -> Iterator[str]:
-    for one in _with_dependencies(dependant):
-        yield from (field.alias for field in one.query_params)
+def _query_kinds(dependant: Dependant) -> dict[str, Any]:
+    """Return the type of each query parameter by its name."""
+    return {
+        field.alias: field.field_info.annotation
+        for one in _with_dependencies(dependant)
+        for field in one.query_params
+    }
 
 
 def _with_dependencies(dependant: Dependant) -> Iterator[Dependant]:

@@ -122,7 +122,7 @@ def list_audio_voices(
             retry_after_seconds=5,
         )
     if request.method == "HEAD":
-        return Response(headers={"Cache-Control": "private, no-cache"}, media_type="application/json")
+        return Response(media_type="application/json")
     lists = request.app.state.whole_lists
     return WholeList(page, find, lambda page: _entries(profiles, page), lists, namespace)
 

@@ -6,7 +6,7 @@ from fastapi import Path, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
-from services.registry_api.access.rules import ARTIFACTS_READ
+from services.registry_api.access.rules import ARTIFACTS_READ, NAMESPACE_HEADER
 from services.registry_api.dependencies import CallerDep, NamespaceDep, ServicesDep, StoreSlotsDep
 from services.registry_api.express.lane import offer_of
 from services.registry_api.operations.artifacts import StoredArtifact, find_by_digest, not_with_digest
@@ -27,8 +27,10 @@ Digest = Annotated[
         examples=[example_value("digest")],
     ),
 ]
-_IMMUTABLE = "private, max-age=31536000, immutable"
-"""The bytes of a digest never change. Not `public`, because each caller's right to read them is checked."""
+_IMMUTABLE = {"Cache-Control": "private, max-age=31536000, immutable", "Vary": NAMESPACE_HEADER}
+"""Headers of an answer that never changes. It is not `public`, because each caller's right to read it is
+checked. Other answers about a namespace need no such `Vary`, because caches ask for them anew on each use.
+"""
 
 
 @router.get(
@@ -45,15 +47,15 @@ async def get_blob(
 ) -> Response:
     """Download the safetensors file of an artifact by its digest.
 
-    The answer never changes, so clients and proxies may keep it for a year for the credentials that asked. It
-    is found while its voice exists. While the index is being rebuilt or Redis is unavailable, the answer may
-    be 503: the file's path by voice and version works then, too.
+    The answer never changes, so clients and proxies may keep it for a year for the credentials and the
+    namespace that asked. It is found while its voice exists. While the index is being rebuilt or Redis is
+    unavailable, the answer may be 503: the file's path by voice and version works then, too.
     """
     with counted() as this:
         artifact = await run_in_threadpool(find_by_digest, services.speakers, namespace, digest)
         this.profile = artifact.profile
         _offer(request, caller, namespace, artifact)
-        headers = file_headers(digest, artifact.version) | {"Cache-Control": _IMMUTABLE}
+        headers = file_headers(digest, artifact.version) | _IMMUTABLE
         response = await answer_with_file(request, slots, artifact, headers, redirect=redirect)
         if response is None:
             raise not_with_digest(digest)

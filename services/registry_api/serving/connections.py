@@ -1,10 +1,10 @@
 """One connection of an HTTP/1.1 client: uvicorn's protocol on httptools, with bounds and deadlines.
 
 httptools takes heads of any size and parses all requests of a read at once, and uvicorn's own time-outs begin
-after the first answer. So this protocol counts a head while it arrives, leaves what follows an unanswered
-request unparsed, and sets a deadline whenever the server waits for the client. A body in tiny pieces is read
-a few pieces at a time, so that it takes no more of the event loop's time than other bodies. This module knows
-no routes.
+after the first answer. So this protocol counts a head, and what surrounds the data of a body, while they
+arrive, leaves what follows an unanswered request unparsed, and sets a deadline whenever the server waits for
+the client. A body in tiny pieces is read a few pieces at a time, so that it takes no more of the event loop's
+time than other bodies. This module knows no routes.
 
 The methods overridden here, and the parts in `request_cycle`, are uvicorn's internals, so the dependency is
 pinned to a minor version, and `tests/unit/test_uvicorn_internals.py` checks what is expected of it.
@@ -47,6 +47,10 @@ _SLICE_BYTES, _CHUNKS_SLICE_BYTES = 1024, 4096
 """Number of bytes that are parsed at once: normally, and for a body in chunks. At most the requests in one
 slice are held, however many a client sends ahead.
 """
+_CHUNKED_FACTOR = 16
+"""A body in chunks may take this many times the bytes of its data. Further bytes count as those of a head
+do: chunk extensions, trailers, and zeros before the size of a chunk.
+"""
 _LENGTH_DIGITS = 20
 """A longer Content-Length is refused. The parser accepts any number of zeros before the number."""
 OFFER = "express"
@@ -74,8 +78,11 @@ class HttpConnection(HttpToolsProtocol):
         super().__init__(*arguments, **options)
         self._reading = _Reading.NOTHING
         self._began = False
-        """True if a request began in the slice that is being parsed."""
-        self._head_bytes = 0
+        """True if a head or a body began in the slice that is being parsed."""
+        self._body_bytes = 0
+        """Number of bytes of bodies in the slice that is being parsed."""
+        self._overhead_bytes = 0
+        """Number of bytes of the head, or of what surrounds the data of the body, that have arrived."""
         self._body_left = 0
         """Number of bytes of a body of known length that have not arrived yet."""
         self._held: bytearray | None = None
@@ -185,6 +192,7 @@ class HttpConnection(HttpToolsProtocol):
             body = self._reading is _Reading.BODY
             size = (self._body_left or _CHUNKS_SLICE_BYTES) if body else _SLICE_BYTES
             self._parse_slice(data[start : start + size])
+            self._count_overhead(min(size, len(data) - start))
             start += size
         self._unparsed = b"" if self._reading is _Reading.REFUSED else data[start:]
         if self._unparsed or self._pace.pauses():
@@ -193,7 +201,7 @@ class HttpConnection(HttpToolsProtocol):
             self._flow.let_go()
 
     def _parse_slice(self, data: bytes) -> None:
-        self._began = False
+        self._began, self._body_bytes = False, 0
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
@@ -202,10 +210,16 @@ class HttpConnection(HttpToolsProtocol):
             if isinstance(error, httptools.HttpParserCallbackError) and not _is_of_parser(error.__context__):
                 raise  # a bug in our code, which asyncio logs
             self._refuse(HTTPStatus.BAD_REQUEST, NOT_HTTP)
-        if self._reading is _Reading.HEAD:
-            self._head_bytes = len(data) + (0 if self._began else self._head_bytes)
-            if self._head_bytes > MAX_HEAD_BYTES:
-                self._refuse(HTTPStatus.BAD_REQUEST, NOT_HTTP)
+
+    def _count_overhead(self, size: int) -> None:
+        """Count the slice that was parsed, of `size` bytes. Refuse the request if its head is too large, or
+        if too much surrounds the data of its body. The parser bounds neither, nor empty lines before a
+        request.
+        """
+        before = 0 if self._began else self._overhead_bytes
+        self._overhead_bytes = max(0, before + size - _CHUNKED_FACTOR * self._body_bytes)
+        if self._overhead_bytes > MAX_HEAD_BYTES and self._reading is not _Reading.REFUSED:
+            self._refuse(HTTPStatus.BAD_REQUEST, NOT_HTTP)
 
     def _ignore_upgrade(self, rest: bytes) -> None:
         """Parse the request once more without its `Upgrade` header, at which the parser stops.
@@ -213,11 +227,10 @@ class HttpConnection(HttpToolsProtocol):
         A server may ignore that header (RFC 9110, 7.8). A CONNECT request has no other purpose, and is
         refused.
         """
-        method = self.parser.get_method()
-        if method == b"CONNECT":
+        if self.parser.get_method() == b"CONNECT":
             self._refuse(HTTPStatus.BAD_REQUEST, NOT_HTTP)
             return
-        head = _head_without_upgrade(method, self.url, self.headers)
+        head = _head_without_upgrade(self.parser, self.url, self.headers)
         self.parser = httptools.HttpRequestParser(self)
         self._parse_slice(head + rest)
 
@@ -232,8 +245,9 @@ class HttpConnection(HttpToolsProtocol):
         self._requests += 1
 
     def on_header(self, name: bytes, value: bytes) -> None:
-        if self._reading is not _Reading.HEAD:
-            return  # a trailer: the application has its headers already
+        if self._reading is not _Reading.HEAD:  # a trailer: the application has its headers already
+            self._pace.pieces += 1
+            return
         name = name.lower()
         if name == b"expect" and value.lower() == b"100-continue":
             self.expect_100_continue = True
@@ -242,7 +256,8 @@ class HttpConnection(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         if self.parser.should_upgrade():
             return  # `_ignore_upgrade` follows
-        self._reading, self._body_left = _Reading.BODY, _length_of_body(self.headers)
+        self._body_left = _length_of_body(self.headers)
+        self._reading, self._began = _Reading.BODY, True
         if self._lane is not None and self._lane.waits_for_body(self, self._body_left):
             self._held = bytearray()
         elif (offer := self._ask_lane(None)) is not ANSWERED:
@@ -277,6 +292,7 @@ class HttpConnection(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         self._pace.pieces += 1
+        self._body_bytes += len(body)
         self._body_left = max(0, self._body_left - len(body))
         if self._held is not None:
             self._held += body
@@ -373,9 +389,12 @@ def _length_of_body(headers: list[tuple[bytes, bytes]]) -> int:
     return int(length)
 
 
-def _head_without_upgrade(method: bytes, url: bytes, headers: list[tuple[bytes, bytes]]) -> bytes:
+def _head_without_upgrade(
+    parser: httptools.HttpRequestParser, url: bytes, headers: list[tuple[bytes, bytes]]
+) -> bytes:
+    request_line = b"%s %s HTTP/%s" % (parser.get_method(), url, parser.get_http_version().encode())
     lines = [name + b": " + value for name, value in headers if name != b"upgrade"]
-    return b"\r\n".join([method + b" " + url + b" HTTP/1.1", *lines, b"", b""])
+    return b"\r\n".join([request_line, *lines, b"", b""])
 
 
 def _is_of_parser(error: BaseException | None) -> bool:

@@ -23,7 +23,7 @@ from services.shared.configuration.uploads import UploadLimits
 from speaker_registry.errors import InvalidRequest, PayloadTooLarge, SpeakerRegistryError, Unavailable
 
 MAX_HEAD_BYTES = 16 * 1024
-"""Largest accepted size of path, query and headers together."""
+"""Largest accepted size of path, query and headers together, and of what surrounds the data of a body."""
 MAX_JSON_BYTES = 64 * 1024
 """Largest accepted body that is not an upload."""
 
@@ -233,6 +233,8 @@ def _fault_of_head(scope: Scope) -> SpeakerRegistryError | None:
         return InvalidRequest("The path holds a '/' written as %2F. Accepted: names without path separators.")
     if not _is_utf8(unquote_to_bytes(path)):
         return InvalidRequest("The path is not UTF-8. Accepted: UTF-8, percent-encoded.")
+    if not _is_utf8(unquote_to_bytes(scope["query_string"])):
+        return InvalidRequest("The query is not UTF-8. Accepted: UTF-8, percent-encoded.")
     return None
 
 

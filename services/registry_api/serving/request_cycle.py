@@ -117,7 +117,8 @@ def give_up(cycle: RequestResponseCycle) -> None:
 def scope_of(connection: HttpToolsProtocol) -> HTTPScope:
     """Return the scope of the request whose head the connection has just parsed."""
     url = httptools.parse_url(connection.url)
-    path = url.path.decode("ascii")
+    raw_path = url.path or b"/"  # an address without a path, such as `http://host`: RFC 9112, 3.2.2
+    path = raw_path.decode("ascii")
     return {
         "type": "http",
         "asgi": {"version": connection.asgi_version, "spec_version": "2.3"},
@@ -130,7 +131,7 @@ def scope_of(connection: HttpToolsProtocol) -> HTTPScope:
         "state": connection.app_state.copy(),
         "method": connection.parser.get_method().decode("ascii"),
         "path": unquote(path) if "%" in path else path,
-        "raw_path": url.path,
+        "raw_path": raw_path,
         "query_string": url.query or b"",
     }
 

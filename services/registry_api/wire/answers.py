@@ -18,8 +18,6 @@ from speaker_registry.errors import PreconditionFailed
 
 SAFETENSORS = "application/vnd.safetensors"
 """The media type of artifacts and samples."""
-_UNSHARED = {"Cache-Control": "private, no-cache"}
-"""Only the client itself may keep an answer, and it must check each time whether the answer has changed."""
 
 
 def tag_of(body: BaseModel | dict[str, Any]) -> str:
@@ -41,7 +39,7 @@ def answer(
 ) -> Response:
     """Return the body as JSON. GET and HEAD get an ETag, or 304 if `If-None-Match` names it."""
     content = json_bytes(body)
-    headers = {**_UNSHARED, **(headers or {})}
+    headers = dict(headers or {})
     if request.method not in {"GET", "HEAD"}:
         return Response(content, status_code=status, headers=headers, media_type="application/json")
     headers["ETag"] = tag = _tag_of_content(content)
@@ -56,12 +54,12 @@ def answer_to_question(request: Request, body: BaseModel) -> Response:
     tag = _tag_of_content(content)
     if matches(request.headers.get("if-none-match"), tag):
         return not_modified(tag)
-    return Response(content, headers={**_UNSHARED, "ETag": tag}, media_type="application/json")
+    return Response(content, headers={"ETag": tag}, media_type="application/json")
 
 
 def not_modified(tag: str) -> Response:
     """Return 304 for a JSON answer with this ETag."""
-    return Response(status_code=304, headers={**_UNSHARED, "ETag": tag})
+    return Response(status_code=304, headers={"ETag": tag})
 
 
 def file_headers(digest: str, version: Version) -> dict[str, str]:
@@ -74,7 +72,6 @@ def file_headers(digest: str, version: Version) -> dict[str, str]:
         "ETag": f'"{digest}"',
         "Content-Digest": f"sha-256=:{encoded}:",
         "Accept-Ranges": "bytes",
-        "Cache-Control": "private, no-cache",
         "X-Voice-Version": str(version.number),
         "X-Voice-Created-At": str(version.created_at),
     }

@@ -61,8 +61,7 @@ class WholeList(StreamingResponse):
         self._tenant = tenant
         self._first_id: str | None = None
         self._body = self._made()
-        headers = {"Cache-Control": "private, no-cache"}
-        super().__init__(self._body, media_type="application/json", headers=headers)
+        super().__init__(self._body, media_type="application/json")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:

@@ -272,6 +272,14 @@ def test_a_form_in_another_charset_is_refused(registry: Registry, charset: str):
     check(response, f"charset is '{charset}'; accepted: utf-8.", param="Content-Type")
 
 
+@pytest.mark.parametrize("query", ["after=%FF", "q=%ED%A0%80", "%FF=1"])
+def test_a_query_that_is_not_utf_8_is_refused(registry: Registry, query: str):
+    """A query is text, as a path is. Another text would be looked for in place of one that is not valid."""
+    answer = raw.ask(registry.port, raw.head("GET", f"/v1/voices?{query}"))
+    assert answer.status == 400
+    assert "The query is not UTF-8" in answer.error["message"]
+
+
 @pytest.mark.parametrize(
     ("path", "says"),
     [

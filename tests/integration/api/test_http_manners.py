@@ -180,6 +180,17 @@ def test_what_must_not_be_kept_is_not_compressed(registry: Registry):
     assert not is_compressible(Headers({**said, "content-encoding": "gzip"}))
 
 
+# -- answers that may be kept
+
+
+@pytest.mark.parametrize("path", ["/docs", "/openapi.json", "/static-offline-docs/swagger-ui.css"])
+def test_the_documentation_is_checked_before_it_is_used_again(registry: Registry, path: str):
+    """Every answer says who may keep it. A browser could otherwise show the documentation of an earlier
+    release.
+    """
+    assert registry.client.get(path).headers["Cache-Control"] == "private, no-cache"
+
+
 # -- an icon
 
 

@@ -74,6 +74,12 @@ def test_every_route_of_ours_refuses_a_parameter_that_it_does_not_take(registry:
             "currant",
             "did you mean 'current'? Accepted: current, fingerprint, redirect, wait.",
         ),
+        (
+            "/v1/jobs?limit=1&limit=2",
+            "limit",
+            "Query parameter 'limit' is given 2 times; accepted: once, because it would not be clear which "
+            "of them counts.",
+        ),
         ("/v1/voices/x?%00%0a=1", "\0\n", r"Query parameter '\x00\n' is not known here. Accepted: none."),
     ],
 )
