@@ -296,10 +296,14 @@ def _allow_web_pages(app: FastAPI, origins: Sequence[str]) -> None:
 def _start_threads(
     services: Services, server_errors: ServerErrors, stop: threading.Event
 ) -> list[threading.Thread]:
-    """Start the threads of the view, of counted errors, of housekeeping and of campaigns. They end soon after
-    `stop` is set.
+    """Start the threads of the view, of counted errors, of the use of keys, of housekeeping and of campaigns.
+    They end soon after `stop` is set.
     """
-    work = {WATCHING: services.generation.run, "server-errors": server_errors.run}
+    work = {
+        WATCHING: services.generation.run,
+        "server-errors": server_errors.run,
+        "key-uses": services.key_uses.run,
+    }
     if services.housekeeping is not None:
         work |= {"housekeeping": services.housekeeping.run, "campaigns": services.campaigns.runner.run}
     threads = [
