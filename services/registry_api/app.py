@@ -116,6 +116,7 @@ def create_app(
     app.state.whole_lists = FairQueue(1)
     app.state.search_slots = Slots(1, wait_seconds=_SEARCH_WAIT_SECONDS, refusal=_TOO_MANY_SEARCHES)
     services.speakers.reading_bucket = store.hold_in_thread
+    services.keys.reading_bucket = store.hold_in_thread
     error_answers.add_handlers(app, _note_unknown_name)
     _add_routes(app, services)
     _add_middleware(app, services, max_active, body_timeouts, cors_origins)

@@ -447,6 +447,57 @@ def test_members_of_a_newer_release_are_kept(world: World, here: Process) -> Non
     assert (kept["shade"], kept["record"]["hue"]) == ("blue", 7)
 
 
+# -- listing
+
+
+def test_a_list_of_keys_reads_only_what_has_changed(
+    world: World, here: Process, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Listings for one tenant would otherwise cost more with each key that other tenants make."""
+    old, kept = made(here)[0], made(here)[0]
+    made(here, namespace="other")
+    store = Store(world.store)
+    there = Process(world, store=store)
+    there.keys.all("*")
+    world.pass_time(21)
+    there.keys.listen()
+    monkeypatch.setattr(store, "list", lambda _: pytest.fail("the bucket was listed"), raising=False)
+    revoke(here.keys, old.id, by="test")
+    new, others = made(here)[0], made(here, namespace="other")[0]
+    store.reads.clear()
+    for _ in range(2):
+        found = {key.record.id: there.keys.state(key) for key in there.keys.all("default")}
+        assert found == {old.id: "revoked", kept.id: "active", new.id: "active"}
+    assert sorted(store.read_keys) == sorted(api_key_key(one.id) for one in (old, new, others))
+
+
+@pytest.mark.parametrize("seconds", [0, 21])
+def test_no_key_is_missing_from_a_list_after_a_loss_of_redis(
+    world: World, here: Process, seconds: float
+) -> None:
+    """Redis has then forgotten which keys were made since the last listing."""
+    there = Process(world)
+    there.keys.all("*")
+    world.pass_time(21)
+    there.keys.listen()
+    token, _ = made(here)
+    world.lose_redis()
+    world.pass_time(seconds)
+    assert [key.record.id for key in there.keys.all("default")] == [token.id]
+
+
+def test_a_key_that_redis_was_not_told_of_is_listed_half_a_minute_later(world: World, here: Process) -> None:
+    """A process without Redis lists the bucket, and finds such a key at once."""
+    there = Process(world)
+    there.keys.all("*")
+    world.pass_time(21)
+    there.keys.listen()
+    token, _ = made(Process(world, weather=refused))
+    assert [key.record.id for key in Process(world, weather=refused).keys.all("*")] == [token.id]
+    world.pass_time(30)
+    assert [key.record.id for key in there.keys.all("*")] == [token.id]
+
+
 # -- making
 
 
