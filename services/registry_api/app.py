@@ -116,6 +116,7 @@ def create_app(
     app.state.whole_lists = FairQueue(1)
     app.state.search_slots = Slots(1, wait_seconds=_SEARCH_WAIT_SECONDS, refusal=_TOO_MANY_SEARCHES)
     services.speakers.reading_bucket = store.hold_in_thread
+    services.keys.reading_bucket = store.hold_in_thread
     error_answers.add_handlers(app, _note_unknown_name)
     _add_routes(app, services)
     _add_middleware(app, services, max_active, body_timeouts, cors_origins)
@@ -296,10 +297,14 @@ def _allow_web_pages(app: FastAPI, origins: Sequence[str]) -> None:
 def _start_threads(
     services: Services, server_errors: ServerErrors, stop: threading.Event
 ) -> list[threading.Thread]:
-    """Start the threads of the view, of counted errors, of housekeeping and of campaigns. They end soon after
-    `stop` is set.
+    """Start the threads of the view, of counted errors, of the use of keys, of housekeeping and of campaigns.
+    They end soon after `stop` is set.
     """
-    work = {WATCHING: services.generation.run, "server-errors": server_errors.run}
+    work = {
+        WATCHING: services.generation.run,
+        "server-errors": server_errors.run,
+        "key-uses": services.key_uses.run,
+    }
     if services.housekeeping is not None:
         work |= {"housekeeping": services.housekeeping.run, "campaigns": services.campaigns.runner.run}
     threads = [

@@ -109,11 +109,22 @@ def logout(arguments: argparse.Namespace) -> Output:
         name = arguments.name or arguments.context or change.contexts.current
         if name is None:
             raise CommandError("no context is chosen: `speaker-registry logout NAME` names one")
-        key_id = _key_id(change.contexts.get(name))
+        still = _still_accepted(change.contexts.get(name))
         change.contexts = change.contexts.without_key(name)
     text = f"the key of {name} is no longer kept; `speaker-registry login {name}` keeps another one"
-    still = f"the registry still accepts the key, until `speaker-registry keys revoke {key_id}` ends it"
-    return Output({"context": name, "key": None}, printable(text), warnings=[still] if key_id else [])
+    return Output({"context": name, "key": None}, printable(text), warnings=still)
+
+
+def _still_accepted(context: "Context") -> list[str]:
+    """Return a warning that says how the key of a context ends, if it has one."""
+    if not context.api_key:
+        return []
+    if not _KEY.match(context.api_key):
+        return ["the registry still accepts the token until it expires"]
+    return [
+        f"the registry still accepts the key until `speaker-registry keys revoke {_key_id(context)}` ends "
+        "it or, if it is the bootstrap key, until the API is started with another one"
+    ]
 
 
 def list_contexts(_: argparse.Namespace) -> Output:

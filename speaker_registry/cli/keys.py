@@ -86,7 +86,7 @@ def revoke_key(client: "RegistryClient", arguments: argparse.Namespace) -> Outpu
     from speaker_registry.paths import key_id_of  # noqa: PLC0415  loaded by the client, not by --help
 
     key_id, children = key_id_of(arguments.key_id), arguments.children  # a whole key must not be shown
-    what = f"{key_id} and every key that came from it" if children else key_id
+    what = f"{key_id} and every key that was made with it" if children else key_id
     if not arguments.yes:
         confirm("revoke", f"Revoke {what}? This cannot be undone.")
     client.revoke_key(key_id, children=children)

@@ -160,6 +160,12 @@ def _needs(
             f"{_number(failed_jobs)} jobs failed within a day",
             "`speaker-registry jobs --state failed` lists them with the reasons",
         )
+    for profile in profiles:
+        if profile.untrained and profile.required:
+            yield Need(
+                f"{profile.id} is made with untrained weights, so its voices are useless for speech",
+                "start its worker with published weights",
+            )
 
 
 def _states(voices: Voices | None, profile: str) -> Mapping[str, int]:

@@ -18,7 +18,7 @@ from services.registry_api.keys.forget import sweep
 from services.registry_api.keys.held_keys import FRESH_SECONDS, HeldKeys
 from services.registry_api.keys.key_document import KeyDocument, made_as
 from services.registry_api.keys.key_rules import KEPT_SECONDS
-from services.registry_api.keys.key_uses import WRITE_SECONDS, KeyUses
+from services.registry_api.keys.key_uses import KeyUses
 from services.registry_api.keys.listings import LISTING, start_thread
 from services.registry_api.keys.make import make
 from services.registry_api.keys.revoke import revoke
@@ -240,8 +240,7 @@ def test_the_sweep_forgets_keys_and_when_they_were_used(registry: FailingRegistr
     for token in (good, ended):
         uses.note(token.id)
     revoke(keys, ended.id, by="test")
-    registry.pass_time(WRITE_SECONDS)
-    uses.write_if_due()
+    uses.write()
     assert sweep(keys, uses) == 0
     assert uses.last().keys() == {good.id, ended.id}
     registry.pass_time(KEPT_SECONDS + 120)

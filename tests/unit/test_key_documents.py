@@ -2,6 +2,7 @@
 losses of Redis. Store and Redis are in memory, and time is the test's own. All else is real.
 """
 
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +16,7 @@ from services.registry_api.keys.forget import forget
 from services.registry_api.keys.held_keys import FRESH_SECONDS
 from services.registry_api.keys.key_document import KeyDocument
 from services.registry_api.keys.key_rules import KEPT_SECONDS
-from services.registry_api.keys.key_uses import WRITE_SECONDS, KeyUses
+from services.registry_api.keys.key_uses import KeyUses
 from services.registry_api.keys.make import make
 from services.registry_api.keys.revoke import revoke
 from services.registry_api.keys.rotate import rotate
@@ -446,6 +447,57 @@ def test_members_of_a_newer_release_are_kept(world: World, here: Process) -> Non
     assert (kept["shade"], kept["record"]["hue"]) == ("blue", 7)
 
 
+# -- listing
+
+
+def test_a_list_of_keys_reads_only_what_has_changed(
+    world: World, here: Process, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Listings for one tenant would otherwise cost more with each key that other tenants make."""
+    old, kept = made(here)[0], made(here)[0]
+    made(here, namespace="other")
+    store = Store(world.store)
+    there = Process(world, store=store)
+    there.keys.all("*")
+    world.pass_time(21)
+    there.keys.listen()
+    monkeypatch.setattr(store, "list", lambda _: pytest.fail("the bucket was listed"), raising=False)
+    revoke(here.keys, old.id, by="test")
+    new, others = made(here)[0], made(here, namespace="other")[0]
+    store.reads.clear()
+    for _ in range(2):
+        found = {key.record.id: there.keys.state(key) for key in there.keys.all("default")}
+        assert found == {old.id: "revoked", kept.id: "active", new.id: "active"}
+    assert sorted(store.read_keys) == sorted(api_key_key(one.id) for one in (old, new, others))
+
+
+@pytest.mark.parametrize("seconds", [0, 21])
+def test_no_key_is_missing_from_a_list_after_a_loss_of_redis(
+    world: World, here: Process, seconds: float
+) -> None:
+    """Redis has then forgotten which keys were made since the last listing."""
+    there = Process(world)
+    there.keys.all("*")
+    world.pass_time(21)
+    there.keys.listen()
+    token, _ = made(here)
+    world.lose_redis()
+    world.pass_time(seconds)
+    assert [key.record.id for key in there.keys.all("default")] == [token.id]
+
+
+def test_a_key_that_redis_was_not_told_of_is_listed_half_a_minute_later(world: World, here: Process) -> None:
+    """A process without Redis lists the bucket, and finds such a key at once."""
+    there = Process(world)
+    there.keys.all("*")
+    world.pass_time(21)
+    there.keys.listen()
+    token, _ = made(Process(world, weather=refused))
+    assert [key.record.id for key in Process(world, weather=refused).keys.all("*")] == [token.id]
+    world.pass_time(30)
+    assert [key.record.id for key in there.keys.all("*")] == [token.id]
+
+
 # -- making
 
 
@@ -769,20 +821,43 @@ def test_long_ended_keys_are_forgotten(world: World, here: Process) -> None:
     assert state(process, last.id) == "revoked"
 
 
-def test_use_is_remembered_to_the_minute_and_forgotten_with_the_key(world: World, here: Process) -> None:
-    """Redis gets the times now and then, this process knows them at once, and none of them stays for ever."""
+def test_use_is_remembered_and_forgotten_with_the_key(world: World, here: Process) -> None:
+    """Redis gets the times once a minute, this process knows them at once, and none stays for ever."""
     used, unused = made(here)[0], made(here)[0]
     uses, others = (KeyUses(process.generation, world.clock) for process in (here, Process(world)))
     uses.note(used.id)
-    uses.write_if_due()
     assert uses.last() == {used.id: int(world.clock.now())}
     assert others.last() == {}
-    world.pass_time(WRITE_SECONDS)
-    uses.write_if_due()
+    uses.write()
+    world.pass_time(60)
     uses.note(unused.id)
-    assert others.last() == {used.id: int(world.clock.now() - WRITE_SECONDS)}
+    before = {used.id: int(world.clock.now() - 60)}
+    assert others.last() == others.last([used.id, unused.id]) == uses.last([used.id]) == before
+    assert others.last([unused.id]) == others.last([]) == {}
     assert uses.last().keys() == {used.id, unused.id}
     uses.forget([used.id])
     assert others.last() == {}
     world.lose_redis()
     assert others.last() == {}
+
+
+def test_use_is_written_while_the_process_lives_and_when_it_stops(world: World, here: Process) -> None:
+    """A process whose last requests came a while ago would otherwise take their times with it. While Redis is
+    away, the times stay in the process.
+    """
+    stop, token = threading.Event(), made(here)[0]
+    is_away = True
+
+    def weather(what: str, call: Callable[[], Any]) -> Any:
+        return refused(what, call) if is_away else call()
+
+    uses = KeyUses(Process(world, weather=weather).generation, world.clock)
+    others = KeyUses(here.generation, world.clock)
+    uses.note(token.id)
+    noted = int(world.clock.now())
+    uses.write()
+    world.pass_time(60)
+    is_away = False
+    stop.set()
+    uses.run(stop)
+    assert others.last() == {token.id: noted}

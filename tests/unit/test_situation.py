@@ -53,6 +53,15 @@ def test_a_document_that_cannot_be_used_is_not_blamed_on_workers():
     )
 
 
+def test_nobody_is_told_to_start_a_worker_that_cannot_exist():
+    """The encoder of such a profile is not published, so its voices can only be uploaded ready-made."""
+    served = profile("speech", "f", workers=1)
+    unpublished = profile("codec", "f", not_extractable="The encoder is not published.")
+    unserved = profile("voice", "f")
+    [concern] = concerns([served, unpublished, unserved], VoiceCounts(), 0)
+    assert concern.text == "No worker serves voice: new voices will wait."
+
+
 def test_a_failed_proof_names_its_profile_once():
     """The reason of a worker begins with the profile, for logs that lack it."""
     failed = FailedProof(worker="w", device="cpu", reason="speech: the encoder computes something else")

@@ -306,8 +306,6 @@ class Access:
     async def _listen(self, keys: HeldKeys) -> None:
         try:
             await run_in_threadpool(keys.listen, ahead_seconds=_REFRESH_AHEAD_SECONDS)
-            if self._uses is not None:
-                await run_in_threadpool(self._uses.write_if_due)
         except Exception as error:  # noqa: BLE001 - the next request that needs a key raises it
             log.warning("keys.not_refreshed", error=type(error).__name__)
 

@@ -11,21 +11,22 @@ key, so that no answer is kept in memory for a key that has ended.
 
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from functools import partial
-from typing import Any, Literal, NamedTuple, NoReturn, Protocol
+from typing import Any, Literal, NoReturn
 
 import structlog
 
 from services.registry_api.keys.api_keys import ANY_NAMESPACE, ApiKey
+from services.registry_api.keys.held_key import FailedRead, HeldKey, RedisAnswer, existing, is_key_id
 from services.registry_api.keys.key_document import KeyDocument
 from services.registry_api.keys.key_rules import key_not_found
-from services.registry_api.keys.listings import Listings, start_thread
+from services.registry_api.keys.listings import KeyFolder, KeyListing, Listings, start_thread
 from services.shared.bucket.layout import API_KEYS, api_key_key, api_key_of
-from services.shared.bucket.store import Listing, ObjectUnavailable
+from services.shared.bucket.store import ObjectUnavailable
 from services.shared.model.clock import Clock
 from services.shared.registry.shared_documents import Changed, DocumentUnusable, Found, SharedDocuments
-from services.shared.view.shared_copies import SeenChanges
 from speaker_registry.errors import InvalidApiKey, Unavailable
 
 log = structlog.get_logger(__name__)
@@ -48,45 +49,6 @@ _STRIPES = 16
 """Largest number of keys that are read from the bucket at once."""
 
 Do = Callable[[], object]
-
-
-class KeyFolder(Protocol):
-    """The part of a store that lists keys and removes those that are forgotten."""
-
-    def list(self, prefix: str) -> Listing: ...
-
-    def delete(self, keys: Iterable[str]) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class _Held:
-    """The document of one key as it was read, with the limits of its validity."""
-
-    document: KeyDocument
-    etag: str | None
-    read_at: float
-    good_for: float = FRESH_SECONDS
-    """The document is valid for this many seconds without asking Redis."""
-    generation: str = ""
-    position: int = 0
-    """The document stays valid until Redis records a later change in this generation."""
-    problem: Unavailable | None = None
-    """The reason why the document in the bucket could not be used, so that the key counts as missing."""
-
-
-@dataclass(frozen=True, slots=True)
-class _RedisAnswer:
-    seen: SeenChanges
-    at: float
-
-
-class _Failure(NamedTuple):
-    """The error of a read, for all threads that waited for it."""
-
-    at: float
-    error: Unavailable
-
-
 _NOTHING = KeyDocument()
 
 
@@ -118,6 +80,10 @@ class HeldKeys:
         """Rises whenever a key may have ended: by an event, or as a read or a listing finds it."""
         self._counting = threading.Lock()
         self.run_all = run_all
+        self.reading_bucket: Callable[[], AbstractContextManager[None]] = nullcontext
+        """A function that returns the context in which requests list keys or read them from the bucket. The
+        API uses it to limit the number of concurrent reads.
+        """
         self._shared = shared
         self._folder = folder
         self._wait = wait
@@ -125,17 +91,16 @@ class HeldKeys:
         """Keys that were read before this time are not trusted without asking Redis, because keys have
         changed since.
         """
-        self._held: dict[str, _Held] = {}  # bounded by `_MAX_HELD`
+        self._held: dict[str, HeldKey] = {}  # bounded by `_MAX_HELD`
         self._noticed_at = float("-inf")
         """Time of the last listing or notice of a change. A document whose read began before may be older."""
-        self._last_answer: _RedisAnswer | None = None
+        self._last_answer: RedisAnswer | None = None
         self._asking = threading.Lock()
         self._asked_again_from = float("-inf")
         """Time before which Redis is not asked again, because it did not answer."""
         self._reading = [threading.Lock() for _ in range(_STRIPES)]
-        self._failed: dict[int, _Failure] = {}  # bounded: one for each stripe
-        self._listed: dict[str, str] = {}  # bounded: keys of the last listing
-        """Maps each key id to the ETag or mark of its document in the last listing."""
+        self._failed: dict[int, FailedRead] = {}  # bounded: one for each stripe
+        self._listing = KeyListing()
         self._listings = Listings(clock, self.check_listing, run_in_background)
 
     # Reading
@@ -159,7 +124,7 @@ class HeldKeys:
             Unavailable: as by `read`. For any namespace, also if the document of the key cannot be used. A
                 tenant is not told, because nobody knows whose key that is.
         """
-        held = self._fresh(key_id) if is_key_id(key_id) else None
+        held = self._fresh_for_request(key_id) if is_key_id(key_id) else None
         if held is not None and held.problem is not None and namespace == ANY_NAMESPACE:
             _raise_again(held.problem)
         key = held.document.key if held is not None else None
@@ -167,7 +132,16 @@ class HeldKeys:
             raise key_not_found(key_id, namespace)
         return key
 
-    def _fresh(self, key_id: str) -> _Held:
+    def _fresh_for_request(self, key_id: str) -> HeldKey:
+        """Return what is held of a key like `_fresh`, and read it in the context `reading_bucket`."""
+        self.listen()
+        held = self._held.get(key_id)
+        if held is not None and self._is_good(key_id, held):
+            return held
+        with self.reading_bucket():
+            return self._fresh(key_id)
+
+    def _fresh(self, key_id: str) -> HeldKey:
         """Return what is held of a key, after it was confirmed or read again if that was necessary."""
         asked_at = self.clock.since_boot()
         self.listen()
@@ -203,7 +177,7 @@ class HeldKeys:
         held, answer = self._held.get(key_id), self._last_answer
         return (
             (held is not None and held.document.revision > 0)
-            or key_id in self._listed
+            or key_id in self._listing.marks
             or (answer is not None and api_key_key(key_id) in answer.seen.numbers)
         )
 
@@ -218,32 +192,60 @@ class HeldKeys:
     def all(self, namespace: str) -> list[ApiKey]:
         """Return the keys of a namespace, or of all namespaces (`*`), oldest first. Raises the same errors as
         `read`.
+
+        While Redis answers, only documents that have changed are read from the bucket. A key that was made
+        without Redis may then be missing until the next listing.
         """
-        keys = (one.key for one in self.documents().values())
+        documents = self._documents_of(namespace)
+        keys = (one.key for one in (self.documents() if documents is None else documents).values())
         found = [key for key in keys if key and namespace in {ANY_NAMESPACE, key.record.namespace}]
         return sorted(found, key=lambda key: key.position)
+
+    def _documents_of(self, namespace: str) -> dict[str, KeyDocument] | None:
+        """Return the documents of a namespace's keys, or None if the bucket has to be listed to find them."""
+        self.listen(ahead_seconds=FRESH_SECONDS)  # also of keys that were made a moment ago
+        answer = self._last_answer
+        if answer is None or not self.seconds_left:
+            return None
+        ids = self._listing.ids_since(answer.seen, self.clock.since_boot())
+        if ids is None:
+            return None
+        held = self._held.copy()
+        wanted = (one for one in ids | existing(held) if one not in held or held[one].may_be_of(namespace))
+        return self._read_all(wanted, {})
 
     def documents(self) -> dict[str, KeyDocument]:
         """Return the documents of all keys by their ids. Raises the same errors as `read`.
 
         A listing may leave out a key, so the keys that this process knows are added.
         """
-        listed = {api_key_of(stored.key): stored.etag for stored in self._folder.list(API_KEYS).objects}
-        listed.pop(None, None)
+        with self.reading_bucket():
+            objects = self._folder.list(API_KEYS).objects
+        listed = {key_id: stored.etag for stored in objects if (key_id := api_key_of(stored.key))}
         self.listen()
-        held = dict(self._held)
-        good = {
-            one: found.document
-            for one, found in held.items()
-            if self._is_good(one, found) or (found.etag is not None and listed.get(one) == found.etag)
-        }
-        read: dict[str, KeyDocument] = {}
+        return self._read_all(listed.keys() | existing(self._held.copy()), listed)
 
-        def add(key_id: str) -> None:
-            read[key_id] = self.document(key_id)
+    def _read_all(self, key_ids: Iterable[str], listed: Mapping[str, str | None]) -> dict[str, KeyDocument]:
+        """Return documents that exist. Those that are neither valid in memory nor have the ETag in `listed`
+        are read.
+        """
+        found: dict[str, KeyDocument] = {}
+        to_read: list[str] = []
+        for one in key_ids:
+            held = self._held.get(one)
+            is_same = held is not None and held.etag is not None and held.etag == listed.get(one)
+            if held is not None and (is_same or self._is_good(one, held)):
+                found[one] = held.document
+            else:
+                to_read.append(one)
 
-        self.run_all([partial(add, str(key_id)) for key_id in {*listed, *held} - good.keys()])
-        return {key_id: document for key_id, document in {**good, **read}.items() if document.revision}
+        def read(key_id: str) -> None:
+            found[key_id] = self.document(key_id)
+
+        if to_read:
+            with self.reading_bucket():
+                self.run_all([partial(read, one) for one in to_read])
+        return {key_id: document for key_id, document in found.items() if document.revision}
 
     def list_if_due(self) -> None:
         """Start `check_listing` in the background if it is due."""
@@ -251,19 +253,20 @@ class HeldKeys:
 
     def check_listing(self) -> None:
         """List the documents, and mark those that have changed to be read again. Raises `Unavailable`."""
-        listed: dict[str, str] = {}
-        has_changed = False
+        self._ask_redis(0.0)
+        answer, began_at = self._last_answer, self.clock.since_boot()
+        marks, has_changed = dict[str, str](), False
         objects = self._folder.list(API_KEYS).objects
         self._noticed_at = self.clock.since_boot()
         for stored in objects:
             if key_id := api_key_of(stored.key):
-                listed[key_id] = mark = stored.etag or f"{stored.size} {stored.last_modified.isoformat()}"
+                marks[key_id] = mark = stored.etag or f"{stored.size} {stored.last_modified.isoformat()}"
                 held = self._held.get(key_id)
-                known = (held.etag if held and stored.etag else None) or self._listed.get(key_id)
+                known = (held.etag if held and stored.etag else None) or self._listing.marks.get(key_id)
                 if held is not None and known != mark:
                     self._held[key_id] = replace(held, generation="")
                 has_changed |= known != mark and (held is not None or known is not None)
-        self._listed = listed
+        self._listing = KeyListing(marks, began_at, answer.seen if answer else None)
         if has_changed:
             self.events_missed()
 
@@ -363,6 +366,9 @@ class HeldKeys:
         is started as well if one is due, because Redis may not have been told of a change.
         """
         self.list_if_due()
+        self._ask_redis(ahead_seconds)
+
+    def _ask_redis(self, ahead_seconds: float) -> None:
         with self._asking:
             began = self.clock.since_boot()
             if began < self._asked_again_from or self.seconds_left > ahead_seconds:
@@ -374,9 +380,9 @@ class HeldKeys:
                 self._last_answer = None
                 self._asked_again_from = self.clock.since_boot() + FRESH_SECONDS
                 return
-            self._last_answer = _RedisAnswer(seen, began)
+            self._last_answer = RedisAnswer(seen, began)
 
-    def _is_good(self, key_id: str, held: _Held) -> bool:
+    def _is_good(self, key_id: str, held: HeldKey) -> bool:
         answer = self._last_answer
         if held.read_at > self._outdated_since and self.clock.since_boot() - held.read_at < held.good_for:
             return True
@@ -385,7 +391,7 @@ class HeldKeys:
         last_change = answer.seen.numbers.get(api_key_key(key_id), 0)
         return held.generation == answer.seen.generation and last_change <= held.position
 
-    def _read(self, key_id: str, stripe: int) -> _Held:
+    def _read(self, key_id: str, stripe: int) -> HeldKey:
         """Read a document. If it is damaged or cannot be read, the key counts as missing for a while."""
         answer, began = self._last_answer, self.clock.since_boot()
         try:
@@ -396,15 +402,15 @@ class HeldKeys:
             log.error("key.unreadable", key_id=key_id, reason=error.message)
             return self._hold_nothing(key_id, began, _UNREADABLE_SECONDS, error)
         except Unavailable as error:
-            self._failed[stripe] = _Failure(self.clock.since_boot(), error)
+            self._failed[stripe] = FailedRead(self.clock.since_boot(), error)
             raise
         if found.etag is None:
             return self._hold_nothing(key_id, began, _MISSING_SECONDS)
         return self._hold(key_id, found, answer, began)
 
     def _hold(
-        self, key_id: str, found: Found[KeyDocument], answer: _RedisAnswer | None, began: float
-    ) -> _Held:
+        self, key_id: str, found: Found[KeyDocument], answer: RedisAnswer | None, began: float
+    ) -> HeldKey:
         """Hold a document that was read after `answer` and `began`, unless a later revision is known.
 
         A document that may be older than the last notice is read again before long.
@@ -414,10 +420,11 @@ class HeldKeys:
         known = self._held.get(key_id)
         if known is not None and known.document.revision > found.document.revision:
             found = Found(known.document, known.etag)  # a node of the store is outdated
-        held = _Held(
+        held = HeldKey(
             found.document,
             found.etag,
             began,
+            FRESH_SECONDS,
             generation=answer.seen.generation if answer else "",
             position=answer.seen.position if answer else 0,
         )
@@ -425,10 +432,10 @@ class HeldKeys:
 
     def _hold_nothing(
         self, key_id: str, began: float, seconds: float, problem: Unavailable | None = None
-    ) -> _Held:
-        return self._keep(key_id, _Held(_NOTHING, None, began, good_for=seconds, problem=problem))
+    ) -> HeldKey:
+        return self._keep(key_id, HeldKey(_NOTHING, None, began, seconds, problem=problem))
 
-    def _keep(self, key_id: str, held: _Held) -> _Held:
+    def _keep(self, key_id: str, held: HeldKey) -> HeldKey:
         known = self._held.get(key_id)
         if len(self._held) >= _MAX_HELD:
             self._held.clear()
@@ -436,11 +443,6 @@ class HeldKeys:
         if known is not None and known.document.key != held.document.key:
             self._count_change()  # last, so that whoever looks for the key then finds the new document
         return held
-
-
-def is_key_id(text: str) -> bool:
-    """Return whether a text could be the id of a key, and so may be used in a path."""
-    return api_key_of(f"{API_KEYS}{text}.json") is not None
 
 
 def _raise_again(error: Unavailable) -> NoReturn:

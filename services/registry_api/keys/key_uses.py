@@ -1,6 +1,7 @@
 """Remembers when each API key was last used. Redis gets the times once a minute, and may lose them."""
 
-from collections.abc import Iterable
+import threading
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 
 import structlog
@@ -23,30 +24,47 @@ class KeyUses:
         self._generation = generation
         self._clock = clock
         self._uses: dict[str, int] = {}  # bounded: only keys that exist, since the last write
-        self._written_at = clock.since_boot()
 
     def note(self, key_id: str) -> None:
         """Note that a key was used just now."""
         self._uses[key_id] = int(self._clock.now())
 
-    def last(self) -> dict[str, int]:
-        """Return key id -> Unix seconds of the last use. Keys without an entry were never used, or Redis has
-        lost their times.
+    def last(self, key_ids: Sequence[str] | None = None) -> dict[str, int]:
+        """Return key id -> Unix seconds of the last use, for these keys or for all. Keys without an entry
+        were never used, or Redis has lost their times.
         """
-        written: dict[str, str] = {}
+        known: dict[str, int] = {}
         with suppress(Unavailable):
-            [written] = self._generation.read(
+            known = self._written(key_ids)
+        own = {one: at for one, at in dict(self._uses).items() if key_ids is None or one in key_ids}
+        return known | {one: max(at, known.get(one, 0)) for one, at in own.items()}
+
+    def _written(self, key_ids: Sequence[str] | None) -> dict[str, int]:
+        """Return the times in Redis. Raises `Unavailable`."""
+        if key_ids is None:
+            [found] = self._generation.read(
                 lambda pipeline, generation: pipeline.hgetall(keys_used_key(generation))
             )
-        known = {key_id: int(at) for key_id, at in written.items()}
-        return known | {key_id: max(at, known.get(key_id, 0)) for key_id, at in dict(self._uses).items()}
+        elif key_ids:
+            [times] = self._generation.read(
+                lambda pipeline, generation: pipeline.hmget(keys_used_key(generation), key_ids)
+            )
+            found = dict(zip(key_ids, times, strict=True))
+        else:
+            found = {}
+        return {key_id: int(at) for key_id, at in found.items() if at is not None}
 
-    def write_if_due(self) -> None:
-        """Write the times to Redis if the last write was more than `WRITE_SECONDS` ago. Call this often."""
-        if self._clock.since_boot() - self._written_at < WRITE_SECONDS or not self._uses:
-            return
-        self._written_at = self._clock.since_boot()
+    def run(self, stop: threading.Event) -> None:
+        """Write the times once a minute until `stop` is set, and then once more."""
+        while not stop.wait(WRITE_SECONDS):
+            self.write()
+        self.write()
+
+    def write(self) -> None:
+        """Write the times since the last call to Redis. If Redis is unavailable, the next call does so."""
         self._uses, used = {}, self._uses
+        if not used:
+            return
         try:
             self._generation.read(
                 lambda pipeline, generation: [
@@ -55,6 +73,8 @@ class KeyUses:
             )
         except Unavailable:
             log.info("keys.uses_not_written", keys=len(used))
+            for key_id, at in used.items():
+                self._uses.setdefault(key_id, at)
 
     def forget(self, key_ids: Iterable[str]) -> None:
         """Delete the times of keys. If Redis does not answer, the times stay."""

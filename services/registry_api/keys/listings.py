@@ -5,11 +5,16 @@ the process that made them died or could not reach Redis.
 """
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Protocol
 
 import structlog
 
+from services.shared.bucket.layout import api_key_of
+from services.shared.bucket.store import Listing
 from services.shared.model.clock import Clock
+from services.shared.view.shared_copies import SeenChanges
 
 log = structlog.get_logger(__name__)
 
@@ -19,6 +24,42 @@ _PERIOD_SECONDS = 20.0
 """The documents are listed this often. An ended key is refused within half a minute, which leaves ten seconds
 for the listing itself.
 """
+_KNOWN_SECONDS = 30.0
+"""Keys are found without a new listing for this long after the start of the last one."""
+
+
+class KeyFolder(Protocol):
+    """The part of a store that lists keys and removes those that are forgotten."""
+
+    def list(self, prefix: str) -> Listing: ...
+
+    def delete(self, keys: Iterable[str]) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class KeyListing:
+    """The keys that a listing of the bucket has found."""
+
+    marks: Mapping[str, str] = field(default_factory=dict)
+    """Maps each key id to the ETag of its document, or to another mark that changes with the document."""
+    began_at: float = float("-inf")
+    seen: SeenChanges | None = None
+    """The changes that Redis had recorded before the listing began. None if Redis did not answer."""
+
+    def ids_since(self, seen: SeenChanges, now: float) -> set[str] | None:
+        """Return the ids of the keys that were listed or have changed since.
+
+        Args:
+            seen: the changes that Redis has recorded by now.
+            now: the time by the same clock as `began_at`.
+
+        Returns None if the listing is too old, or if Redis has lost changes since.
+        """
+        before = self.seen
+        if before is None or before.generation != seen.generation or now - self.began_at > _KNOWN_SECONDS:
+            return None
+        paths = (path for path, number in seen.numbers.items() if number > before.position)
+        return {*self.marks, *(key_id for path in paths if (key_id := api_key_of(path)))}
 
 
 def start_thread(do: Callable[[], None]) -> None:

@@ -94,7 +94,7 @@ class _Part:
         ]
 
 
-@router.get("", dependencies=[ADMIN, AT_STORE])
+@router.get("", dependencies=[ADMIN])
 def page_keys(
     request: Request,
     services: ServicesDep,
@@ -211,9 +211,10 @@ def _show_keys(
     new: tuple[Token, ApiKey] | None = None,
     former: ApiKey | None = None,
 ) -> Response:
-    keys, used = services.keys, services.key_uses.last()
+    keys = services.keys
     found = part.of(keys.all(caller.namespace))
     shown, more = found[:_PAGE_SIZE], len(found) > _PAGE_SIZE
+    used = services.key_uses.last([key.record.id for key in (*shown, *([former] if former else []))])
     return show(
         request,
         "keys.html",

@@ -180,7 +180,7 @@ def concerns(profiles: Sequence[Profile], counts: VoiceCounts, failures: int) ->
         if profile.problem:
             what = f"The current encoder of {profile.id} is unknown."
             yield Concern(f"unknown-{profile.id}", what, profile.problem, "/profiles")
-        elif profile.required and not profile.workers:
+        elif profile.required and not profile.workers and not profile.not_extractable:
             yield _unserved(profile.id, waiting)
     for profile in profiles:
         for proof in profile.failed_proofs:

@@ -12,6 +12,7 @@ import pytest
 from pydantic import SecretStr
 
 from services.registry_api.keys.api_keys import new_token
+from services.registry_api.keys.listings import KeyListing
 from services.registry_api.serving import admission
 from services.shared.configuration.access import AccessSettings
 from tests.integration.api.conftest import Start
@@ -211,3 +212,48 @@ def test_searches_wait_for_each_other_and_keep_nobody_from_anything_else(
             assert hanging.calls == 1
             hanging.go_on()
             assert {answer.result().status_code for answer in answers} == {200}
+
+
+@pytest.mark.parametrize("path", ["/v1/keys", "/v1/keys/{key_id}"])
+def test_requests_about_keys_count_while_they_compute(
+    start: Start, monkeypatch: pytest.MonkeyPatch, path: str
+):
+    """They do not wait for the bucket, so one tenant's share limits them. They once ran beside all others, so
+    a tenant that sent many of them left little to other tenants.
+    """
+    token = new_token()
+    access = AccessSettings(bootstrap_key=SecretStr(str(token)))
+    closed = start(max_active=2 * AT_WORK, max_at_store=2 * AT_STORE, access=access)
+    theirs, ours = ({"Authorization": f"Bearer {token}", "X-Speaker-Namespace": name} for name in "ab")
+    wanted = {"name": "fleet", "scopes": ["engine"]}
+    key_id = closed.client.post("/v1/keys", json=wanted, headers=theirs).json()["id"]
+    assert closed.client.get("/v1/voices", headers=ours).status_code == 200
+    ask = partial(closed.client.get, path.format(key_id=key_id), headers=theirs)
+    assert ask().status_code == 200, "the keys are held in memory from now on"
+    hanging = Standstill(closed.key_uses.last)
+    monkeypatch.setattr(closed.key_uses, "last", hanging)
+    monkeypatch.setattr(admission, "WAIT_LIMIT_SECONDS", 60)
+    with asking(*[ask] * 10) as answers:
+        wait_until(lambda: hanging.calls == AT_WORK)
+        for _ in range(5):
+            assert closed.client.get("/v1/voices", headers=ours).status_code == 200
+        assert hanging.calls == AT_WORK
+        hanging.go_on()
+        assert {answer.result().status_code for answer in answers} == {200}
+
+
+def test_a_bucket_that_hangs_stops_only_what_lists_keys_there(start: Start, monkeypatch: pytest.MonkeyPatch):
+    """A process that has just started lists the bucket to find all keys."""
+    token = new_token()
+    access = AccessSettings(bootstrap_key=SecretStr(str(token)))
+    closed = start(max_active=AT_WORK, max_at_store=AT_STORE, access=access)
+    ours = {"Authorization": f"Bearer {token}"}
+    monkeypatch.setattr(closed.keys, "_listing", KeyListing())
+    hanging = Standstill(closed.opened.store.list)
+    monkeypatch.setattr(closed.opened.store, "list", hanging)
+    with asking(*[partial(closed.client.get, "/v1/keys", headers=ours)] * (AT_WORK + 1)) as answers:
+        wait_until(lambda: hanging.calls > AT_WORK)
+        for _ in range(5):
+            assert closed.client.get("/v1/voices", headers=ours).status_code == 200
+        hanging.go_on()
+        assert {answer.result().status_code for answer in answers} == {200}

@@ -8,15 +8,17 @@ import httpx
 import pytest
 from pydantic import SecretStr
 
+from services.embedded.valkey import ValkeyServer
 from services.registry_api.access.authentication import AccessMisconfigured, open_access
 from services.registry_api.keys import key_rules
 from services.registry_api.keys.api_keys import new_token
+from services.shared.audio import AudioDecoder
 from services.shared.configuration.access import AccessSettings, RateSettings
 from services.shared.configuration.api import ApiSettings
 from speaker_registry import RegistryClient, cli
 from speaker_registry.errors import ApiKeyEnded, ApiKeyNotFound, ApiKeysOff
 from tests.integration.api.access import BOOTSTRAP, CLOSED, ask_for_key, bearer, id_of, key
-from tests.integration.api.conftest import Start
+from tests.integration.api.conftest import Start, empty
 from tests.integration.api.registry import Registry
 
 
@@ -251,6 +253,23 @@ def test_a_key_is_revoked_with_all_that_it_made(closed: Registry):
 
 def status_of(registry: Registry, token: str) -> int:
     return registry.client.get("/v1/voices", headers=bearer(token)).status_code
+
+
+# -- when they were used
+
+
+def test_the_use_of_a_key_outlives_the_process_that_saw_it(
+    start: Start, tmp_path: Path, valkey: ValkeyServer, decoder: AudioDecoder
+):
+    """A process that is stopped writes down which keys were used. Every deployment stops all of them."""
+    url = empty(valkey, 12)
+    there = start(redis_url=url, folder=tmp_path / "shared", access=CLOSED)
+    token = key(there)
+    shown = f"/v1/keys/{id_of(token)}"
+    with Registry(tmp_path / "shared", url, decoder, access=CLOSED) as here:
+        assert status_of(here, token) == 200
+        assert there.client.get(shown, headers=bearer(BOOTSTRAP)).json()["last_used_at"] is None
+    assert there.client.get(shown, headers=bearer(BOOTSTRAP)).json()["last_used_at"]
 
 
 # -- whole keys where an id is meant

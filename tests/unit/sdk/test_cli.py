@@ -691,7 +691,7 @@ def test_a_key_is_revoked_with_what_it_made_where_that_is_said(run: Run, registr
     """Without the option the keys that it made stay valid, so the answer says which of the two was done."""
     registry.faults.append(httpx.Response(204))
     said = run("keys", "revoke", "4dtqrws3", "--children", "--yes").out
-    assert said == "revoked 4dtqrws3 and every key that came from it\n"
+    assert said == "revoked 4dtqrws3 and every key that was made with it\n"
     assert str(registry.requests[-1].url).endswith("/v1/keys/4dtqrws3?children=true")
 
 

@@ -167,9 +167,18 @@ def test_logout_forgets_the_key_and_says_that_it_is_still_accepted(run: Run, reg
     outcome = run("logout")
     assert outcome.status == 0
     assert "keys revoke 4dtqrws3" in outcome.err
+    assert "the bootstrap key, until the API is started with another one" in outcome.err
     assert KEY not in config_path().read_text()
     assert run("list").status == 0
     assert key_of(registry) is None
+
+
+def test_logout_advises_nobody_to_revoke_a_token(run: Run):
+    """A token of an OpenID provider is no key of the registry, and has no id."""
+    keep("prod", api_key="eyJhbGciOiJSUzI1NiJ9.e30.c2lnbmF0dXJl")
+    outcome = run("logout")
+    assert "the registry still accepts the token until it expires" in outcome.err
+    assert "keys revoke" not in outcome.err
 
 
 def test_what_wins_over_what(monkeypatch: pytest.MonkeyPatch):

@@ -60,6 +60,22 @@ def test_voices_that_wait_for_a_worker_need_a_person(run: Run, registry: FakeReg
     ]
 
 
+def test_untrained_weights_need_a_person(run: Run, registry: FakeRegistry, monkeypatch: pytest.MonkeyPatch):
+    """Everything works with them, and yet every voice is useless. The dashboard says so as well."""
+    registry.add_version("alice")
+    plain = FakeRegistry._profile
+    weights = {"required": True, "untrained": True}
+    monkeypatch.setattr(FakeRegistry, "_profile", lambda self, name: plain(self, name) | weights)
+    outcome = run("status", "--json")
+    assert outcome.status == 7
+    assert outcome.document["needs"][0] == {
+        "text": f"{ECAPA} is made with untrained weights, so its voices are useless for speech",
+        "action": "start its worker with published weights",
+    }
+    weights["required"] = False
+    assert run("status").status == 0
+
+
 def test_failed_voices_are_shown_with_the_command_that_lists_them(run: Run, registry: FakeRegistry):
     """The advised command is one that there is."""
     registry.add_version("alice", "failed")
