@@ -11,12 +11,14 @@ STAMP := $(VENV)/.installed
 # are meant, because many tests wait for other processes. What fails is run once more, alone, at the end.
 PYTEST = $(BIN)/python -m tests.second_chance -n 4 --dist loadfile --no-loadscope-reorder
 
-# Two of these would install into one environment at the same time.
+# Two of these would install into one environment at the same time. The lock is for another make that runs already.
 .NOTPARALLEL:
+LOCKED := $(shell command -v flock >/dev/null && echo flock .)
+
 .PHONY: help setup setup-all demo run test test-all test-quick test-processors test-gpu test-full check format docs bench soak clean
 
 help: ## list the targets
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 17
 
 setup: $(RUNNABLE) ## create .venv with the pinned packages that the registry needs to run
 setup-all: $(STAMP) ## the same, with those that tests and lint need
@@ -24,9 +26,9 @@ setup-all: $(STAMP) ## the same, with those that tests and lint need
 # $(1): what is installed, in words. $(2): the dependency groups for it.
 define install
 	@echo "Installing $(1) into $(VENV): this takes minutes the first time."
-	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check --upgrade -c constraints.txt pip
-	$(BIN)/pip install --disable-pip-version-check -c constraints.txt -e '.[embedded,traces]' $(2)
+	$(LOCKED) $(PYTHON) -m venv $(VENV)
+	$(LOCKED) $(BIN)/pip install --quiet --disable-pip-version-check --upgrade -c constraints.txt pip
+	$(LOCKED) $(BIN)/pip install --disable-pip-version-check -c constraints.txt -e '.[embedded,traces]' $(2)
 endef
 
 $(RUNNABLE): pyproject.toml constraints.txt
@@ -35,9 +37,9 @@ $(RUNNABLE): pyproject.toml constraints.txt
 
 $(STAMP): pyproject.toml constraints.txt tests/vllm-omni.txt
 	$(call install,what the registry and its tests need,--group test --group lint --group docs)
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --require-hashes --upgrade \
+	$(LOCKED) $(BIN)/pip install --quiet --disable-pip-version-check --no-deps --require-hashes --upgrade \
 		--target $(VENV)/vllm-omni -r tests/vllm-omni.txt
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps -c constraints.txt --upgrade \
+	$(LOCKED) $(BIN)/pip install --quiet --disable-pip-version-check --no-deps -c constraints.txt --upgrade \
 		--target $(VENV)/torchaudio torchaudio
 	rm -f $(VENV)/torchaudio/torchaudio/lib/*.so  # they load only beside a CUDA build of torch
 	@touch $(RUNNABLE) $@
@@ -45,7 +47,7 @@ $(STAMP): pyproject.toml constraints.txt tests/vllm-omni.txt
 demo: $(RUNNABLE) ## a voice goes in, its artifact comes out: the whole way, on this machine, then everything stops
 	@$(BIN)/python -m services.embedded demo
 
-run: $(RUNNABLE) ## keep the embedded registry running (HOST, PORT, DATA, PROFILES, WEIGHTS)
+run: $(RUNNABLE) ## keep the embedded registry running (HOST, PORT, DATA, PROFILES, WEIGHTS, REDIS_URL)
 	@exec $(BIN)/python -m services.embedded run
 
 test: $(STAMP) ## what must pass before a change lands: every test that takes less than about three seconds

@@ -171,7 +171,8 @@ class Calls:
         page = yield from self.page(older)
         if not page.data:
             raise VersionNotFound(
-                f"voice '{voice}' has no version before {number}, at which `default` is", param="to"
+                f"`default` points to version {number} of voice '{voice}', and there is no older version",
+                param="to",
             )
         return page.data[0].version
 

@@ -18,6 +18,10 @@ Client = TypeVar("Client")
 _ACCEPTED_PROXIES = (
     "http://host:port, https://host:port, and socks5://host:port if the Python package socksio is installed"
 )
+_PRIVATE_AUTHORITY = (
+    "; if a private authority has signed the certificate, set SSL_CERT_FILE to a PEM file with the "
+    "authority's own certificate"
+)
 
 
 def connecting(make: Callable[[], Client]) -> Client:
@@ -48,7 +52,9 @@ def no_answer(http: httpx.Client | httpx.AsyncClient, url: str, error: Exception
     """Return the error for a request that has no answer, or only one that cannot be read."""
     proxy = proxy_for(http, url)
     through = f" through the proxy {proxy}" if proxy else ""
-    return Unavailable(f"no answer from {url}{through}: {str(error) or type(error).__name__}")
+    reason = str(error) or type(error).__name__
+    hint = _PRIVATE_AUTHORITY if "CERTIFICATE_VERIFY_FAILED" in reason else ""
+    return Unavailable(f"no answer from {url}{through}: {reason}{hint}")
 
 
 def _is_unusable(scheme: str) -> bool:

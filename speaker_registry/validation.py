@@ -11,6 +11,8 @@ from pydantic_core import ErrorDetails
 Schema = Mapping[str, Any]
 
 _MAX_SHOWN_CHARACTERS = 80
+_PATTERNS = {"^sha256:[0-9a-f]{64}$": "sha256:… with 64 characters of 0-9 and a-f"}
+"""Patterns that are told in other words, because people see such values in a shortened form."""
 _KINDS = {
     "array": "a list",
     "boolean": "true or false",
@@ -78,7 +80,8 @@ def accepted(schema: Schema) -> str:
     if kind in {"integer", "number"}:
         return words + _range(schema, whole=kind == "integer")
     if kind == "string":
-        pattern = f" like {schema['pattern']}" if "pattern" in schema else ""
+        pattern = schema.get("pattern", "")
+        pattern = f" like {_PATTERNS.get(pattern, pattern)}" if pattern else ""
         return words + _size(schema, "minLength", "maxLength", "characters") + pattern
     if kind == "array":
         entries = accepted(schema.get("items", {}))

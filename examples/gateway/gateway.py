@@ -33,6 +33,7 @@ from speaker_registry.errors import (
     PermissionDenied,
     SpeakerRegistryError,
     Unavailable,
+    VoiceNotFound,
 )
 from speaker_registry.following import Following
 from speaker_registry.manifests import ManifestEntry
@@ -52,7 +53,7 @@ _SENT_ON = ("accept", "authorization", "x-request-id")
 _SENT_BACK = ("content-type", "location", "retry-after", "x-request-id")
 _CLIENT_HAS_LEFT = 499
 """The status that nginx logs for a client that did not wait. Nobody receives it."""
-_STATUS = {InvalidRequest: 400, PayloadTooLarge: 413}
+_STATUS = {InvalidRequest: 400, VoiceNotFound: 404, PayloadTooLarge: 413}
 
 Prompt = Mapping[str, Any]
 """The fields of a speech request that stand for a voice."""
@@ -70,7 +71,7 @@ class Prompts:
 
     def __init__(self, client: RegistryClient, profile: str, send: str) -> None:
         if send not in {"clip", "embedding"}:
-            raise ValueError(f"send is {send[:40]!a}; accepted: clip, embedding")
+            raise ValueError(f"GATEWAY_SEND is {send[:40]!a}; accepted: clip, embedding")
         self._client, self._profile, self._send = client, profile, send
         self._following = Following(client, profile)
         self._entries: Mapping[str, ManifestEntry] | None = None
@@ -323,7 +324,19 @@ def _refused(status: int, message: str, code: str) -> Response:
 
 
 def create_app() -> Starlette:
-    """Make the application from environment variables: `uvicorn --factory gateway:create_app`."""
-    send = os.environ.get("GATEWAY_SEND", "clip")
-    prompts = Prompts(RegistryClient(timeout=20), os.environ["GATEWAY_PROFILE"], send)
-    return Gateway(prompts, os.environ["GATEWAY_SERVER"]).app
+    """Make the application from environment variables: `uvicorn --factory gateway:create_app`.
+
+    Raises `SystemExit` with one line if a variable is missing or not accepted.
+    """
+    try:
+        server, profile = _variable("GATEWAY_SERVER"), _variable("GATEWAY_PROFILE")
+        prompts = Prompts(RegistryClient(timeout=20), profile, os.environ.get("GATEWAY_SEND", "clip"))
+    except ValueError as error:
+        raise SystemExit(f"gateway: {error}") from None
+    return Gateway(prompts, server).app
+
+
+def _variable(name: str) -> str:
+    if not (value := os.environ.get(name)):
+        raise ValueError(f"{name} is not set; docs/gateway.md lists the variables")
+    return value

@@ -17,12 +17,26 @@ from services.shared.configuration.explanation import explain
 from services.shared.configuration.mistyped import warn_of_unknown_variables
 from services.shared.telemetry.logs import BestEffortLogger
 
+_USAGE = "usage: python -m services.embedded run|demo"
+_HELP = f"""{_USAGE}
+
+The registry on this machine: the API, a worker and a Valkey server, with a folder as the bucket.
+
+  run     keeps it running until Ctrl-C, as `make run` does
+  demo    registers a voice, fetches its artifact and stops, as `make demo` does
+
+The environment variables HOST, PORT, DATA, PROFILES, WEIGHTS and REDIS_URL configure it, and those of the API
+and the worker. docs/settings.md lists all of them."""
+
 
 def main(arguments: list[str]) -> int:
     """Run a command and return its exit status."""
     commands = {"run": run, "demo": demo}
+    if arguments in (["--help"], ["-h"]):
+        print(_HELP)
+        return 0
     if len(arguments) != 1 or arguments[0] not in commands:
-        print("usage: python -m services.embedded run|demo", file=sys.stderr)
+        print(_USAGE, file=sys.stderr)
         return 2
     _configure_logs()
     try:

@@ -54,7 +54,7 @@ from services.registry_api.serving.server_errors import ServerErrors
 from services.registry_api.serving.shared_reads import SharedReads
 from services.registry_api.serving.slots import Slots
 from services.registry_api.serving.unfinished import UnfinishedRequests
-from services.registry_api.wire.documented import responses
+from services.registry_api.wire.documented import responses, with_headers
 from services.registry_api.wire.forms import FORM_BYTES
 from services.shared.audio import decoder
 from services.shared.configuration.uploads import UploadLimits
@@ -153,6 +153,8 @@ def _bare_app(lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]] |
     for route in app.routes:
         if isinstance(route, APIRoute):  # the documentation page, since our own routers add HEAD
             route.methods = {"GET", "HEAD"}
+    described = app.openapi
+    app.openapi = lambda: with_headers(described())  # type: ignore[method-assign]
     return app
 
 

@@ -82,6 +82,8 @@ class Command(NamedTuple):
     add_arguments: Callable[[argparse.ArgumentParser], object] | None
     local: bool = False
     """True if the function is called with the arguments alone, because it makes its own client or none."""
+    takes_registry: bool = True
+    """True if the command takes the options that choose a registry."""
 
 
 class Output(NamedTuple):
@@ -197,14 +199,17 @@ def add_commands(parser: argparse.ArgumentParser, commands: Iterable[Command]) -
         added = subparsers.add_parser(command.name, help=command.explanation, description=command.explanation)
         if command.run:
             added.set_defaults(command=command.run, local=command.local)
-            add_common(added)
+            add_common(added, registry=command.takes_registry)
         if command.add_arguments:
             command.add_arguments(added)
 
 
-def add_common(target: argparse.ArgumentParser) -> None:
+def add_common(target: argparse.ArgumentParser, *, registry: bool = True) -> None:
     """Add the options that are accepted before and after the command. If an option is not repeated
     after the command, its value from before the command is kept.
+
+    Args:
+        registry: whether to add those that choose a registry.
     """
     target.add_argument(
         "--json",
@@ -212,6 +217,8 @@ def add_common(target: argparse.ArgumentParser) -> None:
         default=argparse.SUPPRESS,
         help="print one JSON document on stdout, and errors as JSON on stderr",
     )
+    if not registry:
+        return
     target.add_argument(
         "--url",
         default=argparse.SUPPRESS,

@@ -45,5 +45,10 @@ def _add_shell(command: argparse.ArgumentParser) -> None:
 
 
 COMMAND = Command(
-    "completion", print_script, "Print the completion script for a shell.", _add_shell, local=True
+    "completion",
+    print_script,
+    "Print the completion script for a shell.",
+    _add_shell,
+    local=True,
+    takes_registry=False,
 )

@@ -2,6 +2,7 @@
 
 import argparse
 import sys
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import partial
 from pathlib import Path
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
     from speaker_registry import RegistryClient
     from speaker_registry.moving.candidates import Found
     from speaker_registry.moving.transfer import Report, Result, Task
+
+_MOST_EQUAL = 10
+"""Largest number of voices that are listed one by one although they were refused for the same reason."""
 
 
 def import_voices(client: "RegistryClient", arguments: argparse.Namespace) -> Output:
@@ -176,13 +180,25 @@ def _text(report: "Report", not_tried: int, *, dry_run: bool) -> str:
         lines.append(f"ended early: {printable(report.stopped)}")
         if not dry_run:
             lines.append("run the same command again to continue; what is registered is not sent again")
-    rows = [(one.where, one.name or "-", str(one.error)) for one in report.results if one.error]
-    if rows:
+    if rows := list(_refused(report)):
         lines += ["", table(("REFUSED", "NAME", "REASON"), rows)]
     notes = [(one.name or one.where, note) for one in report.results for note in one.notes]
     if notes:
         lines += ["", table(("VOICE", "NOTE"), notes)]
     return "\n".join(lines)
+
+
+def _refused(report: "Report") -> Iterable[tuple[str, str, str]]:
+    """Yield a row for each refused voice. Many voices that were refused for one reason share a row."""
+    rows = [(one.where, one.name or "-", str(one.error)) for one in report.results if one.error]
+    equal = Counter(reason for *_, reason in rows)
+    told = set[str]()
+    for where, name, reason in rows:
+        if equal[reason] <= _MOST_EQUAL:
+            yield where, name, reason
+        elif reason not in told:
+            told.add(reason)
+            yield f"{where} and {equal[reason] - 1} more", "-", reason
 
 
 def _counted(report: "Report", not_tried: int, *, dry_run: bool) -> Iterable[str]:

@@ -169,7 +169,8 @@ def parser() -> argparse.ArgumentParser:
         epilog="environment:\n"
         "  SPEAKER_REGISTRY_URL, SPEAKER_REGISTRY_API_KEY, SPEAKER_REGISTRY_NAMESPACE\n"
         "  SPEAKER_REGISTRY_CONTEXT: context to use\n"
-        "  SPEAKER_REGISTRY_CONFIG: configuration file (default: ~/.config/speaker-registry/config.toml)\n\n"
+        "  SPEAKER_REGISTRY_CONFIG: configuration file (default: ~/.config/speaker-registry/config.toml)\n"
+        "  SSL_CERT_FILE: PEM file with the certificate of a private authority\n\n"
         f"{exit_codes()}",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )

@@ -274,7 +274,8 @@ def _check_columns(head: list[str], ignored: frozenset[str]) -> None:
     missing = sorted({"name", "file"} - {*head})
     if twice or missing:
         wrong = f"has {twice} twice" if twice else f"lacks {missing}"
-        raise InvalidRequest(f"the first line {wrong}; accepted columns: {', '.join(COLUMNS)}")
+        hint = ", separated by commas, not by semicolons" if any(";" in column for column in head) else ""
+        raise InvalidRequest(f"the first line {wrong}; accepted columns: {', '.join(COLUMNS)}{hint}")
     if unknown := sorted({*head} - {*COLUMNS} - ignored):
         raise InvalidRequest(
             f"the registry does not keep the columns {unknown!a}; accepted: {', '.join(COLUMNS)}. "

@@ -29,7 +29,8 @@ EXCUSED = {
     r"extractor_worker download ": "downloads weights",
     r"VOICE\.pt": "needs a file that only Mistral publishes",
     r"127\.0\.0\.1:809\d": "needs a TTS server or a gateway",
-    r" --watch$": "runs until it is ended",
+    r" --watch$|services\.registry_api$": "runs until it is ended",
+    r"^rclone ": "needs an S3 server",
     r"completion (zsh|fish)": "needs other shells than bash",
 }
 """Patterns of the blocks that cannot run here, each with the reason."""

@@ -8,6 +8,7 @@ import shlex
 import subprocess
 import sys
 import threading
+import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -23,8 +24,9 @@ from services.embedded.settings import EmbeddedSettings
 from services.embedded.supervisor import EmbeddedRegistry
 from speaker_registry import RegistryClient
 from speaker_registry.cli.program import parser
+from speaker_registry.environment import SDK_VARIABLES
 from tests.integration.documented import PAGES, ROOT, blocks, text_of
-from tools import profiles_table
+from tools import limits_table, profiles_table
 from tools.settings_table import table
 
 KEPT_ARTIFACTS = {
@@ -200,6 +202,32 @@ def test_the_settings_are_documented_as_they_are():
     code; `python -m tools.settings_table` makes the table.
     """
     assert table_of("docs/settings.md", "settings_table") == table()
+
+
+def test_the_variables_of_clients_are_documented():
+    """README promises every variable. These are read by programs that have no class of settings."""
+    read = set(SDK_VARIABLES)
+    for program in (*(ROOT / "speaker_registry").rglob("*.py"), *(ROOT / "examples").rglob("*.py")):
+        text = program.read_text()
+        read |= set(re.findall(r'"((?:SPEAKER|GATEWAY)_[A-Z_]+|SSL_CERT_FILE|NO_COLOR)"', text))
+    assert {"SPEAKER_PUSH_API_KEY", "SPEAKER_REGISTRY_PROFILE", "GATEWAY_SERVER"} <= read
+    documented = set(re.findall(r"`(\w+)`", text_of("docs/settings.md").partition("## Clients")[2]))
+    assert read <= documented
+
+
+def test_what_is_accepted_is_documented_as_it_is():
+    """A person who has recorded a clip looks up whether it is accepted. `python -m tools.limits_table` makes
+    the table.
+    """
+    assert table_of("docs/usage.md", "limits_table") == limits_table.table()
+
+
+def test_the_packages_that_the_sdk_needs_are_named():
+    """Whoever installs the SDK beside a TTS server must know what comes along."""
+    needed = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
+    said = re.sub(r"\s+", " ", text_of("README.md").partition("It needs anyio")[2].partition(".")[0])
+    named = re.findall(r"[a-z]+", f"anyio{said}".partition(", but")[0])
+    assert sorted(set(named) - {"and"}) == sorted(re.split(r"[<>=\[]", one)[0] for one in needed)
 
 
 def test_every_file_the_pages_point_to_exists():

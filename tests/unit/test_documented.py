@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from services.registry_api.access.rules import NAMESPACE_HEADER
 from services.registry_api.app import api_document
 from services.registry_api.protocol.error_answers import status_of
 from services.registry_api.wire import documented, forms
@@ -88,6 +89,32 @@ def test_a_form_is_described_as_it_is_parsed(operation: str, names: forms.FieldN
     assert fields["consent"]["maxLength"] == forms.MAX_CONSENT
     assert fields["ref_text"]["maxLength"] == fields[names.description]["maxLength"] == forms.MAX_TEXT
     assert f"1 to {forms.MAX_EMBEDDING} " in fields[names.embedding]["description"]
+
+
+def declaring(operations: dict[str, dict[str, Any]], header: str) -> set[str]:
+    """Return the operations that have a header among their parameters."""
+    return {
+        name
+        for name, operation in operations.items()
+        if (header, "header") in {(one["name"], one["in"]) for one in operation.get("parameters", ())}
+    }
+
+
+@pytest.mark.parametrize("header", ["If-Match", "If-None-Match"])
+def test_a_condition_that_an_operation_honours_is_its_parameter(
+    operations: dict[str, dict[str, Any]], header: str
+):
+    """Generated clients can send only the headers that an operation declares."""
+    told = {name for name, operation in operations.items() if f"`{header}" in operation["description"]}
+    assert len(told) >= 5
+    assert told <= declaring(operations, header)
+
+
+def test_every_operation_that_needs_a_key_takes_a_namespace(operations: dict[str, dict[str, Any]]):
+    """A key for all namespaces is about another one than `default` only by this header."""
+    secured = {name for name, operation in operations.items() if "security" in operation}
+    assert "get_voice" in secured
+    assert declaring(operations, NAMESPACE_HEADER) == secured
 
 
 def test_values_take_the_place_of_their_names(folder: Path):

@@ -1,6 +1,7 @@
 """Tests of what the make targets set up before they do their own work."""
 
 import os
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -49,3 +50,21 @@ def test_after_the_tests_there_is_nothing_left_to_install(tmp_path: Path):
         (tmp_path / stamp).touch()
     for target in ("demo", "test"):
         assert "pip" not in commands(target, tmp_path)
+
+
+@pytest.mark.skipif(shutil.which("flock") is None, reason="flock is not installed")
+def test_two_makes_do_not_install_at_the_same_time(tmp_path: Path):
+    """A newcomer starts `make run` and `make demo` in two terminals, and pip writes over itself."""
+    said = commands("setup-all", tmp_path / "venv").replace("\\\n", " ").splitlines()
+    writing = [line for line in said if " -m venv " in line or "pip install" in line]
+    assert len(writing) == 5
+    assert all(line.strip().startswith("flock . ") for line in writing), writing
+
+
+def test_the_help_is_a_table():
+    """Each explanation begins in the same column, also that of the target with the longest name."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
+    said = subprocess.run(
+        ["make", "help"], cwd=ROOT, capture_output=True, text=True, timeout=30, check=True, env=environment
+    ).stdout.splitlines()
+    assert {line.index(line.split(maxsplit=1)[1]) for line in said} == {17}

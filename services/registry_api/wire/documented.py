@@ -25,12 +25,14 @@ answer that they receive, against the schemas.
 
 import json
 import re
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel
 
+from services.registry_api.access.rules import NAMESPACE_HEADER
 from services.registry_api.protocol.error_answers import type_of
 from speaker_registry import schemas
 from speaker_registry.manifests import ManifestPage
@@ -40,6 +42,20 @@ Responses = dict[int | str, dict[str, Any]]
 _FOLDER = Path(__file__).parent / "examples"
 _NAME = re.compile(r"\{(\w+)\}")
 _SECTIONS = ("values", "bodies", "responses", "compatible_responses")
+_CONDITIONS = {
+    ("304", "If-None-Match"): "The ETags of the answers that the client has. If the current one is among "
+    "them, the answer is 304.",
+    ("412", "If-Match"): "The ETags that the client accepts. If the current one is not among them, the "
+    "request is refused (412).",
+    ("412", "If-None-Match"): "With `*`, the request is refused (412) if it would replace or continue "
+    "something that exists. Other values have no effect.",
+}
+"""The status of an answer and the header that asks for it -> what the header means."""
+_NAMESPACE = (
+    "The namespace that the request is about, if the API key is for all namespaces. Without this header, "
+    "such a request is about `default`, or about the keys of all namespaces. Any other key is refused (403) "
+    "if the header names another namespace than its own."
+)
 
 
 class Health(BaseModel):
@@ -75,6 +91,32 @@ def responses(operation: str) -> Responses:
 def request_body(operation: str) -> dict[str, Any]:
     """Return the request body of an operation as FastAPI takes it in `openapi_extra`."""
     return {"requestBody": _find("bodies", operation)}
+
+
+def with_headers(document: dict[str, Any]) -> dict[str, Any]:
+    """Declare the headers that operations honour among their parameters in the OpenAPI document, and return
+    it. Generated clients can send no others.
+
+    FastAPI would parse headers that a route declares in every request. An operation honours a condition if
+    the description of its answer 304 or 412 names the header.
+    """
+    for operation in (one for path in document["paths"].values() for one in path.values()):
+        known = {one["name"] for one in operation.get("parameters", ())}
+        if missing := [one for one in _headers_of(operation) if one["name"] not in known]:
+            operation["parameters"] = [*operation.get("parameters", ()), *missing]
+    return document
+
+
+def _headers_of(operation: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    for (status, name), text in _CONDITIONS.items():
+        if f"`{name}`" in operation["responses"].get(status, {}).get("description", ""):
+            yield _header(name, text)
+    if "security" in operation:
+        yield _header(NAMESPACE_HEADER, _NAMESPACE)
+
+
+def _header(name: str, description: str) -> dict[str, Any]:
+    return {"name": name, "in": "header", "description": description, "schema": {"type": "string"}}
 
 
 def example_value(name: str) -> Any:

@@ -471,6 +471,41 @@ def test_the_application_is_made_from_the_environment(gateway: ModuleType, monke
     }.items():
         monkeypatch.setenv(name, value)
     assert [route.path for route in gateway.create_app().routes] == [SPEECH]
-    monkeypatch.setenv("GATEWAY_SEND", "both")
-    with pytest.raises(ValueError, match="'both'; accepted: clip, embedding"):
+
+
+@pytest.mark.parametrize(
+    ("variable", "value", "told"),
+    [
+        ("GATEWAY_SERVER", "", "GATEWAY_SERVER is not set"),
+        ("GATEWAY_PROFILE", "", "GATEWAY_PROFILE is not set"),
+        ("GATEWAY_SEND", "both", "'both'; accepted: clip, embedding"),
+        ("SPEAKER_REGISTRY_URL", "", "no registry address"),
+    ],
+)
+def test_a_variable_that_cannot_be_used_ends_the_start_with_one_line(
+    gateway: ModuleType, monkeypatch: pytest.MonkeyPatch, variable: str, value: str, told: str
+):
+    """A traceback that ends in a KeyError would not say where the name belongs."""
+    for name in ("SPEAKER_REGISTRY_URL", "GATEWAY_SERVER"):
+        monkeypatch.setenv(name, "http://127.0.0.1:1")
+    monkeypatch.setenv("GATEWAY_PROFILE", PROFILE)
+    monkeypatch.setenv(variable, value)
+    with pytest.raises(SystemExit, match=f"^gateway: .*{told}"):
         gateway.create_app()
+
+
+def test_a_voice_that_was_deleted_since_the_last_look_is_not_found(
+    start: Start, gateway: ModuleType, upstream: Upstream
+):
+    """A client that is told 503 would try again in vain."""
+    registry = start()
+    registry.ready("alice")
+    with http_server(upstream.answer) as server, RegistryClient(registry.url, retries=0) as client:
+        prompts = gateway.Prompts(client, PROFILE, "clip")
+        with TestClient(gateway.Gateway(prompts, server, poll_seconds=600).app) as gate:
+            wait_until(lambda: bool(prompts._entries))
+            client.delete("alice")
+            refused = say(gate)
+            prompts.look()  # the next one, after which the name is the server's own again
+            assert say(gate).status_code == 200
+    assert (refused.status_code, refused.json()["error"]["code"]) == (404, "voice_not_found")

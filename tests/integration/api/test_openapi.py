@@ -11,11 +11,14 @@ import httpx
 import pytest
 from openapi_spec_validator import validate
 
+from services.registry_api.access.rules import NAMESPACE_HEADER
 from services.registry_api.wire.answers import SAFETENSORS
 from tests.integration.api.contract import Contract
 from tests.integration.api.registry import Registry
 
 Operation = dict[str, Any]
+PUBLIC = {"GET /healthz", "GET /readyz"}
+"""Operations that need no key and are about no namespace."""
 
 
 @pytest.fixture(scope="module")
@@ -177,6 +180,15 @@ def test_every_operation_and_parameter_is_described(document: dict[str, Any]):
         assert operation["description"], what
         for parameter in operation.get("parameters", []):
             assert parameter.get("description"), (what, parameter["name"])
+
+
+def test_every_parameter_is_declared_once(registry: Registry, document: dict[str, Any]):
+    """Headers are added to the document when it is fetched, also where no keys are required."""
+    assert registry.client.get("/openapi.json").json() == document
+    for what, operation in operations(document):
+        declared = [(one["in"], one["name"]) for one in operation.get("parameters", [])]
+        assert len(declared) == len(set(declared)), what
+        assert (("header", NAMESPACE_HEADER) in declared) == (what not in PUBLIC), what
 
 
 def test_every_success_has_an_example_or_is_binary(document: dict[str, Any]):

@@ -8,10 +8,11 @@ from typing import cast
 
 import pytest
 
-from services.embedded import supervisor
+from services.embedded import commands, supervisor
 from services.embedded.settings import EmbeddedSettings
 from services.embedded.supervisor import EmbeddedRegistry, StartFailed, why_not_writable
 from services.embedded.valkey import ValkeyServer
+from services.shared.configuration.explanation import variable_of
 from tests.http_server import http_server
 
 PROFILE = "qwen3-tts-0.6b"
@@ -172,3 +173,11 @@ def test_a_host_that_cannot_be_resolved_is_named(host: str):
 def test_a_host_of_another_machine_is_named():
     with pytest.raises(StartFailed, match=r"Set HOST to an address of this machine\.$"):
         supervisor._claim_port("203.0.113.9", 0)
+
+
+@pytest.mark.parametrize("option", ["--help", "-h"])
+def test_the_help_names_all_variables(option: str, capsys: pytest.CaptureFixture[str]):
+    """A person who runs the module without make finds out how to configure it."""
+    assert commands.main([option]) == 0
+    said = capsys.readouterr().out
+    assert all(variable_of(EmbeddedSettings, field) in said for field in EmbeddedSettings.model_fields)

@@ -211,6 +211,7 @@ def test_text_that_is_no_unicode_is_refused_alone(tmp_path: Path):
     ("content", "says"),
     [
         ("", "lacks ['file', 'name']"),
+        ("name;file;text\nAlice;a.wav;Hi.\n", "separated by commas, not by semicolons"),
         ("name,name,file\n", "has ['name'] twice"),
         ("name,file,language\n", "does not keep the columns ['language']"),
         ('name,file\n"a', "line 2 is not valid CSV"),

@@ -9,7 +9,8 @@ import httpx
 import pytest
 
 from speaker_registry import RegistryClient
-from speaker_registry.errors import RateLimited, SpeakerRegistryError, Unavailable
+from speaker_registry.cli.moving import _text
+from speaker_registry.errors import InvalidRequest, RateLimited, SpeakerRegistryError, Unavailable
 from speaker_registry.moving import transfer
 from speaker_registry.moving.candidates import Candidate, Texts
 from speaker_registry.moving.faults import retry_when_asked
@@ -152,3 +153,16 @@ def test_an_interruption_finishes_what_is_under_way_and_begins_nothing_more():
     with pytest.raises(KeyboardInterrupt):
         Transfer(client, jobs=2).run([Slow() for _ in range(100)])
     assert 1 <= len(begun) == len(ended) < 100
+
+
+def test_many_voices_that_are_refused_for_one_reason_take_one_line():
+    """A table without consents would otherwise hide the other reasons among hundreds of equal lines."""
+    missing = [
+        Result(where=f"line {line}", state="refused", error=InvalidRequest("there is no consent"))
+        for line in range(2, 202)
+    ]
+    other = Result(where="line 300", name="Bob", state="refused", error=InvalidRequest("too short"))
+    text = _text(Report(results=(*missing, other)), 0, dry_run=False)
+    assert text.count("there is no consent") == 1
+    assert "line 2 and 199 more" in text
+    assert "line 300" in text

@@ -846,6 +846,7 @@ def test_the_script_for_a_shell_is_printed(run: Run, shell: str, monkeypatch: py
     outcome = run("completion", shell)
     assert (outcome.status, outcome.err) == (0, "")
     assert "speaker-registry" in outcome.out
+    assert "--url" not in run("completion", "--help").out
     program = shutil.which(shell)
     if program is not None:  # the shell itself can read it
         subprocess.run([program, "-n"], input=outcome.out, text=True, check=True, timeout=30)

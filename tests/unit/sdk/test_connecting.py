@@ -5,6 +5,7 @@ import io
 import sys
 from typing import Any
 
+import httpx
 import pytest
 
 from speaker_registry import AsyncRegistryClient, RegistryClient, errors
@@ -80,3 +81,24 @@ def test_the_error_names_the_proxy_that_was_asked(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(errors.Unavailable) as caught:
         asyncio.run(ask())
     assert str(caught.value).startswith(told)
+
+
+@pytest.mark.parametrize(
+    ("reason", "hinted"),
+    [
+        ("[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed: self-signed certificate", True),
+        ("[Errno 111] Connection refused", False),
+    ],
+)
+def test_a_certificate_that_nobody_vouches_for_leads_to_the_variable(reason: str, hinted: bool):
+    """A registry in a company's network often has a certificate of the company's own authority."""
+
+    def refuse(request: httpx.Request) -> httpx.Response:
+        raise httpx.ConnectError(reason, request=request)
+
+    with (
+        RegistryClient(URL, retries=0, transport=httpx.MockTransport(refuse)) as client,
+        pytest.raises(errors.Unavailable, match="no answer") as caught,
+    ):
+        client.quota()
+    assert ("set SSL_CERT_FILE" in str(caught.value)) == hinted

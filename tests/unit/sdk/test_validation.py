@@ -24,6 +24,10 @@ from speaker_registry.validation import accepted, invalid_value_message
         (Annotated[str, Field(max_length=512)], "text of up to 512 characters"),
         (Annotated[str, Field(min_length=1)], "text of 1 or more characters"),
         (Annotated[str | None, Field(pattern="^a+$")], "text like ^a+$"),
+        (
+            Annotated[str, Field(pattern="^sha256:[0-9a-f]{64}$")],
+            "text like sha256:… with 64 characters of 0-9 and a-f",
+        ),
         (Literal["ready", "failed"], "'ready', 'failed'"),
         (list[str] | None, "a list, each of them text"),
         (
