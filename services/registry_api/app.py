@@ -50,6 +50,7 @@ from services.registry_api.serving.ending import LAST_SECONDS
 from services.registry_api.serving.event_feed import EventFeed
 from services.registry_api.serving.fair_queue import FairQueue
 from services.registry_api.serving.limits import BodyTimeouts, RequestIds, RequestLimits
+from services.registry_api.serving.recheck import check_before_commit
 from services.registry_api.serving.server_errors import ServerErrors
 from services.registry_api.serving.shared_reads import SharedReads
 from services.registry_api.serving.slots import Slots
@@ -117,6 +118,7 @@ def create_app(
     app.state.search_slots = Slots(1, wait_seconds=_SEARCH_WAIT_SECONDS, refusal=_TOO_MANY_SEARCHES)
     services.speakers.reading_bucket = store.hold_in_thread
     services.keys.reading_bucket = store.hold_in_thread
+    services.speakers.before_commit = services.shared.before_commit = check_before_commit
     error_answers.add_handlers(app, _note_unknown_name)
     _add_routes(app, services)
     _add_middleware(app, services, max_active, body_timeouts, cors_origins)

@@ -1,5 +1,6 @@
 """Tests of requests that wait while their API key changes: how they share reads of the key, how long they
-wait for one that cannot be read, and when they end. Store and Redis are in memory. All else is real.
+wait for one that cannot be read, and when they end and change nothing. Store and Redis are in memory. All
+else is real.
 """
 
 import asyncio
@@ -9,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from starlette.concurrency import run_in_threadpool
 
 from services.registry_api.access import authentication
 from services.registry_api.access.authentication import Access
@@ -17,6 +19,9 @@ from services.registry_api.keys.make import make
 from services.registry_api.keys.revoke import revoke
 from services.registry_api.keys.rotate import rotate
 from services.registry_api.protocol.callers import Caller
+from services.registry_api.serving.recheck import Check, check_before_commit, set_check
+from services.registry_api.serving.shared_reads import SharedReads
+from services.registry_api.serving.slots import Slots
 from services.shared.bucket.store import Object
 from speaker_registry.errors import InvalidApiKey, Unavailable
 from tests.memory_records import Process
@@ -168,3 +173,109 @@ def test_requests_whose_key_was_revoked_end_at_once_and_do_not_limit_their_addre
     assert {type(error) for error in asyncio.run(ask(10))} == {InvalidApiKey}
     with pytest.raises(InvalidApiKey):
         asyncio.run(registry.authenticate())
+
+
+# -- asking again after a wait and before a change
+
+
+class Holder:
+    """The holder of a key that is valid until it is revoked."""
+
+    def __init__(self) -> None:
+        self.checks = 0
+        self.is_revoked = False
+
+    async def check(self) -> None:
+        self.checks += 1
+        if self.is_revoked:
+            raise InvalidApiKey("This API key is revoked.")
+
+
+async def with_slot(slots: Slots, check: Check) -> None:
+    set_check(check)
+    async with slots.hold():
+        pass
+
+
+def test_a_request_whose_key_ends_while_it_waits_for_a_slot_gives_the_slot_back():
+    caller = Holder()
+
+    async def wait() -> None:
+        slots = Slots(1, wait_seconds=5, refusal="Too many.")
+        async with slots.hold():
+            waiting = asyncio.create_task(with_slot(slots, caller.check))
+            await asyncio.sleep(0.05)
+            caller.is_revoked = True
+        with pytest.raises(InvalidApiKey):
+            await waiting
+        await asyncio.wait_for(with_slot(slots, Holder().check), 1)
+
+    asyncio.run(wait())
+    assert caller.checks == 1
+
+
+def test_a_request_that_does_not_wait_is_not_checked_again():
+    """Its key was checked a moment ago."""
+    caller = Holder()
+    asyncio.run(with_slot(Slots(1, wait_seconds=5, refusal="Too many."), caller.check))
+    assert caller.checks == 0
+
+
+def test_requests_that_share_a_read_are_checked_each_for_itself():
+    """The key of the request that began the read may end, and those of the others stay valid."""
+    first, second = Holder(), Holder()
+    first.is_revoked = True
+
+    async def ask(reads: SharedReads, slots: Slots, caller: Holder) -> str:
+        async def read() -> str:
+            async with slots.hold():
+                return "read"
+
+        set_check(caller.check)
+        return await reads.read("what both want", read)
+
+    async def ask_both() -> list[Any]:
+        reads, slots = SharedReads(), Slots(1, wait_seconds=5, refusal="Too many.")
+        async with slots.hold():
+            asked = [asyncio.create_task(ask(reads, slots, caller)) for caller in (first, second)]
+            await asyncio.sleep(0.05)
+        return await asyncio.gather(*asked, return_exceptions=True)
+
+    refused, answered = asyncio.run(ask_both())
+    assert isinstance(refused, InvalidApiKey)
+    assert answered == "read"
+
+
+def test_the_first_change_of_a_request_is_checked():
+    """The request may end its own key by that change, and is finished then."""
+    caller = Holder()
+
+    def change() -> None:
+        check_before_commit()
+        caller.is_revoked = True
+        check_before_commit()
+
+    async def ask() -> None:
+        set_check(caller.check)
+        await asyncio.to_thread(check_before_commit)  # this thread cannot ask, as those of a pool cannot
+        await run_in_threadpool(change)
+        set_check(caller.check)
+        with pytest.raises(InvalidApiKey):
+            await run_in_threadpool(change)
+
+    asyncio.run(ask())
+    assert caller.checks == 2
+    check_before_commit()  # belongs to no request
+
+
+def test_a_caller_whose_key_has_ended_makes_no_key(registry: Registry):
+    def refuse() -> None:
+        raise InvalidApiKey("This API key is revoked.")
+
+    process = Process.settled(registry.world)
+    before = set(registry.world.store.objects)
+    process.shared.before_commit = refuse
+    with pytest.raises(InvalidApiKey):
+        make(process.keys, name="a", namespace="default", scopes=["engine"], created_by=registry.token.id)
+    assert set(registry.world.store.objects) == before
+    assert not process.keys.stored(registry.token.id).made

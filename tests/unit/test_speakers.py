@@ -33,6 +33,7 @@ from speaker_registry.errors import (
     ExtractorFailed,
     ExtractorOutOfMemory,
     IdempotencyKeyReused,
+    InvalidApiKey,
     InvalidArtifact,
     JobFinished,
     JobNotFound,
@@ -97,6 +98,22 @@ def test_a_lost_reply_of_the_commit_makes_one_version(world: World) -> None:
     registry = with_faults(world, ("swap", "after", lost))
     assert registry.register("wren", 1).created
     assert [version.number for version in registry.document("wren").versions] == [1]
+
+
+def test_a_change_whose_caller_may_not_go_on_is_not_made(registry: Registry) -> None:
+    """It is refused right before the commit, and leaves no announcement behind."""
+
+    def refuse() -> None:
+        raise InvalidApiKey("This API key is revoked.")
+
+    registry.register("wren", 1)
+    before = registry.document("wren")
+    registry.speakers.before_commit = refuse
+    assert not registry.register("wren", 1).created, "what changes nothing is not refused"
+    with pytest.raises(InvalidApiKey):
+        registry.register("wren", 2)
+    assert registry.document("wren") == before
+    assert not registry.speakers.agenda.announced(WREN)
 
 
 def _register(one: Registry) -> list[int]:

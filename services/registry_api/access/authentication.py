@@ -7,6 +7,7 @@ which caller may do what.
 import asyncio
 import hashlib
 import hmac
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 import structlog
@@ -151,15 +152,21 @@ class Access:
             self._count_failure(address)
             raise
 
-    async def authenticate_again(self, sent: str | None) -> Caller:
+    async def authenticate_again(
+        self, sent: str | None, check_session: Callable[[], Awaitable[None]] | None = None
+    ) -> Caller:
         """Authenticate the key or token of a request that has begun with it, and return its caller of now.
 
         If the key cannot be looked up at first, it is looked up again for `_RETRIED_SECONDS`. A key that has
         ended meanwhile is no failure of its address, because any number of requests may have waited with it.
 
+        Args:
+            check_session: raises `InvalidApiKey` if the session that the key was sent in has ended. None: it
+                was sent in no session.
+
         Raises:
-            InvalidApiKey: the key or token is not valid any more.
-            RateLimited, Unavailable: the key cannot be looked up.
+            InvalidApiKey: the key or token is not valid any more, or the session has ended.
+            RateLimited, Unavailable: the key or the session cannot be looked up.
         """
         if self._keys is None:
             return ANONYMOUS
@@ -167,6 +174,8 @@ class Access:
         until = loop.time() + _RETRIED_SECONDS
         while True:
             try:
+                if check_session is not None:
+                    await check_session()
                 return await self._known_caller(self._keys, sent, None)
             except (RateLimited, Unavailable):
                 if loop.time() >= until:

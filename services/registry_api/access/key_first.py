@@ -10,6 +10,7 @@ from services.registry_api.access.authentication import Access
 from services.registry_api.access.rules import authenticate, authenticate_again
 from services.registry_api.protocol.error_answers import render
 from services.registry_api.protocol.routing import SIGN_IN
+from services.registry_api.serving.recheck import set_check
 from speaker_registry.errors import SpeakerRegistryError
 
 _OF_BODIES = frozenset({b"content-length", b"transfer-encoding"})
@@ -18,8 +19,8 @@ _OF_BODIES = frozenset({b"content-length", b"transfer-encoding"})
 class KeyFirst:
     """Middleware that refuses a request with a body unless its key is valid.
 
-    A body may arrive slowly, and its key may be revoked meanwhile. Reading the end of the body then raises
-    `InvalidApiKey`.
+    A body may arrive slowly, and its key or its session may end meanwhile. Reading the end of the body then
+    raises `InvalidApiKey`.
 
     Requests without a body are left to the rules of their routes, because some routes need no key. The form
     that signs a person in has the key in its body, which is short: see `limits.MAX_JSON_BYTES`.
@@ -30,6 +31,7 @@ class KeyFirst:
         self._access = access
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        set_check(None)  # the task may have begun in the context of the request before
         if scope["type"] == "http" and _has_body(scope) and (scope["method"], scope["path"]) != SIGN_IN:
             try:
                 await authenticate(self._access, scope)

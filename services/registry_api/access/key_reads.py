@@ -10,6 +10,7 @@ from starlette.concurrency import run_in_threadpool
 from services.registry_api.keys.api_keys import ApiKey
 from services.registry_api.keys.held_keys import HeldKeys
 from services.registry_api.serving.admission import pause_request, tenant_of_request
+from services.registry_api.serving.recheck import set_check
 from services.registry_api.serving.slots import Slots
 
 _MAX_READS = 4
@@ -47,6 +48,7 @@ class KeyReads:
             return await asyncio.shield(task)
 
     async def _read(self, keys: HeldKeys, wanted: tuple[str, str]) -> ApiKey | None:
+        set_check(None)  # a check would need the key that is being read
         async with AsyncExitStack() as held:
             try:
                 await held.enter_async_context(self._slots.hold())

@@ -6,6 +6,7 @@ of other namespaces are not found.
 
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Annotated, Any
 
 import structlog
@@ -20,6 +21,7 @@ from services.registry_api.access.rate_limits import REQUESTS, UPLOADS, closest
 from services.registry_api.keys.api_keys import ALL_SCOPES
 from services.registry_api.protocol.callers import OWN_NAMESPACE, Caller, address_of
 from services.registry_api.protocol.headers import rate_headers
+from services.registry_api.serving.recheck import set_check
 from speaker_registry.errors import (
     ApiKeysOff,
     InvalidRequest,
@@ -32,6 +34,10 @@ from speaker_registry.schemas import Rate
 
 NAMESPACE_HEADER = "X-Speaker-Namespace"
 """Header that names the namespace of a request, if its key is for any namespace."""
+CHECK_OF_SESSION = "check_of_session"
+"""Member of the scope of a request for a page: a function that raises `InvalidApiKey` if the person's session
+has ended.
+"""
 
 _bearer = HTTPBearer(
     auto_error=False,
@@ -57,7 +63,8 @@ def tenant_of(access: Access, scope: Scope) -> str:
 
 async def authenticate(access: Access, scope: Scope) -> Caller:
     """Authenticate a request by its head, once, and store its caller and its namespace in its scope. Also
-    store the number of the last change of keys that the check took into account.
+    store the number of the last change of keys that the check took into account. From now on, the request is
+    authenticated again whenever it has waited, and before it changes something: see `recheck`.
 
     Raises:
         InvalidApiKey, InvalidRequest, PermissionDenied, RateLimited, Unavailable.
@@ -70,6 +77,7 @@ async def authenticate(access: Access, scope: Scope) -> Caller:
         structlog.contextvars.bind_contextvars(key_id=caller.id)
         scope["namespace"] = _requested_namespace(caller, headers.get(NAMESPACE_HEADER))
         scope["caller"], scope["key_changes"] = caller, changes
+    set_check(partial(authenticate_again, access, scope) if access.required else None)
     caller = scope["caller"]
     assert isinstance(caller, Caller)
     return caller
@@ -88,18 +96,19 @@ async def caller_of_now(access: Access, scope: Scope) -> Caller | None:
 
 
 async def authenticate_again(access: Access, scope: Scope) -> Caller:
-    """Authenticate a request whose key may have ended since `authenticate`, and return its caller of now.
+    """Authenticate a request whose key or session may have ended since `authenticate`, and return its caller
+    of now.
 
     Raises:
         InvalidApiKey, RateLimited, Unavailable.
     """
-    return await access.authenticate_again(_sent_key(Headers(scope=scope)))
+    return await access.authenticate_again(_sent_key(Headers(scope=scope)), scope.get(CHECK_OF_SESSION))
 
 
 @asynccontextmanager
 async def waiting(request: Request) -> AsyncIterator[None]:
-    """Count a request as waiting for as long as the context lasts, and refuse it afterwards if its key has
-    ended meanwhile.
+    """Count a request as waiting for as long as the context lasts, and refuse it afterwards if its key or its
+    session has ended meanwhile.
 
     Raises:
         InvalidApiKey, RateLimited, Unavailable.

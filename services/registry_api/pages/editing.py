@@ -39,7 +39,13 @@ from services.registry_api.wire.forms import MAX_TEXT, parse_description
 from services.registry_api.wire.uploads import limits_of
 from services.shared.model.document import SpeakerDocument
 from services.shared.registry.lookup import find
-from speaker_registry.errors import InvalidRequest, NotFound, PreconditionFailed, SpeakerRegistryError
+from speaker_registry.errors import (
+    InvalidApiKey,
+    InvalidRequest,
+    NotFound,
+    PreconditionFailed,
+    SpeakerRegistryError,
+)
 from speaker_registry.labels import MAX_LABELS, MAX_LENGTH
 from speaker_registry.names import SpeakerName
 from speaker_registry.schemas import PromotionPolicy
@@ -124,7 +130,7 @@ def _save(
 ) -> Response:
     try:
         _edit(services, namespace, name, typed, tag, by)
-    except NotFound:
+    except (NotFound, InvalidApiKey):
         raise
     except SpeakerRegistryError as error:
         document = find(services.speakers, namespace, name).document

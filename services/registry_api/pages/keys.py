@@ -27,6 +27,7 @@ from services.registry_api.pages.forms import (
 from services.registry_api.protocol.callers import Caller
 from services.registry_api.wire import key_rendering
 from services.registry_api.wire.fields import Fields
+from services.registry_api.wire.forms import check_characters
 from speaker_registry.errors import InvalidRequest, PermissionDenied
 from speaker_registry.names import NAMESPACE_PATTERN
 from speaker_registry.schemas import ApiKeyRequest
@@ -140,10 +141,12 @@ def _wanted(fields: Fields) -> ApiKeyRequest:
     scopes = [scope for scope in SCOPES if f"scope:{scope}" in fields.names]
     if not scopes:
         raise InvalidRequest("No scope was chosen; accepted: one or more.", param="scopes")
+    name = (fields.text("name", max_length=MAX_FIELD) or "").strip()
+    check_characters("name", name)
     try:
         return ApiKeyRequest.model_validate(
             {
-                "name": (fields.text("name", max_length=MAX_FIELD) or "").strip(),
+                "name": name,
                 "scopes": scopes,
                 "namespace": (fields.text("namespace", max_length=MAX_FIELD) or "").strip() or None,
                 "expires_at": int(time.time()) + int(days) * 86_400 if days else None,

@@ -17,6 +17,7 @@ import secrets
 from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from urllib.parse import urlencode
 
 from starlette.concurrency import run_in_threadpool
@@ -25,7 +26,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from services.registry_api.access.rules import NAMESPACE_HEADER, access_of, authenticate
+from services.registry_api.access.rules import (
+    CHECK_OF_SESSION,
+    NAMESPACE_HEADER,
+    access_of,
+    authenticate,
+)
 from services.registry_api.keys.seal import SEALED_SECONDS, Seal
 from services.registry_api.pages.cookies import cookie_header, sent_cookie
 from services.registry_api.pages.rendering import (
@@ -169,6 +175,8 @@ class PageSessions:
                 reload = Response(headers={"HX-Refresh": "true", "Cache-Control": "no-store"})
                 return await reload(scope, receive, send)
             scope["headers"] = [*_trusted(scope), *_credentials(session)]
+            if session.key is not None:
+                scope[CHECK_OF_SESSION] = partial(self._check_open, request, session)
             _check_origin(scope)
         except SpeakerRegistryError as error:
             return await self._answer_with(request, render(request, error), receive, send)
@@ -183,6 +191,11 @@ class PageSessions:
         """Return the sessions that the browser sent. That of a person who is signed in comes first."""
         sent = [value for name in (COOKIE, FORM_COOKIE) if (value := sent_cookie(request, name))]
         return await run_in_threadpool(self._open, sent) if sent else []
+
+    async def _check_open(self, request: Request, session: Session) -> None:
+        """Raise `InvalidApiKey` if the session of a request has ended since the request began."""
+        if session not in await self._read(request):
+            raise InvalidApiKey("This session has ended.")
 
     def _open(self, sent: list[str]) -> list[Session]:
         sessions = (_parsed(self._seal.open(value)) for value in sent)

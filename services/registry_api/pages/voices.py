@@ -41,7 +41,7 @@ from services.registry_api.wire.uploads import register, register_source
 from services.shared.registry.profiles import Profiles
 from services.shared.registry.speakers import FoundSpeaker
 from speaker_registry import sample_voice
-from speaker_registry.errors import InvalidRequest, SpeakerRegistryError, VoiceExists
+from speaker_registry.errors import InvalidApiKey, InvalidRequest, SpeakerRegistryError, VoiceExists
 from speaker_registry.labels import parse_filters
 from speaker_registry.names import key_of_name, parse_speaker_name
 from speaker_registry.schemas import ArtifactState
@@ -186,7 +186,7 @@ async def page_register(
                     register, services, namespace, fields, DASHBOARD, by=caller.id
                 )
         except SpeakerRegistryError as error:
-            if is_partial(request):
+            if is_partial(request) or isinstance(error, InvalidApiKey):
                 raise
             status = status_of(error, compatible=False)
             return _show_form(request, services, NewVoice.typed(fields), problem=error.message, status=status)

@@ -27,6 +27,7 @@ from services.registry_api.protocol.routing import Router
 from services.registry_api.wire import key_rendering
 from services.registry_api.wire.answers import answer
 from services.registry_api.wire.documented import request_body, responses
+from services.registry_api.wire.forms import check_characters
 from services.shared.model.document import Counts
 from services.shared.view.copies import ViewIncomplete
 from speaker_registry.errors import PermissionDenied
@@ -67,6 +68,7 @@ def create_key(
     and a later `expires_at` is refused. If the answer is lost, look for the key in the list, because a
     repeated request creates another key.
     """
+    check_characters("name", wanted.name)
     _check_limits(services.access.rate_limits, caller, wanted)
     keys = services.keys
     token, made = make(

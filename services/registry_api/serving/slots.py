@@ -9,6 +9,7 @@ from anyio import NoEventLoopError, from_thread
 
 from services.registry_api.serving.admission import pause_request, tenant_of_request
 from services.registry_api.serving.fair_queue import FairQueue
+from services.registry_api.serving.recheck import check_after_wait
 
 _MAX_WAITING_PER_SLOT = 8
 """This many requests of one tenant may wait for each slot there is."""
@@ -41,6 +42,7 @@ class Slots:
 
         Raises:
             RateLimited, Unavailable: no slot came free in time, or too many requests of the tenant wait.
+            InvalidApiKey: the key or the session of the request has ended while it waited.
         """
         tenant = tenant_of_request()
         with pause_request():
@@ -79,10 +81,18 @@ class Slots:
 
     async def _acquire(self, tenant: str) -> float:
         """Acquire a slot, and return when that was, by the event loop's clock."""
+        loop = asyncio.get_running_loop()
+        asked = loop.time()
         full = self._queue.waiting(tenant) >= _MAX_WAITING_PER_SLOT * self.count
         if full or not await self._queue.acquire(tenant, self._wait_seconds):
             raise self._queue.refusal(tenant, self._refusal)
-        return asyncio.get_running_loop().time()
+        since = loop.time()
+        try:
+            await check_after_wait(asked)
+        except BaseException:
+            self._release(tenant, since)
+            raise
+        return since
 
     def _release(self, tenant: str, since: float) -> None:
         self._queue.release(tenant, asyncio.get_running_loop().time() - since)

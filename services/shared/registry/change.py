@@ -46,12 +46,14 @@ class Change:
         by: str,
         until: float,
         now: Callable[[], int],
+        before_commit: Callable[[], None],
     ) -> None:
         """Create an announced change.
 
         Args:
             announced_in: the generation in which it was announced.
             now: returns the store's time in Unix seconds.
+            before_commit: see `Speakers`.
         """
         self._documents = documents
         self._generation = generation
@@ -60,6 +62,7 @@ class Change:
         self._announced_in = announced_in
         self._by = by
         self._now = now
+        self._before_commit = before_commit
         self.token = token
         """The id of this change. No other change has it, so it can also name bytes that the change stores."""
         self.until = until
@@ -116,8 +119,8 @@ class Change:
         Raises:
             Unavailable: the change was not made, or it was made but the view could not be updated. It can be
                 repeated safely.
-            VoiceDamaged, VoiceUnreadable: the document cannot be understood. Errors that `decide` raises are
-                passed on.
+            VoiceDamaged, VoiceUnreadable: the document cannot be understood. Errors that `decide` and
+                `before_commit` raise are passed on.
         """
         before, seen, made = NO_DOCUMENT, None, None
 
@@ -135,6 +138,7 @@ class Change:
             made = body = after.to_bytes()
             if max_bytes is not None:
                 fitting(before, body, max_bytes=max_bytes)
+            self._before_commit()
             self.is_settled = False  # from here on, a swap may be under way
             return body
 

@@ -71,6 +71,10 @@ class SharedDocuments:
         """
         self.copies = SharedCopies(generation)
         self.now = now
+        self.before_commit: Callable[[], None] = lambda: None
+        """A function that is called right before a change is committed, and that raises an error of the
+        registry to refuse it. The API uses it to check that the caller may still change something.
+        """
         self._documents = documents
         self._generation = generation
         self._clock = clock
@@ -130,8 +134,8 @@ class SharedDocuments:
 
         Raises:
             DocumentUnusable: the document cannot be understood.
-            Unavailable: the change was not made, or it is not known whether it was. Errors that `decide`
-                raises are passed on.
+            Unavailable: the change was not made, or it is not known whether it was. Errors that `decide` and
+                `before_commit` raise are passed on.
         """
         generation, change_id = self._usable_generation(), self._clock.new_id()
 
@@ -141,7 +145,9 @@ class SharedDocuments:
             if after is before and not is_mended:
                 return None
             after = after.following(before, None if done else change_id, at=self.now(), by=by, did=did)
-            return after.to_bytes()
+            body = after.to_bytes()
+            self.before_commit()
+            return body
 
         committed = self._documents.change(
             path,

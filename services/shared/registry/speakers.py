@@ -88,6 +88,10 @@ class Speakers:
         """A function that returns the context in which documents are read for requests that the view cannot
         answer. The API uses it to limit the number of concurrent reads.
         """
+        self.before_commit: Callable[[], None] = lambda: None
+        """A function that is called right before a change is committed, and that raises an error of the
+        registry to refuse it. The API uses it to check that the caller may still change something.
+        """
         self._run_all = run_all
 
     # Reading
@@ -230,6 +234,7 @@ class Speakers:
             by=by,
             until=until,
             now=self.now,
+            before_commit=self.before_commit,
         )
         try:
             yield change

@@ -584,6 +584,7 @@ def test_keys_come_in_pages(closed: Registry):
         ({"name": "x", "scopes": ["engine"], "namespace": "A B"}, "namespace"),
         ({"name": "x", "scopes": ["engine"], "secret": "mine"}, "secret"),
         ({"name": "x", "scopes": ["engine"], "requests_per_minute": 0}, "requests_per_minute"),
+        ({"name": "a\0b", "scopes": ["engine"]}, r"'name' contains the control character '\x00'"),
     ],
 )
 def test_a_key_that_cannot_be_made_is_refused(closed: Registry, asked: dict[str, Any], param: str):

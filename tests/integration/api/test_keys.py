@@ -251,6 +251,16 @@ def test_a_key_is_revoked_with_all_that_it_made(closed: Registry):
     assert status_of(closed, others) == 200
 
 
+def test_a_key_revokes_itself_with_all_that_it_made(closed: Registry):
+    """The request is finished, although its own key ends first."""
+    admin = key(closed, "admin", "voices:read")
+    made = ask_for_key(closed, admin, scopes=["voices:read"]).json()["key"]
+    path = f"/v1/keys/{id_of(admin)}"
+    answer = closed.client.delete(path, params={"children": True}, headers=bearer(admin))
+    assert answer.status_code == 204, answer.text
+    assert status_of(closed, admin) == status_of(closed, made) == 401
+
+
 def status_of(registry: Registry, token: str) -> int:
     return registry.client.get("/v1/voices", headers=bearer(token)).status_code
 

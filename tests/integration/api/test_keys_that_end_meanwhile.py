@@ -1,17 +1,23 @@
-"""Tests of requests whose key is revoked while they wait or arrive. A revocation is acknowledged when the key
-opens nothing any more, and that includes requests that began before it.
+"""Tests of requests whose key or session ends while they wait or arrive. A revocation is acknowledged when
+the key opens nothing any more, and that includes requests that began before it. The same is true of a session
+that a person ends by signing out.
 """
 
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from threading import Event
+from typing import Any
 
 import httpx
 import pytest
 
+from services.registry_api.keys.revoke import revoke as revoke_key
+from services.shared.audio import DecodedClip
 from tests.integration.api import raw
 from tests.integration.api.access import BOOTSTRAP, CLOSED, bearer, id_of, key
 from tests.integration.api.conftest import Start
+from tests.integration.api.pages import Visitor
 from tests.integration.api.registry import CLIP, PROFILE, Registry
 from tests.queue_workers import wait_until
 
@@ -93,3 +99,161 @@ def test_an_upload_that_arrives_after_its_key_was_revoked_registers_nothing(
         revoked.set()
         assert_refused(sent.result())
     assert closed.client.get("/v1/voices/alice", headers=bearer(BOOTSTRAP)).status_code == 404
+
+
+@pytest.fixture
+def decoding(closed: Registry, monkeypatch: pytest.MonkeyPatch) -> tuple[Event, Event]:
+    """Two events: a clip has been decoded, and its upload may go on."""
+    decoder = closed.app.state.services.decoder
+    decode, is_decoded, goes_on = decoder.decode, Event(), Event()
+
+    def decode_and_wait(data: bytes) -> DecodedClip:
+        decoded: DecodedClip = decode(data)
+        is_decoded.set()
+        assert goes_on.wait(30)
+        return decoded
+
+    monkeypatch.setattr(decoder, "decode", decode_and_wait)
+    return is_decoded, goes_on
+
+
+@pytest.mark.parametrize(("path", "clip"), [("/v1/voices", "audio"), ("/v1/audio/voices", "audio_sample")])
+def test_an_upload_that_is_decoded_while_its_key_is_revoked_registers_nothing(
+    closed: Registry, decoding: tuple[Event, Event], path: str, clip: str
+):
+    """A clip may wait ten seconds for a decoder, and be decoded for ten more."""
+    token, (is_decoded, goes_on) = key(closed), decoding
+    form = {"data": {"name": "alice", "consent": "cons_1"}, "files": {clip: ("clip.wav", CLIP, "audio/wav")}}
+    with ThreadPoolExecutor(1) as threads:
+        sent = threads.submit(closed.client.post, path, headers=bearer(token), **form)
+        assert is_decoded.wait(30)
+        revoke(closed, token)
+        goes_on.set()
+        assert_refused(sent.result())
+    assert closed.client.get("/v1/voices/alice", headers=bearer(BOOTSTRAP)).status_code == 404
+
+
+@contextmanager
+def at_full_store(closed: Registry, ask: Callable[[], httpx.Response]) -> Iterator[Future[httpx.Response]]:
+    """Have a request wait for the bucket within the context. It goes on afterwards."""
+    queue = closed.app.state.store_slots._queue
+    slots, queue.limit = queue.limit, 0
+    with ThreadPoolExecutor(1) as threads:
+        asked = threads.submit(ask)
+        try:
+            wait_until(lambda: any(tenant.queue for tenant in queue._waiting.values()))
+            yield asked
+        finally:
+            queue.limit = slots
+            closed.client.get("/v1/keys", headers=bearer(BOOTSTRAP))  # takes a slot, and so gives the others
+
+
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [
+        ("GET", "/v1/voices/alice/versions/1/audio"),
+        ("GET", f"{ARTIFACT}/file"),
+        ("DELETE", "/v1/voices/alice"),
+    ],
+)
+def test_a_request_that_waits_for_the_bucket_gets_and_does_nothing_after_its_key_was_revoked(
+    closed: Registry, method: str, path: str
+):
+    closed.ready("alice", headers=bearer(key(closed)))
+    token = key(closed)
+    with at_full_store(closed, lambda: closed.client.request(method, path, headers=bearer(token))) as asked:
+        revoke_key(closed.keys, id_of(token), by="test")
+    assert_refused(asked.result())
+    assert closed.client.get("/v1/voices/alice", headers=bearer(BOOTSTRAP)).status_code == 200
+
+
+def test_a_request_that_waits_for_the_bucket_is_answered_while_its_key_is_valid(closed: Registry):
+    closed.ready("alice", headers=bearer(key(closed)))
+    path, token = "/v1/voices/alice/versions/1/audio", key(closed)
+    with at_full_store(closed, lambda: closed.client.get(path, headers=bearer(token))) as asked:
+        pass
+    assert asked.result().status_code == 200
+
+
+# -- sessions
+
+
+@contextmanager
+def another_tab(visitor: Visitor) -> Iterator[Callable[[], None]]:
+    """Yield a function that signs a person out in another tab."""
+    token = visitor.token()
+    with httpx.Client(base_url=visitor.http.base_url, cookies=visitor.http.cookies) as tab:
+
+        def sign_out() -> None:
+            answer = tab.post("/dashboard/logout", data={"token": token})
+            assert (answer.status_code, answer.headers["location"]) == (303, "/dashboard/login")
+
+        yield sign_out
+
+
+def assert_session_ended(closed: Registry, answer: httpx.Response) -> None:
+    assert answer.status_code == 401
+    assert "Your session has ended" in answer.text
+    assert closed.client.get("/v1/voices/alice", headers=bearer(BOOTSTRAP)).status_code == 404
+
+
+@pytest.mark.parametrize("how", ["signed out", "Redis emptied"])
+def test_a_form_that_arrives_after_its_session_has_ended_does_nothing(closed: Registry, how: str):
+    """A form may arrive for a minute. A Redis that was emptied has forgotten who has signed out."""
+    with Visitor(closed, str(BOOTSTRAP)) as visitor, another_tab(visitor) as sign_out:
+        began, ended = Event(), Event()
+        form = raw.form(
+            raw.field("token", visitor.token()),
+            raw.field("name", "alice"),
+            raw.field("consent", "cons_1"),
+            raw.file("audio_sample", CLIP),
+        )
+
+        def slowly() -> Iterator[bytes]:
+            yield form[: len(form) // 2]
+            began.set()
+            assert ended.wait(30)
+            yield form[len(form) // 2 :]
+
+        with ThreadPoolExecutor(1) as threads:
+            sent = threads.submit(
+                visitor.http.post, "/dashboard/voices", content=slowly(), headers=raw.CONTENT_TYPE
+            )
+            assert began.wait(30)
+            wait_until(lambda: closed.app.state.access.arriving_uploads._held)
+            if how == "signed out":
+                sign_out()
+            else:
+                closed.redis.flushdb()
+                closed.rebuild()
+            ended.set()
+            assert_session_ended(closed, sent.result())
+
+
+def test_a_form_whose_clip_is_decoded_while_its_session_ends_registers_nothing(
+    closed: Registry, decoding: tuple[Event, Event]
+):
+    is_decoded, goes_on = decoding
+    with (
+        Visitor(closed, str(BOOTSTRAP)) as visitor,
+        another_tab(visitor) as sign_out,
+        ThreadPoolExecutor(1) as threads,
+    ):
+        sent = threads.submit(visitor.register, "alice", CLIP)
+        assert is_decoded.wait(30)
+        sign_out()
+        goes_on.set()
+        assert_session_ended(closed, sent.result())
+
+
+def test_a_form_that_waits_for_the_bucket_makes_no_key_after_its_session_has_ended(closed: Registry):
+    def names() -> list[Any]:
+        listed = closed.client.get("/v1/keys", headers=bearer(BOOTSTRAP)).json()["data"]
+        return [one["name"] for one in listed]
+
+    with Visitor(closed, str(BOOTSTRAP)) as visitor, another_tab(visitor) as sign_out:
+        form = {"token": visitor.token(), "name": "late", "scope:voices:read": "on"}
+        with at_full_store(closed, lambda: visitor.http.post("/dashboard/keys", data=form)) as asked:
+            sign_out()
+        assert_session_ended(closed, asked.result())
+    assert names() == []
