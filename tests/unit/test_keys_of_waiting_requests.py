@@ -257,7 +257,6 @@ def test_the_first_change_of_a_request_is_checked():
 
     async def ask() -> None:
         set_check(caller.check)
-        await asyncio.to_thread(check_before_commit)  # this thread cannot ask, as those of a pool cannot
         await run_in_threadpool(change)
         set_check(caller.check)
         with pytest.raises(InvalidApiKey):

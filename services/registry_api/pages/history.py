@@ -12,7 +12,7 @@ from services.registry_api.protocol.callers import Caller
 from services.registry_api.wire import rendering
 from services.registry_api.wire.paging import newest_changes, position_in_history
 from services.shared.model.document import SpeakerDocument
-from speaker_registry.errors import SpeakerRegistryError
+from speaker_registry.errors import RateLimited, Unavailable
 
 _CHANGES = 20
 
@@ -61,7 +61,7 @@ def _keys(request: Request, services: Services, ids: dict[str, None]) -> Iterato
     try:
         with request.app.state.store_slots.hold_in_thread():
             yield from filter(None, map(services.keys.read, unknown))
-    except SpeakerRegistryError:
+    except (RateLimited, Unavailable):
         return  # the bucket is slow or unavailable, so the page leaves out these names
 
 

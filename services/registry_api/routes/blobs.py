@@ -27,9 +27,12 @@ Digest = Annotated[
         examples=[example_value("digest")],
     ),
 ]
-_IMMUTABLE = {"Cache-Control": "private, max-age=31536000, immutable", "Vary": NAMESPACE_HEADER}
+_IMMUTABLE = {
+    "Cache-Control": "private, max-age=31536000, immutable",
+    "Vary": f"Authorization, {NAMESPACE_HEADER}",
+}
 """Headers of an answer that never changes. It is not `public`, because each caller's right to read it is
-checked. Other answers about a namespace need no such `Vary`, because caches ask for them anew on each use.
+checked. Other answers need no such `Vary`, because caches revalidate them on each use.
 """
 
 

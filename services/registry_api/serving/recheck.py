@@ -1,4 +1,5 @@
-"""Checks again who has sent the current request, because its key or session may have ended since it began.
+"""Checks again that the caller of the current request may go on, because its key or session may have ended
+since the request began.
 
 `access.rules` sets the check, once it knows the caller. A request is checked again when its body has arrived,
 when it has waited for something, and before it commits its first change.
@@ -10,7 +11,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
-from anyio import NoEventLoopError, from_thread
+from anyio import from_thread
 
 _BRIEF_SECONDS = 0.01
 """A request that goes on sooner than this has not waited."""
@@ -20,19 +21,22 @@ Check = Callable[[], Coroutine[Any, Any, object]]
 
 
 @dataclass(slots=True)
-class _Caller:
+class _Current:
+    """The check of the current request."""
+
     check: Check
-    has_committed: bool = False
+    may_commit: bool = False
+    """True once the check before the first change has passed."""
 
 
-_caller: ContextVar[_Caller | None] = ContextVar("caller", default=None)
+_current: ContextVar[_Current | None] = ContextVar("current", default=None)
 
 
 def set_check(check: Check | None) -> None:
     """Set the check of the current request. None means that there is no caller to check, as in a task that
     works for several requests.
     """
-    _caller.set(_Caller(check) if check is not None else None)
+    _current.set(_Current(check) if check is not None else None)
 
 
 async def check_after_wait(since: float) -> None:
@@ -40,23 +44,19 @@ async def check_after_wait(since: float) -> None:
 
     Raises the errors of the check.
     """
-    caller = _caller.get()
-    if caller is not None and asyncio.get_running_loop().time() - since >= _BRIEF_SECONDS:
-        await caller.check()
+    current = _current.get()
+    if current is not None and asyncio.get_running_loop().time() - since >= _BRIEF_SECONDS:
+        await current.check()
 
 
 def check_before_commit() -> None:
-    """Check the caller of the current request from the thread that is about to commit a change.
+    """Check the caller of the current request. Call this in the thread that is about to commit a change.
 
     Only the first change of a request is checked, because a request that has begun to change something is
-    finished: it may have ended its own key, and then ends the keys that this key made. Does nothing in a
-    thread that belongs to no request. Raises the errors of the check.
+    finished. For example, it may have ended its own key, and then ends the keys that this key made. Does
+    nothing in a thread that belongs to no request. Raises the errors of the check.
     """
-    caller = _caller.get()
-    if caller is None or caller.has_committed:
-        return
-    try:
-        from_thread.run(caller.check)
-    except NoEventLoopError:
-        return
-    caller.has_committed = True
+    current = _current.get()
+    if current is not None and not current.may_commit:
+        from_thread.run(current.check)
+        current.may_commit = True

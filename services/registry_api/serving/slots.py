@@ -87,7 +87,7 @@ class Slots:
         if full or not await self._queue.acquire(tenant, self._wait_seconds):
             raise self._queue.refusal(tenant, self._refusal)
         since = loop.time()
-        try:
+        try:  # while holding the slot, because a key may end during a second wait
             await check_after_wait(asked)
         except BaseException:
             self._release(tenant, since)

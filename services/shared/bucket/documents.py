@@ -34,6 +34,11 @@ may catch up. The request holds a slot of the bucket meanwhile. If many requests
 limit, as for a document of which an operator put an older copy back, other tenants would get no slot.
 """
 
+BeforeCommit = Callable[[], None]
+"""A function that is called right before a change is committed, and that raises an error of the registry to
+refuse it. The API uses it to check that the caller may still change something.
+"""
+
 
 @dataclass(frozen=True, slots=True)
 class Base:
@@ -57,8 +62,9 @@ class Base:
 NOTHING = Base(None, None)
 
 SEND_AGAIN = "Send the request again, or look first if a repeat would add something."
-"""Most changes are made once, however often they are sent. Each new key, and each upload that may repeat an
-earlier clip, is another one.
+"""Advice in errors whose change may have been made. Most changes have no further effect when they are
+repeated, but a repeated request for an API key makes another key, and a repeated upload may add another
+version.
 """
 _TOO_LATE = "The change took too long and was not made. Send it again."
 _OUTCOME_UNKNOWN = (
@@ -155,6 +161,8 @@ class Documents:
         for tried in count():
             if body is None:
                 return base
+            # `decide` may have waited for a check of the caller, and a late swap must not be applied.
+            self._check(until, _OUTCOME_UNKNOWN if tried else _TOO_LATE)
             try:
                 etag = self._store.swap(key, body, etag=base.etag)
                 return Base(body, etag, base.revision + 1, sound=True)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TypeVar
 
-from services.shared.bucket.documents import Base
+from services.shared.bucket.documents import Base, BeforeCommit
 from services.shared.bucket.layout import document_key
 from services.shared.model.changes import fitting
 from services.shared.model.document import SpeakerDocument
@@ -46,14 +46,13 @@ class Change:
         by: str,
         until: float,
         now: Callable[[], int],
-        before_commit: Callable[[], None],
+        before_commit: BeforeCommit,
     ) -> None:
         """Create an announced change.
 
         Args:
             announced_in: the generation in which it was announced.
             now: returns the store's time in Unix seconds.
-            before_commit: see `Speakers`.
         """
         self._documents = documents
         self._generation = generation

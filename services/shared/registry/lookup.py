@@ -9,6 +9,8 @@ from services.shared.model.speaker import SpeakerId
 from services.shared.registry.profiles import Profiles
 from services.shared.registry.speakers import FoundSpeaker, Speakers
 from speaker_registry.errors import (
+    InvalidApiKey,
+    RateLimited,
     SpeakerRegistryError,
     Unavailable,
     VoiceDamaged,
@@ -146,6 +148,7 @@ def find_versions(
 
     Raises:
         Unavailable: neither view nor bucket could be read.
+        InvalidApiKey, RateLimited: the request may not go on.
     """
     wanted = [_parsed(voice) for voice in voices]
     ids = list(dict.fromkeys(SpeakerId.of(namespace, one.name) for one in wanted if isinstance(one, _Wanted)))
@@ -181,8 +184,8 @@ def _found(
         return FoundVersion(speaker, _resolved(profiles, speaker, wanted.reference))
     except (VoiceDamaged, VoiceUnreadable) as error:
         return error
-    except Unavailable:
-        raise
+    except (Unavailable, RateLimited, InvalidApiKey):
+        raise  # these concern the whole request, not this voice
     except SpeakerRegistryError as error:
         return error
 

@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 
 import structlog
 
-from services.shared.bucket.documents import SEND_AGAIN, Base, Documents
+from services.shared.bucket.documents import SEND_AGAIN, Base, BeforeCommit, Documents
 from services.shared.bucket.layout import name_of
 from services.shared.model.clock import Clock
 from services.shared.model.stored_document import DocumentDamaged, DocumentNewer, StoredDocument
@@ -71,10 +71,7 @@ class SharedDocuments:
         """
         self.copies = SharedCopies(generation)
         self.now = now
-        self.before_commit: Callable[[], None] = lambda: None
-        """A function that is called right before a change is committed, and that raises an error of the
-        registry to refuse it. The API uses it to check that the caller may still change something.
-        """
+        self.before_commit: BeforeCommit = lambda: None
         self._documents = documents
         self._generation = generation
         self._clock = clock

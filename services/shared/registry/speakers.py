@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from dataclasses import dataclass, field
 from functools import partial
 
-from services.shared.bucket.documents import Base, Documents
+from services.shared.bucket.documents import Base, BeforeCommit, Documents
 from services.shared.model.clock import Clock
 from services.shared.model.document import Counts, SpeakerDocument
 from services.shared.model.speaker import Speaker, SpeakerId
@@ -88,10 +88,7 @@ class Speakers:
         """A function that returns the context in which documents are read for requests that the view cannot
         answer. The API uses it to limit the number of concurrent reads.
         """
-        self.before_commit: Callable[[], None] = lambda: None
-        """A function that is called right before a change is committed, and that raises an error of the
-        registry to refuse it. The API uses it to check that the caller may still change something.
-        """
+        self.before_commit: BeforeCommit = lambda: None
         self._run_all = run_all
 
     # Reading
