@@ -11,7 +11,8 @@ STAMP := $(VENV)/.installed
 # are meant, because many tests wait for other processes. What fails is run once more, alone, at the end.
 PYTEST = $(BIN)/python -m tests.second_chance -n 4 --dist loadfile --no-loadscope-reorder
 
-# Two of these would install into one environment at the same time. The lock is for another make that runs already.
+# Two targets must not install into the environment at the same time. `.NOTPARALLEL` sees to that within one make, and
+# the lock for a second one.
 .NOTPARALLEL:
 LOCKED := $(shell command -v flock >/dev/null && echo flock .)
 

@@ -202,9 +202,11 @@ class DiskCache:
 
     @contextlib.contextmanager
     def _lock(self) -> Iterator[int]:
-        """Open and lock the file `lock`. Raises `DamagedFile` as `_size` does."""
+        """Open and lock the file `lock`. Raises `DamagedFile` if a link or a folder was in its place."""
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         with self._folder(".") as directory:
+            # Removes a link or an empty folder in its place. `O_NOFOLLOW` would refuse it at every call, and
+            # nothing would be kept again.
             _size(directory, "lock")
             lock = os.open("lock", flags, 0o600, dir_fd=directory)
         try:

@@ -135,10 +135,6 @@ Result = TypeVar("Result")
 Plan = Generator[Step, Outcome, Result]
 
 
-def _keep(_: str) -> Plan[None]:
-    yield from ()
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetryPolicy:
     """The time and the number of attempts that a client spends on an answer, and what it does if a voice is
@@ -151,8 +147,10 @@ class RetryPolicy:
     clock: Callable[[], float] = time.monotonic
     chance: Callable[[], float] = random.random
     """Returns a random number from 0 to 1 for the jitter of the pauses."""
-    on_gone: Callable[[str], Plan[None]] = _keep
-    """Executed with a voice's name or id if the registry answers that there is no such voice, or no more."""
+    on_gone: Callable[[str], Plan[None]] | None = None
+    """Called with the name or id of a voice, in its path, that the registry says does not exist or was
+    deleted.
+    """
 
 
 def exchange(policy: RetryPolicy, request: Request) -> Plan[Reply]:
@@ -182,7 +180,8 @@ def exchange(policy: RetryPolicy, request: Request) -> Plan[Reply]:
             or attempt >= policy.retries
             or policy.clock() + seconds >= deadline
         ):
-            if isinstance(error, VoiceNotFound | VoiceDeleted) and (voice := voice_of(request.path)):
+            is_gone = isinstance(error, VoiceNotFound | VoiceDeleted)
+            if policy.on_gone and is_gone and (voice := voice_of(request.path)):
                 yield from policy.on_gone(voice)
             raise error
         yield Sleep(seconds)

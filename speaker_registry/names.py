@@ -30,6 +30,8 @@ ACCEPTED_NAMESPACES = "1 to 32 characters of a-z, 0-9 and '-', of which the firs
 """`NAMESPACE_PATTERN` in words, for messages."""
 _SLUG = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
 VERSION_ID_PATTERN = r"[0-9a-f]{32}"
+DIGEST_PATTERN = "^sha256:[0-9a-f]{64}$"
+"""The form of digests and fingerprints. The anchors are for JSON schemas."""
 _VOICE_ID = re.compile(rf"voice_({VERSION_ID_PATTERN})_({_SLUG.pattern})")
 _ALIAS = re.compile(r"[a-z][a-z0-9._-]{0,63}")
 MAX_VERSION = 2**31 - 1

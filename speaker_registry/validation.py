@@ -8,10 +8,12 @@ from typing import Any
 
 from pydantic_core import ErrorDetails
 
+from speaker_registry.names import DIGEST_PATTERN
+
 Schema = Mapping[str, Any]
 
 _MAX_SHOWN_CHARACTERS = 80
-_PATTERNS = {"^sha256:[0-9a-f]{64}$": "sha256:… with 64 characters of 0-9 and a-f"}
+_PATTERNS = {DIGEST_PATTERN: "sha256:… with 64 characters of 0-9 and a-f"}
 """Patterns that are told in other words, because people see such values in a shortened form."""
 _KINDS = {
     "array": "a list",

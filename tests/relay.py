@@ -14,6 +14,8 @@ class Relay:
 
     def __init__(self, target_port: int) -> None:
         self.port = free_port()
+        self.accepted = 0
+        """The number of connections that were accepted so far, also while it forwarded nothing."""
         self._target = ("127.0.0.1", target_port)
         self._lock = threading.Lock()
         self._sockets: list[socket.socket] = []
@@ -47,6 +49,7 @@ class Relay:
         with suppress(OSError):
             while True:
                 near, _ = listener.accept()
+                self.accepted += 1
                 ends = [near] if silent else [near, socket.create_connection(self._target)]
                 if not self._keep(ends, listener):
                     return

@@ -22,7 +22,13 @@ from services.shared.model.speaker import SpeakerId
 from services.shared.registry.lookup import locate
 from services.shared.registry.opened import Opened
 from speaker_registry.errors import InvalidReference
-from speaker_registry.names import SpeakerName, parse_reference, parse_speaker_name, parse_voice_id
+from speaker_registry.names import (
+    DIGEST_PATTERN,
+    SpeakerName,
+    parse_reference,
+    parse_speaker_name,
+    parse_voice_id,
+)
 
 
 class Housekeeping(Protocol):
@@ -199,7 +205,7 @@ OnlyFingerprint = Annotated[
     str | None,
     Query(
         alias="fingerprint",
-        pattern="^sha256:[0-9a-f]{64}$",
+        pattern=DIGEST_PATTERN,
         description="Only accept an artifact that was made with this fingerprint.",
     ),
 ]

@@ -1,7 +1,8 @@
 """The command line `speaker-registry`.
 
 `main` imports everything else, so that Ctrl-C during the import ends the command as silently as Ctrl-C later
-does. This module and the package's own are imported before that, so both import only what Python has loaded.
+does. Python imports this module and `speaker_registry/__init__.py` before `main` runs, so both import only
+what Python itself has loaded.
 """
 
 import sys

@@ -119,11 +119,11 @@ def _still_accepted(context: "Context") -> list[str]:
     """Return a warning that says how the key of a context ends, if it has one."""
     if not context.api_key:
         return []
-    if not _KEY.match(context.api_key):
+    if not (found := _KEY.match(context.api_key)):
         return ["the registry still accepts the token until it expires"]
     return [
-        f"the registry still accepts the key until `speaker-registry keys revoke {_key_id(context)}` ends "
-        "it or, if it is the bootstrap key, until the API is started with another one"
+        f"the registry still accepts the key until `speaker-registry keys revoke {found[1]}` ends it or, if "
+        "it is the bootstrap key, until the API is started with another one"
     ]
 
 

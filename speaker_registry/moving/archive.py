@@ -183,12 +183,14 @@ class Archive:
         self._file = path.open("rb")
         try:
             self.manifest, self.voices, self.end = _Scan(self._file.fileno()).verify()
+            keys = (parse_speaker_name(voice.name).key for voice in self.voices)
+            self.ids_as_names = frozenset(key for key in keys if parse_voice_id(key))
+            """Keys of the archive's voice names that have the form of an id. The registry takes such a text
+            for the name first.
+            """
         except BaseException:
             self._file.close()
             raise
-        keys = (parse_speaker_name(voice.name).key for voice in self.voices)
-        self.ids_as_names = frozenset(key for key in keys if parse_voice_id(key))
-        """Names of voices of the archive that may be the ids of other voices."""
 
     def record(self, version: ArchivedVersion) -> VersionRecord:
         return _parsed(VersionRecord, version.record.name, self._read(version.record))

@@ -12,6 +12,7 @@ from speaker_registry.fetching import MAX_FILE_BYTES
 from speaker_registry.labels import changed_labels
 from speaker_registry.moving.candidates import Texts
 from speaker_registry.names import (
+    DIGEST_PATTERN,
     MAX_NAME_LENGTH,
     MAX_VERSION,
     NAMESPACE_PATTERN,
@@ -21,7 +22,7 @@ from speaker_registry.names import (
 from speaker_registry.schemas import PromotionPolicy
 
 FORMAT: Literal["speaker-registry-export"] = "speaker-registry-export"
-Digest = Annotated[str, Field(pattern=r"^sha256:[0-9a-f]{64}$")]
+Digest = Annotated[str, Field(pattern=DIGEST_PATTERN)]
 Size = Annotated[int, Field(gt=0, le=MAX_FILE_BYTES)]
 
 

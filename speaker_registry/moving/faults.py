@@ -1,4 +1,6 @@
-"""Tells apart errors that concern one voice, errors that end all work, and requests for a pause."""
+"""Tells apart errors that concern one voice, errors that end all work, internal errors of the registry, and
+requests for a pause.
+"""
 
 import time
 from collections.abc import Callable
@@ -31,9 +33,9 @@ def concerns_one_voice(error: SpeakerRegistryError) -> bool:
     return not isinstance(error, Unavailable | RateLimited | InvalidApiKey | PermissionDenied)
 
 
-def missing_answer(error: SpeakerRegistryError) -> Unavailable | None:
-    """Return the missing answer that an internal error of the registry (500) amounts to. Returns None for
-    any other error.
+def as_unavailable(error: SpeakerRegistryError) -> Unavailable | None:
+    """Return `Unavailable` for an internal error of the registry (500), which says nothing about the voice.
+    Return None for any other error.
     """
     if error.code != SpeakerRegistryError.code:
         return None

@@ -69,10 +69,9 @@ class Mark:
         """Return the version in a consent, or None if the voice was not pushed under this mark."""
         if not consent.startswith(self.prefix):
             return None
-        voice_id, at, rest = consent.removeprefix(self.prefix).rpartition("@")
-        version, _, registry = rest.partition(":")
-        number, _, version_id = version.partition(".")
-        return MarkedVersion(voice_id + at + number, version_id, registry)
+        version, _, registry = consent.removeprefix(self.prefix).rpartition(":")
+        reference, _, version_id = version.rpartition(".")
+        return MarkedVersion(reference, version_id, registry)
 
 
 def _digest(*parts: str) -> str:

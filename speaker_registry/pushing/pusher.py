@@ -18,7 +18,7 @@ from speaker_registry.client import RegistryClient
 from speaker_registry.errors import InvalidRequest, PayloadTooLarge, SpeakerRegistryError, Unavailable
 from speaker_registry.following import Following, is_deleted
 from speaker_registry.manifests import ManifestEntry
-from speaker_registry.moving.faults import concerns_one_voice, missing_answer, retry_when_asked
+from speaker_registry.moving.faults import as_unavailable, concerns_one_voice, retry_when_asked
 from speaker_registry.pushing.names import Mark, fault_of, pushed_name
 from speaker_registry.pushing.speech_server import (
     MAX_CLIP_BYTES,
@@ -400,8 +400,10 @@ def _shuffled(entries: list[ManifestEntry]) -> list[ManifestEntry]:
 
 
 def _ask(call: Callable[[], _Result]) -> _Result:
-    """Ask the registry about one voice."""
+    """Ask the registry about one voice. An internal error (500) counts as no answer."""
     try:
         return retry_when_asked(call, max_unavailable=_MAX_PAUSES)
     except SpeakerRegistryError as error:
-        raise (missing_answer(error) or error) from None
+        if missing := as_unavailable(error):
+            raise missing from error
+        raise

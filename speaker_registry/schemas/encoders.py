@@ -5,6 +5,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 from speaker_registry.artifact import TensorSpec
+from speaker_registry.names import DIGEST_PATTERN
 from speaker_registry.schemas.common import Schema
 
 CampaignState = Literal["running", "paused", "complete", "promoted", "canceled"]
@@ -58,7 +59,7 @@ class EncoderPromotion(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    fingerprint: str = Field(pattern="^sha256:[0-9a-f]{64}$")
+    fingerprint: str = Field(pattern=DIGEST_PATTERN)
     """The fingerprint of a candidate, or of a former encoder to go back to."""
     when: Literal["now", "complete"] = "now"
     """`now` makes the encoder the current one at once, `complete` when its campaign has covered every voice.
@@ -78,7 +79,7 @@ class CampaignRequest(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    fingerprint: str = Field(pattern="^sha256:[0-9a-f]{64}$")
+    fingerprint: str = Field(pattern=DIGEST_PATTERN)
     """The fingerprint of a candidate, or of a former encoder."""
     sample: int = Field(default=DEFAULT_SAMPLE, ge=1, le=200, strict=True)
     """The number of voices whose old and new artifacts are compared, from the first that are ready."""

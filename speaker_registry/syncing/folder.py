@@ -288,8 +288,8 @@ class SyncedFolder:
             return _Marker.model_validate_json(read_inside(self._path, MARKER, _MAX_MARKER_BYTES))
         except ValidationError:
             raise InvalidRequest(
-                f"{str(self._path / MARKER)!a} is damaged; accepted: the marker that a sync wrote. Empty the "
-                "folder to start over"
+                f"{str(self._path / MARKER)!a} is not a marker that this version writes. Empty the folder to "
+                "start over"
             ) from None
 
     def _readable_marker(self) -> _Marker | None:

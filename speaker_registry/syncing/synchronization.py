@@ -9,7 +9,7 @@ from typing import Literal, Protocol
 from speaker_registry.client import RegistryClient
 from speaker_registry.errors import InvalidRequest, ProfileUnknown, SpeakerRegistryError
 from speaker_registry.manifests import ManifestPage
-from speaker_registry.moving.faults import concerns_one_voice, missing_answer, retry_when_asked
+from speaker_registry.moving.faults import as_unavailable, concerns_one_voice, retry_when_asked
 from speaker_registry.schemas import Profile, Voice
 from speaker_registry.syncing.custom_voices import CustomVoices
 from speaker_registry.syncing.folder import FileName, Purpose, SyncedFolder, check_creation_time, hash_of
@@ -103,7 +103,8 @@ class Synchronization:
         """Make the folder equal to the registry as it is now.
 
         The files of a deleted voice are removed. A voice whose artifact is not ready, or cannot be read,
-        keeps the file that the folder has of it, and so does one at which the registry fails (500).
+        keeps the file that the folder has of it. So does a voice for which the registry answers with an
+        internal error (500).
 
         Raises:
             InvalidRequest: The folder has files of others, or was made for something else. Nothing was
@@ -182,7 +183,7 @@ class Synchronization:
                 raise
             if error.code in GONE:
                 return None, None
-            self._fault = missing_answer(error) or self._fault
+            self._fault = as_unavailable(error) or self._fault
             name = self._kept(folder, wanted)
             return name, self._outcome(wanted, "kept" if name else "missing", error.message)
         return folder.add(voice, wanted.created_at, data), self._outcome(wanted, "written")

@@ -3,8 +3,9 @@
 vLLM-Omni calls `activate` in every process, before it loads the model. Any failure here is logged,
 and the server continues with what it has.
 
-A process that is forked after `activate` does not follow the registry: the thread may have held a lock of
-vLLM-Omni's cache at that moment, and the event loop of a server runs only in the parent. vLLM-Omni spawns.
+The plugin does not follow the registry in a process that is forked after `activate`: its thread exists only
+in the parent. It is not started again, because it may have held a lock of vLLM-Omni's cache at the fork, and
+the server's event loop runs only in the parent. vLLM-Omni itself spawns its processes.
 """
 
 import importlib

@@ -20,10 +20,7 @@ from tests.queue_workers import wait_until
 NGINX = shutil.which("nginx", path="/usr/sbin:/usr/bin:/sbin:/bin")
 MIB = 1024**2
 
-pytestmark = [
-    pytest.mark.integration,
-    pytest.mark.skipif(NGINX is None, reason="nginx is not installed: apt-get install nginx-light"),
-]
+pytestmark = pytest.mark.integration
 
 
 class Upstream:
@@ -58,14 +55,16 @@ def upstream() -> Upstream:
 
 @pytest.fixture
 def client(upstream: Upstream, tmp_path: Path) -> Iterator[httpx.Client]:
-    assert NGINX is not None
+    if NGINX is None:
+        pytest.skip("nginx is not installed: apt-get install nginx-light")
     port, file = free_port(), tmp_path / "nginx.conf"
     with http_server(upstream.answer) as address:
         file.write_text(configuration(tmp_path, port, address))
         with subprocess.Popen([NGINX, "-e", "stderr", "-p", tmp_path, "-c", file]) as nginx:
             try:
                 with httpx.Client(base_url=f"http://127.0.0.1:{port}", trust_env=False) as client:
-                    wait_until(lambda: answers(client))
+                    wait_until(lambda: nginx.poll() is not None or answers(client))
+                    assert nginx.poll() is None, "nginx has ended"
                     yield client
             finally:
                 nginx.terminate()

@@ -4,7 +4,6 @@ import json
 import os
 import signal
 import socket
-import time
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -48,6 +47,7 @@ def test_an_api_that_is_told_to_stop_ends_with_status_0(tmp_path: Path, number: 
         assert '"error": "unavailable"' in log
 
 
+@pytest.mark.slow
 def test_an_api_that_is_stopped_while_the_bucket_is_silent_ends_soon(tmp_path: Path, moto_server: S3Server):
     """An API that is stopped while the bucket is silent ends a few seconds after its time to stop. Its
     supervisor would kill it otherwise, because its threads wait for the bucket for half a minute more.
@@ -66,10 +66,11 @@ def test_an_api_that_is_stopped_while_the_bucket_is_silent_ends_soon(tmp_path: P
             relay.close()
             relay.open(silent=True)
             with socket.create_connection((url.host, url.port), timeout=20) as connection:
+                accepted = relay.accepted
                 connection.sendall(b"GET /v1/voices/wren HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
-                time.sleep(0.5)
+                wait_until(lambda: relay.accepted > accepted)
                 os.kill(api.pid, signal.SIGTERM)
-                wait_until(lambda: api.exit_status is not None, 12)
+                wait_until(lambda: api.exit_status is not None, 20)
                 assert api.exit_status == 0
                 assert connection.recv(1000).startswith(b"HTTP/1.1 503 ")
 

@@ -24,7 +24,7 @@ def test_its_work_needs_no_further_thread():
         run([both.wait, both.wait])
 
 
-def test_a_pool_that_is_refused_a_thread_is_none():
+def test_a_pool_that_is_refused_a_thread_raises():
     """A process that cannot start them all ends before it takes any work."""
     with no_more_threads(), pytest.raises(RuntimeError) as refusal:
         started_pool(2, "refused")

@@ -43,7 +43,7 @@ from services.registry_api.wire.uploads import NO_LIMIT
 from services.shared.model.speaker import SpeakerId
 from services.shared.registry.lookup import find_version
 from speaker_registry.artifact import read_tensors
-from speaker_registry.names import SpeakerName
+from speaker_registry.names import DIGEST_PATTERN, SpeakerName
 from speaker_registry.schemas import ArtifactDescriptor, Page
 
 router = Router(prefix="/v1/voices/{name}/versions/{ref}/artifacts", tags=["artifacts"])
@@ -97,7 +97,7 @@ GivenFingerprint = Annotated[
     str | None,
     Header(
         alias="X-Artifact-Fingerprint",
-        pattern="^sha256:[0-9a-f]{64}$",
+        pattern=DIGEST_PATTERN,
         description="The fingerprint of the encoder that made the artifact, if the file has no manifest that "
         "states it.",
     ),

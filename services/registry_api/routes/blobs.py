@@ -16,13 +16,14 @@ from services.registry_api.protocol.signals import route_of
 from services.registry_api.routes.artifact_files import Redirect, answer_with_file, counted
 from services.registry_api.wire.answers import file_headers
 from services.registry_api.wire.documented import example_value, responses
+from speaker_registry.names import DIGEST_PATTERN
 
 router = Router(prefix="/v1/blobs", tags=["artifacts"])
 
 Digest = Annotated[
     str,
     Path(
-        pattern="^sha256:[0-9a-f]{64}$",
+        pattern=DIGEST_PATTERN,
         description="The `digest` of a descriptor.",
         examples=[example_value("digest")],
     ),

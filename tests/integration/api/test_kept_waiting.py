@@ -218,8 +218,8 @@ def test_searches_wait_for_each_other_and_keep_nobody_from_anything_else(
 def test_requests_about_keys_count_while_they_compute(
     start: Start, monkeypatch: pytest.MonkeyPatch, path: str
 ):
-    """They do not wait for the bucket, so one tenant's share limits them. They once ran beside all others, so
-    a tenant that sent many of them left little to other tenants.
+    """They do not wait for the bucket, so one tenant's share limits them. Without a share, one tenant's many
+    requests would leave little to the others.
     """
     token = new_token()
     access = AccessSettings(bootstrap_key=SecretStr(str(token)))

@@ -35,7 +35,7 @@ class Client:
     def __init__(self, url: str = "http://registry.test") -> None:
         self.url = url
         self.registry = REGISTRY
-        """The identity of the registry. None: an older server answers."""
+        """The identity of the registry."""
         self.voices: list[ManifestEntry] = []
         self.away = False
         self.seconds = 1.5

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 import pytest
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
+from speaker_registry.names import DIGEST_PATTERN
 from speaker_registry.validation import accepted, invalid_value_message
 
 
@@ -25,7 +26,7 @@ from speaker_registry.validation import accepted, invalid_value_message
         (Annotated[str, Field(min_length=1)], "text of 1 or more characters"),
         (Annotated[str | None, Field(pattern="^a+$")], "text like ^a+$"),
         (
-            Annotated[str, Field(pattern="^sha256:[0-9a-f]{64}$")],
+            Annotated[str, Field(pattern=DIGEST_PATTERN)],
             "text like sha256:… with 64 characters of 0-9 and a-f",
         ),
         (Literal["ready", "failed"], "'ready', 'failed'"),
