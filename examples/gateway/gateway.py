@@ -70,8 +70,6 @@ class Prompts:
     """
 
     def __init__(self, client: RegistryClient, profile: str, send: str) -> None:
-        if send not in {"clip", "embedding"}:
-            raise ValueError(f"GATEWAY_SEND is {send[:40]!a}; accepted: clip, embedding")
         self._client, self._profile, self._send = client, profile, send
         self._following = Following(client, profile)
         self._entries: Mapping[str, ManifestEntry] | None = None
@@ -329,11 +327,31 @@ def create_app() -> Starlette:
     Raises `SystemExit` with one line if a variable is missing or not accepted.
     """
     try:
-        server, profile = _variable("GATEWAY_SERVER"), _variable("GATEWAY_PROFILE")
-        prompts = Prompts(RegistryClient(timeout=20), profile, os.environ.get("GATEWAY_SEND", "clip"))
+        server, profile, send = _server(), _variable("GATEWAY_PROFILE"), _send()
+        prompts = Prompts(RegistryClient(timeout=20), profile, send)
     except ValueError as error:
         raise SystemExit(f"gateway: {error}") from None
     return Gateway(prompts, server).app
+
+
+def _server() -> str:
+    text = _variable("GATEWAY_SERVER")
+    try:
+        url = httpx.URL(text)
+    except httpx.InvalidURL:
+        url = httpx.URL()
+    if url.scheme not in {"http", "https"} or not url.host:
+        raise ValueError(
+            f"GATEWAY_SERVER is {text[:80]!a}; accepted: an address that begins with http:// or https://"
+        )
+    return text
+
+
+def _send() -> str:
+    send = os.environ.get("GATEWAY_SEND", "clip")
+    if send not in {"clip", "embedding"}:
+        raise ValueError(f"GATEWAY_SEND is {send[:40]!a}; accepted: clip, embedding")
+    return send
 
 
 def _variable(name: str) -> str:

@@ -5,13 +5,12 @@ whether the worker on this machine sends heartbeats, and `convert-voice` convert
 """
 
 import argparse
-import logging
-import os
 import sys
 from pathlib import Path
 
 from services.extractor_worker.jobs import beat_file
 from services.extractor_worker.weights import download
+from services.shared.model.ending import end_process
 
 
 def main(words: list[str]) -> int:
@@ -78,19 +77,10 @@ def _program() -> str:
     return "python -m services.extractor_worker" if called == "__main__.py" else called
 
 
-def leave(status: int) -> None:
-    """End the process without tearing down the interpreter.
-
-    With torch loaded the teardown takes seconds, and nothing is left that has to be closed.
-    """
-    logging.shutdown()
-    sys.stdout.flush()
-    os._exit(status)
-
-
 if __name__ == "__main__":
     try:
         status = main(sys.argv[1:])
     except SystemExit as ending:  # raised by a worker that leaves jobs unfinished, and after usage messages
         status = int(ending.code or 0)
-    leave(status)
+    # With torch loaded, an ordinary end takes seconds, and nothing is left that has to be closed.
+    end_process(status)

@@ -46,7 +46,6 @@ from services.registry_api.routes import (
 )
 from services.registry_api.serving.admission import LoadShedding
 from services.registry_api.serving.compression import JsonCompression
-from services.registry_api.serving.ending import LAST_SECONDS
 from services.registry_api.serving.event_feed import EventFeed
 from services.registry_api.serving.fair_queue import FairQueue
 from services.registry_api.serving.limits import BodyTimeouts, RequestIds, RequestLimits
@@ -70,6 +69,8 @@ _TOO_MANY_SEARCHES = "Too many searches at once on this server. Search again in 
 _HEARTBEAT_SECONDS = 15.0
 _CHECK_SECONDS = 0.5
 """Listeners to events are woken this long after a key has changed or the process began to stop."""
+_LAST_SECONDS = 3.0
+"""Threads that were told to stop may finish their work for this long."""
 _OTHER_THREADS = 16
 """Threads for reading keys, health checks and metrics."""
 
@@ -205,7 +206,7 @@ async def _lifespan(app: FastAPI, services: Services, threads: int) -> AsyncIter
     stop.set()
     following.cancel()
     waking.cancel()
-    ends = [asyncio.to_thread(thread.join, LAST_SECONDS) for thread in threads_of_ours]
+    ends = [asyncio.to_thread(thread.join, _LAST_SECONDS) for thread in threads_of_ours]
     await asyncio.gather(following, waking, *ends, return_exceptions=True)
 
 

@@ -6,6 +6,7 @@ import time
 import pytest
 import structlog
 
+from services.registry_api.commands import serve
 from services.shared.model.threads import is_thread_refused, started_pool
 from services.shared.registry.opening import ConcurrentRunner
 from tests.threads import no_more_threads
@@ -45,6 +46,16 @@ def test_a_pool_that_is_refused_a_thread_ends_those_that_it_has(monkeypatch: pyt
         started_pool(2, "refused")
     started[0].join(5)
     assert not started[0].is_alive()
+
+
+def test_a_server_that_is_refused_a_thread_at_its_start_says_so(monkeypatch: pytest.MonkeyPatch):
+    """A traceback would not say what to change."""
+    for name in ("configure_logs", "warn_of_unknown_variables"):
+        monkeypatch.setattr(serve, name, lambda *_: None)
+    monkeypatch.setattr(serve, "_serve", lambda: started_pool(2, "refused"))
+    with no_more_threads(), structlog.testing.capture_logs() as logged:
+        assert serve.run() == 1
+    assert [(line["event"], "thread" in line["reason"]) for line in logged] == [("api.cannot_start", True)]
 
 
 def test_log_lines_keep_the_id_of_their_request():

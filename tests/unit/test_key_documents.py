@@ -861,3 +861,21 @@ def test_use_is_written_while_the_process_lives_and_when_it_stops(world: World, 
     stop.set()
     uses.run(stop)
     assert others.last() == {token.id: noted}
+
+
+def test_a_late_write_keeps_a_later_use_of_another_process(world: World, here: Process) -> None:
+    token, is_away = made(here)[0], True
+
+    def weather(what: str, call: Callable[[], Any]) -> Any:
+        return refused(what, call) if is_away else call()
+
+    uses = KeyUses(Process(world, weather=weather).generation, world.clock)
+    others = KeyUses(here.generation, world.clock)
+    uses.note(token.id)
+    uses.write()
+    world.pass_time(60)
+    others.note(token.id)
+    others.write()
+    is_away = False
+    uses.write()
+    assert others.last() == {token.id: int(world.clock.now())}

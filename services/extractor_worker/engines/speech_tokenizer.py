@@ -26,6 +26,8 @@ from services.shared.audio import ReferenceAudio
 from speaker_registry.engine import Profile
 from speaker_registry.errors import WeightsInvalid
 
+_Tensors = dict[str, Tensor]
+_PARTS = ("encoder.", "quantizer.")
 _FOLDER = "speechtokenizer_hubert_avg"
 _CONFIG, _TENSORS = f"{_FOLDER}/config.json", f"{_FOLDER}/SpeechTokenizer.pt"
 
@@ -143,10 +145,21 @@ def _weights(loading: Loading, books: _Codebooks) -> _Weights:
         config = _read_config(checkpoint, loading.profile, books)
         inputs = checkpoint.fingerprint_inputs([_TENSORS])
         layout = layout_of(partial(SeanetEncoder, config))
-        published = checkpoint.read_tensors(_TENSORS, "encoder.", published_layout(layout, published_name))
+        published, entries = _published(checkpoint, layout, books.published_layout(config.dimension))
         encoder = folded(published, layout, published_name)
-        entries = checkpoint.read_tensors(_TENSORS, "quantizer.", books.published_layout(config.dimension))
     return _Weights(config=config, encoder=encoder, books=books.stacked(entries), fingerprint_inputs=inputs)
+
+
+def _published(checkpoint: Checkpoint, encoder: Layout, books: Layout) -> tuple[_Tensors, _Tensors]:
+    """Return the published tensors of the encoder and of the codebooks."""
+    layout = {f"encoder.{key}": shape for key, shape in published_layout(encoder, published_name).items()}
+    layout |= {f"quantizer.{key}": shape for key, shape in books.items()}
+    tensors = checkpoint.read_parts(_TENSORS, _PARTS, layout)
+    of_encoder, of_books = (
+        {key.removeprefix(part): one for key, one in tensors.items() if key.startswith(part)}
+        for part in _PARTS
+    )
+    return of_encoder, of_books
 
 
 def _read_config(checkpoint: Checkpoint, profile: Profile, books: _Codebooks) -> SeanetConfig:

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import structlog
 from safetensors import SafetensorError, safe_open
@@ -34,8 +34,9 @@ if TYPE_CHECKING:
 log = structlog.get_logger(__name__)
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
-_OTHER_SUFFIXES = frozenset({".pth", ".pt", ".ckpt", ".onnx"})
+_PICKLE_OR_ONNX_SUFFIXES = frozenset({".pth", ".pt", ".ckpt", ".onnx"})
 """File name extensions of pickles and ONNX graphs. Every other file is expected to be safetensors."""
+_OF_ANOTHER_MODEL = "of another model"
 _CUSTOM_SETTING = "SPEAKER_EXTRACTOR_CUSTOM_WEIGHTS"
 """The setting that names the profiles whose folder holds other weights than the published ones."""
 _MAX_LISTED = 3
@@ -133,7 +134,7 @@ class Checkpoint:
         name: str,
         prefix: str,
         layout: Mapping[str, tuple[int, ...]],
-        if_none: str = "of another model",
+        if_none: str = _OF_ANOTHER_MODEL,
         renamed: Callable[[str], str] = str,
         *,
         ignored: re.Pattern[str] | None = None,
@@ -141,8 +142,8 @@ class Checkpoint:
         """Read the tensors under `prefix`, which must be exactly those of `layout`. Others are not read.
 
         Weights are returned as float32, which represents every value of the narrower types exactly. Counters
-        that batch norm keeps for training are returned unchanged. On torch's `meta` device no values are
-        read.
+        that batch norm keeps for training are returned unchanged. On torch's `meta` device the
+        result has no values.
 
         Args:
             name: the name of the file, which is safetensors, a pickle (`.pth`, `.pt`, `.ckpt`) of tensors by
@@ -158,28 +159,14 @@ class Checkpoint:
             WeightsInvalid: the file is damaged; keys are missing, unexpected or of another shape; or a tensor
                 is not of floating-point numbers, or has a value that is not finite.
         """
-        try:
-            with _opened(self.folder / name, name) as (shapes, get_tensor):
-                keys = [key for key in shapes if key.startswith(prefix)]
-                keys = [key for key in keys if not (ignored and ignored.search(key))]
-                if not keys:
-                    raise WeightsInvalid(f"{name} has no {prefix}* tensors: it is {if_none}")
-                found = {renamed(key): shapes[key] for key in keys}
-                if len(found) < len(keys):
-                    raise WeightsInvalid(f"{name} has two tensors where this architecture has one")
-                _check_layout(name, found, {prefix + key: shape for key, shape in layout.items()})
-                if _on_meta_device():
-                    return _empty_tensors(layout)
-                return {
-                    renamed(key).removeprefix(prefix): _weight(name, key, get_tensor(key)) for key in keys
-                }
-        except (SafetensorError, OSError) as error:
-            raise WeightsInvalid(f"{name} is damaged, cut short or not a safetensors file") from error
+        with _opened(self.folder / name, name) as opened:
+            return _selected(opened, name, prefix, layout, if_none=if_none, renamed=renamed, ignored=ignored)
 
     def read_parts(
         self, name: str, parts: Iterable[str], layout: Mapping[str, tuple[int, ...]], **options: Any
     ) -> "dict[str, Tensor]":
-        """Read several parts of a file by `read_tensors`, and keep the prefixes of their keys.
+        """Read several parts of a file as `read_tensors` does, and keep the prefixes of their keys. The file
+        is opened once.
 
         Args:
             name: the name of the file.
@@ -188,11 +175,12 @@ class Checkpoint:
             options: further arguments of `read_tensors`.
         """
         tensors: dict[str, Tensor] = {}
-        for part in parts:
-            keys = [key for key in layout if key.startswith(part)]
-            expected = {key.removeprefix(part): layout[key] for key in keys}
-            found = self.read_tensors(name, part, expected, **options)
-            tensors |= {part + key: tensor for key, tensor in found.items()}
+        with _opened(self.folder / name, name) as opened:
+            for part in parts:
+                keys = [key for key in layout if key.startswith(part)]
+                expected = {key.removeprefix(part): layout[key] for key in keys}
+                found = _selected(opened, name, part, expected, **options)
+                tensors |= {part + key: tensor for key, tensor in found.items()}
         return tensors
 
     def fingerprint_inputs(self, names: Iterable[str]) -> dict[str, Any]:
@@ -325,20 +313,61 @@ def _commit(text: str) -> str:
     return text
 
 
+class _Opened(NamedTuple):
+    """An open file of tensors: the shape of each, and a function that reads one."""
+
+    shapes: Mapping[str, tuple[int, ...]]
+    get_tensor: "Callable[[str], Tensor]"
+
+
 @contextmanager
-def _opened(
-    path: Path, name: str
-) -> "Iterator[tuple[Mapping[str, tuple[int, ...]], Callable[[str], Tensor]]]":
-    """Open a file of tensors. Yields the shape of each, and a function that reads one."""
-    if path.suffix in _OTHER_SUFFIXES:
+def _opened(path: Path, name: str) -> Iterator[_Opened]:
+    """Open a file of tensors. Raises WeightsInvalid, also from the block, if it is damaged."""
+    kind = "damaged or cut short"
+    if path.suffix not in _PICKLE_OR_ONNX_SUFFIXES:
+        kind = "damaged, cut short or not a safetensors file"
+    try:
+        with _opened_by_suffix(path, name) as opened:
+            yield opened
+    except (SafetensorError, OSError) as error:
+        raise WeightsInvalid(f"{name} is {kind}") from error
+
+
+@contextmanager
+def _opened_by_suffix(path: Path, name: str) -> Iterator[_Opened]:
+    if path.suffix in _PICKLE_OR_ONNX_SUFFIXES:
         from services.extractor_worker.weights.tensor_files import tensors_of  # noqa: PLC0415 — it brings torch
 
         tensors = tensors_of(path, name)
-        yield {key: tuple(tensor.shape) for key, tensor in tensors.items()}, tensors.__getitem__
+        yield _Opened({key: tuple(tensor.shape) for key, tensor in tensors.items()}, tensors.__getitem__)
         return
     with safe_open(path, framework="pt") as file:
         shapes = {key: tuple(file.get_slice(key).get_shape()) for key in file.keys()}  # noqa: SIM118 — not a dict
-        yield shapes, file.get_tensor
+        yield _Opened(shapes, file.get_tensor)
+
+
+def _selected(
+    opened: _Opened,
+    name: str,
+    prefix: str,
+    layout: Mapping[str, tuple[int, ...]],
+    *,
+    if_none: str = _OF_ANOTHER_MODEL,
+    renamed: Callable[[str], str] = str,
+    ignored: re.Pattern[str] | None = None,
+) -> "dict[str, Tensor]":
+    """Return the tensors under `prefix` of an open file, as `Checkpoint.read_tensors` does."""
+    keys = [key for key in opened.shapes if key.startswith(prefix)]
+    keys = [key for key in keys if not (ignored and ignored.search(key))]
+    if not keys:
+        raise WeightsInvalid(f"{name} has no {prefix}* tensors: it is {if_none}")
+    found = {renamed(key): opened.shapes[key] for key in keys}
+    if len(found) < len(keys):
+        raise WeightsInvalid(f"{name} has two tensors where this architecture has one")
+    _check_layout(name, found, {prefix + key: shape for key, shape in layout.items()})
+    if _on_meta_device():
+        return _empty_tensors(layout)
+    return {renamed(key).removeprefix(prefix): _weight(name, key, opened.get_tensor(key)) for key in keys}
 
 
 def _weight(name: str, key: str, tensor: "Tensor") -> "Tensor":

@@ -20,7 +20,6 @@ from services.registry_api.keys.forget import sweep
 from services.registry_api.keys.key_uses import KeyUses
 from services.registry_api.maintenance.housekeeping import Housekeeping
 from services.registry_api.maintenance.queue_signals import RedisSignals
-from services.registry_api.serving.ending import end_process
 from services.registry_api.serving.garbage import keep_collections_short
 from services.registry_api.serving.open_files import TooFewFiles, raise_limit_for
 from services.registry_api.serving.server import server_config
@@ -34,6 +33,8 @@ from services.shared.configuration.registry import RegistrySettings
 from services.shared.configuration.store import StoreSettings
 from services.shared.configuration.telemetry import LogSettings, MetricsSettings, TracesSettings
 from services.shared.configuration.uploads import UploadLimits
+from services.shared.model.ending import end_process
+from services.shared.model.threads import is_thread_refused
 from services.shared.registry.opened import Opened
 from services.shared.registry.opening import open_queue_connection, open_registry
 from services.shared.telemetry import metrics, trace_export
@@ -73,6 +74,11 @@ def run() -> int:
     ) as error:
         log.error("api.cannot_start", reason=str(error))
         return 1
+    except RuntimeError as error:
+        if not is_thread_refused(error):
+            raise
+        log.error("api.cannot_start", reason="The system refuses to start a thread that this process needs.")
+        return 1
 
 
 def _serve() -> NoReturn:
@@ -103,6 +109,8 @@ def _serve() -> NoReturn:
         services.long_polls.closing = lambda: server.should_exit
         _run(server)
     trace_export.stop()
+    # Python would wait for the threads of canceled requests, and of housekeeping, until a bucket that does
+    # not answer has used up all of its retries. A supervisor would kill the process before.
     end_process(0 if server.started else 1)
 
 

@@ -29,7 +29,8 @@ ID_LETTERS = 8
 """Number of characters in an id."""
 _LETTERS = string.digits + string.ascii_uppercase + string.ascii_lowercase
 _ID_ALPHABET = string.digits + string.ascii_lowercase
-_TOKEN = re.compile(r"sreg_([0-9a-z]{8})_([0-9A-Za-z]{43})_([0-9A-Za-z]{6})")
+_ID = re.compile(r"[0-9a-z]{8}")
+_TOKEN = re.compile(rf"sreg_({_ID.pattern})_([0-9A-Za-z]{{43}})_([0-9A-Za-z]{{6}})")
 _NOBODYS_SHA256 = hashlib.sha256(b"nobody's").hexdigest()
 
 
@@ -63,6 +64,11 @@ def parse_token(text: str) -> Token | None:
         return None
     token = Token(match[1], match[2])
     return token if str(token) == text else None
+
+
+def is_key_id(text: str) -> bool:
+    """Return whether a text could be the id of a key, and so may be used in a path."""
+    return _ID.fullmatch(text) is not None
 
 
 def _random(letters: str, length: int) -> str:

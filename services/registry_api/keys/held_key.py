@@ -6,7 +6,6 @@ from typing import NamedTuple
 
 from services.registry_api.keys.api_keys import ANY_NAMESPACE
 from services.registry_api.keys.key_document import KeyDocument
-from services.shared.bucket.layout import API_KEYS, api_key_of
 from services.shared.view.shared_copies import SeenChanges
 from speaker_registry.errors import Unavailable
 
@@ -18,8 +17,8 @@ class HeldKey:
     document: KeyDocument
     etag: str | None
     read_at: float
-    good_for: float
-    """The document is valid for this many seconds without asking Redis."""
+    good_for_seconds: float
+    """The document is valid for this long without asking Redis."""
     generation: str = ""
     position: int = 0
     """The document stays valid until Redis records a later change in this generation."""
@@ -49,11 +48,6 @@ class FailedRead(NamedTuple):
     error: Unavailable
 
 
-def existing(held: Mapping[str, HeldKey]) -> set[str]:
+def ids_of_existing(held: Mapping[str, HeldKey]) -> set[str]:
     """Return the ids of the held keys that exist."""
     return {key_id for key_id, one in held.items() if one.document.revision}
-
-
-def is_key_id(text: str) -> bool:
-    """Return whether a text could be the id of a key, and so may be used in a path."""
-    return api_key_of(f"{API_KEYS}{text}.json") is not None

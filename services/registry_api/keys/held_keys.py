@@ -18,8 +18,8 @@ from typing import Any, Literal, NoReturn
 
 import structlog
 
-from services.registry_api.keys.api_keys import ANY_NAMESPACE, ApiKey
-from services.registry_api.keys.held_key import FailedRead, HeldKey, RedisAnswer, existing, is_key_id
+from services.registry_api.keys.api_keys import ANY_NAMESPACE, ApiKey, is_key_id
+from services.registry_api.keys.held_key import FailedRead, HeldKey, RedisAnswer, ids_of_existing
 from services.registry_api.keys.key_document import KeyDocument
 from services.registry_api.keys.key_rules import key_not_found
 from services.registry_api.keys.listings import KeyFolder, KeyListing, Listings, start_thread
@@ -211,7 +211,8 @@ class HeldKeys:
         if ids is None:
             return None
         held = self._held.copy()
-        wanted = (one for one in ids | existing(held) if one not in held or held[one].may_be_of(namespace))
+        known = ids | ids_of_existing(held)
+        wanted = (one for one in known if one not in held or held[one].may_be_of(namespace))
         return self._read_all(wanted, {})
 
     def documents(self) -> dict[str, KeyDocument]:
@@ -223,12 +224,10 @@ class HeldKeys:
             objects = self._folder.list(API_KEYS).objects
         listed = {key_id: stored.etag for stored in objects if (key_id := api_key_of(stored.key))}
         self.listen()
-        return self._read_all(listed.keys() | existing(self._held.copy()), listed)
+        return self._read_all(listed.keys() | ids_of_existing(self._held.copy()), listed)
 
     def _read_all(self, key_ids: Iterable[str], listed: Mapping[str, str | None]) -> dict[str, KeyDocument]:
-        """Return documents that exist. Those that are neither valid in memory nor have the ETag in `listed`
-        are read.
-        """
+        """Return existing documents. Those neither valid in memory nor with the ETag in `listed` are read."""
         found: dict[str, KeyDocument] = {}
         to_read: list[str] = []
         for one in key_ids:
@@ -255,7 +254,8 @@ class HeldKeys:
         """List the documents, and mark those that have changed to be read again. Raises `Unavailable`."""
         self._ask_redis(0.0)
         answer, began_at = self._last_answer, self.clock.since_boot()
-        marks, has_changed = dict[str, str](), False
+        marks: dict[str, str] = {}
+        has_changed = False
         objects = self._folder.list(API_KEYS).objects
         self._noticed_at = self.clock.since_boot()
         for stored in objects:
@@ -273,9 +273,7 @@ class HeldKeys:
     # Changing
 
     def stored(self, key_id: str) -> KeyDocument:
-        """Return the document of a key as the bucket has it now. Raises `Unavailable`, also if the document
-        cannot be used.
-        """
+        """Return the document in the bucket now. Raises `Unavailable`, also if it cannot be used."""
         return self._shared.read(KeyDocument, api_key_key(key_id)).document
 
     def change(
@@ -384,7 +382,8 @@ class HeldKeys:
 
     def _is_good(self, key_id: str, held: HeldKey) -> bool:
         answer = self._last_answer
-        if held.read_at > self._outdated_since and self.clock.since_boot() - held.read_at < held.good_for:
+        is_fresh = self.clock.since_boot() - held.read_at < held.good_for_seconds
+        if is_fresh and held.read_at > self._outdated_since:
             return True
         if answer is None or not self.seconds_left:
             return False

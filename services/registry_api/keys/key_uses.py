@@ -1,7 +1,7 @@
 """Remembers when each API key was last used. Redis gets the times once a minute, and may lose them."""
 
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 
 import structlog
@@ -23,7 +23,8 @@ class KeyUses:
     def __init__(self, generation: Generation, clock: Clock) -> None:
         self._generation = generation
         self._clock = clock
-        self._uses: dict[str, int] = {}  # bounded: only keys that exist, since the last write
+        self._uses: dict[str, int] = {}
+        """The times since the last successful write. Bounded, because only keys that exist are used."""
 
     def note(self, key_id: str) -> None:
         """Note that a key was used just now."""
@@ -36,7 +37,8 @@ class KeyUses:
         known: dict[str, int] = {}
         with suppress(Unavailable):
             known = self._written(key_ids)
-        own = {one: at for one, at in dict(self._uses).items() if key_ids is None or one in key_ids}
+        wanted = None if key_ids is None else set(key_ids)
+        own = {one: at for one, at in dict(self._uses).items() if wanted is None or one in wanted}
         return known | {one: max(at, known.get(one, 0)) for one, at in own.items()}
 
     def _written(self, key_ids: Sequence[str] | None) -> dict[str, int]:
@@ -61,20 +63,30 @@ class KeyUses:
         self.write()
 
     def write(self) -> None:
-        """Write the times since the last call to Redis. If Redis is unavailable, the next call does so."""
+        """Write to Redis the times that were noted since the last call. If Redis is unavailable, the next
+        call writes them.
+        """
         self._uses, used = {}, self._uses
         if not used:
             return
         try:
-            self._generation.read(
-                lambda pipeline, generation: [
-                    pipeline.hset(keys_used_key(generation), key_id, str(at)) for key_id, at in used.items()
-                ]
-            )
+            # After a failed write, other processes may have written later times.
+            known = self._written(list(used))
+            later = {key_id: at for key_id, at in used.items() if at > known.get(key_id, -1)}
+            self._set(later)
         except Unavailable:
             log.info("keys.uses_not_written", keys=len(used))
             for key_id, at in used.items():
                 self._uses.setdefault(key_id, at)
+
+    def _set(self, uses: Mapping[str, int]) -> None:
+        """Write these times to Redis. Raises `Unavailable`."""
+        if uses:
+            self._generation.read(
+                lambda pipeline, generation: [
+                    pipeline.hset(keys_used_key(generation), key_id, str(at)) for key_id, at in uses.items()
+                ]
+            )
 
     def forget(self, key_ids: Iterable[str]) -> None:
         """Delete the times of keys. If Redis does not answer, the times stay."""

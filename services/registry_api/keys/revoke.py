@@ -5,8 +5,7 @@ from functools import partial
 
 import structlog
 
-from services.registry_api.keys.api_keys import AT_ONCE, ApiKey
-from services.registry_api.keys.held_key import is_key_id
+from services.registry_api.keys.api_keys import AT_ONCE, ApiKey, is_key_id
 from services.registry_api.keys.held_keys import HeldKeys
 from services.registry_api.keys.key_document import KeyDocument, ended
 from services.registry_api.keys.key_rules import key_not_found

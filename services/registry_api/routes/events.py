@@ -104,7 +104,7 @@ def _position_of(text: str | None) -> StreamPosition | None:
     if position is None:
         raise InvalidRequest(
             f"The event id {text!a} does not belong to this registry; accepted: the id of an event it sent, "
-            "three numbers joined by '-'.",
+            "three parts joined by '-'.",
             param="Last-Event-ID",
         )
     return position

@@ -48,8 +48,8 @@ _SLICE_BYTES, _CHUNKS_SLICE_BYTES = 1024, 4096
 slice are held, however many a client sends ahead.
 """
 _CHUNKED_FACTOR = 16
-"""A body in chunks may take this many times the bytes of its data. Further bytes count as those of a head
-do: chunk extensions, trailers, and zeros before the size of a chunk.
+"""A body in chunks may take this many bytes for each byte of its data. All further bytes (chunk extensions,
+trailers, zeros before a chunk size) are limited by `MAX_HEAD_BYTES`.
 """
 _LENGTH_DIGITS = 20
 """A longer Content-Length is refused. The parser accepts any number of zeros before the number."""
@@ -212,9 +212,9 @@ class HttpConnection(HttpToolsProtocol):
             self._refuse(HTTPStatus.BAD_REQUEST, NOT_HTTP)
 
     def _count_overhead(self, size: int) -> None:
-        """Count the slice that was parsed, of `size` bytes. Refuse the request if its head is too large, or
-        if too much surrounds the data of its body. The parser bounds neither, nor empty lines before a
-        request.
+        """Count a parsed slice of `size` bytes. Refuse the request if its head is too large, or if its body
+        has too many bytes that are not data. The parser limits neither, and accepts any number of empty lines
+        before a request, which are counted too.
         """
         before = 0 if self._began else self._overhead_bytes
         self._overhead_bytes = max(0, before + size - _CHUNKED_FACTOR * self._body_bytes)

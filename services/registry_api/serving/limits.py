@@ -23,7 +23,9 @@ from services.shared.configuration.uploads import UploadLimits
 from speaker_registry.errors import InvalidRequest, PayloadTooLarge, SpeakerRegistryError, Unavailable
 
 MAX_HEAD_BYTES = 16 * 1024
-"""Largest accepted size of path, query and headers together, and of what surrounds the data of a body."""
+"""Largest accepted size of path, query and headers together. Chunk extensions and trailers of a body have the
+same limit.
+"""
 MAX_JSON_BYTES = 64 * 1024
 """Largest accepted body that is not an upload."""
 

@@ -14,8 +14,8 @@ OTHER_FILES = 256 + MAX_SURPLUS
 and connections of clients that are only told that there are too many.
 """
 LEAST_FILES = 64
-"""Smallest accepted limit. Half of a smaller one would not hold the about 25 files that a process without
-connections has open, and health checks would get no answer.
+"""Smallest accepted limit. A process without connections has about 25 files open. Connections may take half
+of a low limit, so with a lower one health checks would get no answer.
 """
 
 

@@ -18,8 +18,8 @@ log = structlog.get_logger()
 
 NOT_HTTP = (
     f"The request is not valid HTTP/1.1. Accepted: a known method, a head of up to {MAX_HEAD_BYTES} bytes, "
-    "one Content-Length of up to 20 digits or one Transfer-Encoding: chunked, chunk extensions and trailers "
-    "of up to as many bytes, and no control characters."
+    "one Content-Length of up to 20 digits or Transfer-Encoding: chunked with up to "
+    f"{MAX_HEAD_BYTES} bytes of chunk extensions and trailers, and no control characters."
 )
 NOT_HTTPS = "This port speaks HTTP, not HTTPS."
 TLS_BEGINS = b"\x16\x03"

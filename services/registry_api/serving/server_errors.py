@@ -55,8 +55,8 @@ class ServerErrors:
         self.write()
 
     def write(self) -> None:
-        """Add the counts since the last call to those in Redis. If Redis is unavailable, the next call does
-        so.
+        """Add to the counts in Redis the errors that were noted since the last call. If Redis is unavailable,
+        the next call adds them.
         """
         with self._writing:  # a concurrent call returns after all earlier errors are written
             with self._lock:

@@ -29,11 +29,10 @@ _NO_THREAD = (
 
 
 class UnfinishedRequests:
-    """Middleware that answers an unfinished request with 503, so that its client sends it again, to another
-    server if there are several.
+    """Middleware that answers an unfinished request with 503, so that its client sends it again.
 
-    A canceled one would be answered with 500 by uvicorn, which would also log an error with a traceback. If
-    its answer has begun, it is cut off, for which `Cycle` closes the connection.
+    Without it, uvicorn would answer a canceled request with 500 and log a traceback. An answer that has
+    already begun is cut off: `Cycle` closes the connection of a canceled request.
     """
 
     def __init__(self, app: ASGIApp) -> None:

@@ -50,7 +50,7 @@ _CONDITIONS = {
     ("412", "If-None-Match"): "With `*`, the request is refused (412) if it would replace or continue "
     "something that exists. Other values have no effect.",
 }
-"""The status of an answer and the header that asks for it -> what the header means."""
+"""Maps the status of an answer, and the header that can lead to it, to the header's description."""
 _NAMESPACE = (
     "The namespace that the request is about, if the API key is for all namespaces. Without this header, "
     "such a request is about `default`, or about the keys of all namespaces. Any other key is refused (403) "
@@ -94,11 +94,11 @@ def request_body(operation: str) -> dict[str, Any]:
 
 
 def with_headers(document: dict[str, Any]) -> dict[str, Any]:
-    """Declare the headers that operations honour among their parameters in the OpenAPI document, and return
-    it. Generated clients can send no others.
+    """Add to the OpenAPI document the headers that operations honour, and return the document. Generated
+    clients can only send declared headers.
 
-    FastAPI would parse headers that a route declares in every request. An operation honours a condition if
-    the description of its answer 304 or 412 names the header.
+    They are not declared in the routes, because FastAPI would then parse them in every request. An operation
+    honours a condition if the description of its answer 304 or 412 names the header.
     """
     for operation in (one for path in document["paths"].values() for one in path.values()):
         known = {one["name"] for one in operation.get("parameters", ())}

@@ -4,7 +4,6 @@ import builtins
 import errno
 import re
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
 from datetime import datetime, timedelta
 from itertools import starmap
 from typing import TYPE_CHECKING, TypeVar
@@ -124,16 +123,24 @@ class BucketStore:
             return listing_of((stored for stored in found if not skips(stored.key)), taken_at)
 
     def _found(self, prefix: str) -> Iterable[StoredObject]:
-        with suppress(InvalidPathError):
+        """Return the objects under a prefix. If obstore refuses or shortens a key, the bucket is listed again
+        with boto3.
+        """
+        try:
             pages = obstore.list(self._client, prefix or None, chunk_size=_PAGE)
             found = [
                 StoredObject(meta["path"], meta["size"], meta["last_modified"], meta["e_tag"])
                 for page in pages
                 for meta in page
             ]
-            # obstore names the marker of a folder, `a/`, as `a`, and could not delete it by that name.
-            if not any(_may_be_marker(stored, prefix) for stored in found):
-                return found
+        except InvalidPathError:
+            return self._found_under_any_keys(prefix)
+        # obstore names the marker of a folder, `a/`, as `a`, and could not delete it by that name.
+        if any(_may_be_marker(stored, prefix) for stored in found):
+            return self._found_under_any_keys(prefix)
+        return found
+
+    def _found_under_any_keys(self, prefix: str) -> Iterable[StoredObject]:
         return starmap(StoredObject, self._any_keys.objects(prefix))
 
     def delete(self, keys: Iterable[str]) -> None:

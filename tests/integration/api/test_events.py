@@ -174,8 +174,8 @@ def test_only_the_types_and_the_profile_that_were_asked_for_are_told(registry: R
     [
         ({"types": "artifact.made"}, "types", "accepted: alias.updated, artifact.failed"),
         ({"after": "abc"}, "Last-Event-ID", "'abc' does not belong to this registry"),
-        ({"after": "1-2"}, "Last-Event-ID", "three numbers"),
-        ({"after": "1-2-3-4"}, "Last-Event-ID", "three numbers"),
+        ({"after": "1-2"}, "Last-Event-ID", "three parts"),
+        ({"after": "1-2-3-4"}, "Last-Event-ID", "three parts"),
         ({"voice": "a/b"}, "name", "Invalid voice name"),
     ],
 )

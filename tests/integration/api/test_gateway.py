@@ -477,6 +477,9 @@ def test_the_application_is_made_from_the_environment(gateway: ModuleType, monke
     ("variable", "value", "told"),
     [
         ("GATEWAY_SERVER", "", "GATEWAY_SERVER is not set"),
+        ("GATEWAY_SERVER", "tts:8000", "'tts:8000'; accepted: an address that begins with http://"),
+        ("GATEWAY_SERVER", "http://", "'http://'; accepted"),
+        ("GATEWAY_SERVER", "http://tts:eight", "'http://tts:eight'; accepted"),
         ("GATEWAY_PROFILE", "", "GATEWAY_PROFILE is not set"),
         ("GATEWAY_SEND", "both", "'both'; accepted: clip, embedding"),
         ("SPEAKER_REGISTRY_URL", "", "no registry address"),

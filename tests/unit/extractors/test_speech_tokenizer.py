@@ -145,6 +145,19 @@ def test_weights_are_the_packages_to_the_last_bit(extractor: SpeechTokenizerExtr
     assert torch.equal(extractor._encoder.state_dict()["model.15.conv.weight"].cpu(), convolution.weight)
 
 
+def test_the_checkpoint_is_loaded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A pickle is loaded as a whole, however few of its tensors are used."""
+    read, loaded = torch.load, []
+
+    def counted(path: Path, **options: Any) -> Any:
+        loaded.append(path.name)
+        return read(path, **options)
+
+    monkeypatch.setattr(torch, "load", counted)
+    load()
+    assert loaded == ["SpeechTokenizer.pt"]
+
+
 def _widths(weight: torch.Tensor) -> tuple[int, int, int]:
     width_out, width_in, kernel = weight.shape
     return width_in, width_out, kernel

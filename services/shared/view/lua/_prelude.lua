@@ -12,10 +12,10 @@ local function move_job(jobs, record, id, state, ended, at)
   redis.call('ZADD', jobs .. ':' .. state, before[2], id)
   redis.call('ZADD', jobs .. ':' .. state .. ':' .. before[3], ended and at or before[2], id)
 end
--- Whether an event of the stream comes after another one. Both are ids of the stream.
+-- Returns whether the event with id `one` comes after the event with id `other` in the stream.
 local function after(one, other)
-  local seconds, number = string.match(one, '^(%d+)-?(%d*)$')
-  local others, other_number = string.match(other, '^(%d+)-?(%d*)$')
-  if seconds ~= others then return tonumber(seconds) > tonumber(others) end
+  local ms, number = string.match(one, '^(%d+)-?(%d*)$')
+  local other_ms, other_number = string.match(other, '^(%d+)-?(%d*)$')
+  if ms ~= other_ms then return tonumber(ms) > tonumber(other_ms) end
   return (tonumber(number) or 0) > (tonumber(other_number) or 0)
 end
