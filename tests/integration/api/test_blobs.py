@@ -36,7 +36,7 @@ def test_a_file_by_digest_equals_the_file_by_name_and_may_be_kept_for_good(regis
     assert by_digest.content == by_name.content
     assert blob(registry, name) == f"/v1/blobs/{sha256_digest(by_name.content)}"
     assert by_digest.headers["cache-control"] == "private, max-age=31536000, immutable"
-    assert by_digest.headers["vary"] == "X-Speaker-Namespace", "which decides about keys for any namespace"
+    assert by_digest.headers["vary"] == "Authorization, X-Speaker-Namespace", "which decide who may read it"
     different = CHANGING | {"cache-control", "x-artifact-current"}
     for header, value in by_name.headers.items():
         assert header in different or by_digest.headers[header] == value
