@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Protocol
 
 from fastapi import Depends, Path, Query, Request
-from pydantic import BeforeValidator
+from pydantic import BeforeValidator, Field
 
 from services.registry_api.access.authentication import Access
 from services.registry_api.campaigns.control import Campaigns
@@ -18,6 +18,7 @@ from services.registry_api.serving.long_polls import LongPolls
 from services.registry_api.serving.slots import Slots
 from services.shared.audio import AudioDecoder
 from services.shared.configuration.uploads import UploadLimits
+from services.shared.model.past import POSITION_PATTERN
 from services.shared.model.speaker import SpeakerId
 from services.shared.registry.lookup import locate
 from services.shared.registry.opened import Opened
@@ -212,8 +213,17 @@ OnlyFingerprint = Annotated[
 Limit = Annotated[int, Query(ge=1, le=100, description="The page size.")]
 After = Annotated[str, Query(max_length=512, description="`last_id` of the previous page.")]
 AfterNumber = Annotated[
-    int,
+    Annotated[int, Field(ge=0)],  # beyond the validator, the limit would not be in the OpenAPI document
     BeforeValidator(lambda text: text or 0),
-    Query(ge=0, description="`last_id` of the previous page."),
+    Query(description="`last_id` of the previous page."),
 ]
 """The `last_id` of a page whose items are known by numbers. It may be empty, like `After`."""
+AfterChange = Annotated[
+    str,
+    Query(
+        max_length=512,
+        description="`last_id` of the previous page.",
+        json_schema_extra={"pattern": f"^(?:{POSITION_PATTERN})?$"},
+    ),
+]
+"""The `last_id` of a page of a voice's history, which `position_in_history` parses."""

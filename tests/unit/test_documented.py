@@ -13,6 +13,7 @@ from services.registry_api.app import api_document
 from services.registry_api.protocol.error_answers import status_of
 from services.registry_api.wire import documented, forms
 from services.registry_api.wire.documented import request_body, responses
+from services.shared.model.past import HistoryPosition
 from speaker_registry.errors import BY_CODE
 
 CHANGES = {"pause_campaign", "resume_campaign", "cancel_campaign"}
@@ -115,6 +116,24 @@ def test_every_operation_that_needs_a_key_takes_a_namespace(operations: dict[str
     secured = {name for name, operation in operations.items() if "security" in operation}
     assert "get_voice" in secured
     assert declaring(operations, NAMESPACE_HEADER) == secured
+
+
+def test_limits_of_parameters_have_their_names_in_json_schema(operations: dict[str, dict[str, Any]]):
+    """Generated clients know `minimum`. They pass over pydantic's `ge`, and send what is refused."""
+    for name, operation in operations.items():
+        for parameter in operation.get("parameters", ()):
+            unknown = parameter["schema"].keys() & {"ge", "gt", "le", "lt", "min_length", "max_length"}
+            assert not unknown, (name, parameter["name"])
+
+
+@pytest.mark.parametrize("text", ["", "7", "7-1790000000-3-qwen3-tts-0.6b", "-7", "7-1", "0" * 19, "٧"])
+def test_a_position_in_a_history_is_described_as_it_is_parsed(
+    operations: dict[str, dict[str, Any]], text: str
+):
+    parameters = operations["list_changes"]["parameters"]
+    [pattern] = [one["schema"]["pattern"] for one in parameters if one["name"] == "after"]
+    is_position = not text or HistoryPosition.parse(text) is not None
+    assert (re.search(pattern, text) is not None) == is_position
 
 
 def test_values_take_the_place_of_their_names(folder: Path):

@@ -12,6 +12,7 @@ from services.registry_api.dependencies import (
     AT_STORE,
     SEARCHING,
     After,
+    AfterChange,
     AfterNumber,
     CallerDep,
     Limit,
@@ -205,7 +206,7 @@ def list_changes(
     namespace: NamespaceDep,
     name: VoiceName,
     limit: Limit = 20,
-    after: After = "",
+    after: AfterChange = "",
 ) -> Response:
     """List the changes that people and API keys have made to a voice, newest first: the last 100 changes.
     Between them are the promotions of encoders that changed what the voice serves.

@@ -13,7 +13,9 @@ from services.shared.model.document import KEPT_ENTRIES, Entry, SpeakerDocument
 from services.shared.model.profile_document import ProfileDocument
 from services.shared.model.records import Version
 
-_POSITION = re.compile(r"(\d{1,18})(?:-(\d{1,18})-(\d{1,18})-([\w.-]{1,128}))?", re.ASCII)
+POSITION_PATTERN = r"([0-9]{1,18})(?:-([0-9]{1,18})-([0-9]{1,18})-([A-Za-z0-9_.-]{1,128}))?"
+"""The form of a position's text, as the OpenAPI document has it too."""
+_POSITION = re.compile(POSITION_PATTERN)
 
 
 @dataclass(frozen=True, slots=True, order=True)
