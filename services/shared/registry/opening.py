@@ -129,15 +129,15 @@ def _open_bucket(settings: StoreSettings, clock: Clock) -> tuple[ObjectStore, st
         _probe(store, documents, settings)
         document = open_identity(store, documents, settings, clock, now=partial(_now, store))
     except Unavailable as error:
-        cause = "; ".join(getattr(error, "__notes__", [error.message]))
-        raise StoreUnreachable(describe(settings, cause)) from None
+        raise StoreUnreachable(describe(settings, _cause(error))) from None
     return store, document.identity
 
 
 def _probe(store: ObjectStore, documents: Documents, settings: StoreSettings) -> None:
     """Probe the store. An existing registry's folder that can only be read is accepted.
 
-    If the disk is full or read-only, each write is refused until writing works again.
+    If the disk is full or read-only, or the process may open no more files, each write is refused until
+    writing works again.
     """
     try:
         probe_consistency(store)
@@ -147,7 +147,12 @@ def _probe(store: ObjectStore, documents: Documents, settings: StoreSettings) ->
     except Unavailable as error:
         if settings.folder is None or documents.read(REGISTRY).body is None:
             raise
-        log.error("store.read_only", reason="; ".join(getattr(error, "__notes__", [error.message])))
+        log.error("store.cannot_write", reason=_cause(error))
+
+
+def _cause(error: Unavailable) -> str:
+    """Return what failed in the store, and why."""
+    return "; ".join(getattr(error, "__notes__", [error.message]))
 
 
 class ConcurrentRunner:
