@@ -12,7 +12,7 @@ STAMP := $(VENV)/.installed
 PYTEST = $(BIN)/python -m tests.second_chance -n 4 --dist loadfile --no-loadscope-reorder
 
 # Two targets must not install into the environment at the same time. `.NOTPARALLEL` sees to that within one make, and
-# the lock for a second one.
+# the lock for a second one, which looks again at what there is once it has the lock.
 .NOTPARALLEL:
 LOCKED := $(shell command -v flock >/dev/null && echo flock .)
 
@@ -27,23 +27,31 @@ setup-all: $(STAMP) ## the same, with those that tests and lint need
 # $(1): what is installed, in words. $(2): the dependency groups for it.
 define install
 	@echo "Installing $(1) into $(VENV): this takes minutes the first time."
-	$(LOCKED) $(PYTHON) -m venv $(VENV)
-	$(LOCKED) $(BIN)/pip install --quiet --disable-pip-version-check --upgrade -c constraints.txt pip
-	$(LOCKED) $(BIN)/pip install --disable-pip-version-check -c constraints.txt -e '.[embedded,traces]' $(2)
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check --upgrade -c constraints.txt pip
+	$(BIN)/pip install --disable-pip-version-check -c constraints.txt -e '.[embedded,traces]' $(2)
 endef
 
+ifndef HAS_LOCK
+$(RUNNABLE): pyproject.toml constraints.txt
+	@$(LOCKED) $(MAKE) --no-print-directory HAS_LOCK=1 $@
+
+$(STAMP): pyproject.toml constraints.txt tests/vllm-omni.txt
+	@$(LOCKED) $(MAKE) --no-print-directory HAS_LOCK=1 $@
+else
 $(RUNNABLE): pyproject.toml constraints.txt
 	$(call install,what the registry needs to run)
 	@touch $@
 
 $(STAMP): pyproject.toml constraints.txt tests/vllm-omni.txt
 	$(call install,what the registry and its tests need,--group test --group lint --group docs)
-	$(LOCKED) $(BIN)/pip install --quiet --disable-pip-version-check --no-deps --require-hashes --upgrade \
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --require-hashes --upgrade \
 		--target $(VENV)/vllm-omni -r tests/vllm-omni.txt
-	$(LOCKED) $(BIN)/pip install --quiet --disable-pip-version-check --no-deps -c constraints.txt --upgrade \
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps -c constraints.txt --upgrade \
 		--target $(VENV)/torchaudio torchaudio
 	rm -f $(VENV)/torchaudio/torchaudio/lib/*.so  # they load only beside a CUDA build of torch
 	@touch $(RUNNABLE) $@
+endif
 
 demo: $(RUNNABLE) ## a voice goes in, its artifact comes out: the whole way, on this machine, then everything stops
 	@$(BIN)/python -m services.embedded demo
