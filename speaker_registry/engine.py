@@ -32,6 +32,8 @@ _Repo = Annotated[str, StringConstraints(pattern=r"^[\w.-]+(/[\w.-]+)?$")]
 _File = Annotated[str, StringConstraints(pattern=r"^\w[\w.-]*(/\w[\w.-]*)*$")]
 _Sha256 = Annotated[str, StringConstraints(pattern="^[0-9a-f]{64}$")]
 
+NO_WEIGHTS: Mapping[str, bool] = {"untrained": False}
+"""What the fingerprint of an engine without weights says about them."""
 Dtype = Literal["float32", "bfloat16"]
 """The number format that an encoder computes in."""
 Prepared = TypeVar("Prepared")
@@ -39,7 +41,9 @@ Encoded = TypeVar("Encoded")
 
 
 class PublishedWeights(BaseModel):
-    """The model repository that an extractor reads its weights from, and the files that it needs."""
+    """The model repository that an extractor reads its weights from, and the files that it needs. An engine
+    without weights has the repository `none` and no files.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

@@ -189,7 +189,15 @@ _STATES = ("ready", "processing", "pending", "failed")
 
 
 def _weights(profile: "Profile") -> str:
-    return "untrained" if profile.untrained else "custom" if profile.custom_weights else "published"
+    from speaker_registry.engine import NO_WEIGHTS  # noqa: PLC0415  loads numpy, which --help does not need
+
+    if profile.fingerprint is None:
+        return "-"  # no worker has announced an encoder
+    if profile.untrained:
+        return "untrained"
+    if profile.extractor.get("weights") == NO_WEIGHTS:
+        return "none"
+    return "custom" if profile.custom_weights else "published"
 
 
 def _profile_document(profile: "Profile", voices: Voices | None) -> dict[str, object]:

@@ -204,7 +204,7 @@ class Profile(Schema):
     frame_rate: float | None = None
     ref_text_required: bool = False
     model: str
-    """Name of the repository that holds the weights."""
+    """Name of the repository that holds the weights. It is `none` for an engine without weights."""
     licence: str
     """Licence of the weights, as SPDX identifier if there is one."""
     licence_notes: str | None = None

@@ -131,9 +131,10 @@ def test_profiles_that_are_made_with_other_weights_are_shown(registry: OpenedReg
     records, other = registry.opened.profile_records, "sha256:" + "2" * 64
     make_current(records, "voxtral", other, {"weights": {"custom": True}})
     make_current(records, "higgs-audio-v2", other, {}, untrained=True)
+    make_current(records, "ming-tts", other, {"weights": {"untrained": False}})
     shown = dict(key[1:] for key in samples(signals) if key[0] == "registry_profile_weights")
     others = {name: weights for name, weights in shown.items() if weights != "published"}
-    assert others == {"voxtral": "custom", "higgs-audio-v2": "untrained"}
+    assert others == {"voxtral": "custom", "higgs-audio-v2": "untrained", "ming-tts": "none"}
     assert shown[PROFILE] == "published"
 
 

@@ -20,6 +20,7 @@ from rq.utils import utcparse
 
 from services.registry_api.maintenance.sweep import SWEPT
 from services.shared.model.encoders import Encoder
+from services.shared.model.fingerprint import Fingerprint
 from services.shared.model.profiles import ProfileCatalogue
 from services.shared.queue.rq_jobs import PICTURES_QUEUE, QUARANTINE_KEY, JobQueue, job_key, queue_name
 from services.shared.registry.profile_records import ProfileRecords
@@ -257,6 +258,8 @@ def _queue_families(answer: _Answer) -> Iterator[GaugeMetricFamily]:
 def _weights(encoder: Encoder) -> str:
     if encoder.untrained:
         return "untrained"
+    if Fingerprint(encoder.extractor).without_weights:
+        return "none"
     return "custom" if encoder.custom_weights else "published"
 
 

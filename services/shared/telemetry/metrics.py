@@ -241,7 +241,8 @@ PROFILE_REQUIRED = _scraped_gauge(
 PROFILE_WEIGHTS = _scraped_gauge(
     "profile_weights",
     "1: artifacts of the profile are made with these weights. weights: published, custom (they differ from "
-    "the published ones on purpose), untrained. Missing until a worker has announced the profile.",
+    "the published ones on purpose), untrained, none (the engine has no weights). Missing until a worker has "
+    "announced the profile.",
     "profile",
     "weights",
 )

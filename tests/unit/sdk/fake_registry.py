@@ -362,6 +362,7 @@ class FakeRegistry:
             "sample_rate": 16000,
             "model": "some/model",
             "licence": "apache-2.0",
+            "fingerprint": FINGERPRINT,
             "workers": 1,
         }
 

@@ -76,6 +76,24 @@ def test_untrained_weights_need_a_person(run: Run, registry: FakeRegistry, monke
     assert run("status").status == 0
 
 
+@pytest.mark.parametrize(
+    ("facts", "shown"),
+    [
+        ({"extractor": {"weights": {"untrained": False}}}, "none"),
+        ({"extractor": {"weights": {"untrained": False, "files": {"a": "0" * 64}}}}, "published"),
+        ({"fingerprint": None}, "-"),
+    ],
+)
+def test_only_weights_that_there_are_count_as_published(
+    run: Run, monkeypatch: pytest.MonkeyPatch, facts: dict[str, Any], shown: str
+):
+    """An engine may have no weights, and none is known before a worker has announced its encoder."""
+    plain = FakeRegistry._profile
+    monkeypatch.setattr(FakeRegistry, "_profile", lambda self, name: plain(self, name) | facts)
+    row = next(line for line in run("status").out.splitlines() if line.startswith(ECAPA))
+    assert row.split()[-1] == shown
+
+
 def test_failed_voices_are_shown_with_the_command_that_lists_them(run: Run, registry: FakeRegistry):
     """The advised command is one that there is."""
     registry.add_version("alice", "failed")
