@@ -160,7 +160,7 @@ class Checkpoint:
                 is not of floating-point numbers, or has a value that is not finite.
         """
         with _opened(self.folder / name, name) as opened:
-            return _selected(opened, name, prefix, layout, if_none=if_none, renamed=renamed, ignored=ignored)
+            return _selected(opened, name, _Wanted(prefix, layout, if_none, renamed, ignored))
 
     def read_parts(
         self, name: str, parts: Iterable[str], layout: Mapping[str, tuple[int, ...]], **options: Any
@@ -179,7 +179,7 @@ class Checkpoint:
             for part in parts:
                 keys = [key for key in layout if key.startswith(part)]
                 expected = {key.removeprefix(part): layout[key] for key in keys}
-                found = _selected(opened, name, part, expected, **options)
+                found = _selected(opened, name, _Wanted(part, expected, **options))
                 tensors |= {part + key: tensor for key, tensor in found.items()}
         return tensors
 
@@ -346,21 +346,26 @@ def _opened_by_suffix(path: Path, name: str) -> Iterator[_Opened]:
         yield _Opened(shapes, file.get_tensor)
 
 
-def _selected(
-    opened: _Opened,
-    name: str,
-    prefix: str,
-    layout: Mapping[str, tuple[int, ...]],
-    *,
-    if_none: str = _OF_ANOTHER_MODEL,
-    renamed: Callable[[str], str] = str,
-    ignored: re.Pattern[str] | None = None,
-) -> "dict[str, Tensor]":
-    """Return the tensors under `prefix` of an open file, as `Checkpoint.read_tensors` does."""
-    keys = [key for key in opened.shapes if key.startswith(prefix)]
-    keys = [key for key in keys if not (ignored and ignored.search(key))]
+class _Wanted(NamedTuple):
+    """The tensors to read from a file, as the arguments of `Checkpoint.read_tensors` describe them."""
+
+    prefix: str
+    layout: Mapping[str, tuple[int, ...]]
+    if_none: str = _OF_ANOTHER_MODEL
+    renamed: Callable[[str], str] = str
+    ignored: re.Pattern[str] | None = None
+
+    def takes(self, key: str) -> bool:
+        """Return whether a key in the file is that of a tensor to read."""
+        return key.startswith(self.prefix) and not (self.ignored and self.ignored.search(key))
+
+
+def _selected(opened: _Opened, name: str, wanted: _Wanted) -> "dict[str, Tensor]":
+    """Return the wanted tensors of an open file, as `Checkpoint.read_tensors` does."""
+    prefix, layout, renamed = wanted.prefix, wanted.layout, wanted.renamed
+    keys = [key for key in opened.shapes if wanted.takes(key)]
     if not keys:
-        raise WeightsInvalid(f"{name} has no {prefix}* tensors: it is {if_none}")
+        raise WeightsInvalid(f"{name} has no {prefix}* tensors: it is {wanted.if_none}")
     found = {renamed(key): opened.shapes[key] for key in keys}
     if len(found) < len(keys):
         raise WeightsInvalid(f"{name} has two tensors where this architecture has one")
