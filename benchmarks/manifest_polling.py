@@ -45,7 +45,8 @@ class Engine:
         await asyncio.sleep(start)
         self._reader, self._writer = await asyncio.open_connection(self._place.hostname, self._place.port)
         while True:
-            began, cursor = time.monotonic(), ""
+            began = time.monotonic()
+            cursor: str | None = ""
             while cursor is not None:
                 cursor = await self._page(cursor)
             self.rounds += 1

@@ -69,10 +69,10 @@ class Publisher:
 def extract_all(extractor: Extractor, clips: Sequence[ReferenceAudio]) -> None:
     """Extract in batches of the size that a worker takes."""
     name = extractor.profile_name
-    loaded_profiles = {name: LoadedProfile(SimpleNamespace(profile=BUILT_IN[name]), extractor)}
-    extraction = Extraction(
-        Publisher(clips), loaded_profiles, threads=ExtractorSettings(weights="untrained").threads
-    )
+    provenance: Any = SimpleNamespace(profile=BUILT_IN[name])
+    publisher: Any = Publisher(clips)
+    threads = ExtractorSettings(weights="untrained").threads
+    extraction = Extraction(publisher, {name: LoadedProfile(provenance, extractor)}, threads=threads)
     try:
         for batch in batches(jobs_of(name, len(clips)), WorkerSettings().batch_size):
             outcomes = extraction(batch)
@@ -103,7 +103,7 @@ def gflop(extractor: Extractor, clip: ReferenceAudio) -> float:
     prepared = [extractor.prepare(clip)]
     with FlopCounterMode(display=False) as counter:
         extractor.encode(prepared)
-    return counter.get_total_flops() / 1e9
+    return float(counter.get_total_flops() / 1e9)
 
 
 def main(profile: str, load: Load) -> None:

@@ -154,9 +154,9 @@ def _copy(registry: RegistryProcesses, namespace: str, count: int) -> None:
     model = SpeakerId(namespace, "model")
     with Redis.from_url(registry.valkey.url, decode_responses=True) as redis:
         generation = Stamp.parse(str(redis.get(STAMP))).generation
-        voice = dict(redis.hgetall(copy_key(generation, model)))  # type: ignore[arg-type]
-        [job] = redis.zrange(jobs_key(generation, namespace), 0, -1)  # type: ignore[misc]
-        record = dict(redis.hgetall(record_key(generation, job)))  # type: ignore[arg-type]
+        voice = dict(redis.hgetall(copy_key(generation, model)))
+        [job] = redis.zrange(jobs_key(generation, namespace), 0, -1)
+        record = dict(redis.hgetall(record_key(generation, job)))
         document = SpeakerDocument.parse(voice["doc"].encode())
         for first in range(0, count, _STEP):
             with redis.pipeline(transaction=False) as pipeline:
@@ -213,7 +213,7 @@ def _busy(registry: RegistryProcesses) -> float:
 @cache
 def _valkey_pid(url: str) -> int:
     with Redis.from_url(url) as redis:
-        return int(redis.info("server")["process_id"])  # type: ignore[index]
+        return int(redis.info("server")["process_id"])
 
 
 def _processor_seconds(pid: int | None) -> float:

@@ -65,4 +65,4 @@ def _delete(redis: Redis, *patterns: str) -> None:
 
 def _bytes(redis: Redis) -> int:
     time.sleep(1)  # for what it frees a little later
-    return int(redis.info("memory")["used_memory"])  # type: ignore[index]
+    return int(redis.info("memory")["used_memory"])

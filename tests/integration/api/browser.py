@@ -6,14 +6,14 @@ from contextlib import ExitStack, contextmanager
 from importlib.resources import files
 from typing import Any
 
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Page, ViewportSize, sync_playwright
 
 from tests.integration.api.access import BOOTSTRAP
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 NO_CHROMIUM = "no Chromium is installed: apt-get install chromium"
-WIDE = {"width": 1280, "height": 800}
-PHONE = {"width": 375, "height": 720}
+WIDE: ViewportSize = {"width": 1280, "height": 800}
+PHONE: ViewportSize = {"width": 375, "height": 720}
 PATIENCE_MS = 20_000
 """However busy the machine is, what a test expects has this long to come true."""
 _AXE = files("axe_playwright_python").joinpath("axe.min.js").read_text()
