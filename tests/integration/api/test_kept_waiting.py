@@ -15,6 +15,7 @@ from services.registry_api.keys.listings import KeyListing
 from services.registry_api.serving import admission
 from tests.integration.api.access import BOOTSTRAP, CLOSED, bearer
 from tests.integration.api.conftest import Start
+from tests.integration.api.pages import Visitor
 from tests.integration.api.registry import PROFILE, Registry
 from tests.queue_workers import wait_until
 
@@ -233,6 +234,35 @@ def test_requests_about_keys_count_while_they_compute(
         assert hanging.calls == AT_WORK
         hanging.go_on()
         assert {answer.result().status_code for answer in answers} == {200}
+
+
+def test_forms_that_arrive_slowly_keep_nobody_from_the_bucket(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+):
+    closed = start(max_active=AT_WORK, max_at_store=1, access=CLOSED)
+    closed.ready("alice", headers=bearer(BOOTSTRAP))
+    monkeypatch.setattr(closed.app.state.store_slots, "_wait_seconds", 0.2)
+    began, ended = threading.Event(), threading.Event()
+    with Visitor(closed, str(BOOTSTRAP)) as visitor:
+        form = f"token={visitor.token()}&name=slow&scope:engine=on".encode()
+
+        def slowly() -> Iterator[bytes]:
+            yield form[:9]
+            began.set()
+            assert ended.wait(30)
+            yield form[9:]
+
+        headers = {"Content-Type": "application/x-www-form-urlencoded"}
+        send = partial(visitor.http.post, "/dashboard/keys", content=slowly(), headers=headers)
+        with asking(send) as [answer]:
+            assert began.wait(30)
+            heard = [
+                closed.client.get("/v1/voices/alice/versions/1/audio", headers=bearer(BOOTSTRAP)).status_code
+                for _ in range(5)
+            ]
+            ended.set()
+            assert heard == [200] * 5
+            assert answer.result().status_code == 201
 
 
 def test_a_bucket_that_hangs_stops_only_what_lists_keys_there(start: Start, monkeypatch: pytest.MonkeyPatch):
