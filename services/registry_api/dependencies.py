@@ -77,9 +77,7 @@ async def _store_slots(request: Request) -> Slots:
     return slots
 
 
-async def _at_store(
-    request: Request, slots: Annotated[Slots, Depends(_store_slots)]
-) -> AsyncIterator[None]:
+async def _at_store(request: Request, slots: Annotated[Slots, Depends(_store_slots)]) -> AsyncIterator[None]:
     await request.body()  # read before a slot is taken, so that a slow sender holds none
     async with slots.hold():
         yield
