@@ -236,9 +236,7 @@ def test_requests_about_keys_count_while_they_compute(
         assert {answer.result().status_code for answer in answers} == {200}
 
 
-def test_forms_that_arrive_slowly_keep_nobody_from_the_bucket(
-    start: Start, monkeypatch: pytest.MonkeyPatch
-):
+def test_forms_that_arrive_slowly_keep_nobody_from_the_bucket(start: Start, monkeypatch: pytest.MonkeyPatch):
     closed = start(max_active=AT_WORK, max_at_store=1, access=CLOSED)
     closed.ready("alice", headers=bearer(BOOTSTRAP))
     monkeypatch.setattr(closed.app.state.store_slots, "_wait_seconds", 0.2)
