@@ -91,8 +91,10 @@ def _has_changed(before: StoredObject | None, now: StoredObject | None, held: He
 
 
 def _mark(stored: StoredObject | None) -> str | None:
-    """Return the ETag of a document, or another mark that changes with it."""
-    return stored and (stored.etag or f"{stored.size} {stored.last_modified.isoformat()}")
+    """Return the ETag of a document, or another mark that changes with it. None if there is no document."""
+    if stored is None:
+        return None
+    return stored.etag or f"{stored.size} {stored.last_modified.isoformat()}"
 
 
 def start_thread(do: Callable[[], None]) -> None:
