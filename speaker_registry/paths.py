@@ -12,6 +12,7 @@ from urllib.parse import quote, unquote
 from speaker_registry.errors import InvalidReference, InvalidRequest
 from speaker_registry.names import (
     DEFAULT,
+    KEY_ID_PATTERN,
     SpeakerName,
     key_of_name,
     parse_alias,
@@ -23,7 +24,7 @@ from speaker_registry.names import (
 
 _VOICE_PATH = re.compile(r"/v1/voices/([^/]+)")
 _SEGMENT = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
-_KEY_ID = re.compile(r"(?:sreg_)?([0-9a-z]{8})(?:_.*)?")
+_KEY_ID = re.compile(rf"(?:sreg_)?({KEY_ID_PATTERN})(?:_.*)?")
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,7 +78,8 @@ async def _store_slots(request: Request) -> Slots:
     return slots
 
 
-async def _at_store(slots: Annotated[Slots, Depends(_store_slots)]) -> AsyncIterator[None]:
+async def _at_store(request: Request, slots: Annotated[Slots, Depends(_store_slots)]) -> AsyncIterator[None]:
+    await request.body()  # read before a slot is taken, so that a slow sender holds none
     async with slots.hold():
         yield
 
@@ -110,8 +111,9 @@ ServicesDep = Annotated[Services, Depends(_services)]
 UploadSlotsDep = Annotated[Slots, Depends(_upload_slots)]
 StoreSlotsDep = Annotated[Slots, Depends(_store_slots)]
 AT_STORE = Depends(_at_store, scope="function")
-"""Holds a slot of the bucket, for routes that read from the bucket. The slot is released before the answer is
-sent, so a client that reads slowly keeps no other request from the bucket.
+"""Holds a slot of the bucket, for routes that use the bucket. The whole body is read before, and the slot is
+released before the answer is sent. So a client that sends or reads slowly keeps no other request from the
+bucket.
 """
 SEARCHING = Depends(_searching, scope="function")
 """Holds the slot of searches, for routes of lists. Waiting searches do not count as active requests, so other

@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 import speaker_registry
 from speaker_registry.cli.command import Command, CommandError, Output, add_commands, confirm
+from speaker_registry.names import KEY_ID_PATTERN
 from speaker_registry.terminal import printable, table
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 _MAX_KEY_CHARACTERS = 8192
 _LOOPBACK = {"localhost", "127.0.0.1", "::1"}
-_KEY = re.compile(r"sreg_([0-9a-z]{8})_")
+_KEY = re.compile(rf"sreg_({KEY_ID_PATTERN})_")
 _SHADOWING = (
     "SPEAKER_REGISTRY_CONTEXT",
     "SPEAKER_REGISTRY_URL",

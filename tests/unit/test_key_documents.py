@@ -267,6 +267,20 @@ def test_a_revocation_that_redis_was_not_told_of_is_noticed_without_a_read(
     assert there.keys.changes == changes, "nothing changed since"
 
 
+def test_a_key_that_another_process_has_deleted_leaves_the_list(world: World, here: Process) -> None:
+    """Redis forgets a key that was deleted, so only the next listing shows that it is gone."""
+    there, token = holder(world, here)
+    revoke(here.keys, token.id, by="test")
+    assert [key.record.id for key in there.keys.all("default")] == [token.id]
+    world.pass_time(KEPT_SECONDS + 120)
+    there.keys.listen()
+    assert forget(here.keys) == 1
+    world.pass_time(30)
+    there.keys.listen()
+    world.pass_time(FRESH_SECONDS)
+    assert there.keys.all("default") == []
+
+
 def test_a_read_that_a_revocation_and_a_listing_overtake_is_not_kept(world: World, here: Process) -> None:
     """Redis was not told of the revocation, and the next listing comes only after twenty seconds."""
     token, _ = made(here)

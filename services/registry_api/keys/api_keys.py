@@ -19,6 +19,7 @@ from typing import Literal, NamedTuple
 from pydantic import Field
 
 from services.shared.model.records import Record
+from speaker_registry.names import KEY_ID_PATTERN
 from speaker_registry.scopes import SCOPES
 
 ALL_SCOPES = frozenset(SCOPES)
@@ -29,8 +30,7 @@ ID_LETTERS = 8
 """Number of characters in an id."""
 _LETTERS = string.digits + string.ascii_uppercase + string.ascii_lowercase
 _ID_ALPHABET = string.digits + string.ascii_lowercase
-_ID = re.compile(r"[0-9a-z]{8}")
-_TOKEN = re.compile(rf"sreg_({_ID.pattern})_([0-9A-Za-z]{{43}})_([0-9A-Za-z]{{6}})")
+_TOKEN = re.compile(rf"sreg_({KEY_ID_PATTERN})_([0-9A-Za-z]{{43}})_([0-9A-Za-z]{{6}})")
 _NOBODYS_SHA256 = hashlib.sha256(b"nobody's").hexdigest()
 
 
@@ -68,7 +68,7 @@ def parse_token(text: str) -> Token | None:
 
 def is_key_id(text: str) -> bool:
     """Return whether a text could be the id of a key, and so may be used in a path."""
-    return _ID.fullmatch(text) is not None
+    return re.fullmatch(KEY_ID_PATTERN, text) is not None
 
 
 def _random(letters: str, length: int) -> str:

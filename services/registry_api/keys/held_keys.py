@@ -23,7 +23,7 @@ from services.registry_api.keys.held_key import FailedRead, HeldKey, RedisAnswer
 from services.registry_api.keys.key_document import KeyDocument
 from services.registry_api.keys.key_rules import key_not_found
 from services.registry_api.keys.listings import KeyFolder, KeyListing, Listings, start_thread
-from services.shared.bucket.layout import API_KEYS, api_key_key, api_key_of
+from services.shared.bucket.layout import api_key_key, api_key_of
 from services.shared.bucket.store import ObjectUnavailable
 from services.shared.model.clock import Clock
 from services.shared.registry.shared_documents import Changed, DocumentUnusable, Found, SharedDocuments
@@ -177,7 +177,7 @@ class HeldKeys:
         held, answer = self._held.get(key_id), self._last_answer
         return (
             (held is not None and held.document.revision > 0)
-            or key_id in self._listing.marks
+            or key_id in self._listing.documents
             or (answer is not None and api_key_key(key_id) in answer.seen.numbers)
         )
 
@@ -221,8 +221,7 @@ class HeldKeys:
         A listing may leave out a key, so the keys that this process knows are added.
         """
         with self.reading_bucket():
-            objects = self._folder.list(API_KEYS).objects
-        listed = {key_id: stored.etag for stored in objects if (key_id := api_key_of(stored.key))}
+            listed = {key_id: one.etag for key_id, one in KeyListing.of(self._folder).documents.items()}
         self.listen()
         return self._read_all(listed.keys() | ids_of_existing(self._held.copy()), listed)
 
@@ -254,20 +253,14 @@ class HeldKeys:
         """List the documents, and mark those that have changed to be read again. Raises `Unavailable`."""
         self._ask_redis(0.0)
         answer, began_at = self._last_answer, self.clock.since_boot()
-        marks: dict[str, str] = {}
-        has_changed = False
-        objects = self._folder.list(API_KEYS).objects
+        listing = KeyListing.of(self._folder, began_at, answer.seen if answer else None)
         self._noticed_at = self.clock.since_boot()
-        for stored in objects:
-            if key_id := api_key_of(stored.key):
-                marks[key_id] = mark = stored.etag or f"{stored.size} {stored.last_modified.isoformat()}"
-                held = self._held.get(key_id)
-                known = (held.etag if held and stored.etag else None) or self._listing.marks.get(key_id)
-                if held is not None and known != mark:
-                    self._held[key_id] = replace(held, generation="")
-                has_changed |= known != mark and (held is not None or known is not None)
-        self._listing = KeyListing(marks, began_at, answer.seen if answer else None)
-        if has_changed:
+        changed = listing.changed_since(self._listing, self._held.copy())
+        for key_id in changed:
+            if (held := self._held.get(key_id)) is not None:
+                self._held[key_id] = replace(held, generation="")
+        self._listing = listing
+        if changed:
             self.events_missed()
 
     # Changing

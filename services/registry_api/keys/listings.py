@@ -1,4 +1,4 @@
-"""Lists the documents of API keys in the background from time to time.
+"""Lists the documents of API keys, in the background from time to time, and finds which ones have changed.
 
 Redis tells processes which keys have changed. A listing finds the changes that Redis was not told of, because
 the process that made them died or could not reach Redis.
@@ -11,8 +11,9 @@ from typing import Protocol
 
 import structlog
 
-from services.shared.bucket.layout import api_key_of
-from services.shared.bucket.store import Listing
+from services.registry_api.keys.held_key import HeldKey
+from services.shared.bucket.layout import API_KEYS, api_key_of
+from services.shared.bucket.store import Listing, StoredObject
 from services.shared.model.clock import Clock
 from services.shared.view.shared_copies import SeenChanges
 
@@ -40,11 +41,19 @@ class KeyFolder(Protocol):
 class KeyListing:
     """The keys that a listing of the bucket has found."""
 
-    marks: Mapping[str, str] = field(default_factory=dict)
-    """Maps each key id to the ETag of its document, or to another mark that changes with the document."""
+    documents: Mapping[str, StoredObject] = field(default_factory=dict)
+    """The objects in the bucket that are documents of keys, by the ids of the keys."""
     began_at: float = float("-inf")
     seen: SeenChanges | None = None
     """The changes that Redis had recorded before the listing began. None if Redis did not answer."""
+
+    @classmethod
+    def of(
+        cls, folder: KeyFolder, began_at: float = float("-inf"), seen: SeenChanges | None = None
+    ) -> "KeyListing":
+        """List the keys in a bucket. Raises `Unavailable`."""
+        objects = folder.list(API_KEYS).objects
+        return cls({key_id: one for one in objects if (key_id := api_key_of(one.key))}, began_at, seen)
 
     def ids_since(self, seen: SeenChanges, now: float) -> set[str] | None:
         """Return the ids of the keys that were listed or have changed since.
@@ -59,7 +68,33 @@ class KeyListing:
         if before is None or before.generation != seen.generation or now - self.began_at > _KNOWN_SECONDS:
             return None
         paths = (path for path, number in seen.numbers.items() if number > before.position)
-        return {*self.marks, *(key_id for path in paths if (key_id := api_key_of(path)))}
+        return {*self.documents, *(key_id for path in paths if (key_id := api_key_of(path)))}
+
+    def changed_since(self, before: "KeyListing", held: Mapping[str, HeldKey]) -> set[str]:
+        """Return the ids of the keys whose documents have changed since the listing `before`, or since this
+        process has read them. That includes held documents that were not found: they were deleted, or the
+        listing has left them out.
+        """
+        return {
+            key_id
+            for key_id in self.documents.keys() | held.keys()
+            if _has_changed(before.documents.get(key_id), self.documents.get(key_id), held.get(key_id))
+        }
+
+
+def _has_changed(before: StoredObject | None, now: StoredObject | None, held: HeldKey | None) -> bool:
+    if now is None:  # a document that Redis does not vouch for is read again anyway
+        return held is not None and held.generation != ""
+    if held is not None and held.etag is not None and now.etag is not None:
+        return held.etag != now.etag
+    return (held is not None or before is not None) and _mark(before) != _mark(now)
+
+
+def _mark(stored: StoredObject | None) -> str | None:
+    """Return the ETag of a document, or another mark that changes with it. None if there is no document."""
+    if stored is None:
+        return None
+    return stored.etag or f"{stored.size} {stored.last_modified.isoformat()}"
 
 
 def start_thread(do: Callable[[], None]) -> None:

@@ -30,7 +30,7 @@ from services.registry_api.wire.documented import request_body, responses
 from services.registry_api.wire.forms import check_characters
 from services.shared.model.document import Counts
 from services.shared.view.copies import ViewIncomplete
-from speaker_registry.errors import PermissionDenied
+from speaker_registry.errors import InvalidRequest, PermissionDenied
 from speaker_registry.schemas import ApiKey as ShownKey
 from speaker_registry.schemas import ApiKeyRequest, Page, Quota, Usage
 
@@ -48,6 +48,22 @@ async def _whose_keys(request: Request, caller: CallerDep, namespace: NamespaceD
 
 
 WhoseKeysDep = Annotated[str, Depends(_whose_keys)]
+
+
+async def _refuse_body(request: Request) -> None:
+    """Refuse a body that has fields, which are probably meant as parameters of the query. If they were
+    ignored, keys would stay valid that the caller believes to have ended.
+    """
+    body = await request.body()
+    if body.strip() not in {b"", b"{}"}:
+        raise InvalidRequest(
+            f"The body has {len(body)} bytes; accepted: none, because this route takes its parameters from "
+            "the query.",
+            param="body",
+        )
+
+
+_NO_BODY = Depends(_refuse_body)
 
 
 @router.post(
@@ -148,7 +164,10 @@ def get_key(request: Request, services: ServicesDep, whose: WhoseKeysDep, key_id
 
 
 @router.delete(
-    "/keys/{key_id}", status_code=204, responses=responses("revoke_key"), dependencies=[ADMIN, AT_STORE]
+    "/keys/{key_id}",
+    status_code=204,
+    responses=responses("revoke_key"),
+    dependencies=[ADMIN, _NO_BODY, AT_STORE],
 )
 def revoke_key(
     services: ServicesDep,
@@ -173,7 +192,7 @@ def revoke_key(
     "/keys/{key_id}/rotate",
     status_code=201,
     responses=responses("rotate_key"),
-    dependencies=[ADMIN, AT_STORE],
+    dependencies=[ADMIN, _NO_BODY, AT_STORE],
 )
 def rotate_key(
     request: Request,

@@ -21,14 +21,14 @@ from dataclasses import dataclass
 from services.shared.bucket.store import check_key
 from services.shared.model.pictures import Picture
 from services.shared.model.speaker import SpeakerId, is_slug
-from speaker_registry.names import is_namespace
+from speaker_registry.names import KEY_ID_PATTERN, is_namespace
 
 API_KEYS = "_keys/"
 PROFILES = "_profiles/"
 REGISTRY = "_registry.json"
 VIEW = "_view.json"
 
-_API_KEY = re.compile(r"_keys/([0-9a-z]{8})\.json")
+_API_KEY = re.compile(rf"_keys/({KEY_ID_PATTERN})\.json")
 _PROFILE = re.compile(r"_profiles/([^/]+)\.json")
 _DOCUMENT = re.compile(r"([^/]+)/s/([^/]+)\.json")
 _ID = r"[0-9a-f]{32}"

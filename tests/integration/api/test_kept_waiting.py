@@ -9,13 +9,13 @@ from typing import Any
 
 import httpx
 import pytest
-from pydantic import SecretStr
 
 from services.registry_api.keys.api_keys import new_token
 from services.registry_api.keys.listings import KeyListing
 from services.registry_api.serving import admission
-from services.shared.configuration.access import AccessSettings
+from tests.integration.api.access import BOOTSTRAP, CLOSED, bearer
 from tests.integration.api.conftest import Start
+from tests.integration.api.pages import Visitor
 from tests.integration.api.registry import PROFILE, Registry
 from tests.queue_workers import wait_until
 
@@ -124,12 +124,10 @@ def test_decoders_that_hang_stop_only_uploads(narrow: Registry, monkeypatch: pyt
 
 
 def test_keys_that_are_made_or_looked_for_stop_nobody(start: Start, monkeypatch: pytest.MonkeyPatch):
-    token = new_token()
-    access = AccessSettings(bootstrap_key=SecretStr(str(token)))
-    closed = start(max_active=AT_WORK, max_at_store=AT_STORE, access=access)
-    ours = {"Authorization": f"Bearer {token}"}
+    closed = start(max_active=AT_WORK, max_at_store=AT_STORE, access=CLOSED)
+    ours = bearer(BOOTSTRAP)
     # Requests with the same key would share a read.
-    theirs = [{"Authorization": f"Bearer {new_token()}"} for _ in range(2 * AT_WORK)]
+    theirs = [bearer(new_token()) for _ in range(2 * AT_WORK)]
     wanted = {"name": "fleet", "scopes": ["engine"]}
     making = Standstill(closed.opened.store.swap)
     looking = Standstill(closed.keys.read)
@@ -154,10 +152,8 @@ def test_requests_of_one_tenant_that_do_not_end_keep_no_other_tenant_waiting(
     """One tenant's requests that never end keep no other tenant waiting. While all tenants waited in one
     queue, only the tenant with the most requests was answered.
     """
-    token = new_token()
-    access = AccessSettings(bootstrap_key=SecretStr(str(token)))
-    closed = start(max_active=2 * AT_WORK, max_at_store=AT_STORE, access=access)
-    theirs, ours = ({"Authorization": f"Bearer {token}", "X-Speaker-Namespace": name} for name in "ab")
+    closed = start(max_active=2 * AT_WORK, max_at_store=AT_STORE, access=CLOSED)
+    theirs, ours = (bearer(BOOTSTRAP, name) for name in "ab")
     view = closed.opened.speakers.view
     real = view.names
     hanging = Standstill(real)
@@ -221,10 +217,8 @@ def test_requests_about_keys_count_while_they_compute(
     """They do not wait for the bucket, so one tenant's share limits them. Without a share, one tenant's many
     requests would leave little to the others.
     """
-    token = new_token()
-    access = AccessSettings(bootstrap_key=SecretStr(str(token)))
-    closed = start(max_active=2 * AT_WORK, max_at_store=2 * AT_STORE, access=access)
-    theirs, ours = ({"Authorization": f"Bearer {token}", "X-Speaker-Namespace": name} for name in "ab")
+    closed = start(max_active=2 * AT_WORK, max_at_store=2 * AT_STORE, access=CLOSED)
+    theirs, ours = (bearer(BOOTSTRAP, name) for name in "ab")
     wanted = {"name": "fleet", "scopes": ["engine"]}
     key_id = closed.client.post("/v1/keys", json=wanted, headers=theirs).json()["id"]
     assert closed.client.get("/v1/voices", headers=ours).status_code == 200
@@ -242,12 +236,37 @@ def test_requests_about_keys_count_while_they_compute(
         assert {answer.result().status_code for answer in answers} == {200}
 
 
+def test_forms_that_arrive_slowly_keep_nobody_from_the_bucket(start: Start, monkeypatch: pytest.MonkeyPatch):
+    closed = start(max_active=AT_WORK, max_at_store=1, access=CLOSED)
+    closed.ready("alice", headers=bearer(BOOTSTRAP))
+    monkeypatch.setattr(closed.app.state.store_slots, "_wait_seconds", 0.2)
+    began, ended = threading.Event(), threading.Event()
+    with Visitor(closed, str(BOOTSTRAP)) as visitor:
+        form = f"token={visitor.token()}&name=slow&scope:engine=on".encode()
+
+        def slowly() -> Iterator[bytes]:
+            yield form[:9]
+            began.set()
+            assert ended.wait(30)
+            yield form[9:]
+
+        headers = {"Content-Type": "application/x-www-form-urlencoded"}
+        send = partial(visitor.http.post, "/dashboard/keys", content=slowly(), headers=headers)
+        with asking(send) as [answer]:
+            assert began.wait(30)
+            heard = [
+                closed.client.get("/v1/voices/alice/versions/1/audio", headers=bearer(BOOTSTRAP)).status_code
+                for _ in range(5)
+            ]
+            ended.set()
+            assert heard == [200] * 5
+            assert answer.result().status_code == 201
+
+
 def test_a_bucket_that_hangs_stops_only_what_lists_keys_there(start: Start, monkeypatch: pytest.MonkeyPatch):
     """A process that has just started lists the bucket to find all keys."""
-    token = new_token()
-    access = AccessSettings(bootstrap_key=SecretStr(str(token)))
-    closed = start(max_active=AT_WORK, max_at_store=AT_STORE, access=access)
-    ours = {"Authorization": f"Bearer {token}"}
+    closed = start(max_active=AT_WORK, max_at_store=AT_STORE, access=CLOSED)
+    ours = bearer(BOOTSTRAP)
     monkeypatch.setattr(closed.keys, "_listing", KeyListing())
     hanging = Standstill(closed.opened.store.list)
     monkeypatch.setattr(closed.opened.store, "list", hanging)

@@ -204,6 +204,21 @@ def test_keys_that_follow_one_another_have_one_limit(closed: Registry):
 # -- how they end
 
 
+def test_parameters_in_the_body_are_refused_where_the_query_has_them(closed: Registry):
+    """If the body was ignored, keys would stay valid that the caller believes to have ended."""
+    admin = key(closed)
+    path = f"/v1/keys/{id_of(key(closed))}"
+    for method, where, body in (
+        ("POST", f"{path}/rotate", {"grace_seconds": 0}),
+        ("DELETE", path, {"children": True}),
+    ):
+        refused = closed.client.request(method, where, json=body, headers=bearer(admin))
+        assert refused.status_code == 400
+        assert "accepted: none, because this route takes its parameters from the query" in message(refused)
+    assert closed.client.get(path, headers=bearer(admin)).json()["state"] == "active"
+    assert closed.client.post(f"{path}/rotate", json={}, headers=bearer(admin)).status_code == 201
+
+
 def test_a_key_that_has_ended_is_not_rotated(closed: Registry):
     """A key that has ended is not rotated, so that a caller that was shut out stays out."""
     key_id = id_of(key(closed))
