@@ -9,8 +9,8 @@ from speaker_registry.cli.command import (
     PROGRAM,
     Command,
     Output,
-    add_commands,
     add_limit,
+    add_name,
     count,
     first_of,
     list_document,
@@ -75,27 +75,15 @@ def list_aliases(client: "RegistryClient", arguments: argparse.Namespace) -> Out
 _number = partial(count, most=MAX_VERSION)
 
 
-def _add_name(command: argparse.ArgumentParser) -> None:
-    command.add_argument("name", metavar="NAME")
-
-
 def _add_alias(command: argparse.ArgumentParser) -> None:
-    _add_name(command)
     command.add_argument("alias", metavar="ALIAS", help="default, or a name of your own, such as prod")
 
 
-def _add_set(command: argparse.ArgumentParser) -> None:
-    _add_alias(command)
+def _add_version(command: argparse.ArgumentParser) -> None:
     command.add_argument("version", metavar="VERSION", type=_number, help="number of the version")
 
 
-def _add_list(command: argparse.ArgumentParser) -> None:
-    _add_name(command)
-    add_limit(command)
-
-
-def _add_rollback(command: argparse.ArgumentParser) -> None:
-    _add_name(command)
+def _add_target(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--to",
         metavar="N",
@@ -105,17 +93,15 @@ def _add_rollback(command: argparse.ArgumentParser) -> None:
 
 
 _ALIAS_COMMANDS = (
-    Command("set", set_alias, "Point an alias to a version of a voice.", _add_set),
-    Command("rm", remove_alias, "Remove an alias; `default` moves by itself again.", _add_alias),
-    Command("list", list_aliases, "List the aliases of a voice.", _add_list),
+    Command(
+        "set", set_alias, "Point an alias to a version of a voice.", [add_name, _add_alias, _add_version]
+    ),
+    Command("rm", remove_alias, "Remove an alias; `default` moves by itself again.", [add_name, _add_alias]),
+    Command("list", list_aliases, "List the aliases of a voice.", [add_name, add_limit]),
 )
 
 
-def _add_group(command: argparse.ArgumentParser) -> None:
-    add_commands(command, _ALIAS_COMMANDS)
-
-
 COMMANDS = (
-    Command("alias", None, "Set, remove and list the aliases of a voice.", _add_group),
-    Command("rollback", rollback, "Move `default` of a voice to an older version.", _add_rollback),
+    Command("alias", None, "Set, remove and list the aliases of a voice.", commands=_ALIAS_COMMANDS),
+    Command("rollback", rollback, "Move `default` of a voice to an older version.", [add_name, _add_target]),
 )

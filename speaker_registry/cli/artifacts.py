@@ -49,7 +49,6 @@ def wait(client: "RegistryClient", arguments: argparse.Namespace) -> Output:
 
 
 def _add_fetch(command: argparse.ArgumentParser) -> None:
-    add_speaker(command)
     command.add_argument("--profile", metavar="P", required=True)
     add_output(command)
     command.add_argument(
@@ -62,7 +61,6 @@ def _add_fetch(command: argparse.ArgumentParser) -> None:
 
 
 def _add_put(command: argparse.ArgumentParser) -> None:
-    add_speaker(command)
     command.add_argument("file", metavar="FILE", help="safetensors file, or - for standard input")
     command.add_argument("--profile", metavar="P", required=True)
     command.add_argument(
@@ -77,11 +75,10 @@ def _add_wait(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--profile", metavar="P", help="profile to wait for (default: all required profiles)"
     )
-    add_timeout(command)
 
 
 COMMANDS = (
-    Command("fetch", fetch, "Write an artifact to a file.", _add_fetch),
-    Command("put", put, "Upload an artifact that was made elsewhere.", _add_put),
-    Command("wait", wait, "Wait until a version is ready.", _add_wait),
+    Command("fetch", fetch, "Write an artifact to a file.", [add_speaker, _add_fetch]),
+    Command("put", put, "Upload an artifact that was made elsewhere.", [add_speaker, _add_put]),
+    Command("wait", wait, "Wait until a version is ready.", [_add_wait, add_timeout]),
 )

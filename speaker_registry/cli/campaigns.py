@@ -11,8 +11,9 @@ from speaker_registry.cli.command import (
     Command,
     CommandError,
     Output,
-    add_commands,
+    add_fingerprint,
     add_limit,
+    add_profile,
     count,
     first_of,
     list_document,
@@ -147,12 +148,7 @@ def _sample(text: str) -> int:
     return count(text, most=_LARGEST_SAMPLE)
 
 
-def _add_profile(command: argparse.ArgumentParser) -> None:
-    command.add_argument("profile", metavar="PROFILE", help="name of the profile, see profiles list")
-
-
 def _add_campaign(command: argparse.ArgumentParser) -> None:
-    _add_profile(command)
     command.add_argument("campaign", metavar="CAMPAIGN", help="id of the campaign, see campaigns list")
 
 
@@ -165,21 +161,7 @@ def _add_waiting(command: argparse.ArgumentParser) -> None:
     )
 
 
-def _add_wait(command: argparse.ArgumentParser) -> None:
-    _add_campaign(command)
-    _add_waiting(command)
-
-
-def _add_list(command: argparse.ArgumentParser) -> None:
-    _add_profile(command)
-    add_limit(command)
-
-
 def _add_start(command: argparse.ArgumentParser) -> None:
-    _add_profile(command)
-    command.add_argument(
-        "fingerprint", metavar="FINGERPRINT", help="a candidate or a former fingerprint, see profiles show"
-    )
     command.add_argument(
         "--sample",
         metavar="N",
@@ -191,23 +173,24 @@ def _add_start(command: argparse.ArgumentParser) -> None:
         "--rate", metavar="N", type=_rate, help="maximum number of voices per second (default: no limit)"
     )
     command.add_argument("--wait", action="store_true", help="wait until the campaign is over")
-    _add_waiting(command)
 
 
-def _add_campaigns(command: argparse.ArgumentParser) -> None:
-    add_commands(command, _CAMPAIGN_COMMANDS)
-
-
+_ONE = (add_profile, _add_campaign)
 _CAMPAIGN_COMMANDS = (
     Command(
-        "start", start, "Have a candidate's workers extract every voice ahead of its promotion.", _add_start
+        "start",
+        start,
+        "Have a candidate's workers extract every voice ahead of its promotion.",
+        [add_profile, add_fingerprint, _add_start, _add_waiting],
     ),
-    Command("list", list_campaigns, "List the campaigns of a profile, newest first.", _add_list),
-    Command("show", show, "Show a campaign, its progress and its sample.", _add_campaign),
-    Command("wait", wait, "Wait until a campaign is over.", _add_wait),
-    Command("pause", pause, "Pause a campaign, so that it begins no further voices.", _add_campaign),
-    Command("resume", resume, "Resume a paused campaign.", _add_campaign),
-    Command("cancel", cancel, "Cancel a campaign. The artifacts that it has made stay.", _add_campaign),
+    Command(
+        "list", list_campaigns, "List the campaigns of a profile, newest first.", [add_profile, add_limit]
+    ),
+    Command("show", show, "Show a campaign, its progress and its sample.", _ONE),
+    Command("wait", wait, "Wait until a campaign is over.", [*_ONE, _add_waiting]),
+    Command("pause", pause, "Pause a campaign, so that it begins no further voices.", _ONE),
+    Command("resume", resume, "Resume a paused campaign.", _ONE),
+    Command("cancel", cancel, "Cancel a campaign. The artifacts that it has made stay.", _ONE),
 )
 
-COMMANDS = (Command("campaigns", None, "Prepare the promotion of an encoder.", _add_campaigns),)
+COMMANDS = (Command("campaigns", None, "Prepare the promotion of an encoder.", commands=_CAMPAIGN_COMMANDS),)

@@ -73,13 +73,16 @@ class CommandError(Exception):
 
 
 class Command(NamedTuple):
-    """A command, the function that runs it, and the function that adds its arguments."""
+    """A command with its arguments, or a group of commands."""
 
     name: str
     run: Callable[..., "Output | None"] | None
     """Function that is called with a client and the arguments. A group of commands has none."""
     explanation: str
-    add_arguments: Callable[[argparse.ArgumentParser], object] | None
+    arguments: Sequence[Callable[[argparse.ArgumentParser], object]] = ()
+    """Functions that each add one or more arguments, in their order."""
+    commands: Sequence["Command"] = ()
+    """The commands of a group."""
     local: bool = False
     """True if the function is called with the arguments alone, because it makes its own client or none."""
     takes_registry: bool = True
@@ -200,8 +203,10 @@ def add_commands(parser: argparse.ArgumentParser, commands: Iterable[Command]) -
         if command.run:
             added.set_defaults(command=command.run, local=command.local)
             add_common(added, registry=command.takes_registry)
-        if command.add_arguments:
-            command.add_arguments(added)
+        for add in command.arguments:
+            add(added)
+        if command.commands:
+            add_commands(added, command.commands)
 
 
 def add_common(target: argparse.ArgumentParser, *, registry: bool = True) -> None:
@@ -269,6 +274,24 @@ def moment(text: str) -> float:
     raise argparse.ArgumentTypeError(
         f"{text[:80]!a}; accepted: Unix seconds from 0 to {_LATEST_MOMENT}, or a time as 2026-03-31T15:00"
     )
+
+
+def add_name(command: argparse.ArgumentParser) -> None:
+    command.add_argument("name", metavar="NAME")
+
+
+def add_profile(command: argparse.ArgumentParser) -> None:
+    command.add_argument("profile", metavar="PROFILE", help="name of the profile, see profiles list")
+
+
+def add_fingerprint(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "fingerprint", metavar="FINGERPRINT", help="a candidate or a former fingerprint, see profiles show"
+    )
+
+
+def add_yes(command: argparse.ArgumentParser) -> None:
+    command.add_argument("--yes", action="store_true", help="skip the confirmation")
 
 
 def add_speaker(command: argparse.ArgumentParser) -> None:

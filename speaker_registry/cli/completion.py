@@ -48,7 +48,7 @@ COMMAND = Command(
     "completion",
     print_script,
     "Print the completion script for a shell.",
-    _add_shell,
+    [_add_shell],
     local=True,
     takes_registry=False,
 )

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import speaker_registry
-from speaker_registry.cli.command import Command, CommandError, Output, add_commands, confirm
+from speaker_registry.cli.command import Command, CommandError, Output, add_yes, confirm
 from speaker_registry.names import KEY_ID_PATTERN
 from speaker_registry.terminal import printable, table
 
@@ -199,27 +199,23 @@ def _add_name(command: argparse.ArgumentParser) -> None:
     command.add_argument("name", metavar="NAME", help="context, see contexts list")
 
 
-def _add_remove(command: argparse.ArgumentParser) -> None:
-    _add_name(command)
-    command.add_argument("--yes", action="store_true", help="skip the confirmation")
-
-
-def _add_contexts(command: argparse.ArgumentParser) -> None:
-    add_commands(command, _CONTEXT_COMMANDS)
-
-
 _LOGIN = (
     "Check an API key with its registry, and keep both by a name. The key is asked for, or read from "
     "standard input."
 )
 _CONTEXT_COMMANDS = (
-    Command("list", list_contexts, "List the kept registries, without their keys.", None, local=True),
-    Command("use", use_context, "Make a context the current one.", _add_name, local=True),
-    Command("remove", remove_context, "Remove a context with its key.", _add_remove, local=True),
+    Command("list", list_contexts, "List the kept registries, without their keys.", local=True),
+    Command("use", use_context, "Make a context the current one.", [_add_name], local=True),
+    Command("remove", remove_context, "Remove a context with its key.", [_add_name, add_yes], local=True),
 )
 
 COMMANDS = (
-    Command("login", login, _LOGIN, _add_login, local=True),
-    Command("logout", logout, "Forget the API key of a context.", _add_logout, local=True),
-    Command("contexts", None, "List, choose and remove the registries that are kept.", _add_contexts),
+    Command("login", login, _LOGIN, [_add_login], local=True),
+    Command("logout", logout, "Forget the API key of a context.", [_add_logout], local=True),
+    Command(
+        "contexts",
+        None,
+        "List, choose and remove the registries that are kept.",
+        commands=_CONTEXT_COMMANDS,
+    ),
 )

@@ -96,7 +96,6 @@ def cancel(client: "RegistryClient", arguments: argparse.Namespace) -> Output:
 
 
 def _add_extract(command: argparse.ArgumentParser) -> None:
-    add_speaker(command)
     command.add_argument("--profile", metavar="P", required=True)
     command.add_argument(
         "--force",
@@ -104,7 +103,6 @@ def _add_extract(command: argparse.ArgumentParser) -> None:
         help="extract again, even if the artifact exists, has failed or was canceled",
     )
     command.add_argument("--wait", action="store_true", help="wait until the artifact is ready")
-    add_timeout(command)
 
 
 def _add_jobs(command: argparse.ArgumentParser) -> None:
@@ -129,7 +127,9 @@ def _add_cancel(command: argparse.ArgumentParser) -> None:
 
 
 COMMANDS = (
-    Command("extract", extract, "Extract an artifact of a version.", _add_extract),
-    Command("jobs", jobs, "List the extraction jobs.", _add_jobs),
-    Command("cancel", cancel, "Cancel an extraction job.", _add_cancel),
+    Command(
+        "extract", extract, "Extract an artifact of a version.", [add_speaker, _add_extract, add_timeout]
+    ),
+    Command("jobs", jobs, "List the extraction jobs.", [_add_jobs]),
+    Command("cancel", cancel, "Cancel an extraction job.", [_add_cancel]),
 )

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from speaker_registry.cli.command import (
     Command,
     Output,
-    add_commands,
     add_limit,
+    add_yes,
     confirm,
     count,
     first_of,
@@ -120,10 +120,6 @@ def _rate(rate: "Rate") -> tuple[str, str]:
     return ("-", "-") if rate.limit is None else (str(rate.limit), str(rate.remaining))
 
 
-def _add_keys(command: argparse.ArgumentParser) -> None:
-    add_commands(command, _KEY_COMMANDS)
-
-
 def _add_create(command: argparse.ArgumentParser) -> None:
     command.add_argument("name", metavar="NAME", help="a text that tells people what the key is for")
     command.add_argument(
@@ -156,8 +152,7 @@ def _add_key_id(command: argparse.ArgumentParser) -> None:
     )
 
 
-def _add_rotate(command: argparse.ArgumentParser) -> None:
-    _add_key_id(command)
+def _add_grace(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--grace",
         metavar="SECONDS",
@@ -167,24 +162,27 @@ def _add_rotate(command: argparse.ArgumentParser) -> None:
     )
 
 
-def _add_revoke(command: argparse.ArgumentParser) -> None:
-    _add_key_id(command)
+def _add_children(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--children",
         action="store_true",
         help="also revoke the keys that were made with it, the keys made with those, and so on",
     )
-    command.add_argument("--yes", action="store_true", help="skip the confirmation")
 
 
 _KEY_COMMANDS = (
-    Command("create", create_key, "Create an API key and print it. It is not shown again.", _add_create),
-    Command("list", list_keys, "List the API keys without their secrets.", add_limit),
-    Command("rotate", rotate_key, "Replace an API key with one of the same permissions.", _add_rotate),
-    Command("revoke", revoke_key, "Revoke an API key.", _add_revoke),
+    Command("create", create_key, "Create an API key and print it. It is not shown again.", [_add_create]),
+    Command("list", list_keys, "List the API keys without their secrets.", [add_limit]),
+    Command(
+        "rotate",
+        rotate_key,
+        "Replace an API key with one of the same permissions.",
+        [_add_key_id, _add_grace],
+    ),
+    Command("revoke", revoke_key, "Revoke an API key.", [_add_key_id, _add_children, add_yes]),
 )
 
 COMMANDS = (
-    Command("quota", show_quota, "Show the limits and what is left of them.", None),
-    Command("keys", None, "Create, list, rotate and revoke API keys.", _add_keys),
+    Command("quota", show_quota, "Show the limits and what is left of them."),
+    Command("keys", None, "Create, list, rotate and revoke API keys.", commands=_KEY_COMMANDS),
 )

@@ -236,14 +236,11 @@ def _add_import(command: argparse.ArgumentParser) -> None:
         default=[],
         help="column of a table that the registry does not keep; can be given several times",
     )
-    _add_artifacts(command)
-    add_jobs(command)
 
 
 def _add_export(command: argparse.ArgumentParser) -> None:
     command.add_argument("file", metavar="FILE", help="archive to write, such as voices.tar")
     command.add_argument("--force", action="store_true", help="replace FILE if it exists")
-    _add_artifacts(command)
 
 
 def _add_artifacts(command: argparse.ArgumentParser) -> None:
@@ -256,6 +253,13 @@ def _add_artifacts(command: argparse.ArgumentParser) -> None:
 
 
 COMMANDS = (
-    Command("import", import_voices, "Register the voices of a folder, table or archive.", _add_import),
-    Command("export", export, "Write all voices of a namespace to an archive.", _add_export),
+    Command(
+        "import",
+        import_voices,
+        "Register the voices of a folder, table or archive.",
+        [_add_import, _add_artifacts, add_jobs],
+    ),
+    Command(
+        "export", export, "Write all voices of a namespace to an archive.", [_add_export, _add_artifacts]
+    ),
 )

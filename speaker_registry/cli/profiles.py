@@ -8,8 +8,10 @@ from speaker_registry.cli.command import (
     Command,
     Output,
     about_weights,
-    add_commands,
+    add_fingerprint,
     add_limit,
+    add_profile,
+    add_yes,
     confirm,
     first_of,
     list_document,
@@ -131,24 +133,7 @@ def _value(value: object) -> str:
     return "absent" if value is None else str(value)
 
 
-def _add_profiles(command: argparse.ArgumentParser) -> None:
-    add_commands(command, _PROFILE_COMMANDS)
-
-
-def _add_profile(command: argparse.ArgumentParser) -> None:
-    command.add_argument("profile", metavar="PROFILE", help="name of the profile, see profiles list")
-
-
-def _add_history(command: argparse.ArgumentParser) -> None:
-    _add_profile(command)
-    add_limit(command)
-
-
 def _add_promote(command: argparse.ArgumentParser) -> None:
-    _add_profile(command)
-    command.add_argument(
-        "fingerprint", metavar="FINGERPRINT", help="a candidate or a former fingerprint, see profiles show"
-    )
     command.add_argument(
         "--when",
         choices=("now", "complete"),
@@ -161,14 +146,17 @@ def _add_promote(command: argparse.ArgumentParser) -> None:
         help="promote the encoder even if no live worker has it, after which the profile is without one; "
         "with --when complete, also if voices could not be prepared",
     )
-    command.add_argument("--yes", action="store_true", help="skip the confirmation")
 
 
 _PROFILE_COMMANDS = (
-    Command("list", list_profiles, "List the profiles and the number of workers that serve them.", None),
-    Command("show", show_profile, "Show the encoders of a profile and how candidates differ.", _add_profile),
-    Command("history", history, "List who made which encoder current, newest first.", _add_history),
-    Command("promote", promote, _PROMOTION, _add_promote),
+    Command("list", list_profiles, "List the profiles and the number of workers that serve them."),
+    Command("show", show_profile, "Show the encoders of a profile and how candidates differ.", [add_profile]),
+    Command(
+        "history", history, "List who made which encoder current, newest first.", [add_profile, add_limit]
+    ),
+    Command("promote", promote, _PROMOTION, [add_profile, add_fingerprint, _add_promote, add_yes]),
 )
 
-COMMANDS = (Command("profiles", None, "List profiles, and promote their encoders.", _add_profiles),)
+COMMANDS = (
+    Command("profiles", None, "List profiles, and promote their encoders.", commands=_PROFILE_COMMANDS),
+)

@@ -70,4 +70,4 @@ def _add_push(command: argparse.ArgumentParser) -> None:
     add_watch(command, "keep the server current until the process is ended")
 
 
-COMMANDS = (Command("push", push, "Upload the voices of a profile to a running TTS server.", _add_push),)
+COMMANDS = (Command("push", push, "Upload the voices of a profile to a running TTS server.", [_add_push]),)

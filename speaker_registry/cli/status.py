@@ -253,4 +253,4 @@ def _remarks(voices: Voices | None, jobs: Mapping[str, Jobs] | None) -> Iterator
         yield "the key may not list jobs, so they are not shown"
 
 
-COMMANDS = (Command("status", status, "Show the state of the registry, and what needs attention.", None),)
+COMMANDS = (Command("status", status, "Show the state of the registry, and what needs attention."),)

@@ -173,4 +173,6 @@ def _interval(text: str) -> float:
     return given
 
 
-COMMANDS = (Command("sync", sync, "Write the voices of a profile to a folder for a TTS server.", _add_sync),)
+COMMANDS = (
+    Command("sync", sync, "Write the voices of a profile to a folder for a TTS server.", [_add_sync]),
+)

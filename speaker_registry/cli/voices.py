@@ -15,9 +15,11 @@ from speaker_registry.cli.command import (
     Output,
     about_weights,
     add_limit,
+    add_name,
     add_output,
     add_speaker,
     add_timeout,
+    add_yes,
     confirm,
     first_of,
     list_document,
@@ -229,7 +231,6 @@ def _add_register(command: argparse.ArgumentParser) -> None:
         help="register the voices of a .csv or .jsonl file with the columns name, file, text, consent, "
         "description",
     )
-    add_jobs(command)
 
 
 def _add_list(command: argparse.ArgumentParser) -> None:
@@ -241,11 +242,9 @@ def _add_list(command: argparse.ArgumentParser) -> None:
         action="append",
         help="only voices with this label; all that are given must match",
     )
-    add_limit(command)
 
 
-def _add_show(command: argparse.ArgumentParser) -> None:
-    add_speaker(command)
+def _add_picture(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--picture",
         metavar="FILE",
@@ -261,15 +260,6 @@ def _picture_file(text: str) -> str:
             f"{text[:80]!a}; accepted: a file that ends with .svg (waveform) or .png (mel spectrogram)"
         )
     return text
-
-
-def _add_clip(command: argparse.ArgumentParser) -> None:
-    add_speaker(command)
-    add_output(command)
-
-
-def _add_name(command: argparse.ArgumentParser) -> None:
-    command.add_argument("name", metavar="NAME")
 
 
 def history(client: "RegistryClient", arguments: argparse.Namespace) -> Output:
@@ -315,7 +305,6 @@ def _label_change(text: str) -> tuple[str, str | None]:
 
 
 def _add_edit(command: argparse.ArgumentParser) -> None:
-    _add_name(command)
     command.add_argument("--description", metavar="D", help="free text; an empty one removes it")
     command.add_argument(
         "--label",
@@ -334,25 +323,31 @@ def _add_edit(command: argparse.ArgumentParser) -> None:
     )
 
 
-def _add_versions(command: argparse.ArgumentParser) -> None:
-    _add_name(command)
-    add_limit(command)
-
-
 def _add_delete(command: argparse.ArgumentParser) -> None:
     command.add_argument("name", metavar="NAME[@N]", help="a voice, or one version of it")
-    command.add_argument("--yes", action="store_true", help="skip the confirmation")
 
 
 COMMANDS = (
-    Command("register", register, "Upload a clip as a new version of a voice.", _add_register),
-    Command("sample", sample, "Register the sample voice that comes with the package.", None),
-    Command("list", list_voices, "List the voices.", _add_list),
-    Command("show", show, "Show a voice, or one version of it.", _add_show),
-    Command("clip", clip, "Write the clip of a version to a file.", _add_clip),
-    Command("edit", edit, "Change the description, labels, pin or promotion policy of a voice.", _add_edit),
-    Command("versions", list_versions, "List the versions of a voice, newest first.", _add_versions),
-    Command("history", history, "List who did what to a voice, newest first.", _add_versions),
-    Command("delete", delete, "Delete a voice with all its versions, or one version.", _add_delete),
-    Command("undelete", undelete, "Restore a deleted voice within the grace period.", _add_name),
+    Command(
+        "register",
+        register,
+        "Upload a clip as a new version of a voice.",
+        [_add_register, add_jobs],
+    ),
+    Command("sample", sample, "Register the sample voice that comes with the package."),
+    Command("list", list_voices, "List the voices.", [_add_list, add_limit]),
+    Command("show", show, "Show a voice, or one version of it.", [add_speaker, _add_picture]),
+    Command("clip", clip, "Write the clip of a version to a file.", [add_speaker, add_output]),
+    Command(
+        "edit",
+        edit,
+        "Change the description, labels, pin or promotion policy of a voice.",
+        [add_name, _add_edit],
+    ),
+    Command("versions", list_versions, "List the versions of a voice, newest first.", [add_name, add_limit]),
+    Command("history", history, "List who did what to a voice, newest first.", [add_name, add_limit]),
+    Command(
+        "delete", delete, "Delete a voice with all its versions, or one version.", [_add_delete, add_yes]
+    ),
+    Command("undelete", undelete, "Restore a deleted voice within the grace period.", [add_name]),
 )

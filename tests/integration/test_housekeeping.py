@@ -231,7 +231,7 @@ def test_a_voice_that_cannot_be_read_costs_nobody_else_theirs(
 
 def test_two_processes_do_not_rebuild_at_the_same_time(registry: OpenedRegistry) -> None:
     generation, clock = registry.opened.generation, registry.opened.clock
-    with only_one(generation, clock, "rebuild"), pytest.raises(Unavailable, match="doing the rebuild"):
+    with only_one(generation, clock, "rebuild"), pytest.raises(Unavailable, match="working on the rebuild"):
         registry.housekeeping().turn()
     registry.housekeeping().turn()
     assert registry.view.is_complete()
@@ -570,7 +570,7 @@ def test_two_processes_do_not_sweep_at_the_same_time(
 ) -> None:
     ask_for_sweep(registry.redis)
     generation, clock = registry.opened.generation, registry.opened.clock
-    with only_one(generation, clock, "sweep"), pytest.raises(Unavailable, match="doing the sweep"):
+    with only_one(generation, clock, "sweep"), pytest.raises(Unavailable, match="working on the sweep"):
         housekeeping.turn()
     housekeeping.turn()
 

@@ -332,7 +332,7 @@ def test_a_cancel_that_loses_its_lock_still_takes_the_jobs_back(
     def slow(key: str, data: bytes, *, etag: str | None) -> str:
         if key == profile_key(PROFILE):
             monkeypatch.setattr(fleet.world.store, "swap", swap)
-            for lock in [one for one in fleet.world.server.data if one.endswith(":lock")]:
+            for lock in [one for one in fleet.world.server.data if one.endswith(":lock:campaigns")]:
                 del fleet.world.server.data[lock]
             other.runner.turn()
         return swap(key, data, etag=etag)

@@ -1049,13 +1049,17 @@ def test_parsed_documents_take_no_more_than_they_may() -> None:
 
 def test_a_missing_speaker_is_asked_for_again_after_a_while() -> None:
     """Names that do not exist must not cost the bucket a request each, nor stay missing."""
-    missing = MissingSpeakers(seconds=5, most=2)
+    now = 100.0
+    missing = MissingSpeakers(lambda: now, seconds=5, most=2)
     for name in ("a", "b", "c"):
-        missing.put(id_of(name), "g", 100.0)
-    assert [missing.holds(id_of(name), "g", 104.0) for name in ("a", "b", "c")] == [False, True, True]
-    assert not missing.holds(id_of("b"), "g", 106.0)
+        missing.put(id_of(name), "g")
+    now = 104.0
+    assert [missing.holds(id_of(name), "g") for name in ("a", "b", "c")] == [False, True, True]
+    assert not missing.holds(id_of("b"), "another")
     missing.drop(id_of("c"))
-    assert not missing.holds(id_of("c"), "g", 104.0)
+    assert not missing.holds(id_of("c"), "g")
+    now = 106.0
+    assert not missing.holds(id_of("b"), "g")
 
 
 def test_a_voice_that_was_missing_is_found_at_once_without_redis(world: World, registry: Registry) -> None:

@@ -83,7 +83,7 @@ class Campaigns:
         self._profiles = profile_records
         self._workers = workers
         self._catalogue = catalogue
-        self._kept = KeptProgress(speakers.generation)
+        self._kept = KeptProgress(speakers.generation, speakers.clock)
         self._prepare = partial(
             Preparation,
             store=store,

@@ -3,20 +3,16 @@
 If Redis loses the progress, the walks start over, and nothing is extracted twice. This module knows no rules.
 """
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
-
-from redis.exceptions import LockError
-from redis.lock import Lock
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
 
 from services.registry_api.campaigns.campaign import Progress
+from services.registry_api.maintenance.locks import RenewLock, only_one
+from services.shared.model.clock import Clock
 from services.shared.model.profile_document import CampaignRecord
 from services.shared.view.generation import Generation
 from services.shared.view.keys import campaigns_key
-from services.shared.view.redis_access import unavailable_without_redis
-from speaker_registry.errors import Unavailable
 
-_LOCK_SECONDS = 15.0
 _WAIT_SECONDS = 10.0
 """An operator's change waits at most this long for the runner to end its turn."""
 
@@ -24,8 +20,9 @@ _WAIT_SECONDS = 10.0
 class KeptProgress:
     """The progress of all campaigns. Every method raises `Unavailable` while Redis cannot be used."""
 
-    def __init__(self, generation: Generation) -> None:
+    def __init__(self, generation: Generation, clock: Clock) -> None:
         self._generation = generation
+        self._clock = clock
 
     def of(self, campaigns: Iterable[CampaignRecord]) -> dict[str, Progress]:
         """Return the progress of campaigns by their ids. Lost progress is returned as that of a new
@@ -60,29 +57,14 @@ class KeptProgress:
             lambda pipeline, generation: pipeline.hdel(campaigns_key(generation), campaign.id)
         )
 
-    @contextmanager
-    def lock(self, *, wait: bool) -> Iterator[Lock]:
+    def lock(self, *, wait: bool) -> AbstractContextManager[RenewLock]:
         """Hold the lock of the process that runs campaigns. Losing it midway is harmless.
 
         Raises:
             Unavailable: another process holds it, and `wait` is false or the lock was not released in time.
         """
-        lock = self._generation.redis.lock(
-            f"{campaigns_key(self._generation.for_reading())}:lock",
-            timeout=_LOCK_SECONDS,
-            sleep=0.02,
-            blocking=wait,
-            blocking_timeout=_WAIT_SECONDS if wait else None,
-            thread_local=False,
-        )
-        with unavailable_without_redis():
-            if not lock.acquire():
-                raise Unavailable("Another process is changing the campaigns.", retry_after_seconds=1)
-        try:
-            yield lock
-        finally:
-            with suppress(LockError, Unavailable), unavailable_without_redis():
-                lock.release()
+        wait_seconds = _WAIT_SECONDS if wait else 0.0
+        return only_one(self._generation, self._clock, "campaigns", wait_seconds=wait_seconds)
 
     def _read(self, ids: list[str]) -> dict[str, Progress]:
         [texts] = self._generation.read(

@@ -8,7 +8,6 @@ from contextlib import suppress
 from functools import partial
 
 import structlog
-from redis.exceptions import LockError
 
 from services.registry_api.campaigns.campaign import NO_WORKER, Progress
 from services.registry_api.campaigns.kept_progress import KeptProgress
@@ -23,7 +22,6 @@ from services.shared.model.profile_document import (
 from services.shared.model.profiles import ProfileCatalogue
 from services.shared.registry.profile_records import ProfileRecords
 from services.shared.telemetry.logs import LogThrottle
-from services.shared.view.redis_access import unavailable_without_redis
 from services.shared.view.workers import Workers
 from speaker_registry.errors import CampaignEnded, EncoderCurrent, Unavailable
 from speaker_registry.schemas import CampaignState
@@ -84,12 +82,7 @@ class CampaignRunner:
         names = [name for name, one in documents.items() if _open(one) or _left_over(one, kept)]
         if not names:
             return False
-        with self._kept.lock(wait=False) as lock:
-
-            def renew() -> None:
-                with suppress(LockError), unavailable_without_redis():
-                    lock.reacquire()
-
+        with self._kept.lock(wait=False) as renew:
             newest = [self._profiles.read_uncached(name) for name in names]
             for one in newest:
                 for campaign in _left_over(one, kept):

@@ -18,23 +18,29 @@ LOCK_SECONDS = 20.0
 """A lock that is not renewed expires after this time. With a longer time, lists would stay incomplete after a
 rebuild was killed.
 """
+_POLL_SECONDS = 0.02
+"""Those who wait for a lock ask for it this often."""
 
 RenewLock = Callable[[], None]
 """A function that long-running work calls regularly, to keep its lock."""
 
 
 @contextmanager
-def only_one(generation: Generation, clock: Clock, what: str) -> Iterator[RenewLock]:
-    """Hold a lock on the work. Raises `Unavailable` if another process holds it.
+def only_one(
+    generation: Generation, clock: Clock, what: str, *, wait_seconds: float = 0.0
+) -> Iterator[RenewLock]:
+    """Hold a lock on the work. Raises `Unavailable` if another process still holds it after `wait_seconds`.
 
     Losing it midway is harmless. A new generation of the view has locks of its own, so that the lock of a
     dead process cannot delay its rebuild.
     """
     name = f"sr:{generation.for_reading()}:lock:{what}"
-    lock = generation.redis.lock(name, timeout=LOCK_SECONDS, blocking=False, thread_local=False)
+    lock = generation.redis.lock(
+        name, timeout=LOCK_SECONDS, sleep=_POLL_SECONDS, blocking_timeout=wait_seconds, thread_local=False
+    )
     with unavailable_without_redis():
         if not lock.acquire():
-            raise Unavailable(f"Another process is doing the {what}.", retry_after_seconds=1)
+            raise Unavailable(f"Another process is working on the {what}.", retry_after_seconds=1)
     try:
         yield _renewing(lock, clock)
     finally:
@@ -42,7 +48,7 @@ def only_one(generation: Generation, clock: Clock, what: str) -> Iterator[RenewL
             with unavailable_without_redis():
                 lock.release()
         except (LockError, Unavailable):
-            log.info("housekeeping.lock_lost", what=what)
+            log.info("lock.lost", what=what)
 
 
 def _renewing(lock: Lock, clock: Clock) -> RenewLock:

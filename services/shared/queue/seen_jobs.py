@@ -5,9 +5,10 @@ Clients can ask for such a job even after Redis has lost its record.
 
 import json
 import threading
-from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any
+
+from cachetools import LRUCache
 
 from services.shared.view.job_records import JobRecord
 
@@ -18,14 +19,13 @@ class SeenJobs:
     """The latest jobs that this process has seen. Safe to use from several threads."""
 
     def __init__(self, most: int = _MOST) -> None:
-        self._most = most
         self._lock = threading.Lock()
-        self._records: OrderedDict[str, JobRecord] = OrderedDict()
+        self._records: LRUCache[str, JobRecord] = LRUCache(most)
 
     def put(self, record: JobRecord) -> None:
         """Remember the current state of a job."""
         with self._lock:
-            self._keep(record)
+            self._records[record.id] = record
 
     def put_claimed(self, fields: Mapping[str, str], *, at: float) -> None:
         """Remember a job that any process has just claimed, unless a newer state of the job is known.
@@ -36,7 +36,7 @@ class SeenJobs:
         """
         record = JobRecord.read({**fields, "state": "queued", "created_at": str(at)})
         with self._lock:
-            self._keep(self._records.get(record.id, record))
+            self._records.setdefault(record.id, record)
 
     def on_event(self, event: Mapping[str, Any]) -> None:
         """Remember the job that was claimed according to an event."""
@@ -46,9 +46,3 @@ class SeenJobs:
     def get(self, job_id: str) -> JobRecord | None:
         with self._lock:
             return self._records.get(job_id)
-
-    def _keep(self, record: JobRecord) -> None:
-        self._records[record.id] = record
-        self._records.move_to_end(record.id)
-        if len(self._records) > self._most:
-            self._records.popitem(last=False)

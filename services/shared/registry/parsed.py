@@ -2,8 +2,10 @@
 again.
 """
 
-from collections import OrderedDict
+from collections.abc import Callable
 from threading import Lock
+
+from cachetools import LRUCache, TTLCache
 
 from services.shared.model.document import SpeakerDocument
 from services.shared.model.speaker import SpeakerId
@@ -20,10 +22,10 @@ class ParsedDocuments:
     """
 
     def __init__(self, max_bytes: int = _MAX_BYTES) -> None:
-        self._max_bytes = max_bytes
-        self._bytes = 0
         self._lock = Lock()
-        self._kept: OrderedDict[SpeakerId, tuple[str, SpeakerDocument, int]] = OrderedDict()
+        self._kept: LRUCache[SpeakerId, tuple[str, SpeakerDocument, int]] = LRUCache(
+            max_bytes, getsizeof=lambda kept: kept[2]
+        )
 
     def etag(self, speaker_id: SpeakerId) -> str | None:
         """Return the ETag of the cached document of a speaker, or None if there is none."""
@@ -35,19 +37,12 @@ class ParsedDocuments:
         """Return the cached document of a speaker if it has this ETag, else None."""
         with self._lock:
             kept = self._kept.get(speaker_id)
-            if kept is None or kept[0] != etag:
-                return None
-            self._kept.move_to_end(speaker_id)
-            return kept[1]
+            return kept[1] if kept and kept[0] == etag else None
 
     def put(self, speaker_id: SpeakerId, etag: str, document: SpeakerDocument, size: int) -> None:
         """Cache a document. It replaces the cached document of the same speaker."""
         with self._lock:
-            before = self._kept.pop(speaker_id, None)
-            self._bytes += size - (before[2] if before else 0)
             self._kept[speaker_id] = (etag, document, size)
-            while self._bytes > self._max_bytes:
-                self._bytes -= self._kept.popitem(last=False)[1][2]
 
 
 class MissingSpeakers:
@@ -57,31 +52,26 @@ class MissingSpeakers:
     view may lack a speaker that another process has registered meanwhile.
 
     Args:
+        monotonic: the clock, in seconds.
         seconds: the lifetime of an entry.
         most: the largest number of speakers that are remembered.
     """
 
-    def __init__(self, seconds: float = 5.0, most: int = 10_000) -> None:
-        self._seconds = seconds
-        self._most = most
+    def __init__(self, monotonic: Callable[[], float], *, seconds: float = 5.0, most: int = 10_000) -> None:
         self._lock = Lock()
-        self._since: OrderedDict[SpeakerId, tuple[str | None, float]] = OrderedDict()
+        self._generations: TTLCache[SpeakerId, str | None] = TTLCache(most, seconds, monotonic)
 
-    def put(self, speaker_id: SpeakerId, generation: str | None, now: float) -> None:
+    def put(self, speaker_id: SpeakerId, generation: str | None) -> None:
         """Remember that a speaker is missing. `generation` is that of the view that lacks the speaker, or
         None if no view was read.
         """
         with self._lock:
-            self._since[speaker_id] = (generation, now)
-            self._since.move_to_end(speaker_id)
-            if len(self._since) > self._most:
-                self._since.popitem(last=False)
+            self._generations[speaker_id] = generation
 
-    def holds(self, speaker_id: SpeakerId, generation: str | None, now: float) -> bool:
+    def holds(self, speaker_id: SpeakerId, generation: str | None) -> bool:
         with self._lock:
-            known, since = self._since.get(speaker_id, (None, float("-inf")))
-            return known == generation and now - since < self._seconds
+            return speaker_id in self._generations and self._generations[speaker_id] == generation
 
     def drop(self, speaker_id: SpeakerId) -> None:
         with self._lock:
-            self._since.pop(speaker_id, None)
+            self._generations.pop(speaker_id, None)

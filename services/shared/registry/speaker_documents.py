@@ -10,6 +10,7 @@ import structlog
 from services.shared.bucket.documents import Base, Documents
 from services.shared.bucket.layout import document_key
 from services.shared.bucket.store import MAX_READ_BYTES
+from services.shared.model.clock import Clock
 from services.shared.model.document import SpeakerDocument
 from services.shared.model.speaker import SpeakerId
 from services.shared.model.stored_document import DocumentDamaged, DocumentNewer
@@ -25,11 +26,11 @@ log = structlog.get_logger(__name__)
 class SpeakerDocuments:
     """The documents of speakers in the bucket, their copies in the view, and this process's cache of them."""
 
-    def __init__(self, stored: Documents, view: SpeakerView) -> None:
+    def __init__(self, stored: Documents, view: SpeakerView, clock: Clock) -> None:
         self.stored = stored
         self.view = view
         self.parsed = ParsedDocuments()
-        self.missing = MissingSpeakers()
+        self.missing = MissingSpeakers(clock.monotonic)
 
     def read(self, speaker_id: SpeakerId) -> Base:
         """Return the stored document in the bucket, without parsing it. Raises `Unavailable`."""

@@ -77,7 +77,7 @@ class Speakers:
         """
         self.generation = generation
         self.view = SpeakerView(generation)
-        self.documents = SpeakerDocuments(documents, self.view)
+        self.documents = SpeakerDocuments(documents, self.view, clock)
         self.agenda = Agenda(generation)
         self.answers = Answers(generation)
         self.leases = Leases(generation, clock)
@@ -151,13 +151,13 @@ class Speakers:
         with suppress(Unavailable):
             generation = self.generation.for_reading()
         missing = self.documents.missing
-        if view_lacks_it and missing.holds(speaker_id, generation, self.clock.monotonic()):
+        if view_lacks_it and missing.holds(speaker_id, generation):
             return NO_DOCUMENT
         with self.reading_bucket():
             base = self.documents.read(speaker_id)
         document = self.documents.parse(speaker_id, base)
         if base.etag is None:
-            missing.put(speaker_id, generation, self.clock.monotonic())
+            missing.put(speaker_id, generation)
         elif generation:
             with suppress(Unavailable):
                 self.documents.show(speaker_id, document, base, generation=generation)
