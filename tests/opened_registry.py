@@ -37,7 +37,7 @@ def folder_settings(folder: Path) -> StoreSettings:
 
 
 class MovableClock(Clock):
-    """A clock that waits by moving ahead."""
+    """A clock that a test moves ahead, and that waits by moving ahead."""
 
     ahead = 0.0
 

@@ -21,7 +21,6 @@ from services.shared.bucket.folder_store import FolderStore
 from services.shared.bucket.layout import VIEW
 from services.shared.bucket.store import Object
 from services.shared.model import aliases, changes
-from services.shared.model.clock import Clock
 from services.shared.model.document import Counts, SpeakerDocument
 from services.shared.model.records import Version, unseal
 from services.shared.model.speaker import OpenJob, SpeakerId
@@ -37,25 +36,11 @@ from services.shared.view.open_jobs import OpenJobs
 from services.shared.view.stamp import STAMP, Stamp
 from services.shared.view.view_document import ASKED_SECONDS, REREAD_SECONDS, Named
 from speaker_registry.errors import JobNotFound, Unavailable
+from tests.opened_registry import MovableClock
 from tests.queue_workers import wait_until
 
 WREN = SpeakerId("default", "wren")
 NOTHING = SpeakerDocument()
-
-
-class MovableClock(Clock):
-    """A clock that a test moves ahead, and that waits by moving ahead."""
-
-    ahead = 0.0
-
-    def monotonic(self) -> float:
-        return super().monotonic() + self.ahead
-
-    def since_boot(self) -> float:
-        return super().since_boot() + self.ahead
-
-    def sleep(self, seconds: float) -> None:
-        self.ahead += seconds
 
 
 class Bucket(FolderStore):

@@ -3,6 +3,7 @@ for a single test.
 """
 
 import itertools
+import os
 import re
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -51,6 +52,16 @@ def settled_views() -> Iterator[None]:
     """Have nothing wait for a view of before. Each registry begins its own, and nobody else reads it."""
     with pytest.MonkeyPatch.context() as patches:
         patches.setattr(generation, "SETTLED_SECONDS", 0.0)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="module")
+def unsynced_folders() -> Iterator[None]:
+    """Leave it to the system when to write to the disk. The start of a registry alone waits a hundred times
+    for the disk, and no test here cuts the power; `test_store_folder.py` proves that stores wait for it.
+    """
+    with pytest.MonkeyPatch.context() as patches:
+        patches.setattr(os, "fsync", lambda _: None)
         yield
 
 

@@ -35,6 +35,7 @@ from services.shared.configuration.uploads import UploadLimits
 from services.shared.model.clock import Clock
 from services.shared.model.speaker import SpeakerId
 from services.shared.registry.opening import open_registry
+from services.shared.view.leases import WAIT_SECONDS
 from speaker_registry.names import parse_speaker_name
 from tests.integration.api.contract import Contract
 from tests.integration.api.worker import StandIn
@@ -101,6 +102,7 @@ class Registry:
     ) -> None:
         self.folder = folder
         self.redis = redis.Redis.from_url(redis_url)
+        self._is_first = not folder.exists()
         registry = RegistrySettings(redis_url=redis_url, **settings)
         store = store or StoreSettings(url=folder.as_uri(), create_bucket=True)
         self.opened = open_registry(store, registry)
@@ -152,6 +154,8 @@ class Registry:
 
     def __enter__(self) -> Self:
         self.opened.generation.check()
+        if self._is_first:
+            self._seem_old()
         self.rebuild()
         if self._announced:
             self.worker.announce()
@@ -214,6 +218,12 @@ class Registry:
         """Bring the view up to all documents. Returns how many it lacked."""
         self.opened.generation.check()  # Redis may have lost the view since the last look
         return rebuild(self.opened.store, self.opened.speakers)
+
+    def _seem_old(self) -> None:
+        """Have no change wait for leases on an earlier view: nobody has read this bucket before."""
+        view = self.opened.generation
+        number, since = view._first_seen
+        view._first_seen = number, since - WAIT_SECONDS
 
     def forget_workers_at_once(self) -> None:
         """Have each answer look anew whether workers serve a profile."""

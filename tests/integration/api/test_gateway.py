@@ -176,10 +176,9 @@ def test_a_speaker_embedding_can_be_sent_instead(start: Start, connect: Open, up
     ids=["a voice of the server", "own clip", "own embedding", "no name", "none"],
 )
 def test_everything_else_passes_as_it_is(
-    start: Start, connect: Open, upstream: Upstream, voice: object, fields: dict[str, Any]
+    registry: Registry, connect: Open, upstream: Upstream, voice: object, fields: dict[str, Any]
 ):
     """The server's own voices go on to work."""
-    registry = start()
     registry.ready("alice")
     say(connect(registry.url), voice, **fields)
     assert upstream.documents == [{"model": "tts-1", "input": "Hello.", "voice": voice, **fields}]
@@ -454,9 +453,9 @@ def test_a_page_of_a_proxy_is_not_passed_on_as_speech(gateway: ModuleType):
     ids=["list", "deep", "not a number", "large"],
 )
 def test_a_body_that_cannot_be_meant_is_refused(
-    start: Start, connect: Open, upstream: Upstream, body: bytes, status: int, message: str
+    registry: Registry, connect: Open, upstream: Upstream, body: bytes, status: int, message: str
 ):
-    answer = connect(start().url).post(SPEECH, content=body)
+    answer = connect(registry.url).post(SPEECH, content=body)
     assert answer.status_code == status
     assert message in answer.json()["error"]["message"]
     assert upstream.documents == []

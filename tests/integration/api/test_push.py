@@ -15,7 +15,7 @@ from speaker_registry.pushing.pusher import Pusher
 from speaker_registry.pushing.speech_server import SpeechServer
 from tests.integration.api.conftest import Start
 from tests.integration.api.moving import Run, runner
-from tests.integration.api.registry import OTHER_CLIP, PROFILE, Led
+from tests.integration.api.registry import OTHER_CLIP, PROFILE, Led, Registry
 from tests.queue_workers import wait_until
 from tests.vllm_omni_server import VoiceServer
 
@@ -101,9 +101,9 @@ def test_another_registry_at_the_same_address_takes_nothing_away(start: Start, s
     ],
 )
 def test_what_cannot_be_pushed_is_refused(
-    start: Start, run: Run, words: list[str], status: int, message: str
+    registry: Registry, run: Run, words: list[str], status: int, message: str
 ):
     """Each error says what was wrong, and ends with the exit code of its kind."""
-    outcome = run(start(), "push", *words)
+    outcome = run(registry, "push", *words)
     assert outcome.status == status
     assert message in outcome.document["error"]["message"]

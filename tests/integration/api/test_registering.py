@@ -314,12 +314,13 @@ def test_every_route_waits_for_the_same_decoders(
     start: Start, route: UploadRoute, decoder: AudioDecoder, monkeypatch: pytest.MonkeyPatch
 ):
     """An upload that finds no free decoder in time is refused with `Retry-After`, on every route."""
-    registry = start()
-    for number in range(24):
-        route.prepare(registry, f"voice-{number}")
     monkeypatch.setattr("services.shared.audio.decoder.WAIT_SECONDS", 0.5)
-    with ThreadPoolExecutor(24) as pool, held(decoder, monkeypatch):
-        uploads = [pool.submit(route.post, registry, f"voice-{number}") for number in range(24)]
+    registry = start(limits=UploadLimits(decoders=1))
+    many = registry.app.state.upload_slots.count + 1
+    for number in range(many):
+        route.prepare(registry, f"voice-{number}")
+    with ThreadPoolExecutor(many) as pool, held(decoder, monkeypatch):
+        uploads = [pool.submit(route.post, registry, f"voice-{number}") for number in range(many)]
         wait_until(lambda: any(one.done() for one in uploads))
         refused = next(one.result() for one in uploads if one.done())
     assert (refused.status_code, refused.headers["Retry-After"]) == (503, "1")

@@ -453,10 +453,10 @@ def test_a_registry_that_fails_at_one_voice_keeps_no_other_one_out(
     assert (outcome.status, outcome.document["missing"], outcome.document["written"]) == (3, 1, 1)
 
 
-def refused(start: Start, run: Run, path: Path, profile: str) -> tuple[int, str, str]:
+def refused(registry: Registry, run: Run, path: Path, profile: str) -> tuple[int, str, str]:
     path.mkdir()
     (path / "precious").write_text("theirs")
-    outcome = run(start(), "sync", "--format", CUSTOM, "--profile", profile, path)
+    outcome = run(registry, "sync", "--format", CUSTOM, "--profile", profile, path)
     error = outcome.document["error"]
     assert [one.name for one in path.iterdir()] == ["precious"]
     return outcome.status, error["code"], error["message"]
@@ -476,10 +476,10 @@ def refused(start: Start, run: Run, path: Path, profile: str) -> tuple[int, str,
     ],
 )
 def test_what_cannot_be_synced_is_refused_and_nothing_is_touched(
-    start: Start, run: Run, tmp_path: Path, profile: str, status: int, code: str, message: str
+    registry: Registry, run: Run, tmp_path: Path, profile: str, status: int, code: str, message: str
 ):
     """A folder with files of others, a profile that nobody reads so, and one that does not exist."""
-    found = refused(start, run, tmp_path / "voices", profile)
+    found = refused(registry, run, tmp_path / "voices", profile)
     assert found[:2] == (status, code)
     assert message in found[2]
 
@@ -592,8 +592,8 @@ def test_a_watch_that_cannot_go_on_ends(start: Start, tmp_path: Path):
     "words", [["--interval", "5"], ["--watch", "--interval", "0"], ["--watch", "--interval", "x"]]
 )
 def test_an_interval_is_for_watching_and_at_least_a_second(
-    start: Start, run: Run, tmp_path: Path, words: list[str]
+    registry: Registry, run: Run, tmp_path: Path, words: list[str]
 ):
-    outcome = run(start(), "sync", "--format", CUSTOM, "--profile", PROFILE, tmp_path / "v", *words)
+    outcome = run(registry, "sync", "--format", CUSTOM, "--profile", PROFILE, tmp_path / "v", *words)
     assert (outcome.status, outcome.document["error"]["code"]) == (2, "usage")
     assert not (tmp_path / "v").exists()

@@ -3,6 +3,7 @@
 import re
 import shutil
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 from onnx import numpy_helper
 
 from services.extractor_worker.pipeline import torch_extractor
-from services.extractor_worker.pipeline.torch_extractor import FingerprintKnown
+from services.extractor_worker.pipeline.torch_extractor import FingerprintKnown, TorchExtractor
 from services.extractor_worker.weights import loading
 from services.shared.audio import ReferenceAudio
 from services.shared.model.profiles import BUILT_IN
@@ -40,10 +41,16 @@ def copy(name: str, tmp_path: Path) -> Path:
     return shutil.copytree(ENGINES[name].folder, tmp_path / "checkpoint")
 
 
+@cache
+def loaded(name: str) -> TorchExtractor[Any, Any]:
+    """Return the engine as its own checkpoint makes it. It is loaded once, and no test changes it."""
+    return ENGINES[name].load()
+
+
 @pytest.mark.parametrize("name", sorted(ENGINES.keys() - BATCHED))
 def test_other_clips_do_not_change_a_clips_artifact(name: str) -> None:
     """An upload at the same moment must not change a voice."""
-    extractor, clips = ENGINES[name].load(), clips_for(name)
+    extractor, clips = loaded(name), clips_for(name)
     assert extractor.batch_seconds == 0
     for clip, ours in zip(clips, extract(extractor, *clips), strict=True):
         [alone] = extract(extractor, clip)
@@ -54,7 +61,7 @@ def test_other_clips_do_not_change_a_clips_artifact(name: str) -> None:
 @pytest.mark.parametrize("name", IN_FLOAT32)
 def test_encoders_that_engines_run_in_float32_ignore_the_dtype(name: str) -> None:
     """The engines run these encoders in float32, whatever type their language models use."""
-    asked, usual = ENGINES[name].load(dtype="bfloat16"), ENGINES[name].load()
+    asked, usual = ENGINES[name].load(dtype="bfloat16"), loaded(name)
     assert asked.fingerprint == usual.fingerprint
     assert asked.fingerprint.inputs["dtype"] == "float32"
     [ours], [expected] = (extract(one, clips_for(name)[0]) for one in (asked, usual))
@@ -64,7 +71,7 @@ def test_encoders_that_engines_run_in_float32_ignore_the_dtype(name: str) -> Non
 @every_engine
 def test_the_fingerprint_is_known_without_reading_weights(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker asks whether it will be a candidate before it spends half a minute on loading."""
-    expected = ENGINES[name].load().fingerprint
+    expected = loaded(name).fingerprint
     monkeypatch.setattr(loading, "_weight", lambda *_: pytest.fail("a weight was read"))
     with torch.device("meta"), pytest.raises(FingerprintKnown) as known:
         ENGINES[name].load(only_fingerprint=True)
@@ -74,7 +81,7 @@ def test_the_fingerprint_is_known_without_reading_weights(name: str, monkeypatch
 @every_engine
 def test_tensors_are_contiguous(name: str) -> None:
     """The artifact file stores the bytes of each tensor as they are."""
-    [tensors] = extract(ENGINES[name].load(), clips_for(name)[0])
+    [tensors] = extract(loaded(name), clips_for(name)[0])
     assert all(tensor.flags.c_contiguous for tensor in tensors.values())
 
 
@@ -90,7 +97,7 @@ def test_each_missing_file_is_named_with_all_that_are_expected(name: str, file: 
 def test_the_fingerprint_names_the_weight_files_but_not_their_folder(name: str, copy: Path) -> None:
     """Two workers that keep the same files in different folders have the same fingerprint."""
     fingerprint = ENGINES[name].load(copy).fingerprint
-    assert fingerprint == ENGINES[name].load().fingerprint
+    assert fingerprint == loaded(name).fingerprint
     assert not fingerprint.untrained
     assert fingerprint.inputs["weights"]["files"].keys() == set(ENGINES[name].weight_files)
 
@@ -100,7 +107,7 @@ def test_one_changed_value_of_any_weight_file_changes_the_fingerprint(
     name: str, file: str, copy: Path
 ) -> None:
     EDITORS[Path(file).suffix](copy / file)
-    assert ENGINES[name].load(copy).fingerprint.digest != ENGINES[name].load().fingerprint.digest
+    assert ENGINES[name].load(copy).fingerprint.digest != loaded(name).fingerprint.digest
 
 
 @every_engine
@@ -108,7 +115,7 @@ def test_one_changed_value_of_any_weight_file_changes_the_fingerprint(
 def test_the_codes_version_and_the_resampler_change_the_fingerprint(
     monkeypatch: pytest.MonkeyPatch, name: str, what: str
 ) -> None:
-    before = ENGINES[name].load()
+    before = loaded(name)
     if what == "resampler" and before.resampler is None:
         monkeypatch.setattr(torch_extractor, "KERNEL", "soxr-hq")
     else:
@@ -139,7 +146,7 @@ def test_configuration_that_no_weights_shape_shows_changes_the_fingerprint(
     copy: Path, name: str, file: str, part: str | None, change: dict[str, Any]
 ) -> None:
     edit_json(copy / file, lambda config: (config[part] if part else config).update(change))
-    assert ENGINES[name].load(copy).fingerprint.digest != ENGINES[name].load().fingerprint.digest
+    assert ENGINES[name].load(copy).fingerprint.digest != loaded(name).fingerprint.digest
 
 
 @pytest.mark.parametrize(
@@ -164,7 +171,7 @@ def test_configuration_that_does_not_matter_changes_nothing(
 ) -> None:
     """An edited field that has no effect must not make every artifact stale."""
     edit_json(copy / file, lambda config: (config[part] if part else config).update(change))
-    changed, usual = ENGINES[name].load(copy), ENGINES[name].load()
+    changed, usual = ENGINES[name].load(copy), loaded(name)
     assert changed.fingerprint == usual.fingerprint
     [ours], [expected] = (extract(one, clips_for(name)[0]) for one in (changed, usual))
     assert all(np.array_equal(ours[tensor], expected[tensor]) for tensor in expected)
