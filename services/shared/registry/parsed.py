@@ -12,6 +12,8 @@ from services.shared.model.speaker import SpeakerId
 
 _MAX_BYTES = 16 * 1024 * 1024
 """Parsed documents take up to eight times the memory of their JSON, so at most 128 MiB."""
+_NOT_MISSING = object()
+"""Stands for the generation of a speaker that is not known to be missing. None stands for no view."""
 
 
 class ParsedDocuments:
@@ -70,7 +72,7 @@ class MissingSpeakers:
 
     def holds(self, speaker_id: SpeakerId, generation: str | None) -> bool:
         with self._lock:
-            return speaker_id in self._generations and self._generations[speaker_id] == generation
+            return self._generations.get(speaker_id, _NOT_MISSING) == generation
 
     def drop(self, speaker_id: SpeakerId) -> None:
         with self._lock:
