@@ -25,6 +25,7 @@ from services.extractor_worker.process import WorkerProcess
 from services.shared.audio import ReferenceAudio
 from services.shared.configuration.telemetry import LogSettings
 from services.shared.configuration.worker import ExtractorSettings
+from services.shared.model.ending import end_on_signals
 from services.shared.model.fingerprint import Fingerprint
 from services.shared.model.pictures import Picture
 from services.shared.telemetry.logs import configure_logs
@@ -134,6 +135,7 @@ def marks_of(samples: np.ndarray) -> np.ndarray:
 
 
 def main() -> int:
+    end_on_signals()
     os.environ.setdefault("SPEAKER_EXTRACTOR_WEIGHTS", "untrained")
     configure_logs(LogSettings().level)
     return WorkerProcess(identify, LightExtractor, prove, draw).run()

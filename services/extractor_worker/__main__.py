@@ -10,7 +10,7 @@ from pathlib import Path
 
 from services.extractor_worker.jobs import beat_file
 from services.extractor_worker.weights import download
-from services.shared.model.ending import end_process
+from services.shared.model.ending import end_on_signals, end_process
 
 
 def main(words: list[str]) -> int:
@@ -29,6 +29,8 @@ def main(words: list[str]) -> int:
             _parser().parse_args(words)
         except SystemExit as end:  # after --help, and for wrong arguments
             return int(end.code or 0)
+    # Until the worker can take jobs there is nothing to finish, and loading may take minutes.
+    end_on_signals()
     # This comes before the slow import, during which health checks would find an earlier process's heartbeat.
     beat_file.remove_stale()
     # The module brings torch, which takes seconds to import and which no command needs.

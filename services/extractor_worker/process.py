@@ -7,7 +7,6 @@ A profile that cannot be served affects no other profile. The process ends if no
 
 import os
 import secrets
-import signal
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -114,12 +113,9 @@ class WorkerProcess:
         self._throughput = Throughput()
 
     def run(self) -> int:
-        """Work until told to stop. Returns the exit status.
-
-        A signal that comes before the worker can take jobs ends the process at once: there is nothing to
-        finish, and loading may take minutes.
+        """Work until told to stop. Returns the exit status. Until the worker can take jobs, signals are left
+        to the caller.
         """
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
         listen(MetricsSettings())
         trace_export.start(TracesSettings(), "worker")
         names = self._settings.profiles or self._registry.profiles

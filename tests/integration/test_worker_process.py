@@ -315,3 +315,4 @@ def test_a_worker_ends_at_once_while_it_loads(registry: RegistryProcesses):
     until_logged(registry, "worker.loads")
     worker.request_stop()
     wait_until(lambda: worker.exit_status is not None)
+    assert worker.exit_status == 0, "supervisors take any other status for a crash"

@@ -883,6 +883,10 @@ def test_the_last_change_ids_are_kept():
     assert len(document.changes) == KEPT_CHANGES
     assert document.changes[f"id{KEPT_CHANGES + 4}"] == document.revision
     assert "id4" not in document.changes
+    told = [document.has_change(change_id, 6) for change_id in ("id5", "of a swap that was refused")]
+    assert told == [True, False], "another change made revision 6"
+    assert document.has_change("id4", 5) is None
+    assert NOTHING.following(NOTHING, "id", at=0, by="k", did="move").has_change("other", 0) is False
 
 
 def test_a_speaker_counts_what_is_live_and_apart_from_it_what_was_deleted():

@@ -105,7 +105,7 @@ class Adding:
             raise VersionNotFound("it is not there")
         return None if self.unless in words else body_of([*words, self.word])
 
-    def done(self, body: bytes) -> bool:
+    def done(self, body: bytes, _: int) -> bool:
         return self.word in words_of(body)
 
 
@@ -184,6 +184,45 @@ def test_a_change_whose_reply_is_lost_is_found_under_later_ones(documents: Docum
 
     store.swaps.append(("after", lost))
     assert added(documents, Adding("a")) == ["a", "other"]
+
+
+def test_a_lost_change_that_the_document_can_no_longer_tell_is_not_decided_again(
+    documents: Documents, store: FakeStore
+):
+    """The document keeps the ids of the last changes only. Made twice, a delete would also take the voice
+    that was registered after it.
+    """
+
+    def lost() -> None:
+        other(store, "other")()
+        raise Unavailable("lost")
+
+    store.states.append(body_of(["a"]))
+    store.swaps.append(("after", lost))
+    change, revisions = Adding("b"), list[int]()
+    with pytest.raises(Unavailable, match="not known whether the change was made"):
+        documents.change(KEY, change.decide, done=lambda _, revision: revisions.append(revision))
+    assert (change.decided, revisions) == ([["a"]], [2])
+    assert len(store.asked) == 1
+
+
+def test_a_conflict_is_decided_again_although_the_document_can_no_longer_tell(
+    documents: Documents, store: FakeStore
+):
+    """Its swap was refused, so it was not made. Many writers of one document have many conflicts. A reply
+    that was lost on an earlier state no longer matters.
+    """
+
+    def lost() -> None:
+        other(store, "other")()
+        raise Unavailable("lost")
+
+    store.states.append(body_of(["a"]))
+    store.swaps += [("before", lost), ("before", other(store, "another"))]
+    change, answers = Adding("b"), iter([False, None])
+    documents.change(KEY, change.decide, done=lambda *_: next(answers))
+    assert [len(words) for words in change.decided] == [1, 2, 3]
+    assert words_of(store.states[-1]) == ["a", "other", "another", "b"]
 
 
 def test_a_change_that_was_not_carried_out_is_sent_again_as_it_was(documents: Documents, store: FakeStore):
@@ -383,7 +422,7 @@ def test_the_same_wrong_bytes_twice_are_a_damaged_document(
     replaced = documents.change(
         KEY,
         lambda base: seen.append(base.damaged) or body_of(["new"]),  # type: ignore[func-returns-value]
-        done=lambda body: "new" in words_of(body),
+        done=lambda body, _: "new" in words_of(body),
     )
     assert seen == [True]
     assert replaced.body == body_of(["new"])

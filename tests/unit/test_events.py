@@ -78,6 +78,8 @@ def test_a_lost_artifact_a_moved_alias_and_a_delete_take_something_away(registry
         ("alias.updated", False)
     ]
     assert told(document, deleted(document, now=2_000_000_000)) == [("voice.deleted", True)]
+    [event] = events_between(document, deleted(document, now=2_000_000_000))
+    assert event.fields == {"first_id": document.versions[0].id}
 
 
 def test_a_voice_that_is_pinned_moves_in_lists(registry: Registry) -> None:

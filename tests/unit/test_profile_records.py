@@ -28,6 +28,7 @@ from services.shared.model.profile_document import (
     with_promotion_at_the_end,
 )
 from services.shared.model.records import seal, unseal
+from services.shared.model.stored_document import KEPT_CHANGES
 from services.shared.registry.announce import announce
 from services.shared.registry.profile_records import REMEMBERED_SECONDS, ProfileRecords
 from services.shared.registry.profiles import Profiles
@@ -227,6 +228,26 @@ def test_a_promotion_whose_reply_is_lost_is_made_once(world: World, process: Pro
     store.after.append(another_and_lose)
     Process(world, store=store).promote(B, force=True)
     assert process.known == (C, [B, A], []), "the first promotion does not overtake the second"
+
+
+def test_a_lost_promotion_that_the_document_can_no_longer_tell_is_not_made_again(
+    world: World, process: Process
+) -> None:
+    """Made again, it would take back what others have promoted since."""
+    for fingerprint in (A, B, C):
+        process.announce(fingerprint)
+    store = Interrupted(world.store)
+
+    def others_and_lose() -> None:
+        process.promote(C, force=True)
+        for number in range(KEPT_CHANGES):
+            process.announce(f"sha256:{number:064x}")
+        lose()
+
+    store.after.append(others_and_lose)
+    with pytest.raises(Unavailable, match="not known whether the change was made"):
+        Process(world, store=store).promote(B, force=True)
+    assert process.known[0] == C
 
 
 def test_without_redis_nothing_is_promoted(world: World, process: Process) -> None:

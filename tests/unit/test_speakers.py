@@ -20,6 +20,7 @@ from services.shared.bucket.layout import document_key
 from services.shared.bucket.store import Moved
 from services.shared.model.document import SpeakerDocument
 from services.shared.model.numbering import Numbering
+from services.shared.model.stored_document import KEPT_CHANGES
 from services.shared.registry.extract import extract
 from services.shared.registry.fail import fail
 from services.shared.registry.parsed import MissingSpeakers, ParsedDocuments
@@ -163,6 +164,26 @@ def test_a_change_that_was_undone_before_its_reply_came_is_answered_as_it_was_ma
     assert not registry.document("wren").live
     with pytest.raises(VoiceNotFound):
         slow.find("wren")
+
+
+def test_a_lost_delete_spares_a_voice_that_was_registered_and_changed_often_since(
+    world: World, registry: Registry
+) -> None:
+    """The document no longer keeps the id of the delete, so nobody knows whether it was made."""
+
+    def others() -> None:
+        registry.speakers.refresh(WREN)
+        registry.register("wren", 2)
+        for number in range(KEPT_CHANGES):
+            about = {"labels": {}, "members": {"description": str(number)}, "limits": ROOMY, "by": "key"}
+            edit(registry.speakers, registry.profiles, NS, parse_speaker_name("wren"), **about)
+        lost()
+
+    registry.register("wren", 1)
+    slow = with_faults(world, ("swap", "after", others))
+    with pytest.raises(Unavailable, match=r"not known whether the change was made.*look first"):
+        slow.delete("wren")
+    assert registry.document("wren").newest.number == 2
 
 
 def test_two_uploads_at_one_moment_become_two_versions(world: World, registry: Registry) -> None:

@@ -1,6 +1,7 @@
 """Tests of the output of `speaker-registry-worker`. Other tests run its work."""
 
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -50,3 +51,51 @@ def test_other_words_are_wrong_usage(words: list[str], capsys: pytest.CaptureFix
     """A slip must not start a worker."""
     assert main(words) == 2
     assert capsys.readouterr().err.startswith("usage: ")
+
+
+LOADING = """
+import hashlib, sys
+from types import SimpleNamespace
+from services.extractor_worker.__main__ import main
+
+def work():
+    print("loading", flush=True)
+    hashlib.pbkdf2_hmac("sha256", b"", b"", 2_000_000_000)  # takes minutes, in which Python runs no handler
+
+sys.modules["services.extractor_worker.worker"] = SimpleNamespace(work=work)
+main([])
+"""
+"""A worker whose main thread is inside a library while it loads."""
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_worker_that_is_stopped_while_it_loads_ends_at_once_with_status_0(number: signal.Signals):
+    """Supervisors take any other status for a crash, and there is nothing to finish yet."""
+    with subprocess.Popen([sys.executable, "-c", LOADING], stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "loading\n"
+            process.send_signal(number)
+            assert process.wait(10) == 0
+        finally:
+            process.kill()
+
+
+WORKING = """
+import os, signal, time
+from services.shared.model.ending import end_on_signals
+
+end_on_signals()
+signal.signal(signal.SIGTERM, lambda *_: None)
+os.kill(os.getpid(), signal.SIGTERM)
+time.sleep(0.3)
+os._exit(7)
+"""
+"""A worker that takes jobs, and handles signals itself."""
+
+
+@pytest.mark.processes
+def test_a_worker_that_takes_jobs_is_not_ended_by_a_signal():
+    """It finishes its jobs first."""
+    assert subprocess.run([sys.executable, "-c", WORKING], timeout=60, check=False).returncode == 7

@@ -62,12 +62,13 @@ def render(event: Event, position: object) -> bytes:
     assert kind is not None
     version_id, about = event.get("version_id"), event["speaker"]
     slug = SpeakerId.parse(about).slug if about else None
+    known_by = event.get("first_id", version_id)
     shown = RegistryEvent(
         id=str(position),
         type=kind,
         at=float(event["at"]),
         voice_slug=slug,
-        voice_id=str(VoiceId(version_id, slug)) if version_id and slug else None,
+        voice_id=str(VoiceId(known_by, slug)) if known_by and slug else None,
         version_id=version_id,
         version=int(event["version"]) if "version" in event else None,
         alias=event.get("alias"),

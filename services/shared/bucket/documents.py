@@ -80,6 +80,10 @@ Decide = Callable[[Base], bytes | None]
 """A decision returns the next body, or None if nothing is to be changed. It refuses by raising an error of
 the registry.
 """
+IsMade = Callable[[bytes, int], bool | None]
+"""A function that returns whether a body contains a change, given the revision that the change would have
+made. None means that the body can no longer tell, because it keeps only the ids of the last changes.
+"""
 
 
 class Documents:
@@ -126,7 +130,7 @@ class Documents:
         key: str,
         decide: Decide,
         *,
-        done: Callable[[bytes], bool],
+        done: IsMade,
         base: Base | None = None,
         known_revision: int = 0,
         until: float | None = None,
@@ -137,8 +141,8 @@ class Documents:
         Returns the newest document that was found. If the reply was lost, others may have changed it since.
 
         Args:
-            done: returns whether a body contains this change already. It shows whether a change was made
-                whose reply was lost.
+            done: returns whether a body contains this change already. If the reply was lost and `done` can
+                no longer tell, the change is not decided again, because it could be made twice.
             base: a copy of the document from elsewhere. An outdated copy costs a conflict. If `decide`
                 refuses it or leaves it unchanged, it decides again on the bucket's document, because no
                 conflict would show that the copy is outdated.
@@ -149,8 +153,9 @@ class Documents:
 
         Raises:
             StoreFull: the disk of the store is full, and the change was not made.
-            Unavailable: the time limit has passed, or the store has an older document than before. The
-                message says whether the change was not made or its outcome is unknown.
+            Unavailable: the time limit has passed, the store has an older document than before, or too many
+                changes have followed to find out about a lost reply. The message says whether the change was
+                not made or its outcome is unknown.
         """
         until = self.deadline() if until is None else until
         body = None if base is None else self._decide_on_copy(base, decide, until)
@@ -158,6 +163,7 @@ class Documents:
             base = self._read_known(key, known_revision, until, is_damaged)
             self._check(until, _TOO_LATE)
             body = decide(base)
+        reply_lost = False
         for tried in count():
             if body is None:
                 return base
@@ -168,14 +174,16 @@ class Documents:
                 return Base(body, etag, base.revision + 1, sound=True)
             except (Moved, Unavailable) as error:
                 failure = error
+            reply_lost = reply_lost or isinstance(failure, Unavailable)
             found = self._read_again(key, base, until, tried, is_damaged)
-            if found.body is not None and not found.damaged and done(found.body):
+            if _is_made(found, done, base.revision + 1, reply_lost=reply_lost):
                 return found  # an earlier attempt succeeded, and its reply was lost
             if isinstance(failure, StoreFull):
                 raise failure
             self._check(until, _OUTCOME_UNKNOWN)
             if found.etag != base.etag:
-                base, body = found, decide(found)
+                # No earlier attempt was made, and none can be any more.
+                base, body, reply_lost = found, decide(found), False
         raise AssertionError("counting never ends")
 
     def _decide_on_copy(self, copy: Base, decide: Decide, until: float) -> bytes | None:
@@ -222,3 +230,14 @@ class Documents:
         """Raise `Unavailable` once the time is over."""
         if self._clock.since_boot() > until:
             raise Unavailable(otherwise, retry_after_seconds=_RETRY_AFTER_SECONDS)
+
+
+def _is_made(found: Base, done: IsMade, revision: int, *, reply_lost: bool) -> bool:
+    """Return whether a document contains the change that would have made this revision.
+
+    Raises `Unavailable` if the reply of the change was lost, and the document can no longer tell.
+    """
+    made = False if found.body is None or found.damaged else done(found.body, revision)
+    if made is None and reply_lost:
+        raise Unavailable(_OUTCOME_UNKNOWN, retry_after_seconds=_RETRY_AFTER_SECONDS)
+    return bool(made)

@@ -42,10 +42,11 @@ def events_between(before: SpeakerDocument, after: SpeakerDocument) -> tuple[Spe
 def _events(before: SpeakerDocument, after: SpeakerDocument) -> Iterator[SpeakerEvent]:
     same_life = before.live and after.live and before.marks.life == after.marks.life
     old = {version.vuid: version for version in before.versions} if same_life else {}
+    first = {"first_id": before.first_id} if before.first_id else {}
     if before.live and not same_life:
-        yield SpeakerEvent("voice.deleted", True)
+        yield SpeakerEvent("voice.deleted", True, first)
     if same_life and old.keys() - {version.vuid for version in after.versions}:
-        yield SpeakerEvent("versions.removed", True)
+        yield SpeakerEvent("versions.removed", True, first)
     if after.live and not same_life:
         yield SpeakerEvent(CREATED)
     if same_life and after.about.pinned and not before.about.pinned:

@@ -15,8 +15,9 @@ FORMAT = 1
 KNOWN_NEEDS: frozenset[str] = frozenset()
 """The words in `needs` that this release understands."""
 KEPT_CHANGES = 32
-"""Largest number of change ids that a document keeps. For 30 seconds, they show whether a change was made
-whose reply was lost.
+"""Largest number of change ids that a document keeps. They show whether a change was made whose reply was
+lost. If as many others have followed until the document is read again, the outcome of the change counts as
+unknown.
 """
 FAR_ABOVE = 1_000
 """Distance of the numbers in the document after a damaged one from the last known ones."""
@@ -97,6 +98,18 @@ class StoredDocument(Record):
         changes = {**before.changes, **({change_id: revision} if change_id else {})}
         newest = dict(sorted(changes.items(), key=lambda change: change[1])[-KEPT_CHANGES:])
         return self.having(revision=revision, changes=newest, at=at, by=by, did=did)
+
+    def has_change(self, change_id: str, revision: int) -> bool | None:
+        """Return whether the change with this id was made. None means that its id may have been dropped.
+
+        Args:
+            revision: the revision that the change would have made, or an earlier one. Ids of earlier
+                revisions are dropped first.
+        """
+        if change_id in self.changes:
+            return True
+        has_dropped_any = len(self.changes) >= KEPT_CHANGES
+        return None if has_dropped_any and min(self.changes.values()) > revision else False
 
 
 def _refuse_newer(members: dict[str, object]) -> None:

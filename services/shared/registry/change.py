@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TypeVar
 
-from services.shared.bucket.documents import Base, BeforeCommit
+from services.shared.bucket.documents import Base, BeforeCommit, IsMade
 from services.shared.bucket.layout import document_key
 from services.shared.model.changes import fitting
 from services.shared.model.document import SpeakerDocument
@@ -215,12 +215,12 @@ class Change:
         known = SpeakerDocument.parse(copy.body) if copy.body else None
         return SpeakerDocument.after_damage(known, self._now())
 
-    def _is_done(self, done: Done | None) -> Callable[[bytes], bool]:
-        def holds(body: bytes) -> bool:
+    def _is_done(self, done: Done | None) -> IsMade:
+        def holds(body: bytes, revision: int) -> bool | None:
             try:
                 document = SpeakerDocument.parse(body)
             except (DocumentDamaged, DocumentNewer):
                 return False
-            return self.token in document.changes if done is None else done(document)
+            return document.has_change(self.token, revision) if done is None else done(document)
 
         return holds

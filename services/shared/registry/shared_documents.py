@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 
 import structlog
 
-from services.shared.bucket.documents import SEND_AGAIN, Base, BeforeCommit, Documents
+from services.shared.bucket.documents import SEND_AGAIN, Base, BeforeCommit, Documents, IsMade
 from services.shared.bucket.layout import name_of
 from services.shared.model.clock import Clock
 from services.shared.model.stored_document import DocumentDamaged, DocumentNewer, StoredDocument
@@ -277,12 +277,12 @@ def _is_damaged(kind: type[D], path: str, base: Base) -> bool:
     return False
 
 
-def _done(kind: type[D], done: Callable[[D], bool] | None, change_id: str) -> Callable[[bytes], bool]:
-    def holds(body: bytes) -> bool:
+def _done(kind: type[D], done: Callable[[D], bool] | None, change_id: str) -> IsMade:
+    def holds(body: bytes, revision: int) -> bool | None:
         try:
             document = kind.parse(body)
         except (DocumentDamaged, DocumentNewer):
             return False
-        return change_id in document.changes if done is None else done(document)
+        return document.has_change(change_id, revision) if done is None else done(document)
 
     return holds

@@ -97,6 +97,7 @@ def test_the_life_of_a_voice_is_told_in_order(registry: Registry, name: str):
     with listening(registry, voice=name) as listener:
         registry.ready(name)
         registry.ready(name, clip=OTHER_CLIP)
+        voice = registry.client.get(f"/v1/voices/{name}").json()
         assert registry.client.delete(f"/v1/voices/{name}").status_code == 204
         frames = listener.until(is_delete_of(name))
     assert listener.response.headers["content-type"].startswith("text/event-stream")
@@ -104,6 +105,7 @@ def test_the_life_of_a_voice_is_told_in_order(registry: Registry, name: str):
     told = [frame.type for frame in frames if frame.type != "job.updated"]
     assert told[0] == "version.created"
     assert told[-1] == "voice.deleted"
+    assert frames[-1].data["voice_id"] == voice["id"]
     assert told.count("version.created") == told.count("artifact.ready") == 2
     created = [frame.data for frame in frames if frame.type == "version.created"]
     assert [one["version"] for one in created] == [1, 2]
