@@ -92,6 +92,8 @@ class Registration(Schema):
     id: str
     name: str
     version: int
+    version_id: str
+    """Id of the version. `id` is that of the voice."""
     created_at: int
     created: bool
     """False if no version was added, because the upload was repeated or equals the newest version. The result
@@ -365,6 +367,7 @@ class Calls:
             id=answer.voice_id,
             name=answer.voice,
             version=answer.version,
+            version_id=answer.id,
             created_at=answer.created_at,
             created=answer.created,
             jobs=answer.jobs,

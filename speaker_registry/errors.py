@@ -87,6 +87,10 @@ class SpeakerRegistryError(Exception):
         self.retry_after_seconds = retry_after_seconds
         self.request_id: str | None = None
         """Id of the failed request. The SDK sets it from the answer."""
+        self.is_foreign = False
+        """True if the SDK got an answer that is no error of the registry, such as the page of a proxy. The
+        class then follows from the status alone.
+        """
 
 
 class InvalidRequest(SpeakerRegistryError):

@@ -302,6 +302,7 @@ def error_of(outcome: Reply | SpeakerRegistryError) -> SpeakerRegistryError | No
         retry_after_seconds=retry_after_seconds(outcome.headers),
     )
     error.request_id = (said and said.request_id) or outcome.headers.get("x-request-id")
+    error.is_foreign = said is None
     return error
 
 

@@ -29,7 +29,7 @@ def read_header(data: bytes | mmap.mmap) -> dict[str, Any]:
             f"the file has {len(data)} bytes, and the header may have at most {MAX_HEADER_BYTES}"
         )
     try:
-        header = json.loads(data[8 : 8 + length], object_pairs_hook=_without_duplicates)
+        header = json.loads(data[8 : 8 + length], object_pairs_hook=without_duplicates)
     except (ValueError, RecursionError) as error:
         raise InvalidArtifact("the safetensors header is not valid JSON, or has duplicate keys") from error
     if not isinstance(header, dict):
@@ -50,7 +50,10 @@ def read_metadata(data: bytes) -> dict[str, str]:
     return {key: value for key, value in entries if isinstance(value, str)}
 
 
-def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Make a dict of the members of a JSON object, as an `object_pairs_hook` of `json.loads`. Raises
+    `ValueError` for a duplicate key, because readers do not agree which of its values counts.
+    """
     result = dict(pairs)
     if len(result) != len(pairs):
         raise ValueError("duplicate key")

@@ -18,7 +18,7 @@ from speaker_registry.cli.command import (
     count,
     status_of,
 )
-from speaker_registry.cli.progress import counting
+from speaker_registry.cli.progress import PauseNotices, counting
 from speaker_registry.errors import SpeakerRegistryError
 from speaker_registry.moving import FORMATS, MAX_JOBS
 from speaker_registry.terminal import printable, table
@@ -29,7 +29,9 @@ if TYPE_CHECKING:
     from speaker_registry.moving.transfer import Report, Result, Task
 
 _MOST_EQUAL = 10
-"""Largest number of voices that are listed one by one although they were refused for the same reason."""
+"""Largest number of voices that are listed one by one although they were refused for the same reason, or have
+the same note.
+"""
 
 
 def import_voices(client: "RegistryClient", arguments: argparse.Namespace) -> Output:
@@ -49,7 +51,8 @@ def export(client: "RegistryClient", arguments: argparse.Namespace) -> Output:
         raise CommandError(f"{path} exists; pass --force to replace it", status=REFUSED)
     quota = client.quota()
     with counting("export", quota.voices.used, quiet=_quiet(arguments)) as on_voice:
-        made = Export(client, artifacts=arguments.artifacts, on_voice=on_voice).write(path, quota.namespace)
+        exporting = Export(client, artifacts=arguments.artifacts, on_voice=on_voice, on_pause=PauseNotices())
+        made = exporting.write(path, quota.namespace)
     missing = [{"name": one.name, "error": _error(one.error)} for one in made.missing]
     counts = {**made.end.model_dump(mode="json"), "artifacts": made.artifacts, "size": made.size}
     text = (
@@ -136,7 +139,7 @@ def _run(
     from speaker_registry.moving.transfer import Report, Transfer  # noqa: PLC0415  see `_import`
 
     with counting("import", len(tasks), quiet=_quiet(arguments)) as on_result:
-        transfer = Transfer(client, arguments.jobs, arguments.dry_run, on_result)
+        transfer = Transfer(client, arguments.jobs, arguments.dry_run, on_result, PauseNotices())
         report = transfer.run(tasks)
     not_tried = len(tasks) - len(report.results)
     whole = Report(results=(*unusable, *report.results), stopped=report.stopped)
@@ -180,25 +183,25 @@ def _text(report: "Report", not_tried: int, *, dry_run: bool) -> str:
         lines.append(f"ended early: {printable(report.stopped)}")
         if not dry_run:
             lines.append("run the same command again to continue; what is registered is not sent again")
-    if rows := list(_refused(report)):
-        lines += ["", table(("REFUSED", "NAME", "REASON"), rows)]
+    refused = [(one.where, one.name or "-", str(one.error)) for one in report.results if one.error]
+    if refused:
+        lines += ["", table(("REFUSED", "NAME", "REASON"), _shortened(refused))]
     notes = [(one.name or one.where, note) for one in report.results for note in one.notes]
     if notes:
-        lines += ["", table(("VOICE", "NOTE"), notes)]
+        lines += ["", table(("VOICE", "NOTE"), _shortened(notes))]
     return "\n".join(lines)
 
 
-def _refused(report: "Report") -> Iterable[tuple[str, str, str]]:
-    """Yield a row for each refused voice. Many voices that were refused for one reason share a row."""
-    rows = [(one.where, one.name or "-", str(one.error)) for one in report.results if one.error]
-    equal = Counter(reason for *_, reason in rows)
+def _shortened(rows: Sequence[tuple[str, ...]]) -> Iterable[tuple[str, ...]]:
+    """Yield rows that begin with a voice and end with a text. Many voices with the same text share a row."""
+    equal = Counter(text for *_, text in rows)
     told = set[str]()
-    for where, name, reason in rows:
-        if equal[reason] <= _MOST_EQUAL:
-            yield where, name, reason
-        elif reason not in told:
-            told.add(reason)
-            yield f"{where} and {equal[reason] - 1} more", "-", reason
+    for voice, *cells, text in rows:
+        if equal[text] <= _MOST_EQUAL:
+            yield voice, *cells, text
+        elif text not in told:
+            told.add(text)
+            yield f"{voice} and {equal[text] - 1} more", *("-" for _ in cells), text
 
 
 def _counted(report: "Report", not_tried: int, *, dry_run: bool) -> Iterable[str]:

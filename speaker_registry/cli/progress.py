@@ -1,15 +1,23 @@
-"""Progress bars on the terminal: for the wait for a version, and for work on many voices."""
+"""Progress bars on the terminal: for the wait for a version, and for work on many voices. Pauses that the
+registry asks for are announced beside them.
+"""
 
 import argparse
 import contextlib
+import math
 import sys
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
+from speaker_registry.cli.command import PROGRAM
+from speaker_registry.errors import SpeakerRegistryError
 from speaker_registry.terminal import printable
 
 if TYPE_CHECKING:
     from speaker_registry import Campaign, Readiness, RegistryClient
+
+_MAX_SILENT_SECONDS = 5.0
+"""Pauses are announced once they add up to this much."""
 
 
 def wait_ready(
@@ -70,3 +78,23 @@ def counting(title: str, total: int, *, quiet: bool) -> Iterator[Callable[[objec
 
     with tqdm(desc=title, total=total, unit="voice", leave=False, file=sys.stderr) as bar:
         yield lambda _: bar.update()
+
+
+class PauseNotices:
+    """Announces pauses that the registry asks for on standard error. It is called before each of them. Short
+    pauses are announced only when they add up.
+    """
+
+    def __init__(self) -> None:
+        self._silent_seconds = 0.0
+
+    def __call__(self, error: SpeakerRegistryError, seconds: float) -> None:
+        self._silent_seconds += seconds
+        if self._silent_seconds < _MAX_SILENT_SECONDS:
+            return
+        self._silent_seconds = 0.0
+        from tqdm import tqdm  # noqa: PLC0415  only pauses and progress bars need it
+
+        notice = f"waiting {math.ceil(seconds)} s, as the registry asks: {error}"
+        # A progress bar that is on the terminal is drawn anew below the notice.
+        tqdm.write(f"{PROGRAM}: {printable(notice)}", file=sys.stderr)

@@ -6,6 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from speaker_registry.cli.command import Command, CommandError, Output, count
+from speaker_registry.cli.progress import PauseNotices
 from speaker_registry.cli.syncing import add_watch, carry_out, document_of, interval_of, not_there
 from speaker_registry.pushing import SERVERS
 from speaker_registry.terminal import printable
@@ -28,7 +29,14 @@ def push(client: "RegistryClient", arguments: argparse.Namespace) -> Output:
 
     interval = interval_of(arguments)
     with _server(arguments.server) as server:
-        pusher = Pusher(client, server, profile=arguments.profile, kind=arguments.kind, slots=arguments.slots)
+        pusher = Pusher(
+            client,
+            server,
+            profile=arguments.profile,
+            kind=arguments.kind,
+            slots=arguments.slots,
+            on_pause=PauseNotices(),
+        )
         return carry_out(pusher.run, interval, arguments, partial(_output, arguments))
 
 

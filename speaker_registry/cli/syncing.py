@@ -20,6 +20,7 @@ from speaker_registry.cli.command import (
     status_of,
     warn,
 )
+from speaker_registry.cli.progress import PauseNotices
 from speaker_registry.errors import SpeakerRegistryError
 from speaker_registry.syncing import FORMATS
 from speaker_registry.terminal import printable, table
@@ -37,7 +38,9 @@ def sync(client: "RegistryClient", arguments: argparse.Namespace) -> Output:
 
     interval = interval_of(arguments)
     path = Path(arguments.folder)
-    synchronization = Synchronization(client, path, profile=arguments.profile, form=arguments.format)
+    synchronization = Synchronization(
+        client, path, profile=arguments.profile, form=arguments.format, on_pause=PauseNotices()
+    )
     return carry_out(synchronization.run, interval, arguments, partial(_output, arguments))
 
 

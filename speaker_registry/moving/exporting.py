@@ -18,7 +18,7 @@ from speaker_registry.fetching import File
 from speaker_registry.moving.about import read_record
 from speaker_registry.moving.archive import ArchiveWriter, embedding_file
 from speaker_registry.moving.archive_records import ArtifactRecord, EndRecord, VersionRecord
-from speaker_registry.moving.faults import concerns_one_voice, retry_when_asked
+from speaker_registry.moving.faults import OnPause, Pauses, concerns_one_voice
 from speaker_registry.schemas import VoiceVersion
 
 Read = TypeVar("Read")
@@ -50,6 +50,7 @@ class Export:
     Args:
         artifacts: Also export artifacts that are ready and made by the current encoder.
         on_voice: Called after each voice.
+        on_pause: Called before each pause that the registry asks for.
     """
 
     def __init__(
@@ -58,8 +59,10 @@ class Export:
         *,
         artifacts: bool = True,
         on_voice: Callable[[object], object] = lambda _: None,
+        on_pause: OnPause = lambda *_: None,
     ) -> None:
         self._client, self._with_artifacts, self._on_voice = client, artifacts, on_voice
+        self._pauses = Pauses(on_pause=on_pause)
         self._missing: list[Missing] = []
         self._deleted: set[str] = set()
         self._artifacts = 0
@@ -76,7 +79,7 @@ class Export:
         with replacing(path) as file:
             writer = ArchiveWriter(file, namespace)
             # A registry without its view lists voices in another order, so they are sorted here.
-            for _, name in retry_when_asked(self._names):
+            for _, name in self._pauses.retry(self._names):
                 self._add(writer, name)
                 self._on_voice(name)
             end, size = writer.finish(), file.tell()
@@ -118,7 +121,7 @@ class Export:
         What was deleted after it was listed is not missing. A clip that the bucket has lost is another error.
         """
         try:
-            return retry_when_asked(call)
+            return self._pauses.retry(call)
         except VoiceNotFound:
             self._deleted.add(voice)
             return None

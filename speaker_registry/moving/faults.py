@@ -4,6 +4,7 @@ requests for a pause.
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TypeVar
 
 from speaker_registry.errors import (
@@ -18,12 +19,19 @@ from speaker_registry.errors import (
 
 MAX_PAUSES = 60
 """Maximum number of pauses of one call at the registry's request. Rate limits are per minute."""
+MAX_PAUSE_SECONDS = 120.0
+"""A registry that asks for a longer pause, for example during maintenance, is not waited for: whoever started
+the command should hear of it.
+"""
+OnPause = Callable[[SpeakerRegistryError, float], object]
+"""Called before a pause, with the registry's answer and the seconds."""
 Result = TypeVar("Result")
 
 
 def asks_to_wait(error: SpeakerRegistryError) -> bool:
-    """Return whether the registry asked to come back later (429, or 503 with `Retry-After`)."""
-    return error.retryable and error.retry_after_seconds is not None
+    """Return whether the registry asked to come back soon (429 or 503, with `Retry-After`)."""
+    seconds = error.retry_after_seconds
+    return error.retryable and seconds is not None and seconds <= MAX_PAUSE_SECONDS
 
 
 def concerns_one_voice(error: SpeakerRegistryError) -> bool:
@@ -44,25 +52,29 @@ def as_unavailable(error: SpeakerRegistryError) -> Unavailable | None:
     return missing
 
 
-def retry_when_asked(
-    call: Callable[[], Result],
-    sleep: Callable[[float], object] = time.sleep,
-    *,
-    max_unavailable: int = MAX_PAUSES,
-) -> Result:
-    """Repeat a call while the registry asks to come back later, with up to `MAX_PAUSES` pauses.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Pauses:
+    """Repeats calls that the registry asks to repeat later."""
 
-    Args:
-        max_unavailable: Maximum number of pauses after a 503. A call about one voice takes fewer, because
-            its store may be unable to read that one.
-    """
-    unavailable = 0
-    for _ in range(MAX_PAUSES):
-        try:
-            return call()
-        except SpeakerRegistryError as error:
-            unavailable += isinstance(error, Unavailable)
-            if not asks_to_wait(error) or unavailable > max_unavailable:
-                raise
-            sleep(error.retry_after_seconds or 0.0)
-    return call()
+    on_pause: OnPause = lambda *_: None
+    sleep: Callable[[float], object] = time.sleep
+
+    def retry(self, call: Callable[[], Result], *, max_unavailable: int = MAX_PAUSES) -> Result:
+        """Repeat a call while the registry asks to come back soon, with up to `MAX_PAUSES` pauses.
+
+        Args:
+            max_unavailable: Maximum number of pauses after a 503. A call about one voice takes fewer, because
+                its store may be unable to read that one.
+        """
+        unavailable = 0
+        for _ in range(MAX_PAUSES):
+            try:
+                return call()
+            except SpeakerRegistryError as error:
+                unavailable += isinstance(error, Unavailable)
+                if not asks_to_wait(error) or unavailable > max_unavailable:
+                    raise
+                seconds = error.retry_after_seconds or 0.0
+                self.on_pause(error, seconds)
+                self.sleep(seconds)
+        return call()

@@ -55,11 +55,11 @@ def read_text_inside(folder: Path, name: str) -> str:
 
 def _check_path(folder: Path, name: str) -> None:
     path = PurePosixPath(name)
-    try:
-        os.fsencode(name)
-    except UnicodeEncodeError:
-        raise InvalidRequest(f"{name[:80]!a} cannot be the name of a file; accepted: Unicode text") from None
-    if not name or "\0" in name or path.is_absolute() or ".." in path.parts:
+    if not _can_be_named(name):
+        raise InvalidRequest(
+            f"{name[:80]!a} cannot be the name of a file; accepted: Unicode text without U+0000"
+        )
+    if not name or path.is_absolute() or ".." in path.parts:
         raise InvalidRequest(
             f"the path {name!a} leads out of {str(folder)!a}; accepted: relative paths without '..'"
         )
@@ -70,6 +70,13 @@ def _check_path(folder: Path, name: str) -> None:
         raise _unreadable(name, error) from None
     if leads_through_link:
         raise InvalidRequest(f"{name!a} is a symbolic link or leads through one; accepted: regular files")
+
+
+def _can_be_named(name: str) -> bool:
+    try:
+        return b"\0" not in os.fsencode(name)
+    except UnicodeEncodeError:
+        return False
 
 
 def _unreadable(name: str, error: OSError) -> InvalidRequest:

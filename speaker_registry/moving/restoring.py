@@ -7,6 +7,7 @@ Versions keep their numbers, creation times and ids if the registry allows it. O
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Self
 
 import numpy as np
 
@@ -16,8 +17,11 @@ from speaker_registry.errors import (
     Conflict,
     InvalidRequest,
     NotFound,
+    PayloadTooLarge,
     PermissionDenied,
     PreconditionFailed,
+    SpeakerRegistryError,
+    Unavailable,
     VoiceDeleted,
     VoiceNotFound,
 )
@@ -49,6 +53,19 @@ class Permission:
     """The reason that the registry gave, or None if it gave none so far."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Identity:
+    """The values that tell a version of the registry from the other versions of its voice."""
+
+    number: int
+    created_at: int
+    id: str
+
+    @classmethod
+    def of(cls, version: VoiceVersion) -> Self:
+        return cls(version.version, version.created_at, version.id)
+
+
 @dataclass(slots=True)
 class _Target:
     """The voice of the registry that gets the archive's versions."""
@@ -57,10 +74,20 @@ class _Target:
     """Id of the voice, or None until it exists. From then on, no other voice gets a version. Before that, a
     version is registered only if no voice has the name.
     """
-    numbers: list[int] = field(default_factory=list)
-    """Numbers of the archive's versions in the registry, and of further ones, oldest first."""
+    versions: list[_Identity] = field(default_factory=list)
+    """The archive's versions as the registry has them, and further ones, oldest first."""
     is_new: bool = False
     """True if this import has registered a version."""
+    refusal: str | None = None
+    """The reason why the registry refused a number, a creation time or an id of the archive, or None."""
+    keeps_numbers: bool = True
+    """False once the registry has refused a number or a creation time. The versions that follow one with new
+    values cannot keep theirs.
+    """
+
+    @property
+    def numbers(self) -> list[int]:
+        return [version.number for version in self.versions]
 
     def begin(self, there: Sequence[VoiceVersion]) -> None:
         """Begin with the versions that the registry has of this name now, oldest first.
@@ -72,7 +99,12 @@ class _Target:
         """
         self.check(there)
         self.voice_id = there[0].voice_id if there else None
-        self.numbers = [version.version for version in there]
+        self.versions = [_Identity.of(version) for version in there]
+        self.refusal, self.keeps_numbers = None, True
+
+    def renumber(self, reason: str) -> None:
+        """Let the registry assign numbers, creation times and ids from now on, because it refused others."""
+        self.refusal, self.keeps_numbers = reason, False
 
     def add(self, made: Registration) -> None:
         """Record a version that the registry has now.
@@ -88,7 +120,7 @@ class _Target:
             raise PreconditionFailed(f"voice '{made.name}' was registered while it was imported")
         self.voice_id = made.id
         self.is_new = self.is_new or made.created
-        self.numbers.append(made.version)
+        self.versions.append(_Identity(made.version, made.created_at, made.version_id))
 
     def check(self, there: Sequence[VoiceVersion]) -> None:
         """Raise `VoiceDeleted` if versions that the registry has of this name are not those of the voice."""
@@ -127,22 +159,19 @@ class Restoring:
         if dry_run:
             return self._planned(client)
         try:
-            reason = self._register_missing(client)
-            return self._complete(client, reason)
+            self._register_missing(client)
+            return self._complete(client)
         except (VoiceDeleted, VoiceNotFound):
             raise _deleted() from None
 
-    def _complete(self, client: RegistryClient, reason: str | None) -> Result:
+    def _complete(self, client: RegistryClient) -> Result:
         """Restore what the voice has besides its versions.
-
-        Args:
-            reason: As `_register_missing` returns it.
 
         Raises:
             VoiceDeleted, VoiceNotFound: The voice was deleted meanwhile.
         """
         numbers, known_as = self._target.numbers, self._known_as(client)
-        notes = self._renumbered(numbers, reason)
+        notes = self._not_kept()
         # This comes before the artifacts, so that the bare name never leads engines to another version.
         difference = self._difference(client, known_as)
         notes += difference.notes
@@ -202,62 +231,72 @@ class Restoring:
         numbers = self._target.numbers
         return compare(client, known_as, archived, numbers[:count], grown=len(numbers) > count)
 
-    def _register_missing(self, client: RegistryClient) -> str | None:
+    def _register_missing(self, client: RegistryClient) -> None:
         """Register the versions that the registry lacks.
-
-        Returns:
-            The reason why not all of them have the number and the time of the archive, or None.
 
         Raises:
             VoiceDeleted: The voice was deleted meanwhile.
             Conflict: Somebody else registered the name meanwhile, with other versions.
         """
         try:
-            return self._register_after(client)
+            self._register_after(client)
         except PreconditionFailed:  # the name was registered since the registry was looked at
             self._begin(client)
-            return self._register_after(client)
+            self._register_after(client)
 
-    def _register_after(self, client: RegistryClient) -> str | None:
-        """Register the versions that follow those of the target. Returns as `_register_missing` does."""
-        reason, target = self.permission.refusal, self._target
-        for archived in self.voice.versions[len(target.numbers) :]:
+    def _register_after(self, client: RegistryClient) -> None:
+        """Register the versions that follow those of the target."""
+        target = self._target
+        if self.permission.refusal is not None:
+            target.renumber(self.permission.refusal)
+        for archived in self.voice.versions[len(target.versions) :]:
             record = self.archive.record(archived)
             source = self.archive.source(archived, record)
-            # Once a version has a new number and time, the versions after it cannot keep theirs.
-            made = self._restore(client, record, source) if reason is None else reason
-            if isinstance(made, str):
-                reason, made = made, _register(client, record, source, target)
-            target.add(made)
-        return reason
+            made = self._restore(client, record, source) if target.keeps_numbers else None
+            target.add(made or _register(client, record, source, target))
 
-    def _restore(self, client: RegistryClient, record: VersionRecord, source: Source) -> Registration | str:
-        """Register a version under its number, time and id. Returns the reason if that is refused.
+    def _restore(self, client: RegistryClient, record: VersionRecord, source: Source) -> Registration | None:
+        """Register a version under its number, time and id. Returns None if the registry refuses that.
 
-        A refusal of the clip or the texts, or because the name is taken, is returned too, and the
-        registration that follows raises it. `PUT` takes a name in the form of an id for that id, so only the
-        registration can tell whether the name itself is taken.
+        A refusal of the clip or the texts, or because the name is taken, counts too, and the registration
+        that follows raises it. `PUT` takes a name in the form of an id for that id, so only the registration
+        can tell whether the name itself is taken.
+
+        Raises:
+            PayloadTooLarge, Unavailable: Something else than the registry refused the request.
         """
         try:
-            return _restore_with_id(client, record, source, self._target.voice_id)
+            return _restore_with_id(client, record, source, self._target)
         except VoiceDeleted:
             raise
-        except PermissionDenied as error:
-            self.permission.refusal = error.message
-            return error.message
-        except (Conflict, InvalidRequest, NotFound) as error:
-            return error.message
+        except (Conflict, InvalidRequest, NotFound, PermissionDenied) as error:
+            if error.is_foreign:
+                raise _in_between(error) from error
+            if isinstance(error, PermissionDenied):
+                self.permission.refusal = error.message
+            self._target.renumber(error.message)
+            return None
 
-    def _renumbered(self, numbers: Sequence[int], reason: str | None) -> list[str]:
-        """Return what the report says of versions whose numbers are not those of the archive."""
-        pairs = [
-            (self.archive.record(archived).version, number)
-            for number, archived in zip(numbers, self.voice.versions, strict=False)
+    def _not_kept(self) -> list[str]:
+        """Return what the report says of numbers, creation times and ids that are not those of the
+        archive.
+        """
+        records = map(self.archive.record, self.voice.versions)
+        pairs = list(zip(records, self._target.versions, strict=False))
+        notes = [
+            f"version {old.version} of the archive is version {new.number} here"
+            for old, new in pairs
+            if old.version != new.number
         ]
-        notes = [f"version {old} of the archive is version {new} here" for old, new in pairs if old != new]
-        if notes and reason is not None:
+        has_other = {
+            "creation times": any(old.created_at != new.created_at for old, new in pairs),
+            "ids": any(old.id not in {None, new.id} for old, new in pairs),  # former releases wrote none
+        }
+        if others := " and ".join(kind for kind, is_other in has_other.items() if is_other):
+            notes.append(f"{others} are not those of the archive")
+        if notes and self._target.refusal is not None:
             notes.append(
-                f"the registry assigned new numbers, because it refused to keep the old ones: {reason}"
+                f"the registry refused numbers, creation times or ids of the archive: {self._target.refusal}"
             )
         return notes
 
@@ -301,16 +340,32 @@ def _put(client: RegistryClient, reference: str, profile: str, data: bytes) -> N
 
 
 def _restore_with_id(
-    client: RegistryClient, record: VersionRecord, source: Source, voice_id: str | None
+    client: RegistryClient, record: VersionRecord, source: Source, target: _Target
 ) -> Registration:
     """Register a version with its id, or without it if the registry refuses just the id."""
+    voice_id = target.voice_id
     put = partial(restore, client, record, source, voice_id=voice_id, only_new=voice_id is None)
     try:
         return put(record.id)
     except (Conflict, InvalidRequest) as error:
         if record.id is None or error.param != "id":
             raise
+        target.refusal = error.message
         return put(None)
+
+
+def _in_between(error: SpeakerRegistryError) -> SpeakerRegistryError:
+    """Return the error to raise for a request that something else than the registry refused. The registry may
+    keep the version's number, so the version must not get another one.
+
+    A request that is too large concerns one voice. Any other refusal would meet all voices.
+    """
+    if isinstance(error, PayloadTooLarge):
+        return error
+    return Unavailable(
+        f"a version could not be registered under its number, because {error.message}. A proxy in between "
+        "may refuse PUT requests"
+    )
 
 
 def _register(client: RegistryClient, record: VersionRecord, source: Source, target: _Target) -> Registration:

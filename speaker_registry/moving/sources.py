@@ -23,7 +23,7 @@ from speaker_registry.errors import InvalidEmbedding, InvalidRequest, SpeakerReg
 from speaker_registry.moving import FORMATS
 from speaker_registry.moving.candidates import Found, Source, Texts, Unusable, candidate
 from speaker_registry.moving.plain_files import read_inside, read_text_inside
-from speaker_registry.safetensors_header import MAX_HEADER_BYTES, read_metadata
+from speaker_registry.safetensors_header import MAX_HEADER_BYTES, read_metadata, without_duplicates
 from speaker_registry.session import MAX_CLIP_BYTES
 
 CLIP_SUFFIXES = frozenset({".wav", ".flac", ".mp3", ".ogg", ".oga", ".opus", ".aac", ".m4a", ".mp4", ".webm"})
@@ -262,10 +262,11 @@ def _json_rows(text: str) -> Iterator[tuple[int, Row]]:
         if not line.strip():
             continue
         try:
-            row = json.loads(line)
+            row = json.loads(line, object_pairs_hook=without_duplicates)
         except (ValueError, RecursionError):
             row = None
-        yield number, row if isinstance(row, dict) else InvalidRequest("not a JSON object")
+        refusal = InvalidRequest("not a JSON object, or one with duplicate keys")
+        yield number, row if isinstance(row, dict) else refusal
 
 
 def _check_columns(head: list[str], ignored: frozenset[str]) -> None:

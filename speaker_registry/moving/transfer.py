@@ -21,7 +21,7 @@ from speaker_registry.client import RegistryClient
 from speaker_registry.errors import SpeakerRegistryError, Unavailable, VoiceNotFound
 from speaker_registry.moving.archive_records import VersionRecord
 from speaker_registry.moving.candidates import Candidate, Source, Texts
-from speaker_registry.moving.faults import MAX_PAUSES, asks_to_wait, concerns_one_voice
+from speaker_registry.moving.faults import MAX_PAUSES, OnPause, asks_to_wait, concerns_one_voice
 from speaker_registry.names import key_of_name, parse_speaker_name
 from speaker_registry.schemas import VoiceVersion
 
@@ -214,19 +214,22 @@ def _content_hash(name: str, source: Source, texts: Texts) -> str:
 class Transfer:
     """Runs tasks on a few threads.
 
-    A request of the registry to come back later (429, or 503 with `Retry-After`) pauses all threads. A
+    A request of the registry to come back soon (429 or 503, with `Retry-After`) pauses all threads. A
     registry that cannot be reached, or that refuses the API key, ends the transfer: every further voice would
     fail in the same way.
 
     Args:
         jobs: Number of voices at a time, and so of clips in memory.
         on_result: Called with each result, by one thread at a time.
+        on_pause: Called before a pause of all threads, or with the seconds by which a pause gets longer, by
+            one thread at a time.
     """
 
     client: RegistryClient
     jobs: int = 4
     dry_run: bool = False
     on_result: Callable[[Result], object] = lambda _: None
+    on_pause: OnPause = lambda *_: None
     clock: Callable[[], float] = time.monotonic
     _lock: threading.Lock = field(default_factory=threading.Lock, init=False)
     _stop: threading.Event = field(default_factory=threading.Event, init=False)
@@ -272,8 +275,17 @@ class Transfer:
                 if not asks_to_wait(error):
                     return self._refused(task, error)
                 refusal = error
-                self._resume_at = max(self._resume_at, self.clock() + (error.retry_after_seconds or 0.0))
+                self._ask_to_pause(error)
         return self._refused(task, refusal)
+
+    def _ask_to_pause(self, error: SpeakerRegistryError) -> None:
+        with self._lock:
+            now = self.clock()
+            resume_at = now + (error.retry_after_seconds or 0.0)
+            longer = resume_at - max(self._resume_at, now)
+            if longer > 0:
+                self._resume_at = resume_at
+                self.on_pause(error, longer)
 
     def _pause(self) -> None:
         while (seconds := self._resume_at - self.clock()) > 0:

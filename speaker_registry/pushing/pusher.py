@@ -18,7 +18,7 @@ from speaker_registry.client import RegistryClient
 from speaker_registry.errors import InvalidRequest, PayloadTooLarge, SpeakerRegistryError, Unavailable
 from speaker_registry.following import Following, is_deleted
 from speaker_registry.manifests import ManifestEntry
-from speaker_registry.moving.faults import as_unavailable, concerns_one_voice, retry_when_asked
+from speaker_registry.moving.faults import OnPause, Pauses, as_unavailable, concerns_one_voice
 from speaker_registry.pushing.names import Mark, fault_of, pushed_name
 from speaker_registry.pushing.speech_server import (
     MAX_CLIP_BYTES,
@@ -89,6 +89,7 @@ class Pusher:
     Args:
         kind: One of `SERVERS`.
         slots: Maximum number of voices that the server is given. Others are left out, and reported.
+        on_pause: Called before each pause that the registry asks for.
     """
 
     def __init__(
@@ -99,9 +100,10 @@ class Pusher:
         profile: str,
         kind: str = "vllm-omni",
         slots: int = DEFAULT_SLOTS,
+        on_pause: OnPause = lambda *_: None,
     ) -> None:
         self._client, self._server, self._profile = client, server, profile
-        self._kind, self._slots = kind, slots
+        self._kind, self._slots, self._pauses = kind, slots, Pauses(on_pause=on_pause)
         self._following = Following(client, profile)
         self._replaced: dict[str, float | None] = {}
         """Names of replaced versions, and when they were replaced. None if this process found them replaced
@@ -130,11 +132,11 @@ class Pusher:
                 no answer to `MAX_FAULTS` uploads and deletions. Besides deleted voices, the server still
                 offers everything that it had.
         """
-        retry_when_asked(self._following.look)
+        self._pauses.retry(self._following.look)
         found = self._server.voices()
         # The registry is asked again after the server was, so that it knows every voice that another pusher
         # has uploaded in between. Otherwise such a voice would be deleted as unknown.
-        retry_when_asked(self._following.look)
+        self._pauses.retry(self._following.look)
         entries, state = self._following.voices, self._state_of(found)
         for name in [name for name, one in state.ours.items() if one.voice_id not in entries]:
             self._checked(partial(self._delete, name, state), state)
@@ -234,7 +236,7 @@ class Pusher:
         if voice_id in state.without_history or len(state.without_history) >= MAX_FAULTS:
             return None
         try:
-            changes = _ask(lambda: list(self._client.history(voice_id, limit=1)))
+            changes = self._ask(lambda: list(self._client.history(voice_id, limit=1)))
         except SpeakerRegistryError as error:
             if concerns_one_voice(error):
                 return state.now
@@ -274,7 +276,7 @@ class Pusher:
             return result
         if len(state.faults) >= MAX_FAULTS or any(not isinstance(one, Unavailable) for one in state.faults):
             raise state.faults[-1]
-        _ask(partial(self._client.manifest_page, self._profile, limit=1))
+        self._ask(partial(self._client.manifest_page, self._profile, limit=1))
         found = self._state_of(self._server.voices())
         state.ours, state.names = found.ours, found.names
         return result
@@ -364,7 +366,7 @@ class Pusher:
 
     def _is_deleted(self, one: _Pushed) -> bool:
         return is_deleted(
-            lambda: _ask(partial(self._client.version, one.reference)),
+            lambda: self._ask(partial(self._client.version, one.reference)),
             lambda found: found == one.version_id,
         )
 
@@ -386,24 +388,23 @@ class Pusher:
         """
         if entry.source != "audio":
             samples = SpeakerSamples(self._client, self._profile, self._following.manifest.model_type)
-            embedding = _ask(partial(samples.embedding, entry.reference))
+            embedding = self._ask(partial(samples.embedding, entry.reference))
             return {"speaker_embedding": (None, json.dumps(embedding.tolist()))}
-        clip = _ask(partial(self._client.samples, entry.reference)).to_wav()
+        clip = self._ask(partial(self._client.samples, entry.reference)).to_wav()
         if len(clip) > MAX_CLIP_BYTES:
             raise PayloadTooLarge(f"the clip has {len(clip)} bytes as WAV; accepted: up to {MAX_CLIP_BYTES}")
         text: dict[str, Part] = {"ref_text": (None, entry.ref_text)} if entry.ref_text else {}
         return {"audio_sample": ("clip.wav", clip, "audio/wav"), **text}
 
+    def _ask(self, call: Callable[[], _Result]) -> _Result:
+        """Ask the registry about one voice. An internal error (500) counts as no answer."""
+        try:
+            return self._pauses.retry(call, max_unavailable=_MAX_PAUSES)
+        except SpeakerRegistryError as error:
+            if missing := as_unavailable(error):
+                raise missing from error
+            raise
+
 
 def _shuffled(entries: list[ManifestEntry]) -> list[ManifestEntry]:
     return random.sample(entries, len(entries))
-
-
-def _ask(call: Callable[[], _Result]) -> _Result:
-    """Ask the registry about one voice. An internal error (500) counts as no answer."""
-    try:
-        return retry_when_asked(call, max_unavailable=_MAX_PAUSES)
-    except SpeakerRegistryError as error:
-        if missing := as_unavailable(error):
-            raise missing from error
-        raise

@@ -9,7 +9,7 @@ from typing import Literal, Protocol
 from speaker_registry.client import RegistryClient
 from speaker_registry.errors import InvalidRequest, ProfileUnknown, SpeakerRegistryError
 from speaker_registry.manifests import ManifestPage
-from speaker_registry.moving.faults import as_unavailable, concerns_one_voice, retry_when_asked
+from speaker_registry.moving.faults import OnPause, Pauses, as_unavailable, concerns_one_voice
 from speaker_registry.schemas import Profile, Voice
 from speaker_registry.syncing.custom_voices import CustomVoices
 from speaker_registry.syncing.folder import FileName, Purpose, SyncedFolder, check_creation_time, hash_of
@@ -80,6 +80,7 @@ class Synchronization:
     Args:
         form: One of `syncing.FORMATS`.
         on_voice: Called with each outcome.
+        on_pause: Called before each pause that the registry asks for.
     """
 
     def __init__(
@@ -90,9 +91,10 @@ class Synchronization:
         profile: str,
         form: str,
         on_voice: Callable[[Outcome], object] = lambda _: None,
+        on_pause: OnPause = lambda *_: None,
     ) -> None:
         self._client, self._path, self._profile, self._form = client, path, profile, form
-        self._on_voice = on_voice
+        self._on_voice, self._pauses = on_voice, Pauses(on_pause=on_pause)
         self._opened: tuple[SyncedFolder, Format] | None = None
         self._fault: SpeakerRegistryError | None = None
         """The `fault` of the report on this run."""
@@ -117,8 +119,8 @@ class Synchronization:
         self._fault = None
         folder, form = self._opened = self._opened or self._open()
         with folder.claimed():
-            voices = retry_when_asked(lambda: list(self._client.list(profile=self._profile)))
-            wanted = list(retry_when_asked(lambda: list(form.wanted(voices))))
+            voices = self._pauses.retry(lambda: list(self._client.list(profile=self._profile)))
+            wanted = list(self._pauses.retry(lambda: list(form.wanted(voices))))
             self._look_at_registry()  # raises if a different registry answers now
             # Deleted voices are removed first, so that no later failure can keep them in the folder.
             removed = folder.remove_others({hash_of(one.voice.id) for one in wanted}, form.without_removed)
@@ -154,14 +156,14 @@ class Synchronization:
         Raises:
             Unavailable: A different registry answers than the last time.
         """
-        page = retry_when_asked(
+        page = self._pauses.retry(
             lambda: self._client.manifest_page(self._profile, limit=1, registry=self._registry)
         )
         self._registry = page.registry
         return page
 
     def _find_profile(self) -> Profile:
-        profiles = retry_when_asked(lambda: {one.id: one for one in self._client.profiles()})
+        profiles = self._pauses.retry(lambda: {one.id: one for one in self._client.profiles()})
         if self._profile not in profiles:
             raise ProfileUnknown(
                 f"there is no profile {self._profile[:80]!a}; accepted: {', '.join(sorted(profiles))}"
@@ -203,7 +205,7 @@ class Synchronization:
     def _creation_times(self, voice_id: str) -> set[int] | None:
         """Return when the versions of a voice were created, or None if the registry cannot read the voice."""
         try:
-            return retry_when_asked(lambda: {one.created_at for one in self._client.versions(voice_id)})
+            return self._pauses.retry(lambda: {one.created_at for one in self._client.versions(voice_id)})
         except SpeakerRegistryError as error:
             if not concerns_one_voice(error):
                 raise
@@ -214,7 +216,7 @@ class Synchronization:
             raise InvalidRequest(wanted.missing)
         # `SyncedFolder.add` checks it as well, but after the transfer, and its error would end the sync.
         check_creation_time(wanted.created_at)
-        return retry_when_asked(partial(form.fetch, wanted))
+        return self._pauses.retry(partial(form.fetch, wanted))
 
     def _outcome(self, wanted: Wanted, state: State, reason: str | None = None) -> Outcome:
         outcome = Outcome(

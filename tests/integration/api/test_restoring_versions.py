@@ -333,6 +333,12 @@ def test_a_registry_that_refuses_ids_keeps_numbers_and_times(start: Start, archi
     ]
     assert {one.id for one in there}.isdisjoint(one.id for one in records)
     assert refusing.puts == 8, "each of four versions is sent with its id and without it"
+    assert {one.notes for one in report.results} == {
+        (
+            "ids are not those of the archive",
+            "the registry refused numbers, creation times or ids of the archive: Field 'id' is unknown",
+        )
+    }
 
 
 def test_only_a_refusal_of_the_id_is_answered_by_leaving_it_out(start: Start, archive: Path):
@@ -340,7 +346,36 @@ def test_only_a_refusal_of_the_id_is_answered_by_leaving_it_out(start: Start, ar
     registry, refusing = start(), Refusing("created_at")
     alice, _ = restored(registry, archive, transport=refusing).results
     assert (alice.versions, refusing.puts) == ((1, 2, 3), 2)
-    assert "because it refused to keep the old ones: Field 'created_at' is unknown" in alice.notes[-1]
+    assert alice.notes[-1].endswith("or ids of the archive: Field 'created_at' is unknown")
+
+
+class Blocking(Counting):
+    """Answers every version with its number as a proxy does that lets no such request through."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__()
+        self.status = status
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        if request.method == "PUT" and request.url.path.rpartition("/")[0].endswith("/versions"):
+            return httpx.Response(self.status, html="<html>proxy</html>")
+        return super().handle_request(request)
+
+
+def test_a_proxy_that_refuses_a_version_renumbers_nothing(start: Start, archive: Path):
+    """The registry itself may keep the numbers, times and ids, once the proxy lets the request through."""
+    registry = start()
+    for status in (400, 403, 404, 405, 409, 412):
+        report = restored(registry, archive, transport=Blocking(status))
+        assert report.stopped is not None, status
+        assert (report.stopped.code, report.results) == ("unavailable", ())
+        assert f"status {status} and no error of its own" in str(report.stopped)
+    too_large = restored(registry, archive, transport=Blocking(413))
+    assert [(one.state, str(one.error)) for one in too_large.results] == [
+        ("refused", "the registry answered with status 413 and no error of its own")
+    ] * 2
+    assert [one.notes for one in restored(registry, archive).results] == [(), ()]
+    assert [number for number, _ in versions_of(registry, "alice")] == [5, 3, 2]
 
 
 class Meddling(Counting):
@@ -486,13 +521,15 @@ def test_an_import_without_the_scope_numbers_anew_and_says_why(start: Start, arc
     transport = Counting()
     alice, eve = restored(registry, archive, token, transport).results
     assert transport.statuses[403] == 1
-    assert (alice.versions, eve.versions, eve.notes) == ((1, 2, 3), (1,), ())
+    assert (alice.versions, eve.versions) == ((1, 2, 3), (1,))
     assert alice.notes[:-1] == (
         "version 2 of the archive is version 1 here",
         "version 3 of the archive is version 2 here",
         "version 5 of the archive is version 3 here",
+        "creation times and ids are not those of the archive",
     )
-    assert "the registry assigned new numbers" in alice.notes[-1]
+    assert eve.notes == alice.notes[3:], "it loses as much, although its number is the same"
+    assert alice.notes[-1].startswith("the registry refused numbers, creation times or ids of the archive: ")
     assert alice.notes[-1].endswith("needed: admin.")
     with RegistryClient(registry.url, api_key=token) as client:
         assert client.version("alice@prod").version == 2
@@ -525,7 +562,13 @@ def test_an_interrupted_import_goes_on_with_the_numbers_of_the_archive(start: St
     assert isinstance(clip, bytes)
     with RegistryClient(registry.url) as client:
         client.restore_version(
-            first.name, 2, clip, created_at=first.created_at, consent=first.consent, ref_text=first.ref_text
+            first.name,
+            2,
+            clip,
+            created_at=first.created_at,
+            version_id=first.id,
+            consent=first.consent,
+            ref_text=first.ref_text,
         )
     report = restored(registry, archive)
     assert [(one.versions, one.notes) for one in report.results] == [((2, 3, 5), ()), ((1,), ())]

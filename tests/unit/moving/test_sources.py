@@ -162,11 +162,13 @@ def test_a_table_names_files_and_texts(tmp_path: Path):
 def test_json_lines_are_read_like_a_csv(tmp_path: Path):
     """JSON lines have the same columns. A line that is no object is refused alone."""
     lines = [json.dumps({"name": "Alice", "file": "a.wav", "consent": "c"}), "", "[]", "{", '{"name": 3}']
+    lines.append('{"name": "Bob", "file": "a.wav", "consent": "c", "file": "b.wav"}')
     write(tmp_path, a__wav=b"1", voices__jsonl="\n".join(lines))
     found = list(read(tmp_path / "voices.jsonl", "jsonl", None))
     assert set(candidates(found)) == {"Alice"}
     said = reasons(found)
-    assert said["line 3"] == said["line 4"] == "not a JSON object"
+    refusal = "not a JSON object, or one with duplicate keys"
+    assert said["line 3"] == said["line 4"] == said["line 6"] == refusal
     assert "lacks ['file']" in said["line 5"]
 
 
@@ -177,6 +179,7 @@ def test_json_lines_are_read_like_a_csv(tmp_path: Path):
         ("../secret", "leads out of"),
         ("in/../../secret", "leads out of"),
         ("", "leads out of"),
+        ("a\0.wav", "cannot be the name of a file"),
         ("missing.wav", "cannot be read"),
         ("a" * 300, "cannot be read"),
         ("linked/secret", "symbolic link"),

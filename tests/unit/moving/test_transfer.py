@@ -10,10 +10,11 @@ import pytest
 
 from speaker_registry import RegistryClient
 from speaker_registry.cli.moving import _text
+from speaker_registry.cli.progress import PauseNotices
 from speaker_registry.errors import InvalidRequest, RateLimited, SpeakerRegistryError, Unavailable
 from speaker_registry.moving import transfer
 from speaker_registry.moving.candidates import Candidate, Texts
-from speaker_registry.moving.faults import retry_when_asked
+from speaker_registry.moving.faults import Pauses
 from speaker_registry.moving.transfer import Registering, Report, Result, Transfer
 from speaker_registry.names import parse_speaker_name
 from tests.unit.sdk.fake_registry import URL, FakeRegistry, error_answer
@@ -33,12 +34,62 @@ def transferred(registry: FakeRegistry, *names: str) -> Report:
 
 def test_a_request_to_come_back_later_is_obeyed():
     """The transfer waits as long as the registry asks. Without that, a rate limit would lose voices."""
-    registry = FakeRegistry()
+    registry, paused = FakeRegistry(), list[float]()
     registry.faults.extend([error_answer(429, "rate_limited", headers={"retry-after": "0.2"})] * 2)
+    client = RegistryClient(URL, transport=httpx.MockTransport(registry), retries=0)
     began = time.monotonic()
-    report = transferred(registry, "a", "b")
+    report = Transfer(client, jobs=1, on_pause=lambda _, seconds: paused.append(seconds)).run(
+        [task("a"), task("b")]
+    )
     assert (report.count("registered"), report.stopped) == (2, None)
     assert time.monotonic() - began >= 0.4
+    assert paused == pytest.approx([0.2, 0.2])
+
+
+def test_a_pause_that_several_threads_hear_of_is_one():
+    """Each of them is told at about the same time, and the report of the pause should not repeat."""
+    now, paused = [1000.0], list[float]()
+    transfer = Transfer(
+        RegistryClient(URL), clock=lambda: now[0], on_pause=lambda _, seconds: paused.append(seconds)
+    )
+    for seconds in (60.0, 60.0, 30.0):
+        transfer._ask_to_pause(RateLimited("slower", retry_after_seconds=seconds))
+        now[0] += 0.5
+    assert paused == [60.0, 0.5]
+
+
+@pytest.mark.parametrize("after", ["3600", "999999999", "Fri, 31 Dec 9999 23:59:59 GMT"])
+def test_a_pause_of_hours_is_not_begun(after: str):
+    """A nightly job should fail with the registry's reason, instead of waiting for the end of maintenance."""
+    registry, slept = FakeRegistry(), list[float]()
+    registry.faults.append(error_answer(503, "unavailable", "in maintenance", headers={"retry-after": after}))
+    report = transferred(registry, "a", "b")
+    assert str(report.stopped) == "in maintenance"
+    assert (report.results, len(registry.requests)) == ((), 1)
+
+    def call() -> None:
+        raise report.stopped or AssertionError
+
+    with pytest.raises(Unavailable, match="in maintenance"):
+        Pauses(sleep=slept.append).retry(call)
+    assert slept == []
+
+
+def test_pauses_are_announced_once_they_add_up(capsys: pytest.CaptureFixture[str]):
+    """A store that is full makes an import wait again and again, a few seconds each time."""
+    answers: list[Exception] = [Unavailable("the store\nis full", retry_after_seconds=2.0)] * 4
+    answers.append(RateLimited("slower", retry_after_seconds=60.4))
+
+    def call() -> str:
+        if answers:
+            raise answers.pop(0)
+        return "voice"
+
+    assert Pauses(on_pause=PauseNotices(), sleep=lambda _: None).retry(call) == "voice"
+    assert capsys.readouterr().err.splitlines() == [
+        "speaker-registry: waiting 2 s, as the registry asks: the store\\nis full",
+        "speaker-registry: waiting 61 s, as the registry asks: slower",
+    ]
 
 
 def test_a_pause_that_never_ends_is_given_up(monkeypatch: pytest.MonkeyPatch):
@@ -61,10 +112,10 @@ def test_only_an_answer_that_is_missing_counts_as_one():
             raise answers.pop(0)
         return "voice"
 
-    assert retry_when_asked(call, max_unavailable=3) == "voice"
+    assert Pauses().retry(call, max_unavailable=3) == "voice"
     answers.extend([busy] * 5)
     with pytest.raises(Unavailable):
-        retry_when_asked(call, max_unavailable=3)
+        Pauses().retry(call, max_unavailable=3)
     assert len(answers) == 1, "it was asked four times"
 
 
@@ -162,7 +213,12 @@ def test_many_voices_that_are_refused_for_one_reason_take_one_line():
         for line in range(2, 202)
     ]
     other = Result(where="line 300", name="Bob", state="refused", error=InvalidRequest("too short"))
-    text = _text(Report(results=(*missing, other)), 0, dry_run=False)
+    noted = [
+        Result(where=f"{number}.json", name=f"v{number}", state="registered", notes=("ids are others",))
+        for number in range(20)
+    ]
+    text = _text(Report(results=(*missing, other, *noted)), 0, dry_run=False)
     assert text.count("there is no consent") == 1
     assert "line 2 and 199 more" in text
     assert "line 300" in text
+    assert text.splitlines()[-1] == "v0 and 19 more  ids are others"

@@ -284,6 +284,7 @@ def test_a_registration_says_whether_it_is_new(connect: Connect, registry: FakeR
         "id": "voice_1",
         "name": "alice",
         "version": 3,
+        "version_id": "019a",
         "created_at": 7,
         "created": False,
         "jobs": {},

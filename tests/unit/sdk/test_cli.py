@@ -18,7 +18,7 @@ import speaker_registry
 from speaker_registry import errors
 from speaker_registry.artifact import ComputedOn
 from speaker_registry.atomic_files import write_atomically
-from speaker_registry.cli import main
+from speaker_registry.cli import main, progress
 from speaker_registry.cli.command import EXIT_CODES, HINTS, NOT_FOUND, REFUSED, UNTRAINED, USAGE
 from speaker_registry.cli.program import parser
 from tests.unit.sdk.conftest import Outcome, Run
@@ -881,7 +881,7 @@ echo "found: ${COMPREPLY[*]}"
 
 CHILD = """
 import sys, httpx, speaker_registry
-from speaker_registry.cli import main
+from speaker_registry.cli import main, progress
 from tests.unit.sdk.fake_registry import FakeRegistry
 registry, client = FakeRegistry(), speaker_registry.RegistryClient
 for number in range(int(sys.argv.pop(1))):
@@ -917,7 +917,7 @@ class Interrupting:
         if name not in {"speaker_registry", "speaker_registry.cli"}:
             raise KeyboardInterrupt
 sys.meta_path.insert(0, Interrupting)
-from speaker_registry.cli import main
+from speaker_registry.cli import main, progress
 sys.exit(main(["list"]))
 """
 
@@ -989,3 +989,39 @@ def test_two_profiles_are_both_waited_for(
     )
     assert main(["wait", "alice", "--url", URL]) == 0
     assert {ECAPA, QWEN} <= set(capsys.readouterr().out.split())
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("import", "{folder}", "--consent", "c"),
+        ("export", "{folder}/x.tar"),
+        ("sync", "{folder}/voices", "--format", "speaker-samples", "--profile", ECAPA),
+        ("push", "http://127.0.0.1:1", "--profile", ECAPA),
+    ],
+    ids=lambda words: words[0],
+)
+def test_a_command_for_many_voices_says_why_it_waits(
+    run: Run, registry: FakeRegistry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+):
+    """It may wait for minutes, and a job in the night shows nothing else."""
+    monkeypatch.setattr(progress, "_MAX_SILENT_SECONDS", 0.0)
+    (tmp_path / "alice.wav").write_bytes(b"RIFF")
+    if words[0] == "export":  # it asks for the namespace first
+        registry.faults.append(httpx.Response(200, json=registry._quota()))
+    registry.faults.append(error_answer(503, "unavailable", "busy", headers={"retry-after": "0.01"}))
+    outcome = run(*(word.format(folder=tmp_path) for word in words))
+    assert outcome.err.startswith("speaker-registry: waiting 1 s, as the registry asks: busy\n")
+
+
+@pytest.mark.parametrize("command", ["import", "sync"])
+def test_a_command_does_not_wait_for_the_end_of_maintenance(
+    run: Run, registry: FakeRegistry, tmp_path: Path, command: str
+):
+    """It ends with the exit code for a registry that cannot answer now."""
+    (tmp_path / "alice.wav").write_bytes(b"RIFF")
+    registry.faults.append(httpx.Response(503, headers={"retry-after": "3600"}))
+    more = ["--consent", "c"] if command == "import" else ["--format", "speaker-samples", "--profile", ECAPA]
+    outcome = run(command, str(tmp_path), *more)
+    assert outcome.status == 3
+    assert "status 503 and no error of its own" in outcome.out + outcome.err

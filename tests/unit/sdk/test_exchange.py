@@ -176,6 +176,7 @@ def test_an_error_comes_back_as_the_class_that_was_raised(cls: type[errors.Speak
     assert type(error) is cls
     assert error is not None
     assert (error.message, error.param, error.request_id) == ("m", "p", "req_1")
+    assert not error.is_foreign
 
 
 def test_under_v1_audio_the_code_is_in_reason():
@@ -211,6 +212,7 @@ def test_an_unknown_error_becomes_the_nearest_class(status: int, cls: type[Excep
     assert type(error) is cls
     assert "html" not in str(error)
     assert error.request_id == "req_2"
+    assert error.is_foreign == (b"newer" not in body), "only the registry answers with such a body"
 
 
 def test_a_proxy_that_asks_for_credentials_is_not_called_the_registry():
