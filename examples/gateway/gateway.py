@@ -19,7 +19,6 @@ import anyio
 import httpx
 from starlette.applications import Starlette
 from starlette.background import BackgroundTask
-from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
@@ -45,6 +44,8 @@ SPEECH = "/v1/audio/speech"
 MAX_BODY_BYTES = 1024**2
 MAX_PROMPTS = 256
 """The number of voices that are kept in memory. A clip of ten seconds takes 1 to 3 MB."""
+MAX_FETCHES = 8
+"""The number of voices that are fetched at once. Each takes a thread, with tens of MB of address space."""
 OWN_VOICE = ("ref_audio", "speaker_embedding")
 """A request with one of these fields brings its own voice."""
 _REPLACED = {"voice", "ref_text", *OWN_VOICE}
@@ -171,6 +172,7 @@ class Gateway:
         # httpx would open 100 connections at most, and clients that read slowly would hold up all others.
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=20)
         self._http = httpx.AsyncClient(base_url=server, timeout=timeout, limits=limits)
+        self._fetches = anyio.CapacityLimiter(MAX_FETCHES)
         self._over = threading.Event()
         self.app = Starlette(routes=[Route(SPEECH, self.speech, methods=["POST"])], lifespan=self._lifespan)
 
@@ -190,6 +192,9 @@ class Gateway:
                 self._prompts.look()
             except SpeakerRegistryError as error:
                 log.warning("The registry cannot be followed now. %s", error.message)
+            except Exception:
+                # Without this thread, deleted voices would be spoken with for good.
+                log.exception("The registry cannot be followed now.")
             self._over.wait(self._poll_seconds)
 
     async def speech(self, request: Request) -> Response:
@@ -199,6 +204,9 @@ class Gateway:
             content = _encoded(await self._with_prompt(document))
         except SpeakerRegistryError as error:
             return _refused(_STATUS.get(type(error), 503), error.message, error.code)
+        except (MemoryError, RuntimeError) as error:  # RuntimeError: "can't start new thread"
+            log.error("A request is refused: %r", error)
+            return _refused(503, "The gateway is short of memory or threads. Try again later.", "unavailable")
         return await self._passed_on(request, content)
 
     async def _with_prompt(self, document: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -210,12 +218,15 @@ class Gateway:
         if entry is None:
             return document
         # Only what has to be fetched takes a thread: all threads may be waiting for a registry that is slow.
-        prompt = self._prompts.kept(entry) or await run_in_threadpool(self._fetched, entry)
+        prompt = self._prompts.kept(entry) or await anyio.to_thread.run_sync(
+            self._fetched, entry, limiter=self._fetches
+        )
         return {key: one for key, one in document.items() if key not in _REPLACED} | prompt
 
     def _fetched(self, entry: ManifestEntry) -> Prompt:
+        """Fetch the fields for a voice, unless another request has done so while this one waited."""
         try:
-            return self._prompts.fetch(entry)
+            return self._prompts.kept(entry) or self._prompts.fetch(entry)
         except Unavailable as error:
             log.warning("%s could not be fetched. %s", entry.reference, error.message)
             raise Unavailable("The registry does not answer, and this voice is not in memory.") from None

@@ -265,12 +265,14 @@ class UploadedVoices:
     def _info(self, versioned: str, entry: ManifestEntry, registry: str) -> Info:
         """Return the record of a version, and write its file unless the server has it."""
         path = self._path_of(entry)
+        # Asked at first: another process of the server may write the file while the clip is fetched.
+        was_there = path.exists()
         header = _header_of(path)
         if _MARK not in header:
             facts = {"voice_name_lower": versioned, _MARK: entry.voice_id, _REGISTRY: registry}
             data = self._sample(entry.reference, facts)
             self._files.setdefault(str(path), {})
-            if path.exists():
+            if was_there:
                 log.warning("The file %s cannot be read, and is replaced", path)
             write_atomically(path, data)
             header = _header_of(path)

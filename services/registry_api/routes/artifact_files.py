@@ -48,22 +48,25 @@ async def answer_with_file(
     short = answer_without_bytes(request, headers, artifact.record.size, SAFETENSORS)
     if short is not None:
         return short
-    address = _bucket_address(request, artifact) if redirect else None
+    address = await _bucket_address(request, slots, artifact) if redirect else None
     if address is not None:
         return Response(status_code=307, headers={"Location": address, "Cache-Control": "no-store"})
     data = await _read_once(request, slots, artifact)
     return None if data is None else answer_with_bytes(request, data, headers, SAFETENSORS)
 
 
-def _bucket_address(request: Request, artifact: StoredArtifact) -> str | None:
+async def _bucket_address(request: Request, slots: Slots, artifact: StoredArtifact) -> str | None:
     """Return an address at which anyone can read the file from the bucket for a while, or None if there is
-    none.
+    none, or no such file.
     """
     seconds: int = request.app.state.redirect_seconds
     blobs: StoredBytes = request.app.state.services.blobs
     if not seconds:
         return None
-    return blobs.artifact_address(artifact.speaker.id, artifact.version, artifact.record, seconds)
+    async with slots.hold():
+        return await run_in_threadpool(
+            blobs.artifact_address, artifact.speaker.id, artifact.version, artifact.record, seconds
+        )
 
 
 async def _read_once(request: Request, slots: Slots, artifact: StoredArtifact) -> bytes | None:

@@ -120,8 +120,8 @@ class Store(Protocol):
         ...
 
     def address(self, key: str, seconds: int) -> str | None:
-        """Return a URL at which anyone can get the object for this many seconds, or None if the store has no
-        such URLs. It is not checked whether the object exists.
+        """Return a URL at which anyone can get the object for this many seconds. Returns None if the store
+        has no such URLs, or does not answer that the object exists: `get` raises the error for that.
         """
         ...
 

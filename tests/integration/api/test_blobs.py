@@ -141,6 +141,19 @@ def test_a_client_that_wants_it_is_redirected_to_the_bucket(start: Start, seawee
         assert registry.client.get(path, params={"redirect": 1}, headers=known).status_code == 304
 
 
+def test_nobody_is_redirected_to_a_file_that_the_bucket_has_lost(start: Start, seaweedfs_server: S3Server):
+    """The bucket would answer 404 for good, and nothing would have the artifact made again."""
+    registry = start(store=bucket_settings(seaweedfs_server), redirect_seconds=60, kept_bytes=0)
+    registry.ready("alice")
+    path = f"/v1/voices/alice/versions/1/artifacts/{PROFILE}/file?redirect=1"
+    store = registry.opened.store
+    store.delete([one.key for one in store.list("").objects if one.key.endswith(".safetensors")])
+    assert registry.client.get(f"{blob(registry, 'alice')}?redirect=1").status_code == 404
+    assert registry.client.get(path).status_code == 202
+    registry.worker.finish_all("alice")
+    assert registry.client.get(path).status_code == 307
+
+
 @pytest.mark.parametrize("redirect_seconds", [0, 60])
 def test_where_there_is_no_address_the_registry_sends_the_bytes(start: Start, redirect_seconds: int):
     """A folder has no addresses. Clients may ask for a redirect wherever they are."""

@@ -8,6 +8,8 @@ import importlib.util
 import io
 import json
 import sys
+import threading
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
 from http.server import BaseHTTPRequestHandler
@@ -24,6 +26,7 @@ from starlette.types import ASGIApp, Message, Receive, Send
 
 from speaker_registry import RegistryClient
 from speaker_registry.artifact import Artifact, encode
+from speaker_registry.errors import VoiceNotFound
 from tests.http_server import http_server
 from tests.integration.api.access import BOOTSTRAP, CLOSED, bearer, id_of, key
 from tests.integration.api.conftest import Start
@@ -274,7 +277,7 @@ def test_a_known_voice_takes_no_thread(
     async def no_thread_is_free(*_: object) -> None:
         raise AssertionError("all threads wait")
 
-    monkeypatch.setattr(gateway, "run_in_threadpool", no_thread_is_free)
+    monkeypatch.setattr(gateway.Gateway, "_fetched", no_thread_is_free)
     assert say(client).status_code == 200
     assert say(client, "of-the-server").status_code == 200
     assert [sorted(one.keys() & {"voice", "ref_audio"}) for one in upstream.documents] == [
@@ -282,6 +285,65 @@ def test_a_known_voice_takes_no_thread(
         ["ref_audio"],
         ["voice"],
     ]
+
+
+def knowing_all_voices(fetch: Callable[[str], object]) -> SimpleNamespace:
+    """Return the prompts of a registry that has every voice, which `fetch` gets."""
+    return SimpleNamespace(look=lambda: None, entry_of=lambda voice: voice, kept=lambda _: None, fetch=fetch)
+
+
+def test_a_crowd_of_new_voices_is_fetched_by_few_threads(gateway: ModuleType):
+    """Each thread takes address space, and a gateway with little of it would end or hang."""
+    lock, fetching, most = threading.Lock(), 0, 0
+
+    def fetch(_: str) -> object:
+        nonlocal fetching, most
+        with lock:
+            fetching += 1
+            most = max(most, fetching)
+        time.sleep(0.02)
+        with lock:
+            fetching -= 1
+        raise VoiceNotFound("gone")
+
+    async def ask_at_once() -> set[int]:
+        app = gateway.Gateway(knowing_all_voices(fetch), "http://tts.test").app
+        async with httpx.AsyncClient(
+            transport=httpx.ASGITransport(app), base_url="http://g", timeout=30
+        ) as client:
+            asked = (client.post(SPEECH, json={"voice": f"v{number}"}) for number in range(40))
+            return {one.status_code for one in await asyncio.gather(*asked)}
+
+    assert asyncio.run(ask_at_once()) == {404}
+    assert 1 < most <= gateway.MAX_FETCHES
+
+
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("can't start new thread")])
+def test_a_gateway_that_is_short_of_memory_or_threads_says_so(gateway: ModuleType, error: Exception):
+    """Clients of OpenAI's API can read the refusal, and try again."""
+
+    def fetch(_: str) -> object:
+        raise error
+
+    with TestClient(gateway.Gateway(knowing_all_voices(fetch), "http://tts.test").app) as client:
+        refused = say(client)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (503, "unavailable")
+
+
+def test_no_error_ends_the_looks_at_the_registry(gateway: ModuleType, caplog: pytest.LogCaptureFixture):
+    """Deleted voices would otherwise be spoken with until the gateway is started again."""
+    looks: list[str] = []
+
+    def look() -> None:
+        looks.append("at the registry")
+        if len(looks) == 1:
+            raise MemoryError
+
+    prompts = SimpleNamespace(look=look)
+    with TestClient(gateway.Gateway(prompts, "http://tts.test", poll_seconds=0.01).app):
+        wait_until(lambda: len(looks) > 1)
+    [logged] = [one for one in caplog.records if one.name == "gateway"]
+    assert logged.exc_info is not None
 
 
 def test_before_the_registry_has_answered_no_voice_passes(gateway: ModuleType, upstream: Upstream):

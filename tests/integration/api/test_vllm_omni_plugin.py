@@ -525,6 +525,22 @@ def test_a_file_that_cannot_be_read_is_replaced(
     assert [path.name in text for text in caplog.messages if "is replaced" in text] == [True]
 
 
+def test_a_file_that_another_process_writes_meanwhile_is_not_called_unreadable(
+    samples: Samples, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    """The API processes of a server share a folder, and start with the same voices."""
+    other, fetched = Samples(tmp_path / "samples", monkeypatch), samples._sample
+
+    def fetched_later(reference: str, facts: Mapping[str, str]) -> bytes:
+        other.show(entry("wren"))
+        return fetched(reference, facts)
+
+    monkeypatch.setattr(samples.voices, "_sample", fetched_later)
+    samples.show(entry("wren"))
+    assert samples.heard() == other.heard() == {"wren": "v1", "wren@1": "v1"}
+    assert caplog.messages == []
+
+
 @pytest.mark.parametrize("file", ["alice_1_own_7.safetensors", "registry-own_7.safetensors", "z.safetensors"])
 def test_an_upload_named_like_a_version_is_heard_after_a_restart(samples: Samples, tmp_path: Path, file: str):
     """vLLM-Omni keeps one voice of each name when it starts: the last file of the folder."""
