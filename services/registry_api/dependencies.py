@@ -113,7 +113,7 @@ StoreSlotsDep = Annotated[Slots, Depends(_store_slots)]
 AT_STORE = Depends(_at_store, scope="function")
 """Holds a slot of the bucket, for routes that use the bucket. The whole body is read before, and the slot is
 released before the answer is sent. So a client that sends or reads slowly keeps no other request from the
-bucket.
+bucket. If the caller's key has ended meanwhile, the answer is that error, unless a change was committed.
 """
 SEARCHING = Depends(_searching, scope="function")
 """Holds the slot of searches, for routes of lists. Waiting searches do not count as active requests, so other

@@ -7,6 +7,8 @@ from typing import Any
 import pytest
 
 from services.registry_api.protocol.callers import Caller
+from services.registry_api.serving import arriving_bodies
+from services.registry_api.serving.arriving_bodies import ArrivingBody
 from services.registry_api.serving.concurrency_limits import ConcurrencyLimits
 from services.registry_api.serving.limits import BodyTimeouts, RequestLimits
 from services.shared.configuration.uploads import UploadLimits
@@ -53,6 +55,20 @@ def test_many_keys_of_one_namespace_leave_room_for_others():
             raise AssertionError
         with limits.hold(BOB, "b"):
             pass
+    assert not limits._held
+
+
+def test_an_address_holds_no_more_than_its_share():
+    """A client that sends no key, as one that signs in, has no other name."""
+    limits = ConcurrencyLimits("arriving requests", of_namespace=2, of_address=1)
+    with (
+        limits.hold_for_address("192.0.2.1"),
+        limits.hold_for_address("192.0.2.2"),
+        limits.hold(ALICE, "192.0.2.1"),
+        pytest.raises(RateLimited, match="This address has reached its limit of 1 arriving requests"),
+        limits.hold_for_address("192.0.2.1"),
+    ):
+        raise AssertionError
     assert not limits._held
 
 
@@ -128,6 +144,64 @@ def test_one_caller_has_so_many_uploads_on_their_way_and_no_more():
             await second
         await pieces.put(piece(1, more=False))
         await first
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("pauses", [0.01, 0.1])
+def test_a_request_is_counted_from_when_its_body_is_late_until_it_is_complete(
+    monkeypatch: pytest.MonkeyPatch, pauses: float
+):
+    """A body is late as a whole, so that one which trickles is counted as well. A body that comes in time is
+    accepted however many others are late.
+    """
+    monkeypatch.setattr(arriving_bodies, "_BRIEF_SECONDS", 0.05)
+    limits = ConcurrencyLimits("arriving requests", of_namespace=1)
+
+    async def receive(pieces: "asyncio.Queue[dict[str, Any]]") -> None:
+        with ArrivingBody(pieces.get, limits.hold(ALICE, "a")) as body:
+            while (await body()).get("more_body"):
+                pass
+            assert not limits._held
+
+    async def run() -> None:
+        late: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        first = asyncio.create_task(receive(late))
+        await asyncio.sleep(0)
+        assert not limits._held
+        for _ in range(round(0.2 / pauses)):
+            await late.put(piece(1, more=True))
+            await asyncio.sleep(pauses)
+        assert limits._held
+        with pytest.raises(RateLimited, match="namespace has reached its limit of 1 arriving requests"):
+            await receive(asyncio.Queue())
+        in_time: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        for more in (True, False):
+            await in_time.put(piece(1, more=more))
+        with ArrivingBody(in_time.get, limits.hold(ALICE, "a")) as body:
+            assert [(await body())["more_body"] for _ in range(2)] == [True, False]
+        await late.put(piece(1, more=False))
+        await first
+        assert not limits._held
+
+    asyncio.run(run())
+
+
+def test_a_request_that_ends_before_its_body_is_not_counted_any_more(monkeypatch: pytest.MonkeyPatch):
+    """A route may refuse a request by the beginning of its body."""
+    monkeypatch.setattr(arriving_bodies, "_BRIEF_SECONDS", 0.0)
+    limits = ConcurrencyLimits("arriving requests", of_namespace=1)
+
+    async def run() -> None:
+        pieces: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        with ArrivingBody(pieces.get, limits.hold(ALICE, "a")) as body:
+            reading = asyncio.create_task(body())
+            await asyncio.sleep(0.02)
+            assert limits._held
+            await pieces.put(piece(1, more=True))
+            await reading
+            assert limits._held
+        assert not limits._held
 
     asyncio.run(run())
 

@@ -643,6 +643,18 @@ def test_a_rotation_neither_prolongs_nor_shortens_a_life_by_the_way(world: World
     assert len(here.keys.all("*")) == 3
 
 
+def test_a_key_that_has_ended_makes_no_other_and_is_told_so(world: World, here: Process) -> None:
+    """Its end was taken for one that is too early for the new key, as if it were still valid."""
+    _, maker = made(here, scopes=["admin"])
+    _, fleet = made(here)
+    revoke(here.keys, maker.record.id, by="test")
+    with pytest.raises(InvalidApiKey, match="This API key is revoked"):
+        rotate(here.keys, fleet, grace_seconds=60, by=maker.record.id)
+    with pytest.raises(InvalidApiKey, match="This API key is revoked"):
+        made(here, created_by=maker.record.id, expires_at=int(world.clock.now()) + 60)
+    assert len(here.keys.all("*")) == 2
+
+
 def test_what_has_ended_is_not_rotated(world: World, here: Process) -> None:
     """A slip could otherwise readmit a caller who was shut out."""
     revoked, expired = made(here)[1], made(here, expires_at=int(world.clock.now()) + 60)[1]

@@ -214,6 +214,43 @@ def test_a_request_whose_key_ends_while_it_waits_for_a_slot_gives_the_slot_back(
     assert caller.checks == 1
 
 
+@pytest.mark.parametrize("has_begun_to_commit", [False, True])
+@pytest.mark.parametrize("in_thread", [False, True])
+def test_a_request_whose_key_ends_while_it_uses_a_slot_ends_unless_it_has_begun_a_change(
+    has_begun_to_commit: bool, in_thread: bool
+):
+    """A slow bucket may answer long after the key was revoked. A change that was made is not denied."""
+    caller = Holder()
+
+    def use() -> None:
+        if has_begun_to_commit:
+            check_before_commit()
+        time.sleep(0.02)
+        caller.is_revoked = True
+
+    def use_in_thread(slots: Slots) -> None:
+        with slots.hold_in_thread():
+            use()
+
+    async def ask(slots: Slots) -> None:
+        set_check(caller.check)
+        if in_thread:
+            await run_in_threadpool(use_in_thread, slots)
+        else:
+            async with slots.hold():
+                await run_in_threadpool(use)
+
+    async def ask_twice() -> list[Any]:
+        slots = Slots(1, wait_seconds=5, refusal="Too many.")
+        ended = await asyncio.gather(ask(slots), return_exceptions=True)
+        await asyncio.wait_for(with_slot(slots, Holder().check), 1)
+        return ended
+
+    [ended] = asyncio.run(ask_twice())
+    assert isinstance(ended, InvalidApiKey) != has_begun_to_commit
+    assert caller.checks == 1
+
+
 def test_a_request_that_does_not_wait_is_not_checked_again():
     """Its key was checked a moment ago."""
     caller = Holder()

@@ -89,7 +89,9 @@ class Access:
         waiting_requests: how many requests of one key may wait at once; None: any number.
         arriving_uploads: how many uploads of one key may be arriving at once; None: any number.
         connections: how many connections this process serves. All keys of a namespace together may occupy a
-            quarter of them with waiting requests, and a quarter with arriving uploads.
+            quarter of them with waiting requests, a quarter with uploads that are not answered yet, and a
+            quarter with requests whose bodies are arriving. Forms that sign people in are counted for their
+            address instead.
     """
 
     def __init__(
@@ -114,6 +116,9 @@ class Access:
         )
         self.arriving_uploads = ConcurrencyLimits(
             "arriving uploads", of_key=arriving_uploads, of_namespace=quarter
+        )
+        self.arriving_requests = ConcurrencyLimits(
+            "arriving requests", of_namespace=quarter, of_address=quarter
         )
         self.rate_limits = rates or RateLimits.unlimited()
         self.unknown_names = UnknownNames(self.rate_limits, unknown_names_per_minute)

@@ -1,4 +1,5 @@
-"""Checks the key of a request before anything reads its body, and again when the body has arrived.
+"""Checks the key of a request before anything reads its body, and again when the body has arrived. Requests
+whose bodies arrive slowly are counted meanwhile.
 
 Pure ASGI.
 """
@@ -7,9 +8,10 @@ from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.registry_api.access.authentication import Access
-from services.registry_api.access.rules import authenticate, authenticate_again
+from services.registry_api.access.rules import authenticate, authenticate_again, client_address
 from services.registry_api.protocol.error_answers import render
 from services.registry_api.protocol.routing import SIGN_IN
+from services.registry_api.serving.arriving_bodies import ArrivingBody
 from services.registry_api.serving.recheck import set_check
 from speaker_registry.errors import SpeakerRegistryError
 
@@ -20,10 +22,11 @@ class KeyFirst:
     """Middleware that refuses a request with a body unless its key is valid.
 
     A body may arrive slowly, and its key or its session may end meanwhile. Reading the end of the body then
-    raises `InvalidApiKey`.
+    raises `InvalidApiKey`. Reading it raises `RateLimited` if too many bodies of the namespace are arriving.
 
     Requests without a body are left to the rules of their routes, because some routes need no key. The form
-    that signs a person in has the key in its body, which is short: see `limits.MAX_JSON_BYTES`.
+    that signs a person in has the key in its body. Such a body is short (see `limits.MAX_JSON_BYTES`), and
+    while it arrives it is counted for the client's address instead of a namespace.
     """
 
     def __init__(self, app: ASGIApp, *, access: Access) -> None:
@@ -32,13 +35,18 @@ class KeyFirst:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         set_check(None)  # the task may have begun in the context of the request before
-        if scope["type"] == "http" and _has_body(scope) and (scope["method"], scope["path"]) != SIGN_IN:
-            try:
-                await authenticate(self._access, scope)
-            except SpeakerRegistryError as error:
-                return await render(Request(scope), error)(scope, receive, send)
-            return await self._app(scope, self._checked(scope, receive), send)
-        return await self._app(scope, receive, send)
+        if scope["type"] != "http" or not _has_body(scope):
+            return await self._app(scope, receive, send)
+        arriving = self._access.arriving_requests
+        if (scope["method"], scope["path"]) == SIGN_IN:
+            with ArrivingBody(receive, arriving.hold_for_address(client_address(scope))) as body:
+                return await self._app(scope, body, send)
+        try:
+            await authenticate(self._access, scope)
+        except SpeakerRegistryError as error:
+            return await render(Request(scope), error)(scope, receive, send)
+        with ArrivingBody(receive, arriving.hold(scope["caller"], scope["namespace"])) as body:
+            return await self._app(scope, self._checked(scope, body), send)
 
     def _checked(self, scope: Scope, receive: Receive) -> Receive:
         async def checked() -> Message:

@@ -63,7 +63,7 @@ def make(
     now = keys.now()
     check_namespace(namespace)
     check_expiry(expires_at, now)
-    maker = keys.read(created_by)
+    maker = read_maker(keys, created_by)
     check_room(keys.all(ANY_NAMESPACE), namespace, by_operator=by_operator)
     token = new_token()
     record = ApiKeyRecord(
@@ -88,6 +88,19 @@ def make(
         raise
     log.info("key.made", key_id=record.id, namespace=namespace, by=created_by)
     return token, ApiKey(record)
+
+
+def read_maker(keys: HeldKeys, key_id: str) -> ApiKey | None:
+    """Return the key that is about to make another one, or None if its maker is no API key.
+
+    Raises:
+        InvalidApiKey: the maker has ended. Otherwise the new key would be refused for living longer than it.
+        Unavailable: the bucket does not answer.
+    """
+    maker = keys.read(key_id)
+    if maker is not None:
+        keys.check_active(maker)
+    return maker
 
 
 def withdraw(keys: HeldKeys, key_id: str, *, by: str) -> None:

@@ -8,7 +8,7 @@ from services.registry_api.keys.api_keys import AT_ONCE, ApiKey, Token
 from services.registry_api.keys.held_keys import HeldKeys
 from services.registry_api.keys.key_document import check_replaceable, key_ended, replaced
 from services.registry_api.keys.key_rules import end_after_rotation
-from services.registry_api.keys.make import make, withdraw
+from services.registry_api.keys.make import make, read_maker, withdraw
 from speaker_registry.errors import ApiKeyEnded, ApiKeyNotFound, Unavailable
 
 log = structlog.get_logger(__name__)
@@ -42,7 +42,7 @@ def rotate(
         namespace=record.namespace,
         scopes=record.scopes,
         created_by=by,
-        expires_at=end_after_rotation(old, keys.read(by), now),
+        expires_at=end_after_rotation(old, read_maker(keys, by), now),
         requests_per_minute=record.requests_per_minute,
         uploads_per_minute=record.uploads_per_minute,
         by_operator=by_operator,

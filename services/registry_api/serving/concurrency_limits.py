@@ -1,9 +1,10 @@
 """Limits on the resources of this process that one caller may occupy at once, so that some remain for others.
 
 `rate_limits` counts how often callers send requests. This module counts what they keep occupied: waiting
-requests, and arriving uploads. A tenant may have many keys, so there are two limits: one for each key, so
-that one program leaves room for the tenant's other programs, and one for all keys of a namespace together, so
-that one tenant leaves room for other tenants. Each process counts for itself. This module knows no routes.
+requests, arriving requests, and arriving uploads. A tenant may have many keys, so there are two limits: one
+for each key, so that one program leaves room for the tenant's other programs, and one for all keys of a
+namespace together, so that one tenant leaves room for other tenants. Clients without a key are counted by
+their address. Each process counts for itself. This module knows no routes.
 """
 
 from collections import Counter
@@ -15,6 +16,9 @@ from speaker_registry.errors import RateLimited
 
 RETRY_SECONDS = 1
 
+_Holder = tuple[str, str]
+"""A key, a namespace or an address: the kind, as error messages call it, and which one it is."""
+
 
 class ConcurrencyLimits:
     """Limits how much of one thing each caller holds at once. Must only be used from the event loop.
@@ -23,12 +27,20 @@ class ConcurrencyLimits:
         what: names the thing in error messages.
         of_key: how much one key may hold; None: any amount.
         of_namespace: how much all keys of one namespace may hold together; None: any amount.
+        of_address: how much clients without a key at one address may hold together; None: any amount.
     """
 
-    def __init__(self, what: str, *, of_key: int | None = None, of_namespace: int | None = None) -> None:
+    def __init__(
+        self,
+        what: str,
+        *,
+        of_key: int | None = None,
+        of_namespace: int | None = None,
+        of_address: int | None = None,
+    ) -> None:
         self._what = what
-        self._max = {"API key": of_key, "namespace": of_namespace}
-        self._held: Counter[tuple[str, str]] = Counter()  # bounded: a caller that holds nothing has no entry
+        self._max = {"API key": of_key, "namespace": of_namespace, "address": of_address}
+        self._held: Counter[_Holder] = Counter()  # bounded: a caller that holds nothing has no entry
 
     def acquire(self, caller: Caller, namespace: str, amount: int = 1) -> None:
         """Record that the caller holds `amount` more.
@@ -36,7 +48,32 @@ class ConcurrencyLimits:
         Raises:
             RateLimited: the limit of the key or of the namespace would be exceeded. Nothing is acquired then.
         """
-        holders = _holders(caller, namespace)
+        self._acquire(_holders(caller, namespace), amount)
+
+    def release(self, caller: Caller, namespace: str, amount: int = 1) -> None:
+        self._release(_holders(caller, namespace), amount)
+
+    @contextmanager
+    def hold(self, caller: Caller, namespace: str) -> Iterator[None]:
+        """Acquire one for as long as the context lasts. Raises `RateLimited` as `acquire` does."""
+        with self._hold(_holders(caller, namespace)):
+            yield
+
+    @contextmanager
+    def hold_for_address(self, address: str) -> Iterator[None]:
+        """Acquire one for a client without a key. Raises `RateLimited` if its address holds too many."""
+        with self._hold([("address", address)]):
+            yield
+
+    @contextmanager
+    def _hold(self, holders: list[_Holder]) -> Iterator[None]:
+        self._acquire(holders, 1)
+        try:
+            yield
+        finally:
+            self._release(holders, 1)
+
+    def _acquire(self, holders: list[_Holder], amount: int) -> None:
         for holder in holders:
             maximum = self._max[holder[0]]
             if maximum is not None and self._held[holder] + amount > maximum:
@@ -49,25 +86,16 @@ class ConcurrencyLimits:
         for holder in holders:
             self._held[holder] += amount
 
-    def release(self, caller: Caller, namespace: str, amount: int = 1) -> None:
-        for holder in _holders(caller, namespace):
+    def _release(self, holders: list[_Holder], amount: int) -> None:
+        for holder in holders:
             self._held[holder] -= amount
             self._forget_idle(holder)
 
-    @contextmanager
-    def hold(self, caller: Caller, namespace: str) -> Iterator[None]:
-        """Acquire one for as long as the context lasts. Raises `RateLimited` as `acquire` does."""
-        self.acquire(caller, namespace)
-        try:
-            yield
-        finally:
-            self.release(caller, namespace)
-
-    def _forget_idle(self, holder: tuple[str, str]) -> None:
+    def _forget_idle(self, holder: _Holder) -> None:
         if self._held[holder] <= 0:
             del self._held[holder]
 
 
-def _holders(caller: Caller, namespace: str) -> list[tuple[str, str]]:
+def _holders(caller: Caller, namespace: str) -> list[_Holder]:
     """Return the two holders whose limits apply: the key, and the namespace."""
     return [("API key", caller.counted_id), ("namespace", namespace)]

@@ -2,7 +2,8 @@
 since the request began.
 
 `access.rules` sets the check, once it knows the caller. A request is checked again when its body has arrived,
-when it has waited for something, and before it commits its first change.
+when it has waited for something, and before it commits its first change. Afterwards it is not checked any
+more, because a request that has begun to change something is finished.
 """
 
 import asyncio
@@ -42,10 +43,13 @@ def set_check(check: Check | None) -> None:
 async def check_after_wait(since: float) -> None:
     """Check the caller of the current request, if the request has waited since this time of the event loop.
 
-    Raises the errors of the check.
+    Does nothing if the request has begun to commit a change: an answer that its caller may not go on would
+    deny that change. Raises the errors of the check.
     """
     current = _current.get()
-    if current is not None and asyncio.get_running_loop().time() - since >= _BRIEF_SECONDS:
+    if current is None or current.may_commit:
+        return
+    if asyncio.get_running_loop().time() - since >= _BRIEF_SECONDS:
         await current.check()
 
 

@@ -18,6 +18,9 @@ _MAX_WAITING_PER_SLOT = 8
 class Slots:
     """Limits how many requests use a slow dependency at once.
 
+    The caller of a request is checked again after the request has waited for a slot, and once more after it
+    has used the dependency, because its key may end during a slow read.
+
     Requests that hold a slot or wait for one do not count as active, so a slow bucket or decoder cannot block
     requests that don't need it. A limited number of requests wait, in a queue per tenant. They occupy no
     thread, because threads are few and all other requests need them too.
@@ -42,7 +45,8 @@ class Slots:
 
         Raises:
             RateLimited, Unavailable: no slot came free in time, or too many requests of the tenant wait.
-            InvalidApiKey: the key or the session of the request has ended while it waited.
+            InvalidApiKey: the key or the session of the request has ended while it waited for the slot, or
+                while it held it. At the end of the context, the slot is free by then.
         """
         tenant = tenant_of_request()
         with pause_request():
@@ -53,6 +57,7 @@ class Slots:
             finally:
                 self._held.set(False)
                 self._release(tenant, since)
+            await check_after_wait(since)
 
     @contextmanager
     def hold_in_thread(self) -> Iterator[None]:
@@ -78,6 +83,7 @@ class Slots:
         finally:
             self._held.set(False)
             from_thread.run_sync(self._release, tenant, since)
+        from_thread.run(check_after_wait, since)
 
     async def _acquire(self, tenant: str) -> float:
         """Acquire a slot, and return when that was, by the event loop's clock."""

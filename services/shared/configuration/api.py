@@ -45,7 +45,8 @@ class ApiSettings(BaseSettings):
     max_connections: Count = Field(2000, gt=0)
     """Largest number of open connections. For a further one, the oldest idle connection of the address with
     the most connections is closed. While none is idle, further ones are answered with 503, except health
-    checks.
+    checks. Requests of one namespace whose bodies are still arriving occupy at most a quarter of them, and so
+    do the sign-in forms of one address.
     """
     max_active: Count = Field(8, gt=0)
     """Largest number of active requests. Further requests wait, in one queue for each namespace. If requests

@@ -4,9 +4,11 @@ callers can learn.
 
 import json
 import re
+import select
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import product
 from typing import Any
@@ -33,6 +35,7 @@ from speaker_registry.errors import (
 from tests.integration.api import raw
 from tests.integration.api.access import BOOTSTRAP, CLOSED, bearer, id_of, key
 from tests.integration.api.conftest import Start, empty
+from tests.integration.api.pages import Visitor
 from tests.integration.api.registry import CLIP, PROFILE, Registry
 from tests.integration.api.worker import FINGERPRINT
 from tests.queue_workers import wait_until
@@ -855,6 +858,42 @@ def test_one_key_s_waiting_requests_leave_connections_to_others(start: Start):
         wait_until(lambda: closed.long_polls.waiting == 3)
         closed.worker.finish_all("alice")
         assert [answer.result().status_code for answer in waiting] == [200] * 3
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [("/v1/resolve", "application/json"), ("/dashboard/login", "application/x-www-form-urlencoded")],
+)
+def test_bodies_that_arrive_slowly_leave_connections_to_others(
+    start: Start, monkeypatch: pytest.MonkeyPatch, path: str, kind: str
+):
+    """Requests that sent only the beginning of their bodies could take all connections for half a minute. The
+    form that signs people in needs no key for that.
+    """
+    monkeypatch.setenv("SPEAKER_API_MAX_CONNECTIONS", "8")
+    closed = start(access=CLOSED)
+    token, other = key(closed, namespace="acme"), key(closed)
+    lines = [] if path == "/dashboard/login" else [f"Authorization: Bearer {token}"]
+    begun = raw.head("POST", path, *lines, f"Content-Type: {kind}", "Content-Length: 500") + b"["
+    with ExitStack() as opened:
+        slow = [opened.enter_context(raw.connected(closed.port)) for _ in range(3)]
+        for one in slow:
+            one.sendall(begun)
+        [refused], _, _ = select.select(slow, [], [], 10)
+        answer = raw.read_answer(refused)
+        assert (answer.status, answer.headers["retry-after"]) == (429, "1")
+        assert b"has reached its limit of 2 arriving requests at once" in answer.body
+        assert closed.client.get("/v1/voices", headers=bearer(other)).status_code == 200
+        asked = {"voices": ["alice"], "profiles": [PROFILE]}
+        in_time = closed.client.post("/v1/resolve", json=asked, headers=bearer(token))
+        assert in_time.status_code == 200, in_time.text
+        with Visitor(closed, str(BOOTSTRAP)):
+            pass  # has signed in
+        slow.remove(refused)
+        for one in slow:
+            one.sendall(b" " * 499)
+            assert raw.read_answer(one).status not in {429, 503}
+        assert not closed.app.state.access.arriving_requests._held
 
 
 def test_the_quota_says_what_is_left(start: Start):

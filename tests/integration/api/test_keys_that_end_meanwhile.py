@@ -3,7 +3,7 @@ the key opens nothing any more, and that includes requests that began before it.
 that a person ends by signing out.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from threading import Event
@@ -14,6 +14,7 @@ import pytest
 
 from services.registry_api.keys.revoke import revoke as revoke_key
 from services.shared.audio import DecodedClip
+from services.shared.model.speaker import SpeakerId
 from tests.integration.api import raw
 from tests.integration.api.access import BOOTSTRAP, CLOSED, bearer, id_of, key
 from tests.integration.api.conftest import Start
@@ -21,6 +22,7 @@ from tests.integration.api.pages import Visitor
 from tests.integration.api.registry import CLIP, PROFILE, Registry
 from tests.queue_workers import wait_until
 
+AUDIO = "/v1/voices/alice/versions/1/audio"
 ARTIFACT = f"/v1/voices/alice/versions/1/artifacts/{PROFILE}"
 
 
@@ -176,6 +178,64 @@ def test_a_request_that_waits_for_the_bucket_is_answered_while_its_key_is_valid(
     assert asked.result().status_code == 200
 
 
+@contextmanager
+def at_slow_bucket(closed: Registry, ask: Callable[[], httpx.Response]) -> Iterator[Future[httpx.Response]]:
+    """Have a request hold a slot of the bucket and wait for its answer within the context."""
+    speakers, is_reading, goes_on = closed.opened.speakers, Event(), Event()
+    read_many = speakers.read_many
+
+    def read_slowly(speaker_ids: Sequence[SpeakerId]) -> list[Any]:
+        is_reading.set()
+        assert goes_on.wait(30)
+        return list(read_many(speaker_ids))
+
+    with pytest.MonkeyPatch.context() as patches, ThreadPoolExecutor(1) as threads:
+        patches.setattr(speakers, "read_many", read_slowly)
+        asked = threads.submit(ask)
+        try:
+            assert is_reading.wait(30)
+            yield asked
+        finally:
+            goes_on.set()
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "headers"),
+    [
+        ("GET", AUDIO, {}),
+        ("GET", AUDIO, {"Range": "bytes=0-999"}),
+        ("GET", f"{AUDIO}/samples", {}),
+        ("GET", "/v1/voices/alice/versions/1/waveform.svg", {}),
+        ("GET", "/v1/voices?q=alice", {}),
+        ("POST", "/v1/audio/voices/alice/cache?wait=0", {}),
+        ("PUT", ARTIFACT, {}),  # the artifact that the voice has, so that nothing is changed
+    ],
+)
+def test_a_request_whose_key_is_revoked_while_the_bucket_answers_gets_nothing(
+    closed: Registry, method: str, path: str, headers: dict[str, str]
+):
+    """A slow bucket may take many seconds to answer, and the revocation is acknowledged long before."""
+    closed.ready("alice", headers=bearer(key(closed)))
+    token = key(closed)
+    file = closed.client.get(f"{ARTIFACT}/file", headers=bearer(token)).content
+
+    def ask() -> httpx.Response:
+        content = file if method == "PUT" else None
+        return closed.client.request(method, path, content=content, headers=bearer(token) | headers)
+
+    assert ask().status_code in {200, 202, 206}
+    with at_slow_bucket(closed, ask) as asked:
+        revoke_key(closed.keys, id_of(token), by="test")
+    assert_refused(asked.result())
+
+
+def test_a_key_that_revokes_itself_learns_that_it_did(closed: Registry):
+    """The revocation was carried out, so its answer must not be that its key has ended."""
+    token = key(closed)
+    answer = closed.client.delete(f"/v1/keys/{id_of(token)}", headers=bearer(token))
+    assert answer.status_code == 204, answer.text
+
+
 # -- sessions
 
 
@@ -258,3 +318,14 @@ def test_a_form_that_waits_for_the_bucket_makes_no_key_after_its_session_has_end
             sign_out()
         assert_session_ended(closed, asked.result())
     assert names() == []
+
+
+@pytest.mark.parametrize("shown", ["audio", "pictures"])
+def test_a_page_whose_session_ends_while_the_bucket_answers_shows_nothing(closed: Registry, shown: str):
+    closed.ready("alice", headers=bearer(BOOTSTRAP))
+    path = f"/dashboard/voices/alice/versions/1/{shown}"
+    with Visitor(closed, str(BOOTSTRAP)) as visitor, another_tab(visitor) as sign_out:
+        assert visitor.http.get(path).url.path == path
+        with at_slow_bucket(closed, lambda: visitor.http.get(path)) as asked:
+            sign_out()
+        assert asked.result().url.path == "/dashboard/login"
