@@ -170,6 +170,27 @@ def test_a_request_that_waits_for_the_bucket_gets_and_does_nothing_after_its_key
     assert closed.client.get("/v1/voices/alice", headers=bearer(BOOTSTRAP)).status_code == 200
 
 
+def test_an_extraction_is_not_started_after_its_key_was_revoked(
+    closed: Registry, monkeypatch: pytest.MonkeyPatch
+):
+    """The bucket may take half a minute to return the voice."""
+    closed.ready("alice", headers=bearer(key(closed)))
+    token, speakers = key(closed), closed.app.state.services.speakers
+    read = speakers.read_many
+
+    def read_slowly(speaker_ids: Sequence[SpeakerId]) -> Any:
+        found = read(speaker_ids)
+        with ThreadPoolExecutor(1) as threads:  # a thread that belongs to no request
+            threads.submit(revoke_key, closed.keys, id_of(token), by="test").result()
+        return found
+
+    monkeypatch.setattr(speakers, "read_many", read_slowly)
+    path = "/v1/voices/alice/versions/1/extractions"
+    assert_refused(closed.client.post(path, json={"force": True}, headers=bearer(token)))
+    jobs = closed.client.get("/v1/jobs", params={"state": "queued"}, headers=bearer(BOOTSTRAP))
+    assert jobs.json()["data"] == []
+
+
 def test_a_request_that_waits_for_the_bucket_is_answered_while_its_key_is_valid(closed: Registry):
     closed.ready("alice", headers=bearer(key(closed)))
     path, token = "/v1/voices/alice/versions/1/audio", key(closed)
