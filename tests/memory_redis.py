@@ -248,7 +248,7 @@ def _begin(server: MemoryServer, keys: list[str], args: list[str]) -> int:
 
 def _apply(server: MemoryServer, keys: list[str], args: list[str]) -> list[Any]:
     documents, answers, admitted = BytesIO(args[2].encode()), [], list[str]()
-    for copy, new in zip(keys[8:], json.loads(args[1]), strict=True):
+    for copy, new in zip(keys[7:], json.loads(args[1]), strict=True):
         new["counts"] = dict(zip(args[4:], new["counts"], strict=True))
         answers.append(_apply_one(server, keys, copy, new, documents.read(new["size"]).decode()))
         if answers[-1] == "applied" and new["admitted"]:
@@ -261,7 +261,7 @@ def _apply(server: MemoryServer, keys: list[str], args: list[str]) -> list[Any]:
 def _apply_one(
     server: MemoryServer, keys: list[str], copy: str, new: dict[str, Any], document: str
 ) -> str | list[str]:
-    _, names, counts, events, taken, digests, reserved, pinned, *_ = keys
+    _, names, counts, events, taken, digests, pinned, *_ = keys
     stored = server.hgetall(copy)
     revision = int(stored.get("rev", 0))
     if revision >= new["rev"]:
@@ -280,7 +280,6 @@ def _apply_one(
         server.zrem(pinned, stored["key"])
     if new["key"]:
         server.zadd(names, {new["key"]: 0})
-        server.zrem(reserved, new["speaker"])
     if new["pinned"]:
         server.zadd(pinned, {new["key"]: 0})
     for digest in new["went"]:
@@ -303,11 +302,11 @@ def _fields(event: list[str]) -> dict[str, str]:
 
 def _reserve(server: MemoryServer, keys: list[str], args: list[str]) -> list[Any]:
     now = server.now() * 1e6
-    server.zremrangebyscore(keys[1], "-inf", now - int(args[2]) * 1000 - 1)
-    last = max(server.data.get(keys[1], {}).values(), default=0.0)
-    server.zadd(keys[1], {args[1]: max(now, last + 1)})
-    reserved = [one for one, _ in server.zrange(keys[1], 0, 10**6)]
-    return [reserved.index(args[1]), *server.hmget(keys[2], args[3:])]
+    server.zremrangebyscore(keys[1], "-inf", now - int(args[3]) * 1000 - 1)
+    reserved = {one.split()[0] for one, _ in server.zrange(keys[1], 0, 10**6)}
+    others = [one for one in reserved - {args[1]} if not server.hget(keys[3] + one, "key")]
+    server.zadd(keys[1], {f"{args[1]} {args[2]}": now})
+    return [len(others), *server.hmget(keys[2], args[4:])]
 
 
 def _announce(server: MemoryServer, keys: list[str], args: list[str]) -> None:

@@ -173,17 +173,27 @@ def check_pinned(world: World, valkey: ValkeyServer) -> None:
 
 
 def test_a_voice_that_is_registered_counts_once(world: World, valkey: ValkeyServer) -> None:
-    """Of voices that come at once, each counts those before it, reserved or shown but never both."""
+    """Of voices that come at once, each counts the others before it, reserved or shown but never both."""
     process = world.process(valkey)
-    view, robin = SpeakerView(process), SpeakerId("default", "robin")
-    assert view.reserve(WREN) == Counts(0, 0, 0)
-    assert [view.reserve(one).voices for one in (robin, WREN, robin)] == [1, 1, 1]
+    view, robin, owl = SpeakerView(process), SpeakerId("default", "robin"), SpeakerId("default", "owl")
+    assert view.reserve(WREN, "t1") == Counts(0, 0, 0)
+    assert [view.reserve(one, "t2").voices for one in (robin, WREN, robin)] == [1, 1, 1]
+    view.release(WREN, "t2")
+    assert view.reserve(robin, "t3").voices == 1
+    assert view.reserve(owl, "t1").voices == 2
+    view.release(owl, "t1")
     registered = history()[1]
     apply(view, process, registered)
-    assert view.reserve(robin) == registered.counts
-    view.release(robin)
-    assert view.reserve(SpeakerId("default", "owl")).voices == 1
-    assert view.reserve(SpeakerId("elsewhere", "owl")).voices == 0
+    assert view.reserve(robin, "t2") == registered.counts
+    apply(view, process, changes.deleted(registered, now=100).having(revision=2))
+    assert view.reserve(robin, "t2").voices == 1
+    view.release(WREN, "t1")
+    assert view.reserve(robin, "t2").voices == 0
+    for token in ("t2", "t3"):
+        assert view.reserve(owl, "t1").voices == 1
+        view.release(robin, token)
+    assert view.reserve(owl, "t1").voices == 0
+    assert view.reserve(SpeakerId("elsewhere", "owl"), "t1").voices == 0
 
 
 def test_copies_that_are_brought_up_together_are_each_whole(world: World, valkey: ValkeyServer) -> None:

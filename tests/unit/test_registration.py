@@ -23,6 +23,7 @@ from speaker_registry.errors import (
     Unavailable,
     VoiceDeleted,
     VoiceExists,
+    VoiceNotFound,
 )
 from speaker_registry.names import VoiceId, parse_speaker_name
 from tests.faults import lost, with_faults
@@ -240,8 +241,19 @@ def test_a_new_voice_counts_while_it_may_still_be_registered(world: World, regis
         failing.register("wren", 1, limits=limits)
     with registry.speakers.reserving(id_of("robin"), SpeakerDocument()), pytest.raises(QuotaExceeded):
         registry.register("wren", 1, limits=limits)
-    registry.speakers.view.reserve(id_of("owl"))
+    registry.speakers.view.reserve(id_of("owl"), "token")
     world.pass_time(61)
+    assert registry.register("wren", 1, limits=limits).created
+
+
+def test_a_refused_request_leaves_the_reservation_of_another_one(registry: Registry) -> None:
+    """Otherwise any number of voices could be registered, each while an upload of a further one is slow."""
+    limits = replace(ROOMY, voices=1)
+    with registry.speakers.reserving(id_of("robin"), SpeakerDocument()):
+        with pytest.raises(VoiceNotFound):
+            bring_back(registry, "robin", limits)
+        with pytest.raises(QuotaExceeded):
+            registry.register("wren", 1, limits=limits)
     assert registry.register("wren", 1, limits=limits).created
 
 

@@ -68,14 +68,15 @@ class RegistrySettings(BaseSettings):
     """
     max_stored_bytes: Bytes | None = Field(None, gt=0, validation_alias="SPEAKER_MAX_BYTES")
     """Largest total size of all clips, embeddings, texts and uploaded artifacts in one namespace, as they
-    were sent. Artifacts that are made here do not count. Uploads that arrive at the same moment may exceed
-    the limit. What was deleted may take as much until its grace period ends. By default, only the available
-    storage limits the size.
+    were sent. Artifacts that are made here do not count. Uploads and edits that arrive at the same moment may
+    exceed the limit. What was deleted may take as much until its grace period ends. By default, only the
+    available storage limits the size.
     """
     max_text_bytes: Bytes = Field(64 * 1024**2, gt=0, validation_alias="SPEAKER_MAX_TEXT_BYTES")
     """Largest total size of the names, consents, transcripts and descriptions of all versions in one
-    namespace, in UTF-8; 64 MiB by default. Redis holds these texts. Uploads that arrive at the same moment
-    may exceed the limit. The records of what was deleted may take as much until their grace period ends.
+    namespace, in UTF-8; 64 MiB by default. Redis holds these texts. Uploads and edits that arrive at the
+    same moment may exceed the limit. The records of what was deleted may take as much until their grace
+    period ends.
     """
     max_versions: int = Field(MOST_VERSIONS, gt=0, le=MOST_VERSIONS, validation_alias="SPEAKER_MAX_VERSIONS")
     """Largest number of versions of one voice, at most 200, because one document holds all of them. Long

@@ -193,16 +193,18 @@ class Speakers:
         `Unavailable`.
 
         A voice that is not live in `document` is reserved within the context: other registrations count it,
-        so that several at the same time cannot exceed a quota.
+        so that several at the same time cannot exceed a quota. Each context has a reservation of its own, so
+        one that ends does not end those of other requests for the same voice.
         """
         if document.live:
             yield self.usage_so_far(speaker_id.namespace)
             return
+        token = self.clock.new_id()
         try:
-            yield self.view.reserve(speaker_id)
+            yield self.view.reserve(speaker_id, token)
         finally:
             with suppress(Unavailable):  # otherwise the reservation expires by itself
-                self.view.release(speaker_id)
+                self.view.release(speaker_id, token)
 
     # Changing
 

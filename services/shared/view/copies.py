@@ -21,6 +21,7 @@ from services.shared.view.keys import (
     FORMER,
     complete_key,
     copy_key,
+    copy_prefix,
     counts_key,
     digests_key,
     events_key,
@@ -205,29 +206,35 @@ class SpeakerView:
         )
         return _counts(found)
 
-    def reserve(self, speaker_id: SpeakerId) -> Counts:
-        """Reserve a voice that is about to be registered. It counts towards the usage until `apply` adds the
-        voice or `release` is called.
+    def reserve(self, speaker_id: SpeakerId, token: str) -> Counts:
+        """Reserve a voice that is about to be registered. While the voice is not live, it counts towards the
+        usage until `release` is called for each of its reservations.
 
-        Returns the usage of its namespace, including earlier reservations. Raises the same errors as `get`.
+        Returns the usage of its namespace, including other voices that are reserved. Raises the same errors
+        as `get`.
+
+        Args:
+            token: identifies this reservation among those of the same voice.
         """
         generation, namespace = self._generation.for_reading(), speaker_id.namespace
-        before, *found = self._generation.call(
+        others, *found = self._generation.call(
             "reserve",
             generation,
-            [reservations_key(generation, namespace), counts_key(generation, namespace)],
-            [str(speaker_id), _RESERVED_SECONDS * 1000, *_COUNTED],
+            [
+                reservations_key(generation, namespace),
+                counts_key(generation, namespace),
+                copy_prefix(generation),
+            ],
+            [str(speaker_id), token, _RESERVED_SECONDS * 1000, *_COUNTED],
         )
         counts = _counts(found)
-        return replace(counts, voices=counts.voices + int(before))
+        return replace(counts, voices=counts.voices + int(others))
 
-    def release(self, speaker_id: SpeakerId) -> None:
-        """Remove the reservation of a voice that was registered or will not be. Raises the same errors as
-        `get`.
-        """
+    def release(self, speaker_id: SpeakerId, token: str) -> None:
+        """Remove the reservation that was made with this token. Raises the same errors as `get`."""
         self._generation.read(
             lambda pipeline, generation: pipeline.zrem(
-                reservations_key(generation, speaker_id.namespace), str(speaker_id)
+                reservations_key(generation, speaker_id.namespace), f"{speaker_id} {token}"
             )
         )
 
@@ -361,7 +368,6 @@ def _keys(generation: str, found: Sequence[Packed]) -> list[str]:
         events_key(generation),
         taken_key(generation),
         digests_key(generation, namespace),
-        reservations_key(generation, namespace),
         pinned_key(generation, namespace),
         *(copy_key(generation, one.speaker_id) for one in found),
     ]

@@ -7,7 +7,8 @@ k:{speaker}:{key}   the version that a request with an Idempotency-Key was answe
 n:{namespace}   the names of live speakers, sorted
 p:{namespace}   the names of pinned live speakers, sorted
 c:{namespace}   the usage of the namespace: sums over its speakers
-r:{namespace}   reservations for voices that are about to be registered, by the time at which they were made
+r:{namespace}   reservations for voices that are about to be registered (speaker and token), by the time at
+                which they were made
 job:{id}        the record of a job
 jobs:{namespace}, jobs:{namespace}:{state}   jobs, by the time at which they were created
 jobs:{namespace}:{state}:{profile}   jobs, by the time at which they ended or, before that, were created
@@ -47,7 +48,11 @@ def generation_of(key: str) -> str | None:
 
 
 def copy_key(generation: str, speaker_id: SpeakerId) -> str:
-    return f"sr:{generation}:s:{speaker_id}"
+    return f"{copy_prefix(generation)}{speaker_id}"
+
+
+def copy_prefix(generation: str) -> str:
+    return f"sr:{generation}:s:"
 
 
 def open_jobs_key(generation: str, speaker_id: SpeakerId) -> str:

@@ -1,7 +1,6 @@
 -- Replaces copies of speakers of one namespace by newer ones, and keeps names, counts, digests and events up to date. Knows
 -- no rule of the domain.
--- KEYS: stamp, names, counts, events, the last event that took something away, speakers by digest, reserved voices, pinned names,
---       copies...
+-- KEYS: stamp, names, counts, events, the last event that took something away, speakers by digest, pinned names, copies...
 -- ARGV: stamp, a JSON object for each copy, all documents one after the other, fields of the event for all speakers that
 --       were admitted (JSON), names of the counts... Members of an object: speaker, size (that of the document in bytes), rev, etag, life, key (that of
 --       the name, '' if the speaker is not live), pinned (false if it is not live), counts, base (the revision that the events start from),
@@ -26,12 +25,9 @@ local function apply(copy, new, document)
     end
   end
   if stored[2] and stored[2] ~= '' and stored[2] ~= new.key then redis.call('ZREM', KEYS[2], stored[2]) end
-  if stored[2] and stored[2] ~= '' and not new.pinned then redis.call('ZREM', KEYS[8], stored[2]) end
-  if new.key ~= '' then
-    redis.call('ZADD', KEYS[2], 0, new.key)
-    redis.call('ZREM', KEYS[7], new.speaker)
-  end
-  if new.pinned then redis.call('ZADD', KEYS[8], 0, new.key) end
+  if stored[2] and stored[2] ~= '' and not new.pinned then redis.call('ZREM', KEYS[7], stored[2]) end
+  if new.key ~= '' then redis.call('ZADD', KEYS[2], 0, new.key) end
+  if new.pinned then redis.call('ZADD', KEYS[7], 0, new.key) end
   for _, digest in ipairs(new.went) do
     if redis.call('HGET', KEYS[6], digest) == new.speaker then redis.call('HDEL', KEYS[6], digest) end
   end
@@ -47,7 +43,7 @@ local function apply(copy, new, document)
 end
 local answers, last = {}, 0
 for place, new in ipairs(cjson.decode(ARGV[2])) do
-  answers[place] = apply(KEYS[8 + place], new, string.sub(ARGV[3], last + 1, last + new.size))
+  answers[place] = apply(KEYS[7 + place], new, string.sub(ARGV[3], last + 1, last + new.size))
   last = last + new.size
 end
 if #admitted > 0 then
