@@ -11,7 +11,7 @@ import json
 import os
 import re
 import struct
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -23,6 +23,7 @@ from speaker_registry.errors import InvalidEmbedding, InvalidRequest, SpeakerReg
 from speaker_registry.moving import FORMATS
 from speaker_registry.moving.candidates import Found, Source, Texts, Unusable, candidate
 from speaker_registry.moving.plain_files import read_inside, read_text_inside
+from speaker_registry.names import key_of_name
 from speaker_registry.safetensors_header import MAX_HEADER_BYTES, read_metadata, without_duplicates
 from speaker_registry.session import MAX_CLIP_BYTES
 
@@ -91,22 +92,46 @@ def _entries(folder: Path) -> list[os.DirEntry[str]]:
 
 
 def _read_folder(folder: Path, consent: str | None) -> Iterator[Found]:
-    """Read clips with their transcripts: `alice.wav` and, if there is one, `alice.txt`."""
+    """Read clips with their transcripts: `alice.wav` and, if there is one, `alice.txt`.
+
+    The two are matched as names of voices are, so `Alice.TXT` is a transcript of `alice.wav` as well.
+    """
     names = [entry.name for entry in _entries(folder)]
-    stems = {Path(name).stem for name in names if Path(name).suffix.lower() in CLIP_SUFFIXES}
-    texts = {Path(name).stem: name for name in names if Path(name).suffix.lower() == ".txt"}
+    clips = {_key(name) for name in names if Path(name).suffix.lower() in CLIP_SUFFIXES}
+    transcripts: dict[str, list[str]] = {}
+    for name in names:
+        if Path(name).suffix.lower() == ".txt":
+            transcripts.setdefault(_key(name), []).append(name)
     for name in names:
         path = Path(name)
         if path.suffix.lower() in CLIP_SUFFIXES:
-            transcript = partial(_texts_beside, folder, texts.get(path.stem), consent)
-            yield candidate(name, path.stem, transcript, partial(_clip, folder, name))
-        elif path.suffix.lower() != ".txt" or path.stem not in stems:
+            beside = transcripts.get(_key(name), [])
+            texts = partial(_texts_beside, folder, beside[0] if beside else None, consent)
+            yield candidate(name, path.stem, texts, partial(_clip_of_folder, folder, name, beside))
+        elif path.suffix.lower() != ".txt" or _key(name) not in clips:
             reason = "there is no clip of this name" if path.suffix.lower() == ".txt" else _not_a_clip()
             yield Unusable(where=name, error=InvalidRequest(reason))
 
 
+def _key(file_name: str) -> str:
+    """Return the key of the voice whose name a file has."""
+    return key_of_name(Path(file_name).stem.strip())
+
+
 def _not_a_clip() -> str:
     return f"not a clip; accepted: {', '.join(sorted(CLIP_SUFFIXES))}, with a transcript in NAME.txt"
+
+
+def _clip_of_folder(folder: Path, name: str, transcripts: Sequence[str]) -> Source:
+    """Read a clip. This refuses a clip with two transcripts, and not the reading of its texts, because only
+    candidates take part in `check_distinct`: two clips of one name may have a transcript each.
+    """
+    if len(transcripts) > 1:
+        raise InvalidRequest(
+            f"there are {len(transcripts)} transcripts of this clip ({', '.join(transcripts[:5])}); "
+            "accepted: at most one"
+        )
+    return _clip(folder, name)
 
 
 def _texts_beside(folder: Path, transcript: str | None, consent: str | None) -> Texts:

@@ -52,6 +52,33 @@ def test_a_clip_is_read_with_the_transcript_beside_it(tmp_path: Path):
     assert found["bob"].texts.ref_text is None
 
 
+@pytest.mark.parametrize(
+    ("clip", "transcript"), [("Zoe.wav", "zoe.txt"), ("\u00e9.wav", "e\u0301.txt"), ("ann.wav", " ann .TXT")]
+)
+def test_a_transcript_is_matched_as_names_are(tmp_path: Path, clip: str, transcript: str):
+    """A clip and its transcript may spell the name in two ways, for example after a copy from a Mac."""
+    write(tmp_path, **{clip: b"clip", transcript: "Hello."})
+    [found] = read(tmp_path, "folder", "c")
+    assert isinstance(found, Candidate)
+    assert found.texts.ref_text == "Hello."
+
+
+@pytest.mark.parametrize("other", ["two.TXT", "Two.txt"])
+def test_a_clip_with_two_transcripts_is_refused(tmp_path: Path, other: str):
+    """Only the person who imports knows which transcript is right, and none may be dropped silently."""
+    write(tmp_path, **{"two.wav": b"clip", "two.txt": "one", other: "another", "bob.wav": b"1"})
+    found = candidates(read(tmp_path, "folder", "c"))
+    assert f"2 transcripts of this clip ({other}, two.txt)" in load_fault(found["two"])
+    assert found["bob"].load() == b"1"
+
+
+def test_two_clips_of_one_name_with_a_transcript_each_refuse_the_whole_import(tmp_path: Path):
+    """The clips are reported, not their transcripts, and nothing is uploaded."""
+    write(tmp_path, Two__wav=b"1", Two__txt="one", two__wav=b"2", two__txt="another")
+    with pytest.raises(InvalidRequest, match=r"'two': Two\.wav, two\.wav"):
+        check_distinct(read(tmp_path, "folder", "c"))
+
+
 def test_what_is_no_clip_in_a_folder_is_named(tmp_path: Path):
     """Every file that becomes no voice is named with a reason, because nothing may be lost silently."""
     write(tmp_path, alice__wav=b"clip", carol__txt="hi", notes__md="x", dave__wma=b"y", __DS_Store=b"z")

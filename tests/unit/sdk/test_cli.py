@@ -881,7 +881,7 @@ echo "found: ${COMPREPLY[*]}"
 
 CHILD = """
 import sys, httpx, speaker_registry
-from speaker_registry.cli import main, progress
+from speaker_registry.cli import main
 from tests.unit.sdk.fake_registry import FakeRegistry
 registry, client = FakeRegistry(), speaker_registry.RegistryClient
 for number in range(int(sys.argv.pop(1))):
@@ -917,7 +917,7 @@ class Interrupting:
         if name not in {"speaker_registry", "speaker_registry.cli"}:
             raise KeyboardInterrupt
 sys.meta_path.insert(0, Interrupting)
-from speaker_registry.cli import main, progress
+from speaker_registry.cli import main
 sys.exit(main(["list"]))
 """
 
