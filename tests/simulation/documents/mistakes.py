@@ -72,9 +72,9 @@ MISTAKES: dict[str, Caught] = {
         soonest=0,
     ),
     "no change has an id": Caught(
-        owner=documents.Documents,
-        function="change",
-        changes={"and done(found.body)": "and False"},
+        owner=documents,
+        function="_is_made",
+        changes={"return bool(made)": "return False"},
         found_as="^8: one .* was made twice",
         theme="lost replies",
         soonest=2,
