@@ -11,8 +11,8 @@ STAMP := $(VENV)/.installed
 # are meant, because many tests wait for other processes. What fails is run once more, alone, at the end.
 PYTEST = $(BIN)/python -m tests.second_chance -n 4 --dist loadfile --no-loadscope-reorder
 
-# Two targets must not install into the environment at the same time. `.NOTPARALLEL` sees to that within one make, and
-# the lock for a second one, which looks again at what there is once it has the lock.
+# Two targets must not install into the environment at the same time. `.NOTPARALLEL` prevents that within one make.
+# Between two makes a lock does, and the second one checks again what is installed once it holds the lock.
 .NOTPARALLEL:
 LOCKED := $(shell command -v flock >/dev/null && echo flock .)
 
@@ -32,18 +32,18 @@ define install
 	$(BIN)/pip install --disable-pip-version-check -c constraints.txt -e '.[embedded,traces]' $(2)
 endef
 
-ifndef HAS_LOCK
 $(RUNNABLE): pyproject.toml constraints.txt
-	@$(LOCKED) $(MAKE) --no-print-directory HAS_LOCK=1 $@
-
 $(STAMP): pyproject.toml constraints.txt tests/vllm-omni.txt
+
+ifndef HAS_LOCK
+$(RUNNABLE) $(STAMP):
 	@$(LOCKED) $(MAKE) --no-print-directory HAS_LOCK=1 $@
 else
-$(RUNNABLE): pyproject.toml constraints.txt
+$(RUNNABLE):
 	$(call install,what the registry needs to run)
 	@touch $@
 
-$(STAMP): pyproject.toml constraints.txt tests/vllm-omni.txt
+$(STAMP):
 	$(call install,what the registry and its tests need,--group test --group lint --group docs)
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --require-hashes --upgrade \
 		--target $(VENV)/vllm-omni -r tests/vllm-omni.txt

@@ -29,7 +29,9 @@ NAMESPACE_PATTERN = r"[a-z0-9][a-z0-9-]{0,31}"
 ACCEPTED_NAMESPACES = "1 to 32 characters of a-z, 0-9 and '-', of which the first is not '-'"
 """`NAMESPACE_PATTERN` in words, for messages."""
 _SLUG = re.compile(r"[a-z0-9][a-z0-9._-]{0,63}")
-KEY_ID_PATTERN = r"[0-9a-z]{8}"
+KEY_ID_LETTERS = 8
+"""Number of characters in the id of an API key."""
+KEY_ID_PATTERN = rf"[0-9a-z]{{{KEY_ID_LETTERS}}}"
 """The form of the ids of API keys."""
 VERSION_ID_PATTERN = r"[0-9a-f]{32}"
 DIGEST_PATTERN = "^sha256:[0-9a-f]{64}$"

@@ -46,6 +46,10 @@ MAX_PROMPTS = 256
 """The number of voices that are kept in memory. A clip of ten seconds takes 1 to 3 MB."""
 MAX_FETCHES = 8
 """The number of voices that are fetched at once. Each takes a thread, with tens of MB of address space."""
+MAX_WAIT_SECONDS = 20.0
+"""Longest time that a request waits until it may fetch its voice. While the registry does not answer, each
+fetch takes as long as the timeout of its client.
+"""
 OWN_VOICE = ("ref_audio", "speaker_embedding")
 """A request with one of these fields brings its own voice."""
 _REPLACED = {"voice", "ref_text", *OWN_VOICE}
@@ -55,6 +59,11 @@ _SENT_BACK = ("content-type", "location", "retry-after", "x-request-id")
 _CLIENT_HAS_LEFT = 499
 """The status that nginx logs for a client that did not wait. Nobody receives it."""
 _STATUS = {InvalidRequest: 400, VoiceNotFound: 404, PayloadTooLarge: 413}
+_NOT_FETCHED = "The registry does not answer, and this voice is not in memory."
+_SHORTAGE = (MemoryError, RuntimeError)
+"""The errors of a process that is short of memory or threads. A thread that cannot be started raises
+RuntimeError.
+"""
 
 Prompt = Mapping[str, Any]
 """The fields of a speech request that stand for a voice."""
@@ -172,7 +181,7 @@ class Gateway:
         # httpx would open 100 connections at most, and clients that read slowly would hold up all others.
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=20)
         self._http = httpx.AsyncClient(base_url=server, timeout=timeout, limits=limits)
-        self._fetches = anyio.CapacityLimiter(MAX_FETCHES)
+        self._fetches = anyio.Semaphore(MAX_FETCHES)
         self._over = threading.Event()
         self.app = Starlette(routes=[Route(SPEECH, self.speech, methods=["POST"])], lifespan=self._lifespan)
 
@@ -202,12 +211,14 @@ class Gateway:
         try:
             document = _parsed(await _body_of(request))
             content = _encoded(await self._with_prompt(document))
+            return await self._passed_on(request, content)
         except SpeakerRegistryError as error:
             return _refused(_STATUS.get(type(error), 503), error.message, error.code)
-        except (MemoryError, RuntimeError) as error:  # RuntimeError: "can't start new thread"
-            log.error("A request is refused: %r", error)
+        except httpx.TransportError as error:
+            return _refused(502, f"The TTS server does not answer: {type(error).__name__}", "bad_gateway")
+        except _SHORTAGE:
+            log.exception("A request is refused, probably for lack of memory or threads.")
             return _refused(503, "The gateway is short of memory or threads. Try again later.", "unavailable")
-        return await self._passed_on(request, content)
 
     async def _with_prompt(self, document: Mapping[str, Any]) -> Mapping[str, Any]:
         """Replace the name of a voice by the fields that stand for it."""
@@ -218,10 +229,22 @@ class Gateway:
         if entry is None:
             return document
         # Only what has to be fetched takes a thread: all threads may be waiting for a registry that is slow.
-        prompt = self._prompts.kept(entry) or await anyio.to_thread.run_sync(
-            self._fetched, entry, limiter=self._fetches
-        )
+        prompt = self._prompts.kept(entry) or await self._fetched_in_turn(entry)
         return {key: one for key, one in document.items() if key not in _REPLACED} | prompt
+
+    async def _fetched_in_turn(self, entry: ManifestEntry) -> Prompt:
+        """Fetch the fields for a voice once fewer than `MAX_FETCHES` others are being fetched. Raises
+        `Unavailable` if that takes too long.
+        """
+        try:
+            with anyio.fail_after(MAX_WAIT_SECONDS):
+                await self._fetches.acquire()
+        except TimeoutError:
+            raise Unavailable(_NOT_FETCHED) from None
+        try:
+            return await anyio.to_thread.run_sync(self._fetched, entry)
+        finally:
+            self._fetches.release()
 
     def _fetched(self, entry: ManifestEntry) -> Prompt:
         """Fetch the fields for a voice, unless another request has done so while this one waited."""
@@ -229,16 +252,15 @@ class Gateway:
             return self._prompts.kept(entry) or self._prompts.fetch(entry)
         except Unavailable as error:
             log.warning("%s could not be fetched. %s", entry.reference, error.message)
-            raise Unavailable("The registry does not answer, and this voice is not in memory.") from None
+            raise Unavailable(_NOT_FETCHED) from None
 
     async def _passed_on(self, request: Request, content: bytes) -> Response:
+        """Send a request to the server. Raises the errors of `_answer_to`."""
         given = ((name, request.headers.get(name)) for name in _SENT_ON)
         headers = {name: one.encode("latin-1") for name, one in given if one is not None}
         headers["content-type"] = b"application/json"
         sent = self._http.build_request("POST", SPEECH, content=content, headers=headers)
         answer = await self._answer_to(sent, request)
-        if isinstance(answer, httpx.TransportError):
-            return _refused(502, f"The TTS server does not answer: {type(answer).__name__}", "bad_gateway")
         if answer is None:
             return Response(status_code=_CLIENT_HAS_LEFT)
         if answer.is_success and _is_page(kind := answer.headers.get("content-type", "")):
@@ -256,13 +278,15 @@ class Gateway:
             background=BackgroundTask(answer.aclose),
         )
 
-    async def _answer_to(
-        self, sent: httpx.Request, request: Request
-    ) -> httpx.Response | httpx.TransportError | None:
-        """Send a request to the server, and return its answer or why there is none. Return None if the client
-        leaves first: the server's connection is then closed, so that it need not speak for nobody.
+    async def _answer_to(self, sent: httpx.Request, request: Request) -> httpx.Response | None:
+        """Send a request to the server, and return its answer. Return None if the client leaves first: the
+        server's connection is then closed, so that it need not speak for nobody.
+
+        Raises `httpx.TransportError` if the server does not answer, and the errors of a shortage: the look-up
+        of the server's address takes a thread.
         """
-        answer: httpx.Response | httpx.TransportError | None = None
+        answer: httpx.Response | None = None
+        failure: Exception | None = None
 
         async def end_when_the_client_leaves() -> None:
             while (await request.receive())["type"] != "http.disconnect":
@@ -273,9 +297,11 @@ class Gateway:
             group.start_soon(end_when_the_client_leaves)
             try:
                 answer = await self._http.send(sent, stream=True)
-            except httpx.TransportError as error:
-                answer = error
+            except (httpx.TransportError, *_SHORTAGE) as error:
+                failure = error  # the group would put it into an ExceptionGroup
             group.cancel_scope.cancel()
+        if failure is not None:
+            raise failure
         return answer
 
 

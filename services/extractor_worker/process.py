@@ -113,8 +113,8 @@ class WorkerProcess:
         self._throughput = Throughput()
 
     def run(self) -> int:
-        """Work until told to stop. Returns the exit status. Until the worker can take jobs, signals are left
-        to the caller.
+        """Work until told to stop. Returns the exit status. Until the worker can take jobs, the signal
+        handlers of the caller stay in place.
         """
         listen(MetricsSettings())
         trace_export.start(TracesSettings(), "worker")

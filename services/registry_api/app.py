@@ -120,7 +120,7 @@ def create_app(
     services.speakers.reading_bucket = store.hold_in_thread
     services.keys.reading_bucket = store.hold_in_thread
     services.speakers.before_commit = services.shared.before_commit = check_before_commit
-    services.jobs.before_order = check_before_commit
+    services.jobs.before_open = check_before_commit
     error_answers.add_handlers(app, _note_unknown_name)
     _add_routes(app, services)
     _add_middleware(app, services, max_active, body_timeouts, cors_origins)

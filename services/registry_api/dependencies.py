@@ -113,7 +113,8 @@ StoreSlotsDep = Annotated[Slots, Depends(_store_slots)]
 AT_STORE = Depends(_at_store, scope="function")
 """Holds a slot of the bucket, for routes that use the bucket. The whole body is read before, and the slot is
 released before the answer is sent. So a client that sends or reads slowly keeps no other request from the
-bucket. If the caller's key has ended meanwhile, the answer is that error, unless a change was committed.
+bucket. If the caller's key has ended meanwhile, the request is refused with `InvalidApiKey`, unless it has
+begun a change.
 """
 SEARCHING = Depends(_searching, scope="function")
 """Holds the slot of searches, for routes of lists. Waiting searches do not count as active requests, so other
@@ -215,7 +216,8 @@ OnlyFingerprint = Annotated[
 Limit = Annotated[int, Query(ge=1, le=100, description="The page size.")]
 After = Annotated[str, Query(max_length=512, description="`last_id` of the previous page.")]
 AfterNumber = Annotated[
-    Annotated[int, Field(ge=0)],  # beyond the validator, the limit would not be in the OpenAPI document
+    int,
+    Field(ge=0),  # before the validator: after it, the limit would be missing in the OpenAPI document
     BeforeValidator(lambda text: text or 0),
     Query(description="`last_id` of the previous page."),
 ]
@@ -225,6 +227,7 @@ AfterChange = Annotated[
     Query(
         max_length=512,
         description="`last_id` of the previous page.",
+        # Only described, because `position_in_history` refuses other texts with a clearer message.
         json_schema_extra={"pattern": f"^(?:{POSITION_PATTERN})?$"},
     ),
 ]

@@ -323,7 +323,7 @@ def test_changes_of_one_document_by_many_at_once_are_all_made(
         documents.change(
             KEY,
             lambda base: seal({"words": [*words_of(base.body), word], "revision": base.revision + 1}),
-            done=lambda body, _: word in words_of(body),
+            is_made=lambda body, _: word in words_of(body),
         )
 
     list(threads.map(add, "abcdefgh"))

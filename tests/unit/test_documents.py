@@ -123,7 +123,7 @@ def base_of(words: list[str]) -> Base:
 
 def added(documents: Documents, change: Adding, **options: object) -> list[str]:
     """Make a change. Returns the words in the document that it leads to."""
-    return words_of(documents.change(KEY, change.decide, done=change.done, **options).body)  # type: ignore[arg-type]
+    return words_of(documents.change(KEY, change.decide, is_made=change.done, **options).body)  # type: ignore[arg-type]
 
 
 def other(store: FakeStore, *words: str) -> Weather:
@@ -201,7 +201,7 @@ def test_a_lost_change_that_the_document_can_no_longer_tell_is_not_decided_again
     store.swaps.append(("after", lost))
     change, revisions = Adding("b"), list[int]()
     with pytest.raises(Unavailable, match="not known whether the change was made"):
-        documents.change(KEY, change.decide, done=lambda _, revision: revisions.append(revision))
+        documents.change(KEY, change.decide, is_made=lambda _, revision: revisions.append(revision))
     assert (change.decided, revisions) == ([["a"]], [2])
     assert len(store.asked) == 1
 
@@ -220,7 +220,7 @@ def test_a_conflict_is_decided_again_although_the_document_can_no_longer_tell(
     store.states.append(body_of(["a"]))
     store.swaps += [("before", lost), ("before", other(store, "another"))]
     change, answers = Adding("b"), iter([False, None])
-    documents.change(KEY, change.decide, done=lambda *_: next(answers))
+    documents.change(KEY, change.decide, is_made=lambda *_: next(answers))
     assert [len(words) for words in change.decided] == [1, 2, 3]
     assert words_of(store.states[-1]) == ["a", "other", "another", "b"]
 
@@ -422,7 +422,7 @@ def test_the_same_wrong_bytes_twice_are_a_damaged_document(
     replaced = documents.change(
         KEY,
         lambda base: seen.append(base.damaged) or body_of(["new"]),  # type: ignore[func-returns-value]
-        done=lambda body, _: "new" in words_of(body),
+        is_made=lambda body, _: "new" in words_of(body),
     )
     assert seen == [True]
     assert replaced.body == body_of(["new"])

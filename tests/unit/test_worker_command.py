@@ -99,3 +99,32 @@ os._exit(7)
 def test_a_worker_that_takes_jobs_is_not_ended_by_a_signal():
     """It finishes its jobs first."""
     assert subprocess.run([sys.executable, "-c", WORKING], timeout=60, check=False).returncode == 7
+
+
+LOGGING = """
+import io, logging, os, signal
+from services.shared.model.ending import end_process
+
+class Raw(io.RawIOBase):
+    def writable(self):
+        return True
+
+    def write(self, data):
+        os.kill(os.getpid(), signal.SIGTERM)
+        return len(data)
+
+stream = io.TextIOWrapper(io.BufferedWriter(Raw()), line_buffering=True)
+logging.getLogger().addHandler(logging.StreamHandler(stream))
+signal.signal(signal.SIGTERM, lambda *_: end_process(0))
+try:
+    stream.write("a line\\n")
+finally:
+    os._exit(7)
+"""
+"""A process that gets a signal while it writes to the stream of its log."""
+
+
+@pytest.mark.processes
+def test_a_signal_in_the_middle_of_a_log_line_ends_a_process_with_status_0():
+    """Python does not let a signal handler write out a stream whose write it has interrupted."""
+    assert subprocess.run([sys.executable, "-c", LOGGING], timeout=60, check=False).returncode == 0

@@ -87,7 +87,8 @@ class Access:
         failures_per_minute: how many requests without a valid key one address may send before it is refused.
         unknown_names_per_minute: how many names without a voice one key may ask for; None: any number.
         waiting_requests: how many requests of one key may wait at once; None: any number.
-        arriving_uploads: how many uploads of one key may be arriving at once; None: any number.
+        arriving_uploads: how many uploads of one key may have begun to arrive and not be answered yet; None:
+            any number.
         connections: how many connections this process serves. All keys of a namespace together may occupy a
             quarter of them with waiting requests, a quarter with uploads that are not answered yet, and a
             quarter with requests whose bodies are arriving. Forms that sign people in are counted for their

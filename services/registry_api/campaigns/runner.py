@@ -12,6 +12,7 @@ import structlog
 from services.registry_api.campaigns.campaign import NO_WORKER, Progress
 from services.registry_api.campaigns.kept_progress import KeptProgress
 from services.registry_api.campaigns.preparation import Preparation
+from services.registry_api.maintenance.locks import RenewLock
 from services.registry_api.operations.promote import commit_promotion
 from services.shared.model.profile_document import (
     CampaignRecord,
@@ -35,7 +36,7 @@ _BY = "campaign"
 """The author that documents record for changes that the runner makes."""
 
 
-Prepare = Callable[[CampaignRecord, Callable[[], object]], Preparation]
+Prepare = Callable[[CampaignRecord, RenewLock], Preparation]
 """A function that builds the preparation of a campaign from the campaign and a function that renews the
 lock.
 """
@@ -92,7 +93,7 @@ class CampaignRunner:
             busy = [self._continue_logging_errors(one, progress[one.id], renew) for one in found]
         return any(busy)
 
-    def _withdraw_jobs(self, campaign: CampaignRecord, renew: Callable[[], None]) -> None:
+    def _withdraw_jobs(self, campaign: CampaignRecord, renew: RenewLock) -> None:
         """Withdraw the jobs of a campaign that is over. If its encoder is now the current one, the jobs are
         still needed and stay.
         """
@@ -102,9 +103,7 @@ class CampaignRunner:
             log.info("campaign.jobs_withdrawn", campaign=campaign.id, profile=campaign.profile)
         self._kept.forget(campaign)
 
-    def _continue_logging_errors(
-        self, campaign: CampaignRecord, before: Progress, renew: Callable[[], None]
-    ) -> bool:
+    def _continue_logging_errors(self, campaign: CampaignRecord, before: Progress, renew: RenewLock) -> bool:
         """Continue a campaign. An error is logged, so that it does not stop the campaigns of other
         profiles.
         """
@@ -116,7 +115,7 @@ class CampaignRunner:
             log.exception("campaign.failed", campaign=campaign.id, profile=campaign.profile)
             return False
 
-    def _continue(self, campaign: CampaignRecord, before: Progress, renew: Callable[[], None]) -> bool:
+    def _continue(self, campaign: CampaignRecord, before: Progress, renew: RenewLock) -> bool:
         if self._profiles.fingerprint(campaign.profile) == campaign.fingerprint:
             self._end(campaign, "promoted", before.stopped())
             return False

@@ -19,15 +19,13 @@ from typing import Literal, NamedTuple
 from pydantic import Field
 
 from services.shared.model.records import Record
-from speaker_registry.names import KEY_ID_PATTERN
+from speaker_registry.names import KEY_ID_LETTERS, KEY_ID_PATTERN
 from speaker_registry.scopes import SCOPES
 
 ALL_SCOPES = frozenset(SCOPES)
 ANY_NAMESPACE = "*"
 """Namespace of a key that is valid for all of them. Each request with such a key names its namespace."""
 
-ID_LETTERS = 8
-"""Number of characters in an id."""
 _LETTERS = string.digits + string.ascii_uppercase + string.ascii_lowercase
 _ID_ALPHABET = string.digits + string.ascii_lowercase
 _TOKEN = re.compile(rf"sreg_({KEY_ID_PATTERN})_([0-9A-Za-z]{{43}})_([0-9A-Za-z]{{6}})")
@@ -54,7 +52,7 @@ class Token(NamedTuple):
 
 def new_token() -> Token:
     """Return a new random token."""
-    return Token(_random(_ID_ALPHABET, ID_LETTERS), _random(_LETTERS, 43))
+    return Token(_random(_ID_ALPHABET, KEY_ID_LETTERS), _random(_LETTERS, 43))
 
 
 def parse_token(text: str) -> Token | None:

@@ -3,9 +3,9 @@
 from collections import Counter
 from collections.abc import Collection
 
-from services.registry_api.keys.api_keys import ANY_NAMESPACE, ID_LETTERS, ApiKey
+from services.registry_api.keys.api_keys import ANY_NAMESPACE, ApiKey
 from speaker_registry.errors import ApiKeyNotFound, InvalidRequest, PermissionDenied, QuotaExceeded
-from speaker_registry.names import ACCEPTED_NAMESPACES, is_namespace
+from speaker_registry.names import ACCEPTED_NAMESPACES, KEY_ID_LETTERS, is_namespace
 
 MAX_KEYS = 10_000
 """Largest number of keys, including those that ended lately, because each process holds all of them."""
@@ -87,6 +87,6 @@ def key_not_found(key_id: str, whose: str = ANY_NAMESPACE) -> ApiKeyNotFound:
     """Return the error for a key that does not exist or is in another namespace than `whose`. The message
     shows no more characters than an id has, because the text may be a whole key.
     """
-    shown = f"{key_id[:ID_LETTERS]!a}" + ("…" if len(key_id) > ID_LETTERS else "")
+    shown = f"{key_id[:KEY_ID_LETTERS]!a}" + ("…" if len(key_id) > KEY_ID_LETTERS else "")
     where = "" if whose == ANY_NAMESPACE else f" in namespace '{whose}'"
     return ApiKeyNotFound(f"No API key {shown}{where}.", param="key_id")

@@ -91,10 +91,12 @@ def make(
 
 
 def read_maker(keys: HeldKeys, key_id: str) -> ApiKey | None:
-    """Return the key that is about to make another one, or None if its maker is no API key.
+    """Return the key that is about to make another one. Returns None for a maker without a document: the
+    bootstrap key, or a person with a JWT.
 
     Raises:
-        InvalidApiKey: the maker has ended. Otherwise the new key would be refused for living longer than it.
+        InvalidApiKey: the maker has ended. Without this check, `PermissionDenied` would be raised, because
+            the new key would outlive its maker.
         Unavailable: the bucket does not answer.
     """
     maker = keys.read(key_id)

@@ -19,7 +19,7 @@ LOCK_SECONDS = 20.0
 rebuild was killed.
 """
 _POLL_SECONDS = 0.02
-"""Those who wait for a lock ask for it this often."""
+"""Seconds between two attempts of a process that waits for a lock."""
 
 RenewLock = Callable[[], None]
 """A function that long-running work calls regularly, to keep its lock."""

@@ -56,8 +56,8 @@ async def answer_with_file(
 
 
 async def _bucket_address(request: Request, slots: Slots, artifact: StoredArtifact) -> str | None:
-    """Return an address at which anyone can read the file from the bucket for a while, or None if there is
-    none, or no such file.
+    """Return an address at which anyone can read the file from the bucket for a while. Returns None if the
+    store has no such addresses, or did not confirm that the file exists.
     """
     seconds: int = request.app.state.redirect_seconds
     blobs: StoredBytes = request.app.state.services.blobs

@@ -51,8 +51,8 @@ WhoseKeysDep = Annotated[str, Depends(_whose_keys)]
 
 
 async def _refuse_body(request: Request) -> None:
-    """Refuse a body that has fields, which are probably meant as parameters of the query. If they were
-    ignored, keys would stay valid that the caller believes to have ended.
+    """Refuse every body except an empty one and `{}`. Its fields are probably meant as query parameters. If
+    they were ignored, keys that the caller believes to have ended would stay valid.
     """
     body = await request.body()
     if body.strip() not in {b"", b"{}"}:

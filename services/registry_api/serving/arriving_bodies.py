@@ -9,8 +9,8 @@ from typing import Self
 from starlette.types import Message, Receive
 
 _BRIEF_SECONDS = 0.1
-"""A body that is complete this long after its request began is not counted, so that a burst of requests with
-short bodies is not refused.
+"""A request is counted only if its body makes it wait later than this long after it began, so that a burst of
+requests with short bodies is not refused.
 """
 
 
@@ -31,16 +31,25 @@ class ArrivingBody:
         self._held = ExitStack()
         self._counts_from = asyncio.get_running_loop().time() + _BRIEF_SECONDS
         self._is_decided = False
-        """True once the request is counted, or does not need to be."""
+        """True once the request is counted or refused, or does not need to be counted."""
+        self._receiving: asyncio.Future[Message] | None = None
+        """The message that is awaited. It outlives a call that is canceled, because the next call must return
+        it.
+        """
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
+        if self._receiving is not None:
+            self._receiving.cancel()
         self._held.close()
 
     async def __call__(self) -> Message:
-        message = await (self._receive() if self._is_decided else self._receive_in_time())
+        if self._is_decided and self._receiving is None:
+            message = await self._receive()
+        else:
+            message = await self._receive_in_time()
         if not message.get("more_body", False):  # the body is complete, or the client has disconnected
             self._is_decided = True
             self._held.close()
@@ -48,13 +57,14 @@ class ArrivingBody:
 
     async def _receive_in_time(self) -> Message:
         """Receive a message, and count the request if the message does not come in time."""
-        receiving = asyncio.ensure_future(self._receive())
-        left = self._counts_from - asyncio.get_running_loop().time()
-        try:
-            await asyncio.wait([receiving], timeout=max(0.0, left))
-            if not receiving.done():
+        if self._receiving is None:
+            self._receiving = asyncio.ensure_future(self._receive())
+        if not self._is_decided:
+            left = self._counts_from - asyncio.get_running_loop().time()
+            await asyncio.wait([self._receiving], timeout=max(0.0, left))
+            if not self._receiving.done():
+                self._is_decided = True  # also if the request is refused: a context cannot be entered twice
                 self._held.enter_context(self._counted)
-                self._is_decided = True
-            return await receiving
-        finally:
-            receiving.cancel()
+        message = await asyncio.shield(self._receiving)
+        self._receiving = None
+        return message

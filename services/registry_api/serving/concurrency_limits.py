@@ -1,15 +1,15 @@
 """Limits on the resources of this process that one caller may occupy at once, so that some remain for others.
 
 `rate_limits` counts how often callers send requests. This module counts what they keep occupied: waiting
-requests, arriving requests, and arriving uploads. A tenant may have many keys, so there are two limits: one
-for each key, so that one program leaves room for the tenant's other programs, and one for all keys of a
-namespace together, so that one tenant leaves room for other tenants. Clients without a key are counted by
-their address. Each process counts for itself. This module knows no routes.
+requests, arriving requests, and arriving uploads. Requests with a key have two limits: one for each key, so
+that one program leaves room for the tenant's other programs, and one for all keys of a namespace together, so
+that one tenant, which may have many keys, leaves room for other tenants. Requests without a key are counted
+by the client's address. Each process counts for itself. This module knows no routes.
 """
 
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 
 from services.registry_api.protocol.callers import Caller
 from speaker_registry.errors import RateLimited
@@ -53,17 +53,15 @@ class ConcurrencyLimits:
     def release(self, caller: Caller, namespace: str, amount: int = 1) -> None:
         self._release(_holders(caller, namespace), amount)
 
-    @contextmanager
-    def hold(self, caller: Caller, namespace: str) -> Iterator[None]:
-        """Acquire one for as long as the context lasts. Raises `RateLimited` as `acquire` does."""
-        with self._hold(_holders(caller, namespace)):
-            yield
+    def hold(self, caller: Caller, namespace: str) -> AbstractContextManager[None]:
+        """Return a context that holds one. Entering it raises `RateLimited` as `acquire` does."""
+        return self._hold(_holders(caller, namespace))
 
-    @contextmanager
-    def hold_for_address(self, address: str) -> Iterator[None]:
-        """Acquire one for a client without a key. Raises `RateLimited` if its address holds too many."""
-        with self._hold([("address", address)]):
-            yield
+    def hold_for_address(self, address: str) -> AbstractContextManager[None]:
+        """Return a context that holds one for a client without a key. Entering it raises `RateLimited` if the
+        client's address holds too many.
+        """
+        return self._hold([("address", address)])
 
     @contextmanager
     def _hold(self, holders: list[_Holder]) -> Iterator[None]:

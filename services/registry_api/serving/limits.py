@@ -99,7 +99,7 @@ class RequestLimits:
         uploads: how large a clip may be, and how many bytes all bodies may occupy at once.
         form_bytes: how many bytes a body may hold besides the clip.
         body_timeouts: how slowly a body may arrive.
-        arriving: how many uploads of one caller may be arriving at once.
+        arriving: how many uploads of one caller may have begun to arrive and not be answered yet.
         shared: whether callers are distinguished by their keys. If so, each namespace gets at most half of
             the bytes for all bodies.
     """

@@ -3,7 +3,7 @@ since the request began.
 
 `access.rules` sets the check, once it knows the caller. A request is checked again when its body has arrived,
 when it has waited for something, and before it commits its first change or starts an extraction. Afterwards
-it is not checked any more, because a request that has begun to change something is finished.
+it is not checked again: a request that has begun to change something may finish.
 """
 
 import asyncio
@@ -57,9 +57,9 @@ def check_before_commit() -> None:
     """Check the caller of the current request. Call this in the thread that is about to commit a change or to
     start an extraction, which counts as a change.
 
-    Only the first change of a request is checked, because a request that has begun to change something is
-    finished. For example, it may have ended its own key, and then ends the keys that this key made. Does
-    nothing in a thread that belongs to no request. Raises the errors of the check.
+    Only the first change of a request is checked: a request that has begun to change something may finish.
+    For example, it may have ended its own key, and then ends the keys that this key made. Does nothing in a
+    thread that belongs to no request. Raises the errors of the check.
     """
     current = _current.get()
     if current is not None and not current.may_commit:

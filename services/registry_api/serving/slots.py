@@ -46,7 +46,7 @@ class Slots:
         Raises:
             RateLimited, Unavailable: no slot came free in time, or too many requests of the tenant wait.
             InvalidApiKey: the key or the session of the request has ended while it waited for the slot, or
-                while it held it. At the end of the context, the slot is free by then.
+                while it held it. The slot is released before that last check.
         """
         tenant = tenant_of_request()
         with pause_request():

@@ -62,13 +62,13 @@ def render(event: Event, position: object) -> bytes:
     assert kind is not None
     version_id, about = event.get("version_id"), event["speaker"]
     slug = SpeakerId.parse(about).slug if about else None
-    known_by = event.get("first_id", version_id)
+    voice_id = event.get("first_id", version_id)  # the id of any version also finds its voice
     shown = RegistryEvent(
         id=str(position),
         type=kind,
         at=float(event["at"]),
         voice_slug=slug,
-        voice_id=str(VoiceId(known_by, slug)) if known_by and slug else None,
+        voice_id=str(VoiceId(voice_id, slug)) if voice_id and slug else None,
         version_id=version_id,
         version=int(event["version"]) if "version" in event else None,
         alias=event.get("alias"),

@@ -102,7 +102,9 @@ class BucketStore:
             try:
                 obstore.head(self._without_retries, key)
             except (BaseError, OSError):
-                return None  # the answer has no body that would say why, as that of `get` has
+                # The answer to HEAD has no body, so it does not tell a missing object from a missing bucket.
+                # `get` does.
+                return None
             return obstore.sign(self._client, "GET", key, timedelta(seconds=seconds))
 
     def folders(self, prefix: str) -> builtins.list[str]:

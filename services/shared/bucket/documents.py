@@ -130,7 +130,7 @@ class Documents:
         key: str,
         decide: Decide,
         *,
-        done: IsMade,
+        is_made: IsMade,
         base: Base | None = None,
         known_revision: int = 0,
         until: float | None = None,
@@ -141,8 +141,8 @@ class Documents:
         Returns the newest document that was found. If the reply was lost, others may have changed it since.
 
         Args:
-            done: returns whether a body contains this change already. If the reply was lost and `done` can
-                no longer tell, the change is not decided again, because it could be made twice.
+            is_made: returns whether a body contains this change already. If the reply was lost and `is_made`
+                can no longer tell, the change is not decided again, because it could be made twice.
             base: a copy of the document from elsewhere. An outdated copy costs a conflict. If `decide`
                 refuses it or leaves it unchanged, it decides again on the bucket's document, because no
                 conflict would show that the copy is outdated.
@@ -174,9 +174,10 @@ class Documents:
                 return Base(body, etag, base.revision + 1, sound=True)
             except (Moved, Unavailable) as error:
                 failure = error
+            # StoreFull is among these errors: the disk may get full right after the change was made.
             reply_lost = reply_lost or isinstance(failure, Unavailable)
             found = self._read_again(key, base, until, tried, is_damaged)
-            if _is_made(found, done, base.revision + 1, reply_lost=reply_lost):
+            if _has_change(found, is_made, base.revision + 1, reply_lost=reply_lost):
                 return found  # an earlier attempt succeeded, and its reply was lost
             if isinstance(failure, StoreFull):
                 raise failure
@@ -232,12 +233,12 @@ class Documents:
             raise Unavailable(otherwise, retry_after_seconds=_RETRY_AFTER_SECONDS)
 
 
-def _is_made(found: Base, done: IsMade, revision: int, *, reply_lost: bool) -> bool:
+def _has_change(found: Base, is_made: IsMade, revision: int, *, reply_lost: bool) -> bool:
     """Return whether a document contains the change that would have made this revision.
 
     Raises `Unavailable` if the reply of the change was lost, and the document can no longer tell.
     """
-    made = False if found.body is None or found.damaged else done(found.body, revision)
+    made = False if found.body is None or found.damaged else is_made(found.body, revision)
     if made is None and reply_lost:
         raise Unavailable(_OUTCOME_UNKNOWN, retry_after_seconds=_RETRY_AFTER_SECONDS)
     return bool(made)

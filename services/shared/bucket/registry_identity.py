@@ -90,7 +90,7 @@ def adopt(
         before = RegistryDocument() if base.damaged else _parse_any(base)
         return _made(before, identity, settings, now(), did="adopt").to_bytes()
 
-    changed = documents.change(REGISTRY, decide, done=lambda body, _: _holds(body, identity))
+    changed = documents.change(REGISTRY, decide, is_made=lambda body, _: _holds(body, identity))
     log.info("bucket.adopted", name=recorded_name(settings), identity=identity)
     return _parse(changed)
 
@@ -132,7 +132,7 @@ def _claim(
             return None
         return _made(RegistryDocument(), identity, settings, now(), did="claim").to_bytes()
 
-    claimed = documents.change(REGISTRY, decide, done=lambda body, _: _holds(body, identity))
+    claimed = documents.change(REGISTRY, decide, is_made=lambda body, _: _holds(body, identity))
     document = _parse(claimed)
     log.info("bucket.claimed", name=document.name, identity=document.identity)
     return document

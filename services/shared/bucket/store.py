@@ -121,7 +121,7 @@ class Store(Protocol):
 
     def address(self, key: str, seconds: int) -> str | None:
         """Return a URL at which anyone can get the object for this many seconds. Returns None if the store
-        has no such URLs, or does not answer that the object exists: `get` raises the error for that.
+        has no such URLs, or did not confirm that the object exists. `get` then raises the error.
         """
         ...
 

@@ -14,10 +14,11 @@ _STOPS = (signal.SIGTERM, signal.SIGINT)
 
 def end_process(status: int) -> NoReturn:
     """End the process at once, whatever its threads do. Its log lines are written first."""
-    logging.shutdown()
-    for stream in (sys.stdout, sys.stderr):
-        with suppress(OSError, ValueError, RuntimeError):  # the last one if a signal interrupted a write
-            stream.flush()
+    for write_out in (logging.shutdown, sys.stdout.flush, sys.stderr.flush):
+        # The process must end all the same. For example, if a signal interrupted a write to a stream,
+        # flushing that stream raises RuntimeError.
+        with suppress(Exception):
+            write_out()
     os._exit(status)
 
 

@@ -30,6 +30,8 @@ class SpeakerEvent:
 def events_between(before: SpeakerDocument, after: SpeakerDocument) -> tuple[SpeakerEvent, ...]:
     """Return the events of a change. A change without any visible effect becomes a `voice.updated` event.
 
+    Events after which no version may be left carry `first_id`, so that clients can tell which voice is meant.
+
     Args:
         before: the document that the view held. If the view lacked the speaker, only the first revision
             counts as a change.
@@ -42,11 +44,11 @@ def events_between(before: SpeakerDocument, after: SpeakerDocument) -> tuple[Spe
 def _events(before: SpeakerDocument, after: SpeakerDocument) -> Iterator[SpeakerEvent]:
     same_life = before.live and after.live and before.marks.life == after.marks.life
     old = {version.vuid: version for version in before.versions} if same_life else {}
-    first = {"first_id": before.first_id} if before.first_id else {}
+    known_as = {"first_id": before.first_id} if before.first_id else {}
     if before.live and not same_life:
-        yield SpeakerEvent("voice.deleted", True, first)
+        yield SpeakerEvent("voice.deleted", True, known_as)
     if same_life and old.keys() - {version.vuid for version in after.versions}:
-        yield SpeakerEvent("versions.removed", True, first)
+        yield SpeakerEvent("versions.removed", True, known_as)
     if after.live and not same_life:
         yield SpeakerEvent(CREATED)
     if same_life and after.about.pinned and not before.about.pinned:

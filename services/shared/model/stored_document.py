@@ -16,7 +16,7 @@ KNOWN_NEEDS: frozenset[str] = frozenset()
 """The words in `needs` that this release understands."""
 KEPT_CHANGES = 32
 """Largest number of change ids that a document keeps. They show whether a change was made whose reply was
-lost. If as many others have followed until the document is read again, the outcome of the change counts as
+lost. If that many other changes follow before the document is read again, the outcome of the change counts as
 unknown.
 """
 FAR_ABOVE = 1_000
@@ -108,8 +108,8 @@ class StoredDocument(Record):
         """
         if change_id in self.changes:
             return True
-        has_dropped_any = len(self.changes) >= KEPT_CHANGES
-        return None if has_dropped_any and min(self.changes.values()) > revision else False
+        may_have_dropped = len(self.changes) >= KEPT_CHANGES and min(self.changes.values()) > revision
+        return None if may_have_dropped else False
 
 
 def _refuse_newer(members: dict[str, object]) -> None:

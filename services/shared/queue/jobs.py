@@ -9,7 +9,6 @@ from contextlib import suppress
 from functools import partial
 from typing import Any, Protocol
 
-from services.shared.bucket.documents import BeforeCommit
 from services.shared.model.clock import Clock
 from services.shared.model.records import Version
 from services.shared.model.speaker import OpenJob, SpeakerId
@@ -61,9 +60,10 @@ class Jobs:
     ) -> None:
         self.records = records
         self.seen = SeenJobs()
-        self.before_order: BeforeCommit = lambda: None
-        """A function that is called right before a caller's request opens a job, and that raises an error of
-        the registry to refuse it. The API uses it to check that the caller may still do so.
+        self.before_open: Callable[[], None] = lambda: None
+        """`extract` calls this function right before it opens a job for a caller's request. The function
+        raises an error of the registry to refuse that. `Jobs.open` does not call it, because housekeeping,
+        repairs and campaigns open jobs for no caller.
         """
         self._claims = claims
         self._dispatcher = dispatcher

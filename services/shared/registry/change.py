@@ -145,7 +145,7 @@ class Change:
             committed = self._documents.stored.change(
                 document_key(self._speaker_id),
                 next_body,
-                done=self._is_done(done),
+                is_made=self._is_made(done),
                 base=self._start(),
                 until=self.until,
                 is_damaged=self._is_damaged,
@@ -215,7 +215,7 @@ class Change:
         known = SpeakerDocument.parse(copy.body) if copy.body else None
         return SpeakerDocument.after_damage(known, self._now())
 
-    def _is_done(self, done: Done | None) -> IsMade:
+    def _is_made(self, done: Done | None) -> IsMade:
         def holds(body: bytes, revision: int) -> bool | None:
             try:
                 document = SpeakerDocument.parse(body)

@@ -33,7 +33,7 @@ def extract(
         The id of the job for each profile whose artifact is being made.
 
     Raises:
-        ProfileUnknown. Errors that `before_order` of the jobs raises are passed on.
+        ProfileUnknown. Errors that `before_open` of the jobs raises are passed on.
         CacheUnsupported: nothing can be extracted for one of the profiles. Then no job is opened.
         QuotaExceeded: an artifact already has `max_builds` builds.
     """
@@ -47,7 +47,7 @@ def extract(
             continue
         fingerprint = profiles.fingerprint(name)
         check_builds(version, name, fingerprint, max_builds)
-        jobs.before_order()
+        jobs.before_open()
         opened[name] = jobs.open(speaker.id, version, name, fingerprint, forced=force).job_id
     return opened
 

@@ -149,7 +149,7 @@ class SharedDocuments:
         committed = self._documents.change(
             path,
             next_body,
-            done=_done(kind, done, change_id),
+            is_made=_is_made(kind, done, change_id),
             known_revision=self._copied_revision(kind, path),
             is_damaged=lambda base: _is_damaged(kind, path, base),
         )
@@ -277,7 +277,7 @@ def _is_damaged(kind: type[D], path: str, base: Base) -> bool:
     return False
 
 
-def _done(kind: type[D], done: Callable[[D], bool] | None, change_id: str) -> IsMade:
+def _is_made(kind: type[D], done: Callable[[D], bool] | None, change_id: str) -> IsMade:
     def holds(body: bytes, revision: int) -> bool | None:
         try:
             document = kind.parse(body)

@@ -127,7 +127,7 @@ class ViewDocument:
 
         try:
             changed = self._documents.change(
-                VIEW, decide, base=named.base, done=lambda body, _: json.loads(body).get("nonce") == nonce
+                VIEW, decide, base=named.base, is_made=lambda body, _: json.loads(body).get("nonce") == nonce
             )
         except Conflict:
             self.seen = None

@@ -318,16 +318,56 @@ def test_a_crowd_of_new_voices_is_fetched_by_few_threads(gateway: ModuleType):
     assert 1 < most <= gateway.MAX_FETCHES
 
 
-@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("can't start new thread")])
-def test_a_gateway_that_is_short_of_memory_or_threads_says_so(gateway: ModuleType, error: Exception):
-    """Clients of OpenAI's API can read the refusal, and try again."""
+def test_a_request_does_not_wait_long_until_it_may_fetch_its_voice(
+    gateway: ModuleType, monkeypatch: pytest.MonkeyPatch
+):
+    """While the registry hangs, the last of a crowd would otherwise wait for minutes."""
+    monkeypatch.setattr(gateway, "MAX_FETCHES", 1)
+    monkeypatch.setattr(gateway, "MAX_WAIT_SECONDS", 0.1)
+    answers = threading.Event()
 
     def fetch(_: str) -> object:
+        answers.wait(20)
+        raise VoiceNotFound("gone")
+
+    async def ask_in_turn() -> list[int]:
+        app = gateway.Gateway(knowing_all_voices(fetch), "http://tts.test").app
+        async with httpx.AsyncClient(
+            transport=httpx.ASGITransport(app), base_url="http://g", timeout=30
+        ) as client:
+            first = asyncio.create_task(client.post(SPEECH, json={"voice": "first"}))
+            await asyncio.sleep(0.05)
+            try:
+                second = await asyncio.wait_for(client.post(SPEECH, json={"voice": "second"}), 5)
+            finally:
+                answers.set()
+            third = await client.post(SPEECH, json={"voice": "third"})
+            return [one.status_code for one in (await first, second, third)]
+
+    assert asyncio.run(ask_in_turn()) == [404, 503, 404]
+
+
+@pytest.mark.parametrize("error", [MemoryError(), RuntimeError("can't start new thread")])
+@pytest.mark.parametrize("step", ["fetching", "sending"])
+def test_a_gateway_that_is_short_of_memory_or_threads_says_so(
+    gateway: ModuleType, caplog: pytest.LogCaptureFixture, step: str, error: Exception
+):
+    """Clients of OpenAI's API can read the refusal, and try again. An operator can read where it comes from:
+    the look-up of the server's address takes a thread as well, and other causes have the same errors.
+    """
+
+    def fail(_: object) -> Any:
         raise error
 
-    with TestClient(gateway.Gateway(knowing_all_voices(fetch), "http://tts.test").app) as client:
-        refused = say(client)
+    def fetch(voice: str) -> object:
+        return fail(voice) if step == "fetching" else {"ref_audio": "data:,"}
+
+    short = gateway.Gateway(knowing_all_voices(fetch), "http://tts.test")
+    short._http = httpx.AsyncClient(base_url="http://tts.test", transport=httpx.MockTransport(fail))
+    refused = say(TestClient(short.app))
     assert (refused.status_code, refused.json()["error"]["code"]) == (503, "unavailable")
+    [logged] = [one for one in caplog.records if one.name == "gateway"]
+    assert logged.exc_info is not None
 
 
 def test_no_error_ends_the_looks_at_the_registry(gateway: ModuleType, caplog: pytest.LogCaptureFixture):

@@ -3,6 +3,7 @@ the key opens nothing any more, and that includes requests that began before it.
 that a person ends by signing out.
 """
 
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -13,6 +14,7 @@ import httpx
 import pytest
 
 from services.registry_api.keys.revoke import revoke as revoke_key
+from services.registry_api.serving import recheck
 from services.shared.audio import DecodedClip
 from services.shared.model.speaker import SpeakerId
 from tests.integration.api import raw
@@ -208,6 +210,7 @@ def at_slow_bucket(closed: Registry, ask: Callable[[], httpx.Response]) -> Itera
     def read_slowly(speaker_ids: Sequence[SpeakerId]) -> list[Any]:
         is_reading.set()
         assert goes_on.wait(30)
+        time.sleep(2 * recheck._BRIEF_SECONDS)  # a request that goes on sooner has not waited
         return list(read_many(speaker_ids))
 
     with pytest.MonkeyPatch.context() as patches, ThreadPoolExecutor(1) as threads:
