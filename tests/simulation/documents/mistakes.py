@@ -73,7 +73,7 @@ MISTAKES: dict[str, Caught] = {
     ),
     "no change has an id": Caught(
         owner=documents,
-        function="_is_made",
+        function="_has_change",
         changes={"return bool(made)": "return False"},
         found_as="^8: one .* was made twice",
         theme="lost replies",
