@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 from speaker_registry.artifact import TensorSpec
 
 __all__ = [
+    "NO_WEIGHTS",
     "Checkpoint",
     "Dtype",
     "Engine",
@@ -33,11 +34,26 @@ _File = Annotated[str, StringConstraints(pattern=r"^\w[\w.-]*(/\w[\w.-]*)*$")]
 _Sha256 = Annotated[str, StringConstraints(pattern="^[0-9a-f]{64}$")]
 
 NO_WEIGHTS: Mapping[str, bool] = {"untrained": False}
-"""What the fingerprint of an engine without weights says about them."""
+"""The value of `weights` in the `fingerprint_inputs` of an engine without weights. Any other value counts as
+weights.
+"""
 Dtype = Literal["float32", "bfloat16"]
 """The number format that an encoder computes in."""
 Prepared = TypeVar("Prepared")
 Encoded = TypeVar("Encoded")
+
+
+def kind_of_weights(weights: object, *, untrained: bool, custom: bool) -> str:
+    """Return the kind of weights that an encoder has: `untrained`, `none`, `custom` or `published`.
+
+    Args:
+        weights: The value of `weights` in its `fingerprint_inputs`.
+    """
+    if untrained:
+        return "untrained"
+    if weights == NO_WEIGHTS:
+        return "none"
+    return "custom" if custom else "published"
 
 
 class PublishedWeights(BaseModel):
@@ -196,7 +212,7 @@ class Engine(ABC, Generic[Prepared, Encoded]):
     @abstractmethod
     def fingerprint_inputs(self) -> Mapping[str, Any]:
         """Everything that can change a result besides the clip, the profile's name, `code_version`, the dtype
-        and the resampler, as JSON values. `weights` is required: `{"untrained": False}` for an engine without
+        and the resampler, as JSON values. `weights` is required: `NO_WEIGHTS` for an engine without
         weights, `{"untrained": True, "seed": …}` for random ones, else `Checkpoint.fingerprint_inputs`.
         """
 

@@ -88,8 +88,8 @@ class SpeakerRegistryError(Exception):
         self.request_id: str | None = None
         """Id of the failed request. The SDK sets it from the answer."""
         self.is_foreign = False
-        """True if the SDK got an answer that is no error of the registry, such as the page of a proxy. The
-        class then follows from the status alone.
+        """True if the answer carried no error document of the registry, for example because a proxy sent it.
+        The class then follows from the status alone.
         """
 
 

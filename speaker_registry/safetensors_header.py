@@ -9,6 +9,7 @@ import struct
 from typing import Any
 
 from speaker_registry.errors import InvalidArtifact
+from speaker_registry.json_objects import without_duplicates
 
 MAX_HEADER_BYTES = 64 * 1024
 
@@ -48,13 +49,3 @@ def read_metadata(data: bytes) -> dict[str, str]:
     metadata = read_header(data).get("__metadata__")
     entries = metadata.items() if isinstance(metadata, dict) else ()
     return {key: value for key, value in entries if isinstance(value, str)}
-
-
-def without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Make a dict of the members of a JSON object, as an `object_pairs_hook` of `json.loads`. Raises
-    `ValueError` for a duplicate key, because readers do not agree which of its values counts.
-    """
-    result = dict(pairs)
-    if len(result) != len(pairs):
-        raise ValueError("duplicate key")
-    return result

@@ -5,7 +5,7 @@ from typing import Any
 from loudness import FRAMES_PER_SECOND
 from torch import Tensor
 
-from speaker_registry.engine import Engine, Loading, ReferenceAudio
+from speaker_registry.engine import NO_WEIGHTS, Engine, Loading, ReferenceAudio
 
 FLOOR = 1e-5
 """The root mean square of the quietest level, -100 dB."""
@@ -26,7 +26,7 @@ class LoudnessEngine(Engine[Tensor, Tensor]):
     @property
     def fingerprint_inputs(self) -> dict[str, Any]:
         """Everything that changes a result. An artifact made with other inputs is not served as current."""
-        return {"weights": {"untrained": False}, "hop": self._hop, "floor": FLOOR}
+        return {"weights": NO_WEIGHTS, "hop": self._hop, "floor": FLOOR}
 
     def prepare(self, clip: ReferenceAudio) -> Tensor:
         """Return float32 [N] at 16 kHz. Raises `AudioTooShort` below one frame."""

@@ -175,7 +175,7 @@ def _add_start(command: argparse.ArgumentParser) -> None:
     command.add_argument("--wait", action="store_true", help="wait until the campaign is over")
 
 
-_ONE = (add_profile, _add_campaign)
+_ONE_CAMPAIGN = (add_profile, _add_campaign)
 _CAMPAIGN_COMMANDS = (
     Command(
         "start",
@@ -186,11 +186,11 @@ _CAMPAIGN_COMMANDS = (
     Command(
         "list", list_campaigns, "List the campaigns of a profile, newest first.", [add_profile, add_limit]
     ),
-    Command("show", show, "Show a campaign, its progress and its sample.", _ONE),
-    Command("wait", wait, "Wait until a campaign is over.", [*_ONE, _add_waiting]),
-    Command("pause", pause, "Pause a campaign, so that it begins no further voices.", _ONE),
-    Command("resume", resume, "Resume a paused campaign.", _ONE),
-    Command("cancel", cancel, "Cancel a campaign. The artifacts that it has made stay.", _ONE),
+    Command("show", show, "Show a campaign, its progress and its sample.", _ONE_CAMPAIGN),
+    Command("wait", wait, "Wait until a campaign is over.", [*_ONE_CAMPAIGN, _add_waiting]),
+    Command("pause", pause, "Pause a campaign, so that it begins no further voices.", _ONE_CAMPAIGN),
+    Command("resume", resume, "Resume a paused campaign.", _ONE_CAMPAIGN),
+    Command("cancel", cancel, "Cancel a campaign. The artifacts that it has made stay.", _ONE_CAMPAIGN),
 )
 
 COMMANDS = (Command("campaigns", None, "Prepare the promotion of an encoder.", commands=_CAMPAIGN_COMMANDS),)

@@ -195,7 +195,7 @@ def _add_logout(command: argparse.ArgumentParser) -> None:
     command.add_argument("name", metavar="NAME", nargs="?", help="context (default: the current one)")
 
 
-def _add_name(command: argparse.ArgumentParser) -> None:
+def _add_context(command: argparse.ArgumentParser) -> None:
     command.add_argument("name", metavar="NAME", help="context, see contexts list")
 
 
@@ -205,8 +205,8 @@ _LOGIN = (
 )
 _CONTEXT_COMMANDS = (
     Command("list", list_contexts, "List the kept registries, without their keys.", local=True),
-    Command("use", use_context, "Make a context the current one.", [_add_name], local=True),
-    Command("remove", remove_context, "Remove a context with its key.", [_add_name, add_yes], local=True),
+    Command("use", use_context, "Make a context the current one.", [_add_context], local=True),
+    Command("remove", remove_context, "Remove a context with its key.", [_add_context, add_yes], local=True),
 )
 
 COMMANDS = (

@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import math
 import sys
+import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
 _MAX_SILENT_SECONDS = 5.0
 """Pauses are announced once they add up to this much."""
+_FORGOTTEN_AFTER_SECONDS = 60.0
+"""A pause does not add to earlier ones if the last of them began longer ago than this."""
 
 
 def wait_ready(
@@ -81,20 +84,25 @@ def counting(title: str, total: int, *, quiet: bool) -> Iterator[Callable[[objec
 
 
 class PauseNotices:
-    """Announces pauses that the registry asks for on standard error. It is called before each of them. Short
-    pauses are announced only when they add up.
+    """Announces on standard error the pauses that the registry asks for. Call it before each pause. Short
+    pauses are announced once they add up to `_MAX_SILENT_SECONDS`.
     """
 
-    def __init__(self) -> None:
-        self._silent_seconds = 0.0
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock, self._last_at, self._silent_seconds = clock, clock(), 0.0
 
     def __call__(self, error: SpeakerRegistryError, seconds: float) -> None:
+        now = self._clock()
+        if now - self._last_at > _FORGOTTEN_AFTER_SECONDS:
+            self._silent_seconds = 0.0
+        self._last_at = now
         self._silent_seconds += seconds
         if self._silent_seconds < _MAX_SILENT_SECONDS:
             return
         self._silent_seconds = 0.0
         from tqdm import tqdm  # noqa: PLC0415  only pauses and progress bars need it
 
-        notice = f"waiting {math.ceil(seconds)} s, as the registry asks: {error}"
+        asked = error.retry_after_seconds or seconds  # more than `seconds` if a pause gets longer
+        notice = f"waiting {math.ceil(asked)} s, as the registry asks: {error}"
         # A progress bar that is on the terminal is drawn anew below the notice.
         tqdm.write(f"{PROGRAM}: {printable(notice)}", file=sys.stderr)

@@ -189,15 +189,12 @@ _STATES = ("ready", "processing", "pending", "failed")
 
 
 def _weights(profile: "Profile") -> str:
-    from speaker_registry.engine import NO_WEIGHTS  # noqa: PLC0415  loads numpy, which --help does not need
+    from speaker_registry.engine import kind_of_weights  # noqa: PLC0415  loads numpy; --help does not need it
 
     if profile.fingerprint is None:
         return "-"  # no worker has announced an encoder
-    if profile.untrained:
-        return "untrained"
-    if profile.extractor.get("weights") == NO_WEIGHTS:
-        return "none"
-    return "custom" if profile.custom_weights else "published"
+    weights = profile.extractor.get("weights")
+    return kind_of_weights(weights, untrained=profile.untrained, custom=profile.custom_weights)
 
 
 def _profile_document(profile: "Profile", voices: Voices | None) -> dict[str, object]:

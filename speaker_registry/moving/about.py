@@ -12,7 +12,7 @@ from itertools import takewhile
 from speaker_registry.client import RegistryClient
 from speaker_registry.errors import PermissionDenied, SpeakerRegistryError, VoiceDeleted, VoiceNotFound
 from speaker_registry.moving.archive_records import VoiceRecord
-from speaker_registry.moving.faults import asks_to_wait, concerns_one_voice
+from speaker_registry.moving.faults import asked_pause, concerns_one_voice
 from speaker_registry.schemas import VoiceChange
 
 _TITLE = "description, labels, pin and promotion policy"
@@ -93,7 +93,7 @@ def apply_record(client: RegistryClient, name: str, record: VoiceRecord) -> Spea
 
     Raises:
         VoiceDeleted, VoiceNotFound: The voice was deleted meanwhile.
-        SpeakerRegistryError: The registry asks to come back later, cannot be reached or refuses the API key.
+        SpeakerRegistryError: The registry asks to come back soon, cannot be reached or refuses the API key.
     """
     faults = list[tuple[str, SpeakerRegistryError]]()
     for title, step in _steps(client, name, record):
@@ -103,7 +103,8 @@ def apply_record(client: RegistryClient, name: str, record: VoiceRecord) -> Spea
             raise
         except SpeakerRegistryError as error:
             # The key may register versions, so a permission that it lacks is no reason to end the import.
-            if asks_to_wait(error) or not (concerns_one_voice(error) or isinstance(error, PermissionDenied)):
+            concerns_record = concerns_one_voice(error) or isinstance(error, PermissionDenied)
+            if asked_pause(error) is not None or not concerns_record:
                 raise
             faults.append((title, error))
     if not faults:

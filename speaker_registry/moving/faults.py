@@ -20,18 +20,20 @@ from speaker_registry.errors import (
 MAX_PAUSES = 60
 """Maximum number of pauses of one call at the registry's request. Rate limits are per minute."""
 MAX_PAUSE_SECONDS = 120.0
-"""A registry that asks for a longer pause, for example during maintenance, is not waited for: whoever started
-the command should hear of it.
+"""Longest pause that a command makes at the registry's request. If the registry asks for more, for example
+during maintenance, the command ends with the registry's message.
 """
 OnPause = Callable[[SpeakerRegistryError, float], object]
-"""Called before a pause, with the registry's answer and the seconds."""
+"""Called before a pause, with the registry's answer and the seconds by which the wait gets longer."""
 Result = TypeVar("Result")
 
 
-def asks_to_wait(error: SpeakerRegistryError) -> bool:
-    """Return whether the registry asked to come back soon (429 or 503, with `Retry-After`)."""
+def asked_pause(error: SpeakerRegistryError) -> float | None:
+    """Return the seconds after which the registry asked to come back (429 or 503, with `Retry-After`). Return
+    None if it did not ask, or asked for more than `MAX_PAUSE_SECONDS`.
+    """
     seconds = error.retry_after_seconds
-    return error.retryable and seconds is not None and seconds <= MAX_PAUSE_SECONDS
+    return seconds if error.retryable and seconds is not None and seconds <= MAX_PAUSE_SECONDS else None
 
 
 def concerns_one_voice(error: SpeakerRegistryError) -> bool:
@@ -72,9 +74,9 @@ class Pauses:
                 return call()
             except SpeakerRegistryError as error:
                 unavailable += isinstance(error, Unavailable)
-                if not asks_to_wait(error) or unavailable > max_unavailable:
+                seconds = asked_pause(error)
+                if seconds is None or unavailable > max_unavailable:
                     raise
-                seconds = error.retry_after_seconds or 0.0
                 self.on_pause(error, seconds)
                 self.sleep(seconds)
         return call()

@@ -55,7 +55,7 @@ def read_text_inside(folder: Path, name: str) -> str:
 
 def _check_path(folder: Path, name: str) -> None:
     path = PurePosixPath(name)
-    if not _can_be_named(name):
+    if not _is_possible_file_name(name):
         raise InvalidRequest(
             f"{name[:80]!a} cannot be the name of a file; accepted: Unicode text without U+0000"
         )
@@ -72,7 +72,7 @@ def _check_path(folder: Path, name: str) -> None:
         raise InvalidRequest(f"{name!a} is a symbolic link or leads through one; accepted: regular files")
 
 
-def _can_be_named(name: str) -> bool:
+def _is_possible_file_name(name: str) -> bool:
     try:
         return b"\0" not in os.fsencode(name)
     except UnicodeEncodeError:

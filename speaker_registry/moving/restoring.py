@@ -98,9 +98,11 @@ class _Target:
             VoiceDeleted: They are those of another voice than before.
         """
         self.check(there)
+        if self.voice_id is None:
+            self.refusal = None  # it may only have been that the name was taken meanwhile
         self.voice_id = there[0].voice_id if there else None
         self.versions = [_Identity.of(version) for version in there]
-        self.refusal, self.keeps_numbers = None, True
+        self.keeps_numbers = True
 
     def renumber(self, reason: str) -> None:
         """Let the registry assign numbers, creation times and ids from now on, because it refused others."""
@@ -171,7 +173,7 @@ class Restoring:
             VoiceDeleted, VoiceNotFound: The voice was deleted meanwhile.
         """
         numbers, known_as = self._target.numbers, self._known_as(client)
-        notes = self._not_kept()
+        notes = self._identity_notes()
         # This comes before the artifacts, so that the bare name never leads engines to another version.
         difference = self._difference(client, known_as)
         notes += difference.notes
@@ -220,7 +222,7 @@ class Restoring:
             self._check_same(client, version, archived)
 
     def _planned(self, client: RegistryClient) -> Result:
-        if len(self._target.numbers) < len(self.voice.versions):
+        if len(self._target.versions) < len(self.voice.versions):
             return Result(where=self.where, name=self.title, state="planned")
         difference = self._difference(client, self._known_as(client))
         state: State = "planned" if difference.restorable.has_content else "unchanged"
@@ -263,7 +265,7 @@ class Restoring:
         can tell whether the name itself is taken.
 
         Raises:
-            PayloadTooLarge, Unavailable: Something else than the registry refused the request.
+            PayloadTooLarge, Unavailable: Something other than the registry refused the request.
         """
         try:
             return _restore_with_id(client, record, source, self._target)
@@ -271,15 +273,17 @@ class Restoring:
             raise
         except (Conflict, InvalidRequest, NotFound, PermissionDenied) as error:
             if error.is_foreign:
-                raise _in_between(error) from error
+                if isinstance(error, PayloadTooLarge):
+                    raise  # it concerns this voice alone; any other refusal would meet all voices
+                raise _refused_on_the_way(error) from error
             if isinstance(error, PermissionDenied):
                 self.permission.refusal = error.message
             self._target.renumber(error.message)
             return None
 
-    def _not_kept(self) -> list[str]:
-        """Return what the report says of numbers, creation times and ids that are not those of the
-        archive.
+    def _identity_notes(self) -> list[str]:
+        """Return notes for the report: which numbers, creation times and ids differ from the archive, and
+        why.
         """
         records = map(self.archive.record, self.voice.versions)
         pairs = list(zip(records, self._target.versions, strict=False))
@@ -354,18 +358,16 @@ def _restore_with_id(
         return put(None)
 
 
-def _in_between(error: SpeakerRegistryError) -> SpeakerRegistryError:
-    """Return the error to raise for a request that something else than the registry refused. The registry may
-    keep the version's number, so the version must not get another one.
-
-    A request that is too large concerns one voice. Any other refusal would meet all voices.
+def _refused_on_the_way(error: SpeakerRegistryError) -> Unavailable:
+    """Return the error that ends the import when something other than the registry refused a `PUT`. The
+    registry itself might keep the version's number, so the version must not get another one.
     """
-    if isinstance(error, PayloadTooLarge):
-        return error
-    return Unavailable(
+    refusal = Unavailable(
         f"a version could not be registered under its number, because {error.message}. A proxy in between "
         "may refuse PUT requests"
     )
+    refusal.request_id = error.request_id
+    return refusal
 
 
 def _register(client: RegistryClient, record: VersionRecord, source: Source, target: _Target) -> Registration:
@@ -375,7 +377,7 @@ def _register(client: RegistryClient, record: VersionRecord, source: Source, tar
         record.name,
         source,
         record.texts,
-        after=target.numbers[-1] if target.numbers else 0,
+        after=target.versions[-1].number if target.versions else 0,
         dedupe=False,  # so that two equal versions of the archive stay two versions
         voice_id=target.voice_id,
         only_new=target.voice_id is None,

@@ -20,11 +20,12 @@ import numpy as np
 
 from speaker_registry.artifact import read_tensors
 from speaker_registry.errors import InvalidEmbedding, InvalidRequest, SpeakerRegistryError
+from speaker_registry.json_objects import without_duplicates
 from speaker_registry.moving import FORMATS
 from speaker_registry.moving.candidates import Found, Source, Texts, Unusable, candidate
 from speaker_registry.moving.plain_files import read_inside, read_text_inside
 from speaker_registry.names import key_of_name
-from speaker_registry.safetensors_header import MAX_HEADER_BYTES, read_metadata, without_duplicates
+from speaker_registry.safetensors_header import MAX_HEADER_BYTES, read_metadata
 from speaker_registry.session import MAX_CLIP_BYTES
 
 CLIP_SUFFIXES = frozenset({".wav", ".flac", ".mp3", ".ogg", ".oga", ".opus", ".aac", ".m4a", ".mp4", ".webm"})

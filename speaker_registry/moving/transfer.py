@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal, Protocol
 
 import numpy as np
@@ -21,7 +22,7 @@ from speaker_registry.client import RegistryClient
 from speaker_registry.errors import SpeakerRegistryError, Unavailable, VoiceNotFound
 from speaker_registry.moving.archive_records import VersionRecord
 from speaker_registry.moving.candidates import Candidate, Source, Texts
-from speaker_registry.moving.faults import MAX_PAUSES, OnPause, asks_to_wait, concerns_one_voice
+from speaker_registry.moving.faults import OnPause, Pauses, concerns_one_voice
 from speaker_registry.names import key_of_name, parse_speaker_name
 from speaker_registry.schemas import VoiceVersion
 
@@ -267,21 +268,20 @@ class Transfer:
             return None if self._stop.is_set() else next(waiting, None)
 
     def _result(self, task: Task) -> Result:
-        for _ in range(MAX_PAUSES):
-            self._pause()
-            try:
-                return task.run(self.client, dry_run=self.dry_run)
-            except SpeakerRegistryError as error:
-                if not asks_to_wait(error):
-                    return self._refused(task, error)
-                refusal = error
-                self._ask_to_pause(error)
-        return self._refused(task, refusal)
+        pauses = Pauses(on_pause=self._ask_to_pause, sleep=lambda _: None)  # `_try` pauses
+        try:
+            return pauses.retry(partial(self._try, task))
+        except SpeakerRegistryError as error:
+            return self._refused(task, error)
 
-    def _ask_to_pause(self, error: SpeakerRegistryError) -> None:
+    def _try(self, task: Task) -> Result:
+        self._pause()
+        return task.run(self.client, dry_run=self.dry_run)
+
+    def _ask_to_pause(self, error: SpeakerRegistryError, seconds: float) -> None:
         with self._lock:
             now = self.clock()
-            resume_at = now + (error.retry_after_seconds or 0.0)
+            resume_at = now + seconds
             longer = resume_at - max(self._resume_at, now)
             if longer > 0:
                 self._resume_at = resume_at

@@ -140,8 +140,9 @@ class RegistryEvent(Schema):
     voice_slug: str | None = None
     """The voice: its name's key if that is plain, else `x-` and a hash of it. See `names.slug_of`."""
     voice_id: str | None = None
-    """An id that routes accept for the voice until it is deleted. In `voice.deleted` and `versions.removed`
-    it is the `id` that answers gave the voice.
+    """An id of the voice, which routes accept until the voice is deleted. In `voice.deleted` and
+    `versions.removed` it is the `id` of the voice. In other events it may be made from the id of another of
+    its versions.
     """
     version_id: str | None = None
     version: int | None = None

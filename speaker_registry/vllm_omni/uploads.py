@@ -265,7 +265,7 @@ class UploadedVoices:
     def _info(self, versioned: str, entry: ManifestEntry, registry: str) -> Info:
         """Return the record of a version, and write its file unless the server has it."""
         path = self._path_of(entry)
-        # Asked at first: another process of the server may write the file while the clip is fetched.
+        # Checked before the fetch: a file that another process of the server writes meanwhile is readable.
         was_there = path.exists()
         header = _header_of(path)
         if _MARK not in header:

@@ -180,9 +180,9 @@ def test_a_mistake_in_a_file_is_refused(folder: Path, written: dict[str, Any], m
 def test_a_name_that_is_used_twice_is_refused(folder: Path):
     """The later of two would replace the earlier one without a word, in one file or in two."""
     (folder / "one.json").write_text('{"responses": {"get": {"404": {}, "404": {}}}}')
-    with pytest.raises(ValueError, match="one name: 404"):
+    with pytest.raises(ValueError, match="duplicate key '404'"):
         responses("get")
     (folder / "one.json").write_text('{"values": {"voice": 1}}')
     (folder / "two.json").write_text('{"values": {"voice": 2}}')
-    with pytest.raises(ValueError, match="one name: voice"):
+    with pytest.raises(ValueError, match="duplicate key 'voice'"):
         responses("get")

@@ -20,7 +20,6 @@ from rq.utils import utcparse
 
 from services.registry_api.maintenance.sweep import SWEPT
 from services.shared.model.encoders import Encoder
-from services.shared.model.fingerprint import Fingerprint
 from services.shared.model.profiles import ProfileCatalogue
 from services.shared.queue.rq_jobs import PICTURES_QUEUE, QUARANTINE_KEY, JobQueue, job_key, queue_name
 from services.shared.registry.profile_records import ProfileRecords
@@ -28,6 +27,7 @@ from services.shared.telemetry import metrics
 from services.shared.view.away import ViewAway
 from services.shared.view.copies import SpeakerView
 from services.shared.view.workers import Workers
+from speaker_registry.engine import kind_of_weights
 from speaker_registry.errors import Unavailable
 
 log = structlog.get_logger()
@@ -256,11 +256,8 @@ def _queue_families(answer: _Answer) -> Iterator[GaugeMetricFamily]:
 
 
 def _weights(encoder: Encoder) -> str:
-    if encoder.untrained:
-        return "untrained"
-    if Fingerprint(encoder.extractor).without_weights:
-        return "none"
-    return "custom" if encoder.custom_weights else "published"
+    weights = encoder.extractor.get("weights")
+    return kind_of_weights(weights, untrained=encoder.untrained, custom=encoder.custom_weights)
 
 
 def _single(gauge: metrics.ScrapedGauge, value: float) -> GaugeMetricFamily:

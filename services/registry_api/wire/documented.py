@@ -35,6 +35,7 @@ from pydantic import BaseModel
 from services.registry_api.access.rules import NAMESPACE_HEADER
 from services.registry_api.protocol.error_answers import type_of
 from speaker_registry import schemas
+from speaker_registry.json_objects import without_duplicates
 from speaker_registry.manifests import ManifestPage
 
 Responses = dict[int | str, dict[str, Any]]
@@ -129,19 +130,12 @@ def _sections() -> dict[str, dict[str, Any]]:
     """Return each section, merged from all files."""
     read: dict[str, list[tuple[str, Any]]] = {section: [] for section in _SECTIONS}
     for path in sorted(_FOLDER.glob("*.json")):
-        for section, members in json.loads(path.read_text("utf-8"), object_pairs_hook=_distinct).items():
+        file = json.loads(path.read_text("utf-8"), object_pairs_hook=without_duplicates)
+        for section, members in file.items():
             if section not in read:
                 raise ValueError(f"{path.name} has the section {section!r}; accepted: {', '.join(read)}.")
             read[section].extend(members.items())
-    return {section: _distinct(members) for section, members in read.items()}
-
-
-def _distinct(members: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return the members as an object. JSON itself would take the last of two with the same name."""
-    names = [name for name, _ in members]
-    if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise ValueError(f"The examples have several members of one name: {', '.join(twice)}.")
-    return dict(members)
+    return {section: without_duplicates(members) for section, members in read.items()}
 
 
 def _find(section: str, name: str) -> Any:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from speaker_registry.artifact import canonical_json, sha256_digest
-from speaker_registry.engine import NO_WEIGHTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,11 +32,6 @@ class Fingerprint:
     @property
     def untrained(self) -> bool:
         return bool(self.inputs["weights"]["untrained"])
-
-    @property
-    def without_weights(self) -> bool:
-        """Return whether the encoder is computed without any weights."""
-        return self.inputs.get("weights") == NO_WEIGHTS
 
     @property
     def custom_weights(self) -> bool:

@@ -358,7 +358,7 @@ class Blocking(Counting):
 
     def handle_request(self, request: httpx.Request) -> httpx.Response:
         if request.method == "PUT" and request.url.path.rpartition("/")[0].endswith("/versions"):
-            return httpx.Response(self.status, html="<html>proxy</html>")
+            return httpx.Response(self.status, html="<html>proxy</html>", headers={"x-request-id": "r1"})
         return super().handle_request(request)
 
 
@@ -368,7 +368,7 @@ def test_a_proxy_that_refuses_a_version_renumbers_nothing(start: Start, archive:
     for status in (400, 403, 404, 405, 409, 412):
         report = restored(registry, archive, transport=Blocking(status))
         assert report.stopped is not None, status
-        assert (report.stopped.code, report.results) == ("unavailable", ())
+        assert (report.stopped.code, report.stopped.request_id, report.results) == ("unavailable", "r1", ())
         assert f"status {status} and no error of its own" in str(report.stopped)
     too_large = restored(registry, archive, transport=Blocking(413))
     assert [(one.state, str(one.error)) for one in too_large.results] == [
@@ -550,6 +550,31 @@ def test_an_import_under_a_name_whose_numbers_have_passed_says_so(start: Start, 
     assert alice["notes"][0] == "version 2 of the archive is version 3 here"
     assert "because the voice has had version 2" in alice["notes"][-1]
     assert run(registry, "import", archive).document["unchanged"] == 2
+
+
+class Busy(Counting):
+    """Asks to come back soon after three versions were registered, until the client gives a request up."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked = 0
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        if self.statuses[201] == 3 and self.asked < 4:
+            self.asked += 1
+            return error_answer(429, "rate_limited", headers={"retry-after": "0"})
+        return super().handle_request(request)
+
+
+def test_a_pause_after_the_last_version_keeps_the_reason_for_its_number(start: Start, archive: Path):
+    """The import of the voice begins again, and finds all versions there."""
+    registry, busy = start(), Busy()
+    for number in range(2):
+        registry.upload("alice", clip=clips.wav(2 + number / 10))
+    registry.delete("alice")
+    alice, _ = restored(registry, archive, transport=busy).results
+    assert (alice.versions, busy.asked) == ((3, 4, 5), 4)
+    assert "because the voice has had version 2" in alice.notes[-1]
 
 
 def test_an_interrupted_import_goes_on_with_the_numbers_of_the_archive(start: Start, archive: Path):

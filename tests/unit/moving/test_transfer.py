@@ -12,7 +12,7 @@ from speaker_registry import RegistryClient
 from speaker_registry.cli.moving import _text
 from speaker_registry.cli.progress import PauseNotices
 from speaker_registry.errors import InvalidRequest, RateLimited, SpeakerRegistryError, Unavailable
-from speaker_registry.moving import transfer
+from speaker_registry.moving import faults
 from speaker_registry.moving.candidates import Candidate, Texts
 from speaker_registry.moving.faults import Pauses
 from speaker_registry.moving.transfer import Registering, Report, Result, Transfer
@@ -53,9 +53,19 @@ def test_a_pause_that_several_threads_hear_of_is_one():
         RegistryClient(URL), clock=lambda: now[0], on_pause=lambda _, seconds: paused.append(seconds)
     )
     for seconds in (60.0, 60.0, 30.0):
-        transfer._ask_to_pause(RateLimited("slower", retry_after_seconds=seconds))
+        transfer._ask_to_pause(RateLimited("slower", retry_after_seconds=seconds), seconds)
         now[0] += 0.5
     assert paused == [60.0, 0.5]
+
+
+def test_a_pause_that_gets_longer_is_announced_with_what_the_registry_asks(
+    capsys: pytest.CaptureFixture[str],
+):
+    """The notice would otherwise name only the seconds that are added."""
+    transfer = Transfer(RegistryClient(URL), clock=lambda: 1000.0, on_pause=PauseNotices())
+    for seconds in (2.0, 60.0, 60.0):
+        transfer._ask_to_pause(RateLimited("slower", retry_after_seconds=seconds), seconds)
+    assert capsys.readouterr().err == "speaker-registry: waiting 60 s, as the registry asks: slower\n"
 
 
 @pytest.mark.parametrize("after", ["3600", "999999999", "Fri, 31 Dec 9999 23:59:59 GMT"])
@@ -92,14 +102,30 @@ def test_pauses_are_announced_once_they_add_up(capsys: pytest.CaptureFixture[str
     ]
 
 
+def test_short_pauses_that_are_far_apart_are_not_announced(capsys: pytest.CaptureFixture[str]):
+    """A sync that goes on for days would otherwise announce a pause of two seconds now and then."""
+    now = [1000.0]
+    notices = PauseNotices(clock=lambda: now[0])
+    for after in (61.0, 61.0, 61.0, 59.0, 59.0):
+        assert capsys.readouterr().err == ""
+        now[0] += after
+        notices(Unavailable("full", retry_after_seconds=2.0), 2.0)
+    assert "waiting 2 s" in capsys.readouterr().err
+
+
 def test_a_pause_that_never_ends_is_given_up(monkeypatch: pytest.MonkeyPatch):
-    """A limit that never recovers ends the transfer, instead of hanging forever."""
-    monkeypatch.setattr(transfer, "MAX_PAUSES", 3)
-    registry = FakeRegistry()
-    registry.faults.extend([error_answer(429, "rate_limited", headers={"retry-after": "0"})] * 3)
-    report = transferred(registry, "a", "b")
+    """A limit that never recovers ends the transfer, instead of hanging forever. Every announced pause is
+    made.
+    """
+    monkeypatch.setattr(faults, "MAX_PAUSES", 3)
+    registry, paused = FakeRegistry(), list[float]()
+    registry.faults.extend([error_answer(429, "rate_limited", headers={"retry-after": "0.01"})] * 4)
+    client = RegistryClient(URL, transport=httpx.MockTransport(registry), retries=0)
+    transfer = Transfer(client, jobs=1, on_pause=lambda _, seconds: paused.append(seconds))
+    report = transfer.run([task("a"), task("b")])
     assert report.stopped is not None
-    assert (report.stopped.code, report.results, len(registry.requests)) == ("rate_limited", (), 3)
+    assert (report.stopped.code, report.results) == ("rate_limited", ())
+    assert (len(registry.requests), len(paused)) == (4, 3)
 
 
 def test_only_an_answer_that_is_missing_counts_as_one():
