@@ -523,6 +523,8 @@ def test_dashboards_see_the_worker_while_it_works(queue, valkey):
     put(queue, "a", seconds=1)
     with worker_process(valkey.url, [NAME, OTHER]) as process:
         wait_until(lambda: status_of(queue, "a") == "started")
+        # The first heartbeat, which registers the worker, may come just after the job was taken.
+        wait_until(lambda: Worker.all(connection=queue.connection, serializer=JSONSerializer))
         [worker] = Worker.all(connection=queue.connection, serializer=JSONSerializer)
         assert (worker.pid, worker.queue_names(), worker.get_state()) == (process.pid, [NAME, OTHER], "busy")
         assert worker.get_current_job().id == "a"
