@@ -15,8 +15,12 @@ ROOT = Path(__file__).parents[2]
 
 def commands(target: str, environment: Path) -> str:
     """Return what make would run for a target whose virtual environment is in this folder."""
+    return output_of_make("--dry-run", target, f"VENV={environment}")
+
+
+def output_of_make(*words: str) -> str:
     return subprocess.run(
-        ["make", "--dry-run", target, f"VENV={environment}"],
+        ["make", *words],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -80,13 +84,5 @@ def test_of_two_makes_only_one_installs(tmp_path: Path):
 
 def test_the_help_is_a_table():
     """Each explanation begins in the same column, also that of the target with the longest name."""
-    said = subprocess.run(
-        ["make", "help"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=30,
-        check=True,
-        env=environment_of_make(),
-    ).stdout.splitlines()
+    said = output_of_make("help").splitlines()
     assert {line.index(line.split(maxsplit=1)[1]) for line in said} == {17}

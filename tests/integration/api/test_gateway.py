@@ -287,6 +287,11 @@ def test_a_known_voice_takes_no_thread(
     ]
 
 
+def client_of(app: ASGIApp) -> httpx.AsyncClient:
+    """Return a client whose requests the gateway answers in this process, many at once."""
+    return httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://g", timeout=30)
+
+
 def knowing_all_voices(fetch: Callable[[str], object]) -> SimpleNamespace:
     """Return the prompts of a registry that has every voice, which `fetch` gets."""
     return SimpleNamespace(look=lambda: None, entry_of=lambda voice: voice, kept=lambda _: None, fetch=fetch)
@@ -307,10 +312,8 @@ def test_a_crowd_of_new_voices_is_fetched_by_few_threads(gateway: ModuleType):
         raise VoiceNotFound("gone")
 
     async def ask_at_once() -> set[int]:
-        app = gateway.Gateway(knowing_all_voices(fetch), "http://tts.test").app
-        async with httpx.AsyncClient(
-            transport=httpx.ASGITransport(app), base_url="http://g", timeout=30
-        ) as client:
+        between = gateway.Gateway(knowing_all_voices(fetch), "http://tts.test")
+        async with client_of(between.app) as client:
             asked = (client.post(SPEECH, json={"voice": f"v{number}"}) for number in range(40))
             return {one.status_code for one in await asyncio.gather(*asked)}
 
@@ -331,10 +334,8 @@ def test_a_request_does_not_wait_long_until_it_may_fetch_its_voice(
         raise VoiceNotFound("gone")
 
     async def ask_in_turn() -> list[int]:
-        app = gateway.Gateway(knowing_all_voices(fetch), "http://tts.test").app
-        async with httpx.AsyncClient(
-            transport=httpx.ASGITransport(app), base_url="http://g", timeout=30
-        ) as client:
+        between = gateway.Gateway(knowing_all_voices(fetch), "http://tts.test")
+        async with client_of(between.app) as client:
             first = asyncio.create_task(client.post(SPEECH, json={"voice": "first"}))
             await asyncio.sleep(0.05)
             try:
@@ -458,7 +459,7 @@ def test_any_number_of_requests_reach_the_server_at_once(gateway: ModuleType):
     async def ask_at_once() -> set[int]:
         async with (
             gateway_before(gateway, answer) as app,
-            httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://g") as client,
+            client_of(app) as client,
         ):
             asked = (client.post(SPEECH, json={"input": "Hello."}) for _ in range(all_wait.parties))
             answers = await asyncio.wait_for(asyncio.gather(*asked), 60)
