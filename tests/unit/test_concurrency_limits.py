@@ -206,23 +206,6 @@ def test_a_request_that_ends_before_its_body_is_not_counted_any_more(monkeypatch
     asyncio.run(run())
 
 
-def test_a_piece_that_arrives_while_a_read_is_canceled_is_returned_by_the_next_read():
-    """A read with a time limit is canceled when the time is over, and the piece may arrive at that moment."""
-
-    async def run() -> None:
-        pieces: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
-        with ArrivingBody(pieces.get, ConcurrencyLimits("arriving requests").hold(ALICE, "a")) as body:
-            reading = asyncio.create_task(body())
-            await asyncio.sleep(0.01)
-            pieces.put_nowait(piece(3, more=True))
-            reading.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await reading
-            assert await asyncio.wait_for(body(), 1) == piece(3, more=True)
-
-    asyncio.run(run())
-
-
 def test_a_refused_request_can_still_read_its_body(monkeypatch: pytest.MonkeyPatch):
     """A server may read the rest of a body after its answer, to use the connection again."""
     monkeypatch.setattr(arriving_bodies, "_BRIEF_SECONDS", 0.0)

@@ -14,15 +14,18 @@ from starlette.concurrency import run_in_threadpool
 
 from services.registry_api.access import authentication
 from services.registry_api.access.authentication import Access
+from services.registry_api.access.key_first import KeyFirst
 from services.registry_api.keys.api_keys import ApiKey, Token
 from services.registry_api.keys.make import make
 from services.registry_api.keys.revoke import revoke
 from services.registry_api.keys.rotate import rotate
 from services.registry_api.protocol.callers import Caller
+from services.registry_api.serving.limits import BodyTimeouts, RequestLimits
 from services.registry_api.serving.recheck import Check, check_before_commit, set_check
 from services.registry_api.serving.shared_reads import SharedReads
 from services.registry_api.serving.slots import Slots
 from services.shared.bucket.store import Object
+from services.shared.configuration.uploads import UploadLimits
 from speaker_registry.errors import InvalidApiKey, Unavailable
 from tests.memory_records import Process
 from tests.memory_registry import World
@@ -176,6 +179,36 @@ def test_requests_whose_key_was_revoked_end_at_once_and_do_not_limit_their_addre
 
 
 # -- asking again after a wait and before a change
+
+
+def test_a_body_that_arrives_in_time_is_not_too_slow_although_its_key_is_read_slowly(registry: Registry):
+    """The time for the body may end while the bucket is asked for the key, which no client can help."""
+    bodies: list[bytes] = []
+    waits = asyncio.Event()
+
+    async def route(_: Any, receive: Any, __: Any) -> None:
+        waits.set()
+        bodies.append((await receive())["body"])
+
+    async def send_body() -> None:
+        messages: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        limited = RequestLimits(
+            route, uploads=UploadLimits(), form_bytes=0, body_timeouts=BodyTimeouts(idle_seconds=0.1)
+        )
+        headers = [(b"authorization", f"Bearer {registry.token}".encode()), (b"content-length", b"5")]
+        scope = {"type": "http", "method": "POST", "path": "/", "query_string": b"", "headers": headers}
+        request = KeyFirst(limited, access=registry.access)(scope, messages.get, messages.put)
+        answered = asyncio.create_task(request)
+        await waits.wait()
+        await asyncio.sleep(0.02)
+        registry.rotate()
+        registry.store.after_read = lambda: time.sleep(0.3)
+        await messages.put({"type": "http.request", "body": b"12345", "more_body": False})
+        await answered
+
+    asyncio.run(asyncio.wait_for(send_body(), 20))
+    assert bodies == [b"12345"]
+    assert registry.store.reads > 1
 
 
 class Holder:

@@ -4,11 +4,13 @@ import asyncio
 import socket
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
 import uvloop
 
+from services.registry_api.serving.arriving_bodies import ArrivingBody
 from services.registry_api.serving.limits import BodyTimeouts, RequestLimits
 from services.shared.configuration.uploads import UploadLimits
 from speaker_registry.errors import InvalidRequest
@@ -61,7 +63,8 @@ def test_time_in_which_the_process_stands_still_is_not_counted(
         pace = BodyTimeouts(idle_seconds=idle_seconds, start_seconds=start_seconds)
         limited = RequestLimits(app, uploads=UploadLimits(max_bytes=100), form_bytes=0, body_timeouts=pace)
         scope = {"type": "http", "method": "POST", "path": "/", "query_string": b"", "headers": []}
-        request = asyncio.create_task(limited(scope, receive, None))  # type: ignore[arg-type]
+        body = ArrivingBody(receive, nullcontext())  # as in the application, where it reads in a task
+        request = asyncio.create_task(limited(scope, body, None))  # type: ignore[arg-type]
         await asyncio.sleep(0.01)
         client.sendall(b"1234567890")
         time.sleep(0.2)  # the event loop stands still, as in a stopped process

@@ -1,14 +1,13 @@
-"""Checks the key of a request before anything reads its body, and again when the body has arrived. Requests
-whose bodies arrive slowly are counted meanwhile.
+"""Checks the key of a request before anything reads its body, and counts requests whose bodies arrive slowly.
 
 Pure ASGI.
 """
 
 from starlette.requests import Request
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from services.registry_api.access.authentication import Access
-from services.registry_api.access.rules import authenticate, authenticate_again, client_address
+from services.registry_api.access.rules import authenticate, client_address
 from services.registry_api.protocol.error_answers import render
 from services.registry_api.protocol.routing import SIGN_IN
 from services.registry_api.serving.arriving_bodies import ArrivingBody
@@ -21,8 +20,8 @@ _OF_BODIES = frozenset({b"content-length", b"transfer-encoding"})
 class KeyFirst:
     """Middleware that refuses a request with a body unless its key is valid.
 
-    A body may arrive slowly, and its key or its session may end meanwhile. Reading the end of the body then
-    raises `InvalidApiKey`. Reading it raises `RateLimited` if too many bodies of the namespace are arriving.
+    A body may arrive slowly. Reading it raises `RateLimited` if too many bodies of the namespace are
+    arriving. The key or its session may end meanwhile, so `limits` has it checked again afterwards.
 
     Requests without a body are left to the rules of their routes, because some routes need no key. The form
     that signs a person in has the key in its body. Such a body is short (see `limits.MAX_JSON_BYTES`), and
@@ -46,16 +45,7 @@ class KeyFirst:
         except SpeakerRegistryError as error:
             return await render(Request(scope), error)(scope, receive, send)
         with ArrivingBody(receive, arriving.hold(scope["caller"], scope["namespace"])) as body:
-            return await self._app(scope, self._checked(scope, body), send)
-
-    def _checked(self, scope: Scope, receive: Receive) -> Receive:
-        async def checked() -> Message:
-            message = await receive()
-            if message["type"] == "http.request" and not message.get("more_body", False):
-                await authenticate_again(self._access, scope)
-            return message
-
-        return checked
+            return await self._app(scope, body, send)
 
 
 def _has_body(scope: Scope) -> bool:

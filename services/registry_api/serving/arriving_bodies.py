@@ -32,24 +32,15 @@ class ArrivingBody:
         self._counts_from = asyncio.get_running_loop().time() + _BRIEF_SECONDS
         self._is_decided = False
         """True once the request is counted or refused, or does not need to be counted."""
-        self._receiving: asyncio.Future[Message] | None = None
-        """The message that is awaited. It outlives a call that is canceled, because the next call must return
-        it.
-        """
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._receiving is not None:
-            self._receiving.cancel()
         self._held.close()
 
     async def __call__(self) -> Message:
-        if self._is_decided and self._receiving is None:
-            message = await self._receive()
-        else:
-            message = await self._receive_in_time()
+        message = await (self._receive() if self._is_decided else self._receive_in_time())
         if not message.get("more_body", False):  # the body is complete, or the client has disconnected
             self._is_decided = True
             self._held.close()
@@ -57,14 +48,13 @@ class ArrivingBody:
 
     async def _receive_in_time(self) -> Message:
         """Receive a message, and count the request if the message does not come in time."""
-        if self._receiving is None:
-            self._receiving = asyncio.ensure_future(self._receive())
-        if not self._is_decided:
+        receiving = asyncio.ensure_future(self._receive())
+        try:
             left = self._counts_from - asyncio.get_running_loop().time()
-            await asyncio.wait([self._receiving], timeout=max(0.0, left))
-            if not self._receiving.done():
+            await asyncio.wait([receiving], timeout=max(0.0, left))
+            if not receiving.done():
                 self._is_decided = True  # also if the request is refused: a context cannot be entered twice
                 self._held.enter_context(self._counted)
-        message = await asyncio.shield(self._receiving)
-        self._receiving = None
-        return message
+            return await receiving
+        finally:
+            receiving.cancel()

@@ -6,7 +6,7 @@ import asyncio
 import re
 import secrets
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from urllib.parse import unquote_to_bytes
@@ -19,6 +19,7 @@ from services.registry_api.protocol.callers import Caller
 from services.registry_api.protocol.error_answers import render
 from services.registry_api.protocol.routing import clip_field_of, sent_path, takes_file
 from services.registry_api.serving.concurrency_limits import ConcurrencyLimits
+from services.registry_api.serving.recheck import check_after_wait
 from services.shared.configuration.uploads import UploadLimits
 from speaker_registry.errors import InvalidRequest, PayloadTooLarge, SpeakerRegistryError, Unavailable
 
@@ -249,7 +250,8 @@ def _is_utf8(text: bytes) -> bool:
 
 
 class _CountedBody:
-    """Replaces `receive`, and raises an error when the body is too large, too slow, or exceeds a budget.
+    """Replaces `receive`, and raises an error when the body is too large, too slow, or exceeds a budget, and
+    if the caller may not go on when the body is complete (see `recheck`).
 
     The error passes through the code that was reading the body.
 
@@ -276,11 +278,15 @@ class _CountedBody:
         self._reserve = reserve
         self._timeouts = timeouts
         self._began = asyncio.get_running_loop().time()
+        self._excused_seconds = 0.0
+        """Delays that the client did not cause."""
         self._seen = 0
         self._done = False
 
     async def __call__(self) -> Message:
-        message = await self._next()
+        if self._done:  # the client may take any time to disconnect, however long the answer takes
+            return await self._receive()
+        message = await self._receive_in_time()
         if message["type"] == "http.request":
             size = len(message.get("body", b""))
             self._seen += size
@@ -289,39 +295,34 @@ class _CountedBody:
                 raise self._too_large(self._largest, f"more than {self._largest}")
             if self._reserve is not None:
                 self._reserve(size)
+            if self._done and self._seen:  # without a body, this may wait for the client to hang up
+                await check_after_wait(self._began)
         return message
 
-    async def _next(self) -> Message:
-        if (
-            self._done
-        ):  # later calls of `receive` wait for the client to disconnect, however long the answer takes
-            return await self._receive()
+    async def _receive_in_time(self) -> Message:
         clock = asyncio.get_running_loop().time
         waits_since = clock()
-        left = self._began + self._timeouts.seconds_for(self._seen) - waits_since
-        with suppress(TimeoutError):
-            return await asyncio.wait_for(self._receive(), min(left, self._timeouts.idle_seconds))
-        message = await self._arrived()
-        if message is None:
-            raise InvalidRequest(f"The body arrives too slowly. Accepted: {self._timeouts.accepted}.")
-        self._began += clock() - waits_since  # the client did not cause this delay
-        return message
-
-    async def _arrived(self) -> Message | None:
-        """Return a piece of the body that has arrived already, or None.
-
-        If the process was stopped, or the event loop was blocked, the time is over before the loop has read
-        what waits in the kernel.
-        """
+        deadline = self._began + self._excused_seconds + self._timeouts.seconds_for(self._seen)
         receiving = asyncio.ensure_future(self._receive())
         try:
-            for _ in range(_TURNS_TO_READ):
-                await asyncio.sleep(0)
-                if receiving.done():
-                    return receiving.result()
-            return None
+            await asyncio.wait([receiving], timeout=min(deadline - waits_since, self._timeouts.idle_seconds))
+            if not receiving.done():
+                await _read_what_has_arrived()
+                self._excused_seconds += clock() - waits_since
+            if not receiving.done():
+                raise InvalidRequest(f"The body arrives too slowly. Accepted: {self._timeouts.accepted}.")
+            return receiving.result()
         finally:
             receiving.cancel()
+
+
+async def _read_what_has_arrived() -> None:
+    """Let the event loop read what waits in the kernel.
+
+    If the process was stopped, or the event loop was blocked, a time limit ends before the loop has read it.
+    """
+    for _ in range(_TURNS_TO_READ):
+        await asyncio.sleep(0)
 
 
 def clip_too_large(max_clip_bytes: int, size: int, *, field: str) -> PayloadTooLarge:
