@@ -184,7 +184,9 @@ class Precomputation:
     def _restart_lost(self, speaker: FoundSpeaker, version: Version, ended: Sequence[JobRecord]) -> list[str]:
         """Restart extractions that were lost with Redis, and return the ids of their jobs.
 
-        Housekeeping restarts only extractions of required profiles without an artifact.
+        Housekeeping restarts only extractions of required profiles without an artifact. The caller was
+        checked when `start` opened these jobs, and is not checked again, even if its key ends while it waits:
+        a request that has started an extraction may finish (see `recheck`).
         """
         lost = [job for job in ended if job.state == "superseded"]
         if not lost:
