@@ -442,6 +442,7 @@ def test_fewer_bytes_than_promised_are_not_returned(folder: Path, monkeypatch: p
     local = LocalStore(folder)
     store = BucketStore(  # a folder that is read as a bucket is
         cast(S3Store, local),
+        for_swaps=cast(S3Store, local),
         without_retries=cast(S3Store, local),
         clock=partial(datetime.now, UTC),
         any_keys=AnyKeys(StoreSettings(url=f"file://{folder}")),

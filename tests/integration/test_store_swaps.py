@@ -15,6 +15,7 @@ import pytest
 from services.embedded.managed_process import ROOT
 from services.registry_api.commands import try_store
 from services.registry_api.commands.exit_statuses import DONE, NOT_NOW, WRONG_SETTINGS
+from services.shared.bucket import probe
 from services.shared.bucket.connection import StoreUnfit, StoreUnreachable
 from services.shared.bucket.documents import Documents
 from services.shared.bucket.durable_folder import DurableFolder
@@ -112,25 +113,33 @@ def test_a_swap_is_a_whole_file_that_survives_a_power_cut(tmp_path: Path, monkey
 
 
 class LosesReplies(S3Proxy):
-    """A store whose first answer to a PUT never arrives, although it carried the PUT out."""
+    """A store whose first answer to a PUT never arrives, although it carried the PUT out. A gateway
+    may answer in its place.
+    """
+
+    gateway: Response | None
 
     def answer(self, request: Request) -> Response:
         answer = self.forward(request)
         if request.method == "PUT" and [seen.method for seen in self.seen].count("PUT") == 1:
-            raise CutOff
+            if self.gateway is None:
+                raise CutOff
+            return self.gateway
         return answer
 
 
+@pytest.mark.parametrize("gateway", [None, Response(500), Response(503)])
 def test_a_swap_whose_reply_is_lost_is_not_taken_for_one_that_was_never_made(
-    seaweedfs_server: S3Server,
+    seaweedfs_server: S3Server, gateway: Response | None
 ) -> None:
-    """If the reply to a swap is lost, the caller is told to look again. The client repeats the request, and
-    the store refuses the repeat because the first try was carried out.
+    """If the reply to a swap is lost, the caller is told to look again. If the client repeated the request,
+    the store would refuse it as a conflict, because the first try was carried out.
     """
     settings = bucket_settings(seaweedfs_server)
     with LosesReplies(seaweedfs_server) as proxy:
+        proxy.gateway = gateway
         store = open_store(settings.model_copy(update={"endpoint": proxy.endpoint}))
-        with pytest.raises((Moved, Unavailable)):
+        with pytest.raises(Unavailable):
             store.swap(KEY, b"1", etag=None)
     assert open_store(settings).get(KEY) == b"1"
 
@@ -225,7 +234,7 @@ def test_a_store_that_is_refused_at_the_start_is_named(
 
 
 class AnswersTooLate(FolderStore):
-    """A store whose every swap is carried out, and then refused when the client repeats it."""
+    """A store whose every swap is carried out, and then refused when it is repeated."""
 
     def swap(self, key: str, data: bytes, *, etag: str | None) -> str:
         super().swap(key, data, etag=etag)
@@ -237,6 +246,26 @@ def test_the_probe_forgives_replies_that_are_lost(
 ) -> None:
     """A lost reply says nothing about compare-and-swap, and a poor connection must not end a start."""
     probe_swaps(as_kind(AnswersTooLate, tmp_path))
+
+
+class FailsNowAndThen(FolderStore):
+    """A store that does not answer every other swap."""
+
+    swaps = 0
+
+    def swap(self, key: str, data: bytes, *, etag: str | None) -> str:
+        self.swaps += 1
+        if self.swaps % 2:
+            raise Unavailable("The object store is not available.")
+        return super().swap(key, data, etag=etag)
+
+
+def test_the_probe_repeats_swaps_that_fail(
+    tmp_path: Path, as_kind: Callable[[type[FolderStore], Path], ObjectStore], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A passing fault must not end a start, and the client repeats no swap by itself."""
+    monkeypatch.setattr(probe, "_PAUSES_SECONDS", [0.001] * 20)
+    probe_swaps(as_kind(FailsNowAndThen, tmp_path))
 
 
 @pytest.fixture

@@ -51,16 +51,25 @@ class BucketStore:
     is_local = False
 
     def __init__(
-        self, client: S3Store, *, without_retries: S3Store, clock: Callable[[], datetime], any_keys: AnyKeys
+        self,
+        client: S3Store,
+        *,
+        for_swaps: S3Store,
+        without_retries: S3Store,
+        clock: Callable[[], datetime],
+        any_keys: AnyKeys,
     ) -> None:
         """Use a bucket.
 
         Args:
+            for_swaps: a client of the same bucket for conditional writes. It does not retry failed requests:
+                if the first one was carried out, its repetition would be refused like a conflict.
             without_retries: a client of the same bucket that does not retry failed requests.
             clock: returns the time of the server.
             any_keys: lists the bucket instead if it contains a key that obstore refuses or shortens.
         """
         self._client = client
+        self._for_swaps = for_swaps
         self._without_retries = without_retries
         self._clock = clock
         self._any_keys = any_keys
@@ -77,7 +86,8 @@ class BucketStore:
         mode: PutMode = "create" if etag is None else {"e_tag": etag}
         with self._translating("swap"):
             try:
-                return _given(obstore.put(self._client, key, data, mode=mode, use_multipart=False)["e_tag"])
+                put = obstore.put(self._for_swaps, key, data, mode=mode, use_multipart=False)
+                return _given(put["e_tag"])
             except (AlreadyExistsError, PreconditionError, FileNotFoundError):
                 raise Moved from None
 

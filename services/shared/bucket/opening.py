@@ -34,6 +34,7 @@ def open_store(settings: StoreSettings) -> ObjectStore:
     without_retries = connect(settings, request_seconds=CHECK_SECONDS, retry_seconds=0)
     return BucketStore(
         client,
+        for_swaps=connect(settings, request_seconds=REQUEST_SECONDS, retry_seconds=0),
         without_retries=without_retries,
         clock=BucketClock(client, settings),
         any_keys=AnyKeys(settings),

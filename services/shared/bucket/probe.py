@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from datetime import timedelta
+from time import sleep
 from uuid import uuid4
 
 from services.shared.bucket.connection import StoreUnfit
@@ -31,6 +32,8 @@ another one by a second.
 """
 ROUNDS = 5
 """The number of swaps that the writers compete for. The first creates the object."""
+_PAUSES_SECONDS = (0.1, 0.5, 2.0)
+"""The pauses before a failed swap is repeated. The client does not repeat swaps, only other requests."""
 
 TRIED = "a local folder and SeaweedFS 4.48"
 """The stores on which the tests run the probe. Other stores are not tested."""
@@ -118,14 +121,14 @@ def _compete(store: ObjectStore, key: str, etag: str | None, threads: ThreadPool
     def write(data: bytes) -> tuple[str, bytes] | None:
         together.wait()
         with suppress(Moved):
-            return store.swap(key, data, etag=etag), data
+            return _swap(store, key, data, etag), data
         return None
 
     tried = [uuid4().bytes for _ in range(WRITERS)]
     won = [win for win in threads.map(write, tried) if win is not None]
     _expect_swap(len(won) <= 1, f"let {len(won)} of {WRITERS} simultaneous writers replace one object")
     found = store.read(key)
-    # When the client had to repeat a request, a store may report a refusal for a write that it carried out.
+    # When a swap had to be repeated, a store may report a refusal for a write that it carried out.
     stored = won or [(found.etag, data) for data in tried if data == found.data]
     _expect_swap(stored == [(found.etag, found.data)], "did not return what the one successful writer stored")
     return found.etag
@@ -134,10 +137,19 @@ def _compete(store: ObjectStore, key: str, etag: str | None, threads: ThreadPool
 def _swaps(store: ObjectStore, key: str, etag: str | None) -> bool:
     """Try a swap whose condition does not hold. Returns whether the store carried it out."""
     try:
-        store.swap(key, b"refused", etag=etag)
+        _swap(store, key, b"refused", etag)
     except Moved:
         return False
     return True
+
+
+def _swap(store: ObjectStore, key: str, data: bytes, etag: str | None) -> str:
+    """Swap, and repeat a swap that fails, because a passing fault must not end a start."""
+    for pause_seconds in _PAUSES_SECONDS:
+        with suppress(Unavailable):
+            return store.swap(key, data, etag=etag)
+        sleep(pause_seconds)
+    return store.swap(key, data, etag=etag)
 
 
 @contextmanager
