@@ -30,7 +30,6 @@ from speaker_registry.cli import (
     voices,
 )
 from speaker_registry.cli.command import (
-    HINTS,
     OK,
     PIPE_CLOSED,
     PROGRAM,
@@ -41,6 +40,7 @@ from speaker_registry.cli.command import (
     Parser,
     add_commands,
     add_common,
+    advice_on,
     exit_codes,
     status_of,
     warn,
@@ -138,7 +138,7 @@ def _complaint(error: Exception, as_json: bool) -> str:
         body = {"code": code, "message": message, "param": param, "request_id": request_id}
         return json.dumps({"error": body})
     lines = [f"{PROGRAM}: {printable(message)}" + (f" ({printable(request_id)})" if request_id else "")]
-    advice = HINTS.get(error.code, "") if isinstance(error, SpeakerRegistryError) else ""
+    advice = advice_on(error)
     return "\n".join([*lines, *filter(None, [getattr(error, "usage", ""), advice and f"hint: {advice}"])])
 
 

@@ -571,6 +571,38 @@ def test_an_error_that_advises_a_request_is_followed_by_the_command_for_it(
     assert "hint" not in run("show", "bob", "--json").err
 
 
+@pytest.mark.parametrize(("status", "code"), [(429, "rate_limited"), (503, "unavailable")])
+@pytest.mark.parametrize(
+    "words", ["list", "sync here --format speaker-samples --profile p", "push http://a.test --profile p"]
+)
+def test_a_registry_that_asks_for_a_long_pause_cannot_answer_now(
+    run: Run,
+    registry: FakeRegistry,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    words: str,
+    status: int,
+    code: str,
+):
+    """Schedulers try again later by the exit code, and people read when."""
+    monkeypatch.chdir(tmp_path)
+    registry.faults.append(error_answer(status, code, "not now", headers={"retry-after": "3600"}))
+    expected = "speaker-registry: not now\nhint: try again in 3600 s\n"
+    assert run(*words.split()) == Outcome(3, "", expected)
+
+
+@pytest.mark.parametrize(("status", "code"), [(429, "rate_limited"), (503, "unavailable")])
+def test_an_import_ends_early_if_the_registry_asks_for_a_long_pause(
+    run: Run, registry: FakeRegistry, tmp_path: Path, status: int, code: str
+):
+    """The report says when to run the command again."""
+    (tmp_path / "alice.wav").write_bytes(b"RIFF")
+    registry.faults.append(error_answer(status, code, "not now", headers={"retry-after": "3600"}))
+    outcome = run("import", str(tmp_path), "--consent", "yes")
+    assert (outcome.status, outcome.err) == (3, "")
+    assert "ended early: not now\nrun the same command again in 3600 s to continue;" in outcome.out
+
+
 def test_the_advised_commands_are_ones_that_there_are():
     """The advised commands and their options exist, and the codes are those of errors."""
     assert HINTS.keys() <= errors.BY_CODE.keys()
@@ -745,7 +777,9 @@ def test_the_version_is_told(run: Run):
         (error_answer(409, "voice_exists"), 1),
         (error_answer(503, "voice_damaged"), 1),
         (error_answer(500, "internal_error"), 1),
+        (error_answer(429, "quota_exceeded"), 1),
         (error_answer(503, "unavailable"), 3),
+        (error_answer(429, "rate_limited"), 3),
         (httpx.ConnectError("no route"), 3),
         (error_answer(401, "invalid_api_key"), 4),
         (error_answer(403, "permission_denied"), 4),
