@@ -46,6 +46,7 @@ from speaker_registry.cli.command import (
     warn,
     writing_output,
 )
+from speaker_registry.cli.progress import notices_for
 from speaker_registry.errors import SpeakerRegistryError
 from speaker_registry.terminal import discard_output, printable
 
@@ -125,7 +126,8 @@ def _client(arguments: argparse.Namespace) -> "RegistryClient":
     from speaker_registry.contexts import connection  # noqa: PLC0415  loads httpx, which --help does not need
 
     try:
-        return speaker_registry.RegistryClient(**connection(arguments.url, arguments.context))
+        options = connection(arguments.url, arguments.context)
+        return speaker_registry.RegistryClient(**options, on_pause=notices_for(arguments))
     except ValueError as error:
         raise CommandError(str(error)) from None
 

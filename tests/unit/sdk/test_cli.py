@@ -1,5 +1,6 @@
 """The command line: what it says, where it says it, and how it ends."""
 
+import functools
 import io
 import json
 import os
@@ -603,6 +604,19 @@ def test_an_import_ends_early_if_the_registry_asks_for_a_long_pause(
     assert "ended early: not now\nrun the same command again in 3600 s to continue;" in outcome.out
 
 
+@pytest.mark.parametrize(("words", "notices"), [("list", 1), ("list --json", 0)])
+def test_a_pause_that_the_client_makes_is_announced(
+    run: Run, registry: FakeRegistry, monkeypatch: pytest.MonkeyPatch, words: str, notices: int
+):
+    """A command that is silent for a minute seems to hang. With --json, standard error is for errors."""
+    retrying = functools.partial(speaker_registry.RegistryClient, retries=1)
+    monkeypatch.setattr(speaker_registry, "RegistryClient", retrying)
+    registry.faults.append(error_answer(429, "rate_limited", "slower", headers={"retry-after": "20"}))
+    outcome = run(*words.split())
+    assert outcome.status == 0
+    assert outcome.err == "speaker-registry: waiting 20 s, as the registry asks: slower\n" * notices
+
+
 def test_the_advised_commands_are_ones_that_there_are():
     """The advised commands and their options exist, and the codes are those of errors."""
     assert HINTS.keys() <= errors.BY_CODE.keys()
@@ -914,13 +928,13 @@ echo "found: ${COMPREPLY[*]}"
 
 
 CHILD = """
-import sys, httpx, speaker_registry
+import functools, sys, httpx, speaker_registry
 from speaker_registry.cli import main
 from tests.unit.sdk.fake_registry import FakeRegistry
 registry, client = FakeRegistry(), speaker_registry.RegistryClient
 for number in range(int(sys.argv.pop(1))):
     registry.add_version(f"voice{number}-声")
-speaker_registry.RegistryClient = lambda url: client(url, transport=httpx.MockTransport(registry))
+speaker_registry.RegistryClient = functools.partial(client, transport=httpx.MockTransport(registry))
 sys.exit(main(["--url", "http://x", *sys.argv[1:]]))
 """
 
@@ -1019,7 +1033,7 @@ def test_two_profiles_are_both_waited_for(
     registry.add_version("alice")
     real = speaker_registry.RegistryClient
     monkeypatch.setattr(
-        speaker_registry, "RegistryClient", lambda url: real(url, transport=httpx.MockTransport(registry))
+        speaker_registry, "RegistryClient", functools.partial(real, transport=httpx.MockTransport(registry))
     )
     assert main(["wait", "alice", "--url", URL]) == 0
     assert {ECAPA, QWEN} <= set(capsys.readouterr().out.split())
