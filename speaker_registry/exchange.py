@@ -133,6 +133,8 @@ Outcome = Reply | SpeakerRegistryError | None
 """Result of a step. A `SendRequest` leads to a reply or an error, every other step to None."""
 Result = TypeVar("Result")
 Plan = Generator[Step, Outcome, Result]
+OnPause = Callable[[SpeakerRegistryError, float], object]
+"""Called before a pause, with the registry's answer and the seconds by which the wait gets longer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,6 +149,8 @@ class RetryPolicy:
     clock: Callable[[], float] = time.monotonic
     chance: Callable[[], float] = random.random
     """Returns a random number from 0 to 1 for the jitter of the pauses."""
+    on_pause: OnPause = lambda *_: None
+    """Called before each pause that the registry asks for."""
     on_gone: Callable[[str], Plan[None]] | None = None
     """Called with the name or id of a voice, in its path, that the registry says does not exist or was
     deleted.
@@ -184,6 +188,8 @@ def exchange(policy: RetryPolicy, request: Request) -> Plan[Reply]:
             if policy.on_gone and is_gone and (voice := voice_of(request.path)):
                 yield from policy.on_gone(voice)
             raise error
+        if error.retry_after_seconds is not None:
+            policy.on_pause(error, seconds)
         yield Sleep(seconds)
         attempt += 1
 

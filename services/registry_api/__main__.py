@@ -10,11 +10,12 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from services.registry_api.commands.exit_statuses import DONE, INTERRUPTED, NOT_NOW, WRONG_SETTINGS
+from services.shared.model.ending import end_on_signals
 
 
 def main(arguments: Sequence[str]) -> int:
     """Return the exit status of the command. Wrong arguments give 2, `--help` gives 0, and Ctrl-C gives 130,
-    also while a command is still being imported.
+    also while a command is still being imported. Ctrl-C and SIGTERM end the server with 0.
     """
     try:
         given = _parser().parse_args(arguments)
@@ -45,6 +46,8 @@ def _run(given: argparse.Namespace) -> int:
 
             return try_store.run()
         case _:
+            # Until the server runs there is nothing to finish, and the start may wait minutes for the bucket.
+            end_on_signals()
             from services.registry_api.commands import serve  # noqa: PLC0415 - as above
 
             return serve.run()

@@ -19,6 +19,7 @@ from speaker_registry.errors import SpeakerRegistryError
 from speaker_registry.exchange import (
     BodyReader,
     Join,
+    OnPause,
     Outcome,
     Plan,
     Reply,
@@ -50,10 +51,12 @@ class AsyncPlanExecutor(Session):
         transport: httpx.AsyncBaseTransport | None = None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[object]] = asyncio.sleep,
+        on_pause: OnPause | None = None,
     ) -> None:
-        super().__init__(
-            url, api_key, namespace, RetryPolicy(timeout_seconds=timeout, retries=retries, clock=clock), cache
+        policy = RetryPolicy(
+            timeout_seconds=timeout, retries=retries, clock=clock, on_pause=on_pause or (lambda *_: None)
         )
+        super().__init__(url, api_key, namespace, policy, cache)
         self._sleep = sleep
         self._http = connecting(lambda: httpx.AsyncClient(transport=transport, cookies=no_cookies()))
         close_failed_tunnels(self._http)

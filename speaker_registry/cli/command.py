@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import datetime
+import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, NoReturn, Protocol, TypeVar
@@ -14,6 +15,8 @@ from speaker_registry.errors import (
     InvalidApiKey,
     NotFound,
     PermissionDenied,
+    RateLimited,
+    SpeakerRegistryError,
     Unavailable,
     VoiceDamaged,
 )
@@ -133,13 +136,27 @@ def status_of(error: Exception) -> int:
     if isinstance(error, VoiceDamaged):  # the registry was reached, and a retry does not help
         return REFUSED
     kinds: dict[type[Exception] | tuple[type[Exception], ...], int] = {
-        Unavailable: UNREACHABLE,
+        (Unavailable, RateLimited): UNREACHABLE,
         (InvalidApiKey, PermissionDenied): DENIED,
         NotFound: NOT_FOUND,
         ArtifactFailed: FAILED,
         ArtifactNotReady: NOT_READY,
     }
     return next((status for kind, status in kinds.items() if isinstance(error, kind)), REFUSED)
+
+
+def advice_on(error: Exception) -> str:
+    """Return what to do about an error of the registry, or nothing if its message says enough."""
+    if not isinstance(error, SpeakerRegistryError):
+        return ""
+    when = when_to_retry(error)
+    return HINTS.get(error.code) or (when and f"try again{when}")
+
+
+def when_to_retry(error: SpeakerRegistryError) -> str:
+    """Return ` in … s` if the registry said after how many seconds a retry may succeed, or nothing."""
+    seconds = error.retry_after_seconds if error.retryable else None
+    return f" in {math.ceil(seconds)} s" if seconds else ""
 
 
 def exit_codes() -> str:

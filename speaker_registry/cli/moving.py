@@ -17,6 +17,7 @@ from speaker_registry.cli.command import (
     about_weights,
     count,
     status_of,
+    when_to_retry,
 )
 from speaker_registry.cli.progress import PauseNotices, counting
 from speaker_registry.errors import SpeakerRegistryError
@@ -182,7 +183,10 @@ def _text(report: "Report", not_tried: int, *, dry_run: bool) -> str:
     if report.stopped is not None:
         lines.append(f"ended early: {printable(report.stopped)}")
         if not dry_run:
-            lines.append("run the same command again to continue; what is registered is not sent again")
+            lines.append(
+                f"run the same command again{when_to_retry(report.stopped)} to continue; what is registered "
+                "is not sent again"
+            )
     refused = [(one.where, one.name or "-", str(one.error)) for one in report.results if one.error]
     if refused:
         lines += ["", table(("REFUSED", "NAME", "REASON"), _shortened(refused))]

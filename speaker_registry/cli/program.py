@@ -30,7 +30,6 @@ from speaker_registry.cli import (
     voices,
 )
 from speaker_registry.cli.command import (
-    HINTS,
     OK,
     PIPE_CLOSED,
     PROGRAM,
@@ -41,11 +40,13 @@ from speaker_registry.cli.command import (
     Parser,
     add_commands,
     add_common,
+    advice_on,
     exit_codes,
     status_of,
     warn,
     writing_output,
 )
+from speaker_registry.cli.progress import notices_for
 from speaker_registry.errors import SpeakerRegistryError
 from speaker_registry.terminal import discard_output, printable
 
@@ -125,7 +126,8 @@ def _client(arguments: argparse.Namespace) -> "RegistryClient":
     from speaker_registry.contexts import connection  # noqa: PLC0415  loads httpx, which --help does not need
 
     try:
-        return speaker_registry.RegistryClient(**connection(arguments.url, arguments.context))
+        options = connection(arguments.url, arguments.context)
+        return speaker_registry.RegistryClient(**options, on_pause=notices_for(arguments))
     except ValueError as error:
         raise CommandError(str(error)) from None
 
@@ -138,7 +140,7 @@ def _complaint(error: Exception, as_json: bool) -> str:
         body = {"code": code, "message": message, "param": param, "request_id": request_id}
         return json.dumps({"error": body})
     lines = [f"{PROGRAM}: {printable(message)}" + (f" ({printable(request_id)})" if request_id else "")]
-    advice = HINTS.get(error.code, "") if isinstance(error, SpeakerRegistryError) else ""
+    advice = advice_on(error)
     return "\n".join([*lines, *filter(None, [getattr(error, "usage", ""), advice and f"hint: {advice}"])])
 
 

@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import math
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
@@ -21,6 +22,10 @@ _MAX_SILENT_SECONDS = 5.0
 """Pauses are announced once they add up to this much."""
 _FORGOTTEN_AFTER_SECONDS = 60.0
 """A pause does not add to earlier ones if the last of them began longer ago than this."""
+_SAME_PAUSE_SECONDS = 8.0
+"""Pauses of several threads that end within this time of each other are one. The client ends them at random
+times, so that not all requests return at once.
+"""
 
 
 def wait_ready(
@@ -85,24 +90,45 @@ def counting(title: str, total: int, *, quiet: bool) -> Iterator[Callable[[objec
 
 class PauseNotices:
     """Announces on standard error the pauses that the registry asks for. Call it before each pause. Short
-    pauses are announced once they add up to `_MAX_SILENT_SECONDS`.
+    pauses are announced once they add up to `_MAX_SILENT_SECONDS`. A pause that ends with one that was
+    announced is not announced, because several threads may be asked to pause at once.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock, self._last_at, self._silent_seconds = clock, clock(), 0.0
+        self._announced_until = 0.0
+        self._lock = threading.Lock()
 
     def __call__(self, error: SpeakerRegistryError, seconds: float) -> None:
+        with self._lock:
+            if self._add(seconds):
+                self._announce(error, seconds)
+
+    def _add(self, seconds: float) -> bool:
+        """Add a pause to the silent ones. Returns whether it has to be announced."""
         now = self._clock()
+        if now + seconds <= self._announced_until:
+            return False
         if now - self._last_at > _FORGOTTEN_AFTER_SECONDS:
             self._silent_seconds = 0.0
         self._last_at = now
         self._silent_seconds += seconds
         if self._silent_seconds < _MAX_SILENT_SECONDS:
-            return
-        self._silent_seconds = 0.0
+            return False
+        self._silent_seconds, self._announced_until = 0.0, now + seconds + _SAME_PAUSE_SECONDS
+        return True
+
+    def _announce(self, error: SpeakerRegistryError, seconds: float) -> None:
         from tqdm import tqdm  # noqa: PLC0415  only pauses and progress bars need it
 
         asked = error.retry_after_seconds or seconds  # more than `seconds` if a pause gets longer
         notice = f"waiting {math.ceil(asked)} s, as the registry asks: {error}"
         # A progress bar that is on the terminal is drawn anew below the notice.
         tqdm.write(f"{PROGRAM}: {printable(notice)}", file=sys.stderr)
+
+
+def notices_for(arguments: argparse.Namespace) -> PauseNotices | None:
+    """Return what announces the pauses of a command's client. With `--json` nothing does, because programs
+    read errors from standard error.
+    """
+    return None if arguments.json else PauseNotices()

@@ -33,6 +33,8 @@ class RegistryClient(Voices, Artifacts, Clips, Aliases, Jobs, Encoders, Keys, Se
         transport: httpx transport to use instead of the network.
         clock: Replaces `time.monotonic`, for tests.
         sleep: Replaces `time.sleep`, for tests.
+        on_pause: Called before each pause that the registry asks for (`Retry-After`), with the error and the
+            seconds of the pause. It may be called by several threads at once.
 
     Raises:
         ValueError: The URL, the API key or the namespace is malformed, or a number is not accepted. Or a

@@ -18,6 +18,7 @@ from speaker_registry.errors import SpeakerRegistryError
 from speaker_registry.exchange import (
     BodyReader,
     Join,
+    OnPause,
     Outcome,
     Plan,
     Reply,
@@ -48,10 +49,12 @@ class PlanExecutor(Session):
         transport: httpx.BaseTransport | None = None,
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], object] = time.sleep,
+        on_pause: OnPause | None = None,
     ) -> None:
-        super().__init__(
-            url, api_key, namespace, RetryPolicy(timeout_seconds=timeout, retries=retries, clock=clock), cache
+        policy = RetryPolicy(
+            timeout_seconds=timeout, retries=retries, clock=clock, on_pause=on_pause or (lambda *_: None)
         )
+        super().__init__(url, api_key, namespace, policy, cache)
         self._sleep = sleep
         self._http = connecting(lambda: httpx.Client(transport=transport, cookies=no_cookies()))
         self._deadlines = Deadlines(clock)

@@ -14,11 +14,12 @@ from speaker_registry.artifact import sha256_digest
 from speaker_registry.atomic_files import remove_abandoned, replacing
 from speaker_registry.client import RegistryClient
 from speaker_registry.errors import InvalidArtifact, SpeakerRegistryError, VersionNotFound, VoiceNotFound
+from speaker_registry.exchange import OnPause
 from speaker_registry.fetching import File
 from speaker_registry.moving.about import read_record
 from speaker_registry.moving.archive import ArchiveWriter, embedding_file
 from speaker_registry.moving.archive_records import ArtifactRecord, EndRecord, VersionRecord
-from speaker_registry.moving.faults import OnPause, Pauses, concerns_one_voice
+from speaker_registry.moving.faults import Pauses, concerns_one_voice
 from speaker_registry.schemas import VoiceVersion
 
 Read = TypeVar("Read")

@@ -16,6 +16,7 @@ from speaker_registry.errors import (
     VoiceDamaged,
     VoiceUnreadable,
 )
+from speaker_registry.exchange import OnPause
 
 MAX_PAUSES = 60
 """Maximum number of pauses of one call at the registry's request. Rate limits are per minute."""
@@ -23,8 +24,6 @@ MAX_PAUSE_SECONDS = 120.0
 """Longest pause that a command makes at the registry's request. If the registry asks for more, for example
 during maintenance, the command ends with the registry's message.
 """
-OnPause = Callable[[SpeakerRegistryError, float], object]
-"""Called before a pause, with the registry's answer and the seconds by which the wait gets longer."""
 Result = TypeVar("Result")
 
 

@@ -20,9 +20,10 @@ from speaker_registry.artifact import canonical_json, sha256_digest
 from speaker_registry.calls import Registration
 from speaker_registry.client import RegistryClient
 from speaker_registry.errors import SpeakerRegistryError, Unavailable, VoiceNotFound
+from speaker_registry.exchange import OnPause
 from speaker_registry.moving.archive_records import VersionRecord
 from speaker_registry.moving.candidates import Candidate, Source, Texts
-from speaker_registry.moving.faults import OnPause, Pauses, concerns_one_voice
+from speaker_registry.moving.faults import Pauses, concerns_one_voice
 from speaker_registry.names import key_of_name, parse_speaker_name
 from speaker_registry.schemas import VoiceVersion
 

@@ -16,9 +16,10 @@ from typing import TypeVar
 
 from speaker_registry.client import RegistryClient
 from speaker_registry.errors import InvalidRequest, PayloadTooLarge, SpeakerRegistryError, Unavailable
+from speaker_registry.exchange import OnPause
 from speaker_registry.following import Following, is_deleted
 from speaker_registry.manifests import ManifestEntry
-from speaker_registry.moving.faults import OnPause, Pauses, as_unavailable, concerns_one_voice
+from speaker_registry.moving.faults import Pauses, as_unavailable, concerns_one_voice
 from speaker_registry.pushing.names import Mark, fault_of, pushed_name
 from speaker_registry.pushing.speech_server import (
     MAX_CLIP_BYTES,

@@ -8,8 +8,9 @@ from typing import Literal, Protocol
 
 from speaker_registry.client import RegistryClient
 from speaker_registry.errors import InvalidRequest, ProfileUnknown, SpeakerRegistryError
+from speaker_registry.exchange import OnPause
 from speaker_registry.manifests import ManifestPage
-from speaker_registry.moving.faults import OnPause, Pauses, as_unavailable, concerns_one_voice
+from speaker_registry.moving.faults import Pauses, as_unavailable, concerns_one_voice
 from speaker_registry.schemas import Profile, Voice
 from speaker_registry.syncing.custom_voices import CustomVoices
 from speaker_registry.syncing.folder import FileName, Purpose, SyncedFolder, check_creation_time, hash_of

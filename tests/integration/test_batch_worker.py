@@ -41,6 +41,7 @@ from services.extractor_worker.jobs.heartbeat import EXIT_UNFINISHED
 from services.shared.configuration.worker import WorkerSettings
 from services.shared.queue.reaping import lease_key, reap
 from services.shared.queue.rq_jobs import RETRIES, JobQueue, QueuedJob, enqueue, status_of
+from services.shared.registry.fail import WorkerStopping
 from services.shared.registry.publish import EncoderReplaced
 from speaker_registry.errors import AudioTooShort, Unavailable
 from tests.queue_workers import QUICK, put, runs, statuses, supervised, wait_until, worker_process
@@ -220,6 +221,16 @@ def test_what_may_pass_is_tried_again_alone_and_the_handler_knows_which_try_it_i
         ("flaky", 4, True, 1),
     ]
     assert statuses(queue, ["flaky", "fine"]) == ["failed", "finished"]
+
+
+def test_a_start_that_a_stopping_worker_broke_off_uses_up_no_retry(queue):
+    """Restarts during one outage of the bucket would otherwise fail sound clips for good."""
+    stopped = [WorkerStopping("away")] * 2
+    outcomes = iter([*stopped, *[OSError("flaky")] * RETRIES, *stopped, "made"])
+    put(queue, "a")
+    make(queue, lambda jobs: [next(outcomes)]).work(burst=True)
+    assert job_of(queue, "a").return_value() == "made"
+    assert left(queue) == [0, 0, 0]
 
 
 def test_what_is_tried_again_waits_for_its_tenant_s_turn_not_for_all_others(queue):

@@ -16,6 +16,7 @@ from structlog.testing import capture_logs
 from services.extractor_worker.jobs.heartbeat import EXIT_UNFINISHED
 from services.extractor_worker.pipeline.extraction import Extraction, LoadedProfile
 from services.extractor_worker.pipeline.extractor import DeviceLost
+from services.shared.registry.fail import WorkerStopping
 from speaker_registry.errors import (
     AudioTooShort,
     ExtractorFailed,
@@ -320,13 +321,19 @@ def test_one_object_that_cannot_be_read_stops_nobody_else(extraction: Extraction
     assert attempts.failed == {"a": error}
 
 
-def test_a_process_that_is_told_to_stop_waits_for_nothing(extraction: Extraction, attempts: Attempts):
-    """An operator who stops the process during an outage does so because of the outage."""
-    attempts.trouble, attempts.away = {"publish"}, True
+@pytest.mark.parametrize("step", ["take", "read_clip", "publish"])
+def test_a_process_that_is_told_to_stop_waits_for_nothing(
+    extraction: Extraction, attempts: Attempts, step: str
+):
+    """An operator who stops the process during an outage does so because of the outage. The job is not at
+    fault, so it loses no attempt.
+    """
+    attempts.trouble, attempts.away = {step}, True
     extraction.stopping = lambda: True
     [error] = extraction(jobs("a"))
-    assert isinstance(error, Unavailable)
-    assert attempts.tries.count("publish") == 1
+    assert isinstance(error, WorkerStopping)
+    assert attempts.tries.count(step) == 1
+    assert attempts.failed == ({} if step == "take" else {"a": error})
 
 
 def test_what_a_crash_says_goes_to_the_log_not_into_the_job(

@@ -1,4 +1,6 @@
-"""Tests of the output of `speaker-registry-worker`. Other tests run its work."""
+"""Tests of the output of `speaker-registry-worker`, and of signals to a process that starts. Other tests run
+the worker's work.
+"""
 
 import re
 import signal
@@ -55,24 +57,32 @@ def test_other_words_are_wrong_usage(words: list[str], capsys: pytest.CaptureFix
 
 LOADING = """
 import hashlib, sys
+from importlib import import_module
 from types import SimpleNamespace
-from services.extractor_worker.__main__ import main
 
-def work():
+def load():
     print("loading", flush=True)
     hashlib.pbkdf2_hmac("sha256", b"", b"", 2_000_000_000)  # takes minutes, in which Python runs no handler
 
-sys.modules["services.extractor_worker.worker"] = SimpleNamespace(work=work)
+program, module, function = sys.argv[1:]
+main = import_module(program + ".__main__").main
+sys.modules[program + "." + module] = SimpleNamespace(**{function: load})
 main([])
 """
-"""A worker whose main thread is inside a library while it loads."""
+"""A process whose main thread is inside a library while it starts."""
 
 
 @pytest.mark.processes
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_worker_that_is_stopped_while_it_loads_ends_at_once_with_status_0(number: signal.Signals):
+@pytest.mark.parametrize(
+    "started", ["services.extractor_worker worker work", "services.registry_api commands.serve run"]
+)
+def test_a_process_that_is_stopped_while_it_starts_ends_at_once_with_status_0(
+    started: str, number: signal.Signals
+):
     """Supervisors take any other status for a crash, and there is nothing to finish yet."""
-    with subprocess.Popen([sys.executable, "-c", LOADING], stdout=subprocess.PIPE, text=True) as process:
+    command = [sys.executable, "-c", LOADING, *started.split()]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
             assert process.stdout.readline() == "loading\n"

@@ -189,7 +189,7 @@ class JobLeases:
             job.set_status(JobStatus.FAILED, pipeline=pipeline)
             job._handle_failure(_traceback(result), pipeline, **execution_fields)
         else:
-            batch.queue.put_back(job, pipeline)
+            batch.queue.put_back(job, pipeline, counted=_is_counted(result))
 
 
 def _finish(job: QueuedJob, result: object, execution_fields: Mapping[str, Any], pipeline: Pipeline) -> None:
@@ -232,8 +232,14 @@ def plan_start(
 
 
 def fails_for_good(job: QueuedJob, error: Exception) -> bool:
-    """Return whether the job must not be retried: the error is permanent, or no attempt is left."""
-    return job.last_attempt or not getattr(error, "retryable", True)
+    """Return whether the job must not be retried: the error is permanent, or no attempt is left. A start that
+    is not counted is always repeated.
+    """
+    return _is_counted(error) and (job.last_attempt or not getattr(error, "retryable", True))
+
+
+def _is_counted(error: Exception) -> bool:
+    return bool(getattr(error, "counted", True))
 
 
 def _traceback(error: Exception) -> str:

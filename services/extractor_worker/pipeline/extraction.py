@@ -4,8 +4,9 @@ Preparing and publishing run on threads, so that the device waits for neither bu
 encodes as many clips at once as the extractor's `batch_seconds` allows, so that the other clips of a batch
 change an artifact by no more than rounding errors, and on a CPU not at all. A clip that cannot be encoded
 fails alone. If a batch is too large for the device, it is halved. During an outage of the bucket or Redis the
-handler waits, and the outage uses up no attempts. If the process is to stop meanwhile, its clips fail, which
-uses up one. If the device is lost, the process ends, and another process gets its jobs.
+handler waits, and the outage uses up no attempts. If the process is to stop meanwhile, its jobs go back to
+their queue, which uses up none either. If the device is lost, the process ends, and another process gets its
+jobs.
 """
 
 import time
@@ -27,6 +28,7 @@ from services.extractor_worker.pipeline.extractor import DeviceLost, Extractor
 from services.shared.model.speaker import SpeakerId
 from services.shared.model.threads import started_pool
 from services.shared.queue.rq_jobs import QueuedJob, profile_of
+from services.shared.registry.fail import WorkerStopping
 from services.shared.registry.publish import Attempt, Provenance
 from services.shared.telemetry import tracing
 from services.shared.telemetry.metrics import BATCH_SIZE, COMPUTE_SECONDS
@@ -255,14 +257,19 @@ class Extraction:
 
         While bucket or Redis do not answer, the step is repeated without limit, until the process stops.
         While they answer, it is repeated for `retry_seconds` in all.
+
+        Raises:
+            WorkerStopping: the process stops, and a step that was not repeated for so long has failed.
         """
         left, pause = self._retry_seconds, 0.1
         while True:
             try:
                 return step()
             except Unavailable as error:
-                if self.stopping() or left <= 0:
+                if left <= 0:
                     raise
+                if self.stopping():
+                    raise WorkerStopping(error.message) from error
                 log.warning("extraction.waits", reason=error.message, seconds=pause)
             time.sleep(pause)
             self.on_progress()

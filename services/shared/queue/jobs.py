@@ -136,12 +136,23 @@ class Jobs:
         self._claims.report(speaker_id, job, {"stage": stage}, attempt=attempt)
 
     def put_back(
-        self, speaker_id: SpeakerId, job: OpenJob, error: SpeakerRegistryError, attempt: int
+        self,
+        speaker_id: SpeakerId,
+        job: OpenJob,
+        error: SpeakerRegistryError,
+        attempt: int,
+        *,
+        max_attempts: int | None = None,
     ) -> None:
         """Report that an attempt failed and that the queue will retry the job. Nothing happens if a later
         attempt has begun.
+
+        Args:
+            max_attempts: the number of attempts that the job may have from now on. By default it stays.
         """
         fields = {"error": error_json(error, attempt), "stage": "queued"}
+        if max_attempts is not None:
+            fields["max_attempts"] = str(max_attempts)
         self._claims.put_back(speaker_id, job, fields, attempt=attempt)
 
     def reap(self) -> None:

@@ -341,10 +341,13 @@ class JobQueue(Queue):
         prefix = QueuedJob.redis_job_namespace_prefix
         return cast(list[bytes], self.connection.eval(TAKE, len(keys), *keys, count, prefix))
 
-    def put_back(self, job: QueuedJob, pipeline: Pipeline) -> None:
-        """Queue a job for its next start, and use up one of its retries. It takes its tenant's next turn, as
-        a new job does: a clip that ends its workers must not come before the clips of others each time.
+    def put_back(self, job: QueuedJob, pipeline: Pipeline, *, counted: bool = True) -> None:
+        """Queue a job for its next start, and use up one of its retries if the last start is `counted`. It
+        takes its tenant's next turn, as a new job does: a clip that ends its workers must not come before the
+        clips of others each time.
         """
+        if not counted:
+            job.retries_left = (job.retries_left or 0) + 1  # RQ takes one
         job.retry(self, pipeline)
         self.move_to_turn(job.id, job.tenant, pipeline)
 

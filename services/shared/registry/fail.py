@@ -1,4 +1,6 @@
-"""Records why an extraction failed, and gives it up if no attempts are left."""
+"""Records why an extraction failed, and gives it up if no attempts are left. An attempt does not count if it
+ended because its worker stops.
+"""
 
 from services.shared.model.records import FailureRecord
 from services.shared.queue.jobs import Jobs
@@ -6,18 +8,34 @@ from services.shared.registry.give_up import give_up
 from services.shared.registry.profiles import Profiles
 from services.shared.registry.publish import Attempt
 from services.shared.registry.speakers import Speakers
-from speaker_registry.errors import JobNotFound, SpeakerRegistryError
+from speaker_registry.errors import JobNotFound, SpeakerRegistryError, Unavailable
+
+
+class WorkerStopping(Unavailable):
+    """The worker was told to stop while the bucket or Redis was away. Another worker has to run the job."""
+
+    counted = False
+    """The attempt does not count, in the queue either. Otherwise a few restarts during one outage would use
+    up the attempts of sound clips.
+    """
+    expected = True
+    """No fault: workers log it without a traceback."""
 
 
 def fail(
     speakers: Speakers, jobs: Jobs, profiles: Profiles, attempt: Attempt, error: SpeakerRegistryError
 ) -> None:
     """Record that an attempt failed. The extraction is given up if the error is permanent or no attempts are
-    left.
+    left. After `WorkerStopping` the job may be tried once more than before.
 
     Nothing happens if a later attempt has begun.
     """
     if not _is_last(jobs, attempt):
+        return
+    if isinstance(error, WorkerStopping):
+        # The limit rises instead, because the numbers of attempts tell later attempts from earlier ones.
+        limit = attempt.max_attempts + 1
+        jobs.put_back(attempt.speaker_id, attempt.job, error, attempt.number, max_attempts=limit)
         return
     if error.retryable and attempt.number < attempt.max_attempts:
         jobs.put_back(attempt.speaker_id, attempt.job, error, attempt.number)

@@ -102,6 +102,19 @@ def test_pauses_are_announced_once_they_add_up(capsys: pytest.CaptureFixture[str
     ]
 
 
+def test_a_pause_that_several_threads_are_asked_for_is_announced_once(capsys: pytest.CaptureFixture[str]):
+    """The threads of an import share the client, which pauses for each of their requests."""
+    now = [1000.0]
+    notices = PauseNotices(clock=lambda: now[0])
+    for jitter in (0.3, 0.1, 3.5):
+        notices(RateLimited("slower", retry_after_seconds=20.0), 20.0 + jitter)
+        now[0] += 0.1
+    assert capsys.readouterr().err.count("waiting 20 s") == 1
+    now[0] += 40.0
+    notices(RateLimited("slower", retry_after_seconds=20.0), 20.0)
+    assert "waiting 20 s" in capsys.readouterr().err
+
+
 def test_short_pauses_that_are_far_apart_are_not_announced(capsys: pytest.CaptureFixture[str]):
     """A sync that goes on for days would otherwise announce a pause of two seconds now and then."""
     now = [1000.0]

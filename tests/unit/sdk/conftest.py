@@ -114,8 +114,8 @@ def run(registry: FakeRegistry, monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     """The command line against the fake registry."""
 
     def connected(**options: Any) -> speaker_registry.RegistryClient:
-        transport = httpx.MockTransport(registry)
-        return client_class(transport=transport, retries=0, sleep=lambda _: None, **options)
+        defaults = {"transport": httpx.MockTransport(registry), "retries": 0, "sleep": lambda _: None}
+        return client_class(**{**defaults, **options})
 
     client_class = speaker_registry.RegistryClient
     monkeypatch.setattr(speaker_registry, "RegistryClient", connected)

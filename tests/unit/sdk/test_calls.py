@@ -527,3 +527,17 @@ def test_a_client_in_a_second_event_loop_says_so(registry: FakeRegistry):
     asyncio.run(client.get("alice"))
     with pytest.raises(RuntimeError, match="has sent requests in another event loop"):
         asyncio.run(client.get("alice"))
+
+
+def test_pauses_that_the_registry_asks_for_are_reported(connect: Connect, registry: FakeRegistry):
+    """A program can tell its user why a call takes long. After a lost connection nobody asked for a pause."""
+    paused = []
+    client = connect(on_pause=lambda error, seconds: paused.append((error.code, seconds)))
+    registry.faults += [
+        httpx.ConnectError("no route"),
+        error_answer(429, "rate_limited", headers={"retry-after": "20"}),
+    ]
+    assert list(client.list()) == []
+    [(code, seconds)] = paused
+    assert code == "rate_limited"
+    assert 20 <= seconds <= 28

@@ -1,5 +1,6 @@
 """The command line: what it says, where it says it, and how it ends."""
 
+import functools
 import io
 import json
 import os
@@ -571,6 +572,51 @@ def test_an_error_that_advises_a_request_is_followed_by_the_command_for_it(
     assert "hint" not in run("show", "bob", "--json").err
 
 
+@pytest.mark.parametrize(("status", "code"), [(429, "rate_limited"), (503, "unavailable")])
+@pytest.mark.parametrize(
+    "words", ["list", "sync here --format speaker-samples --profile p", "push http://a.test --profile p"]
+)
+def test_a_registry_that_asks_for_a_long_pause_cannot_answer_now(
+    run: Run,
+    registry: FakeRegistry,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    words: str,
+    status: int,
+    code: str,
+):
+    """Schedulers try again later by the exit code, and people read when."""
+    monkeypatch.chdir(tmp_path)
+    registry.faults.append(error_answer(status, code, "not now", headers={"retry-after": "3600"}))
+    expected = "speaker-registry: not now\nhint: try again in 3600 s\n"
+    assert run(*words.split()) == Outcome(3, "", expected)
+
+
+@pytest.mark.parametrize(("status", "code"), [(429, "rate_limited"), (503, "unavailable")])
+def test_an_import_ends_early_if_the_registry_asks_for_a_long_pause(
+    run: Run, registry: FakeRegistry, tmp_path: Path, status: int, code: str
+):
+    """The report says when to run the command again."""
+    (tmp_path / "alice.wav").write_bytes(b"RIFF")
+    registry.faults.append(error_answer(status, code, "not now", headers={"retry-after": "3600"}))
+    outcome = run("import", str(tmp_path), "--consent", "yes")
+    assert (outcome.status, outcome.err) == (3, "")
+    assert "ended early: not now\nrun the same command again in 3600 s to continue;" in outcome.out
+
+
+@pytest.mark.parametrize(("words", "notices"), [("list", 1), ("list --json", 0)])
+def test_a_pause_that_the_client_makes_is_announced(
+    run: Run, registry: FakeRegistry, monkeypatch: pytest.MonkeyPatch, words: str, notices: int
+):
+    """A command that is silent for a minute seems to hang. With --json, standard error is for errors."""
+    retrying = functools.partial(speaker_registry.RegistryClient, retries=1)
+    monkeypatch.setattr(speaker_registry, "RegistryClient", retrying)
+    registry.faults.append(error_answer(429, "rate_limited", "slower", headers={"retry-after": "20"}))
+    outcome = run(*words.split())
+    assert outcome.status == 0
+    assert outcome.err == "speaker-registry: waiting 20 s, as the registry asks: slower\n" * notices
+
+
 def test_the_advised_commands_are_ones_that_there_are():
     """The advised commands and their options exist, and the codes are those of errors."""
     assert HINTS.keys() <= errors.BY_CODE.keys()
@@ -745,7 +791,9 @@ def test_the_version_is_told(run: Run):
         (error_answer(409, "voice_exists"), 1),
         (error_answer(503, "voice_damaged"), 1),
         (error_answer(500, "internal_error"), 1),
+        (error_answer(429, "quota_exceeded"), 1),
         (error_answer(503, "unavailable"), 3),
+        (error_answer(429, "rate_limited"), 3),
         (httpx.ConnectError("no route"), 3),
         (error_answer(401, "invalid_api_key"), 4),
         (error_answer(403, "permission_denied"), 4),
@@ -880,13 +928,13 @@ echo "found: ${COMPREPLY[*]}"
 
 
 CHILD = """
-import sys, httpx, speaker_registry
+import functools, sys, httpx, speaker_registry
 from speaker_registry.cli import main
 from tests.unit.sdk.fake_registry import FakeRegistry
 registry, client = FakeRegistry(), speaker_registry.RegistryClient
 for number in range(int(sys.argv.pop(1))):
     registry.add_version(f"voice{number}-声")
-speaker_registry.RegistryClient = lambda url: client(url, transport=httpx.MockTransport(registry))
+speaker_registry.RegistryClient = functools.partial(client, transport=httpx.MockTransport(registry))
 sys.exit(main(["--url", "http://x", *sys.argv[1:]]))
 """
 
@@ -985,7 +1033,7 @@ def test_two_profiles_are_both_waited_for(
     registry.add_version("alice")
     real = speaker_registry.RegistryClient
     monkeypatch.setattr(
-        speaker_registry, "RegistryClient", lambda url: real(url, transport=httpx.MockTransport(registry))
+        speaker_registry, "RegistryClient", functools.partial(real, transport=httpx.MockTransport(registry))
     )
     assert main(["wait", "alice", "--url", URL]) == 0
     assert {ECAPA, QWEN} <= set(capsys.readouterr().out.split())
