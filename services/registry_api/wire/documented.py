@@ -169,7 +169,10 @@ def _response(status: int | str, described: dict[str, Any], *, compatible: bool)
     response = {"description": given.pop("description")}
     if "code" in given:
         error = _error(status, given.pop("code"), given.pop("message"), compatible=compatible)
-        response |= _json(error, schemas.ErrorEnvelope)
+        schema = {"$ref": "#/components/schemas/ErrorEnvelope"}
+        response["content"] = {"application/json": {"example": error, "schema": schema}}
+        if status == "default":  # FastAPI builds a validator for each `model`, and one per route is enough
+            response["model"] = schemas.ErrorEnvelope
     elif "page_of" in given:
         item, item_id = given.pop("item"), given.pop("id")
         page = {"object": "list", "has_more": False, "data": [item], "first_id": item_id, "last_id": item_id}
