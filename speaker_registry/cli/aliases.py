@@ -11,6 +11,7 @@ from speaker_registry.cli.command import (
     Output,
     add_limit,
     add_name,
+    argument,
     count,
     first_of,
     list_document,
@@ -73,25 +74,14 @@ def list_aliases(client: "RegistryClient", arguments: argparse.Namespace) -> Out
 
 
 _number = partial(count, most=MAX_VERSION)
-
-
-def _add_alias(command: argparse.ArgumentParser) -> None:
-    command.add_argument("alias", metavar="ALIAS", help="default, or a name of your own, such as prod")
-
-
-def _add_version(command: argparse.ArgumentParser) -> None:
-    command.add_argument("version", metavar="VERSION", type=_number, help="number of the version")
-
-
-def _add_target(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "--to",
-        metavar="N",
-        type=_number,
-        help="number of the version (default: the next lower one than that of `default`)",
-    )
-
-
+_add_alias = argument("alias", metavar="ALIAS", help="default, or a name of your own, such as prod")
+_add_version = argument("version", metavar="VERSION", type=_number, help="number of the version")
+_add_target = argument(
+    "--to",
+    metavar="N",
+    type=_number,
+    help="number of the version (default: the next lower one than that of `default`)",
+)
 _ALIAS_COMMANDS = (
     Command(
         "set", set_alias, "Point an alias to a version of a voice.", [add_name, _add_alias, _add_version]

@@ -2,6 +2,7 @@
 
 import argparse
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 
 from speaker_registry.cli.command import (
@@ -14,6 +15,7 @@ from speaker_registry.cli.command import (
     add_fingerprint,
     add_limit,
     add_profile,
+    argument,
     count,
     first_of,
     list_document,
@@ -144,28 +146,20 @@ def _rate(text: str) -> float:
     return rate
 
 
-def _sample(text: str) -> int:
-    return count(text, most=_LARGEST_SAMPLE)
-
-
-def _add_campaign(command: argparse.ArgumentParser) -> None:
-    command.add_argument("campaign", metavar="CAMPAIGN", help="id of the campaign, see campaigns list")
-
-
-def _add_waiting(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "--timeout",
-        metavar="SECONDS",
-        type=seconds,
-        help="maximum time to wait (default: as long as it takes); the campaign continues after it",
-    )
+_add_campaign = argument("campaign", metavar="CAMPAIGN", help="id of the campaign, see campaigns list")
+_add_waiting = argument(
+    "--timeout",
+    metavar="SECONDS",
+    type=seconds,
+    help="maximum time to wait (default: as long as it takes); the campaign continues after it",
+)
 
 
 def _add_start(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--sample",
         metavar="N",
-        type=_sample,
+        type=partial(count, most=_LARGEST_SAMPLE),
         default=20,
         help="number of voices whose old and new artifacts are compared (default: 20)",
     )

@@ -293,39 +293,25 @@ def moment(text: str) -> float:
     )
 
 
-def add_name(command: argparse.ArgumentParser) -> None:
-    command.add_argument("name", metavar="NAME")
+def argument(*names: str, **options: Any) -> Callable[[argparse.ArgumentParser], object]:
+    """Return a function that adds this argument to a command."""
+    return lambda command: command.add_argument(*names, **options)
 
 
-def add_profile(command: argparse.ArgumentParser) -> None:
-    command.add_argument("profile", metavar="PROFILE", help="name of the profile, see profiles list")
-
-
-def add_fingerprint(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "fingerprint", metavar="FINGERPRINT", help="a candidate or a former fingerprint, see profiles show"
-    )
-
-
-def add_yes(command: argparse.ArgumentParser) -> None:
-    command.add_argument("--yes", action="store_true", help="skip the confirmation")
-
-
-def add_speaker(command: argparse.ArgumentParser) -> None:
-    command.add_argument("speaker", metavar="NAME[@REF]")
-
-
-def add_output(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "-o", "--output", metavar="FILE", required=True, help="file to write, or - for standard output"
-    )
-
-
-def add_timeout(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "--timeout",
-        metavar="SECONDS",
-        type=seconds,
-        default=600.0,
-        help="maximum time to wait (default: 600)",
-    )
+add_name = argument("name", metavar="NAME")
+add_profile = argument("profile", metavar="PROFILE", help="name of the profile, see profiles list")
+add_fingerprint = argument(
+    "fingerprint", metavar="FINGERPRINT", help="a candidate or a former fingerprint, see profiles show"
+)
+add_yes = argument("--yes", action="store_true", help="skip the confirmation")
+add_speaker = argument("speaker", metavar="NAME[@REF]")
+add_output = argument(
+    "-o", "--output", metavar="FILE", required=True, help="file to write, or - for standard output"
+)
+add_timeout = argument(
+    "--timeout",
+    metavar="SECONDS",
+    type=seconds,
+    default=600.0,
+    help="maximum time to wait (default: 600)",
+)

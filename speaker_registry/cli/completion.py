@@ -7,7 +7,7 @@ import argparse
 import os
 from typing import Any, cast
 
-from speaker_registry.cli.command import PROGRAM, Command, Output
+from speaker_registry.cli.command import PROGRAM, Command, Output, argument
 
 SHELLS = ("bash", "zsh", "fish")
 _FILES = {"CLIP", "DIR", "FILE", "PATH"}
@@ -40,10 +40,7 @@ def print_script(arguments: argparse.Namespace) -> Output:
     return Output({"shell": arguments.shell, "script": script}, script.rstrip("\n"))
 
 
-def _add_shell(command: argparse.ArgumentParser) -> None:
-    command.add_argument("shell", choices=SHELLS)
-
-
+_add_shell = argument("shell", choices=SHELLS)
 COMMAND = Command(
     "completion",
     print_script,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import speaker_registry
-from speaker_registry.cli.command import Command, CommandError, Output, add_yes, confirm
+from speaker_registry.cli.command import Command, CommandError, Output, add_yes, argument, confirm
 from speaker_registry.cli.progress import notices_for
 from speaker_registry.names import KEY_ID_PATTERN
 from speaker_registry.terminal import printable, table
@@ -192,14 +192,8 @@ def _add_login(command: argparse.ArgumentParser) -> None:
     command.add_argument("--namespace", metavar="NS", help="namespace to use, for a key that may use any")
 
 
-def _add_logout(command: argparse.ArgumentParser) -> None:
-    command.add_argument("name", metavar="NAME", nargs="?", help="context (default: the current one)")
-
-
-def _add_context(command: argparse.ArgumentParser) -> None:
-    command.add_argument("name", metavar="NAME", help="context, see contexts list")
-
-
+_add_logout = argument("name", metavar="NAME", nargs="?", help="context (default: the current one)")
+_add_context = argument("name", metavar="NAME", help="context, see contexts list")
 _LOGIN = (
     "Check an API key with its registry, and keep both by a name. The key is asked for, or read from "
     "standard input."

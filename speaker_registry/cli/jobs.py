@@ -12,6 +12,7 @@ from speaker_registry.cli.command import (
     add_limit,
     add_speaker,
     add_timeout,
+    argument,
     first_of,
     list_document,
     moment,
@@ -122,10 +123,7 @@ def _add_jobs(command: argparse.ArgumentParser) -> None:
     )
 
 
-def _add_cancel(command: argparse.ArgumentParser) -> None:
-    command.add_argument("job", metavar="JOB", help="id of the job, see jobs")
-
-
+_add_cancel = argument("job", metavar="JOB", help="id of the job, see jobs")
 COMMANDS = (
     Command(
         "extract", extract, "Extract an artifact of a version.", [add_speaker, _add_extract, add_timeout]

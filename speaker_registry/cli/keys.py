@@ -10,6 +10,7 @@ from speaker_registry.cli.command import (
     Output,
     add_limit,
     add_yes,
+    argument,
     confirm,
     count,
     first_of,
@@ -144,32 +145,23 @@ def _add_create(command: argparse.ArgumentParser) -> None:
     command.add_argument("--uploads-per-minute", metavar="N", type=count, help="upload limit of the key")
 
 
-def _add_key_id(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "key_id",
-        metavar="ID",
-        help="id of the key, see keys list. A whole key is accepted too, but only its id is sent",
-    )
-
-
-def _add_grace(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "--grace",
-        metavar="SECONDS",
-        type=partial(count, least=0, most=_LONGEST_GRACE_SECONDS),
-        default=DAY_SECONDS,
-        help="how long the old key is still accepted (default: one day)",
-    )
-
-
-def _add_children(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "--children",
-        action="store_true",
-        help="also revoke the keys that were made with it, the keys made with those, and so on",
-    )
-
-
+_add_key_id = argument(
+    "key_id",
+    metavar="ID",
+    help="id of the key, see keys list. A whole key is accepted too, but only its id is sent",
+)
+_add_grace = argument(
+    "--grace",
+    metavar="SECONDS",
+    type=partial(count, least=0, most=_LONGEST_GRACE_SECONDS),
+    default=DAY_SECONDS,
+    help="how long the old key is still accepted (default: one day)",
+)
+_add_children = argument(
+    "--children",
+    action="store_true",
+    help="also revoke the keys that were made with it, the keys made with those, and so on",
+)
 _KEY_COMMANDS = (
     Command("create", create_key, "Create an API key and print it. It is not shown again.", [_add_create]),
     Command("list", list_keys, "List the API keys without their secrets.", [add_limit]),

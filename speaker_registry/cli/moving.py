@@ -15,6 +15,7 @@ from speaker_registry.cli.command import (
     CommandError,
     Output,
     about_weights,
+    argument,
     count,
     status_of,
     when_to_retry,
@@ -219,14 +220,13 @@ def _counted(report: "Report", not_tried: int, *, dry_run: bool) -> Iterable[str
         yield f"not tried {not_tried}"
 
 
-def add_jobs(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "--jobs",
-        metavar="N",
-        type=partial(count, most=MAX_JOBS),
-        default=4,
-        help=f"number of voices to send at a time, up to {MAX_JOBS} (default: 4)",
-    )
+add_jobs = argument(
+    "--jobs",
+    metavar="N",
+    type=partial(count, most=MAX_JOBS),
+    default=4,
+    help=f"number of voices to send at a time, up to {MAX_JOBS} (default: 4)",
+)
 
 
 def _add_import(command: argparse.ArgumentParser) -> None:
@@ -250,15 +250,12 @@ def _add_export(command: argparse.ArgumentParser) -> None:
     command.add_argument("--force", action="store_true", help="replace FILE if it exists")
 
 
-def _add_artifacts(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "--no-artifacts",
-        dest="artifacts",
-        action="store_false",
-        help="leave out the artifacts of an archive, which are then extracted again",
-    )
-
-
+_add_artifacts = argument(
+    "--no-artifacts",
+    dest="artifacts",
+    action="store_false",
+    help="leave out the artifacts of an archive, which are then extracted again",
+)
 COMMANDS = (
     Command(
         "import",

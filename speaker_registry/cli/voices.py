@@ -20,6 +20,7 @@ from speaker_registry.cli.command import (
     add_speaker,
     add_timeout,
     add_yes,
+    argument,
     confirm,
     first_of,
     list_document,
@@ -244,22 +245,21 @@ def _add_list(command: argparse.ArgumentParser) -> None:
     )
 
 
-def _add_picture(command: argparse.ArgumentParser) -> None:
-    command.add_argument(
-        "--picture",
-        metavar="FILE",
-        type=_picture_file,
-        help="also write a picture of the clip: its waveform to a .svg file, or its mel spectrogram to a "
-        ".png file",
-    )
-
-
 def _picture_file(text: str) -> str:
     if Path(text).suffix.lower() not in _KINDS:
         raise argparse.ArgumentTypeError(
             f"{text[:80]!a}; accepted: a file that ends with .svg (waveform) or .png (mel spectrogram)"
         )
     return text
+
+
+_add_picture = argument(
+    "--picture",
+    metavar="FILE",
+    type=_picture_file,
+    help="also write a picture of the clip: its waveform to a .svg file, or its mel spectrogram to a "
+    ".png file",
+)
 
 
 def history(client: "RegistryClient", arguments: argparse.Namespace) -> Output:
@@ -323,10 +323,7 @@ def _add_edit(command: argparse.ArgumentParser) -> None:
     )
 
 
-def _add_delete(command: argparse.ArgumentParser) -> None:
-    command.add_argument("name", metavar="NAME[@N]", help="a voice, or one version of it")
-
-
+_add_delete = argument("name", metavar="NAME[@N]", help="a voice, or one version of it")
 COMMANDS = (
     Command(
         "register",

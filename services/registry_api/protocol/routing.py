@@ -79,7 +79,8 @@ class Router(APIRouter):
     def add_api_route(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
         self._add(path, endpoint, options)
         if options.get("methods") == ["GET"]:
-            self._add(path, endpoint, {**options, "methods": ["HEAD"], "include_in_schema": False})
+            undocumented = {"methods": ["HEAD"], "include_in_schema": False, "responses": {}}
+            self._add(path, endpoint, {**options, **undocumented})
 
     def _add(self, path: str, endpoint: Callable[..., Any], options: dict[str, Any]) -> None:
         if self._any_query:

@@ -17,17 +17,16 @@ from services.registry_api.dependencies import (
 )
 from services.registry_api.operations.alias import move, number_of, reset_alias
 from services.registry_api.operations.live_voice import Check
-from services.registry_api.protocol.routing import Router
 from services.registry_api.wire import rendering
 from services.registry_api.wire.answers import answer, check_of, only_new, tag_of
-from services.registry_api.wire.documented import request_body, responses
+from services.registry_api.wire.documented import DocumentedRouter
 from services.shared.model.document import SpeakerDocument
 from services.shared.registry.lookup import find
 from speaker_registry.errors import PreconditionFailed
 from speaker_registry.names import parse_alias
 from speaker_registry.schemas import AliasMove, MovedAlias, Page, VoiceAlias
 
-router = Router(prefix="/v1/voices/{name}/aliases", tags=["voices"])
+router = DocumentedRouter(prefix="/v1/voices/{name}/aliases", tags=["voices"])
 
 
 async def _alias(
@@ -47,7 +46,7 @@ async def _alias(
 Alias = Annotated[str, Depends(_alias)]
 
 
-@router.get("", responses=responses("list_aliases"), dependencies=[VOICES_READ])
+@router.get("", dependencies=[VOICES_READ])
 def list_aliases(
     request: Request,
     services: ServicesDep,
@@ -71,7 +70,7 @@ def list_aliases(
     )
 
 
-@router.get("/{alias}", responses=responses("get_alias"), dependencies=[VOICES_READ])
+@router.get("/{alias}", dependencies=[VOICES_READ])
 def get_alias(
     request: Request, services: ServicesDep, namespace: NamespaceDep, name: VoiceName, alias: Alias
 ) -> Response:
@@ -79,12 +78,7 @@ def get_alias(
     return answer(request, rendering.alias(find(services.speakers, namespace, name).document, alias))
 
 
-@router.put(
-    "/{alias}",
-    responses=responses("move_alias"),
-    openapi_extra=request_body("move_alias"),
-    dependencies=[VOICES_WRITE, AT_STORE],
-)
+@router.put("/{alias}", dependencies=[VOICES_WRITE, AT_STORE])
 def move_alias(
     request: Request,
     services: ServicesDep,
@@ -119,9 +113,7 @@ def move_alias(
     )
 
 
-@router.delete(
-    "/{alias}", status_code=204, responses=responses("remove_alias"), dependencies=[VOICES_WRITE, AT_STORE]
-)
+@router.delete("/{alias}", status_code=204, dependencies=[VOICES_WRITE, AT_STORE])
 def remove_alias(
     request: Request,
     services: ServicesDep,

@@ -27,7 +27,6 @@ from services.registry_api.express.lane import offer_of
 from services.registry_api.operations.artifacts import FoundArtifact, Wanted, artifact_of, find_artifact
 from services.registry_api.operations.bring import Brought, ReadyArtifact, Room, bring
 from services.registry_api.protocol.callers import Caller
-from services.registry_api.protocol.routing import Router
 from services.registry_api.protocol.signals import route_of
 from services.registry_api.routes.artifact_files import (
     UNKNOWN_PROFILE,
@@ -38,7 +37,7 @@ from services.registry_api.routes.artifact_files import (
 from services.registry_api.serving.slots import Slots
 from services.registry_api.wire import rendering
 from services.registry_api.wire.answers import answer, file_headers
-from services.registry_api.wire.documented import request_body, responses
+from services.registry_api.wire.documented import DocumentedRouter
 from services.registry_api.wire.uploads import NO_LIMIT
 from services.shared.model.speaker import SpeakerId
 from services.shared.registry.lookup import find_version
@@ -46,7 +45,7 @@ from speaker_registry.artifact import read_tensors
 from speaker_registry.names import DIGEST_PATTERN, SpeakerName
 from speaker_registry.schemas import ArtifactDescriptor, Page
 
-router = Router(prefix="/v1/voices/{name}/versions/{ref}/artifacts", tags=["artifacts"])
+router = DocumentedRouter(prefix="/v1/voices/{name}/versions/{ref}/artifacts", tags=["artifacts"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +103,7 @@ GivenFingerprint = Annotated[
 ]
 
 
-@router.get("", responses=responses("list_artifacts"), dependencies=[ARTIFACTS_READ])
+@router.get("", dependencies=[ARTIFACTS_READ])
 def list_artifacts(
     request: Request, services: ServicesDep, namespace: NamespaceDep, name: VoiceName, ref: Reference
 ) -> Response:
@@ -117,7 +116,7 @@ def list_artifacts(
     return answer(request, Page[ArtifactDescriptor](data=shown, first_id=first, last_id=last))
 
 
-@router.get("/{profile}", responses=responses("get_artifact"), dependencies=[ARTIFACTS_READ])
+@router.get("/{profile}", dependencies=[ARTIFACTS_READ])
 async def get_artifact(
     request: Request,
     target: TargetDep,
@@ -136,12 +135,7 @@ async def get_artifact(
     return answer(request, _descriptor(target, found))
 
 
-@router.get(
-    "/{profile}/file",
-    responses=responses("get_artifact_file"),
-    response_class=Response,
-    dependencies=[ARTIFACTS_READ],
-)
+@router.get("/{profile}/file", response_class=Response, dependencies=[ARTIFACTS_READ])
 async def get_artifact_file(
     request: Request,
     target: TargetDep,
@@ -194,13 +188,7 @@ def _offer(request: Request, target: _Target, found: FoundArtifact, *, is_file: 
     )
 
 
-@router.put(
-    "/{profile}",
-    status_code=201,
-    responses=responses("put_artifact"),
-    openapi_extra=request_body("put_artifact"),
-    dependencies=[VOICES_WRITE, COUNTED_UPLOAD],
-)
+@router.put("/{profile}", status_code=201, dependencies=[VOICES_WRITE, COUNTED_UPLOAD])
 async def put_artifact(
     request: Request, target: TargetDep, slots: UploadSlotsDep, fingerprint: GivenFingerprint = None
 ) -> Response:

@@ -37,10 +37,9 @@ from services.registry_api.dependencies import (
 from services.registry_api.operations.delete import delete
 from services.registry_api.operations.precompute import Precomputation
 from services.registry_api.operations.register import Registered
-from services.registry_api.protocol.routing import Router
 from services.registry_api.wire import rendering
 from services.registry_api.wire.answers import answer
-from services.registry_api.wire.documented import request_body, responses
+from services.registry_api.wire.documented import DocumentedRouter
 from services.registry_api.wire.fields import Fields, read_fields
 from services.registry_api.wire.forms import COMPATIBLE, ignored
 from services.registry_api.wire.paging import PAGE_SIZE, VoicePage, find_voices, key_of
@@ -53,7 +52,7 @@ from speaker_registry.errors import SpeakerRegistryError, Unavailable
 from speaker_registry.names import DEFAULT, SpeakerName, parse_reference
 from speaker_registry.schemas import CacheStatus, Deleted
 
-router = Router(prefix="/v1/audio/voices", tags=["vLLM-Omni compatible"], any_query=True)
+router = DocumentedRouter(prefix="/v1/audio/voices", tags=["vLLM-Omni compatible"], any_query=True)
 """These routes ignore unknown fields and parameters, because clients of OpenAI and vLLM-Omni send some."""
 
 CacheProfile = Annotated[str | None, Query(description="Only this profile. Default: all required profiles.")]
@@ -77,7 +76,7 @@ CacheWait = Annotated[
 ]
 
 
-@router.get("", responses=responses("list_audio_voices"), dependencies=[VOICES_READ, SEARCHING])
+@router.get("", dependencies=[VOICES_READ, SEARCHING])
 def list_audio_voices(
     request: Request,
     services: ServicesDep,
@@ -159,12 +158,7 @@ def _listing(profiles: Profiles, page: VoicePage) -> dict[str, Any]:
     }
 
 
-@router.post(
-    "",
-    openapi_extra=request_body("create_audio_voice"),
-    responses=responses("create_audio_voice"),
-    dependencies=[VOICES_WRITE, COUNTED_UPLOAD],
-)
+@router.post("", dependencies=[VOICES_WRITE, COUNTED_UPLOAD])
 async def create_audio_voice(
     request: Request,
     services: ServicesDep,
@@ -217,7 +211,7 @@ def _registered(profiles: Profiles, registered: Registered, warnings: Sequence[s
     }
 
 
-@router.delete("/{name}", responses=responses("delete_audio_voice"), dependencies=[VOICES_DELETE, AT_STORE])
+@router.delete("/{name}", dependencies=[VOICES_DELETE, AT_STORE])
 def delete_audio_voice(
     request: Request, services: ServicesDep, namespace: NamespaceDep, name: VoiceName, caller: CallerDep
 ) -> Response:
@@ -231,7 +225,7 @@ def delete_audio_voice(
     return answer(request, body)
 
 
-@router.get("/{name}/cache", responses=responses("get_cache_status"), dependencies=[VOICES_READ])
+@router.get("/{name}/cache", dependencies=[VOICES_READ])
 def get_cache_status(
     request: Request,
     services: ServicesDep,
@@ -246,7 +240,7 @@ def get_cache_status(
         return answer(request, _without_nulls(precomputation.body(precomputation.current_state())))
 
 
-@router.post("/{name}/cache", responses=responses("fill_cache"), dependencies=[JOBS_WRITE, COUNTED_IF_FORCED])
+@router.post("/{name}/cache", dependencies=[JOBS_WRITE, COUNTED_IF_FORCED])
 async def fill_cache(
     request: Request,
     services: ServicesDep,

@@ -11,14 +11,13 @@ from services.registry_api.dependencies import CallerDep, NamespaceDep, Services
 from services.registry_api.express.lane import offer_of
 from services.registry_api.operations.artifacts import StoredArtifact, find_by_digest, not_with_digest
 from services.registry_api.protocol.callers import Caller
-from services.registry_api.protocol.routing import Router
 from services.registry_api.protocol.signals import route_of
 from services.registry_api.routes.artifact_files import Redirect, answer_with_file, counted
 from services.registry_api.wire.answers import file_headers
-from services.registry_api.wire.documented import example_value, responses
+from services.registry_api.wire.documented import DocumentedRouter, example_value
 from speaker_registry.names import DIGEST_PATTERN
 
-router = Router(prefix="/v1/blobs", tags=["artifacts"])
+router = DocumentedRouter(prefix="/v1/blobs", tags=["artifacts"])
 
 Digest = Annotated[
     str,
@@ -37,9 +36,7 @@ checked. Other answers need no such `Vary`, because caches revalidate them on ea
 """
 
 
-@router.get(
-    "/{digest}", responses=responses("get_blob"), response_class=Response, dependencies=[ARTIFACTS_READ]
-)
+@router.get("/{digest}", response_class=Response, dependencies=[ARTIFACTS_READ])
 async def get_blob(
     request: Request,
     services: ServicesDep,

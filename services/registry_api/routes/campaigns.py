@@ -8,25 +8,18 @@ from starlette.responses import Response
 from services.registry_api.access.rules import CAMPAIGNS
 from services.registry_api.campaigns.control import ShownCampaign
 from services.registry_api.dependencies import AT_STORE, After, CallerDep, Limit, ServicesDep
-from services.registry_api.protocol.routing import Router
 from services.registry_api.routes.profiles import Profile
 from services.registry_api.wire import profile_rendering
 from services.registry_api.wire.answers import answer
-from services.registry_api.wire.documented import request_body, responses
+from services.registry_api.wire.documented import DocumentedRouter
 from speaker_registry.schemas import Campaign, CampaignRequest, Page
 
-router = Router(prefix="/v1/profiles/{profile}/campaigns", tags=["jobs and profiles"])
+router = DocumentedRouter(prefix="/v1/profiles/{profile}/campaigns", tags=["jobs and profiles"])
 CampaignId = Annotated[str, Path(max_length=128, description="The id of a campaign of the profile.")]
 _RULES = [CAMPAIGNS, AT_STORE]
 
 
-@router.post(
-    "",
-    status_code=201,
-    responses=responses("start_campaign"),
-    openapi_extra=request_body("start_campaign"),
-    dependencies=_RULES,
-)
+@router.post("", status_code=201, dependencies=_RULES)
 def start_campaign(
     request: Request, services: ServicesDep, caller: CallerDep, profile: Profile, wanted: CampaignRequest
 ) -> Response:
@@ -42,7 +35,7 @@ def start_campaign(
     return _answer(request, started, status=201)
 
 
-@router.get("", responses=responses("list_campaigns"), dependencies=_RULES)
+@router.get("", dependencies=_RULES)
 def list_campaigns(
     request: Request, services: ServicesDep, profile: Profile, limit: Limit = 20, after: After = ""
 ) -> Response:
@@ -58,7 +51,7 @@ def list_campaigns(
     )
 
 
-@router.get("/{campaign_id}", responses=responses("get_campaign"), dependencies=_RULES)
+@router.get("/{campaign_id}", dependencies=_RULES)
 def get_campaign(
     request: Request, services: ServicesDep, profile: Profile, campaign_id: CampaignId
 ) -> Response:
@@ -66,7 +59,7 @@ def get_campaign(
     return _answer(request, services.campaigns.get(profile, campaign_id))
 
 
-@router.post("/{campaign_id}/pause", responses=responses("change_campaign"), dependencies=_RULES)
+@router.post("/{campaign_id}/pause", dependencies=_RULES)
 def pause_campaign(
     request: Request, services: ServicesDep, caller: CallerDep, profile: Profile, campaign_id: CampaignId
 ) -> Response:
@@ -76,7 +69,7 @@ def pause_campaign(
     return _answer(request, services.campaigns.pause(profile, campaign_id, by=caller.id))
 
 
-@router.post("/{campaign_id}/resume", responses=responses("change_campaign"), dependencies=_RULES)
+@router.post("/{campaign_id}/resume", dependencies=_RULES)
 def resume_campaign(
     request: Request, services: ServicesDep, caller: CallerDep, profile: Profile, campaign_id: CampaignId
 ) -> Response:
@@ -84,7 +77,7 @@ def resume_campaign(
     return _answer(request, services.campaigns.resume(profile, campaign_id, by=caller.id))
 
 
-@router.post("/{campaign_id}/cancel", responses=responses("change_campaign"), dependencies=_RULES)
+@router.post("/{campaign_id}/cancel", dependencies=_RULES)
 def cancel_campaign(
     request: Request, services: ServicesDep, caller: CallerDep, profile: Profile, campaign_id: CampaignId
 ) -> Response:

@@ -5,22 +5,21 @@ from starlette.responses import Response
 
 from services.registry_api.access.rules import AUDIO_READ
 from services.registry_api.dependencies import AT_STORE, NamespaceDep, Reference, ServicesDep, VoiceName
-from services.registry_api.protocol.routing import Router
 from services.registry_api.wire.answers import (
     SAFETENSORS,
     answer_with_bytes,
     answer_without_bytes,
     file_headers,
 )
-from services.registry_api.wire.documented import responses
+from services.registry_api.wire.documented import DocumentedRouter
 from services.shared.bucket.stored_bytes import clip_of
 from services.shared.registry.lookup import find_version
 from services.shared.registry.repair import sound_clip, sound_rendition_bytes
 
-router = Router(prefix="/v1/voices/{name}/versions/{ref}/audio", tags=["voices"])
+router = DocumentedRouter(prefix="/v1/voices/{name}/versions/{ref}/audio", tags=["voices"])
 
 
-@router.get("", responses=responses("get_clip"), response_class=Response, dependencies=[AUDIO_READ, AT_STORE])
+@router.get("", response_class=Response, dependencies=[AUDIO_READ, AT_STORE])
 def get_clip(
     request: Request, services: ServicesDep, namespace: NamespaceDep, name: VoiceName, ref: Reference
 ) -> Response:
@@ -37,12 +36,7 @@ def get_clip(
     return answer_with_bytes(request, data, headers, clip.mime_type)
 
 
-@router.get(
-    "/samples",
-    responses=responses("get_samples"),
-    response_class=Response,
-    dependencies=[AUDIO_READ, AT_STORE],
-)
+@router.get("/samples", response_class=Response, dependencies=[AUDIO_READ, AT_STORE])
 def get_samples(
     request: Request, services: ServicesDep, namespace: NamespaceDep, name: VoiceName, ref: Reference
 ) -> Response:

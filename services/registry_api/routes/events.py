@@ -14,17 +14,16 @@ from starlette.types import Receive, Scope, Send
 from services.registry_api.access.rules import VOICES_READ, caller_of_now
 from services.registry_api.dependencies import CallerDep, NamespaceDep, Services, ServicesDep, speaker_named
 from services.registry_api.protocol.callers import Caller
-from services.registry_api.protocol.routing import Router
 from services.registry_api.serving.event_feed import EventFeed, Listener, StreamPosition, parse_position
 from services.registry_api.serving.event_stream import Event
 from services.registry_api.serving.hanging_up import noticing
 from services.registry_api.wire import events as wire
-from services.registry_api.wire.documented import responses
+from services.registry_api.wire.documented import DocumentedRouter
 from services.shared.telemetry.metrics import EVENT_RESETS, EVENTS_SENT
 from services.shared.view.redis_access import unavailable_without_redis
 from speaker_registry.errors import InvalidRequest, PermissionDenied
 
-router = Router(prefix="/v1/events", tags=["events"])
+router = DocumentedRouter(prefix="/v1/events", tags=["events"])
 
 _RETRY_MILLISECONDS = 2000
 _CLOSING_SECONDS = 0.5
@@ -34,7 +33,7 @@ _OF_JOBS = frozenset({"jobs:read", "engine"})
 """A key needs one of these scopes to receive events of jobs."""
 
 
-@router.get("", responses=responses("listen_to_events"), response_class=Response, dependencies=[VOICES_READ])
+@router.get("", response_class=Response, dependencies=[VOICES_READ])
 async def listen_to_events(
     request: Request,
     services: ServicesDep,

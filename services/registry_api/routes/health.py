@@ -11,8 +11,8 @@ from starlette.responses import JSONResponse, Response
 
 from services.registry_api.access.rules import METRICS, PUBLIC
 from services.registry_api.dependencies import Services
-from services.registry_api.protocol.routing import PAGES, Router
-from services.registry_api.wire.documented import responses
+from services.registry_api.protocol.routing import PAGES
+from services.registry_api.wire.documented import DocumentedRouter
 from services.shared.telemetry.metrics import exposition
 from speaker_registry import __version__
 from speaker_registry.errors import SpeakerRegistryError
@@ -20,10 +20,10 @@ from speaker_registry.errors import SpeakerRegistryError
 CACHE_SECONDS = 0.5
 _NOT_KEPT = {"Cache-Control": "no-store"}
 _ICON = Path(__file__).with_name("favicon.ico").read_bytes()
-router = Router(tags=["health"], any_query=True)
+router = DocumentedRouter(tags=["health"], any_query=True)
 
 
-@router.get("/healthz", responses=responses("get_health"), dependencies=[PUBLIC])
+@router.get("/healthz", dependencies=[PUBLIC])
 async def get_health(response: Response) -> dict[str, str]:
     """Check that the process is alive.
 
@@ -33,7 +33,7 @@ async def get_health(response: Response) -> dict[str, str]:
     return {"status": "ok"}
 
 
-@router.get("/readyz", responses=responses("get_readiness"), dependencies=[PUBLIC])
+@router.get("/readyz", dependencies=[PUBLIC])
 async def get_readiness(request: Request) -> Response:
     """Check that the store and the index answer and that the index is trusted.
 
@@ -53,7 +53,7 @@ async def get_readiness(request: Request) -> Response:
     return JSONResponse(body, status_code=200 if good else 503, headers=headers)
 
 
-@router.get("/metrics", responses=responses("get_metrics"), response_class=Response, dependencies=[METRICS])
+@router.get("/metrics", response_class=Response, dependencies=[METRICS])
 def get_metrics(request: Request) -> Response:
     """Get the metrics for Prometheus: those of this process, and those of queues and index in Redis."""
     content, media_type = exposition(request.headers.get("accept", ""))

@@ -29,17 +29,16 @@ from services.registry_api.dependencies import (
 )
 from services.registry_api.operations.cancel import cancel
 from services.registry_api.operations.followed_jobs import follow
-from services.registry_api.protocol.routing import Router
 from services.registry_api.wire import profile_rendering, rendering
 from services.registry_api.wire.answers import answer
-from services.registry_api.wire.documented import request_body, responses
+from services.registry_api.wire.documented import DocumentedRouter
 from services.shared.model.speaker import SpeakerId
 from services.shared.registry.extract import extract
 from services.shared.registry.lookup import find_version
 from services.shared.view.job_records import JobRecord
 from speaker_registry.schemas import ArtifactDescriptor, ExtractionRequest, Job, JobState, Page, Profile
 
-router = Router(prefix="/v1", tags=["jobs and profiles"])
+router = DocumentedRouter(prefix="/v1", tags=["jobs and profiles"])
 
 
 async def _count_if_forced(request: Request, wanted: ExtractionRequest) -> None:
@@ -54,8 +53,6 @@ JobId = Annotated[str, Path(description="The id of a job, as uploads, lists and 
 @router.post(
     "/voices/{name}/versions/{ref}/extractions",
     status_code=202,
-    responses=responses("create_extractions"),
-    openapi_extra=request_body("create_extractions"),
     dependencies=[JOBS_WRITE, Depends(_count_if_forced)],
 )
 def create_extractions(
@@ -102,7 +99,7 @@ def create_extractions(
     return answer(request, body, status=202, headers={"Location": f"/v1/jobs/{job_id}", "Retry-After": "1"})
 
 
-@router.get("/jobs", responses=responses("list_jobs"), dependencies=[JOBS_READ])
+@router.get("/jobs", dependencies=[JOBS_READ])
 def list_jobs(
     request: Request,
     services: ServicesDep,
@@ -144,7 +141,7 @@ def list_jobs(
     return answer(request, Page[Job](data=shown, first_id=first, last_id=page.last, has_more=page.more))
 
 
-@router.get("/jobs/summary", responses=responses("summarize_jobs"), dependencies=[JOBS_READ])
+@router.get("/jobs/summary", dependencies=[JOBS_READ])
 def summarize_jobs(request: Request, services: ServicesDep, namespace: NamespaceDep) -> Response:
     """Count the jobs by state and profile: how many there are, since when the oldest waits, and how many
     ended within the last minute, hour and day. No job is looked at, so the answer is as fast with millions.
@@ -153,7 +150,7 @@ def summarize_jobs(request: Request, services: ServicesDep, namespace: Namespace
     return answer(request, summary)
 
 
-@router.get("/jobs/{job_id}", responses=responses("get_job"), dependencies=[JOBS_READ])
+@router.get("/jobs/{job_id}", dependencies=[JOBS_READ])
 async def get_job(
     request: Request,
     services: ServicesDep,
@@ -186,7 +183,7 @@ async def get_job(
     return answer(request, await run_in_threadpool(rendering.job, services.profiles, seen))
 
 
-@router.post("/jobs/{job_id}/cancel", responses=responses("cancel_job"), dependencies=[JOBS_CANCEL, AT_STORE])
+@router.post("/jobs/{job_id}/cancel", dependencies=[JOBS_CANCEL, AT_STORE])
 def cancel_job(
     request: Request, services: ServicesDep, namespace: NamespaceDep, job_id: JobId, caller: CallerDep
 ) -> Response:
@@ -200,7 +197,7 @@ def cancel_job(
     return answer(request, rendering.job(services.profiles, record))
 
 
-@router.get("/profiles", responses=responses("list_profiles"), dependencies=[ANY_KEY])
+@router.get("/profiles", dependencies=[ANY_KEY])
 def list_profiles(request: Request, services: ServicesDep, limit: Limit = 100, after: After = "") -> Response:
     """List profiles by name: the tensors of their artifacts, how many workers extract them now, and the
     encoders that could be promoted.

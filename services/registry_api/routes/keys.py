@@ -23,10 +23,9 @@ from services.registry_api.keys.make import make
 from services.registry_api.keys.revoke import revoke
 from services.registry_api.keys.rotate import rotate
 from services.registry_api.protocol.callers import Caller
-from services.registry_api.protocol.routing import Router
 from services.registry_api.wire import key_rendering
 from services.registry_api.wire.answers import answer
-from services.registry_api.wire.documented import request_body, responses
+from services.registry_api.wire.documented import DocumentedRouter
 from services.registry_api.wire.forms import check_characters
 from services.shared.model.document import Counts
 from services.shared.view.copies import ViewIncomplete
@@ -34,7 +33,7 @@ from speaker_registry.errors import InvalidRequest, PermissionDenied
 from speaker_registry.schemas import ApiKey as ShownKey
 from speaker_registry.schemas import ApiKeyRequest, Page, Quota, Usage
 
-router = Router(prefix="/v1", tags=["keys and quotas"])
+router = DocumentedRouter(prefix="/v1", tags=["keys and quotas"])
 
 KeyId = Annotated[str, Path(description="The id of a key: the 8 letters and digits after `sreg_`.")]
 MAX_GRACE_SECONDS = 90 * 86_400
@@ -66,13 +65,7 @@ async def _refuse_body(request: Request) -> None:
 _NO_BODY = Depends(_refuse_body)
 
 
-@router.post(
-    "/keys",
-    status_code=201,
-    responses=responses("create_key"),
-    openapi_extra=request_body("create_key"),
-    dependencies=[ADMIN, AT_STORE],
-)
+@router.post("/keys", status_code=201, dependencies=[ADMIN, AT_STORE])
 def create_key(
     request: Request, services: ServicesDep, caller: CallerDep, namespace: NamespaceDep, wanted: ApiKeyRequest
 ) -> Response:
@@ -128,7 +121,7 @@ def _namespace_for(caller: Caller, namespace: str, wanted: str | None) -> str:
 _NOT_KEPT = {"Cache-Control": "no-store"}
 
 
-@router.get("/keys", responses=responses("list_keys"), dependencies=[ADMIN])
+@router.get("/keys", dependencies=[ADMIN])
 def list_keys(
     request: Request, services: ServicesDep, whose: WhoseKeysDep, limit: Limit = 20, after: After = ""
 ) -> Response:
@@ -156,19 +149,14 @@ def list_keys(
     )
 
 
-@router.get("/keys/{key_id}", responses=responses("get_key"), dependencies=[ADMIN])
+@router.get("/keys/{key_id}", dependencies=[ADMIN])
 def get_key(request: Request, services: ServicesDep, whose: WhoseKeysDep, key_id: KeyId) -> Response:
     """Get an API key that the list of keys contains."""
     key = services.keys.get(key_id, whose)
     return answer(request, key_rendering.key(services.keys, key, services.key_uses.last([key_id])))
 
 
-@router.delete(
-    "/keys/{key_id}",
-    status_code=204,
-    responses=responses("revoke_key"),
-    dependencies=[ADMIN, _NO_BODY, AT_STORE],
-)
+@router.delete("/keys/{key_id}", status_code=204, dependencies=[ADMIN, _NO_BODY, AT_STORE])
 def revoke_key(
     services: ServicesDep,
     caller: CallerDep,
@@ -188,12 +176,7 @@ def revoke_key(
     return Response(status_code=204)
 
 
-@router.post(
-    "/keys/{key_id}/rotate",
-    status_code=201,
-    responses=responses("rotate_key"),
-    dependencies=[ADMIN, _NO_BODY, AT_STORE],
-)
+@router.post("/keys/{key_id}/rotate", status_code=201, dependencies=[ADMIN, _NO_BODY, AT_STORE])
 def rotate_key(
     request: Request,
     services: ServicesDep,
@@ -224,7 +207,7 @@ def rotate_key(
     return answer(request, key_rendering.new_key(keys, made, token), status=201, headers=_NOT_KEPT)
 
 
-@router.get("/quota", responses=responses("get_quota"), dependencies=[ANY_KEY])
+@router.get("/quota", dependencies=[ANY_KEY])
 async def get_quota(
     request: Request, services: ServicesDep, caller: CallerDep, namespace: NamespaceDep
 ) -> Response:

@@ -20,24 +20,21 @@ from services.registry_api.dependencies import (
 from services.registry_api.express.lane import offer_of
 from services.registry_api.express.prepared import lists_of
 from services.registry_api.operations.artifacts import of_defaults
-from services.registry_api.protocol.routing import Router
 from services.registry_api.protocol.signals import route_of
 from services.registry_api.serving.shared_reads import SharedReads
 from services.registry_api.wire import rendering
 from services.registry_api.wire.answers import answer, json_bytes
-from services.registry_api.wire.documented import responses
+from services.registry_api.wire.documented import DocumentedRouter
 from services.shared.registry.pinned_pages import page_pinned_first
 from speaker_registry.manifests import MAX_PAGE, ManifestPage
 
-router = Router(tags=["artifacts"])
+router = DocumentedRouter(tags=["artifacts"])
 ManifestLimit = Annotated[
     int, Query(ge=1, le=MAX_PAGE, description="How many voices a page looks at, at most.")
 ]
 
 
-@router.get(
-    "/v1/profiles/{profile}/manifest", responses=responses("get_manifest"), dependencies=[ARTIFACTS_READ]
-)
+@router.get("/v1/profiles/{profile}/manifest", dependencies=[ARTIFACTS_READ])
 async def get_manifest(
     request: Request,
     services: ServicesDep,

@@ -12,24 +12,18 @@ from services.registry_api.dependencies import (
     ServicesDep,
     VoiceName,
 )
-from services.registry_api.protocol.routing import Router
 from services.registry_api.wire.answers import answer
-from services.registry_api.wire.documented import responses
+from services.registry_api.wire.documented import DocumentedRouter
 from services.registry_api.wire.pictures import ASKED, answer_with_picture
 from services.shared.model.pictures import Picture
 from services.shared.registry.lookup import find_version
 from speaker_registry.names import SpeakerName
 from speaker_registry.schemas import PendingPicture
 
-router = Router(prefix="/v1/voices/{name}/versions/{ref}", tags=["voices"])
+router = DocumentedRouter(prefix="/v1/voices/{name}/versions/{ref}", tags=["voices"])
 
 
-@router.get(
-    "/waveform.svg",
-    responses=responses("get_waveform"),
-    response_class=Response,
-    dependencies=[AUDIO_READ, AT_STORE],
-)
+@router.get("/waveform.svg", response_class=Response, dependencies=[AUDIO_READ, AT_STORE])
 def get_waveform(
     request: Request, services: ServicesDep, namespace: NamespaceDep, name: VoiceName, ref: Reference
 ) -> Response:
@@ -41,9 +35,7 @@ def get_waveform(
     return _picture(request, services, namespace, name, ref, Picture.WAVEFORM)
 
 
-@router.get(
-    "/mel.png", responses=responses("get_mel"), response_class=Response, dependencies=[AUDIO_READ, AT_STORE]
-)
+@router.get("/mel.png", response_class=Response, dependencies=[AUDIO_READ, AT_STORE])
 def get_mel(
     request: Request, services: ServicesDep, namespace: NamespaceDep, name: VoiceName, ref: Reference
 ) -> Response:

@@ -8,23 +8,17 @@ from starlette.responses import Response
 from services.registry_api.access.rules import PROFILES_PROMOTE, VOICES_READ
 from services.registry_api.dependencies import AT_STORE, AfterNumber, CallerDep, Limit, ServicesDep
 from services.registry_api.operations.promote import promote
-from services.registry_api.protocol.routing import Router
 from services.registry_api.wire import profile_rendering
 from services.registry_api.wire.answers import answer
-from services.registry_api.wire.documented import request_body, responses
+from services.registry_api.wire.documented import DocumentedRouter
 from services.registry_api.wire.paging import newest_decisions
 from speaker_registry.schemas import EncoderPromotion, Page, ProfileChange
 
-router = Router(prefix="/v1/profiles/{profile}", tags=["jobs and profiles"])
+router = DocumentedRouter(prefix="/v1/profiles/{profile}", tags=["jobs and profiles"])
 Profile = Annotated[str, Path(max_length=128, description="The name of a profile.")]
 
 
-@router.post(
-    "/promote",
-    responses=responses("promote_encoder"),
-    openapi_extra=request_body("promote_encoder"),
-    dependencies=[PROFILES_PROMOTE, AT_STORE],
-)
+@router.post("/promote", dependencies=[PROFILES_PROMOTE, AT_STORE])
 def promote_encoder(
     request: Request, services: ServicesDep, profile: Profile, wanted: EncoderPromotion, caller: CallerDep
 ) -> Response:
@@ -62,7 +56,7 @@ def promote_encoder(
     return answer(request, shown)
 
 
-@router.get("/history", responses=responses("list_profile_changes"), dependencies=[VOICES_READ])
+@router.get("/history", dependencies=[VOICES_READ])
 def list_profile_changes(
     request: Request,
     services: ServicesDep,

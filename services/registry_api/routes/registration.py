@@ -17,10 +17,9 @@ from services.registry_api.dependencies import (
     VoiceName,
 )
 from services.registry_api.operations.register import voice_to_register
-from services.registry_api.protocol.routing import Router
 from services.registry_api.wire import rendering
 from services.registry_api.wire.answers import answer, only_new
-from services.registry_api.wire.documented import request_body, responses
+from services.registry_api.wire.documented import DocumentedRouter
 from services.registry_api.wire.fields import Fields, read_fields
 from services.registry_api.wire.forms import (
     NATIVE,
@@ -34,7 +33,7 @@ from services.shared.registry.lookup import find
 from speaker_registry.errors import PreconditionFailed, VoiceExists, VoiceNotFound
 from speaker_registry.names import SpeakerName, parse_speaker_name
 
-router = Router(prefix="/v1/voices", tags=["voices"])
+router = DocumentedRouter(prefix="/v1/voices", tags=["voices"])
 
 IfExists = Annotated[
     Literal["refuse", "add_version"],
@@ -42,13 +41,7 @@ IfExists = Annotated[
 ]
 
 
-@router.post(
-    "",
-    status_code=201,
-    openapi_extra=request_body("create_voice"),
-    responses=responses("create_voice"),
-    dependencies=[VOICES_WRITE, COUNTED_UPLOAD],
-)
+@router.post("", status_code=201, dependencies=[VOICES_WRITE, COUNTED_UPLOAD])
 async def create_voice(
     request: Request,
     services: ServicesDep,
@@ -81,13 +74,7 @@ async def create_voice(
     )
 
 
-@router.post(
-    "/{name}/versions",
-    status_code=201,
-    openapi_extra=request_body("create_version"),
-    responses=responses("create_version"),
-    dependencies=[VOICES_WRITE, COUNTED_UPLOAD],
-)
+@router.post("/{name}/versions", status_code=201, dependencies=[VOICES_WRITE, COUNTED_UPLOAD])
 async def create_version(
     request: Request,
     services: ServicesDep,
@@ -117,13 +104,7 @@ async def create_version(
     )
 
 
-@router.put(
-    "/{name}/versions/{ref}",
-    status_code=201,
-    openapi_extra=request_body("restore_version"),
-    responses=responses("restore_version"),
-    dependencies=[VERSIONS_RESTORE, COUNTED_UPLOAD],
-)
+@router.put("/{name}/versions/{ref}", status_code=201, dependencies=[VERSIONS_RESTORE, COUNTED_UPLOAD])
 async def restore_version(
     request: Request,
     services: ServicesDep,

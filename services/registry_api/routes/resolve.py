@@ -10,25 +10,19 @@ from services.registry_api.express.lane import offer_of
 from services.registry_api.express.questions import RESOLVE
 from services.registry_api.operations.artifacts import FoundArtifact, find_each
 from services.registry_api.protocol.callers import Caller
-from services.registry_api.protocol.routing import Router
 from services.registry_api.protocol.signals import route_of
 from services.registry_api.wire import rendering
 from services.registry_api.wire.answers import answer_to_question
-from services.registry_api.wire.documented import request_body, responses
+from services.registry_api.wire.documented import DocumentedRouter
 from services.shared.model.speaker import SpeakerId
 from speaker_registry.errors import InvalidRequest, SpeakerRegistryError, VoiceNotFound
 from speaker_registry.names import parse_speaker_name, split_reference
 from speaker_registry.schemas import MAX_RESOLVED, Resolution, ResolveRequest
 
-router = Router(tags=["artifacts"])
+router = DocumentedRouter(tags=["artifacts"])
 
 
-@router.post(
-    RESOLVE,
-    responses=responses("resolve_voices"),
-    openapi_extra=request_body("resolve_voices"),
-    dependencies=[ARTIFACTS_READ],
-)
+@router.post(RESOLVE, dependencies=[ARTIFACTS_READ])
 async def resolve_voices(
     request: Request,
     services: ServicesDep,

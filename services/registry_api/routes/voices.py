@@ -27,10 +27,9 @@ from services.registry_api.dependencies import (
 from services.registry_api.operations.delete import delete, delete_version
 from services.registry_api.operations.edit import edit
 from services.registry_api.operations.live_voice import Check
-from services.registry_api.protocol.routing import Router
 from services.registry_api.wire import rendering
 from services.registry_api.wire.answers import answer, check_of, tag_of
-from services.registry_api.wire.documented import request_body, responses
+from services.registry_api.wire.documented import DocumentedRouter
 from services.registry_api.wire.forms import parse_description
 from services.registry_api.wire.paging import (
     find_voices,
@@ -47,10 +46,10 @@ from speaker_registry.labels import parse_filters
 from speaker_registry.names import SpeakerName, key_of_name
 from speaker_registry.schemas import ArtifactState, Page, Voice, VoiceChange, VoiceEdit, VoiceVersion
 
-router = Router(prefix="/v1/voices", tags=["voices"])
+router = DocumentedRouter(prefix="/v1/voices", tags=["voices"])
 
 
-@router.get("", responses=responses("list_voices"), dependencies=[VOICES_READ, SEARCHING])
+@router.get("", dependencies=[VOICES_READ, SEARCHING])
 def list_voices(
     request: Request,
     services: ServicesDep,
@@ -107,19 +106,14 @@ def _matches(profiles: Profiles, speaker: FoundSpeaker, profile: str | None, sta
     return not status.unsupported and state in {None, status.state}
 
 
-@router.get("/{name}", responses=responses("get_voice"), dependencies=[VOICES_READ])
+@router.get("/{name}", dependencies=[VOICES_READ])
 def get_voice(request: Request, services: ServicesDep, namespace: NamespaceDep, name: VoiceName) -> Response:
     """Get a voice, with the version that its name currently resolves to."""
     speaker = find(services.speakers, namespace, name)
     return answer(request, rendering.voice(services.profiles, speaker))
 
 
-@router.patch(
-    "/{name}",
-    responses=responses("edit_voice"),
-    openapi_extra=request_body("edit_voice"),
-    dependencies=[VOICES_WRITE, AT_STORE],
-)
+@router.patch("/{name}", dependencies=[VOICES_WRITE, AT_STORE])
 def edit_voice(
     request: Request,
     services: ServicesDep,
@@ -166,9 +160,7 @@ def _check_of_voice(request: Request, services: Services, namespace: str, name: 
     return check_of(request, shown)
 
 
-@router.delete(
-    "/{name}", status_code=204, responses=responses("delete_voice"), dependencies=[VOICES_DELETE, AT_STORE]
-)
+@router.delete("/{name}", status_code=204, dependencies=[VOICES_DELETE, AT_STORE])
 def delete_voice(
     request: Request, services: ServicesDep, namespace: NamespaceDep, name: VoiceName, caller: CallerDep
 ) -> Response:
@@ -184,9 +176,7 @@ def delete_voice(
     return Response(status_code=204)
 
 
-@router.post(
-    "/{name}/undelete", responses=responses("undelete_voice"), dependencies=[VOICES_DELETE, AT_STORE]
-)
+@router.post("/{name}/undelete", dependencies=[VOICES_DELETE, AT_STORE])
 def undelete_voice(
     request: Request, services: ServicesDep, namespace: NamespaceDep, name: VoiceName, caller: CallerDep
 ) -> Response:
@@ -199,7 +189,7 @@ def undelete_voice(
     return answer(request, rendering.voice(services.profiles, speaker))
 
 
-@router.get("/{name}/history", responses=responses("list_changes"), dependencies=[VOICES_READ])
+@router.get("/{name}/history", dependencies=[VOICES_READ])
 def list_changes(
     request: Request,
     services: ServicesDep,
@@ -230,7 +220,7 @@ def list_changes(
     )
 
 
-@router.get("/{name}/versions", responses=responses("list_versions"), dependencies=[VOICES_READ])
+@router.get("/{name}/versions", dependencies=[VOICES_READ])
 def list_versions(
     request: Request,
     services: ServicesDep,
@@ -257,7 +247,7 @@ def list_versions(
     )
 
 
-@router.get("/{name}/versions/{ref}", responses=responses("get_version"), dependencies=[VOICES_READ])
+@router.get("/{name}/versions/{ref}", dependencies=[VOICES_READ])
 def get_version(
     request: Request, services: ServicesDep, namespace: NamespaceDep, name: VoiceName, ref: Reference
 ) -> Response:
@@ -267,11 +257,7 @@ def get_version(
 
 
 @router.delete(
-    "/{name}/versions/{ref}",
-    name="delete_version",
-    status_code=204,
-    responses=responses("delete_version"),
-    dependencies=[VOICES_DELETE, AT_STORE],
+    "/{name}/versions/{ref}", name="delete_version", status_code=204, dependencies=[VOICES_DELETE, AT_STORE]
 )
 def delete_one_version(
     request: Request,

@@ -19,13 +19,14 @@ that value, or of several values if a list of names is given; later members repl
 - `headers`: the name of each header -> its description,
 - `links`: the id of each operation -> its parameters, as runtime expressions on the answer.
 
-A mistake in these files fails the import of the route that it concerns. Tests check every example, and every
-answer that they receive, against the schemas.
+The id of an operation is the name of its function, unless the route names another one. A mistake in these
+files fails the import of the route that it concerns. Tests check every example, and every answer that they
+receive, against the schemas.
 """
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ from pydantic import BaseModel
 
 from services.registry_api.access.rules import NAMESPACE_HEADER
 from services.registry_api.protocol.error_answers import type_of
+from services.registry_api.protocol.routing import Router
 from speaker_registry import schemas
 from speaker_registry.json_objects import without_duplicates
 from speaker_registry.manifests import ManifestPage
@@ -92,6 +94,18 @@ def responses(operation: str) -> Responses:
 def request_body(operation: str) -> dict[str, Any]:
     """Return the request body of an operation as FastAPI takes it in `openapi_extra`."""
     return {"requestBody": _find("bodies", operation)}
+
+
+class DocumentedRouter(Router):
+    """A router whose routes are described in `examples/` under the ids of their operations."""
+
+    def add_api_route(self, path: str, endpoint: Callable[..., Any], **options: Any) -> None:
+        name = options.get("name") or endpoint.__name__
+        if options.get("include_in_schema", True):
+            options["responses"] = responses(name)
+        if name in _sections()["bodies"]:
+            options["openapi_extra"] = request_body(name)
+        super().add_api_route(path, endpoint, **options)
 
 
 def with_headers(document: dict[str, Any]) -> dict[str, Any]:
@@ -169,7 +183,10 @@ def _response(status: int | str, described: dict[str, Any], *, compatible: bool)
     response = {"description": given.pop("description")}
     if "code" in given:
         error = _error(status, given.pop("code"), given.pop("message"), compatible=compatible)
-        response |= _json(error, schemas.ErrorEnvelope)
+        schema = {"$ref": "#/components/schemas/ErrorEnvelope"}
+        response["content"] = {"application/json": {"example": error, "schema": schema}}
+        if status == "default":  # FastAPI builds a validator for each `model`, and one per route is enough
+            response["model"] = schemas.ErrorEnvelope
     elif "page_of" in given:
         item, item_id = given.pop("item"), given.pop("id")
         page = {"object": "list", "has_more": False, "data": [item], "first_id": item_id, "last_id": item_id}

@@ -34,6 +34,7 @@ Beside the generations, `sr:former` names the last one whose view was complete.
 """
 
 import re
+from collections.abc import Callable
 
 from services.shared.model.speaker import SpeakerId
 
@@ -67,22 +68,6 @@ def answer_key(generation: str, speaker_id: SpeakerId, key: str) -> str:
     return f"sr:{generation}:k:{speaker_id}:{key}"
 
 
-def names_key(generation: str, namespace: str) -> str:
-    return f"sr:{generation}:n:{namespace}"
-
-
-def pinned_key(generation: str, namespace: str) -> str:
-    return f"sr:{generation}:p:{namespace}"
-
-
-def counts_key(generation: str, namespace: str) -> str:
-    return f"sr:{generation}:c:{namespace}"
-
-
-def reservations_key(generation: str, namespace: str) -> str:
-    return f"sr:{generation}:r:{namespace}"
-
-
 def jobs_key(generation: str, namespace: str, state: str = "", profile: str = "") -> str:
     """Return the key of the jobs of a namespace: of all, of those in a state, or of those in a state with a
     profile.
@@ -95,74 +80,39 @@ def record_key(generation: str, job_id: str) -> str:
     return f"sr:{generation}:job:{job_id}"
 
 
-def agenda_key(generation: str) -> str:
-    return f"sr:{generation}:due"
-
-
-def events_key(generation: str) -> str:
-    return f"sr:{generation}:events"
-
-
-def taken_key(generation: str) -> str:
-    return f"sr:{generation}:taken"
-
-
-def leases_key(generation: str) -> str:
-    return f"sr:{generation}:leases"
-
-
-def digests_key(generation: str, namespace: str) -> str:
-    return f"sr:{generation}:b:{namespace}"
-
-
-def complete_key(generation: str) -> str:
-    return f"sr:{generation}:complete"
-
-
-def marks_key(generation: str) -> str:
-    return f"sr:{generation}:marks"
-
-
-def words_key(generation: str) -> str:
-    return f"sr:{generation}:words"
-
-
-def shared_key(generation: str) -> str:
-    return f"sr:{generation}:shared"
-
-
-def told_key(generation: str) -> str:
-    return f"sr:{generation}:told"
-
-
-def workers_key(generation: str, profile: str) -> str:
-    return f"sr:{generation}:workers:{profile}"
-
-
-def worker_report_key(generation: str, worker: str) -> str:
-    return f"sr:{generation}:worker:{worker}"
-
-
-def failed_proofs_key(generation: str, profile: str) -> str:
-    return f"sr:{generation}:failed:{profile}"
-
-
-def keys_used_key(generation: str) -> str:
-    return f"sr:{generation}:keys_used"
-
-
-def seal_secret_key(generation: str) -> str:
-    return f"sr:{generation}:seal_secret"
-
-
-def ended_session_key(generation: str, session_id: str) -> str:
-    return f"sr:{generation}:ended:{session_id}"
-
-
 def server_errors_key(generation: str, namespace: str, hour: int) -> str:
     """Return the key of the errors of a namespace in an hour, which is counted since 1970."""
     return f"sr:{generation}:errors:{namespace}:{hour}"
 
 
-def campaigns_key(generation: str) -> str:
-    return f"sr:{generation}:campaigns"
+def _key(name: str) -> Callable[[str], str]:
+    """Return the function that makes this key of a generation."""
+    return lambda generation: f"sr:{generation}:{name}"
+
+
+def _key_for_each(name: str) -> Callable[[str, str], str]:
+    """Return the function that makes this key of a generation for a namespace, profile, worker or session."""
+    return lambda generation, of: f"sr:{generation}:{name}:{of}"
+
+
+agenda_key = _key("due")
+events_key = _key("events")
+taken_key = _key("taken")
+leases_key = _key("leases")
+complete_key = _key("complete")
+marks_key = _key("marks")
+words_key = _key("words")
+shared_key = _key("shared")
+told_key = _key("told")
+keys_used_key = _key("keys_used")
+seal_secret_key = _key("seal_secret")
+campaigns_key = _key("campaigns")
+names_key = _key_for_each("n")
+pinned_key = _key_for_each("p")
+counts_key = _key_for_each("c")
+reservations_key = _key_for_each("r")
+digests_key = _key_for_each("b")
+workers_key = _key_for_each("workers")
+worker_report_key = _key_for_each("worker")
+failed_proofs_key = _key_for_each("failed")
+ended_session_key = _key_for_each("ended")
