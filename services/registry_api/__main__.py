@@ -5,6 +5,7 @@ server.
 """
 
 import argparse
+import gc
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -48,6 +49,7 @@ def _run(given: argparse.Namespace) -> int:
         case _:
             # Until the server runs there is nothing to finish, and the start may wait minutes for the bucket.
             end_on_signals()
+            gc.set_threshold(0)  # imports leave no garbage; `serve` sets thresholds before it serves
             from services.registry_api.commands import serve  # noqa: PLC0415 - as above
 
             return serve.run()

@@ -46,6 +46,7 @@ from services.registry_api.routes import (
 )
 from services.registry_api.serving.admission import LoadShedding
 from services.registry_api.serving.compression import JsonCompression
+from services.registry_api.serving.concurrency_limits import ByteBudget
 from services.registry_api.serving.event_feed import EventFeed
 from services.registry_api.serving.fair_queue import FairQueue
 from services.registry_api.serving.limits import BodyTimeouts, RequestIds, RequestLimits
@@ -54,6 +55,7 @@ from services.registry_api.serving.server_errors import ServerErrors
 from services.registry_api.serving.shared_reads import SharedReads
 from services.registry_api.serving.slots import Slots
 from services.registry_api.serving.unfinished import UnfinishedRequests
+from services.registry_api.wire.answers import SENDING_BYTES
 from services.registry_api.wire.documented import responses, with_headers
 from services.registry_api.wire.forms import FORM_BYTES
 from services.shared.audio import decoder
@@ -112,6 +114,8 @@ def create_app(
     app.state.event_feed = EventFeed(services.events)
     app.state.heartbeat_seconds = heartbeat_seconds
     app.state.shared_reads = SharedReads()
+    share = SENDING_BYTES // 2 if services.access.required else None
+    app.state.sending = ByteBudget("files that are being sent", SENDING_BYTES, of_namespace=share)
     app.state.redirect_seconds = redirect_seconds
     app.state.readiness = health.Readiness(services)
     app.state.upload_slots, app.state.store_slots = uploads, store

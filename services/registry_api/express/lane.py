@@ -10,7 +10,7 @@ import itertools
 import secrets
 import time
 from collections import OrderedDict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from time import perf_counter
 
@@ -96,6 +96,7 @@ class Offer:
     _known: PreparedAnswer | None = None
     _status: int = 0
     _headers: Headers = ()
+    _pieces: list[bytes] = field(default_factory=list)
 
     def accept(
         self,
@@ -138,9 +139,11 @@ class Offer:
             return
         if message["type"] == "http.response.start":
             self._status, self._headers = message["status"], message["headers"]
-        elif not message.get("more_body", False):
+            return
+        self._pieces.append(message.get("body", b""))
+        if not message.get("more_body", False):
             is_head = self.question.method == HEAD
-            body = None if is_head else message.get("body", b"")
+            body = None if is_head else b"".join(self._pieces)
             answer = prepare(self._known, self._status, self._headers, body)
             self._known = None
             if answer is not None:

@@ -1,10 +1,11 @@
 """Limits on the resources of this process that one caller may occupy at once, so that some remain for others.
 
 `rate_limits` counts how often callers send requests. This module counts what they keep occupied: waiting
-requests, arriving requests, and arriving uploads. Requests with a key have two limits: one for each key, so
-that one program leaves room for the tenant's other programs, and one for all keys of a namespace together, so
-that one tenant, which may have many keys, leaves room for other tenants. Requests without a key are counted
-by the client's address. Each process counts for itself. This module knows no routes.
+requests, arriving requests, arriving uploads, and files that are being sent. Requests with a key have two
+limits: one for each key, so that one program leaves room for the tenant's other programs, and one for all
+keys of a namespace together, so that one tenant, which may have many keys, leaves room for other tenants.
+Requests without a key are counted by the client's address. Each process counts for itself. This module knows
+no routes.
 """
 
 from collections import Counter
@@ -12,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 
 from services.registry_api.protocol.callers import Caller
-from speaker_registry.errors import RateLimited
+from speaker_registry.errors import RateLimited, Unavailable
 
 RETRY_SECONDS = 1
 
@@ -92,6 +93,43 @@ class ConcurrencyLimits:
     def _forget_idle(self, holder: _Holder) -> None:
         if self._held[holder] <= 0:
             del self._held[holder]
+
+
+class ByteBudget:
+    """Limits how many bytes of one thing are in memory at once, over all callers and for each namespace. Must
+    only be used from the event loop.
+
+    Args:
+        what: names the thing in error messages.
+        max_bytes: how many bytes all callers may hold together.
+        of_namespace: how many bytes all keys of one namespace may hold together; None: any number.
+    """
+
+    def __init__(self, what: str, max_bytes: int, *, of_namespace: int | None = None) -> None:
+        self._what = what
+        self._free = max_bytes
+        self._shares = ConcurrencyLimits(f"bytes of {what}", of_namespace=of_namespace)
+
+    def acquire(self, owner: tuple[Caller, str] | None, size: int) -> None:
+        """Record that a caller of a namespace holds `size` more bytes. None: a caller without a key.
+
+        Raises:
+            RateLimited: the limit of the namespace would be exceeded. Nothing is acquired then.
+            Unavailable: the bytes for all callers are used up. Nothing is acquired then.
+        """
+        if size > self._free:
+            raise Unavailable(
+                f"This server has no memory left for {self._what}. Try again in a moment.",
+                retry_after_seconds=RETRY_SECONDS,
+            )
+        if owner is not None:
+            self._shares.acquire(*owner, size)
+        self._free -= size
+
+    def release(self, owner: tuple[Caller, str] | None, size: int) -> None:
+        self._free += size
+        if owner is not None:
+            self._shares.release(*owner, size)
 
 
 def _holders(caller: Caller, namespace: str) -> list[_Holder]:

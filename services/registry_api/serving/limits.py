@@ -18,10 +18,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from services.registry_api.protocol.callers import Caller
 from services.registry_api.protocol.error_answers import render
 from services.registry_api.protocol.routing import clip_field_of, sent_path, takes_file
-from services.registry_api.serving.concurrency_limits import ConcurrencyLimits
+from services.registry_api.serving.concurrency_limits import ByteBudget, ConcurrencyLimits
 from services.registry_api.serving.recheck import check_after_wait
 from services.shared.configuration.uploads import UploadLimits
-from speaker_registry.errors import InvalidRequest, PayloadTooLarge, SpeakerRegistryError, Unavailable
+from speaker_registry.errors import InvalidRequest, PayloadTooLarge, SpeakerRegistryError
 
 MAX_HEAD_BYTES = 16 * 1024
 """Largest accepted size of path, query and headers together. Chunk extensions and trailers of a body have the
@@ -121,8 +121,7 @@ class RequestLimits:
         self._timeouts = body_timeouts
         share = max(uploads.held_bytes // 2, uploads.max_bytes + form_bytes) if shared else None
         self._upload_budget = _UploadBudget(
-            uploads.held_bytes,
-            ConcurrencyLimits("bytes of arriving uploads", of_namespace=share),
+            ByteBudget("arriving uploads", uploads.held_bytes, of_namespace=share),
             arriving or ConcurrencyLimits("arriving uploads"),
         )
 
@@ -160,8 +159,7 @@ class _UploadBudget:
     Must only be used from the event loop.
     """
 
-    def __init__(self, max_bytes_together: int, sizes: ConcurrencyLimits, uploads: ConcurrencyLimits) -> None:
-        self._free = max_bytes_together
+    def __init__(self, sizes: ByteBudget, uploads: ConcurrencyLimits) -> None:
         self._sizes = sizes
         self._uploads = uploads
 
@@ -181,22 +179,14 @@ class _UploadBudget:
                 found = scope["caller"], scope["namespace"]
                 self._uploads.acquire(*found)
                 owner = found
-            if size > self._free:
-                raise Unavailable(
-                    "Too many uploads are arriving on this server. Send the upload again in a moment.",
-                    retry_after_seconds=1,
-                )
-            if owner is not None:
-                self._sizes.acquire(*owner, size)
-            self._free -= size
+            self._sizes.acquire(owner, size)
             reserved += size
 
         try:
             yield reserve
         finally:
-            self._free += reserved
+            self._sizes.release(owner, reserved)
             if owner is not None:
-                self._sizes.release(*owner, reserved)
                 self._uploads.release(*owner)
 
 

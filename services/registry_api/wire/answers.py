@@ -8,9 +8,11 @@ from typing import Any
 from pydantic import BaseModel
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from services.registry_api.operations.live_voice import Check
 from services.registry_api.protocol.conditions import content_range, matches, part_of
+from services.registry_api.serving.concurrency_limits import ByteBudget
 from services.shared.model.document import SpeakerDocument
 from services.shared.model.records import Version
 from speaker_registry.artifact import canonical_json
@@ -18,6 +20,14 @@ from speaker_registry.errors import PreconditionFailed
 
 SAFETENSORS = "application/vnd.safetensors"
 """The media type of artifacts and samples."""
+SENDING_BYTES = 128 * 1024**2
+"""The files that one process has begun to send may occupy this many bytes together, half of them for each
+namespace.
+"""
+_MOST_COUNTED_BYTES = SENDING_BYTES // 4
+"""A larger file counts as this many bytes, so that it can be sent at all."""
+_PIECE_BYTES = 64 * 1024
+"""uvicorn writes no further piece as long as the client has more than this many bytes to read."""
 
 
 def tag_of(body: BaseModel | dict[str, Any]) -> str:
@@ -97,16 +107,46 @@ def answer_with_bytes(request: Request, data: bytes, headers: dict[str, str], me
     """Return stored bytes, or the part of them that `Range` asks for.
 
     Raises `PreconditionFailed` if `If-Match` is given and does not name the ETag. A client that fetches a
-    file in parts would otherwise get parts of two files.
+    file in parts would otherwise get parts of two files. Sending the answer raises `RateLimited` or
+    `Unavailable` before its head if clients have too many bytes to read already.
     """
     _check_tag(request, headers["ETag"])
+    sending: ByteBudget = request.app.state.sending
     whole = request.headers.get("if-range", headers["ETag"]) == headers["ETag"]
     part = part_of(len(data), request.headers.get("range", "")) if whole else None
     if part is None:
-        return Response(data, headers=headers, media_type=media_type)
+        return _File(sending, data, headers=headers, media_type=media_type)
     headers["Repr-Digest"] = headers.pop("Content-Digest")  # RFC 9530: the digest of the whole
     headers["Content-Range"] = content_range(part, len(data)).decode()
-    return Response(data[part.start : part.stop], status_code=206, headers=headers, media_type=media_type)
+    data = data[part.start : part.stop]
+    return _File(sending, data, status_code=206, headers=headers, media_type=media_type)
+
+
+class _File(Response):
+    """An answer whose bytes count until the client has read nearly all of them.
+
+    It is sent in pieces, because the connection would keep all of a single message in memory until the client
+    reads it.
+    """
+
+    def __init__(self, sending: ByteBudget, data: bytes, **rest: Any) -> None:
+        super().__init__(data, **rest)
+        self._sending = sending
+
+    async def __call__(self, scope: Scope, _: Receive, send: Send) -> None:
+        owner, size = (scope["caller"], scope["namespace"]), min(len(self.body), _MOST_COUNTED_BYTES)
+        self._sending.acquire(owner, size)  # may refuse the request, so it comes before the head
+        try:
+            await send(
+                {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
+            )
+            ends = range(_PIECE_BYTES, len(self.body), _PIECE_BYTES)
+            for end in ends:
+                piece = self.body[end - _PIECE_BYTES : end]
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+            await send({"type": "http.response.body", "body": self.body[len(ends) * _PIECE_BYTES :]})
+        finally:
+            self._sending.release(owner, size)
 
 
 def json_bytes(body: BaseModel | dict[str, Any] | bytes) -> bytes:

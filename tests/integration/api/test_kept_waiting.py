@@ -1,5 +1,6 @@
 """Tests that requests waiting for a slow dependency do not block requests that do not need it."""
 
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -13,11 +14,14 @@ import pytest
 from services.registry_api.keys.api_keys import new_token
 from services.registry_api.keys.listings import KeyListing
 from services.registry_api.serving import admission
+from services.registry_api.serving.concurrency_limits import ByteBudget
 from tests.integration.api.access import BOOTSTRAP, CLOSED, bearer
 from tests.integration.api.conftest import Start
 from tests.integration.api.pages import Visitor
+from tests.integration.api.raw import connected, head, read_answer
 from tests.integration.api.registry import PROFILE, Registry
 from tests.queue_workers import wait_until
+from tests.unit.audio import clips
 
 AT_WORK = 2
 AT_STORE = 4
@@ -261,6 +265,34 @@ def test_forms_that_arrive_slowly_keep_nobody_from_the_bucket(start: Start, monk
             ended.set()
             assert heard == [200] * 5
             assert answer.result().status_code == 201
+
+
+def test_downloads_that_nobody_reads_leave_memory_to_others(start: Start):
+    """The files of one tenant's downloads once took all of a process's memory."""
+    closed = start(access=CLOSED)
+    theirs, ours = (bearer(BOOTSTRAP, name) for name in "ab")
+    clip = clips.wav(20, 48_000, 4)  # more than the system's buffers take
+    for headers in (theirs, ours):
+        upload = closed.client.post(
+            "/v1/voices",
+            data={"name": "alice", "consent": "c"},
+            files={"audio": ("a.wav", clip)},
+            headers=headers,
+        )
+        assert upload.status_code == 201, upload.text
+    closed.app.state.sending = ByteBudget("files", 3 * len(clip), of_namespace=len(clip))
+    path = "/v1/voices/alice/versions/1/audio"
+    fetch = partial(closed.client.get, path)
+    with connected(closed.port) as unread:
+        unread.sendall(head("GET", path, *(f"{name}: {value}" for name, value in theirs.items())))
+        unread.recv(1, socket.MSG_PEEK)
+        assert fetch(headers=theirs).status_code == 429
+        assert fetch(headers=ours).content == clip
+        part = fetch(headers={**ours, "Range": "bytes=7-200000"})
+        assert (part.status_code, part.content) == (206, clip[7:200_001])
+        answer = read_answer(unread)
+        assert (answer.status, answer.body) == (200, clip)
+    wait_until(lambda: fetch(headers=theirs).content == clip)
 
 
 def test_a_bucket_that_hangs_stops_only_what_lists_keys_there(start: Start, monkeypatch: pytest.MonkeyPatch):
