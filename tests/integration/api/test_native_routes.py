@@ -545,7 +545,7 @@ def test_uploads_that_arrive_take_no_more_than_there_is_room_for(start: Start):
             time.sleep(0.5)
             refused = registry.post_voice("alice")
             assert refused.status_code == 503
-            assert "arriving on this server" in refused.json()["error"]["message"]
+            assert "no memory left for arriving uploads" in refused.json()["error"]["message"]
             assert refused.headers["Retry-After"] == "1"
             assert registry.client.get("/v1/voices").status_code == 200
         wait_until(lambda: registry.post_voice("alice").status_code == 200)
