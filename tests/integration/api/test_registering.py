@@ -306,7 +306,7 @@ def test_every_route_shares_the_room_for_arriving_uploads(start: Start, route: U
             return route.post(registry, "alice").status_code == 503
 
         wait_until(is_full)
-        assert "arriving on this server" in message_of(route.post(registry, "alice"))
+        assert "no memory left for arriving uploads" in message_of(route.post(registry, "alice"))
     wait_until(lambda: route.post(registry, "alice").status_code in {200, route.created})
 
 
