@@ -65,7 +65,7 @@ def replacing(path: Path, *, mode: int = 0o666) -> Iterator[BinaryIO]:
 
 
 class _Written(io.FileIO):
-    """A new file. The error for a failed write, for example to a full disk, has a name for it."""
+    """A new file. The error for a failed write, for example to a full disk, names the file `shown`."""
 
     def __init__(self, descriptor: int, shown: str) -> None:
         super().__init__(descriptor, "wb")
