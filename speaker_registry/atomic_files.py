@@ -1,7 +1,9 @@
 """Writes files so that each is either replaced completely or left as it was. It knows no file format."""
 
 import contextlib
+import errno
 import fcntl
+import io
 import os
 import re
 import secrets
@@ -9,7 +11,7 @@ import stat
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 _TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{8}\.part")
 _MAX_NAME = 200
@@ -21,14 +23,12 @@ def write_atomically(path: Path, data: bytes) -> None:
     """Replace the content of a file in one step. Devices and pipes are written to directly. An OSError names
     `path`.
     """
-    try:
+    with naming(str(path)):
         if path.exists() and not path.is_file():
             path.write_bytes(data)  # /dev/null, a pipe: renaming onto it would replace the device
             return
         with replacing(path) as file:
             file.write(data)
-    except OSError as error:  # the error may be about the temporary file, whose name means nothing to users
-        raise OSError(error.errno, error.strerror, str(path)) from error
 
 
 @contextlib.contextmanager
@@ -39,15 +39,22 @@ def replacing(path: Path, *, mode: int = 0o666) -> Iterator[BinaryIO]:
 
     If the block raises, the temporary file is removed. If the process is killed, it stays: see
     `temporary_for` and `remove_abandoned`.
+
+    Raises:
+        OSError: The file cannot be written, or `path` is a folder. The error names `path`.
     """
+    if path.is_dir():  # noticed before the block does its work, which may take hours
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     temporary = path.with_name(f".{path.name[:_MAX_NAME]}.{secrets.token_hex(4)}.part")
     try:
-        with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+        descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+        with io.BufferedWriter(_Written(descriptor, str(path))) as file:
             with contextlib.suppress(OSError):  # some network file systems have no locks
                 fcntl.flock(file, fcntl.LOCK_EX)  # ends with the process
             yield file
             file.flush()
-            os.fsync(file.fileno())
+            with naming(str(path)):
+                os.fsync(file.fileno())
         temporary.replace(path)
     except BaseException as error:
         with contextlib.suppress(OSError):
@@ -55,6 +62,27 @@ def replacing(path: Path, *, mode: int = 0o666) -> Iterator[BinaryIO]:
         if isinstance(error, OSError) and error.filename == str(temporary):
             error.filename = str(path)  # the name of the temporary file means nothing to users
         raise
+
+
+class _Written(io.FileIO):
+    """A new file. The error for a failed write, for example to a full disk, names the file `shown`."""
+
+    def __init__(self, descriptor: int, shown: str) -> None:
+        super().__init__(descriptor, "wb")
+        self._shown = shown
+
+    def write(self, data: Any, /) -> int:
+        with naming(self._shown):
+            return super().write(data)
+
+
+@contextlib.contextmanager
+def naming(name: str) -> Iterator[None]:
+    """Name a file in the error for an operation on it."""
+    try:
+        yield
+    except OSError as error:  # a closed pipe stays a BrokenPipeError, by its number
+        raise OSError(error.errno, error.strerror, name) from error
 
 
 def temporary_for(name: str) -> str | None:

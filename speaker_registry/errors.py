@@ -89,7 +89,7 @@ class SpeakerRegistryError(Exception):
         """Id of the failed request. The SDK sets it from the answer."""
         self.is_foreign = False
         """True if the answer carried no error document of the registry, for example because a proxy sent it.
-        The class then follows from the status alone.
+        The class is then `Unavailable`, or `PayloadTooLarge` for status 413.
         """
 
 

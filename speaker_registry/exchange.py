@@ -215,7 +215,11 @@ def worth_retrying(request: Request, outcome: Reply | SpeakerRegistryError) -> b
     should_retry = outcome.headers.get("x-should-retry", "").lower()
     if should_retry in {"true", "false"}:
         return should_retry == "true"
-    return outcome.status in {408, 429} or outcome.status >= 500
+    return _is_temporary(outcome.status)
+
+
+def _is_temporary(status: int) -> bool:
+    return status in {408, 429} or status >= 500
 
 
 def pause_before(attempt: int, retry_after_seconds: float | None, chance: float) -> float:
@@ -308,27 +312,34 @@ def error_of(outcome: Reply | SpeakerRegistryError) -> SpeakerRegistryError | No
         retry_after_seconds=retry_after_seconds(outcome.headers),
     )
     error.request_id = (said and said.request_id) or outcome.headers.get("x-request-id")
-    error.is_foreign = said is None
+    if said is None:
+        error.is_foreign, error.retryable = True, _is_temporary(outcome.status)
     return error
 
 
 def _envelope(body: bytes) -> ErrorBody | None:
+    """Return the error of the registry in a body, or None if there is none, as in the page of a proxy."""
     try:
-        return ErrorEnvelope.model_validate_json(body).error
+        said = ErrorEnvelope.model_validate_json(body).error
     except ValidationError:
-        return None  # the body is no error of the registry, for example the page of a proxy
+        return None
+    # A TTS server at a wrong address answers in the same format, with the status in place of the code.
+    return said if said.reason or isinstance(said.code, str) else None
 
 
 def _class_for(status: int, said: ErrorBody | None) -> type[SpeakerRegistryError]:
-    if said and (known := BY_CODE.get(said.reason or str(said.code))):
-        return known
-    return nearest_class(status)
+    """Return the error class of an answer.
+
+    An answer that is not the registry's says nothing about voices and API keys, whatever its status is: the
+    registry cannot be reached. Only its maximum size of a request concerns that request alone.
+    """
+    if said is None:
+        return PayloadTooLarge if status == 413 else Unavailable
+    return BY_CODE.get(said.reason or str(said.code)) or nearest_class(status)
 
 
 def nearest_class(status: int) -> type[SpeakerRegistryError]:
-    """Return the error class for a status whose error code is unknown: from a newer server, or from a
-    proxy.
-    """
+    """Return the error class for a status whose error code is unknown because the server is newer."""
     exact = {
         401: InvalidApiKey,
         403: PermissionDenied,
@@ -355,4 +366,7 @@ def _status_message(reply: Reply) -> str:
         )
     if reply.status == 407:
         return "a proxy asks for credentials (407); give them in its address: http://user:password@host:port"
-    return f"the registry answered with status {reply.status} and no error of its own"
+    message = f"the registry answered with status {reply.status} and no error of its own"
+    if reply.status == 413 or _is_temporary(reply.status):
+        return message
+    return f"{message}; check its address and the proxies in between"

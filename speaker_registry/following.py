@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from speaker_registry.errors import NotFound, SpeakerRegistryError
+from speaker_registry.errors import SpeakerRegistryError, VersionNotFound, VoiceDeleted, VoiceNotFound
 from speaker_registry.manifests import Manifest, ManifestEntry
 from speaker_registry.schemas import VoiceVersion
 
@@ -92,4 +92,4 @@ def is_deleted(find: Callable[[], VoiceVersion], is_same: Callable[[str], bool])
     try:
         return not is_same(find().id)
     except SpeakerRegistryError as error:
-        return isinstance(error, NotFound)
+        return isinstance(error, VersionNotFound | VoiceNotFound | VoiceDeleted)

@@ -5,9 +5,10 @@ import contextlib
 import datetime
 import math
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple, NoReturn, Protocol, TypeVar
 
+from speaker_registry.atomic_files import naming
 from speaker_registry.cli import INTERRUPTED
 from speaker_registry.errors import (
     ArtifactFailed,
@@ -120,13 +121,9 @@ def warn(text: str) -> None:
     print(highlighted(f"{PROGRAM}: {text}", sys.stderr), file=sys.stderr)
 
 
-@contextlib.contextmanager
-def writing_output() -> Iterator[None]:
+def writing_output() -> contextlib.AbstractContextManager[None]:
     """Name standard output in the error for a failed write, for example to a full disk."""
-    try:
-        yield
-    except OSError as error:  # a closed pipe stays a BrokenPipeError, by its number
-        raise OSError(error.errno, error.strerror, STANDARD_OUTPUT) from error
+    return naming(STANDARD_OUTPUT)
 
 
 def status_of(error: Exception) -> int:

@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
-from typing import BinaryIO, NoReturn, Self, TypeVar
+from typing import TYPE_CHECKING, BinaryIO, NoReturn, Self, TypeVar
 
 import numpy as np
 import safetensors.numpy
@@ -38,6 +38,9 @@ from speaker_registry.moving.archive_records import (
 from speaker_registry.moving.candidates import Source
 from speaker_registry.names import parse_speaker_name, parse_voice_id
 from speaker_registry.session import MAX_CLIP_BYTES
+
+if TYPE_CHECKING:
+    from pydantic_core import ErrorDetails
 
 _BLOCK = 512
 _END = bytes(2 * _BLOCK)
@@ -397,8 +400,14 @@ def _parsed(model: type[Model], name: str, data: bytes) -> Model:
     try:
         return model.model_validate_json(data)
     except ValidationError as error:
-        faults = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors()[:5])
+        faults = "; ".join(map(_fault, error.errors()[:5]))
         raise InvalidArchive(f"{name!a} is not as this version of the registry writes it: {faults}") from None
+
+
+def _fault(error: "ErrorDetails") -> str:
+    """Return what is wrong in a document, and where, unless it is all of it."""
+    place = ".".join(map(str, error["loc"]))
+    return f"{place}: {error['msg']}" if place else error["msg"]
 
 
 def _embedding_of(data: bytes) -> np.ndarray:

@@ -18,9 +18,9 @@ from speaker_registry.exchange import OnPause
 from speaker_registry.fetching import File
 from speaker_registry.moving.about import read_record
 from speaker_registry.moving.archive import ArchiveWriter, embedding_file
-from speaker_registry.moving.archive_records import ArtifactRecord, EndRecord, VersionRecord
+from speaker_registry.moving.archive_records import ArtifactRecord, EndRecord, VersionRecord, VoiceRecord
 from speaker_registry.moving.faults import Pauses, concerns_one_voice
-from speaker_registry.schemas import VoiceVersion
+from speaker_registry.schemas import Voice, VoiceVersion
 
 Read = TypeVar("Read")
 
@@ -80,20 +80,15 @@ class Export:
         with replacing(path) as file:
             writer = ArchiveWriter(file, namespace)
             # A registry without its view lists voices in another order, so they are sorted here.
-            for _, name in self._pauses.retry(self._names):
-                self._add(writer, name)
-                self._on_voice(name)
+            for voice in self._pauses.retry(lambda: sorted(self._client.list(), key=lambda one: one.key)):
+                self._add(writer, voice)
+                self._on_voice(voice.name)
             end, size = writer.finish(), file.tell()
         return Exported(end=end, artifacts=self._artifacts, size=size, missing=tuple(self._missing))
 
-    def _names(self) -> list[tuple[str, str]]:
-        """Return key and name of each voice, sorted by key."""
-        return sorted((voice.key, voice.name) for voice in self._client.list())
-
-    def _add(self, writer: ArchiveWriter, name: str) -> None:
-        client = self._client
-        # The aliases are read before the versions, so the listing has every version that an alias points to.
-        read = self._read(name, name, lambda: (read_record(client, name), list(client.versions(name))))
+    def _add(self, writer: ArchiveWriter, voice: Voice) -> None:
+        name = voice.name
+        read = self._read(name, name, lambda: self._about_and_versions(voice))
         if read is None:
             return
         about, versions = read
@@ -104,6 +99,19 @@ class Export:
             if alias not in written.aliases:
                 error = VersionNotFound(f"alias '{alias}' points to version {number}, which was not exported")
                 self._missing.append(Missing(name=f"{name}@{alias}", error=error))
+
+    def _about_and_versions(self, voice: Voice) -> tuple[VoiceRecord, list[VoiceVersion]]:
+        """Read the record of a voice and its versions.
+
+        Raises:
+            VoiceNotFound: The voice was deleted, although another one may have its name now. What was read by
+                the name may be of either.
+        """
+        # The aliases are read before the versions, so the listing has every version that an alias points to.
+        about, versions = read_record(self._client, voice.name), list(self._client.versions(voice.name))
+        if any(version.voice_id != voice.id for version in versions):
+            raise VoiceNotFound(f"the voice {voice.id} was deleted")
+        return about, versions
 
     def _versions(
         self, versions: Sequence[VoiceVersion]

@@ -17,11 +17,8 @@ from speaker_registry.errors import (
     Conflict,
     InvalidRequest,
     NotFound,
-    PayloadTooLarge,
     PermissionDenied,
     PreconditionFailed,
-    SpeakerRegistryError,
-    Unavailable,
     VoiceDeleted,
     VoiceNotFound,
 )
@@ -273,9 +270,7 @@ class Restoring:
             raise
         except (Conflict, InvalidRequest, NotFound, PermissionDenied) as error:
             if error.is_foreign:
-                if isinstance(error, PayloadTooLarge):
-                    raise  # it concerns this voice alone; any other refusal would meet all voices
-                raise _refused_on_the_way(error) from error
+                raise  # the registry itself might keep the number
             if isinstance(error, PermissionDenied):
                 self.permission.refusal = error.message
             self._target.renumber(error.message)
@@ -356,18 +351,6 @@ def _restore_with_id(
             raise
         target.refusal = error.message
         return put(None)
-
-
-def _refused_on_the_way(error: SpeakerRegistryError) -> Unavailable:
-    """Return the error that ends the import when something other than the registry refused a `PUT`. The
-    registry itself might keep the version's number, so the version must not get another one.
-    """
-    refusal = Unavailable(
-        f"a version could not be registered under its number, because {error.message}. A proxy in between "
-        "may refuse PUT requests"
-    )
-    refusal.request_id = error.request_id
-    return refusal
 
 
 def _register(client: RegistryClient, record: VersionRecord, source: Source, target: _Target) -> Registration:

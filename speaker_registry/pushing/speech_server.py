@@ -26,8 +26,7 @@ _MAX_ANSWER_BYTES = 16 * 1024**2
 _PATH = "/v1/audio/voices"
 _CALL_SECONDS = 60.0
 _MAX_REASON = 300
-_REFUSE_ONE_VOICE = frozenset({400, 413, 415, 422, 500})
-"""vLLM-Omni answers 500 if it cannot store one clip."""
+_REFUSE_ONE_VOICE = frozenset({400, 413, 415, 422})
 _TELL_OF_AN_UPLOAD = frozenset({"success", "name"})
 """vLLM-Omni answers an upload with `success` and the voice, and SGLang-Omni with the fields of the voice."""
 Part = tuple[str | None, str | bytes] | tuple[str, bytes, str]

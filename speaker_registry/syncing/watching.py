@@ -33,14 +33,18 @@ class Watch:
     """Called when the registry cannot be reached, once until it can be reached again."""
 
     def forever(self) -> NoReturn:
-        """Sync until an error occurs that waiting does not resolve, and raise it."""
+        """Sync until an error occurs that waiting does not resolve, and raise it.
+
+        A proxy or another server that answers in place of the registry, for example with 404, is waited for
+        if the registry was reached before. Otherwise the address is probably wrong.
+        """
         last: Report | None = None
         is_away = False
         while True:
             try:
                 report = self.run()
             except SpeakerRegistryError as error:
-                if isinstance(error, _FINAL):
+                if isinstance(error, _FINAL) or (last is None and _comes_from_elsewhere(error)):
                     raise
                 if not is_away:
                     self.on_error(error)
@@ -50,6 +54,11 @@ class Watch:
                     self.on_report(report)
                 last, is_away = report, False
             self.wait()
+
+
+def _comes_from_elsewhere(error: SpeakerRegistryError) -> bool:
+    """Return whether something that is not the registry refuses the request."""
+    return error.is_foreign and not error.retryable
 
 
 def _lacks(report: Report) -> tuple[set[tuple[str, str | None]], str]:

@@ -3,14 +3,16 @@ that makes its voices. What people say of voices is tested in `test_moving_what_
 """
 
 import os
+import re
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 
@@ -340,3 +342,42 @@ def test_what_is_deleted_while_an_export_runs_is_not_missing(start: Start, tmp_p
     assert exported.missing == ()
     kept = [(record.name, record.version) for record in records(tmp_path / "x.tar")]
     assert kept == [("alice", 1), ("carol", 1), ("dave", 2)]
+
+
+class Afterwards(httpx.HTTPTransport):
+    """Does something once, after the first answer to a path that matches `pattern`."""
+
+    def __init__(self, pattern: str, act: Callable[[], object]) -> None:
+        super().__init__()
+        self.pattern, self.act, self.done = pattern, act, False
+
+    def handle_request(self, request: httpx.Request) -> httpx.Response:
+        response = super().handle_request(request)
+        response.read()
+        if not self.done and re.search(self.pattern, request.url.path):
+            self.done = True
+            self.act()
+        return response
+
+
+@pytest.mark.parametrize("path", ["/v1/voices/[^/]+$", "/aliases$", "/versions$", "/audio$"])
+def test_a_voice_that_takes_a_name_during_an_export_gets_nothing_of_the_former_one(
+    start: Start, tmp_path: Path, path: str
+):
+    """They may be two persons, and the description and the labels may say who the former one was."""
+    registry = start()
+    registry.ready("alice")
+
+    def replace() -> None:
+        with RegistryClient(registry.url) as client:
+            client.delete("alice")
+        registry.ready("alice", clip=OTHER_CLIP)
+
+    with RegistryClient(registry.url) as client:
+        client.edit_voice("alice", description="the former one", pinned=True)
+    transport = Afterwards(path, replace)
+    with RegistryClient(registry.url, transport=transport) as client:
+        exported = Export(client).write(tmp_path / "x.tar", "default")
+    assert transport.done
+    assert exported.missing == ()
+    assert OTHER_CLIP not in (tmp_path / "x.tar").read_bytes()

@@ -358,6 +358,15 @@ def test_a_record_that_does_not_fit_is_refused(good: Path, member: str, changes:
     assert says in said
 
 
+def test_a_record_that_is_no_json_is_refused_in_plain_words(good: Path):
+    def damage(members: Members) -> None:
+        at = index(members, "0000001/version.json")
+        members[at] = (members[at][0], b"\0" + members[at][1][1:])
+
+    said = refusal(changed(good, damage))
+    assert "version.json' is not as this version of the registry writes it: Invalid JSON: expected" in said
+
+
 @pytest.mark.parametrize("changes", [{"version": 9}, {"created_at": 7}, {"id": "a" * 32}])
 def test_damage_to_what_a_registry_gives_itself_is_noticed(good: Path, changes: dict[str, Any]):
     """The digest of the content covers neither number, time nor id. Archives of former releases have no

@@ -168,6 +168,24 @@ def test_a_voice_that_the_server_could_not_store_is_not_sent_again_at_once():
     assert len(uploads) == 1
 
 
+def test_a_server_that_answers_500_to_uploads_has_no_answer():
+    """Its disk may be full. Whoever runs the command must see that from its exit code."""
+    broken = httpx.Response(500, json={"error": {"message": "disk full"}})
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        if request.method == "GET":
+            return httpx.Response(200, json={"voices": [], "uploaded_voices": []})
+        return broken
+
+    client = Client()
+    client.voices = [entry("alice"), entry("bob")]
+    speech = SpeechServer("http://tts.test", transport=httpx.MockTransport(answer))
+    report = Pusher(client, speech, profile=QWEN).run()  # type: ignore[arg-type]
+    reason = f"{speech.url} answers 500: disk full"
+    assert [one.reason for one in report.outcomes] == [reason] * 2
+    assert isinstance(report.fault, Unavailable)
+
+
 def test_a_voice_that_is_gone_already_is_deleted():
     server(httpx.Response(404, json={"error": {"message": "not found"}})).delete("a/b@1")
 

@@ -1,6 +1,8 @@
 """Tests of files that are replaced whole, and of what killed processes leave beside them."""
 
+import errno
 import os
+import resource
 import time
 from pathlib import Path
 
@@ -54,7 +56,34 @@ def test_an_error_names_the_file_that_was_asked_for(tmp_path: Path):
     with pytest.raises(FileNotFoundError) as missing, replacing(tmp_path / "missing" / "voices.tar"):
         pass
     with pytest.raises(IsADirectoryError) as directory, replacing(folder):
-        pass
+        pytest.fail("the work that ends in the file should not begin")
     assert missing.value.filename == str(tmp_path / "missing" / "voices.tar")
     assert directory.value.filename == str(folder)
     assert list(tmp_path.iterdir()) == [folder]
+
+
+@pytest.mark.parametrize("size", [1_000, 100_000], ids=["at the end", "while it is written"])
+def test_the_error_for_a_full_disk_names_the_file(tmp_path: Path, size: int):
+    """Other files are written and read in the meantime, so `No space left on device` alone says little."""
+    path = tmp_path / "voices.tar"
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def write() -> None:
+        with replacing(path) as file:
+            file.write(bytes(size))
+
+    resource.setrlimit(resource.RLIMIT_FSIZE, (100, hard))
+    try:
+        with pytest.raises(OSError, match="voices") as full:
+            write()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert (full.value.errno, full.value.filename) == (errno.EFBIG, str(path))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_error_of_other_work_does_not_name_the_file(tmp_path: Path):
+    """The connection to the registry may break while an archive is written."""
+    with pytest.raises(OSError, match="broken") as caught, replacing(tmp_path / "voices.tar"):
+        raise OSError(errno.ECONNRESET, "broken")
+    assert caught.value.filename is None

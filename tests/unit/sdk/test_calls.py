@@ -402,6 +402,13 @@ def test_a_page_of_a_proxy_is_not_taken_for_a_deletion(connect: Connect, registr
     with pytest.raises(errors.Unavailable, match="status 200 in place of 204: is there a speaker registry"):
         connect(retries=0).delete("alice")
     assert "alice" in registry.voices
+    # The registry itself answers so if an earlier attempt, whose answer was lost, has deleted the voice.
+    registry.faults.extend(
+        [httpx.ConnectError("refused"), httpx.Response(404, text="<html>default backend</html>")]
+    )
+    with pytest.raises(errors.Unavailable, match="404"):
+        connect().delete("alice")
+    assert "alice" in registry.voices
 
 
 def test_facts_of_a_newer_registry_are_ignored(connect: Connect, registry: FakeRegistry):
@@ -472,7 +479,7 @@ def test_cookies_are_not_kept(connect: Connect):
 
     client = connect(transport=httpx.MockTransport(answer), retries=0)
     for _ in range(2):
-        with pytest.raises(errors.NotFound):
+        with pytest.raises(errors.Unavailable):
             client.get("alice")
     assert cookies == [None, None]
 

@@ -357,6 +357,19 @@ def test_what_is_forbidden_or_gone_is_not_served_later(
         fetched(connect, tmp_path, stale_if_error=1e9)
 
 
+@pytest.mark.parametrize("status", [401, 403, 404, 410, 500, 502])
+def test_an_answer_of_a_proxy_takes_nothing_away(
+    connect: Connect, registry: FakeRegistry, tmp_path: Path, status: int
+):
+    """A proxy does not know whether the voice is gone. The cached artifact also serves in a later outage."""
+    registry.add_version("alice")
+    fetched(connect, tmp_path)
+    registry.faults.extend([httpx.Response(status, html="<html>page</html>"), httpx.ConnectError("refused")])
+    for _ in range(2):
+        artifact, _ = fetched(connect, tmp_path, stale_if_error=60)
+        assert artifact.manifest.version == 1
+
+
 def test_an_engine_starts_without_the_registry(connect: Connect, registry: FakeRegistry, tmp_path: Path):
     """What a former process kept is served for as long as the engine allows, and counted."""
     registry.add_version("alice")

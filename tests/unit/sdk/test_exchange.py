@@ -185,6 +185,12 @@ def test_under_v1_audio_the_code_is_in_reason():
     assert type(error_of(Reply(400, {}, body))) is errors.AudioTooShort
 
 
+TTS_ERROR = (
+    b'{"error":{"message":"The model does not exist.","type":"NotFoundError","param":null,"code":404}}'
+)
+"""The answer of vLLM to a path that it does not know."""
+
+
 @pytest.mark.parametrize(
     ("status", "cls"),
     [
@@ -203,16 +209,30 @@ def test_under_v1_audio_the_code_is_in_reason():
         (308, errors.Unavailable),
     ],
 )
-@pytest.mark.parametrize(
-    "body", [b"<html>proxy</html>", b'{"error":{"message":"m","type":"t","code":"newer"}}', b""]
-)
-def test_an_unknown_error_becomes_the_nearest_class(status: int, cls: type[Exception], body: bytes):
-    """A newer registry, or a proxy, must not make the client fail by anything but our errors."""
+def test_an_unknown_error_becomes_the_nearest_class(status: int, cls: type[Exception]):
+    """A newer registry must not make the client fail by anything but our errors."""
+    body = b'{"error":{"message":"m","type":"t","code":"newer"}}'
     error = error_of(Reply(status, {"x-request-id": "req_2"}, body))
     assert type(error) is cls
+    assert error.request_id == "req_2"
+    assert not error.is_foreign, "only the registry answers with such a body"
+
+
+@pytest.mark.parametrize("status", [308, 400, 401, 403, 404, 407, 408, 409, 410, 412, 415, 429, 500, 502])
+@pytest.mark.parametrize("body", [b"<html>page</html>", TTS_ERROR, b""], ids=["page", "TTS server", "empty"])
+def test_an_answer_that_is_not_the_registrys_means_that_it_cannot_be_reached(status: int, body: bytes):
+    """The 404 of a proxy does not say that a voice was deleted, nor does its 403 concern the API key."""
+    error = error_of(Reply(status, {"x-request-id": "req_2"}, body))
+    assert type(error) is errors.Unavailable
     assert "html" not in str(error)
     assert error.request_id == "req_2"
-    assert error.is_foreign == (b"newer" not in body), "only the registry answers with such a body"
+    assert (error.is_foreign, error.retryable) == (True, status in {408, 429, 500, 502})
+
+
+def test_a_request_that_is_too_large_for_a_proxy_is_refused_alone():
+    """Smaller clips still get through."""
+    error = error_of(Reply(413, {}, b"<html>page</html>"))
+    assert (type(error), error and error.is_foreign) == (errors.PayloadTooLarge, True)
 
 
 def test_a_proxy_that_asks_for_credentials_is_not_called_the_registry():

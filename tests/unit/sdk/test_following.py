@@ -5,9 +5,9 @@ import pytest
 
 from speaker_registry import RegistryClient
 from speaker_registry.errors import Unavailable
-from speaker_registry.following import Changes, Following
+from speaker_registry.following import Changes, Following, is_deleted
 from speaker_registry.manifests import Manifest, ManifestEntry, ManifestPage, ReceivedPage
-from tests.unit.sdk.fake_registry import QWEN, URL, FakeTime
+from tests.unit.sdk.fake_registry import QWEN, URL, FakeTime, error_answer
 
 DIGEST = "sha256:{}"
 REGISTRY, OTHER = "a" * 32, "b" * 32
@@ -204,3 +204,22 @@ def test_a_profile_without_voices_is_known_too(pages: Pages, client: RegistryCli
     following.look()
     found = following.manifest
     assert (found.registry, found.namespace, found.model_type) == (REGISTRY, "default", "qwen3_tts")
+
+
+@pytest.mark.parametrize(
+    ("answer", "deleted"),
+    [
+        (error_answer(404, "version_not_found"), True),
+        (error_answer(404, "voice_not_found"), True),
+        (error_answer(404, "not_found"), False),  # a proxy has changed the path
+        (error_answer(503, "unavailable"), False),
+        (httpx.Response(404, html="<html>page</html>"), False),
+        (httpx.Response(410, html="<html>page</html>"), False),
+    ],
+    ids=["version", "voice", "path", "away", "proxy 404", "proxy 410"],
+)
+def test_only_the_registry_says_that_a_version_is_deleted(answer: httpx.Response, deleted: bool):
+    """Its followers erase a deleted version, which nobody should lose because of a proxy's page."""
+    transport = httpx.MockTransport(lambda _: answer)
+    client = RegistryClient(URL, transport=transport, retries=0)
+    assert is_deleted(lambda: client.version("alice@1"), lambda _: True) == deleted

@@ -370,7 +370,7 @@ def test_canceled_calls_take_no_connection_with_them():
                         await asyncio.sleep(0)
                     call.cancel()
                     await asyncio.wait([call])
-                with pytest.raises(errors.NotFound):
+                with pytest.raises(errors.Unavailable, match="404"):
                     await client.get("alice")
 
     asyncio.run(run())

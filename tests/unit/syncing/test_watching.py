@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from speaker_registry import errors
+from speaker_registry.exchange import Reply, error_of
 from speaker_registry.syncing.synchronization import Outcome, Report
 from speaker_registry.syncing.watching import Watch
 
@@ -20,6 +21,13 @@ def report(
     outcome = Outcome(name="alice", version=1, state=state, reason=reason)
     error = None if fault is None else errors.Unavailable(fault)
     return Report(outcomes=(outcome,), removed=removed, fault=error)
+
+
+def foreign(status: int) -> errors.SpeakerRegistryError:
+    """Return the error for the page of a proxy."""
+    error = error_of(Reply(status, {}, b"<html>page</html>"))
+    assert error is not None
+    return error
 
 
 def told(*results: Report | Exception) -> list[object]:
@@ -61,7 +69,12 @@ def test_a_fault_that_concerns_no_outcome_is_told_once():
 
 @pytest.mark.parametrize(
     "error",
-    [errors.Unavailable("away"), errors.RateLimited("slower"), errors.SpeakerRegistryError("broken")],
+    [
+        errors.Unavailable("away"),
+        foreign(502),
+        errors.RateLimited("slower"),
+        errors.SpeakerRegistryError("broken"),
+    ],
 )
 def test_a_registry_that_is_away_is_told_once_and_waited_for(error: Exception):
     """The sidecar goes on where it was, and the first report afterwards says that all is well."""
@@ -71,9 +84,18 @@ def test_a_registry_that_is_away_is_told_once_and_waited_for(error: Exception):
     ]
 
 
+@pytest.mark.parametrize("status", [302, 401, 403, 404, 410])
+def test_a_proxy_that_refuses_is_waited_for_once_the_registry_was_reached(status: int):
+    """While a deployment changes, a proxy may show a page of its own. The address was right before."""
+    same, page = report(), foreign(status)
+    assert told(same, page, page, same) == [same, "wait", page, "wait", "wait", same, "wait"]
+
+
 @pytest.mark.parametrize(
     "error",
     [
+        foreign(302),
+        foreign(404),
         errors.InvalidRequest("the folder has files of others"),
         errors.PermissionDenied("no"),
         errors.InvalidApiKey("no"),
