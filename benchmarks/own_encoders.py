@@ -50,6 +50,9 @@ class Publisher:
     def in_service(self) -> bool:
         return True
 
+    def is_cut_off(self) -> bool:
+        return False
+
     def take(self, job_id: str, *_: object) -> Work:
         return Work(job_id, self._clips[int(job_id)])
 

@@ -139,11 +139,12 @@ class WorkerProcess:
     def _serve(self, loaded_profiles: Mapping[str, LoadedProfile]) -> int:
         serving = {name: loaded.provenance.fingerprint for name, loaded in loaded_profiles.items()}
         decoder = AudioDecoder(_limits_of_accepted_clips(), spare_processes=0)
-        extraction = Extraction(self._attempts(decoder), loaded_profiles, threads=self._settings.threads)
+        attempts = self._attempts(decoder)
+        extraction = Extraction(attempts, loaded_profiles, threads=self._settings.threads)
         drawing = Drawing(
             self._opened.store, self._opened.speakers, self._opened.blobs, decoder.decode, self._draw
         )
-        worker = self._worker({EXTRACT: extraction, DRAW: drawing}, serving)
+        worker = self._worker({EXTRACT: extraction, DRAW: drawing}, serving, attempts.may_take)
         drawing.on_progress = worker.progress
         extraction.on_progress, extraction.stopping = worker.progress, lambda: worker.stopping
         extraction.on_made = self._throughput.count
@@ -283,7 +284,9 @@ class WorkerProcess:
                     _warn_of_candidate(provenance)
                 return
 
-    def _worker(self, handlers: Mapping[str, Handler], encoders: Mapping[str, str]) -> BatchWorker:
+    def _worker(
+        self, handlers: Mapping[str, Handler], encoders: Mapping[str, str], may_take: Callable[[], bool]
+    ) -> BatchWorker:
         """Return a worker that draws pictures, and takes the jobs of each profile whose current encoder it
         has.
 
@@ -291,7 +294,7 @@ class WorkerProcess:
         encoders.
 
         Args:
-            handlers: as in `BatchWorker`.
+            handlers, may_take: as in `BatchWorker`.
             encoders: the fingerprints by profile name.
         """
 
@@ -315,6 +318,7 @@ class WorkerProcess:
             serves=serves,
             comes_last=is_preparation,
             latest_attempt=self._opened.jobs.latest_attempt,
+            may_take=may_take,
         )
 
     def _report(self) -> WorkerReport:

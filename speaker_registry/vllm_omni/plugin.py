@@ -31,6 +31,8 @@ log = logging.getLogger(__name__)
 
 _PROFILE, _SECONDS = "SPEAKER_REGISTRY_PROFILE", "SPEAKER_REGISTRY_POLL_SECONDS"
 _CALL_SECONDS = 20.0
+_WARN_SECONDS = 3600.0
+"""A fault that lasts is logged again after this time, because deleted voices stay in the server meanwhile."""
 _activated = threading.Lock()
 
 
@@ -74,6 +76,8 @@ class Plugin:
         self._wake = threading.Event()
         self._stopped = False
         self._last_fault = ""
+        self._warned_at = 0.0
+        """The time at which a fault was last logged, in seconds of the monotonic clock."""
         self._failed: dict[str, float] = {}
         """Ids of the voices that could not be fetched or written when that was last tried, and when that was,
         in seconds of the monotonic clock.
@@ -90,14 +94,20 @@ class Plugin:
         return uploads
 
     def look(self) -> None:
-        """Read the registry once, and apply the changes. A repeated fault is logged only once."""
+        """Read the registry once, and apply the changes. A fault that lasts is logged once an hour."""
         try:
             self._follow()
             fault = ""
         except Exception as error:  # noqa: BLE001 - the server must continue, whatever is wrong here
             fault = f"{type(error).__name__}: {error}"
-        if fault and fault != self._last_fault:
-            log.warning("The speaker registry cannot be followed now; the server continues. %s", fault)
+        now = time.monotonic()
+        if fault and (fault != self._last_fault or now - self._warned_at >= _WARN_SECONDS):
+            self._warned_at = now
+            log.warning(
+                "The speaker registry cannot be followed now; the server continues, and keeps deleted "
+                "voices. %s",
+                fault,
+            )
         elif self._last_fault and not fault:
             log.info("The speaker registry is followed again.")
         self._last_fault = fault

@@ -41,7 +41,7 @@ from services.extractor_worker.jobs.heartbeat import EXIT_UNFINISHED
 from services.shared.configuration.worker import WorkerSettings
 from services.shared.queue.reaping import lease_key, reap
 from services.shared.queue.rq_jobs import RETRIES, JobQueue, QueuedJob, enqueue, status_of
-from services.shared.registry.fail import WorkerStopping
+from services.shared.registry.fail import JobHandedBack
 from services.shared.registry.publish import EncoderReplaced
 from speaker_registry.errors import AudioTooShort, Unavailable
 from tests.queue_workers import QUICK, put, runs, statuses, supervised, wait_until, worker_process
@@ -185,6 +185,22 @@ def test_from_a_queue_that_is_not_served_nothing_is_taken_until_it_is(queue):
     assert [job.id for job in worker._take().jobs] == ["x"]
 
 
+def test_a_worker_that_may_not_take_jobs_leaves_them_and_says_that_it_is_suspended(queue):
+    """It cannot reach the bucket, and other workers may. RQ's tools show which worker stands aside."""
+    may_take = iter([False, True])
+    worker = BatchWorker(
+        [NAME],
+        {"act": echo},
+        connection=queue.connection,
+        settings=WorkerSettings(),
+        may_take=lambda: next(may_take),
+    )
+    put(queue, "a")
+    assert worker._take() is None
+    assert (queue.job_ids, worker.get_state()) == (["a"], "suspended")
+    assert [job.id for job in worker._take().jobs] == ["a"]
+
+
 def test_a_queue_that_comes_last_waits_until_no_other_has_jobs(queue):
     """What is prepared in the background must not delay a voice that somebody waits for."""
     last = JobQueue(OTHER, queue.connection)
@@ -225,7 +241,7 @@ def test_what_may_pass_is_tried_again_alone_and_the_handler_knows_which_try_it_i
 
 def test_a_start_that_a_stopping_worker_broke_off_uses_up_no_retry(queue):
     """Restarts during one outage of the bucket would otherwise fail sound clips for good."""
-    stopped = [WorkerStopping("away")] * 2
+    stopped = [JobHandedBack("away")] * 2
     outcomes = iter([*stopped, *[OSError("flaky")] * RETRIES, *stopped, "made"])
     put(queue, "a")
     make(queue, lambda jobs: [next(outcomes)]).work(burst=True)

@@ -283,6 +283,32 @@ def test_a_campaign_ends_although_a_voice_gets_new_versions_all_the_time(fleet: 
     assert not fleet.seen(campaign).open
 
 
+@pytest.mark.parametrize(("failing", "counts"), [("", (6, 6, 0)), ("bert/one", (6, 5, 1))])
+def test_a_voice_that_gets_a_version_during_a_campaign_is_counted_once(
+    fleet: Fleet, failing: str, counts: tuple[int, int, int]
+) -> None:
+    """Operators compare the number of voices with that of their registry."""
+    campaign = fleet.campaigns.start(PROFILE, B, by="me").campaign
+    fleet.campaigns.runner.turn()
+    fleet.work()
+    fleet.ready("bert", "one", content=2)
+    fleet.register("anna", "two", content=3)
+    fleet.finish(campaign, failing=failing)
+    progress = fleet.campaigns.get(PROFILE, campaign.id).progress
+    assert fleet.by_candidate() == sorted([*ALL, "anna/two", "bert/one"])
+    assert (progress.voices, progress.ready, progress.failed) == counts
+
+
+def test_a_voice_that_is_registered_during_a_campaign_is_counted(fleet: Fleet) -> None:
+    campaign = fleet.campaigns.start(PROFILE, B, by="me").campaign
+    fleet.campaigns.runner.turn()
+    fleet.work()
+    fleet.ready("bert", "three")
+    fleet.finish(campaign)
+    progress = fleet.campaigns.get(PROFILE, campaign.id).progress
+    assert (progress.voices, progress.ready) == (len(ALL) + 1, len(ALL) + 1)
+
+
 def test_a_campaign_that_cannot_go_on_does_not_stop_the_others(
     fleet: Fleet, monkeypatch: pytest.MonkeyPatch
 ) -> None:

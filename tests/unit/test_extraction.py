@@ -14,9 +14,11 @@ from structlog.contextvars import merge_contextvars
 from structlog.testing import capture_logs
 
 from services.extractor_worker.jobs.heartbeat import EXIT_UNFINISHED
+from services.extractor_worker.pipeline import attempts as pipeline_attempts
+from services.extractor_worker.pipeline.attempts import Attempts as RealAttempts
 from services.extractor_worker.pipeline.extraction import Extraction, LoadedProfile
 from services.extractor_worker.pipeline.extractor import DeviceLost
-from services.shared.registry.fail import WorkerStopping
+from services.shared.registry.fail import JobHandedBack
 from speaker_registry.errors import (
     AudioTooShort,
     ExtractorFailed,
@@ -83,6 +85,8 @@ class Attempts:
     given_up: set[str] = field(default_factory=set)
     trouble: set[str] = field(default_factory=set)
     away: bool = False
+    cut_off: bool = False
+    """Whether the worker counts as cut off from the first step on that finds the bucket away."""
     tries: list[str] = field(default_factory=list)
     taken: list[str] = field(default_factory=list)
     published: list[str] = field(default_factory=list)
@@ -90,6 +94,9 @@ class Attempts:
 
     def in_service(self) -> bool:
         return not self.away
+
+    def is_cut_off(self) -> bool:
+        return self.cut_off and not self.trouble.isdisjoint(self.tries)
 
     def _step(self, name: str) -> None:
         self.tries.append(name)
@@ -321,19 +328,85 @@ def test_one_object_that_cannot_be_read_stops_nobody_else(extraction: Extraction
     assert attempts.failed == {"a": error}
 
 
+@pytest.mark.parametrize("is_stopping", [True, False])
 @pytest.mark.parametrize("step", ["take", "read_clip", "publish"])
-def test_a_process_that_is_told_to_stop_waits_for_nothing(
-    extraction: Extraction, attempts: Attempts, step: str
+def test_a_process_that_is_told_to_stop_or_is_cut_off_waits_for_nothing(
+    extraction: Extraction, attempts: Attempts, step: str, is_stopping: bool
 ):
-    """An operator who stops the process during an outage does so because of the outage. The job is not at
-    fault, so it loses no attempt.
+    """An operator who stops the process during an outage does so because of the outage. If only this worker
+    is cut off, others could run its jobs. The job is not at fault, so it loses no attempt.
     """
-    attempts.trouble, attempts.away = {step}, True
-    extraction.stopping = lambda: True
+    attempts.trouble, attempts.away, attempts.cut_off = {step}, True, not is_stopping
+    extraction.stopping = lambda: is_stopping
     [error] = extraction(jobs("a"))
-    assert isinstance(error, WorkerStopping)
+    assert isinstance(error, JobHandedBack)
     assert attempts.tries.count(step) == 1
     assert attempts.failed == ({} if step == "take" else {"a": error})
+
+
+def test_a_worker_that_is_cut_off_begins_no_further_job_of_its_batch(
+    extraction: Extraction, attempts: Attempts
+):
+    """Each would find out by itself that the bucket is away, one after the other."""
+    attempts.trouble, attempts.away, attempts.cut_off = {"read_clip"}, True, True
+    outcomes = extraction(jobs(*map(str, range(20))))
+    assert {type(one) for one in outcomes} == {JobHandedBack}
+    assert len(attempts.taken) <= 4
+
+
+@pytest.fixture
+def servers(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
+    """Return a bucket and a Redis that answer unless they are `away`, a clock, and how often the bucket was
+    asked.
+    """
+    servers = SimpleNamespace(away=set[str](), now=1000.0, asked=0)
+    monkeypatch.setattr(pipeline_attempts, "time", SimpleNamespace(monotonic=lambda: servers.now))
+    return servers
+
+
+@pytest.fixture
+def real_attempts(servers: SimpleNamespace) -> RealAttempts:
+    def check(server: str) -> None:
+        servers.asked += server == "bucket"
+        if server in servers.away:
+            raise Unavailable("away")
+
+    store: Any = SimpleNamespace(check=lambda: check("bucket"))
+    speakers: Any = SimpleNamespace(generation=SimpleNamespace(check=lambda: check("redis")))
+    rest: Any = None
+    return RealAttempts(store=store, speakers=speakers, blobs=rest, jobs=rest, profiles=rest, decode=rest)
+
+
+def test_a_worker_is_cut_off_if_only_the_bucket_is_away_for_a_minute(
+    real_attempts: RealAttempts, servers: SimpleNamespace
+):
+    """Without Redis no job could be handed back, and a bucket that restarts is back within a minute."""
+    servers.away = {"bucket"}
+    assert not real_attempts.in_service()
+    servers.now += 59
+    assert not real_attempts.is_cut_off()
+    servers.now += 1
+    assert real_attempts.is_cut_off()
+    servers.away = {"bucket", "redis"}
+    assert not real_attempts.is_cut_off()
+    servers.away = set()
+    assert real_attempts.in_service()
+    assert not real_attempts.is_cut_off()
+
+
+def test_a_worker_that_did_not_reach_the_bucket_takes_no_jobs_until_it_does(
+    real_attempts: RealAttempts, servers: SimpleNamespace
+):
+    """It would hand each batch back and take it again. While the bucket answers, it is not asked."""
+    assert real_attempts.may_take()
+    assert servers.asked == 0
+    servers.away = {"bucket"}
+    assert not real_attempts.in_service()
+    assert not real_attempts.may_take()
+    servers.away = set()
+    assert real_attempts.may_take()
+    assert real_attempts.may_take()
+    assert servers.asked == 3
 
 
 def test_what_a_crash_says_goes_to_the_log_not_into_the_job(

@@ -187,8 +187,9 @@ REDIS_URLS = "redis://host:6379/0, rediss://host:6379/0 or unix:///path?db=0"
 )
 def test_a_url_that_redis_cannot_be_reached_by_is_named(url: str):
     """Each process would otherwise end with a traceback of redis-py, or use another database."""
+    shown = re.sub("=.*", "=…", url)
     assert told(RegistrySettings, SPEAKER_REDIS_URL=url) == (
-        f"SPEAKER_REDIS_URL: accepted: {REDIS_URLS}; it is '{url}'"
+        f"SPEAKER_REDIS_URL: accepted: {REDIS_URLS}; it is '{shown}'"
     )
     assert told(EmbeddedSettings, redis_url=url).startswith(f"REDIS_URL: accepted: {REDIS_URLS}; ")
 
@@ -208,6 +209,24 @@ def test_the_password_in_a_wrong_url_is_not_shown(url: str):
     said = told(RegistrySettings, SPEAKER_REDIS_URL=url)
     assert said.startswith("SPEAKER_REDIS_URL: accepted: ")
     assert "hunter2" not in said
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://u:hunter2@s3.example.org",
+        "https://u:hun?ter/2@s3.example.org:9000",
+        "https://hunter2@s3.example.org/",
+        "https://s3.example.org?X-Amz-Credential=id&X-Amz-Signature=hunter2",
+        "s3.example.org?X-Amz-Signature=hunter2",
+    ],
+)
+def test_credentials_in_the_endpoint_of_the_bucket_are_refused_and_not_shown(url: str):
+    """The store gets its credentials by other settings. The bucket records the endpoint, and logs show it."""
+    said = told(StoreSettings, url="s3://voices", endpoint=url)
+    assert said.startswith("SPEAKER_STORE_ENDPOINT: expected only https://host or https://host:port; ")
+    assert "hunter2" not in said
+    assert "s3.example.org" in said
 
 
 @pytest.mark.parametrize(

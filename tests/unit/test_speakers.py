@@ -22,7 +22,7 @@ from services.shared.model.document import SpeakerDocument
 from services.shared.model.numbering import Numbering
 from services.shared.model.stored_document import KEPT_CHANGES
 from services.shared.registry.extract import extract
-from services.shared.registry.fail import WorkerStopping, fail
+from services.shared.registry.fail import JobHandedBack, fail
 from services.shared.registry.parsed import MissingSpeakers, ParsedDocuments
 from services.shared.registry.speakers import ARTIFACTS_BYTES
 from services.shared.view.agenda import ANNOUNCED_SECONDS
@@ -831,7 +831,7 @@ def test_a_failed_attempt_is_tried_again_and_given_up_at_last(registry: Registry
     do not count, or restarts during one outage would fail sound clips for good.
     """
     job = registry.register("wren", 1).jobs["ecapa"]
-    stops, failures = [WorkerStopping("away")] * restarts, [ExtractorOutOfMemory("no memory")] * 3
+    stops, failures = [JobHandedBack("away")] * restarts, [ExtractorOutOfMemory("no memory")] * 3
     for error in (*stops, *failures):
         assert registry.jobs.record(NS, job).state == "queued"
         attempt = begun(registry, job)

@@ -84,6 +84,8 @@ class BatchWorker(BaseWorker):
         comes_last: takes the name of a queue, and returns whether its jobs are taken only while no other
             queue has any.
         latest_attempt: puts back the record of a job whose worker died.
+        may_take: returns whether jobs may be taken now at all. If not, the worker shows itself as suspended,
+            and asks again after `poll_seconds`.
     """
 
     def __init__(
@@ -98,12 +100,13 @@ class BatchWorker(BaseWorker):
         serves: Callable[[str], bool] = lambda _queue: True,
         comes_last: Callable[[str], bool] = lambda _queue: False,
         latest_attempt: LatestAttempt = without_records,
+        may_take: Callable[[], bool] = lambda: True,
     ) -> None:
         self.settings = settings
         redis = _without_retries(connection, settings.poll_seconds)
         self._job_queues = [JobQueue(queue, redis) for queue in queues]
         """The queues in the order of their turns. Only the worker's main thread changes the order."""
-        self._serves, self._comes_last = serves, comes_last
+        self._serves, self._comes_last, self._may_take = serves, comes_last, may_take
         super().__init__(
             self._job_queues,
             name=name or f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(3)}",
@@ -252,6 +255,7 @@ class BatchWorker(BaseWorker):
             for queue in queues:
                 pipeline.llen(queue.key)
             suspended, *lengths = pipeline.execute()
+        suspended = suspended or not self._may_take()
         self._set_state_if_changed(WorkerStatus.SUSPENDED if suspended else WorkerStatus.IDLE)
         if suspended:
             return None

@@ -3,6 +3,7 @@
 Each method is one verb of `services.shared.registry`. This module knows no encoder.
 """
 
+import time
 from collections.abc import Mapping
 
 import numpy as np
@@ -23,10 +24,14 @@ from speaker_registry.errors import ExtractorFailed, SpeakerRegistryError, Unava
 
 log = structlog.get_logger()
 
+CUT_OFF_SECONDS = 60.0
+"""A worker that cannot reach the bucket for this long counts as cut off. A store restarts faster."""
+
 
 class Attempts:
-    """Begins, follows and ends attempts. Every method but `progress` and `in_service` may raise
-    `Unavailable`.
+    """Begins, follows and ends attempts, and remembers since when the bucket has not answered.
+
+    Only `take`, `read_clip`, `publish` and `fail` may raise `Unavailable`.
     """
 
     def __init__(
@@ -46,11 +51,41 @@ class Attempts:
         self._jobs = jobs
         self._profiles = profiles
         self._decode = decode
+        self._away_since: float | None = None
+        """The time of the first check that the bucket did not answer. None if it answered the last one."""
 
     def in_service(self) -> bool:
         """Return whether the bucket answers, and Redis takes writes and holds the view in use."""
+        return self._bucket_answers() and self._index_answers()
+
+    def is_cut_off(self) -> bool:
+        """Return whether this worker has not reached the bucket for `CUT_OFF_SECONDS`, and reaches Redis.
+        Other workers may reach the bucket, so they should get its jobs.
+        """
+        since = self._away_since
+        return since is not None and time.monotonic() - since >= CUT_OFF_SECONDS and self._index_answers()
+
+    def may_take(self) -> bool:
+        """Return whether the worker may take jobs. If the bucket did not answer the last check, it has to
+        answer another one first.
+        """
+        return self._away_since is None or self._bucket_answers()
+
+    def _bucket_answers(self) -> bool:
         try:
             self._store.check()
+        except Unavailable as error:
+            if self._away_since is None:
+                self._away_since = time.monotonic()
+                log.warning("bucket.away", reason=error.message)
+            return False
+        if self._away_since is not None:
+            self._away_since = None
+            log.info("bucket.answers")
+        return True
+
+    def _index_answers(self) -> bool:
+        try:
             self._speakers.generation.check()
         except Unavailable:
             return False

@@ -4,9 +4,9 @@ Preparing and publishing run on threads, so that the device waits for neither bu
 encodes as many clips at once as the extractor's `batch_seconds` allows, so that the other clips of a batch
 change an artifact by no more than rounding errors, and on a CPU not at all. A clip that cannot be encoded
 fails alone. If a batch is too large for the device, it is halved. During an outage of the bucket or Redis the
-handler waits, and the outage uses up no attempts. If the process is to stop meanwhile, its jobs go back to
-their queue, which uses up none either. If the device is lost, the process ends, and another process gets its
-jobs.
+handler waits, and the outage uses up no attempts. If the process is to stop meanwhile, or only the bucket has
+been away for a minute, the jobs go back to their queue, which uses up none either. If the device is lost, the
+process ends, and another process gets its jobs.
 """
 
 import time
@@ -28,7 +28,7 @@ from services.extractor_worker.pipeline.extractor import DeviceLost, Extractor
 from services.shared.model.speaker import SpeakerId
 from services.shared.model.threads import started_pool
 from services.shared.queue.rq_jobs import QueuedJob, profile_of
-from services.shared.registry.fail import WorkerStopping
+from services.shared.registry.fail import JobHandedBack
 from services.shared.registry.publish import Attempt, Provenance
 from services.shared.telemetry import tracing
 from services.shared.telemetry.metrics import BATCH_SIZE, COMPUTE_SECONDS
@@ -148,6 +148,8 @@ class Extraction:
         Returns None if the artifact is not wanted any more.
         """
         with bound_contextvars(job_id=job.id):
+            if self._attempts.is_cut_off():  # each step of each job would take its time to find that out
+                raise JobHandedBack("The bucket cannot be reached now.")
             loaded = self._loaded_profile(job)
             speaker_id = SpeakerId.parse(str(job.kwargs["speaker"]))
             attempt = self._retried(lambda: self._attempts.take(job.id, speaker_id, loaded.provenance))
@@ -255,11 +257,12 @@ class Extraction:
     def _retried(self, step: Callable[[], Result]) -> Result:
         """Repeat a step that raises Unavailable.
 
-        While bucket or Redis do not answer, the step is repeated without limit, until the process stops.
-        While they answer, it is repeated for `retry_seconds` in all.
+        While bucket or Redis do not answer, the step is repeated until the process stops or is cut off from
+        the bucket. While they answer, it is repeated for `retry_seconds` in all.
 
         Raises:
-            WorkerStopping: the process stops, and a step that was not repeated for so long has failed.
+            JobHandedBack: the process stops or is cut off, and a step that was not repeated for so long has
+                failed.
         """
         left, pause = self._retry_seconds, 0.1
         while True:
@@ -268,8 +271,8 @@ class Extraction:
             except Unavailable as error:
                 if left <= 0:
                     raise
-                if self.stopping():
-                    raise WorkerStopping(error.message) from error
+                if self.stopping() or self._attempts.is_cut_off():
+                    raise JobHandedBack(error.message) from error
                 log.warning("extraction.waits", reason=error.message, seconds=pause)
             time.sleep(pause)
             self.on_progress()

@@ -190,19 +190,28 @@ class Preparation:
             name = str(speaker.id)
             vuids = tuple(version.vuid for version in versions)
             under_way = {**progress.under_way, name: vuids}
-            new = progress.walk > 1  # registered, or got a version, since the previous walk
+            # A later walk begins voices that were registered, or got a version, since the previous one.
+            again = progress.walk > 1 and self._has_artifact(speaker)
             return progress.model_copy(
                 update={
                     "under_way": under_way,
                     "forgiven": {**progress.forgiven, **({name: forgiven} if forgiven else {})},
                     "begun": progress.begun + 1,
-                    "voices": progress.voices + new,
+                    "voices": progress.voices + (progress.walk > 1 and not again),
+                    "ready": max(0, progress.ready - again),  # it is counted anew when it has ended
                 }
             )
         could_not_begin = examined.state == "failed" and examined.missing
         if progress.walk > 1 and not could_not_begin:  # it was counted in an earlier walk
             return progress
         return self._counted(progress, speaker, examined)
+
+    def _has_artifact(self, speaker: FoundSpeaker) -> bool:
+        """Return whether a version of the voice has an artifact of the encoder. A voice that an earlier walk
+        counted as ready has one.
+        """
+        own = (self._profile.name, self._campaign.fingerprint)
+        return any(version.artifact(*own) for version in speaker.document.versions)
 
     def _begun(self, speaker: FoundSpeaker, examined: Examined) -> Examined:
         """Start the extraction of a voice's missing artifacts. If that is impossible, the voice counts as

@@ -219,7 +219,7 @@ def prepare_bucket(settings: StoreSettings) -> None:
     """Log the bucket's features that would keep deleted objects alive. With `create_bucket`, make a missing
     bucket. A local folder is only checked, because opening it makes it.
 
-    Both errors name the setting, the address without credentials, and the cause.
+    Both errors name the setting, the address, and the cause.
 
     Raises:
         StoreUnfit: there is no such bucket, or access to it is refused.
@@ -264,13 +264,13 @@ def _missing(settings: StoreSettings) -> StoreUnfit:
 
 
 def describe(settings: StoreSettings, cause: str, *, code: str = "") -> str:
-    """Return one line with the setting to check, the store's address without credentials, and the error."""
+    """Return one line with the setting to check, the store's address, and the error."""
     setting = _SETTINGS.get(code, "SPEAKER_STORE_ENDPOINT" if settings.endpoint else "SPEAKER_STORE_URL")
     if settings.folder:
         where = f"the folder '{settings.folder}'"
     else:
         where = f"bucket '{settings.bucket}' at {settings.endpoint or 'AWS'}"
-    return " ".join(without_credentials(f"{setting}: {where} cannot be used: {cause}").split())
+    return " ".join(f"{setting}: {where} cannot be used: {without_credentials(cause)}".split())
 
 
 def _prepare(client: "S3Client", settings: StoreSettings) -> None:

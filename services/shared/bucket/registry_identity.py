@@ -18,7 +18,6 @@ from services.shared.bucket.documents import Base, Documents
 from services.shared.bucket.layout import API_KEYS, PROFILES, REGISTRY, VIEW, api_key_of, profile_of
 from services.shared.bucket.store import Store
 from services.shared.configuration.store import StoreSettings
-from services.shared.configuration.values import without_credentials
 from services.shared.model.clock import Clock
 from services.shared.model.stored_document import DocumentDamaged, DocumentNewer, StoredDocument
 
@@ -106,7 +105,7 @@ def actual_location(settings: StoreSettings) -> str:
     """Return where the bucket actually is: endpoint, bucket and prefix, or the folder."""
     if settings.folder:
         return settings.folder.resolve().as_uri()
-    return without_credentials(f"{settings.url} at {settings.endpoint or 'AWS'}")
+    return f"{settings.url} at {settings.endpoint or 'AWS'}"
 
 
 def _trace(store: Store, documents: Documents) -> str | None:

@@ -43,8 +43,7 @@ def _explain_fault(fault: ErrorDetails, settings: type[BaseSettings] | None) -> 
         words = f"; accepted: {known.description}" if known and known.description else ""
         return f"{variable}: it must be set{words}"
     requirement, given = _requirement(fault, field, settings), str(fault["input"])
-    # What is before an "@" may be credentials also if the "//" of a URL is missing.
-    value = repr(without_credentials(given) if "//" in given else re.sub("(?s)^.*@", "…@", given))
+    value = repr(without_credentials(given))
     if value in requirement:
         return f"{variable}: {requirement}"
     if not _may_be_shown(field, given, settings):

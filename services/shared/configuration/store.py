@@ -16,7 +16,6 @@ from services.shared.configuration.values import (
     SecretFile,
     is_private,
     secret_of,
-    without_credentials,
 )
 
 _BUCKET = r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]"
@@ -32,6 +31,18 @@ def _parse_store_url(url: str) -> str:
     return url
 
 
+def _parse_endpoint(url: str) -> str:
+    """Return the URL, or raise ValueError. User and query are refused because S3 signs each request instead,
+    and because the URL is logged and recorded in the bucket.
+    """
+    if not re.fullmatch(r"https?://[^/?#@\s]+", url):
+        raise ValueError(
+            "expected only https://host or https://host:port; SPEAKER_STORE_ACCESS_KEY_ID and "
+            "SPEAKER_STORE_SECRET_ACCESS_KEY (or …_FILE) take the credentials"
+        )
+    return url
+
+
 class StoreSettings(BaseSettings):
     """The bucket or folder where objects are stored. Environment: SPEAKER_STORE_*."""
 
@@ -39,7 +50,7 @@ class StoreSettings(BaseSettings):
 
     url: Annotated[str, AfterValidator(_parse_store_url)]
     """Location of the objects: `file:///folder` or `s3://bucket/prefix`."""
-    endpoint: Annotated[str, Field(pattern=r"^https?://[^/]+$"), WITH_HOST] | None = None
+    endpoint: Annotated[str, AfterValidator(_parse_endpoint), WITH_HOST] | None = None
     """URL of an S3-compatible server, for example `https://s3.example.org`. AWS is used by default."""
     region: str | None = None
     """Region of the bucket. Defaults to AWS_REGION, or to us-east-1 if that is not set."""
@@ -77,8 +88,8 @@ class StoreSettings(BaseSettings):
             )
         if self.endpoint and not self.allow_http and not is_private(self.endpoint):
             raise ValueError(
-                f"SPEAKER_STORE_ENDPOINT: {without_credentials(self.endpoint)} is plain http on another "
-                "machine; use https, or set SPEAKER_STORE_ALLOW_HTTP=true"
+                f"SPEAKER_STORE_ENDPOINT: {self.endpoint} is plain http on another machine; use https, "
+                "or set SPEAKER_STORE_ALLOW_HTTP=true"
             )
         return self
 

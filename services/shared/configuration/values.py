@@ -139,5 +139,11 @@ def is_private(endpoint: str) -> bool:
 
 
 def without_credentials(text: str) -> str:
-    """Return the text with the credentials of a URL in it replaced by an ellipsis."""
-    return re.sub(r"([?&]password=)[^&]*", r"\1…", re.sub("(?s)//.*@", "//…@", text))
+    """Return a text with one URL with ellipses for what may be secret: user, password and the values of the
+    query.
+
+    The URL may be invalid or lack its scheme, so everything before the last "@" counts as credentials. Of a
+    text with two URLs, what is between them could be lost.
+    """
+    without_user = re.sub("(?s)^([^/]*//)?.*@", r"\1…@", text)
+    return re.sub("([?&][^=&]*=)[^&]*", r"\1…", without_user)

@@ -1,5 +1,5 @@
-"""Records why an extraction failed, and gives it up if no attempts are left. An attempt does not count if it
-ended because its worker stops.
+"""Records why an extraction failed, and gives it up if no attempts are left. An attempt does not count if its
+worker has handed the job back.
 """
 
 from services.shared.model.records import FailureRecord
@@ -11,8 +11,8 @@ from services.shared.registry.speakers import Speakers
 from speaker_registry.errors import JobNotFound, SpeakerRegistryError, Unavailable
 
 
-class WorkerStopping(Unavailable):
-    """The worker was told to stop while the bucket or Redis was away. Another worker has to run the job."""
+class JobHandedBack(Unavailable):
+    """The bucket or Redis is away, and the worker stops or is cut off. Another worker has to run the job."""
 
     counted = False
     """The attempt does not count, in the queue either. Otherwise a few restarts during one outage would use
@@ -26,13 +26,13 @@ def fail(
     speakers: Speakers, jobs: Jobs, profiles: Profiles, attempt: Attempt, error: SpeakerRegistryError
 ) -> None:
     """Record that an attempt failed. The extraction is given up if the error is permanent or no attempts are
-    left. After `WorkerStopping` the job may be tried once more than before.
+    left. After `JobHandedBack` the job may be tried once more than before.
 
     Nothing happens if a later attempt has begun.
     """
     if not _is_last(jobs, attempt):
         return
-    if isinstance(error, WorkerStopping):
+    if isinstance(error, JobHandedBack):
         # The limit rises instead, because the numbers of attempts tell later attempts from earlier ones.
         limit = attempt.max_attempts + 1
         jobs.put_back(attempt.speaker_id, attempt.job, error, attempt.number, max_attempts=limit)
