@@ -56,7 +56,7 @@ def test_a_bucket_that_cannot_be_reached_is_named(program: str, tmp_path: Path):
     *_, last = lines(
         program,
         SPEAKER_STORE_URL="s3://voices",
-        SPEAKER_STORE_ENDPOINT=f"http://somebody:{SECRET}@127.0.0.1:{port}",
+        SPEAKER_STORE_ENDPOINT=f"http://127.0.0.1:{port}",
         SPEAKER_STORE_ACCESS_KEY_ID="GK1",
         SPEAKER_STORE_SECRET_ACCESS_KEY=SECRET,
         SPEAKER_STORE_START_SECONDS="0",
