@@ -31,6 +31,7 @@ from speaker_registry.exchange import (
     SendRequest,
     error_of,
     exchange,
+    no_registry,
     with_json,
 )
 from speaker_registry.labels import changed_labels
@@ -81,7 +82,6 @@ from speaker_registry.schemas import (
 
 MAX_WAIT_SECONDS = 60.0
 """Longest time that the registry holds an answer back."""
-NO_REGISTRY = "is there a speaker registry at this address?"
 Model = TypeVar("Model", bound=BaseModel)
 Described = TypeVar("Described", Voice, VoiceVersion, ArtifactDescriptor)
 
@@ -397,11 +397,12 @@ class Calls:
         error.
         """
         deadline = self._policy.clock() + self._policy.timeout_seconds
-        outcome = yield SendRequest(Request(path="/readyz"), deadline)
+        request = Request(path="/readyz")
+        outcome = yield SendRequest(request, deadline)
         if isinstance(outcome, Reply) and outcome.status in {200, 503}:
             return parsed(Health, outcome)
         assert outcome is not None, "a SendRequest has an outcome"
-        raise error_of(outcome) or Unavailable(NO_REGISTRY)
+        raise error_of(outcome, request) or no_registry("the answer is not about the registry's health")
 
     def quota(self) -> Plan[Quota]:
         return self._read(Quota, Request(path="/v1/quota"))
@@ -422,7 +423,7 @@ class Calls:
         """Send a request whose answer has no content. A page of a proxy does not count as an answer."""
         reply = yield from exchange(self._policy, request)
         if reply.status not in {204, 404}:  # see `exchange` about the latter
-            raise Unavailable(f"the answer has status {reply.status} in place of 204: {NO_REGISTRY}")
+            raise no_registry(f"the answer has status {reply.status} in place of 204")
 
     def _about(self, target: Target, model: type[Described], request: Request) -> Plan[Described]:
         """Read something about a target. An answer about another voice or version is refused."""
@@ -454,4 +455,4 @@ def parsed(model: type[Model], reply: Reply) -> Model:
         return model.model_validate_json(reply.body)
     except ValidationError as error:
         name = model.__name__.lstrip("_")
-        raise Unavailable(f"the answer cannot be read as {name}: {NO_REGISTRY}") from error
+        raise no_registry(f"the answer cannot be read as {name}") from error

@@ -88,8 +88,8 @@ class SpeakerRegistryError(Exception):
         self.request_id: str | None = None
         """Id of the failed request. The SDK sets it from the answer."""
         self.is_foreign = False
-        """True if the answer carried no error document of the registry, for example because a proxy sent it.
-        The class is then `Unavailable`, or `PayloadTooLarge` for status 413.
+        """True if the answer is not the registry's, for example because a proxy sent it. The class is then
+        `Unavailable`, or `PayloadTooLarge` for status 413 to a request with a body.
         """
 
 

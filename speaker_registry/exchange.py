@@ -171,7 +171,7 @@ def exchange(policy: RetryPolicy, request: Request) -> Plan[Reply]:
     while True:
         outcome = yield SendRequest(request, deadline)
         assert outcome is not None, "a SendRequest has an outcome"
-        error = error_of(outcome)
+        error = error_of(outcome, request)
         if isinstance(outcome, Reply) and (
             error is None or _deleted_by_lost_attempt(request, attempt, error)
         ):
@@ -299,14 +299,14 @@ class BodyReader:
             raise PayloadTooLarge(f"the registry's answer has more than {most} bytes, which is the maximum")
 
 
-def error_of(outcome: Reply | SpeakerRegistryError) -> SpeakerRegistryError | None:
-    """Convert an outcome to the error it stands for. Returns None for status 2xx and 304."""
+def error_of(outcome: Reply | SpeakerRegistryError, request: Request) -> SpeakerRegistryError | None:
+    """Convert the outcome of a request to the error it stands for. Returns None for status 2xx and 304."""
     if isinstance(outcome, SpeakerRegistryError):
         return outcome
     if 200 <= outcome.status < 300 or outcome.status == 304:
         return None
     said = _envelope(outcome.body)
-    error = _class_for(outcome.status, said)(
+    error = _class_for(outcome.status, said, request)(
         said.message if said else _status_message(outcome),
         param=said.param if said else None,
         retry_after_seconds=retry_after_seconds(outcome.headers),
@@ -327,14 +327,22 @@ def _envelope(body: bytes) -> ErrorBody | None:
     return said if said.reason or isinstance(said.code, str) else None
 
 
-def _class_for(status: int, said: ErrorBody | None) -> type[SpeakerRegistryError]:
+def no_registry(reason: str) -> Unavailable:
+    """Return the error for an answer with status 2xx that the registry would not give."""
+    error = Unavailable(f"{reason}: is there a speaker registry at this address?")
+    error.is_foreign, error.retryable = True, False
+    return error
+
+
+def _class_for(status: int, said: ErrorBody | None, request: Request) -> type[SpeakerRegistryError]:
     """Return the error class of an answer.
 
     An answer that is not the registry's says nothing about voices and API keys, whatever its status is: the
-    registry cannot be reached. Only its maximum size of a request concerns that request alone.
+    registry cannot be reached. Only its maximum size of a body concerns that request alone.
     """
     if said is None:
-        return PayloadTooLarge if status == 413 else Unavailable
+        has_body = request.method in {"POST", "PUT", "PATCH"}
+        return PayloadTooLarge if status == 413 and has_body else Unavailable
     return BY_CODE.get(said.reason or str(said.code)) or nearest_class(status)
 
 

@@ -15,7 +15,7 @@ from typing import Literal, NamedTuple
 
 from speaker_registry.artifact import Artifact, sha256_digest
 from speaker_registry.cache import ArtifactCache, Key
-from speaker_registry.calls import MAX_WAIT_SECONDS, NO_REGISTRY, long_polled, parsed
+from speaker_registry.calls import MAX_WAIT_SECONDS, long_polled, parsed
 from speaker_registry.errors import (
     ArtifactNotReady,
     Conflict,
@@ -36,6 +36,7 @@ from speaker_registry.exchange import (
     Sleep,
     Work,
     exchange,
+    no_registry,
     retry_after_seconds,
 )
 from speaker_registry.flights import Flights
@@ -327,7 +328,7 @@ def check_digest(reply: Reply, what: str) -> None:
     declared = declared_digests(reply.headers)
     if not declared:
         content_type = reply.headers.get("content-type", "")
-        raise Unavailable(f"the answer is {content_type[:80]!a} without a digest: {NO_REGISTRY}")
+        raise no_registry(f"the answer is {content_type[:80]!a} without a digest")
     if declared != {digest}:
         said = " and ".join(sorted(declared))
         raise DigestMismatch(f"the {what}'s bytes are {digest}, but the answer's headers say {said}")

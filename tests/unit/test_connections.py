@@ -1,8 +1,8 @@
 """Tests of what one connection does with bytes as they come, and of which connection gives way to another."""
 
 import asyncio
+import socket
 from collections.abc import Awaitable, Callable
-from typing import Any
 
 import pytest
 from fastapi import FastAPI
@@ -27,16 +27,14 @@ ONE_BYTE = b"1\r\nx\r\n"
 class Wire(asyncio.Transport):
     """A client that reads everything, and whose bytes arrive while nobody has paused reading."""
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, connection: socket.socket | None) -> None:
+        extra = {"peername": ("192.0.2.1", 50_000), "sockname": ("192.0.2.2", 80), "socket": connection}
+        super().__init__(extra)
         self.sent = b""
         self.reading = True
         self.pauses = 0
         self.closing = False
         self.readable = asyncio.Event()
-
-    def get_extra_info(self, name: str, default: Any = None) -> Any:
-        return {"peername": ("192.0.2.1", 50_000), "sockname": ("192.0.2.2", 80)}.get(name, default)
 
     def write(self, data: bytes | bytearray | memoryview) -> None:
         self.sent += bytes(data)
@@ -69,11 +67,11 @@ class Wire(asyncio.Transport):
 class Client:
     """One connection to an application, in this process and without a socket."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, connection: socket.socket | None = None) -> None:
         config = server_config(FastAPI(), ApiSettings(), head_seconds=0.2)
         config.load()
         config.loaded_app = app  # type: ignore[assignment]
-        self.wire = Wire()
+        self.wire = Wire(connection)
         kind: type[HttpConnection] = config.http_protocol_class  # type: ignore[assignment]
         self.connection = kind(config, ServerState(), {})
         self.connection.connection_made(self.wire)
@@ -97,6 +95,20 @@ class Client:
 
 def in_loop(test: Callable[[], Awaitable[None]]) -> None:
     asyncio.run(asyncio.wait_for(test(), 20))  # type: ignore[arg-type]
+
+
+def test_the_system_takes_little_more_of_an_answer_than_it_sends():
+    """It once took megabytes at once. A client that read them slowly then seemed to read nothing, and was cut
+    off.
+    """
+
+    async def test() -> None:
+        with socket.socket() as connection:
+            client = Client(Echo(), connection)
+            assert connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT) == 128 * 1024
+            client.wire.close()
+
+    in_loop(test)
 
 
 class Echo:

@@ -389,9 +389,22 @@ def test_a_worker_is_cut_off_if_only_the_bucket_is_away_for_a_minute(
     assert real_attempts.is_cut_off()
     servers.away = {"bucket", "redis"}
     assert not real_attempts.is_cut_off()
-    servers.away = set()
-    assert real_attempts.in_service()
+
+
+def test_a_worker_whose_steps_succeed_again_is_not_cut_off(
+    real_attempts: RealAttempts, servers: SimpleNamespace
+):
+    """Only failed steps check the bucket. A check from before the bucket came back says nothing later."""
+    servers.away = {"bucket"}
+    assert not real_attempts.in_service()
+    servers.away, servers.now = set(), servers.now + 60
     assert not real_attempts.is_cut_off()
+    servers.away, servers.now = {"bucket"}, servers.now + 60
+    asked = servers.asked
+    assert not real_attempts.in_service()
+    servers.now += 60
+    assert all(real_attempts.is_cut_off() for _ in range(3))
+    assert servers.asked == asked + 2, "a silent bucket takes seconds to ask"
 
 
 def test_a_worker_that_did_not_reach_the_bucket_takes_no_jobs_until_it_does(

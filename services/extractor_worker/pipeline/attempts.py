@@ -26,6 +26,8 @@ log = structlog.get_logger()
 
 CUT_OFF_SECONDS = 60.0
 """A worker that cannot reach the bucket for this long counts as cut off. A store restarts faster."""
+_FRESH_SECONDS = 5.0
+"""An older check is repeated, because the steps after it may have succeeded."""
 
 
 class Attempts:
@@ -53,6 +55,7 @@ class Attempts:
         self._decode = decode
         self._away_since: float | None = None
         """The time of the first check that the bucket did not answer. None if it answered the last one."""
+        self._checked_at = 0.0
 
     def in_service(self) -> bool:
         """Return whether the bucket answers, and Redis takes writes and holds the view in use."""
@@ -63,7 +66,10 @@ class Attempts:
         Other workers may reach the bucket, so they should get its jobs.
         """
         since = self._away_since
-        return since is not None and time.monotonic() - since >= CUT_OFF_SECONDS and self._index_answers()
+        if since is None or time.monotonic() - since < CUT_OFF_SECONDS:
+            return False
+        is_fresh = time.monotonic() - self._checked_at < _FRESH_SECONDS
+        return (is_fresh or not self._bucket_answers()) and self._index_answers()
 
     def may_take(self) -> bool:
         """Return whether the worker may take jobs. If the bucket did not answer the last check, it has to
@@ -72,6 +78,7 @@ class Attempts:
         return self._away_since is None or self._bucket_answers()
 
     def _bucket_answers(self) -> bool:
+        self._checked_at = time.monotonic()
         try:
             self._store.check()
         except Unavailable as error:

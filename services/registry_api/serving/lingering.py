@@ -5,8 +5,12 @@ overtake the answer. It also does not wait for ever for a client that reads noth
 """
 
 import asyncio
+import socket
 from collections.abc import Callable
 from typing import Any
+
+_UNSENT_BYTES = 128 * 1024
+"""The system takes more data only while it has fewer bytes than this that it has not sent yet."""
 
 
 class LingeringTransport:
@@ -19,6 +23,7 @@ class LingeringTransport:
         self, transport: asyncio.Transport, still_sending: Callable[[], bool], max_seconds: float
     ) -> None:
         self._transport = transport
+        _keep_little_in_the_system(transport)
         self._still_sending = still_sending
         self._max_seconds = max_seconds
         self._end: asyncio.TimerHandle | None = None
@@ -79,3 +84,12 @@ class LingeringTransport:
         if self._end is not None:
             self._end.cancel()
         self._transport.close()
+
+
+def _keep_little_in_the_system(transport: asyncio.Transport) -> None:
+    """Bound what the system takes before it sends it. Otherwise it takes megabytes at once and then nothing
+    for a long time, and a client that reads slowly could not be told from one that reads nothing.
+    """
+    connection = transport.get_extra_info("socket")
+    if connection is not None and hasattr(socket, "TCP_NOTSENT_LOWAT"):  # Linux and macOS
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)

@@ -32,7 +32,7 @@ another one by a second.
 """
 ROUNDS = 5
 """The number of swaps that the writers compete for. The first creates the object."""
-_PAUSES_SECONDS = (0.1, 0.5, 2.0)
+_PAUSES_SECONDS = (0.1, 0.2, 0.5, 1.0, 2.0, 2.0, 2.0, 2.0)
 """The pauses before a failed swap is repeated. The client does not repeat swaps, only other requests."""
 
 TRIED = "a local folder and SeaweedFS 4.48"

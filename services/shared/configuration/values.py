@@ -146,4 +146,4 @@ def without_credentials(text: str) -> str:
     text with two URLs, what is between them could be lost.
     """
     without_user = re.sub("(?s)^([^/]*//)?.*@", r"\1…@", text)
-    return re.sub("([?&][^=&]*=)[^&]*", r"\1…", without_user)
+    return re.sub(r"([?&][^=&]*=)[^&\s]*", r"\1…", without_user)

@@ -19,6 +19,9 @@ from speaker_registry.exchange import (
 from tests.unit.sdk.conftest import Connect
 from tests.unit.sdk.fake_registry import FakeRegistry, FakeTime, error_answer
 
+READ = Request(path="/v1/voices")
+UPLOAD = Request(method="POST", path="/v1/voices")
+
 
 @pytest.mark.parametrize("status", [408, 429, 500, 502, 503, 504])
 def test_passing_trouble_is_tried_again(connect: Connect, registry: FakeRegistry, status: int):
@@ -172,7 +175,7 @@ def test_an_error_comes_back_as_the_class_that_was_raised(cls: type[errors.Speak
         b'{"error":{"message":"m","type":"t","param":"p","code":"%s","request_id":"req_1"}}'
         % cls.code.encode()
     )
-    error = error_of(Reply(418, {}, body))
+    error = error_of(Reply(418, {}, body), READ)
     assert type(error) is cls
     assert error is not None
     assert (error.message, error.param, error.request_id) == ("m", "p", "req_1")
@@ -182,7 +185,7 @@ def test_an_error_comes_back_as_the_class_that_was_raised(cls: type[errors.Speak
 def test_under_v1_audio_the_code_is_in_reason():
     """There `code` is the HTTP status, as TTS servers send it."""
     body = b'{"error":{"message":"m","type":"BadRequestError","code":400,"reason":"audio_too_short"}}'
-    assert type(error_of(Reply(400, {}, body))) is errors.AudioTooShort
+    assert type(error_of(Reply(400, {}, body), READ)) is errors.AudioTooShort
 
 
 TTS_ERROR = (
@@ -212,17 +215,19 @@ TTS_ERROR = (
 def test_an_unknown_error_becomes_the_nearest_class(status: int, cls: type[Exception]):
     """A newer registry must not make the client fail by anything but our errors."""
     body = b'{"error":{"message":"m","type":"t","code":"newer"}}'
-    error = error_of(Reply(status, {"x-request-id": "req_2"}, body))
+    error = error_of(Reply(status, {"x-request-id": "req_2"}, body), READ)
     assert type(error) is cls
     assert error.request_id == "req_2"
     assert not error.is_foreign, "only the registry answers with such a body"
 
 
-@pytest.mark.parametrize("status", [308, 400, 401, 403, 404, 407, 408, 409, 410, 412, 415, 429, 500, 502])
+@pytest.mark.parametrize(
+    "status", [308, 400, 401, 403, 404, 407, 408, 409, 410, 412, 413, 415, 429, 500, 502]
+)
 @pytest.mark.parametrize("body", [b"<html>page</html>", TTS_ERROR, b""], ids=["page", "TTS server", "empty"])
 def test_an_answer_that_is_not_the_registrys_means_that_it_cannot_be_reached(status: int, body: bytes):
     """The 404 of a proxy does not say that a voice was deleted, nor does its 403 concern the API key."""
-    error = error_of(Reply(status, {"x-request-id": "req_2"}, body))
+    error = error_of(Reply(status, {"x-request-id": "req_2"}, body), READ)
     assert type(error) is errors.Unavailable
     assert "html" not in str(error)
     assert error.request_id == "req_2"
@@ -231,19 +236,19 @@ def test_an_answer_that_is_not_the_registrys_means_that_it_cannot_be_reached(sta
 
 def test_a_request_that_is_too_large_for_a_proxy_is_refused_alone():
     """Smaller clips still get through."""
-    error = error_of(Reply(413, {}, b"<html>page</html>"))
+    error = error_of(Reply(413, {}, b"<html>page</html>"), UPLOAD)
     assert (type(error), error and error.is_foreign) == (errors.PayloadTooLarge, True)
 
 
 def test_a_proxy_that_asks_for_credentials_is_not_called_the_registry():
     """The registry never answers so, and nothing that a person could change there would help."""
-    assert str(error_of(Reply(407, {}, b""))).startswith("a proxy asks for credentials")
+    assert str(error_of(Reply(407, {}, b""), READ)).startswith("a proxy asks for credentials")
 
 
 @pytest.mark.parametrize("status", [200, 202, 204, 304])
 def test_good_news_is_no_error(status: int):
     """304 and 202 are answers to what was asked."""
-    assert error_of(Reply(status, {}, b"")) is None
+    assert error_of(Reply(status, {}, b""), READ) is None
 
 
 def test_a_plan_asks_for_its_exchanges_instead_of_doing_them():

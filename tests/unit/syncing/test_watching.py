@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from speaker_registry import errors
-from speaker_registry.exchange import Reply, error_of
+from speaker_registry.exchange import Reply, Request, error_of, no_registry
 from speaker_registry.syncing.synchronization import Outcome, Report
 from speaker_registry.syncing.watching import Watch
 
@@ -25,7 +25,7 @@ def report(
 
 def foreign(status: int) -> errors.SpeakerRegistryError:
     """Return the error for the page of a proxy."""
-    error = error_of(Reply(status, {}, b"<html>page</html>"))
+    error = error_of(Reply(status, {}, b"<html>page</html>"), Request(path="/v1/voices"))
     assert error is not None
     return error
 
@@ -84,7 +84,7 @@ def test_a_registry_that_is_away_is_told_once_and_waited_for(error: Exception):
     ]
 
 
-@pytest.mark.parametrize("status", [302, 401, 403, 404, 410])
+@pytest.mark.parametrize("status", [302, 401, 403, 404, 410, 413])
 def test_a_proxy_that_refuses_is_waited_for_once_the_registry_was_reached(status: int):
     """While a deployment changes, a proxy may show a page of its own. The address was right before."""
     same, page = report(), foreign(status)
@@ -96,6 +96,7 @@ def test_a_proxy_that_refuses_is_waited_for_once_the_registry_was_reached(status
     [
         foreign(302),
         foreign(404),
+        no_registry("the answer is a page"),
         errors.InvalidRequest("the folder has files of others"),
         errors.PermissionDenied("no"),
         errors.InvalidApiKey("no"),
