@@ -57,6 +57,7 @@ from services.registry_api.serving.slots import Slots
 from services.registry_api.serving.unfinished import UnfinishedRequests
 from services.registry_api.wire.answers import SENDING_BYTES
 from services.registry_api.wire.documented import responses, with_headers
+from services.registry_api.wire.events import Frames
 from services.registry_api.wire.forms import FORM_BYTES
 from services.shared.audio import decoder
 from services.shared.configuration.uploads import UploadLimits
@@ -111,7 +112,7 @@ def create_app(
     app.state.server_errors = server_errors
     app.state.access = services.access
     app.state.lane = _express_lane(services, PreparedAnswers(kept_bytes, kept_answers))
-    app.state.event_feed = EventFeed(services.events)
+    app.state.event_feed, app.state.event_frames = EventFeed(services.events), Frames()
     app.state.heartbeat_seconds = heartbeat_seconds
     app.state.shared_reads = SharedReads()
     share = SENDING_BYTES // 2 if services.access.required else None

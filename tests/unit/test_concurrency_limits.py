@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from services.registry_api.access.authentication import Access
 from services.registry_api.protocol.callers import Caller
 from services.registry_api.serving import arriving_bodies
 from services.registry_api.serving.arriving_bodies import ArrivingBody
@@ -70,6 +71,20 @@ def test_an_address_holds_no_more_than_its_share():
     ):
         raise AssertionError
     assert not limits._held
+
+
+def test_all_addresses_together_leave_room_for_requests_with_a_key():
+    """A client with a few addresses could occupy all connections with forms that never end."""
+    arriving = Access(connections=16).arriving_requests
+    with ExitStack() as held:
+        for number in range(4):
+            held.enter_context(arriving.hold_for_address(f"192.0.2.{number // 2}"))
+        for address in ("192.0.2.0", "192.0.2.9"):
+            with pytest.raises(RateLimited, match="reached its limit of"), arriving.hold_for_address(address):
+                raise AssertionError
+        with arriving.hold(ALICE, "a"):
+            pass
+    assert not arriving._held
 
 
 class Uploads:

@@ -1,13 +1,17 @@
 """The event stream as a process follows it, without Redis."""
 
 import asyncio
-from contextlib import suppress
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
 import pytest
 
+from services.registry_api.serving import event_feed
 from services.registry_api.serving.event_feed import EventFeed, Listener, StreamPosition
-from services.registry_api.serving.event_stream import EventStream, order_of
+from services.registry_api.serving.event_stream import Event, EventStream, order_of
+from services.registry_api.wire import events as wire
 
 
 class Stream:
@@ -189,3 +193,87 @@ def test_a_server_that_has_lost_events_is_noticed():
             return listener
 
     assert ids_of(asyncio.run(go_back()).take()) == ["7-0"]
+
+
+@contextmanager
+def five_listeners(
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[tuple[Callable[[int], Event], list[Listener]]]:
+    """Yield a function that makes an event arrive, and five listeners that pause for 0.25 s."""
+    monkeypatch.setattr(event_feed, "_PAUSE_SECONDS_EACH", 0.05)
+    _, feed = followed(Entries(), "0-0")
+
+    def arrive(number: int) -> Event:
+        event = {"what": "job", "speaker": "a/wren", "at": "1", "id": f"{number}-0"}
+        feed._on_event(event)
+        return event
+
+    with ExitStack() as held:
+        yield arrive, [held.enter_context(feed.listen(lambda _: True)) for _ in range(5)]
+
+
+def test_a_listener_takes_many_events_at_once_where_there_are_many_listeners(monkeypatch: pytest.MonkeyPatch):
+    """Hundreds of listeners that were each woken for each event took all the time of the process."""
+
+    async def run() -> list[list[str]]:
+        with five_listeners(monkeypatch) as (arrive, [listener, *_]):
+            taken = []
+            began = time.monotonic()
+            for number in range(1, 41):
+                arrive(number)
+                with suppress(TimeoutError):
+                    await listener.wait(0.01)
+                    taken.append(ids_of(listener.take()))
+            await listener.wait(5)
+            taken.append(ids_of(listener.take()))
+            assert time.monotonic() - began >= 0.25 * (len(taken) - 1)
+            return taken
+
+    first, *later = asyncio.run(run())
+    assert first == ["1-0"], "the first event after a silence is told at once"
+    assert [one for taken in later for one in taken] == [f"{number}-0" for number in range(2, 41)]
+
+
+def test_a_pause_delays_no_more_events_than_fit_and_no_end(monkeypatch: pytest.MonkeyPatch):
+    """A burst of events is complete although no listener takes them in the pause, and a stream whose key has
+    ended does not wait for the pause.
+    """
+    monkeypatch.setattr(event_feed, "MAX_BEHIND", 6)
+
+    async def run() -> None:
+        with five_listeners(monkeypatch) as (arrive, [listener, other, *_]):
+            arrive(1)
+            listener.take()
+            for number in range(2, 6):
+                arrive(number)
+            await listener.wait(0.1)
+            assert ids_of(listener.take()) == ["2-0", "3-0", "4-0", "5-0"]
+            other.take()
+            arrive(6)
+            with pytest.raises(TimeoutError):
+                await other.wait(0.01)
+            other.wake()
+            await other.wait(0.1)
+
+    asyncio.run(run())
+
+
+def test_an_event_is_rendered_once_for_all_listeners(monkeypatch: pytest.MonkeyPatch):
+    rendered: list[Event] = []
+    render = wire.render
+
+    def counted(event: Event, position: object) -> bytes:
+        rendered.append(event)
+        return render(event, position)
+
+    monkeypatch.setattr(wire, "render", counted)
+    monkeypatch.setattr(wire, "_MAX_FRAMES", 2)
+    frames = wire.Frames()
+    with five_listeners(monkeypatch) as (arrive, listeners):
+        sent = [arrive(number) for number in (1, 2, 2)]
+        for listener in listeners:
+            for event in listener.take()[:2]:
+                assert frames.render(event, event["id"]) == render(event, event["id"])
+        assert rendered == sent[:2]
+        assert frames.render(sent[2], "f-2-0") == render(sent[2], "f-2-0"), "another event with the same id"
+    assert len(frames._held) == 2

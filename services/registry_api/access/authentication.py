@@ -92,7 +92,7 @@ class Access:
         connections: how many connections this process serves. All keys of a namespace together may occupy a
             quarter of them with waiting requests, a quarter with uploads that are not answered yet, and a
             quarter with requests whose bodies are arriving. Forms that sign people in are counted for their
-            address instead.
+            address instead: those of one address may occupy an eighth, and all together a quarter.
     """
 
     def __init__(
@@ -112,6 +112,7 @@ class Access:
     ) -> None:
         self.required = keys is not None
         quarter = max(1, connections // 4) if connections is not None else None
+        eighth = max(1, connections // 8) if connections is not None else None
         self.waiting_requests = ConcurrencyLimits(
             "waiting requests", of_key=waiting_requests, of_namespace=quarter
         )
@@ -119,7 +120,7 @@ class Access:
             "arriving uploads", of_key=arriving_uploads, of_namespace=quarter
         )
         self.arriving_requests = ConcurrencyLimits(
-            "arriving requests", of_namespace=quarter, of_address=quarter
+            "arriving requests", of_namespace=quarter, of_address=eighth, of_addresses=quarter
         )
         self.rate_limits = rates or RateLimits.unlimited()
         self.unknown_names = UnknownNames(self.rate_limits, unknown_names_per_minute)

@@ -25,7 +25,8 @@ class KeyFirst:
 
     Requests without a body are left to the rules of their routes, because some routes need no key. The form
     that signs a person in has the key in its body. Such a body is short (see `limits.MAX_JSON_BYTES`), and
-    while it arrives it is counted for the client's address instead of a namespace.
+    while it arrives it is counted for the client's address, and for all addresses together, instead of a
+    namespace.
     """
 
     def __init__(self, app: ASGIApp, *, access: Access) -> None:

@@ -121,6 +121,7 @@ class _Stream(Response):
         self._key_changes: int = request.scope["key_changes"]
         """The number of the last change of keys that the check of the listener's key took into account."""
         self._feed: EventFeed = request.app.state.event_feed
+        self._frames: wire.Frames = request.app.state.event_frames
         self._held = ExitStack()
         self._listener: Listener
         self._pending: list[bytes] = []
@@ -141,7 +142,7 @@ class _Stream(Response):
             return
         with unavailable_without_redis():
             missed = await self._feed.catch_up(self._listener, position)
-        self._pending.append(self._rendered(event for event in missed if wants(event)))
+        self._pending.append(self._rendered((event for event in missed if wants(event)), wire.render))
 
     def end(self) -> None:
         self._held.close()
@@ -164,7 +165,7 @@ class _Stream(Response):
                 self._listener.has_missed_events = False
                 self._pending.append(self._reset())
             if events := self._listener.take():
-                self._pending.append(self._rendered(events))
+                self._pending.append(self._rendered(events, self._frames.render))
             if self._pending:
                 chunk, self._pending = b"".join(self._pending), []
                 yield chunk
@@ -178,9 +179,9 @@ class _Stream(Response):
         ends_at = self._caller.ends_at
         return heartbeat if ends_at is None else max(0.0, min(heartbeat, ends_at - time.time()))
 
-    def _rendered(self, events: Iterable[Event]) -> bytes:
+    def _rendered(self, events: Iterable[Event], render: Callable[[Event, StreamPosition], bytes]) -> bytes:
         generation = self._feed.position.generation
-        frames = [wire.render(event, StreamPosition(generation, event["id"])) for event in events]
+        frames = [render(event, StreamPosition(generation, event["id"])) for event in events]
         EVENTS_SENT.inc(len(frames))
         return b"".join(frames)
 

@@ -4,8 +4,8 @@
 requests, arriving requests, arriving uploads, and files that are being sent. Requests with a key have two
 limits: one for each key, so that one program leaves room for the tenant's other programs, and one for all
 keys of a namespace together, so that one tenant, which may have many keys, leaves room for other tenants.
-Requests without a key are counted by the client's address. Each process counts for itself. This module knows
-no routes.
+Requests without a key are counted by the client's address, and all of them together, because a client may
+have many addresses. Each process counts for itself. This module knows no routes.
 """
 
 from collections import Counter
@@ -18,7 +18,9 @@ from speaker_registry.errors import RateLimited, Unavailable
 RETRY_SECONDS = 1
 
 _Holder = tuple[str, str]
-"""A key, a namespace or an address: the kind, as error messages call it, and which one it is."""
+"""A key, a namespace, an address or all addresses: the kind as error messages call it, and which one it is.
+"""
+_ALL_ADDRESSES: _Holder = ("group of all clients without an API key", "")
 
 
 class ConcurrencyLimits:
@@ -29,6 +31,7 @@ class ConcurrencyLimits:
         of_key: how much one key may hold; None: any amount.
         of_namespace: how much all keys of one namespace may hold together; None: any amount.
         of_address: how much clients without a key at one address may hold together; None: any amount.
+        of_addresses: how much all clients without a key may hold together; None: any amount.
     """
 
     def __init__(
@@ -38,9 +41,15 @@ class ConcurrencyLimits:
         of_key: int | None = None,
         of_namespace: int | None = None,
         of_address: int | None = None,
+        of_addresses: int | None = None,
     ) -> None:
         self._what = what
-        self._max = {"API key": of_key, "namespace": of_namespace, "address": of_address}
+        self._max = {
+            "API key": of_key,
+            "namespace": of_namespace,
+            "address": of_address,
+            _ALL_ADDRESSES[0]: of_addresses,
+        }
         self._held: Counter[_Holder] = Counter()  # bounded: a caller that holds nothing has no entry
 
     def acquire(self, caller: Caller, namespace: str, amount: int = 1) -> None:
@@ -60,9 +69,9 @@ class ConcurrencyLimits:
 
     def hold_for_address(self, address: str) -> AbstractContextManager[None]:
         """Return a context that holds one for a client without a key. Entering it raises `RateLimited` if the
-        client's address holds too many.
+        client's address, or all addresses together, hold too many.
         """
-        return self._hold([("address", address)])
+        return self._hold([("address", address), _ALL_ADDRESSES])
 
     @contextmanager
     def _hold(self, holders: list[_Holder]) -> Iterator[None]:

@@ -46,7 +46,7 @@ class ApiSettings(BaseSettings):
     """Largest number of open connections. For a further one, the oldest idle connection of the address with
     the most connections is closed. While none is idle, further ones are answered with 503, except health
     checks. Requests of one namespace whose bodies are still arriving occupy at most a quarter of them, and so
-    do the sign-in forms of one address.
+    do all sign-in forms together. The sign-in forms of one address occupy at most an eighth.
     """
     max_active: Count = Field(8, gt=0)
     """Largest number of active requests. Further requests wait, in one queue for each namespace. If requests

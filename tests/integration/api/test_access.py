@@ -861,16 +861,16 @@ def test_one_key_s_waiting_requests_leave_connections_to_others(start: Start):
 
 
 @pytest.mark.parametrize(
-    ("path", "kind"),
-    [("/v1/resolve", "application/json"), ("/dashboard/login", "application/x-www-form-urlencoded")],
+    ("path", "kind", "connections"),
+    [("/v1/resolve", "application/json", 8), ("/dashboard/login", "application/x-www-form-urlencoded", 16)],
 )
 def test_bodies_that_arrive_slowly_leave_connections_to_others(
-    start: Start, monkeypatch: pytest.MonkeyPatch, path: str, kind: str
+    start: Start, monkeypatch: pytest.MonkeyPatch, path: str, kind: str, connections: int
 ):
     """Requests that sent only the beginning of their bodies could take all connections for half a minute. The
     form that signs people in needs no key for that.
     """
-    monkeypatch.setenv("SPEAKER_API_MAX_CONNECTIONS", "8")
+    monkeypatch.setenv("SPEAKER_API_MAX_CONNECTIONS", str(connections))
     closed = start(access=CLOSED)
     token, other = key(closed, namespace="acme"), key(closed)
     lines = [] if path == "/dashboard/login" else [f"Authorization: Bearer {token}"]

@@ -222,7 +222,7 @@ def test_a_loss_of_redis_is_told_as_a_reset(start: Start):
 
 def test_what_a_listener_does_not_take_is_bounded(registry: Registry, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(event_feed, "MAX_BEHIND", 3)
-    heard = event_feed.Listener(lambda _: True)
+    heard = event_feed.Listener(lambda _: True, lambda: 0.0)
     for number in range(3):
         heard.tell({"what": "version.created", "id": str(number)})
     assert not heard.has_missed_events
