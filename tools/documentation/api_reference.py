@@ -69,8 +69,8 @@ def _body(media_type: str, schema: Part) -> Iterator[str]:
         return
     yield f"The body is `{media_type}` with these fields:\n"
     yield from _fields(schema)
-    if choices := [f"`{name}`" for choice in schema.get("oneOf", ()) for name in choice["required"]]:
-        yield f"Exactly one of {' and '.join(choices)} is required.\n"
+    if text := schema.get("description"):
+        yield f"{text}\n"
 
 
 def _answers(responses: Part) -> Iterator[str]:

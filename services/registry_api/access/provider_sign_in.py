@@ -29,6 +29,8 @@ log = structlog.get_logger()
 
 SIGN_IN_SECONDS = 600
 """A person has this long to sign in at the provider."""
+BEGIN_AGAIN = "Begin again. If this happens every time, tell the operator of this registry."
+"""What a person can do about a sign-in that failed."""
 _NOT_OUR_CLIENT = frozenset({"invalid_client", "unauthorized_client", "unsupported_grant_type"})
 """Error codes of a provider at which this registry is not registered as its settings say."""
 
@@ -155,10 +157,7 @@ def _refused(refusal: ProviderRefused) -> InvalidApiKey | Unavailable:
 
 
 def _not_accepted() -> InvalidApiKey:
-    return InvalidApiKey(
-        "The provider did not accept this sign-in. Begin again. If this happens every time, tell the "
-        "operator of this registry."
-    )
+    return InvalidApiKey(f"The provider did not accept this sign-in. {BEGIN_AGAIN}")
 
 
 def _provider_away() -> Unavailable:

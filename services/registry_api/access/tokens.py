@@ -72,6 +72,10 @@ _MAX_STALE_SECONDS = 3600.0
 """The provider's keys are accepted for this long after the last fetch while the provider is unavailable."""
 _MIN_INTERVAL_SECONDS = 10.0
 """Shortest time between two fetches of the keys, whatever the reason and the outcome."""
+_UNREADABLE = (
+    "This is neither an API key nor a token that can be read: it may be mistyped or cut short. Accepted: a "
+    "complete 'sreg_…' key or a complete token."
+)
 _MAX_NEW_NAMES = 16
 """Unknown names of keys that are taken for new ones between two fetches. More are made up: anybody can send
 such a token, and no provider adds so many keys at once.
@@ -317,6 +321,8 @@ def _invalid_if_refused() -> Iterator[None]:
     try:
         yield
     except jwt.PyJWTError as error:
+        if isinstance(error, jwt.DecodeError) and not isinstance(error, jwt.InvalidSignatureError):
+            raise InvalidApiKey(_UNREADABLE) from None
         raise InvalidApiKey(f"This token is not accepted: {str(error).rstrip('.')}.") from None
     except (TypeError, ValueError, OverflowError, RecursionError):
         # PyJWT checks neither the types of times nor the depth of lists.

@@ -14,7 +14,12 @@ from fastapi import Query, Request
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import RedirectResponse, Response
 
-from services.registry_api.access.provider_sign_in import SIGN_IN_SECONDS, ProviderSignIn, SignIn
+from services.registry_api.access.provider_sign_in import (
+    BEGIN_AGAIN,
+    SIGN_IN_SECONDS,
+    ProviderSignIn,
+    SignIn,
+)
 from services.registry_api.access.rules import PUBLIC, access_of, client_address
 from services.registry_api.keys.seal import Seal
 from services.registry_api.pages.cookies import cookie_header, sent_cookie, sent_cookies
@@ -75,13 +80,11 @@ async def page_from_provider(
         if sign_in is None:
             raise InvalidApiKey(_UNKNOWN)
         if iss not in {"", provider.issuer}:
-            raise InvalidApiKey("This answer comes from another provider than the one that was asked.")
-        if error:
-            raise InvalidApiKey(f"The provider did not sign you in: {ascii(error)[:80]}.")
-        if not code:
             raise InvalidApiKey(
-                "The provider did not sign you in: its answer has neither a code nor an error."
+                f"This answer comes from another provider than the one that was asked. {BEGIN_AGAIN}"
             )
+        if error or not code:
+            raise _refusal(error)
         address = client_address(request.scope)
         token = await access_of(request).finish_sign_in(sign_in, code, _callback(request), address)
         await sign_in_with(request, token)
@@ -93,6 +96,21 @@ async def page_from_provider(
     if sign_in:
         _set_cookie(request, response, _cookie_of(state), "")
     return response
+
+
+def _refusal(error: str) -> InvalidApiKey:
+    """Return the error for a person whom the provider did not sign in.
+
+    Args:
+        error: the provider's code (RFC 6749, section 4.1.2.1), or nothing.
+    """
+    if error == "access_denied":
+        return InvalidApiKey(
+            "The provider did not sign you in: you canceled the sign-in, or you may not use this registry "
+            "('access_denied'). Begin again, or ask the operator of this registry for access."
+        )
+    reason = ascii(error)[:80] if error else "its answer has neither a code nor an error"
+    return InvalidApiKey(f"The provider did not sign you in: {reason}. {BEGIN_AGAIN}")
 
 
 def _provider(request: Request) -> ProviderSignIn:

@@ -53,13 +53,26 @@ async def page_login(
 async def page_sign_in(request: Request) -> Response:
     """Begin a session with a key."""
     async with checked_form(request) as fields:
-        key = (fields.text("key", max_length=16_384) or "").strip()
+        entered = fields.text("key", max_length=16_384) or ""
         following = own_page(fields.text("next", max_length=MAX_NEXT) or "")
     try:
-        await sign_in_with(request, key)
+        await sign_in_with(request, _entered_key(entered))
     except (InvalidApiKey, RateLimited) as error:
         return ask_to_sign_in(request, following, error)
     return RedirectResponse(following, status_code=303, headers={"Cache-Control": "no-store"})
+
+
+def _entered_key(text: str) -> str:
+    """Return the key that a person entered, without the spaces and the word `Bearer` that may have been
+    copied with it. Raises `InvalidApiKey` if nothing else was entered.
+    """
+    key = text.strip()
+    word, _, rest = key.partition(" ")
+    if word.lower() == "bearer":
+        key = rest.strip()
+    if not key:
+        raise InvalidApiKey("No API key was entered. Paste a complete key, which begins with 'sreg_'.")
+    return key
 
 
 async def sign_in_with(request: Request, key: str) -> None:

@@ -1,7 +1,9 @@
 """Conditions and parts of a request for stored bytes: `If-None-Match` and `Range` (RFC 9110, 13 and 14)."""
 
 import re
+from collections.abc import Container
 
+_JUDGED_BY_STATE = ("if-match", "if-modified-since", "if-range", "if-unmodified-since")
 _SINGLE_RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})", re.ASCII)
 
 
@@ -11,6 +13,16 @@ def matches(header: str | None, tag: str) -> bool:
         return False
     tags = {one.strip().removeprefix("W/") for one in header.split(",")}
     return tag.removeprefix("W/") in tags or "*" in tags
+
+
+def binds_to_registry(headers: Container[str]) -> bool:
+    """Return whether a request has a condition that only the registry can judge, so that the request must not
+    be redirected. Clients send their headers along when they follow a redirect.
+
+    The bucket has an ETag and a time of its own for each object: it would refuse a right `If-Match`, or send
+    a part of another file. `If-None-Match` is harmless: the bucket only answers 304 to an ETag that it gave.
+    """
+    return any(name in headers for name in _JUDGED_BY_STATE)
 
 
 def content_range(part: range, size: int) -> bytes:

@@ -11,6 +11,7 @@ from starlette.responses import Response
 
 from services.registry_api.dependencies import Services
 from services.registry_api.operations.artifacts import StoredArtifact
+from services.registry_api.protocol.conditions import binds_to_registry
 from services.registry_api.serving.shared_reads import SharedReads
 from services.registry_api.serving.slots import Slots
 from services.registry_api.wire.answers import SAFETENSORS, answer_with_bytes, answer_without_bytes
@@ -23,7 +24,9 @@ Redirect = Annotated[
     bool,
     Query(
         description="Redirect to the bucket for the bytes (307, with an address that is valid for a short "
-        "time), if the registry is set up to do so. Otherwise this has no effect."
+        "time), if the registry is set up to do so. Otherwise this has no effect. A request with "
+        "`If-Match`, `If-Range`, `If-Modified-Since` or `If-Unmodified-Since` is not redirected, because the "
+        "bucket would judge these by an ETag and a time of its own."
     ),
 ]
 UNKNOWN_PROFILE = "unknown"
@@ -48,6 +51,7 @@ async def answer_with_file(
     short = answer_without_bytes(request, headers, artifact.record.size, SAFETENSORS)
     if short is not None:
         return short
+    redirect = redirect and not binds_to_registry(request.headers)
     address = await _bucket_address(request, slots, artifact) if redirect else None
     if address is not None:
         return Response(status_code=307, headers={"Location": address, "Cache-Control": "no-store"})

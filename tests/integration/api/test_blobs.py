@@ -6,6 +6,7 @@ from urllib.parse import quote
 import httpx
 import pytest
 
+from services.shared.bucket.folder_store import FolderStore
 from speaker_registry.artifact import sha256_digest
 from tests.integration.api.access import CLOSED, bearer, key
 from tests.integration.api.conftest import Start
@@ -152,6 +153,35 @@ def test_nobody_is_redirected_to_a_file_that_the_bucket_has_lost(start: Start, s
     assert registry.client.get(path).status_code == 202
     registry.worker.finish_all("alice")
     assert registry.client.get(path).status_code == 307
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"If-Match": "{etag}"}, 200),
+        ({"If-Match": '"another"'}, 412),
+        ({"Range": "bytes=0-9", "If-Range": "{etag}"}, 206),
+        ({"Range": "bytes=0-9", "If-Range": '"another"'}, 200),
+        ({"If-Modified-Since": "Sat, 28 Nov 2099 00:00:00 GMT"}, 200),
+        ({"If-Unmodified-Since": "Sat, 28 Nov 2009 00:00:00 GMT"}, 200),
+        ({"If-None-Match": '"another"'}, 307),
+        ({"Range": "bytes=0-9"}, 307),
+    ],
+)
+def test_a_condition_that_only_the_registry_can_judge_prevents_the_redirect(
+    start: Start, monkeypatch: pytest.MonkeyPatch, headers: dict[str, str], status: int
+):
+    """A client that follows a redirect sends the condition along, and the bucket has an ETag of its own. A
+    download that was resumed there would get a part of another file.
+    """
+    monkeypatch.setattr(FolderStore, "address", lambda *_: "https://bucket.example.com/file")
+    registry = start(redirect_seconds=60)
+    registry.ready("alice")
+    for path in (f"/v1/voices/alice/versions/1/artifacts/{PROFILE}/file", blob(registry, "alice")):
+        tag = registry.client.get(path).headers["etag"]
+        sent = {name: value.replace("{etag}", tag) for name, value in headers.items()}
+        answer = registry.client.get(path, params={"redirect": 1}, headers=sent)
+        assert answer.status_code == status
 
 
 @pytest.mark.parametrize("redirect_seconds", [0, 60])

@@ -268,14 +268,24 @@ def test_a_cookie_of_one_kind_is_none_of_the_other(registry: Registry, visitor: 
 
 
 @pytest.mark.parametrize(
-    "query", ["error=access_denied", "code=nothing", "code=", "state=", "iss=https://evil"]
+    ("query", "said"),
+    [
+        ("error=access_denied", "ask the operator of this registry for access"),
+        ("error=server_error", "tell the operator"),
+        ("code=nothing", "tell the operator"),
+        ("code=", "tell the operator"),
+        ("state=", "did not begin in this browser"),
+        ("iss=https://evil", "tell the operator"),
+    ],
 )
-def test_a_refusal_of_the_provider_is_told(visitor: Visitor, provider: Provider, query: str):
+def test_a_refusal_of_the_provider_is_told(visitor: Visitor, provider: Provider, query: str, said: str):
     """Whatever is answered in the name of the provider, a person reads a sentence and can begin again."""
     answer = httpx.URL(provider.sign_in(begin(visitor))).copy_merge_params(dict(parse_qsl(query, True)))
     back = visitor.http.get(answer)
     assert back.status_code == 403
     assert 'role="alert"' in back.text
+    assert "Begin again" in back.text
+    assert said in back.text
     assert "Sign in with your organisation" in back.text
 
 

@@ -295,7 +295,8 @@ def test_a_token_with_an_odd_head_is_refused(provider: Provider, tokens: JwtVeri
 
 @pytest.mark.parametrize("text", ["", "x", "a.b.c", "." * 50, "é.é.é"])
 def test_what_is_no_token_is_refused(tokens: JwtVerifier, text: str):
-    with pytest.raises(InvalidApiKey):
+    """The message is for a person who mistyped a key at the sign-in page, and names no part of a token."""
+    with pytest.raises(InvalidApiKey, match="mistyped or cut short"):
         tokens.verify(text)
 
 
