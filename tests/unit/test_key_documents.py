@@ -847,6 +847,20 @@ def test_long_ended_keys_are_forgotten(world: World, here: Process) -> None:
     assert state(process, last.id) == "revoked"
 
 
+def test_a_revocation_is_noticed_after_the_key_that_changed_last_was_forgotten(
+    world: World, here: Process
+) -> None:
+    """The revocation had the number of the forgotten change, which other processes had read already."""
+    there, token = holder(world, here)
+    last, _ = made(here)
+    world.pass_time(FRESH_SECONDS)
+    assert state(there, last.id) == state(there, token.id) == "active"
+    here.keys.forget([last.id])
+    revoke(here.keys, token.id, by="test")
+    world.pass_time(FRESH_SECONDS)
+    assert state(there, token.id) == "revoked"
+
+
 def test_use_is_remembered_and_forgotten_with_the_key(world: World, here: Process) -> None:
     """Redis gets the times once a minute, this process knows them at once, and none stays for ever."""
     used, unused = made(here)[0], made(here)[0]
