@@ -353,6 +353,33 @@ def test_a_node_of_the_store_that_is_behind_makes_no_revoked_key_good_again(
     assert state(process, token.id) == "revoked"
 
 
+def test_an_outdated_answer_of_the_store_is_not_believed(world: World, here: Process) -> None:
+    """A process that had not held the key accepted it until the next listing, up to 20 s later."""
+    token, _ = made(here)
+    before = world.store.read(api_key_key(token.id))
+    revoke(here.keys, token.id, by="test")
+    store = Store(world.store)
+    there = Process(world, store=store)
+    read, answers = store.read, [before]
+    store.read = lambda key: answers.pop() if answers and "_keys/" in key else read(key)  # type: ignore[method-assign]
+    assert state(there, token.id) == "revoked"
+    assert not answers
+
+
+def test_a_key_whose_document_was_restored_from_a_backup_is_read_often(world: World, here: Process) -> None:
+    """Redis has recorded a later revision, so the document may still be an outdated answer."""
+    token, _ = made(here)
+    before = world.store.get(api_key_key(token.id))
+    revoke(here.keys, token.id, by="test")
+    after = world.store.get(api_key_key(token.id))
+    world.store.put(api_key_key(token.id), before)
+    there = Process(world, run_in_background=lambda _: None)
+    assert state(there, token.id) == "active"
+    world.store.put(api_key_key(token.id), after)
+    world.pass_time(FRESH_SECONDS + 0.01)
+    assert state(there, token.id) == "revoked"
+
+
 def test_without_redis_and_bucket_no_key_is_trusted(world: World, here: Process) -> None:
     """A key that may have been revoked is not accepted."""
     token, _ = made(here)
