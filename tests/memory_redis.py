@@ -406,8 +406,10 @@ def _share(server: MemoryServer, keys: list[str], args: list[str]) -> int:
         return 0
     known = int(stored.split(" ")[0]) if stored else int(args[2]) - 1
     server.hset(copies, args[1], f"{args[2]} {args[3]}")
-    last = max(server.data.get(told, {}).values(), default=0.0)
-    server.zadd(told, {args[1]: last + 1})
+    highest = max(server.data.get(told, {}).values(), default=0.0)
+    number = max(highest, int(server.hget(copies, "number") or 0)) + 1
+    server.hset(copies, "number", int(number))
+    server.zadd(told, {args[1]: number})
     event = server.xadd(
         events, speaker="", what=args[4], at=server.now(), takes=1, document=args[1], revision=args[2]
     )

@@ -233,6 +233,19 @@ def test_a_thousand_keys_are_found_one_by_one_and_listed_as_a_whole(
     assert state(keys, ids[0]) == "active"
 
 
+def test_the_number_of_a_change_is_never_used_again(registry: FailingRegistry):
+    """Other processes would take the next revocation for the change of the forgotten key."""
+    here, there = process(registry), process(registry)
+    (token, _), (last, _) = made(here), made(here)
+    assert [state(there, one.id) for one in (token, last)] == ["active", "active"]
+    here.forget([last.id])
+    registry.pass_time(FRESH_SECONDS)
+    assert state(there, token.id) == "active"
+    revoke(here, token.id, by="test")
+    registry.pass_time(FRESH_SECONDS)
+    assert state(there, token.id) == "revoked"
+
+
 def test_the_sweep_forgets_keys_and_when_they_were_used(registry: FailingRegistry):
     """Redis would otherwise remember the use of a forgotten key for ever."""
     keys, uses = process(registry), KeyUses(registry.opened.generation, registry.opened.clock)

@@ -33,7 +33,7 @@ from services.shared.view.generation import SETTLED_SECONDS, UNWATCHED_SECONDS, 
 from services.shared.view.job_records import JobRecords
 from services.shared.view.keys import events_key, open_jobs_key
 from services.shared.view.open_jobs import OpenJobs
-from services.shared.view.stamp import STAMP, Stamp
+from services.shared.view.stamp import SECTIONS, STAMP, Stamp, history_of
 from services.shared.view.view_document import ASKED_SECONDS, REREAD_SECONDS, Named
 from speaker_registry.errors import JobNotFound, Unavailable
 from tests.opened_registry import MovableClock
@@ -550,6 +550,26 @@ class CountingGeneration(Generation):
     def _read_both(self) -> tuple[Named, Stamp, str]:
         self.looks += 1
         return super()._read_both()
+
+
+@pytest.mark.parametrize("begins", ["before the read", "after it"])
+def test_a_process_is_not_left_behind_while_another_begins_a_generation(
+    world: World, valkey: ValkeyServer, redis_client: Redis, monkeypatch: pytest.MonkeyPatch, begins: str
+) -> None:
+    """Operators would look for another Redis that there is not."""
+    process, beginner = world.process(valkey), world.process(valkey)
+    for one in (process, beginner):
+        one.for_reading()
+    redis_client.flushall()
+    if begins == "before the read":  # it has read the stamp in Redis by then, and reads `_view.json` next
+        read = process._document.read
+        monkeypatch.setattr(process._document, "read", lambda: (beginner.check(), read())[1])
+    else:  # the generation is named in the bucket, but not in Redis yet
+        assert beginner._document.swap(world.named, generation="f" * 32)
+        begun = Stamp(history_of(redis_client.info(*SECTIONS)), "b/1", "f" * 32)
+        monkeypatch.setattr(world.clock, "sleep", lambda _: redis_client.set(STAMP, str(begun)))
+    process.check()
+    assert process.for_reading() == world.named.generation
 
 
 def test_many_users_of_a_view_that_is_away_look_once(

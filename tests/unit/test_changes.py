@@ -627,6 +627,18 @@ def test_lives_within_the_grace_period_stay():
     assert (after.names_of_bytes, after.key) == ({"v2"}, "wren")
 
 
+def test_forgotten_versions_are_named_until_their_bytes_are_removed():
+    """An erasure that was interrupted goes on with them, also after the voice was erased as a whole."""
+    document = changes.deleted(registered(changes.deleted(registered(NOTHING, "v1"), now=5), "v2"), now=7)
+    one = changes.without_lives(document, deleted_before=6)
+    both = changes.without_lives(one, deleted_before=8)
+    assert (one.erasing, both.erasing) == (("v1",), ("v1", "v2"))
+    left = changes.with_bytes_removed(both, ["v1"])
+    assert left.erasing == ("v2",)
+    assert changes.with_bytes_removed(left, ["v1"]) is left
+    assert b"erasing" not in changes.with_bytes_removed(left, ["v2"]).to_bytes()
+
+
 def test_what_was_collected_is_never_named_again():
     """Bytes are deleted only after their ids are fenced, and what the document names is never fenced."""
     document = registered(NOTHING, "v1")

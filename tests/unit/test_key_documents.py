@@ -353,6 +353,33 @@ def test_a_node_of_the_store_that_is_behind_makes_no_revoked_key_good_again(
     assert state(process, token.id) == "revoked"
 
 
+def test_an_outdated_answer_of_the_store_is_not_believed(world: World, here: Process) -> None:
+    """A process that had not held the key accepted it until the next listing, up to 20 s later."""
+    token, _ = made(here)
+    before = world.store.read(api_key_key(token.id))
+    revoke(here.keys, token.id, by="test")
+    store = Store(world.store)
+    there = Process(world, store=store)
+    read, answers = store.read, [before]
+    store.read = lambda key: answers.pop() if answers and "_keys/" in key else read(key)  # type: ignore[method-assign]
+    assert state(there, token.id) == "revoked"
+    assert not answers
+
+
+def test_a_key_whose_document_was_restored_from_a_backup_is_read_often(world: World, here: Process) -> None:
+    """Redis has recorded a later revision, so the document may still be an outdated answer."""
+    token, _ = made(here)
+    before = world.store.get(api_key_key(token.id))
+    revoke(here.keys, token.id, by="test")
+    after = world.store.get(api_key_key(token.id))
+    world.store.put(api_key_key(token.id), before)
+    there = Process(world, run_in_background=lambda _: None)
+    assert state(there, token.id) == "active"
+    world.store.put(api_key_key(token.id), after)
+    world.pass_time(FRESH_SECONDS + 0.01)
+    assert state(there, token.id) == "revoked"
+
+
 def test_without_redis_and_bucket_no_key_is_trusted(world: World, here: Process) -> None:
     """A key that may have been revoked is not accepted."""
     token, _ = made(here)
@@ -845,6 +872,20 @@ def test_long_ended_keys_are_forgotten(world: World, here: Process) -> None:
     assert state(process, rotated.record.id) == "active", "it will end, and has not"
     revoke(here.keys, thief.id, by="test", with_descendants=True)
     assert state(process, last.id) == "revoked"
+
+
+def test_a_revocation_is_noticed_after_the_key_that_changed_last_was_forgotten(
+    world: World, here: Process
+) -> None:
+    """The revocation had the number of the forgotten change, which other processes had read already."""
+    there, token = holder(world, here)
+    last, _ = made(here)
+    world.pass_time(FRESH_SECONDS)
+    assert state(there, last.id) == state(there, token.id) == "active"
+    here.keys.forget([last.id])
+    revoke(here.keys, token.id, by="test")
+    world.pass_time(FRESH_SECONDS)
+    assert state(there, token.id) == "revoked"
 
 
 def test_use_is_remembered_and_forgotten_with_the_key(world: World, here: Process) -> None:

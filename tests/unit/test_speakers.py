@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from services.registry_api.maintenance.erase import erasure_due_in
 from services.registry_api.operations.alias import move
 from services.registry_api.operations.bring import Brought, ReadyArtifact, Room, bring
 from services.registry_api.operations.delete import delete_version
@@ -54,8 +55,14 @@ from tests.faults import lost, with_faults
 from tests.memory_registry import CODEC, ECAPA, NS, ROOMY, Registry, World, id_of
 
 HOUR, DAY = 3600.0, 86_400.0
+AT_ONCE = timedelta(seconds=1)
 WREN = id_of("wren")
 KEY = document_key(WREN)
+
+
+def die() -> None:
+    """End like a process that is killed: no handler of errors runs."""
+    raise SystemExit
 
 
 def after_damage(world: World) -> None:
@@ -1017,6 +1024,52 @@ def test_what_was_deleted_goes_after_the_grace_period(world: World, registry: Re
     assert registry.erase("wren", grace=grace) is None
     assert [key for key in world.store.objects if key.startswith(f"{NS}/d/")] == []
     assert (registry.document("wren").key, registry.document("wren").marks.number) == (None, 1)
+
+
+@pytest.mark.parametrize(
+    ("method", "when", "happens"),
+    [
+        ("list", "before", lost),
+        ("delete", "before", lost),
+        ("delete", "after", lost),
+        ("list", "before", die),
+        ("delete", "after", die),
+    ],
+)
+def test_an_erasure_that_was_interrupted_goes_on_at_the_next_check(
+    world: World, registry: Registry, method: str, when: str, happens: Callable[[], None]
+) -> None:
+    """All bytes of a person stayed in the bucket until a sweep that came a day or more later."""
+    for seed in (1, 2, 3):
+        registry.register("wren", seed)
+        registry.work()
+    wren = parse_speaker_name("wren")
+    delete_version(registry.speakers, registry.jobs, NS, wren, 1, by="key")
+    registry.delete("wren")
+    world.pass_time(60)
+    with pytest.raises((Unavailable, SystemExit)):
+        with_faults(world, (method, when, happens)).erase("wren", grace=AT_ONCE)
+    assert len(registry.document("wren").erasing) == 3
+    restarted = world.process()
+    assert erasure_due_in(restarted.document("wren"), AT_ONCE, now=0) == 1
+    assert restarted.erase("wren", grace=AT_ONCE) is None
+    assert [key for key in world.store.objects if key.startswith(f"{NS}/d/")] == []
+    assert restarted.document("wren").erasing == ()
+
+
+def test_an_erasure_that_goes_on_spares_a_voice_that_was_restored_from_a_backup(
+    world: World, registry: Registry
+) -> None:
+    """The copy in Redis still says that the bytes are to be removed."""
+    registry.register("wren", 1)
+    backup = world.store.objects[KEY]
+    registry.delete("wren")
+    world.pass_time(60)
+    with pytest.raises(Unavailable):
+        with_faults(world, ("delete", "before", lost)).erase("wren", grace=AT_ONCE)
+    world.store.objects[KEY] = backup
+    registry.erase("wren", grace=AT_ONCE)
+    assert registry.blobs.clip(WREN, registry.document("wren").newest) == b"clip 1"
 
 
 def test_artifacts_of_old_encoders_leave(registry: Registry) -> None:

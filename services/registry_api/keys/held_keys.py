@@ -385,9 +385,11 @@ class HeldKeys:
 
     def _read(self, key_id: str, stripe: int) -> HeldKey:
         """Read a document. If it is damaged or cannot be read, the key counts as missing for a while."""
-        answer, began = self._last_answer, self.clock.since_boot()
+        answer, began, path = self._last_answer, self.clock.since_boot(), api_key_key(key_id)
         try:
-            found = self._shared.read(KeyDocument, api_key_key(key_id))
+            found = self._shared.read(KeyDocument, path)
+            if answer is not None and self._shared.is_outdated(path, found):
+                found, answer = self._shared.read(KeyDocument, path), None  # so that it is soon read again
         except DocumentUnusable as error:  # this was logged
             return self._hold_nothing(key_id, began, _MISSING_SECONDS, error)
         except ObjectUnavailable as error:

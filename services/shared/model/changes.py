@@ -7,7 +7,7 @@ This module has the changes of a speaker's versions and lives. The modules `alia
 have the other changes, and `numbering` has the rules of numbers and times.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from services.shared.model.document import FirstVersion, Life, Marks, SpeakerDocument
 from services.shared.model.numbering import Numbering, next_marks
@@ -177,15 +177,26 @@ def undeleted(document: SpeakerDocument) -> SpeakerDocument:
 
 
 def without_lives(document: SpeakerDocument, *, deleted_before: int) -> SpeakerDocument:
-    """Forget versions that were deleted before this moment. If nothing else is left, the voice is erased."""
+    """Forget versions that were deleted before this moment, and record that their bytes are to be removed.
+
+    If nothing else is left, the voice is erased.
+    """
     kept = tuple(life for life in document.dead if life.deleted_at >= deleted_before)
     if kept == document.dead:
         return document
-    return document.having(dead=kept) if kept or document.live else erased(document)
+    left = document.having(dead=kept) if kept or document.live else erased(document)
+    forgotten = (version.vuid for life in document.dead for version in life.versions)
+    return left.having(erasing=tuple(sorted({*left.erasing, *forgotten} - left.names_of_bytes)))
+
+
+def with_bytes_removed(document: SpeakerDocument, vuids: Collection[str]) -> SpeakerDocument:
+    """Record that the bytes of forgotten versions were removed."""
+    kept = tuple(one for one in document.erasing if one not in vuids)
+    return document if kept == document.erasing else document.having(erasing=kept)
 
 
 def erased(document: SpeakerDocument) -> SpeakerDocument:
-    """Forget everything except marks, collected ids and change ids of a deleted voice.
+    """Forget everything except marks, change ids and the ids of removed bytes of a deleted voice.
 
     `life` rose at the delete, so uploads that began before it stay refused. It does not rise again, because
     an upload that began since then may start from a copy in which the voice is deleted and not erased yet.
@@ -197,5 +208,6 @@ def erased(document: SpeakerDocument) -> SpeakerDocument:
         revision=document.revision,
         changes=document.changes,
         marks=Marks(number=marks.number, created_at=marks.created_at, life=marks.life),
+        erasing=document.erasing,
         swept=document.swept,
     )

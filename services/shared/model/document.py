@@ -112,6 +112,10 @@ class SpeakerDocument(StoredDocument):
     aliases: dict[str, Alias] = Field(default_factory=dict)
     about: About = About()
     dead: tuple[Life, ...] = ()
+    erasing: Annotated[tuple[str, ...], Field(exclude_if=lambda erasing: not erasing)] = ()
+    """The vuids of versions that the document has forgotten and whose bytes are not removed yet. An erasure
+    that was interrupted goes on with them.
+    """
     swept: dict[str, int] = Field(default_factory=dict)
     """Maps ids whose bytes were collected as garbage to the time of collection. No later change may name
     them.

@@ -82,6 +82,14 @@ class SharedDocuments:
         base = self._documents.read(path)
         return Found(self._understood(kind, path, base), base.etag)
 
+    def is_outdated(self, path: str, found: Found[D]) -> bool:
+        """Return whether Redis has recorded a later revision than the bucket's answer has. Without Redis,
+        nothing is known of one.
+        """
+        with suppress(Unavailable):
+            return self.copies.revision(path) > found.document.revision
+        return False
+
     def copy(self, kind: type[D], path: str) -> D | None:
         """Return the copy in Redis, or None if there is none. Raises `Unavailable`."""
         base = self.copies.get(path)

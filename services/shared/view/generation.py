@@ -54,6 +54,10 @@ same time before it asks whether any process serves the generation.
 """
 WATCHING = "view"
 """The name of the thread that checks the generation repeatedly."""
+_BEGINNING_SECONDS = 0.2
+"""Time after which a process looks again for a generation that its Redis lacks, before it counts as left
+behind. Another process may have named the generation a moment ago, and be about to begin it.
+"""
 _END_SECONDS = 10.0
 """A process that ends waits at most this long for the watching thread, which may be waiting for a server."""
 _TRIES = 5
@@ -239,6 +243,7 @@ class Generation:
         self._failed = None
 
     def _check_or_begin(self) -> None:
+        missed = None
         for _ in range(_TRIES):
             began = self._clock.since_boot()
             named, stamp, server = self._read_both()
@@ -250,9 +255,13 @@ class Generation:
                 self._answer(named)
                 return
             self._trusted = ""
-            if not self._may_begin(named, stamp):
+            if self._may_begin(named, stamp):
+                self._begin_generation(named, stamp, server)
+            elif self._behind_since is not None or missed == named.generation:
                 self._be_left_behind(named)
-            self._begin_generation(named, stamp, server)
+            else:
+                missed = named.generation
+                self._clock.sleep(_BEGINNING_SECONDS)
         raise ViewAway
 
     def _read_both(self) -> tuple[Named, Stamp, str]:

@@ -20,7 +20,8 @@ b:{namespace}   the artifacts of live versions: digest of the file -> speaker
 complete        exists once every document of a listing has been applied: times of the first and last listing
 marks           inode, size and time of documents in a local folder, whose listings have no ETags, by speaker
 words           the word that each process wrote at its last check, see `words`
-shared          copies of profiles' and API keys' documents: path -> revision, ETag and, for some, the JSON
+shared          copies of profiles' and API keys' documents: path -> revision, ETag and, for some, the JSON.
+                `number` is the number of the last recorded change
 told            the paths of these documents, in the order of their last recorded changes
 workers:{profile}, failed:{profile}   live workers, and failed proofs, by time
 worker:{name}   the last report of a worker, as JSON

@@ -48,6 +48,15 @@ class SharedCopies:
         )
         return [_parse(one) for one in stored]
 
+    def revision(self, path: str) -> int:
+        """Return the last recorded revision of a document, or 0 if none is recorded. Redis has it also for
+        documents whose JSON it does not keep.
+        """
+        [stored] = self._generation.read(
+            lambda pipeline, generation: pipeline.hget(shared_key(generation), path)
+        )
+        return int((stored or "0").partition(" ")[0])
+
     def apply(
         self,
         path: str,

@@ -219,6 +219,8 @@ def _reckon_bytes(world: World, speaker_id: SpeakerId, document: SpeakerDocument
             raise Violation(f"4: at rest {key} is missing or damaged")
     if document.swept and min(document.swept.values()) < world.time - 33 * DAY:
         raise Violation(f"4: ids of {speaker_id} never leave `swept`")
+    if document.erasing:
+        raise Violation(f"4: an erasure of {speaker_id} does not go on")
 
 
 def _may_stay_lost(document: SpeakerDocument, key: str, world: World) -> bool:

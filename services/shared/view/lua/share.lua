@@ -6,9 +6,12 @@ local stored = redis.call('HGET', KEYS[2], ARGV[2])
 local revision = tonumber(ARGV[3])
 local known = stored and tonumber(string.match(stored, '^%d+')) or revision - 1
 if known >= revision then return 0 end
-redis.call('HSET', KEYS[2], ARGV[2], ARGV[3] .. ' ' .. ARGV[4])
-local last = redis.call('ZREVRANGE', KEYS[3], 0, 0, 'WITHSCORES')[2] or '0'
-redis.call('ZADD', KEYS[3], tonumber(last) + 1, ARGV[2])
+-- The number of a change is never used again, because processes ask for higher numbers than the last one they have read. The entry
+-- with the highest number may have been forgotten, so the number is stored beside the copies too.
+local highest = redis.call('ZREVRANGE', KEYS[3], 0, 0, 'WITHSCORES')[2] or 0
+local number = math.max(highest, redis.call('HGET', KEYS[2], 'number') or 0) + 1
+redis.call('HSET', KEYS[2], ARGV[2], ARGV[3] .. ' ' .. ARGV[4], 'number', number)
+redis.call('ZADD', KEYS[3], number, ARGV[2])
 local time = redis.call('TIME')
 local seconds = string.format('%.17g', time[1] + time[2] / 1000000)
 local id = redis.call('XADD', KEYS[4], 'MAXLEN', '~', 50000, '*', 'speaker', '', 'what', ARGV[5], 'at', seconds,
