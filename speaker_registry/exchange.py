@@ -328,7 +328,7 @@ def _envelope(body: bytes) -> ErrorBody | None:
 
 
 def no_registry(reason: str) -> Unavailable:
-    """Return the error for an answer with status 2xx that the registry would not give."""
+    """Return the error for an answer whose content the registry would not give, whatever its status is."""
     error = Unavailable(f"{reason}: is there a speaker registry at this address?")
     error.is_foreign, error.retryable = True, False
     return error

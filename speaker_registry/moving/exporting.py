@@ -20,7 +20,7 @@ from speaker_registry.moving.about import read_record
 from speaker_registry.moving.archive import ArchiveWriter, embedding_file
 from speaker_registry.moving.archive_records import ArtifactRecord, EndRecord, VersionRecord, VoiceRecord
 from speaker_registry.moving.faults import Pauses, concerns_one_voice
-from speaker_registry.schemas import Voice, VoiceVersion
+from speaker_registry.schemas import VoiceVersion
 
 Read = TypeVar("Read")
 
@@ -80,15 +80,18 @@ class Export:
         with replacing(path) as file:
             writer = ArchiveWriter(file, namespace)
             # A registry without its view lists voices in another order, so they are sorted here.
-            for voice in self._pauses.retry(lambda: sorted(self._client.list(), key=lambda one: one.key)):
-                self._add(writer, voice)
-                self._on_voice(voice.name)
+            for _, name, voice_id in self._pauses.retry(self._voices):
+                self._add(writer, name, voice_id)
+                self._on_voice(name)
             end, size = writer.finish(), file.tell()
         return Exported(end=end, artifacts=self._artifacts, size=size, missing=tuple(self._missing))
 
-    def _add(self, writer: ArchiveWriter, voice: Voice) -> None:
-        name = voice.name
-        read = self._read(name, name, lambda: self._about_and_versions(voice))
+    def _voices(self) -> list[tuple[str, str, str]]:
+        """Return key, name and id of each voice, sorted by key."""
+        return sorted((voice.key, voice.name, voice.id) for voice in self._client.list())
+
+    def _add(self, writer: ArchiveWriter, name: str, voice_id: str) -> None:
+        read = self._read(name, name, lambda: self._about_and_versions(name, voice_id))
         if read is None:
             return
         about, versions = read
@@ -100,7 +103,7 @@ class Export:
                 error = VersionNotFound(f"alias '{alias}' points to version {number}, which was not exported")
                 self._missing.append(Missing(name=f"{name}@{alias}", error=error))
 
-    def _about_and_versions(self, voice: Voice) -> tuple[VoiceRecord, list[VoiceVersion]]:
+    def _about_and_versions(self, name: str, voice_id: str) -> tuple[VoiceRecord, list[VoiceVersion]]:
         """Read the record of a voice and its versions.
 
         Raises:
@@ -108,9 +111,9 @@ class Export:
                 the name may be of either.
         """
         # The aliases are read before the versions, so the listing has every version that an alias points to.
-        about, versions = read_record(self._client, voice.name), list(self._client.versions(voice.name))
-        if any(version.voice_id != voice.id for version in versions):
-            raise VoiceNotFound(f"the voice {voice.id} was deleted")
+        about, versions = read_record(self._client, name), list(self._client.versions(name))
+        if any(version.voice_id != voice_id for version in versions):
+            raise VoiceNotFound(f"the voice {voice_id} was deleted")
         return about, versions
 
     def _versions(

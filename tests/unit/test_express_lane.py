@@ -59,7 +59,8 @@ class Asked:
         offer.observe_message(
             {"type": "http.response.start", "status": 200, "headers": [(b"etag", b'"one"')]}
         )
-        offer.observe_message({"type": "http.response.body", "body": b"{}"})
+        offer.observe_message({"type": "http.response.body", "body": memoryview(b"{"), "more_body": True})
+        offer.observe_message({"type": "http.response.body", "body": b"}"})
 
     @property
     def is_kept(self) -> bool:
@@ -74,6 +75,20 @@ def asked() -> Asked:
     kept.respond(offer)
     assert kept.is_kept
     return kept
+
+
+def test_an_answer_in_pieces_is_kept_whole_and_only_once():
+    """Its connection holds the offer until the next request, which may be never."""
+    asked = Asked()
+    offer = asked.ask()
+    assert offer is not None
+    asked.respond(offer)
+    assert offer._pieces == []
+    question = asked.lane.question(b"GET", TARGET, [])
+    assert question is not None
+    answer = asked.lane.answer(question, [])
+    assert isinstance(answer, tuple)
+    assert answer[1] == b"{}"
 
 
 @pytest.mark.parametrize("kind", ["voice.created", "voice.admitted", "voice.pinned"])

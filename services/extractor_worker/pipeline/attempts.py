@@ -56,6 +56,7 @@ class Attempts:
         self._away_since: float | None = None
         """The time of the first check that the bucket did not answer. None if it answered the last one."""
         self._checked_at = 0.0
+        """The time of the last check that the bucket did not answer."""
 
     def in_service(self) -> bool:
         """Return whether the bucket answers, and Redis takes writes and holds the view in use."""
@@ -78,10 +79,10 @@ class Attempts:
         return self._away_since is None or self._bucket_answers()
 
     def _bucket_answers(self) -> bool:
-        self._checked_at = time.monotonic()
         try:
             self._store.check()
         except Unavailable as error:
+            self._checked_at = time.monotonic()
             if self._away_since is None:
                 self._away_since = time.monotonic()
                 log.warning("bucket.away", reason=error.message)

@@ -24,7 +24,7 @@ _OF_ROUTES = (b"etag", b"cache-control", b"content-type", b"content-encoding")
 """Headers of answers from memory that no middleware adds."""
 
 
-def fitting(answer: PreparedAnswer, question: Question) -> tuple[int, bytes, bytes] | None:
+def fitting(answer: PreparedAnswer, question: Question) -> tuple[int, bytes, bytes | memoryview] | None:
     """Return the status, head and body for the conditions of a request, or None if the ordinary way must
     answer it.
     """
@@ -40,7 +40,7 @@ def fitting(answer: PreparedAnswer, question: Question) -> tuple[int, bytes, byt
     return _part(answer, answer.whole, part.decode("latin-1"))
 
 
-def _part(answer: PreparedAnswer, whole: bytes, header: str) -> tuple[int, bytes, bytes]:
+def _part(answer: PreparedAnswer, whole: bytes, header: str) -> tuple[int, bytes, bytes | memoryview]:
     size = len(answer.body)
     part = part_of(size, header)
     if part is None:
@@ -49,10 +49,10 @@ def _part(answer: PreparedAnswer, whole: bytes, header: str) -> tuple[int, bytes
     head = head.replace(b"\r\ncontent-digest: ", b"\r\nrepr-digest: ", 1)
     lengths = b"content-length: %d\r\ncontent-range: %s" % (len(part), content_range(part, size))
     head = head.replace(b"content-length: %d" % size, lengths, 1)
-    return 206, head, answer.body[part.start : part.stop]
+    return 206, head, memoryview(answer.body)[part.start : part.stop]
 
 
-def response(status: int, head: bytes, body: bytes) -> Response:
+def response(status: int, head: bytes, body: bytes | memoryview) -> Response:
     """Return an answer from memory for the middleware, which adds its own headers again."""
     lines = dict(line.split(b": ", 1) for line in head.splitlines()[1:])
     headers = {name.decode(): lines[name].decode("latin-1") for name in _OF_ROUTES if name in lines}

@@ -96,7 +96,7 @@ class Offer:
     _known: PreparedAnswer | None = None
     _status: int = 0
     _headers: Headers = ()
-    _pieces: list[bytes] = field(default_factory=list)
+    _pieces: list[bytes | memoryview] = field(default_factory=list)
 
     def accept(
         self,
@@ -140,10 +140,12 @@ class Offer:
         if message["type"] == "http.response.start":
             self._status, self._headers = message["status"], message["headers"]
             return
-        self._pieces.append(message.get("body", b""))
+        if self._status == 200:  # no other answer is kept with its body
+            self._pieces.append(message.get("body", b""))
         if not message.get("more_body", False):
+            pieces, self._pieces = self._pieces, []  # the connection holds this offer until its next request
             is_head = self.question.method == HEAD
-            body = None if is_head else b"".join(self._pieces)
+            body = None if is_head else b"".join(pieces)
             answer = prepare(self._known, self._status, self._headers, body)
             self._known = None
             if answer is not None:
@@ -279,7 +281,9 @@ class ExpressLane:
         """Return the cached parsed form of a head with exactly these bytes, or None."""
         return self._heads.get(head)
 
-    def answer(self, question: Question, default_headers: Headers) -> tuple[bytes, bytes] | Offer | None:
+    def answer(
+        self, question: Question, default_headers: Headers
+    ) -> tuple[bytes, bytes | memoryview] | Offer | None:
         """Return the answer to a request as its head and body.
 
         Returns an `Offer` if the request takes the ordinary way and its answer may be kept, and None if it

@@ -1,7 +1,8 @@
 """Conditions and parts of a request for stored bytes: `If-None-Match` and `Range` (RFC 9110, 13 and 14)."""
 
 import re
-from collections.abc import Container
+
+from starlette.datastructures import Headers
 
 _JUDGED_BY_STATE = ("if-match", "if-modified-since", "if-range", "if-unmodified-since")
 _SINGLE_RANGE = re.compile(r"bytes=(\d{0,18})-(\d{0,18})", re.ASCII)
@@ -15,7 +16,7 @@ def matches(header: str | None, tag: str) -> bool:
     return tag.removeprefix("W/") in tags or "*" in tags
 
 
-def binds_to_registry(headers: Container[str]) -> bool:
+def binds_to_registry(headers: Headers) -> bool:
     """Return whether a request has a condition that only the registry can judge, so that the request must not
     be redirected. Clients send their headers along when they follow a redirect.
 

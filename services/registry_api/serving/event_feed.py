@@ -22,8 +22,8 @@ MAX_BEHIND = 1000
 """Maximum number of events that a listener may leave untaken before it misses events."""
 _PAUSE_SECONDS_EACH = 0.001
 """The pause between two times that a listener takes events, for each listener of the process. To send events
-to a listener takes about 60 µs, however many they are, so that all listeners together occupy about 6 % of a
-processor.
+to a listener takes about 60 µs, however many they are, so that up to 1000 listeners together occupy about 6 %
+of a processor.
 """
 _MAX_PAUSE_SECONDS = 1.0
 _PAGE = 500

@@ -39,7 +39,9 @@ class Lane(Protocol):
 
     def recall(self, head: bytes) -> Any: ...
 
-    def answer(self, question: Any, default_headers: Headers) -> tuple[bytes, bytes] | Offer | None: ...
+    def answer(
+        self, question: Any, default_headers: Headers
+    ) -> tuple[bytes, bytes | memoryview] | Offer | None: ...
 
 
 class LaneAccess:

@@ -7,6 +7,7 @@ overtake the answer. It also does not wait for ever for a client that reads noth
 import asyncio
 import socket
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 _UNSENT_BYTES = 128 * 1024
@@ -59,7 +60,7 @@ class LingeringTransport:
         self._written += len(data)
         self._transport.write(data)
 
-    def write_both(self, head: bytes, body: bytes) -> None:
+    def write_both(self, head: bytes, body: bytes | memoryview) -> None:
         """Write a head and a body without copying the body behind the head."""
         self._written += len(head) + len(body)
         self._transport.writelines((head, body))
@@ -92,4 +93,5 @@ def _keep_little_in_the_system(transport: asyncio.Transport) -> None:
     """
     connection = transport.get_extra_info("socket")
     if connection is not None and hasattr(socket, "TCP_NOTSENT_LOWAT"):  # Linux and macOS
-        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)
+        with suppress(OSError):  # macOS refuses this for a connection that was reset already
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, _UNSENT_BYTES)

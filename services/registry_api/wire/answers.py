@@ -140,11 +140,12 @@ class _File(Response):
             await send(
                 {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
             )
-            ends = range(_PIECE_BYTES, len(self.body), _PIECE_BYTES)
+            body = memoryview(self.body)  # its slices share the memory
+            ends = range(_PIECE_BYTES, len(body), _PIECE_BYTES)
             for end in ends:
-                piece = self.body[end - _PIECE_BYTES : end]
+                piece = body[end - _PIECE_BYTES : end]
                 await send({"type": "http.response.body", "body": piece, "more_body": True})
-            await send({"type": "http.response.body", "body": self.body[len(ends) * _PIECE_BYTES :]})
+            await send({"type": "http.response.body", "body": body[len(ends) * _PIECE_BYTES :]})
         finally:
             self._sending.release(owner, size)
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from time import sleep
+from time import monotonic, sleep
 from uuid import uuid4
 
 from services.shared.bucket.connection import StoreUnfit
@@ -34,6 +34,8 @@ ROUNDS = 5
 """The number of swaps that the writers compete for. The first creates the object."""
 _PAUSES_SECONDS = (0.1, 0.2, 0.5, 1.0, 2.0, 2.0, 2.0, 2.0)
 """The pauses before a failed swap is repeated. The client does not repeat swaps, only other requests."""
+_PATIENCE_SECONDS = 15.0
+"""A swap is not repeated after this time. A store that hangs takes longer than that for one."""
 
 TRIED = "a local folder and SeaweedFS 4.48"
 """The stores on which the tests run the probe. Other stores are not tested."""
@@ -145,9 +147,13 @@ def _swaps(store: ObjectStore, key: str, etag: str | None) -> bool:
 
 def _swap(store: ObjectStore, key: str, data: bytes, etag: str | None) -> str:
     """Swap, and repeat a swap that fails, because a passing fault must not end a start."""
+    began = monotonic()
     for pause_seconds in _PAUSES_SECONDS:
-        with suppress(Unavailable):
+        try:
             return store.swap(key, data, etag=etag)
+        except Unavailable:
+            if monotonic() - began > _PATIENCE_SECONDS:
+                raise
         sleep(pause_seconds)
     return store.swap(key, data, etag=etag)
 

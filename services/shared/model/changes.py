@@ -196,7 +196,8 @@ def with_bytes_removed(document: SpeakerDocument, vuids: Collection[str]) -> Spe
 
 
 def erased(document: SpeakerDocument) -> SpeakerDocument:
-    """Forget everything except marks, change ids and the ids of removed bytes of a deleted voice.
+    """Forget everything of a deleted voice except marks, change ids, and the ids of bytes that were or are to
+    be removed.
 
     `life` rose at the delete, so uploads that began before it stay refused. It does not rise again, because
     an upload that began since then may start from a copy in which the voice is deleted and not erased yet.
