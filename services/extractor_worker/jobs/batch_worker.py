@@ -51,10 +51,10 @@ log = structlog.get_logger(__name__)
 Handler = Callable[[Sequence[QueuedJob]], Sequence[object]]
 """A handler gets jobs of one function and one queue, and returns one result for each, in the same order:
 JSON, or the exception that ended the job. An exception with `retryable = False` fails its job at once. One
-with `counted = False` puts the job back, and uses up none of its retries, as any other does. One with
-`expected = True` is logged without a traceback. A handler that raises an exception itself, or returns another
-number of results, ends the worker. A worker at fault would otherwise use up the attempts of all jobs in a
-moment, while healthy workers stand by.
+with `counted = False` puts the job back without using up a retry. Any other uses up one of the job's retries.
+One with `expected = True` is logged without a traceback. A handler that raises an exception itself, or
+returns another number of results, ends the worker. A worker at fault would otherwise use up the attempts of
+all jobs in a moment, while healthy workers stand by.
 """
 
 MAX_RESULT_BYTES = 16 * 1024

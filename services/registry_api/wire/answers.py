@@ -141,11 +141,10 @@ class _File(Response):
                 {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
             )
             body = memoryview(self.body)  # its slices share the memory
-            ends = range(_PIECE_BYTES, len(body), _PIECE_BYTES)
-            for end in ends:
-                piece = body[end - _PIECE_BYTES : end]
-                await send({"type": "http.response.body", "body": piece, "more_body": True})
-            await send({"type": "http.response.body", "body": body[len(ends) * _PIECE_BYTES :]})
+            for start in range(0, max(1, len(body)), _PIECE_BYTES):
+                end = start + _PIECE_BYTES
+                piece, more = body[start:end], end < len(body)
+                await send({"type": "http.response.body", "body": piece, "more_body": more})
         finally:
             self._sending.release(owner, size)
 
