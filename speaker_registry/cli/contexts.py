@@ -12,7 +12,6 @@ from urllib.parse import urlsplit
 
 import speaker_registry
 from speaker_registry.cli.command import Command, CommandError, Output, add_yes, argument, confirm
-from speaker_registry.cli.progress import notices_for
 from speaker_registry.names import KEY_ID_PATTERN
 from speaker_registry.terminal import printable, table
 
@@ -38,7 +37,7 @@ def login(arguments: argparse.Namespace) -> Output:
 
     with _as_command_errors():
         name, context = _entered_context(arguments)
-        client = speaker_registry.RegistryClient(**context.options, on_pause=notices_for(arguments))
+        client = speaker_registry.RegistryClient(**context.options, on_pause=arguments.on_pause)
     with client:
         namespace = client.quota().namespace
     with _as_command_errors(), changing_contexts() as change:

@@ -20,7 +20,7 @@ from speaker_registry.cli.command import (
     status_of,
     when_to_retry,
 )
-from speaker_registry.cli.progress import PauseNotices, counting
+from speaker_registry.cli.progress import counting
 from speaker_registry.errors import SpeakerRegistryError
 from speaker_registry.moving import FORMATS, MAX_JOBS
 from speaker_registry.terminal import printable, table
@@ -53,7 +53,9 @@ def export(client: "RegistryClient", arguments: argparse.Namespace) -> Output:
         raise CommandError(f"{path} exists; pass --force to replace it", status=REFUSED)
     quota = client.quota()
     with counting("export", quota.voices.used, quiet=_quiet(arguments)) as on_voice:
-        exporting = Export(client, artifacts=arguments.artifacts, on_voice=on_voice, on_pause=PauseNotices())
+        exporting = Export(
+            client, artifacts=arguments.artifacts, on_voice=on_voice, on_pause=arguments.on_pause
+        )
         made = exporting.write(path, quota.namespace)
     missing = [{"name": one.name, "error": _error(one.error)} for one in made.missing]
     counts = {**made.end.model_dump(mode="json"), "artifacts": made.artifacts, "size": made.size}
@@ -141,7 +143,7 @@ def _run(
     from speaker_registry.moving.transfer import Report, Transfer  # noqa: PLC0415  see `_import`
 
     with counting("import", len(tasks), quiet=_quiet(arguments)) as on_result:
-        transfer = Transfer(client, arguments.jobs, arguments.dry_run, on_result, PauseNotices())
+        transfer = Transfer(client, arguments.jobs, arguments.dry_run, on_result, arguments.on_pause)
         report = transfer.run(tasks)
     not_tried = len(tasks) - len(report.results)
     whole = Report(results=(*unusable, *report.results), stopped=report.stopped)

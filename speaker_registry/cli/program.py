@@ -96,6 +96,7 @@ def _run(words: list[str]) -> int:
     as_json = "--json" in words
     try:
         arguments = parser().parse_args(words)
+        arguments.on_pause = notices_for(arguments)
         output = _output(arguments)
         if output is None:
             return OK
@@ -127,7 +128,7 @@ def _client(arguments: argparse.Namespace) -> "RegistryClient":
 
     try:
         options = connection(arguments.url, arguments.context)
-        return speaker_registry.RegistryClient(**options, on_pause=notices_for(arguments))
+        return speaker_registry.RegistryClient(**options, on_pause=arguments.on_pause)
     except ValueError as error:
         raise CommandError(str(error)) from None
 

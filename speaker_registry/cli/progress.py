@@ -127,8 +127,8 @@ class PauseNotices:
         tqdm.write(f"{PROGRAM}: {printable(notice)}", file=sys.stderr)
 
 
-def notices_for(arguments: argparse.Namespace) -> PauseNotices | None:
-    """Return what announces the pauses of a command's client. With `--json` nothing does, because programs
+def notices_for(arguments: argparse.Namespace) -> Callable[[SpeakerRegistryError, float], None]:
+    """Return what announces the pauses of a command. With `--json` nothing is announced, because programs
     read errors from standard error.
     """
-    return None if arguments.json else PauseNotices()
+    return (lambda *_: None) if arguments.json else PauseNotices()

@@ -6,7 +6,6 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from speaker_registry.cli.command import Command, CommandError, Output, count
-from speaker_registry.cli.progress import PauseNotices
 from speaker_registry.cli.syncing import add_watch, carry_out, document_of, interval_of, not_there
 from speaker_registry.pushing import SERVERS
 from speaker_registry.terminal import printable
@@ -35,7 +34,7 @@ def push(client: "RegistryClient", arguments: argparse.Namespace) -> Output:
             profile=arguments.profile,
             kind=arguments.kind,
             slots=arguments.slots,
-            on_pause=PauseNotices(),
+            on_pause=arguments.on_pause,
         )
         return carry_out(pusher.run, interval, arguments, partial(_output, arguments))
 

@@ -20,7 +20,6 @@ from speaker_registry.cli.command import (
     status_of,
     warn,
 )
-from speaker_registry.cli.progress import PauseNotices
 from speaker_registry.errors import SpeakerRegistryError
 from speaker_registry.syncing import FORMATS
 from speaker_registry.terminal import printable, table
@@ -39,7 +38,7 @@ def sync(client: "RegistryClient", arguments: argparse.Namespace) -> Output:
     interval = interval_of(arguments)
     path = Path(arguments.folder)
     synchronization = Synchronization(
-        client, path, profile=arguments.profile, form=arguments.format, on_pause=PauseNotices()
+        client, path, profile=arguments.profile, form=arguments.format, on_pause=arguments.on_pause
     )
     return carry_out(synchronization.run, interval, arguments, partial(_output, arguments))
 

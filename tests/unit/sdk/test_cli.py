@@ -1039,6 +1039,7 @@ def test_two_profiles_are_both_waited_for(
     assert {ECAPA, QWEN} <= set(capsys.readouterr().out.split())
 
 
+@pytest.mark.parametrize("options", [[], ["--json"]], ids=["text", "json"])
 @pytest.mark.parametrize(
     "words",
     [
@@ -1050,16 +1051,23 @@ def test_two_profiles_are_both_waited_for(
     ids=lambda words: words[0],
 )
 def test_a_command_for_many_voices_says_why_it_waits(
-    run: Run, registry: FakeRegistry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+    run: Run,
+    registry: FakeRegistry,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    words: tuple[str, ...],
+    options: list[str],
 ):
-    """It may wait for minutes, and a job in the night shows nothing else."""
+    """It may wait for minutes, and a job in the night shows nothing else. With --json, standard error is for
+    errors.
+    """
     monkeypatch.setattr(progress, "_MAX_SILENT_SECONDS", 0.0)
     (tmp_path / "alice.wav").write_bytes(b"RIFF")
     if words[0] == "export":  # it asks for the namespace first
         registry.faults.append(httpx.Response(200, json=registry._quota()))
     registry.faults.append(error_answer(503, "unavailable", "busy", headers={"retry-after": "0.01"}))
-    outcome = run(*(word.format(folder=tmp_path) for word in words))
-    assert outcome.err.startswith("speaker-registry: waiting 1 s, as the registry asks: busy\n")
+    outcome = run(*(word.format(folder=tmp_path) for word in words), *options)
+    assert outcome.err.startswith("speaker-registry: waiting 1 s, as the registry asks: busy\n") != bool(options)
 
 
 @pytest.mark.parametrize("command", ["import", "sync"])
