@@ -344,14 +344,17 @@ def test_a_process_that_is_told_to_stop_or_is_cut_off_waits_for_nothing(
     assert attempts.failed == ({} if step == "take" else {"a": error})
 
 
-def test_a_worker_that_is_cut_off_begins_no_further_job_of_its_batch(
-    extraction: Extraction, attempts: Attempts
+@pytest.mark.parametrize("is_stopping", [True, False])
+@pytest.mark.parametrize("step", ["take", "read_clip", "publish"])
+def test_a_worker_that_stops_or_is_cut_off_tries_no_further_step_of_its_batch(
+    extraction: Extraction, attempts: Attempts, step: str, is_stopping: bool
 ):
     """Each would find out by itself that the bucket is away, one after the other."""
-    attempts.trouble, attempts.away, attempts.cut_off = {"read_clip"}, True, True
+    attempts.trouble, attempts.away, attempts.cut_off = {step}, True, not is_stopping
+    extraction.stopping = lambda: is_stopping
     outcomes = extraction(jobs(*map(str, range(20))))
     assert {type(one) for one in outcomes} == {JobHandedBack}
-    assert len(attempts.taken) <= 4
+    assert attempts.tries.count(step) <= 4
 
 
 @pytest.fixture

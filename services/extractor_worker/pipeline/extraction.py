@@ -116,6 +116,10 @@ class Extraction:
         """Called with the name of the profile whenever an artifact was published."""
         self.stopping: Callable[[], bool] = lambda: False
         """Returns whether the process is to end. If so, no step waits for an outage to end."""
+        self._hands_back = False
+        """Whether the process is to end, and a step has found bucket or Redis away. No other step is tried
+        then.
+        """
 
     def close(self) -> None:
         """Stop the threads after the last call. Steps that have not begun are dropped."""
@@ -148,8 +152,7 @@ class Extraction:
         Returns None if the artifact is not wanted any more.
         """
         with bound_contextvars(job_id=job.id):
-            if self._attempts.is_cut_off():  # each step of each job would take its time to find that out
-                raise JobHandedBack("The bucket cannot be reached now.")
+            self._hand_back_if_away()
             loaded = self._loaded_profile(job)
             speaker_id = SpeakerId.parse(str(job.kwargs["speaker"]))
             attempt = self._retried(lambda: self._attempts.take(job.id, speaker_id, loaded.provenance))
@@ -246,6 +249,7 @@ class Extraction:
             return outcome
 
     def _publish(self, clip: _PipelineItem) -> str:
+        self._hand_back_if_away()
         extractor = clip.loaded.extractor
         tensors = _exit_if_device_lost(clip.loaded, lambda: extractor.finish(clip.content))
         seconds = extractor.used_seconds(clip.content)
@@ -253,6 +257,13 @@ class Extraction:
         if counted:
             self.on_made(clip.loaded.provenance.profile.name)
         return "published" if counted else "superseded"
+
+    def _hand_back_if_away(self) -> None:
+        """Raise `JobHandedBack` if an earlier step has found out that this one would fail. It would take its
+        time, such as a minute with a bucket that never answers.
+        """
+        if self._hands_back or self._attempts.is_cut_off():
+            raise JobHandedBack("The bucket or Redis cannot be reached now.")
 
     def _retried(self, step: Callable[[], Result]) -> Result:
         """Repeat a step that raises Unavailable.
@@ -271,7 +282,8 @@ class Extraction:
             except Unavailable as error:
                 if left <= 0:
                     raise
-                if self.stopping() or self._attempts.is_cut_off():
+                self._hands_back = self.stopping()
+                if self._hands_back or self._attempts.is_cut_off():
                     raise JobHandedBack(error.message) from error
                 log.warning("extraction.waits", reason=error.message, seconds=pause)
             time.sleep(pause)
