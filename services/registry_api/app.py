@@ -4,14 +4,15 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 from anyio import to_thread
-from fastapi import FastAPI, Request
+from fastapi import APIRouter, FastAPI, Request
 from fastapi.routing import APIRoute
 from fastapi_offline import FastAPIOffline
 from starlette.middleware.cors import CORSMiddleware
+from starlette.routing import BaseRoute
 
 from services.registry_api.access.key_first import KeyFirst
 from services.registry_api.access.local import LocalOnly
@@ -142,7 +143,7 @@ def _note_unknown_name(request: Request, error: SpeakerRegistryError) -> None:
 def api_document() -> dict[str, Any]:
     """Return the OpenAPI document of a registry with API keys, without a registry: nothing is opened."""
     app = _bare_app()
-    _add_api(app)
+    app.router.routes.extend(_api())
     return app.openapi()
 
 
@@ -155,7 +156,6 @@ def _bare_app(lifespan: Callable[[FastAPI], AbstractAsyncContextManager[None]] |
         lifespan=lifespan,
         redoc_url=None,
         redirect_slashes=False,  # FastAPI would redirect to the Host header: see `TrailingSlashes`
-        generate_unique_id_function=lambda route: route.name,  # names methods of generated clients
         # FastAPI's own traces hold paths and queries, and so voice names. `signals` makes ours.
         telemetry={"tracing": False, "metrics": False, "logs": False},
     )
@@ -261,8 +261,15 @@ def _store_slots(many: int) -> Slots:
     )
 
 
-def _add_api(app: FastAPI) -> None:
-    app.include_router(audio_voices.router, responses=responses("refused_compatible"))
+@cache
+def _api() -> Sequence[BaseRoute]:
+    """Return the routes of the API. All applications of a process have the same ones, because FastAPI takes a
+    quarter of a second to build them.
+    """
+    api = APIRouter(
+        generate_unique_id_function=lambda route: route.name  # names methods of generated clients
+    )
+    api.include_router(audio_voices.router, responses=responses("refused_compatible"))
     for module in (
         voices,
         aliases,
@@ -279,12 +286,13 @@ def _add_api(app: FastAPI) -> None:
         campaigns,
         keys,
     ):
-        app.include_router(module.router, responses=responses("refused"))
-    app.include_router(health.router)
+        api.include_router(module.router, responses=responses("refused"))
+    api.include_router(health.router)
+    return api.routes
 
 
 def _add_routes(app: FastAPI, services: Services) -> None:
-    _add_api(app)
+    app.router.routes.extend(_api())
     add_pages(app, services)
     check_rules(app)
     if not services.access.required:

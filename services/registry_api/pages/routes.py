@@ -1,6 +1,10 @@
 """Adds the pages to the application."""
 
-from fastapi import FastAPI
+from collections.abc import Sequence
+from functools import cache
+
+from fastapi import APIRouter, FastAPI
+from starlette.routing import BaseRoute
 
 from services.registry_api.dependencies import Services
 from services.registry_api.keys.seal import Seal
@@ -29,5 +33,13 @@ def add_pages(app: FastAPI, services: Services) -> None:
     app.state.live_regions = LiveRegions()
     app.state.failures = Failures(services.jobs.records, services.profiles.names)
     app.state.activity = Activity(services.jobs.records, app.state.server_errors)
+    app.router.routes.extend(_pages())
+
+
+@cache
+def _pages() -> Sequence[BaseRoute]:
+    """Return the routes of the pages, the same for each application of a process, as those of the API are."""
+    pages = APIRouter()
     for module in (overview, signing_in, provider, voices, voice, aliases, editing, deleted, jobs, keys):
-        app.include_router(module.router)
+        pages.include_router(module.router)
+    return pages.routes

@@ -48,8 +48,8 @@ OTHER_CLIP = clips.flac(1.6)
 EMBEDDING = "[" + ",".join(["0.25"] * 1024) + "]"
 
 
-_contracts: dict[str, Contract] = {}
-"""Contracts by the settings of the registries whose documents they check."""
+_contracts: dict[bool, Contract] = {}
+"""The contract of registries that require API keys, and of those that do not."""
 
 
 @dataclass(frozen=True)
@@ -110,9 +110,6 @@ class Registry:
         self.key_uses = KeyUses(self.opened.generation, self.opened.clock)
         self.worker = StandIn(self.opened)
         self._announced = announced
-        self._settings = repr(
-            (limits, body_timeouts, head_seconds, max_active, max_at_store, rates, access, settings)
-        )
         self.campaigns = campaigns_of(self.opened)
         services = Services(
             **self.opened.by_name(),
@@ -176,12 +173,13 @@ class Registry:
         return httpx.Client(base_url=self.url, event_hooks=hooks, timeout=30, limits=limits, **options)
 
     def _contract(self) -> Contract:
-        """Return the contract of this registry's document. Building one takes a third of a second, and the
-        settings decide its content, so registries with equal settings share one.
+        """Return the contract of this registry's document. Registries share it, because building one takes a
+        third of a second.
         """
-        if self._settings not in _contracts:
-            _contracts[self._settings] = Contract(self.app.openapi())
-        return _contracts[self._settings]
+        required = self.app.state.access.required
+        if required not in _contracts:
+            _contracts[required] = Contract(self.app.openapi())
+        return _contracts[required]
 
     def post_voice(
         self,

@@ -1067,7 +1067,9 @@ def test_a_command_for_many_voices_says_why_it_waits(
         registry.faults.append(httpx.Response(200, json=registry._quota()))
     registry.faults.append(error_answer(503, "unavailable", "busy", headers={"retry-after": "0.01"}))
     outcome = run(*(word.format(folder=tmp_path) for word in words), *options)
-    assert outcome.err.startswith("speaker-registry: waiting 1 s, as the registry asks: busy\n") != bool(options)
+    assert outcome.err.startswith("speaker-registry: waiting 1 s, as the registry asks: busy\n") != bool(
+        options
+    )
 
 
 @pytest.mark.parametrize("command", ["import", "sync"])
