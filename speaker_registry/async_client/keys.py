@@ -40,7 +40,7 @@ class AsyncKeys(AsyncPlanExecutor):
         return await self._run(self._calls.rotate_key(key_id, grace_seconds))
 
     async def revoke_key(self, key_id: str, *, children: bool = False) -> None:
-        """Revoke an API key. Every process refuses the key within a second after this call returns.
+        """Revoke an API key. The call returns when no process accepts the key any more.
 
         See `RegistryClient.revoke_key`.
         """

@@ -70,7 +70,7 @@ class Keys(PlanExecutor):
         return self._run(self._calls.rotate_key(key_id, grace_seconds))
 
     def revoke_key(self, key_id: str, *, children: bool = False) -> None:
-        """Revoke an API key. Every process refuses the key within a second after this call returns.
+        """Revoke an API key. The call returns when no process accepts the key any more.
 
         Args:
             key_id: Id of the key. The whole key is accepted too, but only its id is sent.

@@ -166,7 +166,7 @@ def revoke_key(
         bool, Query(description="Also revoke all keys that this key created, directly or indirectly.")
     ] = False,
 ) -> Response:
-    """Revoke an API key. Every API process refuses it within a second of this answer.
+    """Revoke an API key. The answer comes when no API process accepts the key any more.
 
     Without `children`, the keys that it created stay valid. A key that was revoked without them can be
     revoked again with `children=true`.
