@@ -202,6 +202,17 @@ def test_readiness_does_not_wait_for_retries(proxy: FaultyProxy, monkeypatch: py
         store.check()
 
 
+@pytest.mark.parametrize("refused", ["PUT", "GET"])
+def test_a_bucket_that_only_reads_or_only_writes_fails_the_check(proxy: FaultyProxy, refused: str) -> None:
+    """A worker that may not write would otherwise take jobs and use up their attempts."""
+    store = behind(proxy)
+    proxy.lasting = lambda proxy, request: (
+        Response(403) if request.method == refused else proxy.forward(request)
+    )
+    with pytest.raises(Unavailable):
+        store.check()
+
+
 def test_a_server_that_is_not_there_is_unavailable(
     rclone_server: S3Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,6 +18,7 @@ from services.extractor_worker.pipeline import attempts as pipeline_attempts
 from services.extractor_worker.pipeline.attempts import Attempts as RealAttempts
 from services.extractor_worker.pipeline.extraction import Extraction, LoadedProfile
 from services.extractor_worker.pipeline.extractor import DeviceLost
+from services.shared.bucket.store import StoreFull
 from services.shared.registry.fail import JobHandedBack
 from speaker_registry.errors import (
     AudioTooShort,
@@ -92,8 +93,9 @@ class Attempts:
     published: list[str] = field(default_factory=list)
     failed: dict[str, SpeakerRegistryError] = field(default_factory=dict)
 
-    def in_service(self) -> bool:
-        return not self.away
+    def is_outage(self, error: Unavailable) -> bool:
+        assert error.message == "away"
+        return self.away
 
     def is_cut_off(self) -> bool:
         return self.cut_off and not self.trouble.isdisjoint(self.tries)
@@ -385,7 +387,7 @@ def test_a_worker_is_cut_off_if_only_the_bucket_is_away_for_a_minute(
 ):
     """Without Redis no job could be handed back, and a bucket that restarts is back within a minute."""
     servers.away = {"bucket"}
-    assert not real_attempts.in_service()
+    assert real_attempts.is_outage(Unavailable("away"))
     servers.now += 59
     assert not real_attempts.is_cut_off()
     servers.now += 1
@@ -394,17 +396,23 @@ def test_a_worker_is_cut_off_if_only_the_bucket_is_away_for_a_minute(
     assert not real_attempts.is_cut_off()
 
 
+def test_a_disk_that_is_too_full_for_an_artifact_is_an_outage(real_attempts: RealAttempts):
+    """It may have room for what the check stores. Sound clips would fail for good if it counted."""
+    assert real_attempts.is_outage(StoreFull("full"))
+    assert not real_attempts.is_outage(Unavailable("one object"))
+
+
 def test_a_worker_whose_steps_succeed_again_is_not_cut_off(
     real_attempts: RealAttempts, servers: SimpleNamespace
 ):
     """Only failed steps check the bucket. A check from before the bucket came back says nothing later."""
     servers.away = {"bucket"}
-    assert not real_attempts.in_service()
+    assert real_attempts.is_outage(Unavailable("away"))
     servers.away, servers.now = set(), servers.now + 60
     assert not real_attempts.is_cut_off()
     servers.away, servers.now = {"bucket"}, servers.now + 60
     asked = servers.asked
-    assert not real_attempts.in_service()
+    assert real_attempts.is_outage(Unavailable("away"))
     servers.now += 60
     assert all(real_attempts.is_cut_off() for _ in range(3))
     assert servers.asked == asked + 2, "a silent bucket takes seconds to ask"
@@ -417,7 +425,7 @@ def test_a_worker_that_did_not_reach_the_bucket_takes_no_jobs_until_it_does(
     assert real_attempts.may_take()
     assert servers.asked == 0
     servers.away = {"bucket"}
-    assert not real_attempts.in_service()
+    assert real_attempts.is_outage(Unavailable("away"))
     assert not real_attempts.may_take()
     servers.away = set()
     assert real_attempts.may_take()

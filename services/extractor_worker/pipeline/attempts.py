@@ -10,7 +10,7 @@ import numpy as np
 import structlog
 
 from services.shared.audio import ReferenceAudio
-from services.shared.bucket.store import Store
+from services.shared.bucket.store import Store, StoreFull
 from services.shared.bucket.stored_bytes import StoredBytes
 from services.shared.model.speaker import SpeakerId
 from services.shared.queue.jobs import Jobs
@@ -31,7 +31,8 @@ _FRESH_SECONDS = 5.0
 
 
 class Attempts:
-    """Begins, follows and ends attempts, and remembers since when the bucket has not answered.
+    """Begins, follows and ends attempts, and remembers since when the bucket cannot be used, because it does
+    not answer or stores nothing.
 
     Only `take`, `read_clip`, `publish` and `fail` may raise `Unavailable`.
     """
@@ -54,31 +55,36 @@ class Attempts:
         self._profiles = profiles
         self._decode = decode
         self._away_since: float | None = None
-        """The time of the first check that the bucket did not answer. None if it answered the last one."""
+        """The time of the first check that failed. None if the last one succeeded."""
         self._checked_at = 0.0
-        """The time of the last check that the bucket did not answer."""
+        """The time of the last check that failed."""
 
-    def in_service(self) -> bool:
-        """Return whether the bucket answers, and Redis takes writes and holds the view in use."""
-        return self._bucket_answers() and self._index_answers()
+    def is_outage(self, error: Unavailable) -> bool:
+        """Return whether a step failed because the bucket or Redis cannot be used, and not because of its own
+        job.
+        """
+        if not (self._bucket_serves() and self._index_serves()):
+            return True
+        # A disk that is too full for an artifact may have room for the little that the check stores.
+        return isinstance(error, StoreFull)
 
     def is_cut_off(self) -> bool:
-        """Return whether this worker has not reached the bucket for `CUT_OFF_SECONDS`, and reaches Redis.
-        Other workers may reach the bucket, so they should get its jobs.
+        """Return whether this worker could not use the bucket for `CUT_OFF_SECONDS`, and can use Redis.
+        Other workers may be able to use the bucket, so they should get its jobs.
         """
         since = self._away_since
         if since is None or time.monotonic() - since < CUT_OFF_SECONDS:
             return False
         is_fresh = time.monotonic() - self._checked_at < _FRESH_SECONDS
-        return (is_fresh or not self._bucket_answers()) and self._index_answers()
+        return (is_fresh or not self._bucket_serves()) and self._index_serves()
 
     def may_take(self) -> bool:
-        """Return whether the worker may take jobs. If the bucket did not answer the last check, it has to
-        answer another one first.
+        """Return whether the worker may take jobs. If the last check of the bucket failed, another one has to
+        succeed first.
         """
-        return self._away_since is None or self._bucket_answers()
+        return self._away_since is None or self._bucket_serves()
 
-    def _bucket_answers(self) -> bool:
+    def _bucket_serves(self) -> bool:
         try:
             self._store.check()
         except Unavailable as error:
@@ -92,7 +98,7 @@ class Attempts:
             log.info("bucket.answers")
         return True
 
-    def _index_answers(self) -> bool:
+    def _index_serves(self) -> bool:
         try:
             self._speakers.generation.check()
         except Unavailable:

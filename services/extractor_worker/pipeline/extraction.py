@@ -94,7 +94,7 @@ class Extraction:
         loaded_profiles: the loaded profiles by name.
         threads: how many clips are read, prepared or published at the same time. They do not limit how many
             clips the device encodes at once.
-        retry_seconds: how long a failing step is retried while bucket and Redis answer.
+        retry_seconds: how long a failing step is retried while bucket and Redis can be used.
     """
 
     def __init__(
@@ -117,8 +117,8 @@ class Extraction:
         self.stopping: Callable[[], bool] = lambda: False
         """Returns whether the process is to end. If so, no step waits for an outage to end."""
         self._hands_back = False
-        """Whether the process is to end, and a step has found bucket or Redis away. No other step is tried
-        then.
+        """Whether a step of this batch has found that the worker is cut off, or that bucket or Redis is away
+        while the process is to end. No other step is tried then.
         """
 
     def close(self) -> None:
@@ -126,6 +126,7 @@ class Extraction:
         self._pool.shutdown(cancel_futures=True)
 
     def __call__(self, jobs: Sequence[QueuedJob]) -> list[object]:
+        self._hands_back = False
         waiting, outcomes = iter(jobs), list[_Outcome]()
         preparing = deque[Future[_PipelineItem | None]]()
         self._prepare_ahead(waiting, preparing, self._threads)
@@ -262,14 +263,16 @@ class Extraction:
         """Raise `JobHandedBack` if an earlier step has found out that this one would fail. It would take its
         time, such as a minute with a bucket that never answers.
         """
-        if self._hands_back or self._attempts.is_cut_off():
-            raise JobHandedBack("The bucket or Redis cannot be reached now.")
+        if self._attempts.is_cut_off():
+            self._hands_back = True
+        if self._hands_back:
+            raise JobHandedBack("The bucket or Redis cannot be used now.")
 
     def _retried(self, step: Callable[[], Result]) -> Result:
         """Repeat a step that raises Unavailable.
 
-        While bucket or Redis do not answer, the step is repeated until the process stops or is cut off from
-        the bucket. While they answer, it is repeated for `retry_seconds` in all.
+        During an outage of bucket or Redis, the step is repeated until the process stops or is cut off from
+        the bucket. Otherwise it is repeated for `retry_seconds` in all.
 
         Raises:
             JobHandedBack: the process stops or is cut off, and a step that was not repeated for so long has
@@ -282,14 +285,15 @@ class Extraction:
             except Unavailable as error:
                 if left <= 0:
                     raise
-                self._hands_back = self.stopping()
-                if self._hands_back or self._attempts.is_cut_off():
+                if self.stopping() or self._attempts.is_cut_off():
+                    self._hands_back = True
+                if self._hands_back:
                     raise JobHandedBack(error.message) from error
                 log.warning("extraction.waits", reason=error.message, seconds=pause)
+                if not self._attempts.is_outage(error):
+                    left -= pause
             time.sleep(pause)
             self.on_progress()
-            if self._attempts.in_service():
-                left -= pause
             pause = min(2 * pause, 2.0)
 
     def _attempt(self, step: Callable[[], Any]) -> Any:

@@ -21,6 +21,7 @@ from services.shared.bucket.connection import AnyKeys
 from services.shared.bucket.store import (
     MAX_READ_BYTES,
     SENTINEL,
+    SENTINEL_DATA,
     Listing,
     Moved,
     Object,
@@ -171,7 +172,8 @@ class BucketStore:
 
     def check(self) -> None:
         with self._translating("check"):
-            obstore.list(self._without_retries, ".check/").collect()
+            obstore.put(self._without_retries, SENTINEL, SENTINEL_DATA, use_multipart=False)
+            obstore.get(self._without_retries, SENTINEL).bytes()
 
     def now(self) -> datetime:
         with self._translating("check"):

@@ -9,6 +9,7 @@ from services.shared.bucket.durable_folder import DurableFolder, etag_of
 from services.shared.bucket.store import (
     MAX_READ_BYTES,
     SENTINEL,
+    SENTINEL_DATA,
     Listing,
     Moved,
     Object,
@@ -95,7 +96,8 @@ class FolderStore:
 
     def check(self) -> None:
         with self._translating("check"):
-            self._folder.check()
+            self._folder.put(SENTINEL, SENTINEL_DATA)
+            self._folder.read(SENTINEL)
 
     def now(self) -> datetime:
         with self._translating("check"):

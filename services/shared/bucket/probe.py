@@ -15,7 +15,7 @@ from time import monotonic, sleep
 from uuid import uuid4
 
 from services.shared.bucket.connection import StoreUnfit
-from services.shared.bucket.store import PROBES, SENTINEL, Moved, ObjectStore
+from services.shared.bucket.store import PROBES, SENTINEL, SENTINEL_DATA, Moved, ObjectStore
 from speaker_registry.errors import Unavailable
 
 PROBED = 20
@@ -49,7 +49,7 @@ def probe_consistency(store: ObjectStore) -> None:
         StoreUnfit: an object that was put or deleted is not visible as such at once.
         Unavailable: the store does not answer.
     """
-    store.put(SENTINEL, b"{}")
+    store.put(SENTINEL, SENTINEL_DATA)
     _delete_older_probes(store)
     prefix = f"{PROBES}{uuid4().hex}/"
     contents = {f"{prefix}{number:02}": f"{prefix}{number}".encode() for number in range(PROBED)}

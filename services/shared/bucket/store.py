@@ -34,6 +34,7 @@ SENTINEL = ".sentinel"
 """An object that belongs to the store itself. If it can be read, a failure to read or delete another object
 concerns that object alone.
 """
+SENTINEL_DATA = b"{}"
 
 
 class ObjectUnavailable(Unavailable):
@@ -141,7 +142,7 @@ class Store(Protocol):
         """
 
     def check(self) -> None:
-        """Return within seconds if the store answers, and raise otherwise."""
+        """Return within seconds if an object can be written and read, and raise otherwise."""
 
     def sweep_temporary(self, older_than: timedelta) -> int:
         """Remove the files that interrupted writes left, and return their number. A bucket keeps no such
