@@ -88,6 +88,8 @@ class Attempts:
     away: bool = False
     cut_off: bool = False
     """Whether the worker counts as cut off from the first step on that finds the bucket away."""
+    looks: int = 0
+    """How often the pipeline asked whether the worker is cut off."""
     tries: list[str] = field(default_factory=list)
     taken: list[str] = field(default_factory=list)
     published: list[str] = field(default_factory=list)
@@ -98,6 +100,7 @@ class Attempts:
         return self.away
 
     def is_cut_off(self) -> bool:
+        self.looks += 1
         return self.cut_off and not self.trouble.isdisjoint(self.tries)
 
     def _step(self, name: str) -> None:
@@ -357,6 +360,7 @@ def test_a_worker_that_stops_or_is_cut_off_tries_no_further_step_of_its_batch(
     outcomes = extraction(jobs(*map(str, range(20))))
     assert {type(one) for one in outcomes} == {JobHandedBack}
     assert attempts.tries.count(step) <= 4
+    assert is_stopping or attempts.looks < 20, "each look may take seconds"
 
 
 @pytest.fixture

@@ -263,7 +263,7 @@ class Extraction:
         """Raise `JobHandedBack` if an earlier step has found out that this one would fail. It would take its
         time, such as a minute with a bucket that never answers.
         """
-        if self._attempts.is_cut_off():
+        if not self._hands_back and self._attempts.is_cut_off():  # that takes seconds to find out
             self._hands_back = True
         if self._hands_back:
             raise JobHandedBack("The bucket or Redis cannot be used now.")
@@ -285,7 +285,7 @@ class Extraction:
             except Unavailable as error:
                 if left <= 0:
                     raise
-                if self.stopping() or self._attempts.is_cut_off():
+                if not self._hands_back and (self.stopping() or self._attempts.is_cut_off()):
                     self._hands_back = True
                 if self._hands_back:
                     raise JobHandedBack(error.message) from error
