@@ -231,6 +231,28 @@ def test_a_device_is_written_to_not_replaced(tmp_path: Path):
     assert stat.S_ISFIFO(path.stat().st_mode)
 
 
+def test_an_export_does_not_replace_a_file_that_appears_meanwhile(
+    run: Run, registry: FakeRegistry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Without `--force`, nobody has said that it may."""
+    path, quota = tmp_path / "x.tar", registry._quota()
+    monkeypatch.setattr(registry, "_quota", lambda: path.write_bytes(b"of others") and quota)
+    outcome = run("export", str(path))
+    assert outcome == Outcome(1, "", f"speaker-registry: {path} exists; pass --force to replace it\n")
+    assert path.read_bytes() == b"of others"
+    assert run("export", str(path), "--force").status == 0
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_an_export_does_not_replace_a_pipe(run: Run, tmp_path: Path):
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    outcome = run("export", str(path), "--force")
+    expected = f"speaker-registry: {path}: only a regular file can be replaced\n"
+    assert outcome == Outcome(1, "", expected)
+    assert path.is_fifo()
+
+
 @pytest.mark.parametrize(("end", "path"), [(".svg", "waveform.svg"), (".PNG", "mel.png")])
 def test_a_picture_is_written_to_a_file(
     run: Run, registry: FakeRegistry, tmp_path: Path, end: str, path: str
