@@ -7,12 +7,11 @@ module knows no paths and sends nothing.
 from collections.abc import Iterable
 from typing import TypeVar
 
-import numpy as np
 from numpy.typing import ArrayLike
 from pydantic import BaseModel, ValidationError
 
-from speaker_registry.artifact import canonical_json
-from speaker_registry.errors import InvalidEmbedding, InvalidRequest
+from speaker_registry.embeddings import embedding_json
+from speaker_registry.errors import InvalidRequest
 from speaker_registry.schemas import ApiKeyRequest, CampaignRequest, EncoderPromotion
 from speaker_registry.validation import invalid_value_message
 
@@ -64,25 +63,6 @@ def request_body(model: type[Body], **values: object) -> Body:
         fault = error.errors()[0]
         said = invalid_value_message(fault, fault["loc"], model.model_json_schema())
         raise InvalidRequest(said, param=str(fault["loc"][0])) from None
-
-
-def embedding_json(embedding: ArrayLike) -> str:
-    """Encode an embedding for the form field `speaker_embedding`.
-
-    Raises:
-        InvalidEmbedding: The embedding is not one row of finite numbers.
-    """
-    try:
-        vector = np.asarray(embedding, dtype=np.float64)
-    except (TypeError, ValueError) as error:
-        raise InvalidEmbedding("the embedding is not a list of numbers", param="speaker_embedding") from error
-    if vector.ndim != 1 or not vector.size or not np.isfinite(vector).all():
-        raise InvalidEmbedding(
-            f"the embedding has shape {list(vector.shape)}, or values that are not finite; accepted: one "
-            "row of finite numbers",
-            param="speaker_embedding",
-        )
-    return canonical_json(vector.tolist())
 
 
 def checked_idempotency_key(text: str) -> str:

@@ -32,19 +32,22 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 
 @contextlib.contextmanager
-def replacing(path: Path, *, mode: int = 0o666) -> Iterator[BinaryIO]:
+def replacing(path: Path, *, mode: int = 0o666, only_new: bool = False) -> Iterator[BinaryIO]:
     """Open a temporary file beside `path`. It is flushed to disk and replaces `path` when the block ends.
 
-    The file has the permissions `mode` from the beginning, less those that the umask takes away.
+    Args:
+        mode: The permissions that the file has from the beginning, less those that the umask takes away.
+        only_new: Refuse to replace a file, also one that appears while the block runs.
 
     If the block raises, the temporary file is removed. If the process is killed, it stays: see
     `temporary_for` and `remove_abandoned`.
 
     Raises:
-        OSError: The file cannot be written, or `path` is a folder. The error names `path`.
+        FileExistsError: There is such a file, although `only_new` is set.
+        OSError: The file cannot be written, or `path` is a folder, a device or a pipe. The error names
+            `path`.
     """
-    if path.is_dir():  # noticed before the block does its work, which may take hours
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    _check_replaceable(path, only_new=only_new)  # before the block does its work, which may take hours
     temporary = path.with_name(f".{path.name[:_MAX_NAME]}.{secrets.token_hex(4)}.part")
     try:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
@@ -55,13 +58,44 @@ def replacing(path: Path, *, mode: int = 0o666) -> Iterator[BinaryIO]:
             file.flush()
             with naming(str(path)):
                 os.fsync(file.fileno())
-        temporary.replace(path)
+        _put_in_place(temporary, path, only_new=only_new)
     except BaseException as error:
         with contextlib.suppress(OSError):
             temporary.unlink()
         if isinstance(error, OSError) and error.filename == str(temporary):
             error.filename = str(path)  # the name of the temporary file means nothing to users
         raise
+
+
+def _check_replaceable(path: Path, *, only_new: bool) -> None:
+    if only_new and os.path.lexists(path):
+        raise _exists(path)
+    if path.is_dir():
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if path.exists() and not path.is_file():
+        raise OSError(errno.EINVAL, "only a regular file can be replaced", str(path))
+
+
+def _put_in_place(temporary: Path, path: Path, *, only_new: bool) -> None:
+    if not only_new:
+        temporary.replace(path)
+        return
+    try:
+        os.link(temporary, path)
+    except FileExistsError:
+        raise _exists(path) from None
+    except OSError:
+        # The file system has no hard links, and renaming is all that is left. A file that appears between
+        # these two lines is replaced.
+        if os.path.lexists(path):
+            raise _exists(path) from None
+        temporary.replace(path)
+    else:
+        temporary.unlink()
+
+
+def _exists(path: Path) -> FileExistsError:
+    return FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
 
 
 class _Written(io.FileIO):

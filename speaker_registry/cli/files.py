@@ -2,16 +2,16 @@
 
 import argparse
 import contextlib
-import json
 import sys
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING
 
 from speaker_registry.atomic_files import write_atomically
 from speaker_registry.cli.command import REFUSED, STANDARD_OUTPUT, CommandError, writing_output
 from speaker_registry.errors import InvalidArtifact
 
-_MAX_EMBEDDING_BYTES = 1024**2
+if TYPE_CHECKING:
+    import numpy as np
 
 
 def check_output(arguments: argparse.Namespace, what: str) -> None:
@@ -56,20 +56,23 @@ def read_artifact(argument: str) -> bytes:
     return data
 
 
-def read_embedding(argument: str | None) -> Any:
+def read_embedding(argument: str | None) -> "np.ndarray | None":
+    """Read an embedding (float64 [D]), or return None without an argument. Raises `CommandError` if the file
+    is too large, and `InvalidEmbedding` if it is not a JSON list of numbers.
+    """
     if argument is None:
         return None
+    from speaker_registry.embeddings import MAX_EMBEDDING_BYTES, parse_embedding  # noqa: PLC0415  loads numpy
+
     where = "standard input" if argument == "-" else argument
     with contextlib.nullcontext(sys.stdin.buffer) if argument == "-" else Path(argument).open("rb") as file:
-        text = file.read(_MAX_EMBEDDING_BYTES + 1)
-    if len(text) > _MAX_EMBEDDING_BYTES:
+        data = file.read(MAX_EMBEDDING_BYTES + 1)
+    if len(data) > MAX_EMBEDDING_BYTES:
         raise CommandError(
-            f"{where} has more than {_MAX_EMBEDDING_BYTES} bytes, which is the maximum for an embedding"
+            f"{where} has more than {MAX_EMBEDDING_BYTES} bytes, which is the maximum for an embedding",
+            status=REFUSED,
         )
-    try:
-        return json.loads(text)
-    except ValueError:
-        raise CommandError(f"{where} is not a JSON list of numbers") from None
+    return parse_embedding(data, where)
 
 
 def read_ref_text(arguments: argparse.Namespace) -> str | None:
@@ -80,4 +83,4 @@ def read_ref_text(arguments: argparse.Namespace) -> str | None:
     try:
         return Path(path).read_text(encoding="utf-8").strip()
     except UnicodeDecodeError:
-        raise CommandError(f"{path} is not UTF-8 text") from None
+        raise CommandError(f"{path} is not UTF-8 text", status=REFUSED) from None

@@ -1,6 +1,7 @@
 """The commands `import` and `export`, and `register --batch`, which shares the machinery of `import`."""
 
 import argparse
+import os
 import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -49,14 +50,17 @@ def export(client: "RegistryClient", arguments: argparse.Namespace) -> Output:
     from speaker_registry.moving.exporting import Export  # noqa: PLC0415  see `_import`
 
     path = Path(arguments.file)
-    if path.exists() and not arguments.force:
-        raise CommandError(f"{path} exists; pass --force to replace it", status=REFUSED)
+    if os.path.lexists(path) and not arguments.force:  # noticed before the registry is asked for anything
+        raise _exists(path)
     quota = client.quota()
     with counting("export", quota.voices.used, quiet=_quiet(arguments)) as on_voice:
         exporting = Export(
             client, artifacts=arguments.artifacts, on_voice=on_voice, on_pause=arguments.on_pause
         )
-        made = exporting.write(path, quota.namespace)
+        try:
+            made = exporting.write(path, quota.namespace, only_new=not arguments.force)
+        except FileExistsError:  # it appeared meanwhile
+            raise _exists(path) from None
     missing = [{"name": one.name, "error": _error(one.error)} for one in made.missing]
     counts = {**made.end.model_dump(mode="json"), "artifacts": made.artifacts, "size": made.size}
     text = (
@@ -67,6 +71,10 @@ def export(client: "RegistryClient", arguments: argparse.Namespace) -> Output:
         rows = [(one.name, str(one.error)) for one in made.missing]
         text += "\n\n" + table(("NOT EXPORTED", "REASON"), rows)
     return Output({"path": str(path), **counts, "missing": missing}, text, REFUSED if missing else OK)
+
+
+def _exists(path: Path) -> CommandError:
+    return CommandError(f"{path} exists; pass --force to replace it", status=REFUSED)
 
 
 def _restore(client: "RegistryClient", arguments: argparse.Namespace, path: Path) -> Output:

@@ -152,10 +152,16 @@ class _Member:
 
 
 @dataclass(frozen=True, slots=True)
+class _Record(_Member):
+    digest: str
+    """The digest of the record when the archive was verified, as `sha256:<hex>`."""
+
+
+@dataclass(frozen=True, slots=True)
 class ArchivedVersion:
     """The place of a version in the archive."""
 
-    record: _Member
+    record: _Record
     source: _Member
     artifacts: tuple[_Member, ...]
 
@@ -167,7 +173,7 @@ class ArchivedVoice:
     name: str
     where: str
     versions: list[ArchivedVersion] = field(default_factory=list)
-    about: _Member | None = None
+    about: _Record | None = None
     """Place of the voice's `voice.json`, or None if it has none."""
 
 
@@ -196,23 +202,28 @@ class Archive:
             raise
 
     def record(self, version: ArchivedVersion) -> VersionRecord:
-        return _parsed(VersionRecord, version.record.name, self._read(version.record))
-
-    def about(self, voice: ArchivedVoice) -> VoiceRecord:
-        """Read the `voice.json` of a voice. Returns an empty record if it has none."""
-        if voice.about is None:
-            return VoiceRecord()
-        return _parsed(VoiceRecord, voice.about.name, self._read(voice.about))
-
-    def source(self, version: ArchivedVersion, record: VersionRecord) -> Source:
-        """Read a clip or an embedding. Raises `InvalidArchive` if the file has changed since it was
+        """Read the record of a version. Raises `InvalidArchive` if the file has changed since it was
         opened.
         """
+        data = self._verified(version.record, version.record.digest)
+        return _parsed(VersionRecord, version.record.name, data)
+
+    def about(self, voice: ArchivedVoice) -> VoiceRecord:
+        """Read the `voice.json` of a voice. Returns an empty record if it has none. Raises `InvalidArchive`
+        as `record` does.
+        """
+        if voice.about is None:
+            return VoiceRecord()
+        data = self._verified(voice.about, voice.about.digest)
+        return _parsed(VoiceRecord, voice.about.name, data)
+
+    def source(self, version: ArchivedVersion, record: VersionRecord) -> Source:
+        """Read a clip or an embedding. Raises `InvalidArchive` as `record` does."""
         data = self._verified(version.source, record.digest)
         return data if record.source == "audio" else _embedding_of(data)
 
     def artifact(self, version: ArchivedVersion, record: VersionRecord, index: int) -> bytes:
-        """Read the file of an artifact. Raises `InvalidArchive` as `source` does."""
+        """Read the file of an artifact. Raises `InvalidArchive` as `record` does."""
         return self._verified(version.artifacts[index], record.artifacts[index].digest)
 
     def _read(self, member: _Member) -> bytes:
@@ -246,7 +257,7 @@ class _Scan:
         start = os.pread(self._descriptor, 8, 0)
         if start.startswith(_COMPRESSED):
             raise InvalidArchive("the file is compressed; decompress it first, an export is a plain .tar")
-        manifest = self._json(ManifestRecord, self._next_member("manifest.json", most=_MAX_JSON_BYTES))
+        _, manifest = self._json(ManifestRecord, "manifest.json")
         content, voices = ContentDigest(), list[ArchivedVoice]()
         for voice in self._voices(content):
             voices.append(voice)
@@ -286,10 +297,9 @@ class _Scan:
             voice += 1
             yield found
 
-    def _about(self, number: int, voice: ArchivedVoice, content: ContentDigest) -> _Member:
+    def _about(self, number: int, voice: ArchivedVoice, content: ContentDigest) -> _Record:
         """Verify the `voice.json` of a voice."""
-        member = self._next_member(_about_name(number), most=_MAX_JSON_BYTES)
-        record = self._json(VoiceRecord, member)
+        member, record = self._json(VoiceRecord, _about_name(number))
         missing = [alias for alias, place in record.aliases.items() if place > len(voice.versions)]
         if missing or not record.has_content:
             what = f"points the alias {missing[0]!a} to no version" if missing else "is empty"
@@ -306,8 +316,7 @@ class _Scan:
             raise InvalidArchive(f"{voice.where} holds the voices {voice.name!a} and {record.name!a}")
 
     def _version(self, folder: str) -> tuple[ArchivedVersion, VersionRecord]:
-        at = self._next_member(f"{folder}/version.json", most=_MAX_JSON_BYTES)
-        record = self._json(VersionRecord, at)
+        at, record = self._json(VersionRecord, f"{folder}/version.json")
         if len({one.profile for one in record.artifacts}) != len(record.artifacts):
             raise InvalidArchive(f"{at.name!a} names a profile twice")
         source = self._next_member(f"{folder}/source", most=MAX_CLIP_BYTES, exactly=record.size)
@@ -373,10 +382,12 @@ class _Scan:
     def _read(self, member: _Member) -> bytes:
         return os.pread(self._descriptor, member.size, member.start)
 
-    def _json(self, model: type[Model], member: _Member) -> Model:
+    def _json(self, model: type[Model], name: str) -> tuple[_Record, Model]:
+        """Read the next member, which is a record."""
+        member = self._next_member(name, most=_MAX_JSON_BYTES)
         data = self._read(member)
-        self._records.add(member.name, data)
-        return _parsed(model, member.name, data)
+        self._records.add(name, data)
+        return _Record(name, member.start, member.size, sha256_digest(data)), _parsed(model, name, data)
 
     def _check_digest(self, member: _Member, digest: str) -> None:
         found, end = hashlib.sha256(), member.start + member.size

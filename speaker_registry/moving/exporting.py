@@ -68,16 +68,20 @@ class Export:
         self._deleted: set[str] = set()
         self._artifacts = 0
 
-    def write(self, path: Path, namespace: str) -> Exported:
+    def write(self, path: Path, namespace: str, *, only_new: bool = False) -> Exported:
         """Write the archive under a temporary name, and rename it when it is complete. Temporary files that
         killed exports to the same path left are removed.
 
+        Args:
+            only_new: Refuse to replace a file, also one that appears while the archive is written.
+
         Raises:
             SpeakerRegistryError: The registry cannot be reached or refuses the API key. No file is left.
+            FileExistsError: There is such a file, although `only_new` is set.
             OSError: The file cannot be written. No file is left.
         """
         remove_abandoned(path)
-        with replacing(path) as file:
+        with replacing(path, only_new=only_new) as file:
             writer = ArchiveWriter(file, namespace)
             # A registry without its view lists voices in another order, so they are sorted here.
             for _, name, voice_id in self._pauses.retry(self._voices):

@@ -9,8 +9,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Self
 
-import numpy as np
-
 from speaker_registry.calls import Registration
 from speaker_registry.client import RegistryClient
 from speaker_registry.errors import (
@@ -26,14 +24,13 @@ from speaker_registry.moving.about import Difference, apply_record, compare
 from speaker_registry.moving.archive import Archive, ArchivedVersion, ArchivedVoice
 from speaker_registry.moving.archive_records import ArtifactRecord, VersionRecord
 from speaker_registry.moving.candidates import Source
-from speaker_registry.moving.exporting import embedding_of
 from speaker_registry.moving.transfer import (
     Result,
     State,
     is_equal,
+    is_equal_embedding,
     register,
     restore,
-    texts_of,
     versions_there,
 )
 from speaker_registry.schemas import VoiceVersion
@@ -375,11 +372,9 @@ def _deleted() -> VoiceDeleted:
 
 
 def _is_same(client: RegistryClient, version: VoiceVersion, source: Source, record: VersionRecord) -> bool:
-    if isinstance(source, bytes):
-        return is_equal(version, source, record.texts)
-    if version.source != "embedding" or texts_of(version) != record.texts:
-        return False
-    return np.array_equal(embedding_of(client, version), source)
+    return is_equal(version, source, record.texts) or is_equal_embedding(
+        client, version, source, record.texts
+    )
 
 
 def _serves(client: RegistryClient, reference: str, wanted: ArtifactRecord, version_id: str | None) -> bool:

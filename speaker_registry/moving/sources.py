@@ -19,7 +19,8 @@ from typing import Any
 import numpy as np
 
 from speaker_registry.artifact import read_tensors
-from speaker_registry.errors import InvalidEmbedding, InvalidRequest, SpeakerRegistryError
+from speaker_registry.embeddings import MAX_EMBEDDING_BYTES, parse_embedding
+from speaker_registry.errors import InvalidRequest, SpeakerRegistryError
 from speaker_registry.json_objects import without_duplicates
 from speaker_registry.moving import FORMATS
 from speaker_registry.moving.candidates import Found, Source, Texts, Unusable, candidate
@@ -33,7 +34,6 @@ COLUMNS = ("name", "file", "text", "consent", "description")
 MAX_ENTRIES = 100_000
 """Maximum number of files in a folder, or of lines in a table."""
 _MAX_TABLE_BYTES = 64 * 1024**2
-_MAX_EMBEDDING_BYTES = 1024**2
 _MAX_CHANNELS = 8
 _MAX_SAMPLE_RATE = 384_000
 
@@ -333,8 +333,4 @@ def _value(row: Mapping[str, Any], column: str) -> str:
 
 
 def _embedding(folder: Path, name: str) -> Source:
-    data = read_inside(folder, name, _MAX_EMBEDDING_BYTES)
-    try:
-        return np.asarray(json.loads(data), dtype=np.float32)
-    except (ValueError, TypeError, OverflowError, RecursionError):
-        raise InvalidEmbedding(f"{name!a} is not a JSON list of numbers") from None
+    return parse_embedding(read_inside(folder, name, MAX_EMBEDDING_BYTES), ascii(name)).astype(np.float32)

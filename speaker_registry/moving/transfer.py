@@ -19,10 +19,17 @@ import numpy as np
 from speaker_registry.artifact import canonical_json, sha256_digest
 from speaker_registry.calls import Registration
 from speaker_registry.client import RegistryClient
-from speaker_registry.errors import SpeakerRegistryError, Unavailable, VoiceNotFound
+from speaker_registry.errors import (
+    InvalidArtifact,
+    PermissionDenied,
+    SpeakerRegistryError,
+    Unavailable,
+    VoiceNotFound,
+)
 from speaker_registry.exchange import OnPause
 from speaker_registry.moving.archive_records import VersionRecord
 from speaker_registry.moving.candidates import Candidate, Source, Texts
+from speaker_registry.moving.exporting import embedding_of
 from speaker_registry.moving.faults import Pauses, concerns_one_voice
 from speaker_registry.names import key_of_name, parse_speaker_name
 from speaker_registry.schemas import VoiceVersion
@@ -90,11 +97,22 @@ class Registering:
         newest = next(iter(versions_there(client, self.title, limit=1)), None)
         if newest and is_equal(newest, source, self.candidate.texts):
             return self._result("unchanged", newest)
+        if dry_run and newest and self._is_known_embedding(client, newest, source):
+            return self._result("unchanged", newest)
         if dry_run:
             return Result(where=self.where, name=self.title, state="planned")
         after = newest.version if newest else 0
         registered = register(client, self.title, source, self.candidate.texts, after=after)
         return self._result("registered" if registered.created else "unchanged", registered)
+
+    def _is_known_embedding(self, client: RegistryClient, newest: VoiceVersion, source: Source) -> bool:
+        """Return whether the newest version was made from this embedding. It is False if that cannot be read,
+        for example because the API key lacks the scope `artifacts:read`, which an import does without.
+        """
+        try:
+            return is_equal_embedding(client, newest, source, self.candidate.texts)
+        except (PermissionDenied, InvalidArtifact):
+            return False
 
     def _result(self, state: State, there: Registration | VoiceVersion) -> Result:
         return Result(
@@ -131,6 +149,19 @@ def is_equal(version: VoiceVersion, source: Source, texts: Texts) -> bool:
         and version.audio is not None
         and ((version.audio.digest, texts_of(version)) == (sha256_digest(source), texts))
     )
+
+
+def is_equal_embedding(client: RegistryClient, version: VoiceVersion, source: Source, texts: Texts) -> bool:
+    """Return whether a version was made from this embedding and these texts. It reads an artifact if only the
+    embeddings can differ.
+
+    Raises:
+        PermissionDenied: The API key lacks the scope `artifacts:read`.
+        InvalidArtifact: The version has no artifact with its embedding.
+    """
+    if isinstance(source, bytes) or version.source != "embedding" or texts_of(version) != texts:
+        return False
+    return np.array_equal(embedding_of(client, version), source)
 
 
 def texts_of(version: VoiceVersion) -> Texts:

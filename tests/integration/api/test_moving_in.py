@@ -151,8 +151,9 @@ def test_a_sample_folder_of_vllm_omni_becomes_voices(start: Start, run: Run, tmp
         assert alice.audio is not None
         assert (alice.audio.sample_rate, alice.audio.seconds) == (16000, 1.5)
         assert client.fetch("eve", "qwen3-tts-0.6b").tensors["speaker_embedding"].tobytes() == given.tobytes()
-    again = run(registry, "import", folder)
-    assert (again.status, set(again.states.values())) == (0, {"unchanged"})
+    for options in (["--dry-run"], []):
+        again = run(registry, "import", folder, *options)
+        assert (again.status, set(again.states.values())) == (0, {"unchanged"})
 
 
 def test_register_batch_reads_a_table(start: Start, run: Run, tmp_path: Path):

@@ -16,7 +16,7 @@ import pytest
 
 from speaker_registry.artifact import Artifact, Manifest, encode, sha256_digest
 from speaker_registry.errors import InvalidArchive
-from speaker_registry.moving.archive import Archive, ArchiveWriter, embedding_file
+from speaker_registry.moving.archive import Archive, ArchivedVoice, ArchiveWriter, embedding_file
 from speaker_registry.moving.archive_records import (
     ArtifactRecord,
     ContentDigest,
@@ -439,16 +439,25 @@ def test_an_artifact_of_another_clip_is_refused(tmp_path: Path, file: bytes):
     assert "is not" in refusal(path)
 
 
-def test_an_archive_that_changes_after_it_was_verified_is_refused(good: Path):
+@pytest.mark.parametrize(
+    ("before", "after", "read_again"),
+    [
+        (CLIP, CLIP[::-1], lambda archive, alice: archive.source(alice.versions[0], record())),
+        (b"Hi.", b"Ho.", lambda archive, alice: archive.record(alice.versions[0])),
+        (b"blue", b"grey", lambda archive, alice: archive.about(alice)),
+    ],
+    ids=["the clip", "the record of the version", "the record of the voice"],
+)
+def test_an_archive_that_changes_after_it_was_verified_is_refused(
+    good: Path, before: bytes, after: bytes, read_again: Callable[[Archive, ArchivedVoice], object]
+):
     """The bytes are verified again when they are used."""
     with Archive(good) as found:
-        alice = found.voices[0].versions[0]
-        read = found.record(alice)
         data = good.read_bytes()
         with good.open("r+b") as file:
-            file.write(data.replace(CLIP, CLIP[::-1]))
+            file.write(data.replace(before, after))
         with pytest.raises(InvalidArchive, match="has changed"):
-            found.source(alice, read)
+            read_again(found, found.voices[0])
 
 
 def test_other_files_are_named_as_what_they_are(tmp_path: Path, good: Path):

@@ -271,15 +271,21 @@ def test_a_row_of_another_length_is_refused_alone(tmp_path: Path):
 
 
 @pytest.mark.parametrize(
-    "content",
-    ["{", '["a"]', "[[1], [2, 3]]", "[1e400000", "[" * 100_000, "[1" + "0" * 400 + "]"],
+    ("content", "says"),
+    [
+        *((content, "is not a JSON list of numbers") for content in ("{", "[1e400000", "[" * 100_000)),
+        *((content, "is not a list of numbers") for content in ('["0.1"]', "[true]", "[[1], [2, 3]]")),
+        *(
+            (content, "has shape [1], or values that are not finite")
+            for content in ("[1e39]", f"[{10**400}]")
+        ),
+    ],
 )
-def test_an_embedding_that_is_none_is_refused(tmp_path: Path, content: str):
+def test_an_embedding_that_is_none_is_refused(tmp_path: Path, content: str, says: str):
     """A file that is no list of numbers is refused with its name."""
     write(tmp_path, t__csv="name,file\nalice,e.json\n", e__json=content)
-    assert "'e.json' is not a JSON list of numbers" in load_fault(
-        candidates(read(tmp_path / "t.csv", "csv", "c"))["alice"]
-    )
+    found = candidates(read(tmp_path / "t.csv", "csv", "c"))["alice"]
+    assert f"'e.json' {says}" in load_fault(found)
 
 
 # -- sample folders of vLLM-Omni and SGLang-Omni

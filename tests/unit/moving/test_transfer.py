@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator
 
 import httpx
+import numpy as np
 import pytest
 
 from speaker_registry import RegistryClient
@@ -13,18 +14,16 @@ from speaker_registry.cli.moving import _text
 from speaker_registry.cli.progress import PauseNotices
 from speaker_registry.errors import InvalidRequest, RateLimited, SpeakerRegistryError, Unavailable
 from speaker_registry.moving import faults
-from speaker_registry.moving.candidates import Candidate, Texts
+from speaker_registry.moving.candidates import Candidate, Source, Texts
 from speaker_registry.moving.faults import Pauses
 from speaker_registry.moving.transfer import Registering, Report, Result, Transfer
 from speaker_registry.names import parse_speaker_name
 from tests.unit.sdk.fake_registry import URL, FakeRegistry, error_answer
 
 
-def task(name: str) -> Registering:
+def task(name: str, source: Source = b"clip") -> Registering:
     texts = Texts(consent="c")
-    return Registering(
-        Candidate(name=parse_speaker_name(name), where=name, texts=texts, load=lambda: b"clip")
-    )
+    return Registering(Candidate(name=parse_speaker_name(name), where=name, texts=texts, load=lambda: source))
 
 
 def transferred(registry: FakeRegistry, *names: str) -> Report:
@@ -183,6 +182,31 @@ def test_a_voice_that_cannot_be_read_is_refused_alone(code: str):
     registry.faults.append(error_answer(503, code))
     report = transferred(registry, "a", "b")
     assert [(one.name, one.state) for one in report.results] == [("a", "refused"), ("b", "registered")]
+
+
+@pytest.mark.parametrize(
+    ("value", "state", "answer", "expected"),
+    [
+        (1.0, "ready", None, "unchanged"),
+        (2.0, "ready", None, "planned"),
+        (1.0, "failed", None, "planned"),
+        (1.0, "ready", error_answer(403, "permission_denied"), "planned"),
+    ],
+    ids=["equal", "different", "without an artifact", "without the right to read it"],
+)
+def test_a_dry_run_tells_which_embeddings_are_there(
+    value: float, state: str, answer: httpx.Response | None, expected: str
+):
+    """The import itself sends an embedding, and the registry answers that it is there."""
+    registry = FakeRegistry()
+    registry.add_version("alice", state, source="embedding", consent="c")
+    client = RegistryClient(URL, transport=httpx.MockTransport(registry), retries=0)
+    if answer is not None:
+        versions = registry(httpx.Request("GET", f"{URL}/v1/voices/alice/versions"))
+        registry.faults.extend([versions, answer])
+    embedding = np.full(192, value, np.float32)
+    report = Transfer(client, dry_run=True, jobs=1).run([task("alice", embedding)])
+    assert [result.state for result in report.results] == [expected]
 
 
 def test_results_keep_the_order_of_the_voices():

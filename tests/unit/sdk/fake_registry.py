@@ -309,6 +309,7 @@ class FakeRegistry:
             "version": version.number,
             "created_at": 1_775_133_893,
             "source": version.source,
+            "embedding_dim": 192 if version.source == "embedding" else None,
             "consent": version.consent,
             "ref_text": version.ref_text,
             "artifacts": self._statuses(key, version),

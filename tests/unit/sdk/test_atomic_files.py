@@ -4,11 +4,20 @@ import errno
 import os
 import resource
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from speaker_registry.atomic_files import remove_abandoned, replacing
+
+
+def no_link(*_: object) -> None:
+    """Stand in for `os.link` on a file system that has no hard links."""
+    raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
+
+
+HARD_LINKS = [pytest.param(os.link, id="hard links"), pytest.param(no_link, id="no hard links")]
 
 
 def left_beside(path: Path) -> Path:
@@ -87,3 +96,46 @@ def test_an_error_of_other_work_does_not_name_the_file(tmp_path: Path):
     with pytest.raises(OSError, match="broken") as caught, replacing(tmp_path / "voices.tar"):
         raise OSError(errno.ECONNRESET, "broken")
     assert caught.value.filename is None
+
+
+@pytest.mark.parametrize("link", HARD_LINKS)
+def test_a_file_that_appears_meanwhile_is_not_replaced(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, link: Callable[..., None]
+):
+    """Two exports to one new path would otherwise both succeed, and one archive would be lost."""
+    monkeypatch.setattr(os, "link", link)
+    path = tmp_path / "voices.tar"
+
+    def write() -> None:
+        with replacing(path, only_new=True) as file:
+            file.write(b"mine")
+            path.write_bytes(b"of others")
+
+    with pytest.raises(FileExistsError) as meanwhile:
+        write()
+    with pytest.raises(FileExistsError) as before, replacing(path, only_new=True):
+        pytest.fail("the work that ends in the file should not begin")
+    assert [str(one.value) for one in (meanwhile, before)] == [f"[Errno 17] File exists: '{path}'"] * 2
+    assert path.read_bytes() == b"of others"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("link", HARD_LINKS)
+def test_a_new_file_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, link: Callable[..., None]):
+    """Some file systems have no hard links, and a file is written there as well."""
+    monkeypatch.setattr(os, "link", link)
+    path = tmp_path / "voices.tar"
+    with replacing(path, only_new=True) as file:
+        file.write(b"whole")
+    assert path.read_bytes() == b"whole"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_a_pipe_or_a_device_is_not_replaced(tmp_path: Path):
+    """`export /dev/null --force` as root would leave a machine without /dev/null."""
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    with pytest.raises(OSError, match="only a regular file can be replaced") as caught, replacing(path):
+        pytest.fail("the work that ends in the file should not begin")
+    assert caught.value.filename == str(path)
+    assert [one.is_fifo() for one in tmp_path.iterdir()] == [True]

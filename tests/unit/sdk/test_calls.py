@@ -205,7 +205,13 @@ def test_an_embedding_is_sent_number_by_number(connect: Connect, registry: FakeR
     assert np.array_equal(np.array(sent, np.float32), np.array([0.1, -2.5], np.float32))
 
 
-@pytest.mark.parametrize("embedding", [[], [[1.0]], [1.0, float("nan")], ["x"], {"a": 1}, 3.0, [1.0, [2.0]]])
+@pytest.mark.parametrize(
+    "embedding",
+    [
+        *([], [[1.0]], [1.0, float("nan")], ["x"], {"a": 1}, 3.0, [1.0, [2.0]]),
+        *(["0.1"], [1.0, True], np.array([True]), [10**400], [1e39]),
+    ],
+)
 def test_what_is_no_vector_is_refused_before_it_is_sent(
     connect: Connect, registry: FakeRegistry, embedding: object
 ):

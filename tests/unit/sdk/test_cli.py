@@ -60,7 +60,8 @@ def test_a_transcript_may_come_from_a_file(run: Run, registry: FakeRegistry, cli
     assert run("register", "alice", clip, "--consent", "yes", "--ref-text-file", str(path)).status == 0
     assert form_of(registry.requests[0])["ref_text"] == "Grüß Gott".encode()
     path.write_bytes(b"\xff\xfe")
-    assert run("register", "alice", clip, "--consent", "yes", "--ref-text-file", str(path)).status == 2
+    outcome = run("register", "alice", clip, "--consent", "yes", "--ref-text-file", str(path))
+    assert outcome == Outcome(REFUSED, "", f"speaker-registry: {path} is not UTF-8 text\n")
 
 
 def test_a_clip_may_come_from_standard_input(
@@ -73,21 +74,33 @@ def test_a_clip_may_come_from_standard_input(
 
 
 def test_an_embedding_is_registered_from_a_file(run: Run, registry: FakeRegistry, tmp_path: Path):
-    """A file that holds anything besides the embedding is refused."""
+    """The numbers are sent as they are in the file."""
     path = tmp_path / "embedding.json"
     path.write_text("[0.5, 1]")
     assert run("register", "alice", "--embedding", str(path), "--consent", "yes").status == 0
     assert form_of(registry.requests[0])["embedding"] == b"[0.5,1.0]"
-    for text, status in (("no json", 2), ('{"a": 1}', 1)):
-        path.write_text(text)
-        assert run("register", "alice", "--embedding", str(path), "--consent", "yes").status == status
+
+
+@pytest.mark.parametrize(
+    "content", ["no json", '{"a": 1}', "[" * 100_000, "[1" + "0" * 400 + "]", '["0.1"]', "[true]"]
+)
+def test_a_file_that_is_no_embedding_is_refused(
+    run: Run, registry: FakeRegistry, tmp_path: Path, content: str
+):
+    """Whatever the file holds, the command ends with an error that names it, and not with a traceback."""
+    path = tmp_path / "embedding.json"
+    path.write_text(content)
+    outcome = run("register", "alice", "--embedding", str(path), "--consent", "yes", "--json")
+    assert (outcome.status, outcome.error["code"]) == (REFUSED, "invalid_embedding")
+    assert outcome.error["message"].startswith(str(path))
+    assert registry.requests == []
 
 
 def test_an_embedding_may_come_from_standard_input(
     run: Run, registry: FakeRegistry, monkeypatch: pytest.MonkeyPatch
 ):
     """`python embed.py | speaker-registry register alice --embedding -`. What is too long is not read."""
-    for text, status in ((b"[0.5, 1]", 0), (b"no json", 2), (b"[" + b"1," * 600_000, 2)):
+    for text, status in ((b"[0.5, 1]", 0), (b"no json", REFUSED), (b"[" + b"1," * 600_000, REFUSED)):
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text)))
         assert run("register", "alice", "--embedding", "-", "--consent", "yes").status == status
     assert [form_of(one)["embedding"] for one in registry.requests] == [b"[0.5,1.0]"]
@@ -229,6 +242,28 @@ def test_a_device_is_written_to_not_replaced(tmp_path: Path):
     assert os.read(reader, 10) == b"bytes"
     os.close(reader)
     assert stat.S_ISFIFO(path.stat().st_mode)
+
+
+def test_an_export_does_not_replace_a_file_that_appears_meanwhile(
+    run: Run, registry: FakeRegistry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Without `--force`, nobody has said that it may."""
+    path, quota = tmp_path / "x.tar", registry._quota()
+    monkeypatch.setattr(registry, "_quota", lambda: path.write_bytes(b"of others") and quota)
+    outcome = run("export", str(path))
+    assert outcome == Outcome(1, "", f"speaker-registry: {path} exists; pass --force to replace it\n")
+    assert path.read_bytes() == b"of others"
+    assert run("export", str(path), "--force").status == 0
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_an_export_does_not_replace_a_pipe(run: Run, tmp_path: Path):
+    path = tmp_path / "pipe"
+    os.mkfifo(path)
+    outcome = run("export", str(path), "--force")
+    expected = f"speaker-registry: {path}: only a regular file can be replaced\n"
+    assert outcome == Outcome(1, "", expected)
+    assert path.is_fifo()
 
 
 @pytest.mark.parametrize(("end", "path"), [(".svg", "waveform.svg"), (".PNG", "mel.png")])
