@@ -93,11 +93,8 @@ def wait_ready(
         try:
             job = yield from _wait_for_change(calls, seen, left)
             seen = yield from _read_state(calls, target, profile, job)
-        except Unavailable:
-            # The wait continues over a restart of the registry. A wrong address has already failed above.
-            if policy.clock() + _LONG_PAUSE_SECONDS >= deadline:
-                raise
-            yield Sleep(_LONG_PAUSE_SECONDS)
+        except Unavailable as error:  # a wrong address has already failed above
+            yield Sleep(pause_of_outage(error, deadline - policy.clock()))
 
 
 def wait_job(policy: RetryPolicy, job_id: str, timeout: float) -> Plan[Job]:
@@ -113,10 +110,8 @@ def wait_job(policy: RetryPolicy, job_id: str, timeout: float) -> Plan[Job]:
         left = deadline - policy.clock()
         try:
             job = yield from calls.job(job_id, wait=max(0.0, min(_POLL_SECONDS, left)))
-        except Unavailable:  # the wait continues over a restart of the registry
-            if policy.clock() + _LONG_PAUSE_SECONDS >= deadline:
-                raise
-            yield Sleep(_LONG_PAUSE_SECONDS)
+        except Unavailable as error:
+            yield Sleep(pause_of_outage(error, deadline - policy.clock()))
             continue
         if job.state in FINISHED_STATES:
             return job
@@ -126,6 +121,15 @@ def wait_job(policy: RetryPolicy, job_id: str, timeout: float) -> Plan[Job]:
                 f"job {job.id} is {job.state}{reason}", retry_after_seconds=_LONG_PAUSE_SECONDS
             )
         yield Sleep(min(_SHORT_PAUSE_SECONDS, deadline - policy.clock()))
+
+
+def pause_of_outage(error: Unavailable, seconds_left: float) -> float:
+    """Return the pause in seconds after which a wait asks a registry again that cannot be reached. A wait
+    continues over a restart of the registry. Raises `error` if the wait ends before that.
+    """
+    if seconds_left <= _LONG_PAUSE_SECONDS:
+        raise error
+    return _LONG_PAUSE_SECONDS
 
 
 def is_ready(seen: Readiness, seconds_left: float) -> bool:

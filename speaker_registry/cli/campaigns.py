@@ -1,6 +1,7 @@
 """The commands for campaigns: `campaigns start|list|show|wait|pause|resume|cancel`."""
 
 import argparse
+import math
 import time
 from functools import partial
 from typing import TYPE_CHECKING
@@ -23,6 +24,7 @@ from speaker_registry.cli.command import (
     when,
 )
 from speaker_registry.cli.progress import covering
+from speaker_registry.errors import NotFound, SpeakerRegistryError, Unavailable
 from speaker_registry.terminal import field_lines, printable, table
 
 if TYPE_CHECKING:
@@ -78,20 +80,42 @@ def cancel(client: "RegistryClient", arguments: argparse.Namespace) -> Output:
 
 def _waited(client: "RegistryClient", campaign: "Campaign", arguments: argparse.Namespace) -> Output:
     """Wait until a campaign is over. The exit code says whether it was canceled or voices failed."""
-    deadline = None if arguments.timeout is None else time.monotonic() + arguments.timeout
+    deadline = math.inf if arguments.timeout is None else time.monotonic() + arguments.timeout
     with covering(campaign, quiet=arguments.json) as update:
         while not campaign.over:
-            if deadline is not None and time.monotonic() >= deadline:
+            if time.monotonic() >= deadline:
                 raise CommandError(
                     f"campaign {campaign.id} is {campaign.state} at {_percent(campaign.coverage)} after "
                     f"{arguments.timeout:g} s; it continues without this command",
                     status=NOT_READY,
                 )
             time.sleep(_POLL_SECONDS)
-            campaign = client.campaign(campaign.profile, campaign.id)
+            campaign = _looked_at_again(client, campaign, deadline)
             update(campaign)
     failed = campaign.state == "canceled" or campaign.progress.failed > 0
     return _shown(campaign)._replace(status=FAILED if failed else OK)
+
+
+def _looked_at_again(client: "RegistryClient", campaign: "Campaign", deadline: float) -> "Campaign":
+    """Return a campaign as it is now, or as it was if the registry cannot be reached at the moment.
+
+    Raises:
+        SpeakerRegistryError: The wait cannot go on. The message names the campaign, because `start --wait`
+            did not show its id before.
+    """
+    from speaker_registry.waiting import pause_of_outage  # noqa: PLC0415  --help does without numpy
+
+    try:
+        return client.campaign(campaign.profile, campaign.id)
+    except NotFound:
+        raise
+    except SpeakerRegistryError as error:
+        error.message = f"{error}; campaign {campaign.id} continues without this command"
+        error.args = (error.message,)
+        if not isinstance(error, Unavailable):
+            raise
+        time.sleep(pause_of_outage(error, deadline - time.monotonic()))
+    return campaign
 
 
 def _shown(campaign: "Campaign") -> Output:

@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import datetime
+import json
 import math
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -140,6 +141,25 @@ def status_of(error: Exception) -> int:
         ArtifactNotReady: NOT_READY,
     }
     return next((status for kind, status in kinds.items() if isinstance(error, kind)), REFUSED)
+
+
+def message_of(error: Exception) -> str:
+    """Return the message of the error that ended a command, which is never empty."""
+    if isinstance(error, OSError) and error.filename:
+        return f"{error.filename}: {error.strerror}"
+    return str(error) or type(error).__name__
+
+
+def error_document(error: Exception, message: str) -> str:
+    """Return an error as it is printed with `--json`."""
+    code = error.code if isinstance(error, SpeakerRegistryError) else _local_code(error)
+    param, request_id = getattr(error, "param", None), getattr(error, "request_id", None)
+    body = {"code": code, "message": message, "param": param, "request_id": request_id}
+    return json.dumps({"error": body})
+
+
+def _local_code(error: Exception) -> str:
+    return "usage" if status_of(error) == USAGE else "local_error"
 
 
 def advice_on(error: Exception) -> str:

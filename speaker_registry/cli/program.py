@@ -34,14 +34,15 @@ from speaker_registry.cli.command import (
     PIPE_CLOSED,
     PROGRAM,
     STANDARD_OUTPUT,
-    USAGE,
     CommandError,
     Output,
     Parser,
     add_commands,
     add_common,
     advice_on,
+    error_document,
     exit_codes,
+    message_of,
     status_of,
     warn,
     writing_output,
@@ -134,25 +135,12 @@ def _client(arguments: argparse.Namespace) -> "RegistryClient":
 
 
 def _complaint(error: Exception, as_json: bool) -> str:
-    message, request_id = _message(error), getattr(error, "request_id", None)
+    message, request_id = message_of(error), getattr(error, "request_id", None)
     if as_json:
-        code = error.code if isinstance(error, SpeakerRegistryError) else _local_code(error)
-        param = getattr(error, "param", None)
-        body = {"code": code, "message": message, "param": param, "request_id": request_id}
-        return json.dumps({"error": body})
+        return error_document(error, message)
     lines = [f"{PROGRAM}: {printable(message)}" + (f" ({printable(request_id)})" if request_id else "")]
     advice = advice_on(error)
     return "\n".join([*lines, *filter(None, [getattr(error, "usage", ""), advice and f"hint: {advice}"])])
-
-
-def _local_code(error: Exception) -> str:
-    return "usage" if status_of(error) == USAGE else "local_error"
-
-
-def _message(error: Exception) -> str:
-    if isinstance(error, OSError) and error.filename:
-        return f"{error.filename}: {error.strerror}"
-    return str(error) or type(error).__name__
 
 
 class _Version(argparse.Action):

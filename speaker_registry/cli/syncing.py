@@ -16,6 +16,8 @@ from speaker_registry.cli.command import (
     CommandError,
     Output,
     about_weights,
+    error_document,
+    message_of,
     seconds,
     status_of,
     warn,
@@ -68,7 +70,7 @@ def carry_out(
             for warning in made.warnings:
                 warn(warning)
 
-        _watch(run, interval, show)
+        _watch(run, interval, show, as_json=arguments.json)
     return output_of(run())
 
 
@@ -89,16 +91,19 @@ def interval_of(arguments: argparse.Namespace) -> float:
     return _INTERVAL_SECONDS if given is None else given
 
 
-def _watch(run: Callable[[], "Report"], interval: float, show: Callable[["Report"], object]) -> NoReturn:
+def _watch(
+    run: Callable[[], "Report"], interval: float, show: Callable[["Report"], object], *, as_json: bool
+) -> NoReturn:
     """Sync until the process is told to end, which SIGTERM does with exit code 0."""
     from speaker_registry.syncing.watching import Watch  # noqa: PLC0415  see `sync`
 
     # The first process of a container ends by SIGTERM only if it handles it.
     signal.signal(signal.SIGTERM, lambda *_: sys.exit())
 
-    def complain(error: SpeakerRegistryError) -> None:
-        message = f"{error}; trying again every {interval:g} s"
-        print(f"{PROGRAM}: {printable(message)}", file=sys.stderr, flush=True)
+    def complain(error: SpeakerRegistryError | OSError) -> None:
+        message = f"{message_of(error)}; trying again every {interval:g} s"
+        line = error_document(error, message) if as_json else f"{PROGRAM}: {printable(message)}"
+        print(line, file=sys.stderr, flush=True)
 
     Watch(run=run, wait=partial(time.sleep, interval), on_report=show, on_error=complain).forever()
 

@@ -38,7 +38,7 @@ from speaker_registry.cli.text import (
     version_text,
     voice_text,
 )
-from speaker_registry.errors import NotFound
+from speaker_registry.errors import NotFound, SpeakerRegistryError
 from speaker_registry.labels import parse_filters
 from speaker_registry.names import parse_reference, split_reference
 from speaker_registry.terminal import printable, table
@@ -163,8 +163,12 @@ def delete(client: "RegistryClient", arguments: argparse.Namespace) -> Output:
     if not arguments.yes:
         confirm("delete", f"Delete {printable(arguments.name)} with all its versions?")
     client.delete(arguments.name)
+    return Output({"name": name, "deleted": True}, f"deleted {printable(name)}\n{_undo_of(name)}")
+
+
+def _undo_of(name: str) -> str:
     undo = f"`{PROGRAM} undelete {shlex.quote(name)}` restores it within the grace period"
-    return Output({"name": name, "deleted": True}, f"deleted {printable(name)}\n{printable(undo)}")
+    return printable(undo)
 
 
 def _delete_version(
@@ -174,10 +178,33 @@ def _delete_version(
     if not isinstance(number, int):
         raise CommandError(f"delete takes the number of a version, as in {name}@3, and no alias")
     if not arguments.yes:
-        confirm("delete", f"Delete version {number} of {printable(name)}? It cannot be undeleted.")
+        only = _versions_left(client, name) == 1
+        what = "It is the last one, so the voice is deleted with it." if only else "It cannot be undeleted."
+        confirm("delete", f"Delete version {number} of {printable(name)}? {what}")
     client.delete_version(name, number)
-    document = {"name": name, "version": number, "deleted": True}
-    return Output(document, printable(f"deleted {name}@{number}"))
+    left = _versions_left(client, name)
+    document = {
+        "name": name,
+        "version": number,
+        "deleted": True,
+        "voice_deleted": None if left is None else left == 0,
+    }
+    text = printable(f"deleted {name}@{number}")
+    if left == 0:
+        text += f"\nthe voice had no other version and is deleted with it; {_undo_of(name)}"
+    return Output(document, text)
+
+
+def _versions_left(client: "RegistryClient", name: str) -> int | None:
+    """Return the number of versions of a voice: 0 if there is no such voice, and None if the registry does
+    not say, for example because the API key may not read voices.
+    """
+    try:
+        return client.get(name).versions
+    except NotFound:
+        return 0
+    except SpeakerRegistryError:
+        return None
 
 
 def undelete(client: "RegistryClient", arguments: argparse.Namespace) -> Output:

@@ -1,8 +1,10 @@
-"""Syncs repeatedly, and continues after times in which the registry cannot be reached."""
+"""Syncs repeatedly, and continues after times in which the registry cannot be reached or the folder cannot
+be written to.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NoReturn
+from typing import Literal, NoReturn
 
 from speaker_registry.errors import (
     InvalidApiKey,
@@ -29,36 +31,41 @@ class Watch:
     """Called after the first sync, and after each one with another outcome or another fault than the one
     before.
     """
-    on_error: Callable[[SpeakerRegistryError], object]
-    """Called when the registry cannot be reached, once until it can be reached again."""
+    on_error: Callable[[SpeakerRegistryError | OSError], object]
+    """Called when the registry cannot be reached, or the folder cannot be written to, once until the next
+    sync that can.
+    """
 
     def forever(self) -> NoReturn:
         """Sync until an error occurs that waiting does not resolve, and raise it.
 
         A proxy or another server that answers in place of the registry, for example with 404, is waited for
-        if the registry was reached before. Otherwise the address is probably wrong.
+        if the registry was reached before. Otherwise the address is probably wrong. In the same way a folder
+        that cannot be written to, for example on a full disk, is waited for after the first sync.
         """
         last: Report | None = None
-        is_away = False
+        failing: Literal["registry", "folder"] | None = None
         while True:
             try:
                 report = self.run()
-            except SpeakerRegistryError as error:
-                if isinstance(error, _FINAL) or (last is None and _comes_from_elsewhere(error)):
+            except (SpeakerRegistryError, OSError) as error:
+                if isinstance(error, _FINAL) or (last is None and _tells_of_a_mistake(error)):
                     raise
-                if not is_away:
+                former, failing = failing, "folder" if isinstance(error, OSError) else "registry"
+                if failing != former:
                     self.on_error(error)
-                is_away = True
             else:
-                if is_away or report.is_changed or last is None or _lacks(report) != _lacks(last):
+                if failing or report.is_changed or last is None or _lacks(report) != _lacks(last):
                     self.on_report(report)
-                last, is_away = report, False
+                last, failing = report, None
             self.wait()
 
 
-def _comes_from_elsewhere(error: SpeakerRegistryError) -> bool:
-    """Return whether something that is not the registry refuses the request."""
-    return error.is_foreign and not error.retryable
+def _tells_of_a_mistake(error: SpeakerRegistryError | OSError) -> bool:
+    """Return whether an error before the first sync probably means that the address or the path is wrong:
+    something that is not the registry refuses the request, or the folder cannot be written to.
+    """
+    return isinstance(error, OSError) or (error.is_foreign and not error.retryable)
 
 
 def _lacks(report: Report) -> tuple[set[tuple[str, str | None]], str]:

@@ -48,6 +48,7 @@ def test_to_cancel_twice_is_to_cancel_once(world: World, registry: Registry) -> 
     """A client that got no answer asks again."""
     job = registry.register("wren", 1).jobs["ecapa"]
     first = registry.cancel(job)
+    assert registry.jobs.seen.get(job) == first, "it is still canceled if Redis is lost"
     revision = registry.document("wren").revision
     world.pass_time(5)
     assert registry.cancel(job) == first

@@ -48,7 +48,9 @@ def cancel(
     jobs.end(speaker_id, job, "canceled")
     jobs.remove(job)
     log.info("job.canceled", job_id=job_id, speaker=str(speaker_id), profile=record.profile)
-    return jobs.record(namespace, job_id)
+    canceled = jobs.record(namespace, job_id)
+    jobs.seen.put(canceled)  # a later build of the artifact hides this one in the document
+    return canceled
 
 
 def _commit(

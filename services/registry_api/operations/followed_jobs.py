@@ -63,14 +63,19 @@ def _outcome(speakers: Speakers, jobs: Jobs, profiles: Profiles, job: JobRecord)
 
 
 def _by_artifact(job: JobRecord, version: Version, fingerprint: str) -> JobRecord | None:
-    """Return the job as ended by its artifact or its failure, or None if there is neither."""
+    """Return the job as ended by its artifact, failure or cancellation, or None if there is none of them."""
     build = (fingerprint, job.build)
     if any((one.fingerprint, one.build) == build for one in version.artifacts.get(job.profile, ())):
         return _ended(job, "succeeded", stage="done")
     failed = version.failures.get(job.profile, ())
     own = (one for one in failed if one.job == job.id or (one.fingerprint, one.build) == build)
     failure = next(own, None)
-    return _given_up(job, failure) if failure is not None else None
+    if failure is not None:
+        return _given_up(job, failure)
+    # A cancellation beside an artifact that is still served leaves no failure, but uses up its build.
+    is_served = version.artifact(job.profile, fingerprint) is not None
+    is_canceled = is_served and version.outcome(job.profile, *build) == "canceled"
+    return _ended(job, "canceled") if is_canceled else None
 
 
 def _given_up(job: JobRecord, failure: FailureRecord) -> JobRecord:

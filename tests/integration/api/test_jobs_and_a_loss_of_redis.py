@@ -200,6 +200,21 @@ def test_a_job_that_failed_or_was_canceled_is_shown_as_that(registry: Registry):
     assert registry.client.get(f"/v1/jobs/{canceled}").json()["state"] == "canceled"
 
 
+def test_a_cancellation_that_left_an_artifact_in_service_is_shown_as_that(start: Start, valkey: Any):
+    """The voice counts as ready, so its document has no failure that tells of the cancellation."""
+    url = empty(valkey, 12)
+    one = start(url)
+    one.ready("alice")
+    forced = {"profiles": [PROFILE], "force": True}
+    asked = one.client.post("/v1/voices/alice/versions/1/extractions", json=forced)
+    job_id = asked.json()["data"][0]["job_id"]
+    other = start(url, folder=one.folder)
+    wait_until(lambda: other.opened.jobs.seen.get(job_id) is not None)
+    assert one.client.post(f"/v1/jobs/{job_id}/cancel").json()["state"] == "canceled"
+    lose_redis(one)
+    assert (_state(one, job_id), _state(other, job_id)) == ("canceled", "canceled")
+
+
 @pytest.mark.parametrize("started", ["before", "after"])
 def test_another_process_finds_a_job_that_was_claimed_elsewhere(start: Start, valkey: Any, started: str):
     """A replica that never saw a job finds it though another one claimed it, because a proxy sends callers to

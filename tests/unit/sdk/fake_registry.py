@@ -199,7 +199,9 @@ class FakeRegistry:
         if key not in self.voices:
             return error_answer(404, "voice_not_found", f"there is no voice '{key}'", param="name")
         if method == "DELETE":
-            del self.voices[key]
+            self.voices[key] = [one for one in self.voices[key] if rest[1:] and one.number != int(rest[1])]
+            if not self.voices[key]:
+                del self.voices[key]
             return httpx.Response(204)
         if not rest:
             return httpx.Response(200, json=self._voice(key))
@@ -286,7 +288,7 @@ class FakeRegistry:
 
     def _voice(self, key: str) -> dict[str, Any]:
         versions = self.voices[key]
-        default = versions[self.aliases[key]["default"] - 1]
+        [default] = [one for one in versions if one.number == self.aliases[key]["default"]]
         return {
             "id": f"voice_{key}",
             "name": self.names[key],

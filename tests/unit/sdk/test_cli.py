@@ -10,6 +10,7 @@ import stat
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
@@ -19,7 +20,7 @@ import speaker_registry
 from speaker_registry import errors
 from speaker_registry.artifact import ComputedOn
 from speaker_registry.atomic_files import write_atomically
-from speaker_registry.cli import main, progress
+from speaker_registry.cli import campaigns, main, progress
 from speaker_registry.cli.command import EXIT_CODES, HINTS, NOT_FOUND, REFUSED, UNTRAINED, USAGE
 from speaker_registry.cli.program import parser
 from tests.unit.sdk.conftest import Outcome, Run
@@ -28,6 +29,7 @@ from tests.unit.sdk.fake_registry import (
     QWEN,
     URL,
     FakeRegistry,
+    FakeTime,
     artifact_file,
     error_answer,
     file_headers,
@@ -448,6 +450,30 @@ def test_waiting_ends_with_where_the_version_stands(run: Run, registry: FakeRegi
     assert run("wait", "carol", "--timeout", "0", "--json").error["code"] == "artifact_not_ready"
 
 
+def campaign(state: str) -> httpx.Response:
+    """Return the answer about the campaign `c1`."""
+    progress = {"voices": 4, "ready": 4, "failed": 0, "skipped": 0, "under_way": 0}
+    shown = {"id": "c1", "profile": ECAPA, "fingerprint": "sha256:1", "state": state, "coverage": 1.0}
+    times = {"created_at": 1, "changed_at": 1, "promotes": False}
+    sample = {"wanted": 0, "compared": 0, "tensors": {}}
+    return httpx.Response(200, json={**shown, **times, "progress": progress, "sample": sample})
+
+
+def test_the_wait_for_a_campaign_continues_over_a_restart_of_the_registry(
+    run: Run, registry: FakeRegistry, time: FakeTime, monkeypatch: pytest.MonkeyPatch
+):
+    """A campaign takes hours. It continues when its wait ends, so the error names it."""
+    monkeypatch.setattr(campaigns, "time", SimpleNamespace(monotonic=time, sleep=time.sleep))
+    registry.faults.extend([campaign("running"), *[httpx.ConnectError("refused")] * 5, campaign("complete")])
+    assert run("campaigns", "wait", ECAPA, "c1").status == 0
+    registry.faults.extend([campaign("running"), *[httpx.ConnectError("refused")] * 50])
+    outcome = run("campaigns", "wait", ECAPA, "c1", "--timeout", "20", "--json")
+    assert (outcome.status, outcome.error["code"]) == (3, "unavailable")
+    assert outcome.error["message"].endswith("; campaign c1 continues without this command")
+    assert len(registry.faults) > 30
+    registry.faults.clear()
+
+
 def test_a_bar_is_drawn_only_for_somebody_who_watches(
     run: Run, registry: FakeRegistry, monkeypatch: pytest.MonkeyPatch
 ):
@@ -578,6 +604,37 @@ def test_deleting_asks_first(run: Run, registry: FakeRegistry, monkeypatch: pyte
     assert registry.voices == {}
     registry.add_version("bob")
     assert run("delete", "bob", "--yes", "--json").document == {"name": "bob", "deleted": True}
+
+
+def test_deleting_the_last_version_tells_that_the_voice_is_deleted(
+    run: Run, registry: FakeRegistry, monkeypatch: pytest.MonkeyPatch
+):
+    """The voice can be undeleted, and a single version cannot."""
+
+    def delete(version: str) -> Outcome:
+        monkeypatch.setattr(sys, "stdin", io.StringIO("y\n"))
+        monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
+        return run("delete", version)
+
+    registry.add_version("alice")
+    registry.add_version("alice")
+    one, last = delete("alice@1"), delete("alice@2")
+    assert (one.out, "It cannot be undeleted" in one.err) == ("deleted alice@1\n", True)
+    assert "It is the last one, so the voice is deleted with it." in last.err
+    assert "`speaker-registry undelete alice` restores it" in last.out
+    assert registry.voices == {}
+    registry.add_version("bob")
+    registry.add_version("bob")
+    deleted = [run("delete", f"bob@{number}", "--yes", "--json").document for number in (1, 2)]
+    assert [one["voice_deleted"] for one in deleted] == [False, True]
+
+
+def test_a_key_that_may_only_delete_versions_deletes_them(run: Run, registry: FakeRegistry):
+    """Such a key cannot learn whether the voice is still there."""
+    registry.add_version("alice")
+    registry.faults.extend([httpx.Response(204), error_answer(403, "permission_denied")])
+    deleted = run("delete", "alice@1", "--yes", "--json")
+    assert (deleted.status, deleted.document["voice_deleted"]) == (0, None)
 
 
 def test_an_error_of_the_registry_is_one_line_and_no_traceback(run: Run, registry: FakeRegistry):

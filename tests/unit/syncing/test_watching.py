@@ -1,11 +1,15 @@
 """The loop of `sync --watch`: when it syncs again, what it tells, and what ends it."""
 
+import json
+from argparse import Namespace
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from speaker_registry import errors
+from speaker_registry.cli import syncing
+from speaker_registry.cli.command import Output
 from speaker_registry.exchange import Reply, Request, error_of, no_registry
 from speaker_registry.syncing.synchronization import Outcome, Report
 from speaker_registry.syncing.watching import Watch
@@ -82,6 +86,49 @@ def test_a_registry_that_is_away_is_told_once_and_waited_for(error: Exception):
     assert told(error, error, same, same, error, same) == [
         *(error, "wait", "wait", same, "wait", "wait", error, "wait", same, "wait")
     ]
+
+
+def test_a_folder_that_cannot_be_written_is_told_once_and_waited_for():
+    """A full disk has room again some day, and nothing would be synced until somebody starts the process."""
+    same, full, away = report(), OSError(28, "No space left on device"), errors.Unavailable("away")
+    assert told(same, full, full, same, full, away) == [
+        *(same, "wait", full, "wait", "wait", same, "wait", full, "wait", away, "wait")
+    ]
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "message"),
+    [
+        (errors.Unavailable("away"), "unavailable", "away"),
+        (
+            OSError(28, "No space left on device", "/voices/a"),
+            "local_error",
+            "/voices/a: No space left on device",
+        ),
+    ],
+)
+def test_an_error_that_is_waited_for_is_json_for_programs(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    error: Exception,
+    code: str,
+    message: str,
+):
+    """A program that reads standard error line by line can parse each of them."""
+    results: Iterator[Any] = iter([report(), error])
+
+    def run() -> Report:
+        result = next(results, Ended())
+        if isinstance(result, BaseException):
+            raise result
+        return result
+
+    monkeypatch.setattr(syncing.signal, "signal", lambda *_: None)
+    arguments = Namespace(watch=True, json=True)
+    with pytest.raises(Ended):
+        syncing.carry_out(run, 0, arguments, lambda _: Output({}, ""))
+    told = json.loads(capsys.readouterr().err)["error"]
+    assert (told["code"], told["message"]) == (code, f"{message}; trying again every 0 s")
 
 
 @pytest.mark.parametrize("status", [302, 401, 403, 404, 410, 413])
