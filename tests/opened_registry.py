@@ -5,6 +5,7 @@ store is real, and so is Redis. A stand-in for the worker advances only when a t
 from pathlib import Path
 from typing import Any
 
+from services.registry_api.commands.wiring import campaigns_of
 from services.registry_api.maintenance.housekeeping import Housekeeping
 from services.registry_api.operations.delete import delete
 from services.registry_api.operations.register import Limits, NewVersion, Registered, register
@@ -86,6 +87,7 @@ class OpenedRegistry:
             records=self.opened.profile_records,
             settings=HousekeepingSettings(**settings),
             sweep_keys=lambda: 0,
+            forget_voice=campaigns_of(self.opened).forget_voice,
         )
 
     def register(

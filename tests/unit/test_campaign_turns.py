@@ -4,6 +4,7 @@ The test itself plays the candidate's worker, and the processes that go on with 
 """
 
 from collections.abc import Iterator
+from datetime import timedelta
 from itertools import islice
 from typing import Any
 
@@ -13,7 +14,9 @@ from services.registry_api.campaigns import preparation
 from services.registry_api.campaigns.campaign import NOT_COUNTED
 from services.registry_api.campaigns.control import Campaigns
 from services.registry_api.campaigns.kept_progress import KeptProgress
+from services.registry_api.maintenance.erase import erase
 from services.registry_api.maintenance.settle import settle
+from services.registry_api.operations.delete import delete
 from services.shared.bucket.layout import profile_key
 from services.shared.bucket.store import ObjectUnavailable
 from services.shared.model.profile_document import CampaignRecord
@@ -26,6 +29,7 @@ from speaker_registry.errors import (
     InvalidAudio,
     SpeakerRegistryError,
 )
+from speaker_registry.names import parse_speaker_name
 from tests import memory_registry
 from tests.memory_records import PROFILE, A, B, C, Process
 from tests.memory_registry import PROFILES, Registry, World
@@ -516,3 +520,62 @@ def test_a_campaign_names_the_voices_that_failed_and_promotes_all_the_same_if_fo
     assert fleet.finish(second).state == "promoted"
     assert fleet.records.profiles.read_uncached(PROFILE).fingerprint == B
     assert fleet.by_candidate().count("bert/one") == 1
+
+
+def erase_voice(fleet: Fleet, namespace: str, name: str) -> None:
+    """Delete a voice, and let housekeeping erase it."""
+    speakers, voice = fleet.registry.speakers, parse_speaker_name(name)
+    delete(speakers, fleet.registry.jobs, namespace, voice, by="key")
+    fleet.world.pass_time(60)
+    fleet.beat()
+    erase(
+        speakers,
+        fleet.registry.blobs,
+        SpeakerId.of(namespace, voice),
+        grace=timedelta(seconds=1),
+        forget_voice=fleet.campaigns.forget_voice,
+    )
+
+
+def names_of_voices(fleet: Fleet) -> str:
+    """Return what campaigns keep in documents of profiles and in Redis."""
+    documents = [body for key, (body, _) in fleet.world.store.objects.items() if key == profile_key(PROFILE)]
+    progress = [value for key, value in fleet.world.server.data.items() if key.endswith(":campaigns")]
+    return f"{documents} {progress}"
+
+
+@pytest.mark.parametrize("is_over", [False, True])
+def test_campaigns_forget_the_name_of_an_erased_voice(fleet: Fleet, is_over: bool) -> None:
+    """The document of a profile kept the names of erased voices as long as its last fifty campaigns."""
+    fleet.ready("cleo", "wren")
+    campaign = fleet.campaigns.start(PROFILE, B, by="me").campaign
+    if is_over:
+        fleet.finish(campaign, failing="cleo/wren")
+    else:
+        fleet.campaigns.runner.turn()
+        fleet.work(failing="cleo/wren")
+        fleet.campaigns.runner.turn()
+    erase_voice(fleet, "bert", "two")
+    assert "wren" in names_of_voices(fleet)
+    erase_voice(fleet, "cleo", "wren")
+    assert "wren" not in names_of_voices(fleet)
+    assert fleet.finish(campaign).state == "complete"
+    assert "wren" not in names_of_voices(fleet)
+    shown = fleet.campaigns.get(PROFILE, campaign.id).progress
+    assert (shown.failed, shown.named) == (1, ())
+
+
+@pytest.mark.parametrize("is_canceled", [False, True])
+def test_a_campaign_that_is_over_keeps_no_names_of_voices_that_did_not_fail(
+    fleet: Fleet, is_canceled: bool
+) -> None:
+    """The last voice of the walk stayed in the document of the profile."""
+    fleet.ready("cleo", "wren")
+    campaign = fleet.campaigns.start(PROFILE, B, by="me").campaign
+    if is_canceled:
+        fleet.campaigns.runner.turn()
+        assert "wren" in names_of_voices(fleet)
+        fleet.campaigns.cancel(PROFILE, campaign.id, by="me")
+    else:
+        fleet.finish(campaign)
+    assert "wren" not in names_of_voices(fleet)

@@ -8,7 +8,7 @@ newest one, if they need an artifact of the profile. Housekeeping extracts older
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 from pydantic import Field
@@ -16,10 +16,11 @@ from pydantic import Field
 from services.shared.model.document import SpeakerDocument
 from services.shared.model.profile_document import CampaignRecord
 from services.shared.model.records import FailureRecord, Record, Version
-from services.shared.model.speaker import Speaker
+from services.shared.model.speaker import Speaker, SpeakerId
 from services.shared.model.status import ProfileStatus, profile_status
 from speaker_registry.engine import Profile
 from speaker_registry.errors import BY_CODE, InvalidRequest
+from speaker_registry.names import slug_of
 
 MAX_WALKS = 3
 """Largest number of walks through all voices. Each walk finds voices that were registered during the previous
@@ -38,6 +39,14 @@ which every process reads all the time.
 """
 _MAX_MESSAGE = 200
 """Messages of failures are truncated to this many characters."""
+_KEPT_AT_THE_END = {
+    *("walk", "walked", "begun", "voices"),
+    *("ready", "failed", "skipped", "named"),
+    *("compared", "distances"),
+}
+"""The fields of `Progress` that are kept when a campaign is over. The others have names of voices that nobody
+needs any more, or no meaning.
+"""
 
 
 class Distance(Record):
@@ -75,6 +84,12 @@ class FailedVoice(Record):
     def retryable(self) -> bool:
         return may_succeed(self.code)
 
+    def is_of(self, speaker_id: SpeakerId) -> bool:
+        """Return whether this is the failure of a speaker. A voice that could not be read is named by its
+        slug.
+        """
+        return self.namespace == speaker_id.namespace and speaker_id.slug in {self.voice, slug_of(self.voice)}
+
 
 class Progress(Record):
     """The progress of a campaign. If it is lost, the walk starts over, and existing artifacts are not
@@ -85,7 +100,7 @@ class Progress(Record):
     """The number of the walk, from 1. 0 means that the campaign has not begun."""
     namespace: str = ""
     after: str = ""
-    """Namespace and key of the last voice that the walk has reached."""
+    """Namespace and key of the last voice that the walk has reached. The key is empty after the last one."""
     walked: bool = False
     """True if the walk has reached the last voice."""
     begun: int = 0
@@ -152,9 +167,9 @@ class Progress(Record):
         left = max(0, self.voices - self.done)
         return left / self.per_second if self.per_second else None
 
-    def stopped(self) -> Self:
-        """Return the progress of a campaign that ends early."""
-        return self.model_copy(update={"under_way": {}, "forgiven": {}, "waits": None})
+    def at_its_end(self) -> dict[str, Any]:
+        """Return what the record of a campaign that ends now keeps of its progress."""
+        return self.model_dump(mode="json", include=_KEPT_AT_THE_END)
 
     def with_voice(self, state: Literal["ready", "failed", "skipped"]) -> Self:
         """Return the progress with one more finished voice."""
@@ -169,6 +184,11 @@ class Progress(Record):
             return counted
         short = voice.having(message=voice.message[:_MAX_MESSAGE])
         return counted.model_copy(update={"named": (*self.named, short)})
+
+    def without(self, speaker_id: SpeakerId) -> Self:
+        """Return the progress without the name of a speaker among the failures. The counts stay."""
+        named = tuple(one for one in self.named if not one.is_of(speaker_id))
+        return self if named == self.named else self.having(named=named)
 
     def measured_now(self, now: float) -> Self:
         """Return the progress with an updated rate, which is measured every few seconds."""

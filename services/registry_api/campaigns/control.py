@@ -13,6 +13,7 @@ import structlog
 from prometheus_client.metrics_core import GaugeMetricFamily
 
 from services.registry_api.campaigns.campaign import Progress
+from services.registry_api.campaigns.erased_voices import forget_voice
 from services.registry_api.campaigns.kept_progress import KeptProgress
 from services.registry_api.campaigns.preparation import Preparation
 from services.registry_api.campaigns.runner import CampaignRunner
@@ -29,6 +30,7 @@ from services.shared.model.profile_document import (
     with_promotion_at_the_end,
 )
 from services.shared.model.profiles import ProfileCatalogue
+from services.shared.model.speaker import SpeakerId
 from services.shared.queue.jobs import Jobs
 from services.shared.registry.profile_records import ProfileRecords
 from services.shared.registry.profiles import Profiles
@@ -166,6 +168,10 @@ class Campaigns:
         oldest_first = reversed(self.of_profile(profile))
         return {one.campaign.fingerprint: one.progress.coverage for one in oldest_first}
 
+    def forget_voice(self, speaker_id: SpeakerId) -> None:
+        """Remove the name of an erased voice from the failures of all campaigns. Raises `Unavailable`."""
+        forget_voice(self._profiles, self._catalogue.names, self._kept, speaker_id)
+
     def signals(self) -> list[GaugeMetricFamily]:
         """Return the metrics of campaigns. Does not raise while Redis answers."""
         names = self._catalogue.names
@@ -221,7 +227,7 @@ class Campaigns:
                 campaign_id=campaign_id,
                 state=state,
                 now=self._profiles.now(),
-                result=progress.stopped().model_dump(mode="json") if progress else None,
+                result=progress.at_its_end() if progress else None,
             )
             document = self._commit(profile, decide, by=by, did=f"campaign {state}")
             if progress is not None:
@@ -250,8 +256,9 @@ def _not_promoted(progress: Progress) -> str:
     names = [f"{one.namespace}/{one.voice}" for one in progress.named[:_IN_A_REASON]]
     if (others := progress.failed - len(names)) > 0:
         names.append(f"{others} more")
+    listed = f" ({', '.join(names)})" if progress.named else ""
     voices = "1 voice" if progress.failed == 1 else f"{progress.failed} voices"
     return (
-        f"{voices} could not be prepared ({', '.join(names)}), so the encoder was not promoted "
+        f"{voices} could not be prepared{listed}, so the encoder was not promoted "
         "automatically. To promote it nevertheless, send force=true"
     )

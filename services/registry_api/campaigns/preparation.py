@@ -175,7 +175,7 @@ class Preparation:
     def _in_next_namespace(self, progress: Progress) -> Progress:
         following = bisect_right(self._namespaces, progress.namespace)
         if following == len(self._namespaces):
-            return progress.model_copy(update={"walked": True})
+            return progress.model_copy(update={"walked": True, "after": ""})
         return progress.model_copy(update={"namespace": self._namespaces[following], "after": ""})
 
     def _reached(self, progress: Progress, speaker: FoundSpeaker) -> Progress:

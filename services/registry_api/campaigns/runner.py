@@ -117,7 +117,7 @@ class CampaignRunner:
 
     def _continue(self, campaign: CampaignRecord, before: Progress, renew: RenewLock) -> bool:
         if self._profiles.fingerprint(campaign.profile) == campaign.fingerprint:
-            self._end(campaign, "promoted", before.stopped())
+            self._end(campaign, "promoted", before)
             return False
         progress = self._prepare(campaign, renew).turn(before)
         if progress.finished and campaign.state == "running":
@@ -144,7 +144,7 @@ class CampaignRunner:
             promoted_by_campaign,
             campaign_id=campaign.id,
             now=self._profiles.now(),
-            result=progress.model_dump(mode="json"),
+            result=progress.at_its_end(),
         )
         with suppress(EncoderCurrent):  # an operator promoted it first; the next turn ends the campaign
             commit_promotion(self._profiles, profile, decide, by=_BY)
@@ -157,7 +157,7 @@ class CampaignRunner:
             campaign_id=campaign.id,
             state=state,
             now=self._profiles.now(),
-            result=progress.model_dump(mode="json"),
+            result=progress.at_its_end(),
         )
         with suppress(CampaignEnded):  # an operator canceled it meanwhile
             self._profiles.change(campaign.profile, decide, by=_BY, did=f"campaign {state}")

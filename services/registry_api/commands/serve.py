@@ -98,7 +98,7 @@ def _serve() -> NoReturn:
             key_uses=key_uses,
             decoder=decoder,
             events=events_of(opened),
-            housekeeping=_housekeeping(opened, housekeeping, partial(sweep, keys, key_uses)),
+            housekeeping=_housekeeping(opened, housekeeping, campaigns, partial(sweep, keys, key_uses)),
             campaigns=campaigns,
             limits=limits,
             access=open_access(settings, AccessSettings(), RateSettings(), keys, key_uses, redis),
@@ -127,7 +127,7 @@ def _signals(opened: Opened, campaigns: Campaigns) -> RedisSignals:
 
 
 def _housekeeping(
-    opened: Opened, settings: HousekeepingSettings, sweep_keys: Callable[[], object]
+    opened: Opened, settings: HousekeepingSettings, campaigns: Campaigns, sweep_keys: Callable[[], object]
 ) -> Housekeeping:
     return Housekeeping(
         store=opened.store,
@@ -138,6 +138,7 @@ def _housekeeping(
         records=opened.profile_records,
         settings=settings,
         sweep_keys=sweep_keys,
+        forget_voice=campaigns.forget_voice,
     )
 
 

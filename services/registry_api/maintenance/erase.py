@@ -5,7 +5,7 @@ The document names the versions whose bytes are still to be removed, so an erasu
 ends goes on at the next check.
 """
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from datetime import timedelta
 
 import structlog
@@ -22,11 +22,21 @@ log = structlog.get_logger(__name__)
 BY = "housekeeping"
 
 
-def erase(speakers: Speakers, blobs: StoredBytes, speaker_id: SpeakerId, *, grace: timedelta) -> float | None:
+def erase(
+    speakers: Speakers,
+    blobs: StoredBytes,
+    speaker_id: SpeakerId,
+    *,
+    grace: timedelta,
+    forget_voice: Callable[[SpeakerId], object] = lambda _: None,
+) -> float | None:
     """Remove deleted voices and versions whose grace period is over, with their bytes.
 
     Returns the number of seconds until the next check, or None if nothing is left to remove. Raises
     `VoiceDamaged`, `VoiceUnreadable`, `Unavailable`. If the call fails, the next one goes on.
+
+    Args:
+        forget_voice: called for a voice of which nothing is left, to remove its name elsewhere.
     """
 
     def forget(document: SpeakerDocument) -> SpeakerDocument:
@@ -38,6 +48,8 @@ def erase(speakers: Speakers, blobs: StoredBytes, speaker_id: SpeakerId, *, grac
     elif document.erasing:  # this may be an outdated copy, for example if the bucket was restored since
         document = speakers.refresh(speaker_id)
     if gone := document.erasing:
+        if not document.live and not document.dead:
+            forget_voice(speaker_id)
         _remove(blobs, speaker_id, gone)
         document = speakers.change(
             speaker_id, lambda newest: with_bytes_removed(newest, gone), by=BY, did="erase_bytes"

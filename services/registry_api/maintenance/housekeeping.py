@@ -67,8 +67,14 @@ class Housekeeping:
         records: ProfileRecords,
         settings: HousekeepingSettings,
         sweep_keys: Callable[[], object],
+        forget_voice: Callable[[SpeakerId], object],
     ) -> None:
-        """Use these parts. `sweep_keys` deletes API keys that ended long ago, and is called in each sweep."""
+        """Use these parts.
+
+        Args:
+            sweep_keys: deletes API keys that ended long ago. It is called in each sweep.
+            forget_voice: removes the name of an erased voice from what housekeeping does not know.
+        """
         self._store = store
         self._speakers = speakers
         self._blobs = blobs
@@ -76,6 +82,7 @@ class Housekeeping:
         self._profiles = profiles
         self._records = records
         self._settings = settings
+        self._forget_voice = forget_voice
         self._clock = speakers.clock
         self._sweeps = Sweeps(
             store=store,
@@ -178,7 +185,13 @@ class Housekeeping:
         """
         again = (
             settle(self._speakers, self._jobs, self._profiles, speaker_id),
-            erase(self._speakers, self._blobs, speaker_id, grace=self._deleted_grace),
+            erase(
+                self._speakers,
+                self._blobs,
+                speaker_id,
+                grace=self._deleted_grace,
+                forget_voice=self._forget_voice,
+            ),
         )
         return min((seconds for seconds in again if seconds is not None), default=None)
 
