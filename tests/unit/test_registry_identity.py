@@ -122,7 +122,7 @@ def test_a_bucket_in_use_whose_document_is_lost_gets_no_new_identity(world: Worl
     body = world.store.get(REGISTRY)
     world.store.put(trace, b"{}")
     world.store.delete([REGISTRY])
-    with pytest.raises(StoreUnfit, match=rf"'_registry\.json' .* is lost, but '{trace}' .* Restore it from"):
+    with pytest.raises(StoreUnfit, match=rf"'_registry\.json' .* is lost, but '{trace}' .* empty Redis"):
         start(world)
     assert REGISTRY not in world.store.objects
     world.store.put(REGISTRY, body)

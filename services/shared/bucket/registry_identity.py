@@ -173,8 +173,8 @@ def _check_name(document: RegistryDocument, settings: StoreSettings) -> None:
         raise BucketCopied(
             f"SPEAKER_STORE_URL: the bucket at '{actual_location(settings)}' says that it is "
             f"'{document.name}'. If it is a copy, make it a registry of its own by `python -m "
-            "services.registry_api adopt-bucket`. If it is the same bucket by another name or address, set "
-            f"SPEAKER_STORE_KNOWN_AS='{document.name}'"
+            "services.registry_api adopt-bucket`, and start it with an empty Redis. If it is the same bucket "
+            f"by another name or address, set SPEAKER_STORE_KNOWN_AS='{document.name}'"
         )
 
 
@@ -195,8 +195,9 @@ def _unknown(what: str) -> StoreUnfit:
     """Return the error for a bucket whose document does not tell its identity."""
     return StoreUnfit(
         f"SPEAKER_STORE_URL: the object '{REGISTRY}' of the bucket is {what}. Restore it from a backup. "
-        "Or run `python -m services.registry_api adopt-bucket`, if this bucket is not a copy that could "
-        "be mistaken for its original"
+        "Or, if this bucket is not a copy that could be mistaken for its original, stop the registry, run "
+        "`python -m services.registry_api adopt-bucket`, and empty Redis (docs/operations.md, Backup and "
+        "restore)"
     )
 
 

@@ -26,5 +26,6 @@ class RedisTaken(ViewAway):
     def __init__(self) -> None:
         super().__init__(
             "Redis holds the view of another bucket. Accepted: a Redis of its own for each registry, or this "
-            "one once it has been emptied."
+            "one once it has been emptied (FLUSHDB; for `make run`, stop it and delete the folder "
+            "DATA/redis)."
         )
