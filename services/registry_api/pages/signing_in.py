@@ -10,6 +10,7 @@ from services.registry_api.dependencies import CallerDep
 from services.registry_api.pages.forms import MAX_FIELD, checked_form, page_router, redirect_to, show
 from services.registry_api.pages.rendering import ASSETS, MAX_NEXT, VERSIONS, own_page
 from services.registry_api.pages.sessions import begin_session, end_session, show_namespace, use_key
+from services.registry_api.protocol.error_answers import retry_after
 from services.registry_api.protocol.signals import ERROR_CODE
 from speaker_registry.errors import (
     InvalidApiKey,
@@ -91,7 +92,7 @@ def ask_to_sign_in(
     if problem is not None:
         request.scope[ERROR_CODE] = problem.code  # for the access log
     statuses = {InvalidApiKey: 403, RateLimited: 429, Unavailable: 503}
-    return show(
+    answer = show(
         request,
         "login.html",
         following=own_page(following),
@@ -100,6 +101,8 @@ def ask_to_sign_in(
         provider=access_of(request).provider is not None,
         status=statuses[type(problem)] if problem else 200,
     )
+    answer.headers.update(retry_after(problem) if problem else {})
+    return answer
 
 
 @router.post("/logout", dependencies=[ANY_KEY])

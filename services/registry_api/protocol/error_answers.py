@@ -119,9 +119,14 @@ def _headers(error: SpeakerRegistryError, status: int) -> dict[str, str]:
         headers["x-should-retry"] = "true" if error.retryable else "false"
     if status == HTTPStatus.UNAUTHORIZED:
         headers["WWW-Authenticate"] = 'Bearer realm="speaker registry"'
-    if error.retry_after_seconds is not None:
-        headers["Retry-After"] = str(math.ceil(error.retry_after_seconds))
-    return headers
+    return {**headers, **retry_after(error)}
+
+
+def retry_after(error: SpeakerRegistryError) -> dict[str, str]:
+    """Return the header that says when the request may succeed, or nothing if the error does not know."""
+    if error.retry_after_seconds is None:
+        return {}
+    return {"Retry-After": str(math.ceil(error.retry_after_seconds))}
 
 
 def type_of(status: int, *, compatible: bool) -> str:

@@ -294,7 +294,7 @@ def test_a_provider_that_is_away_is_told(visitor: Visitor, provider: Provider):
     answer = provider.sign_in(begin(visitor))
     provider.away = True
     back = visitor.http.get(answer)
-    assert back.status_code == 503
+    assert (back.status_code, back.headers["Retry-After"]) == (503, "5")
     assert "cannot be reached now" in back.text
     visitor.http.follow_redirects = True
     assert visitor.sign_in(str(BOOTSTRAP)).url.path == "/dashboard"
