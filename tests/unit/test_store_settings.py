@@ -36,6 +36,7 @@ def test_a_bucket_is_named_by_its_url_with_a_prefix() -> None:
         "file:///a?b",
         "s3://",
         "s3://Voices",
+        "s3://v",
         "s3://voices//a",
         "s3://voices/.tmp",
         "s3://voices/ü",
@@ -45,7 +46,8 @@ def test_a_bucket_is_named_by_its_url_with_a_prefix() -> None:
 )
 def test_any_other_url_is_refused(url: str) -> None:
     """The start fails and says what is expected, instead of storing somewhere else."""
-    with pytest.raises(ValidationError, match="expected file:///folder or s3://bucket/prefix"):
+    expected = "expected file:///folder or s3://bucket/prefix: the bucket's name has 3 to 63 characters"
+    with pytest.raises(ValidationError, match=expected):
         StoreSettings(url=url)
 
 

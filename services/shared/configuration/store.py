@@ -26,7 +26,8 @@ def _parse_store_url(url: str) -> str:
     url = url.rstrip("/")
     if not _STORE_URL.fullmatch(url) or len(url) > 300:
         raise ValueError(
-            "expected file:///folder or s3://bucket/prefix, the prefix of letters, digits, '.', '_', '-'"
+            "expected file:///folder or s3://bucket/prefix: the bucket's name has 3 to 63 characters of a-z, "
+            "0-9, '.' and '-', the prefix has letters, digits, '.', '_' and '-'"
         )
     return url
 
