@@ -278,12 +278,12 @@ def as_kind() -> Callable[[type[FolderStore], Path], ObjectStore]:
     return opened
 
 
-def tried(**environment: str) -> tuple[int, str, str]:
-    """Run the command `try-store`. Returns its exit status and what it printed."""
+def tried(command: str = "try-store", **environment: str) -> tuple[int, str, str]:
+    """Run a command on a store. Returns its exit status and what it printed."""
     given = {name: value for name, value in os.environ.items() if not name.startswith("SPEAKER_")}
-    command = [sys.executable, "-m", "services.registry_api", "try-store"]
+    arguments = [sys.executable, "-m", "services.registry_api", command]
     done = subprocess.run(
-        command, env={**given, **environment}, cwd=ROOT, capture_output=True, text=True, check=False
+        arguments, env={**given, **environment}, cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert SECRET not in done.stdout + done.stderr
     return done.returncode, done.stdout, done.stderr
@@ -311,16 +311,32 @@ def test_the_command_says_why_a_store_is_unfit(rclone_server: S3Server) -> None:
     assert error.splitlines()[-1].startswith("try-store: no: the object store replaced an object")
 
 
-def test_the_command_tells_a_store_that_is_away_from_an_unfit_one() -> None:
+@pytest.mark.parametrize("command", ["try-store", "adopt-bucket"])
+def test_a_command_tells_a_store_that_is_away_from_an_unfit_one(command: str) -> None:
     """A store that does not answer may be fit, so the exit status says that a later try may succeed."""
     status, printed, error = tried(
+        command,
         SPEAKER_STORE_URL="s3://voices",
         SPEAKER_STORE_ENDPOINT=f"http://127.0.0.1:{free_port()}",
         SPEAKER_STORE_ACCESS_KEY_ID=KEY_ID,
         SPEAKER_STORE_SECRET_ACCESS_KEY=SECRET,
     )
     assert (status, printed) == (NOT_NOW, "")
-    assert "try-store: no: SPEAKER_STORE_ENDPOINT: " in error
+    assert "SPEAKER_STORE_ENDPOINT: " in error
+
+
+@pytest.mark.parametrize("command", ["try-store", "adopt-bucket"])
+def test_a_command_says_that_a_key_is_wrong(rclone_server: S3Server, command: str) -> None:
+    """No later try changes the key, so the exit status is that of wrong settings."""
+    status, printed, error = tried(
+        command,
+        SPEAKER_STORE_URL=f"s3://{rclone_server.bucket}/tried",
+        SPEAKER_STORE_ENDPOINT=rclone_server.endpoint,
+        SPEAKER_STORE_ACCESS_KEY_ID=KEY_ID,
+        SPEAKER_STORE_SECRET_ACCESS_KEY=SECRET[:-1],
+    )
+    assert (status, printed) == (WRONG_SETTINGS, "")
+    assert "SPEAKER_STORE_ACCESS_KEY_ID: " in error
 
 
 def test_the_command_says_that_a_folder_without_rights_is_unfit(

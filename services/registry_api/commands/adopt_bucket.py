@@ -4,6 +4,7 @@ import structlog
 from pydantic import ValidationError
 
 from services.registry_api.commands.exit_statuses import DONE, WRONG_SETTINGS
+from services.registry_api.commands.store_errors import status_of
 from services.shared.bucket.connection import StoreUnfit, prepare_bucket
 from services.shared.bucket.documents import Documents
 from services.shared.bucket.opening import open_store
@@ -40,5 +41,5 @@ def run() -> int:
         return WRONG_SETTINGS
     except (SpeakerRegistryError, StoreUnfit, ValueError) as error:
         log.error("bucket.not_adopted", reason=str(error))
-        return WRONG_SETTINGS
+        return status_of(error)
     return DONE

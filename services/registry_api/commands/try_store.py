@@ -9,13 +9,9 @@ from collections.abc import Callable
 
 from pydantic import ValidationError
 
-from services.registry_api.commands.exit_statuses import DONE, NOT_NOW, WRONG_SETTINGS
-from services.shared.bucket.connection import (
-    StoreUnfit,
-    StoreUnreachable,
-    describe,
-    prepare_bucket,
-)
+from services.registry_api.commands.exit_statuses import DONE, WRONG_SETTINGS
+from services.registry_api.commands.store_errors import status_of
+from services.shared.bucket.connection import StoreUnfit, describe, prepare_bucket
 from services.shared.bucket.opening import open_store
 from services.shared.bucket.probe import ROUNDS, WRITERS, probe_consistency, probe_swaps
 from services.shared.bucket.store import ObjectStore
@@ -46,10 +42,8 @@ def run() -> int:
         return _try(store)
     except ValidationError as error:
         return _failed(explain(error), WRONG_SETTINGS)
-    except (StoreUnreachable, Unavailable) as error:
-        return _failed("; ".join([str(error), *getattr(error, "__notes__", ())]), NOT_NOW)
-    except StoreUnfit as error:
-        return _failed(str(error), WRONG_SETTINGS)
+    except (StoreUnfit, Unavailable) as error:
+        return _failed("; ".join([str(error), *getattr(error, "__notes__", ())]), status_of(error))
 
 
 def _check_rights(settings: StoreSettings) -> None:

@@ -309,8 +309,11 @@ def _create_if_missing(client: "S3Client", settings: StoreSettings) -> None:
         client.head_bucket(Bucket=settings.bucket)
     except ClientError as error:
         if _code(error) not in _MISSING:
-            # The bucket may exist although the credentials do not allow this request. The probe will show it.
+            # The bucket may exist although the credentials do not allow this request. Every process has to
+            # list the bucket. If that is refused too, as for a wrong key, the error names the cause.
             log.info("store.bucket_not_shown", reason=_code(error))
+            prefix = f"{settings.prefix}/" if settings.prefix else ""
+            client.list_objects_v2(Bucket=settings.bucket, Prefix=prefix, MaxKeys=1)
             return
         if not settings.create_bucket:
             raise _missing(settings) from None
