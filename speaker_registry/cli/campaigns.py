@@ -110,7 +110,7 @@ def _looked_at_again(client: "RegistryClient", campaign: "Campaign", deadline: f
     except NotFound:
         raise
     except SpeakerRegistryError as error:
-        error.message = f"{error}; campaign {campaign.id} continues without this command"
+        error.message = f"{str(error).rstrip('.')}; campaign {campaign.id} continues without this command"
         error.args = (error.message,)
         if not isinstance(error, Unavailable):
             raise

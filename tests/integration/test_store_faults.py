@@ -20,7 +20,7 @@ from structlog.testing import capture_logs
 from services.shared.bucket.connection import StoreUnfit, prepare_bucket
 from services.shared.bucket.opening import open_store
 from services.shared.bucket.probe import probe_consistency
-from services.shared.bucket.store import ObjectStore, ObjectUnavailable
+from services.shared.bucket.store import ObjectStore, ObjectUnavailable, StoreFull
 from services.shared.configuration.registry import RegistrySettings
 from services.shared.registry import opening
 from services.shared.registry.opening import open_registry
@@ -210,7 +210,20 @@ def test_a_bucket_that_only_reads_or_only_writes_fails_the_check(proxy: FaultyPr
         Response(403) if request.method == refused else proxy.forward(request)
     )
     with pytest.raises(Unavailable):
-        store.check()
+        store.check_writing()
+
+
+@pytest.mark.parametrize(
+    ("status", "code"),
+    [(507, "XMinioStorageFull"), (403, "QuotaExceeded"), (400, "XMinioAdminBucketQuotaExceeded")],
+)
+def test_a_bucket_without_room_says_so(proxy: FaultyProxy, status: int, code: str) -> None:
+    store = behind(proxy)
+    proxy.lasting = lambda _proxy, _request: Response(
+        status, body=f"<Error><Code>{code}</Code></Error>".encode()
+    )
+    with pytest.raises(StoreFull):
+        store.put(KEY, DATA)
 
 
 def test_a_server_that_is_not_there_is_unavailable(

@@ -15,6 +15,7 @@ from structlog.testing import capture_logs
 
 from services.extractor_worker.jobs.heartbeat import EXIT_UNFINISHED
 from services.extractor_worker.pipeline import attempts as pipeline_attempts
+from services.extractor_worker.pipeline import extraction as pipeline_extraction
 from services.extractor_worker.pipeline.attempts import Attempts as RealAttempts
 from services.extractor_worker.pipeline.extraction import Extraction, LoadedProfile
 from services.extractor_worker.pipeline.extractor import DeviceLost
@@ -85,6 +86,7 @@ class Attempts:
     numbers: dict[str, int] = field(default_factory=dict)
     given_up: set[str] = field(default_factory=set)
     trouble: set[str] = field(default_factory=set)
+    error: type[Unavailable] = Unavailable
     away: bool = False
     cut_off: bool = False
     """Whether the worker counts as cut off from the first step on that finds the bucket away."""
@@ -95,9 +97,8 @@ class Attempts:
     published: list[str] = field(default_factory=list)
     failed: dict[str, SpeakerRegistryError] = field(default_factory=dict)
 
-    def is_outage(self, error: Unavailable) -> bool:
-        assert error.message == "away"
-        return self.away
+    def in_service(self) -> bool:
+        return not self.away
 
     def is_cut_off(self) -> bool:
         self.looks += 1
@@ -106,7 +107,7 @@ class Attempts:
     def _step(self, name: str) -> None:
         self.tries.append(name)
         if name in self.trouble:
-            raise Unavailable("away")
+            raise self.error("away")
 
     def take(self, job_id: str, *_: Any) -> Work | None:
         self._step("take")
@@ -333,6 +334,28 @@ def test_one_object_that_cannot_be_read_stops_nobody_else(extraction: Extraction
     assert attempts.failed == {"a": error}
 
 
+def test_an_artifact_for_which_there_is_no_room_goes_back(extraction: Extraction, attempts: Attempts):
+    """Smaller ones may fit. Sound clips would fail for good if the attempt counted, and others would wait for
+    ever if it did not end.
+    """
+    attempts.trouble, attempts.error = {"publish"}, StoreFull
+    [error] = extraction(jobs("a"))
+    assert isinstance(error, JobHandedBack)
+    assert attempts.failed == {"a": error}
+
+
+def test_the_time_that_a_failing_step_takes_counts(
+    extraction: Extraction, attempts: Attempts, monkeypatch: pytest.MonkeyPatch
+):
+    """Otherwise a bucket that never answers for one object would keep a worker busy for many minutes."""
+    clock = iter(range(0, 100_000, 25))
+    monkeypatch.setattr(pipeline_extraction.time, "monotonic", lambda: next(clock))
+    attempts.trouble = {"read_clip"}
+    [error] = extraction(jobs("a"))
+    assert isinstance(error, Unavailable)
+    assert attempts.tries.count("read_clip") == 1
+
+
 @pytest.mark.parametrize("is_stopping", [True, False])
 @pytest.mark.parametrize("step", ["take", "read_clip", "publish"])
 def test_a_process_that_is_told_to_stop_or_is_cut_off_waits_for_nothing(
@@ -380,7 +403,7 @@ def real_attempts(servers: SimpleNamespace) -> RealAttempts:
         if server in servers.away:
             raise Unavailable("away")
 
-    store: Any = SimpleNamespace(check=lambda: check("bucket"))
+    store: Any = SimpleNamespace(check_writing=lambda: check("bucket"))
     speakers: Any = SimpleNamespace(generation=SimpleNamespace(check=lambda: check("redis")))
     rest: Any = None
     return RealAttempts(store=store, speakers=speakers, blobs=rest, jobs=rest, profiles=rest, decode=rest)
@@ -391,7 +414,7 @@ def test_a_worker_is_cut_off_if_only_the_bucket_is_away_for_a_minute(
 ):
     """Without Redis no job could be handed back, and a bucket that restarts is back within a minute."""
     servers.away = {"bucket"}
-    assert real_attempts.is_outage(Unavailable("away"))
+    assert not real_attempts.in_service()
     servers.now += 59
     assert not real_attempts.is_cut_off()
     servers.now += 1
@@ -400,23 +423,17 @@ def test_a_worker_is_cut_off_if_only_the_bucket_is_away_for_a_minute(
     assert not real_attempts.is_cut_off()
 
 
-def test_a_disk_that_is_too_full_for_an_artifact_is_an_outage(real_attempts: RealAttempts):
-    """It may have room for what the check stores. Sound clips would fail for good if it counted."""
-    assert real_attempts.is_outage(StoreFull("full"))
-    assert not real_attempts.is_outage(Unavailable("one object"))
-
-
 def test_a_worker_whose_steps_succeed_again_is_not_cut_off(
     real_attempts: RealAttempts, servers: SimpleNamespace
 ):
     """Only failed steps check the bucket. A check from before the bucket came back says nothing later."""
     servers.away = {"bucket"}
-    assert real_attempts.is_outage(Unavailable("away"))
+    assert not real_attempts.in_service()
     servers.away, servers.now = set(), servers.now + 60
     assert not real_attempts.is_cut_off()
     servers.away, servers.now = {"bucket"}, servers.now + 60
     asked = servers.asked
-    assert real_attempts.is_outage(Unavailable("away"))
+    assert not real_attempts.in_service()
     servers.now += 60
     assert all(real_attempts.is_cut_off() for _ in range(3))
     assert servers.asked == asked + 2, "a silent bucket takes seconds to ask"
@@ -429,7 +446,7 @@ def test_a_worker_that_did_not_reach_the_bucket_takes_no_jobs_until_it_does(
     assert real_attempts.may_take()
     assert servers.asked == 0
     servers.away = {"bucket"}
-    assert real_attempts.is_outage(Unavailable("away"))
+    assert not real_attempts.in_service()
     assert not real_attempts.may_take()
     servers.away = set()
     assert real_attempts.may_take()

@@ -10,7 +10,7 @@ import numpy as np
 import structlog
 
 from services.shared.audio import ReferenceAudio
-from services.shared.bucket.store import Store, StoreFull
+from services.shared.bucket.store import Store
 from services.shared.bucket.stored_bytes import StoredBytes
 from services.shared.model.speaker import SpeakerId
 from services.shared.queue.jobs import Jobs
@@ -59,14 +59,11 @@ class Attempts:
         self._checked_at = 0.0
         """The time of the last check that failed."""
 
-    def is_outage(self, error: Unavailable) -> bool:
-        """Return whether a step failed because the bucket or Redis cannot be used, and not because of its own
-        job.
+    def in_service(self) -> bool:
+        """Return whether the bucket stores and reads objects, and Redis takes writes and holds the view in
+        use.
         """
-        if not (self._bucket_serves() and self._index_serves()):
-            return True
-        # A disk that is too full for an artifact may have room for the little that the check stores.
-        return isinstance(error, StoreFull)
+        return self._bucket_serves() and self._index_serves()
 
     def is_cut_off(self) -> bool:
         """Return whether this worker could not use the bucket for `CUT_OFF_SECONDS`, and can use Redis.
@@ -86,7 +83,7 @@ class Attempts:
 
     def _bucket_serves(self) -> bool:
         try:
-            self._store.check()
+            self._store.check_writing()
         except Unavailable as error:
             self._checked_at = time.monotonic()
             if self._away_since is None:

@@ -25,6 +25,7 @@ from structlog.contextvars import bound_contextvars
 from services.extractor_worker.jobs.heartbeat import EXIT_UNFINISHED
 from services.extractor_worker.pipeline.attempts import Attempts
 from services.extractor_worker.pipeline.extractor import DeviceLost, Extractor
+from services.shared.bucket.store import StoreFull
 from services.shared.model.speaker import SpeakerId
 from services.shared.model.threads import started_pool
 from services.shared.queue.rq_jobs import QueuedJob, profile_of
@@ -275,23 +276,27 @@ class Extraction:
         the bucket. Otherwise it is repeated for `retry_seconds` in all.
 
         Raises:
-            JobHandedBack: the process stops or is cut off, and a step that was not repeated for so long has
-                failed.
+            JobHandedBack: the process stops or is cut off, or the bucket is too full for this artifact, and
+                not for the little that `in_service` stores. Smaller ones may fit meanwhile.
         """
         left, pause = self._retry_seconds, 0.1
         while True:
+            began = time.monotonic()
             try:
                 return step()
             except Unavailable as error:
-                if left <= 0:
-                    raise
                 if not self._hands_back and (self.stopping() or self._attempts.is_cut_off()):
                     self._hands_back = True
                 if self._hands_back:
                     raise JobHandedBack(error.message) from error
+                spent = time.monotonic() - began
+                if self._attempts.in_service():
+                    left -= spent + pause
+                if left <= 0 and isinstance(error, StoreFull):
+                    raise JobHandedBack(error.message) from error
+                if left <= 0:
+                    raise
                 log.warning("extraction.waits", reason=error.message, seconds=pause)
-                if not self._attempts.is_outage(error):
-                    left -= pause
             time.sleep(pause)
             self.on_progress()
             pause = min(2 * pause, 2.0)

@@ -172,6 +172,10 @@ class BucketStore:
 
     def check(self) -> None:
         with self._translating("check"):
+            obstore.list(self._without_retries, ".check/").collect()
+
+    def check_writing(self) -> None:
+        with self._translating("check"):
             obstore.put(self._without_retries, SENTINEL, SENTINEL_DATA, use_multipart=False)
             obstore.get(self._without_retries, SENTINEL).bytes()
 

@@ -96,6 +96,10 @@ class FolderStore:
 
     def check(self) -> None:
         with self._translating("check"):
+            self._folder.check()
+
+    def check_writing(self) -> None:
+        with self._translating("check"):
             self._folder.put(SENTINEL, SENTINEL_DATA)
             self._folder.read(SENTINEL)
 

@@ -142,6 +142,9 @@ class Store(Protocol):
         """
 
     def check(self) -> None:
+        """Return within seconds if the store answers, and raise otherwise."""
+
+    def check_writing(self) -> None:
         """Return within seconds if an object can be written and read, and raise otherwise."""
 
     def sweep_temporary(self, older_than: timedelta) -> int:

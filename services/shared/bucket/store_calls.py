@@ -23,6 +23,8 @@ from speaker_registry.errors import Unavailable
 log = structlog.get_logger(__name__)
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+_FULL_REASONS = {"507", "QuotaExceeded", "XMinioStorageFull", "XMinioAdminBucketQuotaExceeded"}
+"""What S3 servers say when they have no room for an object: the status 507, and codes of Ceph and MinIO."""
 _RETRY_AFTER_SECONDS = 5.0
 _OBJECT_RETRY_AFTER_SECONDS = 60.0
 
@@ -79,7 +81,7 @@ class StoreCalls:
 
     def _unavailable(self, operation: str, error: Exception) -> Unavailable:
         """Return the error that callers get for a failure, which concerns either the store or one object."""
-        if isinstance(error, OSError) and error.errno in _FULL:
+        if _says_full(error):
             return StoreFull(
                 "The disk of the object store is full. Stored objects can be read. Make room to store more.",
                 retry_after_seconds=_RETRY_AFTER_SECONDS,
@@ -90,6 +92,12 @@ class StoreCalls:
                 retry_after_seconds=_OBJECT_RETRY_AFTER_SECONDS,
             )
         return Unavailable("The object store is not available.", retry_after_seconds=_RETRY_AFTER_SECONDS)
+
+
+def _says_full(error: Exception) -> bool:
+    if isinstance(error, OSError):
+        return error.errno in _FULL
+    return not _FULL_REASONS.isdisjoint(reason(error).split())
 
 
 def reason(error: Exception) -> str:
