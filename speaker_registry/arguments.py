@@ -5,6 +5,7 @@ module knows no paths and sends nothing.
 """
 
 from collections.abc import Iterable
+from dataclasses import dataclass
 from typing import TypeVar
 
 from numpy.typing import ArrayLike
@@ -89,16 +90,28 @@ def only_if_new(only_new: bool) -> dict[str, str]:
     return {"if-none-match": "*"} if only_new else {}
 
 
-def upload_fields(clip: bytes | None, embedding: ArrayLike | None, **texts: str | None) -> dict[str, str]:
-    """Return the form fields of an upload besides its clip. Texts that are None are left out.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Upload:
+    """What a caller uploads as a version of a voice."""
 
-    Raises:
-        InvalidRequest: There is not exactly one of clip and embedding.
-        InvalidEmbedding: The embedding is not one row of finite numbers.
-    """
-    if (clip is None) == (embedding is None):
-        raise InvalidRequest("give either audio or an embedding", param="audio")
-    return given(**texts, embedding=None if embedding is None else embedding_json(embedding))
+    clip: bytes | None
+    embedding: ArrayLike | None
+    consent: str
+    ref_text: str | None
+    description: str | None
+
+    def fields(self, **more: str | None) -> dict[str, str]:
+        """Return the form fields besides the clip, and `more` fields. Those that are None are left out.
+
+        Raises:
+            InvalidRequest: There is not exactly one of clip and embedding.
+            InvalidEmbedding: The embedding is not one row of finite numbers.
+        """
+        if (self.clip is None) == (self.embedding is None):
+            raise InvalidRequest("give either audio or an embedding", param="audio")
+        embedding = None if self.embedding is None else embedding_json(self.embedding)
+        texts = {"consent": self.consent, "ref_text": self.ref_text, "description": self.description}
+        return given(**more, **texts, embedding=embedding)
 
 
 def given(**values: str | None) -> dict[str, str]:

@@ -11,15 +11,14 @@ import uuid
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
-from numpy.typing import ArrayLike
 from pydantic import BaseModel, ValidationError
 
 from speaker_registry.arguments import (
+    Upload,
     checked_idempotency_key,
     condition,
     only_if_new,
     request_body,
-    upload_fields,
 )
 from speaker_registry.artifact import canonical_json
 from speaker_registry.errors import InvalidRequest, Unavailable, VersionNotFound
@@ -303,31 +302,19 @@ class Calls:
     def register(
         self,
         name: str,
+        upload: Upload,
         *,
-        clip: bytes | None,
-        embedding: ArrayLike | None,
-        consent: str,
-        ref_text: str | None,
-        description: str | None,
         idempotency_key: str | None,
         dedupe: bool,
         voice_id: str | None,
         only_new: bool,
     ) -> Plan[Registration]:
-        fields = upload_fields(
-            clip,
-            embedding,
-            name=parse_speaker_name(name).name,
-            voice_id=voice_id,
-            consent=consent,
-            ref_text=ref_text,
-            description=description,
-        )
+        fields = upload.fields(name=parse_speaker_name(name).name, voice_id=voice_id)
         # The key is made once per call, so that a retry after a lost answer does not make a second version.
         key = uuid.uuid4().hex if idempotency_key is None else checked_idempotency_key(idempotency_key)
         headers = {"idempotency-key": key, **only_if_new(only_new)}
         params = {"if_exists": "add_version", **({} if dedupe else {"dedupe": "false"})}
-        path = "/v1/voices"
+        path, clip = "/v1/voices", upload.clip
         return self._registered(
             Request(method="POST", path=path, params=params, headers=headers, fields=fields, clip=clip)
         )
@@ -336,30 +323,19 @@ class Calls:
         self,
         name: str,
         number: int,
+        upload: Upload,
         *,
         created_at: int,
         version_id: str | None,
         voice_id: str | None,
         only_new: bool,
-        clip: bytes | None,
-        embedding: ArrayLike | None,
-        consent: str,
-        ref_text: str | None,
-        description: str | None,
     ) -> Plan[Registration]:
-        fields = upload_fields(
-            clip,
-            embedding,
-            created_at=str(created_at),
-            id=version_id,
-            voice_id=voice_id,
-            consent=consent,
-            ref_text=ref_text,
-            description=description,
-        )
+        fields = upload.fields(created_at=str(created_at), id=version_id, voice_id=voice_id)
         path = parse_target(parse_speaker_name(name).name, number).version_path
         headers = only_if_new(only_new)
-        return self._registered(Request(method="PUT", path=path, headers=headers, fields=fields, clip=clip))
+        return self._registered(
+            Request(method="PUT", path=path, headers=headers, fields=fields, clip=upload.clip)
+        )
 
     def _registered(self, request: Request) -> Plan[Registration]:
         answer = yield from self._read(RegisteredVersion, request)

@@ -6,6 +6,7 @@ from typing import Literal
 
 from numpy.typing import ArrayLike
 
+from speaker_registry.arguments import Upload
 from speaker_registry.async_client.executor import AsyncPlanExecutor
 from speaker_registry.calls import Registration, target_of
 from speaker_registry.paths import parse_target
@@ -33,14 +34,17 @@ class AsyncVoices(AsyncPlanExecutor):
 
         See `RegistryClient.register`.
         """
+        upload = Upload(
+            clip=None if audio is None else await asyncio.to_thread(read_clip, audio),
+            embedding=embedding,
+            consent=consent,
+            ref_text=ref_text,
+            description=description,
+        )
         return await self._run(
             self._calls.register(
                 name,
-                clip=None if audio is None else await asyncio.to_thread(read_clip, audio),
-                embedding=embedding,
-                consent=consent,
-                ref_text=ref_text,
-                description=description,
+                upload,
                 idempotency_key=idempotency_key,
                 dedupe=dedupe,
                 voice_id=voice_id,
@@ -67,19 +71,22 @@ class AsyncVoices(AsyncPlanExecutor):
 
         See `RegistryClient.restore_version`.
         """
+        upload = Upload(
+            clip=None if audio is None else await asyncio.to_thread(read_clip, audio),
+            embedding=embedding,
+            consent=consent,
+            ref_text=ref_text,
+            description=description,
+        )
         return await self._run(
             self._calls.restore_version(
                 name,
                 number,
+                upload,
                 created_at=created_at,
                 version_id=version_id,
                 voice_id=voice_id,
                 only_new=only_new,
-                clip=None if audio is None else await asyncio.to_thread(read_clip, audio),
-                embedding=embedding,
-                consent=consent,
-                ref_text=ref_text,
-                description=description,
             )
         )
 

@@ -5,6 +5,7 @@ from typing import Literal
 
 from numpy.typing import ArrayLike
 
+from speaker_registry.arguments import Upload
 from speaker_registry.calls import Registration, target_of
 from speaker_registry.client.executor import PlanExecutor
 from speaker_registry.paths import parse_target
@@ -54,14 +55,17 @@ class Voices(PlanExecutor):
             VoiceDeleted: The voice with the id `voice_id` was deleted.
             PreconditionFailed: `only_new` is true, and a voice has this name.
         """
+        upload = Upload(
+            clip=None if audio is None else read_clip(audio),
+            embedding=embedding,
+            consent=consent,
+            ref_text=ref_text,
+            description=description,
+        )
         return self._run(
             self._calls.register(
                 name,
-                clip=None if audio is None else read_clip(audio),
-                embedding=embedding,
-                consent=consent,
-                ref_text=ref_text,
-                description=description,
+                upload,
                 idempotency_key=idempotency_key,
                 dedupe=dedupe,
                 voice_id=voice_id,
@@ -113,19 +117,22 @@ class Voices(PlanExecutor):
             InvalidRequest: The time is in the future, or an argument is not accepted.
             PermissionDenied: The API key lacks the scope `admin`.
         """
+        upload = Upload(
+            clip=None if audio is None else read_clip(audio),
+            embedding=embedding,
+            consent=consent,
+            ref_text=ref_text,
+            description=description,
+        )
         return self._run(
             self._calls.restore_version(
                 name,
                 number,
+                upload,
                 created_at=created_at,
                 version_id=version_id,
                 voice_id=voice_id,
                 only_new=only_new,
-                clip=None if audio is None else read_clip(audio),
-                embedding=embedding,
-                consent=consent,
-                ref_text=ref_text,
-                description=description,
             )
         )
 
