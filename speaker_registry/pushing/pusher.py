@@ -7,7 +7,6 @@ version, the voice is deleted before that version is uploaded. A voice that was 
 mark (see `names.Mark`), also by a later process.
 """
 
-import json
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -15,20 +14,13 @@ from functools import partial
 from typing import TypeVar
 
 from speaker_registry.client import RegistryClient
-from speaker_registry.errors import InvalidRequest, PayloadTooLarge, SpeakerRegistryError, Unavailable
+from speaker_registry.errors import InvalidRequest, SpeakerRegistryError, Unavailable
 from speaker_registry.exchange import OnPause
-from speaker_registry.following import Following, is_deleted
 from speaker_registry.manifests import ManifestEntry
-from speaker_registry.moving.faults import Pauses, as_unavailable, concerns_one_voice
-from speaker_registry.pushing.names import Mark, fault_of, pushed_name
-from speaker_registry.pushing.speech_server import (
-    MAX_CLIP_BYTES,
-    Part,
-    ServerVoices,
-    SpeechServer,
-    UploadRefused,
-)
-from speaker_registry.syncing.samples import SpeakerSamples
+from speaker_registry.moving.faults import concerns_one_voice
+from speaker_registry.pushing.asked_registry import AskedRegistry
+from speaker_registry.pushing.names import fault_of, pushed_name
+from speaker_registry.pushing.speech_server import ServerVoices, SpeechServer, UploadRefused
 from speaker_registry.syncing.synchronization import Outcome, Report
 
 GRACE_SECONDS = 600.0
@@ -41,8 +33,6 @@ MAX_FAULTS = 10
 """A run ends after this many uploads and deletions without an answer. Each may take some minutes, and no
 deleted voice leaves the server meanwhile.
 """
-_MAX_PAUSES = 3
-"""Maximum number of pauses that the registry may ask for, with a 503, before one answer about a voice."""
 _Result = TypeVar("_Result")
 
 
@@ -103,9 +93,8 @@ class Pusher:
         slots: int = DEFAULT_SLOTS,
         on_pause: OnPause = lambda *_: None,
     ) -> None:
-        self._client, self._server, self._profile = client, server, profile
-        self._kind, self._slots, self._pauses = kind, slots, Pauses(on_pause=on_pause)
-        self._following = Following(client, profile)
+        self._registry = AskedRegistry(client, profile, on_pause)
+        self._server, self._kind, self._slots = server, kind, slots
         self._replaced: dict[str, float | None] = {}
         """Names of replaced versions, and when they were replaced. None if this process found them replaced
         when it began, and has not asked the registry yet when that was.
@@ -133,12 +122,12 @@ class Pusher:
                 no answer to `MAX_FAULTS` uploads and deletions. Besides deleted voices, the server still
                 offers everything that it had.
         """
-        self._pauses.retry(self._following.look)
+        self._registry.look()
         found = self._server.voices()
         # The registry is asked again after the server was, so that it knows every voice that another pusher
         # has uploaded in between. Otherwise such a voice would be deleted as unknown.
-        self._pauses.retry(self._following.look)
-        entries, state = self._following.voices, self._state_of(found)
+        self._registry.look()
+        entries, state = self._registry.voices, self._state_of(found)
         for name in [name for name, one in state.ours.items() if one.voice_id not in entries]:
             self._checked(partial(self._delete, name, state), state)
         self._notice_replaced(state)
@@ -156,12 +145,8 @@ class Pusher:
             fault=state.errors[-1] if state.errors else None,
         )
 
-    def _mark(self) -> Mark:
-        manifest = self._following.manifest
-        return Mark.of(self._client.url, manifest.namespace, self._profile, manifest.registry)
-
     def _state_of(self, found: ServerVoices) -> _State:
-        ours, mark = {}, self._mark()
+        ours, mark = {}, self._registry.mark
         for name, one in found.uploaded.items():
             version = mark.version_in(one.consent)
             if version is None:
@@ -172,10 +157,9 @@ class Pusher:
         return _State(set(found.names), ours, found.now)
 
     def _another_registry(self, name: str) -> InvalidRequest:
-        registry = self._following.manifest.registry
         return InvalidRequest(
             f"{self._server.url} has voices, such as {name[:80]!a}, that were pushed from another registry "
-            f"than {registry[:80]!a}, which answers at {self._client.url} now; nothing "
+            f"than {self._registry.id[:80]!a}, which answers at {self._registry.url} now; nothing "
             "was changed there. Check where the address of the registry leads. If the registry was replaced "
             "on purpose, delete these voices there first"
         )
@@ -187,7 +171,7 @@ class Pusher:
 
     def _current(self, one: _Pushed) -> str:
         """Return the name under which the server should have the current version of a pushed voice."""
-        return pushed_name(self._following.voices[one.voice_id], self._kind)
+        return pushed_name(self._registry.voices[one.voice_id], self._kind)
 
     def _notice_replaced(self, state: _State) -> None:
         replaced = [name for name, one in self._known(state).items() if name != self._current(one)]
@@ -199,7 +183,7 @@ class Pusher:
         """Return the voices in the server that the registry has, too. Others are there if the server had no
         answer to their deletion.
         """
-        return {name: one for name, one in state.ours.items() if one.voice_id in self._following.voices}
+        return {name: one for name, one in state.ours.items() if one.voice_id in self._registry.voices}
 
     def _delete_replaced(self, name: str, state: _State) -> None:
         if name in self._known(state) and self._may_leave(name, state):
@@ -214,7 +198,7 @@ class Pusher:
         then deleted has no grace period.
         """
         one = state.ours[name]
-        successor = self._held(self._following.voices[one.voice_id], state)
+        successor = self._held(self._registry.voices[one.voice_id], state)
         if successor is None:
             return False
         if successor.since > one.since:
@@ -237,7 +221,7 @@ class Pusher:
         if voice_id in state.without_history or len(state.without_history) >= MAX_FAULTS:
             return None
         try:
-            changes = self._ask(lambda: list(self._client.history(voice_id, limit=1)))
+            changed_at = self._registry.last_change(voice_id)
         except SpeakerRegistryError as error:
             if concerns_one_voice(error):
                 return state.now
@@ -245,7 +229,7 @@ class Pusher:
                 raise
             state.without_history[voice_id] = error
             return None
-        return min([state.now, *(float(change.at) for change in changes)])
+        return state.now if changed_at is None else min(state.now, changed_at)
 
     def _by_priority(self, state: _State) -> list[ManifestEntry]:
         """Return the voices in the order in which they get slots: first those that the server knows, then
@@ -256,7 +240,7 @@ class Pusher:
         """
         known = {one.voice_id for one in state.ours.values()}
         return sorted(
-            _shuffled(list(self._following.voices.values())),
+            _shuffled(list(self._registry.voices.values())),
             key=lambda one: (self._failed.get(one.voice_id, 0.0), one.voice_id not in known, not one.pinned),
         )
 
@@ -277,7 +261,7 @@ class Pusher:
             return result
         if len(state.faults) >= MAX_FAULTS or any(not isinstance(one, Unavailable) for one in state.faults):
             raise state.faults[-1]
-        self._ask(partial(self._client.manifest_page, self._profile, limit=1))
+        self._registry.check_answers()
         found = self._state_of(self._server.voices())
         state.ours, state.names = found.ours, found.names
         return result
@@ -333,7 +317,7 @@ class Pusher:
     def _upload(self, name: str, entry: ManifestEntry, state: _State) -> str | None:
         """Upload a version. Returns why that could not be done, or None if it was."""
         try:
-            source = self._source(entry)
+            source = self._registry.source(entry)
         except SpeakerRegistryError as error:
             if not concerns_one_voice(error):
                 self._fail(entry, error, state)
@@ -341,7 +325,7 @@ class Pusher:
         if not self._make_room(name, state):
             self._failed[entry.voice_id] = state.now
             return "the former version could not be deleted"
-        consent, refusal = self._mark().on(entry), None
+        consent, refusal = self._registry.mark.on(entry), None
         try:
             self._server.upload({"name": (None, name), "consent": (None, consent), **source})
         except UploadRefused as error:
@@ -366,10 +350,7 @@ class Pusher:
                 self._delete(name, state)
 
     def _is_deleted(self, one: _Pushed) -> bool:
-        return is_deleted(
-            lambda: self._ask(partial(self._client.version, one.reference)),
-            lambda found: found == one.version_id,
-        )
+        return self._registry.is_deleted(one.reference, one.version_id)
 
     def _delete(self, name: str, state: _State) -> bool:
         """Delete a voice from the server. Returns False and records a fault if the server has no answer."""
@@ -382,29 +363,6 @@ class Pusher:
         state.names.discard(name)
         state.removed += 1
         return True
-
-    def _source(self, entry: ManifestEntry) -> dict[str, Part]:
-        """Return the form fields that the server clones a voice from: clip and transcript, or a speaker
-        embedding.
-        """
-        if entry.source != "audio":
-            samples = SpeakerSamples(self._client, self._profile, self._following.manifest.model_type)
-            embedding = self._ask(partial(samples.embedding, entry.reference))
-            return {"speaker_embedding": (None, json.dumps(embedding.tolist()))}
-        clip = self._ask(partial(self._client.samples, entry.reference)).to_wav()
-        if len(clip) > MAX_CLIP_BYTES:
-            raise PayloadTooLarge(f"the clip has {len(clip)} bytes as WAV; accepted: up to {MAX_CLIP_BYTES}")
-        text: dict[str, Part] = {"ref_text": (None, entry.ref_text)} if entry.ref_text else {}
-        return {"audio_sample": ("clip.wav", clip, "audio/wav"), **text}
-
-    def _ask(self, call: Callable[[], _Result]) -> _Result:
-        """Ask the registry about one voice. An internal error (500) counts as no answer."""
-        try:
-            return self._pauses.retry(call, max_unavailable=_MAX_PAUSES)
-        except SpeakerRegistryError as error:
-            if missing := as_unavailable(error):
-                raise missing from error
-            raise
 
 
 def _shuffled(entries: list[ManifestEntry]) -> list[ManifestEntry]:
