@@ -15,7 +15,8 @@ from redis import Redis
 from services.embedded.valkey import ValkeyServer
 from services.registry_api.keys.api_keys import ApiKey, ApiKeyRecord, Token
 from services.registry_api.keys.forget import sweep
-from services.registry_api.keys.held_keys import FRESH_SECONDS, HeldKeys
+from services.registry_api.keys.held_keys import HeldKeys
+from services.registry_api.keys.key_changes import FRESH_SECONDS
 from services.registry_api.keys.key_document import KeyDocument, made_as
 from services.registry_api.keys.key_rules import KEPT_SECONDS
 from services.registry_api.keys.key_uses import KeyUses

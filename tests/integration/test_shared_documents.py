@@ -12,7 +12,8 @@ from redis import Redis
 
 from services.embedded.valkey import ValkeyServer
 from services.registry_api.keys.forget import forget
-from services.registry_api.keys.held_keys import FRESH_SECONDS, HeldKeys
+from services.registry_api.keys.held_keys import HeldKeys
+from services.registry_api.keys.key_changes import FRESH_SECONDS
 from services.registry_api.keys.key_rules import KEPT_SECONDS
 from services.registry_api.keys.make import make
 from services.registry_api.keys.revoke import revoke

@@ -13,7 +13,7 @@ from services.registry_api.keys import key_rules
 from services.registry_api.keys import make as make_module
 from services.registry_api.keys.api_keys import ApiKey, Token, is_secret_of
 from services.registry_api.keys.forget import forget
-from services.registry_api.keys.held_keys import FRESH_SECONDS
+from services.registry_api.keys.key_changes import FRESH_SECONDS
 from services.registry_api.keys.key_document import KeyDocument
 from services.registry_api.keys.key_rules import KEPT_SECONDS
 from services.registry_api.keys.key_uses import KeyUses
@@ -258,7 +258,7 @@ def test_a_revocation_that_redis_was_not_told_of_is_noticed_without_a_read(
     there.keys.listen()
     assert there.keys.find(token.id) is None
     assert there.keys.changes > changes
-    there.keys._held.clear()
+    there.keys._memory._held.clear()
     state(there, token.id)
     changes = there.keys.changes
     for _ in range(3):

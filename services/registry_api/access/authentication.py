@@ -29,7 +29,8 @@ from services.registry_api.keys.api_keys import (
     is_secret_of,
     parse_token,
 )
-from services.registry_api.keys.held_keys import FRESH_SECONDS, HeldKeys
+from services.registry_api.keys.held_keys import HeldKeys
+from services.registry_api.keys.key_changes import FRESH_SECONDS
 from services.registry_api.keys.key_uses import KeyUses
 from services.registry_api.protocol.callers import ANONYMOUS, Caller
 from services.registry_api.serving.admission import pause_request

@@ -1,6 +1,5 @@
 """The records that a process keeps of the API keys that it holds. This module does no I/O."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -46,8 +45,3 @@ class FailedRead(NamedTuple):
 
     at: float
     error: Unavailable
-
-
-def ids_of_existing(held: Mapping[str, HeldKey]) -> set[str]:
-    """Return the ids of the held keys that exist."""
-    return {key_id for key_id, one in held.items() if one.document.revision}

@@ -1,38 +1,33 @@
 """The API keys that one process has in memory, found by their ids without a listing.
 
-A process keeps each key's document in memory. Redis records in which order keys changed, so the documents in
-memory are valid for `FRESH_SECONDS` after Redis was asked, which costs one round trip for all keys. Without
-Redis, and for keys that Redis does not know, the document in the bucket is read again. Documents never come
-from Redis, because access to Redis would then give keys any right. This module knows no requests.
-
-Processes also learn of changes from the event stream. After such an event they ask Redis before they trust a
-key, so that no answer is kept in memory for a key that has ended.
+A process keeps each key's document in memory, and asks Redis which keys have changed (see `key_changes`).
+Without Redis, and for keys that Redis does not know, the document in the bucket is read again. Documents
+never come from Redis, because access to Redis would then give keys any right. This module knows no requests.
 """
 
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 from functools import partial
 from typing import Any, Literal, NoReturn
 
 import structlog
 
 from services.registry_api.keys.api_keys import ANY_NAMESPACE, ApiKey, is_key_id
-from services.registry_api.keys.held_key import FailedRead, HeldKey, RedisAnswer, ids_of_existing
+from services.registry_api.keys.held_key import FailedRead, HeldKey
+from services.registry_api.keys.key_changes import FRESH_SECONDS, KeyChanges
 from services.registry_api.keys.key_document import KeyDocument
+from services.registry_api.keys.key_memory import NO_KEY, KeyMemory
 from services.registry_api.keys.key_rules import key_not_found
 from services.registry_api.keys.listings import KeyFolder, KeyListing, Listings, start_thread
 from services.shared.bucket.layout import api_key_key, api_key_of
 from services.shared.bucket.store import ObjectUnavailable
 from services.shared.model.clock import Clock
-from services.shared.registry.shared_documents import Changed, DocumentUnusable, Found, SharedDocuments
+from services.shared.registry.shared_documents import Changed, DocumentUnusable, SharedDocuments
 from speaker_registry.errors import InvalidApiKey, Unavailable
 
 log = structlog.get_logger(__name__)
 
-FRESH_SECONDS = 0.8
-"""A held key is valid for this long after Redis or the bucket confirmed it."""
 _SETTLED_SECONDS = FRESH_SECONDS + 0.1
 """A change that ends a key is acknowledged after this time. It is a little longer than `FRESH_SECONDS`,
 because the clocks of two machines do not run at exactly the same speed.
@@ -43,13 +38,10 @@ _UNREADABLE_SECONDS = 30.0
 """A document that could not be read is requested again after this long. Such a read may take half a minute to
 fail, and no request waits for it again meanwhile.
 """
-_MAX_HELD = 20_000
-"""Largest number of ids that are held, including those of keys that do not exist."""
 _STRIPES = 16
 """Largest number of keys that are read from the bucket at once."""
 
 Do = Callable[[], object]
-_NOTHING = KeyDocument()
 
 
 def _nothing() -> None:
@@ -76,9 +68,6 @@ class HeldKeys:
         wait: Callable[[], None] = _nothing,
     ) -> None:
         self.clock = clock
-        self.changes = 0
-        """Rises whenever a key may have ended: by an event, or as a read or a listing finds it."""
-        self._counting = threading.Lock()
         self.run_all = run_all
         self.reading_bucket: Callable[[], AbstractContextManager[None]] = nullcontext
         """A function that returns the context in which requests list keys or read them from the bucket. The
@@ -87,21 +76,17 @@ class HeldKeys:
         self._shared = shared
         self._folder = folder
         self._wait = wait
-        self._outdated_since = float("-inf")
-        """Keys that were read before this time are not trusted without asking Redis, because keys have
-        changed since.
-        """
-        self._held: dict[str, HeldKey] = {}  # bounded by `_MAX_HELD`
-        self._noticed_at = float("-inf")
-        """Time of the last listing or notice of a change. A document whose read began before may be older."""
-        self._last_answer: RedisAnswer | None = None
-        self._asking = threading.Lock()
-        self._asked_again_from = float("-inf")
-        """Time before which Redis is not asked again, because it did not answer."""
+        self._changes = KeyChanges(shared.copies, clock)
+        self._memory = KeyMemory(self._changes)
         self._reading = [threading.Lock() for _ in range(_STRIPES)]
         self._failed: dict[int, FailedRead] = {}  # bounded: one for each stripe
         self._listing = KeyListing()
         self._listings = Listings(clock, self.check_listing, run_in_background)
+
+    @property
+    def changes(self) -> int:
+        """Rises whenever a key may have ended: by an event, or as a read or a listing finds it."""
+        return self._changes.count
 
     # Reading
 
@@ -114,7 +99,7 @@ class HeldKeys:
 
     def document(self, key_id: str) -> KeyDocument:
         """Return the document of a key. Raises the same errors as `read`."""
-        return self._fresh(key_id).document if is_key_id(key_id) else _NOTHING
+        return self._fresh(key_id).document if is_key_id(key_id) else NO_KEY
 
     def get(self, key_id: str, namespace: str) -> ApiKey:
         """Return a key of a namespace, or of any namespace (`*`), in any state.
@@ -135,8 +120,7 @@ class HeldKeys:
     def _fresh_for_request(self, key_id: str) -> HeldKey:
         """Return what is held of a key like `_fresh`, and read it in the context `reading_bucket`."""
         self.listen()
-        held = self._held.get(key_id)
-        if held is not None and self._is_good(key_id, held):
+        if (held := self._memory.valid(key_id)) is not None:
             return held
         with self.reading_bucket():
             return self._fresh(key_id)
@@ -147,39 +131,36 @@ class HeldKeys:
         self.listen()
         stripe = hash(key_id) % _STRIPES
         with self._reading[stripe]:
-            held = self._held.get(key_id)
-            if held is None or not self._is_good(key_id, held):
+            held = self._memory.valid(key_id)
+            if held is None:
                 failed = self._failed.get(stripe)
                 if failed is not None and failed.at >= asked_at:
                     _raise_again(failed.error)
                 held = self._read(key_id, stripe)
                 if self.clock.since_boot() - held.read_at > FRESH_SECONDS:
                     self.listen()  # the key may have been revoked during this read
-                    held = held if self._is_good(key_id, held) else self._read(key_id, stripe)
+                    held = self._memory.valid(key_id) or self._read(key_id, stripe)
         return held
 
     def find(self, key_id: str) -> ApiKey | None:
         """Return the held key if it is valid now. This does no I/O, so None does not mean that there is no
         such key.
         """
-        held = self._held.get(key_id)
-        return held.document.key if held is not None and self._is_good(key_id, held) else None
+        held = self._memory.valid(key_id)
+        return held.document.key if held is not None else None
 
     def recall(self, key_id: str) -> ApiKey | None:
         """Return the last known state of a key, however old it is. It must not be used to grant access. This
         does no I/O.
         """
-        held = self._held.get(key_id)
+        held = self._memory.get(key_id)
         return held.document.key if held is not None else None
 
     def knows_of(self, key_id: str) -> bool:
         """Return whether this process knows that such a key exists or has existed. This does no I/O."""
-        held, answer = self._held.get(key_id), self._last_answer
-        return (
-            (held is not None and held.document.revision > 0)
-            or key_id in self._listing.documents
-            or (answer is not None and api_key_key(key_id) in answer.seen.numbers)
-        )
+        held = self._memory.get(key_id)
+        exists = held is not None and held.document.revision > 0
+        return exists or key_id in self._listing.documents or self._changes.has_recorded(key_id)
 
     def state(self, key: ApiKey) -> Literal["active", "expired", "revoked"]:
         return key.state(self.clock.now())
@@ -204,14 +185,14 @@ class HeldKeys:
     def _documents_of(self, namespace: str) -> dict[str, KeyDocument] | None:
         """Return the documents of a namespace's keys, or None if the bucket has to be listed to find them."""
         self.listen(ahead_seconds=FRESH_SECONDS)  # also of keys that were made a moment ago
-        answer = self._last_answer
+        answer = self._changes.last_answer
         if answer is None or not self.seconds_left:
             return None
         ids = self._listing.ids_since(answer.seen, self.clock.since_boot())
         if ids is None:
             return None
-        held = self._held.copy()
-        known = ids | ids_of_existing(held)
+        held = self._memory.all()
+        known = ids | self._memory.ids_of_existing()
         wanted = (one for one in known if one not in held or held[one].may_be_of(namespace))
         return self._read_all(wanted, {})
 
@@ -223,17 +204,18 @@ class HeldKeys:
         with self.reading_bucket():
             listed = {key_id: one.etag for key_id, one in KeyListing.of(self._folder).documents.items()}
         self.listen()
-        return self._read_all(listed.keys() | ids_of_existing(self._held.copy()), listed)
+        return self._read_all(listed.keys() | self._memory.ids_of_existing(), listed)
 
     def _read_all(self, key_ids: Iterable[str], listed: Mapping[str, str | None]) -> dict[str, KeyDocument]:
         """Return existing documents. Those neither valid in memory nor with the ETag in `listed` are read."""
         found: dict[str, KeyDocument] = {}
         to_read: list[str] = []
         for one in key_ids:
-            held = self._held.get(one)
+            held = self._memory.get(one)
             is_same = held is not None and held.etag is not None and held.etag == listed.get(one)
-            if held is not None and (is_same or self._is_good(one, held)):
-                found[one] = held.document
+            good = held if is_same else self._memory.valid(one)
+            if good is not None:
+                found[one] = good.document
             else:
                 to_read.append(one)
 
@@ -251,14 +233,13 @@ class HeldKeys:
 
     def check_listing(self) -> None:
         """List the documents, and mark those that have changed to be read again. Raises `Unavailable`."""
-        self._ask_redis(0.0)
-        answer, began_at = self._last_answer, self.clock.since_boot()
+        self._changes.ask()
+        answer, began_at = self._changes.last_answer, self.clock.since_boot()
         listing = KeyListing.of(self._folder, began_at, answer.seen if answer else None)
-        self._noticed_at = self.clock.since_boot()
-        changed = listing.changed_since(self._listing, self._held.copy())
+        self._changes.mark_listed()
+        changed = listing.changed_since(self._listing, self._memory.all())
         for key_id in changed:
-            if (held := self._held.get(key_id)) is not None:
-                self._held[key_id] = replace(held, generation="")
+            self._memory.distrust(key_id)
         self._listing = listing
         if changed:
             self.events_missed()
@@ -291,7 +272,7 @@ class HeldKeys:
             Unavailable: the change was not made, or it is not known whether it was. The document may be
                 damaged. Errors that `decide` raises are passed on.
         """
-        answer, began = self._last_answer, self.clock.since_boot()
+        answer, began = self._changes.last_answer, self.clock.since_boot()
         changed: Changed[KeyDocument] = self._shared.change(
             KeyDocument,
             api_key_key(key_id),
@@ -301,14 +282,11 @@ class HeldKeys:
             with_body=False,
             mend=KeyDocument.after_damage if mends else None,
         )
-        self._hold(key_id, changed, answer, began)
+        self._memory.hold(key_id, changed, answer, began)
         return changed
 
     def settle(self) -> None:
-        """Wait until no process accepts a key that was ended before this call.
-
-        Raises `Unavailable`.
-        """
+        """Wait until no process accepts a key that was ended before this call. Raises `Unavailable`."""
         self._shared.settle()
         began = self.clock.since_boot()
         self._wait()
@@ -319,7 +297,7 @@ class HeldKeys:
         paths = [api_key_key(key_id) for key_id in key_ids]
         self._folder.delete(paths)
         for path in paths:
-            self._held.pop(str(api_key_of(path)), None)
+            self._memory.forget(str(api_key_of(path)))
         self._shared.copies.forget(paths)
 
     def now(self) -> int:
@@ -335,108 +313,40 @@ class HeldKeys:
 
     def events_missed(self) -> None:
         """Stop trusting the held keys without asking Redis, because keys may have changed."""
-        self._outdated_since = self._noticed_at = self.clock.since_boot()
-        self._count_change()
-
-    def _count_change(self) -> None:
-        with self._counting:
-            self.changes += 1
+        self._changes.distrust()
 
     @property
     def seconds_left(self) -> float:
         """Return how many seconds the held keys are still valid since Redis was last asked."""
-        answer = self._last_answer
-        if answer is None or answer.at <= self._outdated_since:
-            return 0.0
-        return max(0.0, answer.at + FRESH_SECONDS - self.clock.since_boot())
+        return self._changes.seconds_left
 
     def listen(self, *, ahead_seconds: float = 0.0) -> None:
         """Ask Redis for changes, unless the held keys are valid for longer than `ahead_seconds`.
 
-        Only one thread asks at a time. Without an answer, documents are read again from the bucket. A listing
-        is started as well if one is due, because Redis may not have been told of a change.
+        Without an answer, documents are read again from the bucket. A listing is started as well if one is
+        due, because Redis may not have been told of a change.
         """
         self.list_if_due()
-        self._ask_redis(ahead_seconds)
-
-    def _ask_redis(self, ahead_seconds: float) -> None:
-        with self._asking:
-            began = self.clock.since_boot()
-            if began < self._asked_again_from or self.seconds_left > ahead_seconds:
-                return
-            try:
-                before = self._last_answer.seen if self._last_answer else None
-                seen = self._shared.copies.changes_since(before)
-            except Unavailable:
-                self._last_answer = None
-                self._asked_again_from = self.clock.since_boot() + FRESH_SECONDS
-                return
-            self._last_answer = RedisAnswer(seen, began)
-
-    def _is_good(self, key_id: str, held: HeldKey) -> bool:
-        answer = self._last_answer
-        is_fresh = self.clock.since_boot() - held.read_at < held.good_for_seconds
-        if is_fresh and held.read_at > self._outdated_since:
-            return True
-        if answer is None or not self.seconds_left:
-            return False
-        last_change = answer.seen.numbers.get(api_key_key(key_id), 0)
-        return held.generation == answer.seen.generation and last_change <= held.position
+        self._changes.ask(ahead_seconds)
 
     def _read(self, key_id: str, stripe: int) -> HeldKey:
         """Read a document. If it is damaged or cannot be read, the key counts as missing for a while."""
-        answer, began, path = self._last_answer, self.clock.since_boot(), api_key_key(key_id)
+        answer, began, path = self._changes.last_answer, self.clock.since_boot(), api_key_key(key_id)
         try:
             found = self._shared.read(KeyDocument, path)
             if answer is not None and self._shared.is_outdated(path, found):
                 found, answer = self._shared.read(KeyDocument, path), None  # so that it is soon read again
         except DocumentUnusable as error:  # this was logged
-            return self._hold_nothing(key_id, began, _MISSING_SECONDS, error)
+            return self._memory.hold_nothing(key_id, began, _MISSING_SECONDS, error)
         except ObjectUnavailable as error:
             log.error("key.unreadable", key_id=key_id, reason=error.message)
-            return self._hold_nothing(key_id, began, _UNREADABLE_SECONDS, error)
+            return self._memory.hold_nothing(key_id, began, _UNREADABLE_SECONDS, error)
         except Unavailable as error:
             self._failed[stripe] = FailedRead(self.clock.since_boot(), error)
             raise
         if found.etag is None:
-            return self._hold_nothing(key_id, began, _MISSING_SECONDS)
-        return self._hold(key_id, found, answer, began)
-
-    def _hold(
-        self, key_id: str, found: Found[KeyDocument], answer: RedisAnswer | None, began: float
-    ) -> HeldKey:
-        """Hold a document that was read after `answer` and `began`, unless a later revision is known.
-
-        A document that may be older than the last notice is read again before long.
-        """
-        if began < self._noticed_at:
-            answer = None
-        known = self._held.get(key_id)
-        if known is not None and known.document.revision > found.document.revision:
-            found = Found(known.document, known.etag)  # a node of the store is outdated
-        held = HeldKey(
-            found.document,
-            found.etag,
-            began,
-            FRESH_SECONDS,
-            generation=answer.seen.generation if answer else "",
-            position=answer.seen.position if answer else 0,
-        )
-        return self._keep(key_id, held)
-
-    def _hold_nothing(
-        self, key_id: str, began: float, seconds: float, problem: Unavailable | None = None
-    ) -> HeldKey:
-        return self._keep(key_id, HeldKey(_NOTHING, None, began, seconds, problem=problem))
-
-    def _keep(self, key_id: str, held: HeldKey) -> HeldKey:
-        known = self._held.get(key_id)
-        if len(self._held) >= _MAX_HELD:
-            self._held.clear()
-        self._held[key_id] = held
-        if known is not None and known.document.key != held.document.key:
-            self._count_change()  # last, so that whoever looks for the key then finds the new document
-        return held
+            return self._memory.hold_nothing(key_id, began, _MISSING_SECONDS)
+        return self._memory.hold(key_id, found, answer, began)
 
 
 def _raise_again(error: Unavailable) -> NoReturn:

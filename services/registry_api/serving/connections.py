@@ -67,6 +67,35 @@ class _Reading(Enum):
     """Data that is not HTTP or is not accepted. Nothing more is parsed."""
 
 
+class _Overhead:
+    """Counts the bytes of a request that are not data of its body, in one slice after another.
+
+    The parser limits neither a head nor what surrounds the data, and accepts any number of empty lines before
+    a request, which are counted too.
+    """
+
+    def __init__(self) -> None:
+        self._bytes = self._data_bytes = 0
+        self._begins = False
+
+    def start_slice(self) -> None:
+        self._begins, self._data_bytes = False, 0
+
+    def begin(self) -> None:
+        """Note that a head or a body begins in the present slice."""
+        self._begins = True
+
+    def add_data(self, size: int) -> None:
+        """Note `size` bytes of data in the present slice."""
+        self._data_bytes += size
+
+    def is_too_large_after(self, size: int) -> bool:
+        """Count the present slice of `size` bytes, and return whether there are too many of them now."""
+        before = 0 if self._begins else self._bytes
+        self._bytes = max(0, before + size - _CHUNKED_FACTOR * self._data_bytes)
+        return self._bytes > MAX_HEAD_BYTES
+
+
 class HttpConnection(HttpToolsProtocol):
     """The protocol of one connection. `server_config` sets the class attributes."""
 
@@ -77,12 +106,7 @@ class HttpConnection(HttpToolsProtocol):
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
         self._reading = _Reading.NOTHING
-        self._began = False
-        """True if a head or a body began in the slice that is being parsed."""
-        self._body_bytes = 0
-        """Number of bytes of bodies in the slice that is being parsed."""
-        self._overhead_bytes = 0
-        """Number of bytes of the head, or of what surrounds the data of the body, that have arrived."""
+        self._overhead = _Overhead()
         self._body_left = 0
         """Number of bytes of a body of known length that have not arrived yet."""
         self._held: bytearray | None = None
@@ -113,7 +137,7 @@ class HttpConnection(HttpToolsProtocol):
             self.app = OnlyMonitoring(self.app, self.table.limit)
         elif self.lane is not None:
             self._lane = LaneAccess(
-                self.lane, self._lingering, self.server_state, self._pace, self._is_answered
+                self.lane, self._lingering, self.server_state, self._pace, lambda: self.is_idle
             )
         self._deadline.expect(Awaited.HEAD, self.head_seconds)
 
@@ -133,14 +157,11 @@ class HttpConnection(HttpToolsProtocol):
     @property
     def is_idle(self) -> bool:
         """True if no request is being answered, so that the connection can be closed without loss."""
-        return self._is_answered()
+        return (self._current is None or self._current.response_complete) and not self.pipeline
 
     def close_to_make_room(self) -> None:
         """Close the connection at once to make room for another one."""
         self._lingering.close_at_once()
-
-    def _is_answered(self) -> bool:
-        return (self._current is None or self._current.response_complete) and not self.pipeline
 
     def _still_sending(self) -> bool:
         """Return whether the client is, or may be, sending something that has not been read to its end."""
@@ -172,7 +193,7 @@ class HttpConnection(HttpToolsProtocol):
         """Return whether the present read was one request without a body, and the lane has answered it."""
         if not self._pace.answers == self._requests == 1 or self._body_left or self._unparsed:
             return False
-        return self._reading is _Reading.NOTHING and self._is_answered()
+        return self._reading is _Reading.NOTHING and self.is_idle
 
     def _parse(self, data: bytes) -> None:
         """Parse data slice by slice, until a request must wait for an earlier one, or too many pieces came at
@@ -192,7 +213,7 @@ class HttpConnection(HttpToolsProtocol):
             body = self._reading is _Reading.BODY
             size = (self._body_left or _CHUNKS_SLICE_BYTES) if body else _SLICE_BYTES
             self._parse_slice(data[start : start + size])
-            self._count_overhead(min(size, len(data) - start))
+            self._check_overhead(min(size, len(data) - start))
             start += size
         self._unparsed = b"" if self._reading is _Reading.REFUSED else data[start:]
         if self._unparsed or self._pace.pauses():
@@ -201,7 +222,7 @@ class HttpConnection(HttpToolsProtocol):
             self._flow.let_go()
 
     def _parse_slice(self, data: bytes) -> None:
-        self._began, self._body_bytes = False, 0
+        self._overhead.start_slice()
         try:
             self.parser.feed_data(data)
         except httptools.HttpParserUpgrade as upgrade:
@@ -211,14 +232,9 @@ class HttpConnection(HttpToolsProtocol):
                 raise  # a bug in our code, which asyncio logs
             self._refuse(HTTPStatus.BAD_REQUEST, NOT_HTTP)
 
-    def _count_overhead(self, size: int) -> None:
-        """Count a parsed slice of `size` bytes. Refuse the request if its head is too large, or if its body
-        has too many bytes that are not data. The parser limits neither, and accepts any number of empty lines
-        before a request, which are counted too.
-        """
-        before = 0 if self._began else self._overhead_bytes
-        self._overhead_bytes = max(0, before + size - _CHUNKED_FACTOR * self._body_bytes)
-        if self._overhead_bytes > MAX_HEAD_BYTES and self._reading is not _Reading.REFUSED:
+    def _check_overhead(self, size: int) -> None:
+        """Refuse the request if too much of it, up to a parsed slice of `size` bytes, is not data."""
+        if self._overhead.is_too_large_after(size) and self._reading is not _Reading.REFUSED:
             self._refuse(HTTPStatus.BAD_REQUEST, NOT_HTTP)
 
     def _ignore_upgrade(self, rest: bytes) -> None:
@@ -241,7 +257,8 @@ class HttpConnection(HttpToolsProtocol):
 
     def on_message_begin(self) -> None:
         self.url, self.headers, self.expect_100_continue = b"", [], False
-        self._reading, self._began, self._deadline.awaited = _Reading.HEAD, True, None
+        self._overhead.begin()
+        self._reading, self._deadline.awaited = _Reading.HEAD, None
         self._requests += 1
 
     def on_header(self, name: bytes, value: bytes) -> None:
@@ -257,7 +274,8 @@ class HttpConnection(HttpToolsProtocol):
         if self.parser.should_upgrade():
             return  # `_ignore_upgrade` follows
         self._body_left = _length_of_body(self.headers)
-        self._reading, self._began = _Reading.BODY, True
+        self._reading = _Reading.BODY
+        self._overhead.begin()
         if self._lane is not None and self._lane.waits_for_body(self, self._body_left):
             self._held = bytearray()
         elif (offer := self._ask_lane(None)) is not ANSWERED:
@@ -270,15 +288,13 @@ class HttpConnection(HttpToolsProtocol):
         if self._held is not None:
             cycle.body, self._held = self._held, None
         cast(dict[str, Any], self.scope)[OFFER] = offer
-        if self._is_answered():
+        if self.is_idle:
             self._start(cycle)
         else:
             self.pipeline.appendleft((cycle, self.app))
 
     def _ask_lane(self, body: bytes | None) -> Any:
-        """Ask the lane to answer the request. Returns `ANSWERED`, an offer to keep the application's answer,
-        or None.
-        """
+        """Ask the lane to answer. Returns `ANSWERED`, an offer to keep the application's answer, or None."""
         if self._lane is None:
             return None
         answer = self._lane.ask(self, body, stays_open=stays_open(self.parser))
@@ -292,7 +308,7 @@ class HttpConnection(HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         self._pace.pieces += 1
-        self._body_bytes += len(body)
+        self._overhead.add_data(len(body))
         self._body_left = max(0, self._body_left - len(body))
         if self._held is not None:
             self._held += body
@@ -339,7 +355,7 @@ class HttpConnection(HttpToolsProtocol):
 
     def _update_deadline(self) -> None:
         """Set a deadline while the server waits for the client, and none while the application answers."""
-        if not self._is_answered() or self.transport.is_closing():
+        if not self.is_idle or self.transport.is_closing():
             self._deadline.awaited = None
         elif self._reading is _Reading.NOTHING and self._answers:
             self._deadline.expect(Awaited.REQUEST, self.timeout_keep_alive)
@@ -370,7 +386,7 @@ class HttpConnection(HttpToolsProtocol):
             else:
                 self._answer_instead(status, message)
             return
-        if self._is_answered():
+        if self.is_idle:
             self._answer_instead(status, message)
         else:
             self._refusal = status, message
