@@ -294,7 +294,7 @@ class RedisFirst(Generation):
         generation = self._clock.new_id()
         seen = str(stamp) if stamp.generation else ""
         self._begin(keys=[STAMP], args=[seen, str(Stamp(server, self.bucket, generation))])
-        self._document.swap(named, generation=generation, question="")
+        self._document.begin(named, generation)
 
 
 @pytest.fixture
@@ -565,7 +565,7 @@ def test_a_process_is_not_left_behind_while_another_begins_a_generation(
         read = process._document.read
         monkeypatch.setattr(process._document, "read", lambda: (beginner.check(), read())[1])
     else:  # the generation is named in the bucket, but not in Redis yet
-        assert beginner._document.swap(world.named, generation="f" * 32)
+        assert beginner._document.begin(world.named, "f" * 32)
         begun = Stamp(history_of(redis_client.info(*SECTIONS)), "b/1", "f" * 32)
         monkeypatch.setattr(world.clock, "sleep", lambda _: redis_client.set(STAMP, str(begun)))
     process.check()

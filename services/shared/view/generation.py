@@ -252,7 +252,7 @@ class Generation:
             is_held = stamp.server == server and self._finds_its_word(stamp)
             if is_held and stamp.generation == named.generation:
                 self._trust(stamp, began)
-                self._answer(named)
+                self._document.answer(named)
                 return
             self._trusted = ""
             if self._may_begin(named, stamp):
@@ -323,7 +323,7 @@ class Generation:
         generation = named.generation
         if generation != self._refused:
             generation = self._clock.new_id()
-            if not self._document.swap(named, generation=generation, question=""):
+            if not self._document.begin(named, generation):
                 return
         self._refused = None
         self._held = generation  # so this process may begin another one if this one is lost
@@ -361,15 +361,9 @@ class Generation:
             self._behind_since = now
         if _throttle.due("left behind"):
             log.error("view.left_behind", setting="SPEAKER_REDIS_URL")
-        if now - self._behind_since > SETTLED_SECONDS and not named.question:
-            self._document.swap(named, question=self._clock.new_id())
+        if now - self._behind_since > SETTLED_SECONDS:
+            self._document.ask(named)
         raise LeftBehind
-
-    def _answer(self, named: Named) -> None:
-        """Remove a question from `_view.json`, because this process serves the generation."""
-        if named.question:
-            with suppress(Unavailable):
-                self._document.swap(named, question="")
 
 
 @contextmanager

@@ -113,10 +113,23 @@ class ViewDocument:
         if named.question != self._asked[0]:
             self._asked = (named.question, self._clock.since_boot())
 
-    def swap(self, named: Named, **members: str) -> bool:
-        """Replace `_view.json` if it has not changed since the last read. Returns whether this process
-        replaced it.
-        """
+    def begin(self, named: Named, generation: str) -> bool:
+        """Name a new generation, unless another process was first. Returns whether this process did so."""
+        return self._swap(named, generation=generation, question="")
+
+    def ask(self, named: Named) -> None:
+        """Ask whether any process still serves the generation, unless that was asked already."""
+        if not named.question:
+            self._swap(named, question=self._clock.new_id())
+
+    def answer(self, named: Named) -> None:
+        """Remove a question, because this process serves the generation."""
+        if named.question:
+            with suppress(Unavailable):
+                self._swap(named, question="")
+
+    def _swap(self, named: Named, **members: str) -> bool:
+        """Replace the document if it has not changed since `named` was read. Returns whether it was."""
         nonce = self._clock.new_id()
         kept = {"format": 1, "generation": named.generation, "question": named.question}
 

@@ -22,10 +22,8 @@ WRONG_ORDER = Mistake(
     owner=Generation,
     function="_begin_generation",
     changes={
-        'if not self._document.swap(named, generation=generation, question=""):': "if False:",
-        'log.info("view.begun", generation=generation)': (
-            'self._document.swap(named, generation=generation, question="")'
-        ),
+        "if not self._document.begin(named, generation):": "if False:",
+        'log.info("view.begun", generation=generation)': "self._document.begin(named, generation)",
     },
 )
 REDIS_ALONE = Mistake(
