@@ -11,11 +11,15 @@ import redis
 
 from services.embedded.valkey import ValkeyServer
 from services.registry_api.maintenance.queue_signals import RedisSignals, _append_log_ok
+from services.shared.configuration.registry import RegistrySettings
 from services.shared.queue.rq_jobs import PICTURES_QUEUE, QUARANTINE_KEY, JobQueue, enqueue, queue_name
+from services.shared.registry.opened import Opened
+from services.shared.registry.opening import open_registry
 from services.shared.view.keys import failed_proofs_key
 from services.shared.view.workers import FailedProof
+from speaker_registry.errors import Unavailable
 from tests.encoders import make_current
-from tests.opened_registry import OpenedRegistry, folder_settings
+from tests.opened_registry import MovableClock, OpenedRegistry, folder_settings
 
 PROFILE = "qwen3-tts-0.6b"
 
@@ -31,13 +35,12 @@ def registry(tmp_path: Path, valkey: ValkeyServer, redis_client: redis.Redis) ->
 @pytest.fixture
 def signals(registry: OpenedRegistry, valkey: ValkeyServer) -> Iterator[RedisSignals]:
     with redis.Redis.from_url(valkey.url) as connection:
-        yield RedisSignals(
-            registry.view,
-            registry.opened.profile_records,
-            registry.opened.workers,
-            registry.opened.catalogue,
-            connection,
-        )
+        yield signals_of(registry.opened, connection)
+
+
+def signals_of(opened: Opened, connection: redis.Redis) -> RedisSignals:
+    view = opened.speakers.view
+    return RedisSignals(view, opened.profile_records, opened.workers, opened.catalogue, connection)
 
 
 def queued_job(registry: OpenedRegistry) -> str:
@@ -76,6 +79,40 @@ def test_a_redis_of_another_registry_is_shown_as_a_closed_gate(
     """
     registry.redis.set("sr:view", "some run/another bucket/" + "0" * 32)
     assert samples(signals)["registry_view_in_use",] == 0
+
+
+def test_a_redis_that_takes_no_writes_is_shown_as_a_closed_gate(
+    registry: OpenedRegistry, signals: RedisSignals
+):
+    """A Redis that is full is up and can be read, and yet no client can register anything."""
+    registry.redis.config_set("maxmemory", 1)
+    try:
+        with pytest.raises(Unavailable, match="takes no writes"):
+            registry.opened.generation.check()
+        shown = samples(signals)
+        assert (shown["registry_redis_up",], shown["registry_view_in_use",]) == (1, 0)
+    finally:
+        registry.redis.config_set("maxmemory", 0)
+    registry.opened.generation.check()
+    assert samples(signals)["registry_view_in_use",] == 1
+
+
+def test_a_process_that_began_while_redis_was_full_does_not_call_it_down(
+    registry: OpenedRegistry, valkey: ValkeyServer, tmp_path: Path
+):
+    """A process that began while Redis took no writes does not trust the view, and Redis is up all the
+    same.
+    """
+    late = open_registry(
+        folder_settings(tmp_path / "bucket"), RegistrySettings(redis_url=valkey.url), MovableClock()
+    )
+    registry.redis.config_set("maxmemory", 1)
+    try:
+        with closing(late), redis.Redis.from_url(valkey.url) as connection:
+            shown = samples(signals_of(late, connection))
+        assert (shown["registry_redis_up",], shown["registry_view_in_use",]) == (1, 0)
+    finally:
+        registry.redis.config_set("maxmemory", 0)
 
 
 def test_no_scrape_waits_for_the_bucket(

@@ -116,6 +116,18 @@ def test_a_condition_that_an_operation_honours_is_its_parameter(
     assert told <= declaring(operations, header)
 
 
+def test_only_changes_say_that_a_repeat_is_not_refused(operations: dict[str, dict[str, Any]]):
+    """A download whose ETag is another one is refused always, and a change only if there is one to make."""
+    told = {
+        name
+        for name, operation in operations.items()
+        for one in operation.get("parameters", ())
+        if "would change nothing" in one.get("description", "")
+    }
+    assert {"edit_voice", "move_alias", "create_voice"} <= told
+    assert not told & {"get_artifact_file", "get_blob", "get_clip"}
+
+
 def test_every_operation_that_needs_a_key_takes_a_namespace(operations: dict[str, dict[str, Any]]):
     """A key for all namespaces is about another one than `default` only by this header."""
     secured = {name for name, operation in operations.items() if "security" in operation}

@@ -11,6 +11,7 @@ _OUT_OF_MEMORY = re.compile(
     r"out of memory"  # torch, the CUDA driver and runtime
     r"|ALLOC_FAILED|ALLOCATION_FAILED"  # cuBLAS, cuDNN, cuFFT: their workspaces are not torch's
     r"|can't allocate memory"  # torch on a CPU
+    r"|could not create a primitive(?! descriptor)"  # oneDNN; without a descriptor, it supports no such call
     r"|failed to allocate memory",  # onnxruntime
     re.IGNORECASE,
 )

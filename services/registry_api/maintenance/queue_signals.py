@@ -24,7 +24,6 @@ from services.shared.model.profiles import ProfileCatalogue
 from services.shared.queue.rq_jobs import PICTURES_QUEUE, QUARANTINE_KEY, JobQueue, job_key, queue_name
 from services.shared.registry.profile_records import ProfileRecords
 from services.shared.telemetry import metrics
-from services.shared.view.away import ViewAway
 from services.shared.view.copies import SpeakerView
 from services.shared.view.workers import Workers
 from speaker_registry.engine import kind_of_weights
@@ -159,21 +158,22 @@ class RedisSignals(Collector):
         """
         try:
             documents = self._records.copied(profiles)
-        except ViewAway:
+        except Unavailable:
             return {}
         return {name: one.current for name, one in documents.items() if one.current is not None}
 
     def _of_view(
         self, profiles: Iterable[str]
     ) -> tuple[bool, bool, Mapping[str, Counter[str]], Mapping[str, int]]:
-        """Return whether the view is in use and whether it is complete. For each profile, also return the
-        live workers by fingerprint and the number of workers that failed the proof.
+        """Return whether the view can be used, also for writes, and whether it is complete. For each profile,
+        also return the live workers by fingerprint and the number of workers that failed the proof.
         """
         names = list(profiles)
         try:
             failed = {name: len(proofs) for name, proofs in self._workers.failed(names).items()}
-            return True, self._view.is_complete(), self._workers.of(names), failed
-        except ViewAway:
+            complete, workers = self._view.is_complete(), self._workers.of(names)
+            return self._view.takes_writes, complete, workers, failed
+        except Unavailable:  # Redis answers, but this process cannot write its first word there
             return False, False, {name: Counter() for name in names}, dict.fromkeys(names, 0)
 
     def _lengths(self) -> tuple[dict[str, _Queue], _Queue, int, Mapping[str, Any], bytes | None]:

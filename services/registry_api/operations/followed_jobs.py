@@ -2,10 +2,11 @@
 
 When Redis loses a job's record, the extraction continues, or housekeeping restarts it under another id.
 Callers wait for an artifact, not for a record, so the outcome of a lost job is derived from the speaker's
-document, and so is that of a job that another one replaced because no worker would have run it. All other
-jobs are shown as their records say, whatever has become of their artifacts since. This process knows the
-artifact of a job if it has opened, joined or read the job, or received an event about it (`Jobs.seen`). Other
-jobs are not found.
+document, and so is that of a job that another one replaced because no worker would have run it. Lost jobs
+for the same build of an artifact therefore share one outcome: one that was canceled before its successor
+succeeded is shown as succeeded. All other jobs are shown as their records say, whatever has become of their
+artifacts since. This process knows the artifact of a job if it has opened, joined or read the job, or
+received an event about it (`Jobs.seen`). Other jobs are not found.
 """
 
 from contextlib import suppress

@@ -52,10 +52,13 @@ def show(request: Request, template: str, **values: Any) -> Response:
 
 @asynccontextmanager
 async def checked_form(request: Request) -> AsyncIterator[Fields]:
-    """Parse a form of these pages. Raises `PermissionDenied` if it was not sent by a page of this session."""
+    """Parse a form of these pages, and return its fields without the token.
+
+    Raises `PermissionDenied` if it was not sent by a page of this session.
+    """
     async with read_fields(request) as fields:
         check_token(request, fields.text("token", max_length=MAX_FIELD))
-        yield fields
+        yield fields.without("token")
 
 
 def typed_text(fields: Fields, field: str) -> str:

@@ -91,9 +91,9 @@ def move_alias(
     """Point an alias to a version, or make a new alias. Engines find that version from now on.
 
     Nothing is extracted, so a move to an older version and back costs nothing. `default` then stays until it
-    is moved again or deleted, whatever is registered meanwhile. A repeat changes nothing. Honours `If-Match`,
-    compared with the ETag of the alias, and `If-None-Match: *`, which only makes a new alias; the answer has
-    the new ETag.
+    is moved again or deleted, whatever is registered meanwhile. Honours `If-Match`, compared with the ETag of
+    the alias, and `If-None-Match: *`, which moves no alias that exists. A move that would change nothing
+    is answered with 200 whatever these headers say. The answer has the ETag of the alias.
     """
     moved = move(
         services.speakers,

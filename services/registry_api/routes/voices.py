@@ -128,7 +128,8 @@ def edit_voice(
     Keys and values of labels have the form of Kubernetes' labels, and a voice has up to 32. No version
     changes, and nothing is extracted. With `"promotion": "manual"`, the alias `default` moves only by hand.
     With `on_ready`, it moves by itself again, and at once if a newer version is ready. Honours `If-Match`,
-    compared with the ETag of the voice; the answer has the new one.
+    compared with the ETag of the voice; the answer has the new one. An edit that would change nothing is
+    answered with 200 whatever `If-Match` says.
     """
     members = {one: getattr(wanted, one) for one in wanted.model_fields_set - {"labels"}}
     if "description" in members:

@@ -54,6 +54,8 @@ _CONDITIONS = {
     "something that exists. Other values have no effect.",
 }
 """Maps the status of an answer, and the header that can lead to it, to the header's description."""
+_OF_CHANGES = " A request that would change nothing is answered as it would be without this header."
+"""Follows the description of a condition if the operation changes something."""
 _NAMESPACE = (
     "The namespace that the request is about, if the API key is for all namespaces. Without this header, "
     "such a request is about `default`, or about the keys of all namespaces. Any other key is refused (403) "
@@ -115,17 +117,19 @@ def with_headers(document: dict[str, Any]) -> dict[str, Any]:
     They are not declared in the routes, because FastAPI would then parse them in every request. An operation
     honours a condition if the description of its answer 304 or 412 names the header.
     """
-    for operation in (one for path in document["paths"].values() for one in path.values()):
+    methods = (one for path in document["paths"].values() for one in path.items())
+    for method, operation in methods:
         known = {one["name"] for one in operation.get("parameters", ())}
-        if missing := [one for one in _headers_of(operation) if one["name"] not in known]:
+        if missing := [one for one in _headers_of(method, operation) if one["name"] not in known]:
             operation["parameters"] = [*operation.get("parameters", ()), *missing]
     return document
 
 
-def _headers_of(operation: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def _headers_of(method: str, operation: dict[str, Any]) -> Iterator[dict[str, Any]]:
     for (status, name), text in _CONDITIONS.items():
         if f"`{name}`" in operation["responses"].get(status, {}).get("description", ""):
-            yield _header(name, text)
+            is_change = status == "412" and method not in {"get", "head"}
+            yield _header(name, text + _OF_CHANGES if is_change else text)
     if "security" in operation:
         yield _header(NAMESPACE_HEADER, _NAMESPACE)
 

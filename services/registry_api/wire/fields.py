@@ -35,6 +35,10 @@ class Fields:
     def names(self) -> frozenset[str]:
         return frozenset(self._values)
 
+    def without(self, field: str) -> "Fields":
+        """Return the other fields."""
+        return Fields({name: values for name, values in self._values.items() if name != field})
+
     def text(self, field: str, *, max_length: int) -> str | None:
         """Return a text field unchanged, or None if the form does not have it."""
         value = self._single(field)

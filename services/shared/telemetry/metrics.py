@@ -203,7 +203,8 @@ REDIS_UP = _scraped_gauge(
     "redis_up", "1: Redis answered this scrape. 0: it did not, and the gauges that come from it are missing."
 )
 VIEW_IN_USE = _scraped_gauge(
-    "view_in_use", "1: the view in Redis can be used. 0: there is no usable one, and writes wait."
+    "view_in_use",
+    "1: the view in Redis can be used. 0: there is no usable one, or Redis takes no writes; writes wait.",
 )
 VIEW_COMPLETE = _scraped_gauge(
     "view_complete",

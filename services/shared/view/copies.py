@@ -254,6 +254,11 @@ class SpeakerView:
             raise ViewIncomplete
         return SpeakerId.parse(found) if found else None
 
+    @property
+    def takes_writes(self) -> bool:
+        """Whether Redis took writes when this process last checked."""
+        return self._generation.takes_writes
+
     def is_complete(self) -> bool:
         """Return whether the view holds every speaker. Raises the same errors as `get`."""
         [found] = self._generation.read(

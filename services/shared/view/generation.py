@@ -138,6 +138,11 @@ class Generation:
         """The generation that this process used last. Empty before the first."""
         return self._held
 
+    @property
+    def takes_writes(self) -> bool:
+        """Whether Redis took this process's last word. It takes no writes while it is full or a replica."""
+        return self._words.refusal is None
+
     # Using the view
 
     def for_reading(self) -> str:

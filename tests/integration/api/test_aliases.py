@@ -108,7 +108,8 @@ def test_a_move_that_somebody_overtook_is_refused(registry: Registry, name: str)
     path = f"/v1/voices/{name}/aliases/default"
     assert registry.client.delete(path, headers={"If-Match": seen}).status_code == 412
     assert version_of(registry, name) == 1
-    assert registry.client.delete(path, headers={"If-Match": first.headers["ETag"]}).status_code == 204
+    for _ in range(2):
+        assert registry.client.delete(path, headers={"If-Match": first.headers["ETag"]}).status_code == 204
 
 
 @pytest.mark.parametrize(

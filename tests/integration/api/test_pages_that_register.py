@@ -85,6 +85,16 @@ def test_a_refused_clip_leaves_the_form_as_it_was_typed(
     assert answer.url.path.startswith("/dashboard/voices/voice_")
 
 
+def test_an_error_of_a_field_names_no_field_that_nobody_typed(visitor: Visitor, name: str):
+    """The token of the session is the page's own field, and no mistake of the person."""
+    typed = {"name": name, "consent": " ", "voice_id": ""}
+    answer = visitor.post("/voices", typed, files={"audio_sample": ("clip.wav", CLIP, "audio/wav")})
+    said = html.unescape(answer.text)
+    assert answer.status_code == 400
+    assert "Field 'consent' is missing or empty; received: " in said
+    assert "unknown: " not in said
+
+
 @pytest.mark.parametrize("again", [True, False], ids=["registered again", "deleted"])
 def test_a_new_version_is_of_the_voice_that_its_page_showed(
     registry: Registry, visitor: Visitor, name: str, again: bool

@@ -91,6 +91,7 @@ def lose(monkeypatch: pytest.MonkeyPatch, extractor: Greedy) -> None:
         RuntimeError("cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED"),
         RuntimeError("CUDA error: out of memory"),
         RuntimeError("[enforce fail at alloc_cpu.cpp:121] DefaultCPUAllocator: can't allocate memory"),
+        RuntimeError("could not create a primitive"),
         MemoryError(),
     ],
 )
@@ -109,6 +110,8 @@ def test_every_lack_of_memory_raises_the_same_error(greedy: Greedy, error: Excep
 def test_other_failures_are_not_taken_for_a_lack_of_memory():
     assert not is_out_of_memory(RuntimeError("shape '[2]' is invalid for input of size 3"))
     assert not is_out_of_memory(ValueError("out of memory"))
+    unsupported = "could not create a primitive descriptor for a convolution forward propagation primitive"
+    assert not is_out_of_memory(RuntimeError(unsupported))
 
 
 def test_memory_is_given_back_after_what_was_computed_is_gone(
