@@ -109,12 +109,7 @@ class Generation:
         """This client works in every state of the view. It is used for data that belongs to no generation."""
         self._words = Words(self.plain, clock)
         self._begin = self.plain.register_script((_LUA / "begin.lua").read_text())
-        prelude = (_LUA / "_prelude.lua").read_text()
-        self._scripts: dict[str, Script] = {
-            path.stem: self.redis.register_script(prelude + path.read_text())
-            for path in _LUA.glob("[a-z]*.lua")
-            if path.stem != "begin"
-        }
+        self._scripts = _scripts_of(self.redis)
 
     def close(self) -> None:
         self.redis.close()
@@ -369,6 +364,13 @@ class Generation:
         if now - self._behind_since > SETTLED_SECONDS:
             self._document.ask(named)
         raise LeftBehind
+
+
+def _scripts_of(client: redis.Redis) -> dict[str, Script]:
+    """Return the scripts that check the stamp before anything else, by the names of their files."""
+    prelude = (_LUA / "_prelude.lua").read_text()
+    paths = (path for path in _LUA.glob("[a-z]*.lua") if path.stem != "begin")
+    return {path.stem: client.register_script(prelude + path.read_text()) for path in paths}
 
 
 @contextmanager
