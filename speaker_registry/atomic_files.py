@@ -17,6 +17,8 @@ _TEMPORARY = re.compile(r"\.(.+)\.[0-9a-f]{8}\.part")
 _MAX_NAME = 200
 _ABANDONED_SECONDS = 60.0
 """A temporary file is younger than this while its lock has yet to be taken."""
+_NO_HARD_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK}
+"""The errors by which file systems say that they make no hard link, or no further one."""
 
 
 def write_atomically(path: Path, data: bytes) -> None:
@@ -47,7 +49,7 @@ def replacing(path: Path, *, mode: int = 0o666, only_new: bool = False) -> Itera
         OSError: The file cannot be written, or `path` is a folder, a device or a pipe. The error names
             `path`.
     """
-    _check_replaceable(path, only_new=only_new)  # before the block does its work, which may take hours
+    check_replaceable(path, only_new=only_new)  # before the block does its work, which may take hours
     temporary = path.with_name(f".{path.name[:_MAX_NAME]}.{secrets.token_hex(4)}.part")
     try:
         descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
@@ -67,13 +69,14 @@ def replacing(path: Path, *, mode: int = 0o666, only_new: bool = False) -> Itera
         raise
 
 
-def _check_replaceable(path: Path, *, only_new: bool) -> None:
-    if only_new and os.path.lexists(path):
-        raise _exists(path)
+def check_replaceable(path: Path, *, only_new: bool = False) -> None:
+    """Raise what `replacing` raises for what there is at `path`."""
     if path.is_dir():
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     if path.exists() and not path.is_file():
         raise OSError(errno.EINVAL, "only a regular file can be replaced", str(path))
+    if only_new and os.path.lexists(path):
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
 
 
 def _put_in_place(temporary: Path, path: Path, *, only_new: bool) -> None:
@@ -81,21 +84,27 @@ def _put_in_place(temporary: Path, path: Path, *, only_new: bool) -> None:
         temporary.replace(path)
         return
     try:
-        os.link(temporary, path)
-    except FileExistsError:
-        raise _exists(path) from None
-    except OSError:
-        # The file system has no hard links, and renaming is all that is left. A file that appears between
-        # these two lines is replaced.
-        if os.path.lexists(path):
-            raise _exists(path) from None
-        temporary.replace(path)
+        with naming(str(path)):
+            os.link(temporary, path)
+    except OSError as error:
+        if error.errno not in _NO_HARD_LINKS:
+            raise
+        _rename_to_new(temporary, path)
     else:
-        temporary.unlink()
+        with contextlib.suppress(OSError):  # the file is in place, and `remove_abandoned` removes the other
+            temporary.unlink()
 
 
-def _exists(path: Path) -> FileExistsError:
-    return FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
+def _rename_to_new(temporary: Path, path: Path) -> None:
+    """Rename a file without replacing another. An empty file takes the name first, because renaming alone
+    replaces what appears meanwhile. If the process is killed in between, the empty file stays.
+    """
+    path.touch(exist_ok=False)
+    try:
+        temporary.replace(path)
+    except BaseException:
+        path.unlink()
+        raise
 
 
 class _Written(io.FileIO):

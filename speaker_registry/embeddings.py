@@ -4,6 +4,7 @@ This module knows no voices and sends nothing.
 """
 
 import json
+from numbers import Real
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -13,6 +14,8 @@ from speaker_registry.errors import InvalidEmbedding
 
 MAX_EMBEDDING_BYTES = 1024**2
 """Maximum size of a JSON file with an embedding."""
+MAX_EMBEDDING = 4096
+"""Maximum length of an embedding."""
 
 
 def parse_embedding(data: bytes, name: str) -> np.ndarray:
@@ -48,6 +51,11 @@ def _vector(embedding: ArrayLike, name: str) -> np.ndarray:
         vector = _floats(embedding)
     except (TypeError, ValueError):
         raise _refusal(f"{name} is not a list of numbers") from None
+    except RuntimeError:  # torch
+        raise _refusal(
+            f"{name} is a tensor that numpy cannot read; accepted: one without a gradient, as "
+            "`tensor.detach()` returns it"
+        ) from None
     with np.errstate(over="ignore"):
         is_finite = np.isfinite(vector.astype(np.float32)).all()
     if vector.ndim != 1 or not vector.size or not is_finite:
@@ -55,14 +63,18 @@ def _vector(embedding: ArrayLike, name: str) -> np.ndarray:
             f"{name} has shape {list(vector.shape)}, or values that are not finite; accepted: one row of "
             "finite numbers"
         )
+    if vector.size > MAX_EMBEDDING:
+        raise _refusal(f"{name} has {vector.size} numbers; accepted: 1 to {MAX_EMBEDDING} numbers")
     return vector
 
 
 def _floats(values: ArrayLike) -> np.ndarray:
-    """Convert numbers of any kind to float64. Raises `TypeError` or `ValueError` for anything else."""
+    """Convert real numbers of any kind to float64. Raises `TypeError` or `ValueError` for anything else."""
+    if isinstance(values, np.ndarray) and (values.dtype.kind not in "iufO" or np.ma.is_masked(values)):
+        raise TypeError("as objects, some times are integers, and masked numbers are like others")
     given = np.asarray(values, dtype=object)
-    if any(isinstance(value, str | bytes | bool | np.bool_) for value in given.ravel()):
-        raise TypeError("numpy would convert texts and booleans, too")
+    if any(isinstance(one, bool | np.timedelta64) or not isinstance(one, Real) for one in given.ravel()):
+        raise TypeError("numpy would convert texts, booleans and times, too")
     try:
         return given.astype(np.float64)
     except OverflowError:  # an int

@@ -6,6 +6,7 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING
 
+from speaker_registry.cli import INTERRUPTED
 from speaker_registry.cli.command import (
     FAILED,
     NOT_READY,
@@ -79,7 +80,22 @@ def cancel(client: "RegistryClient", arguments: argparse.Namespace) -> Output:
 
 
 def _waited(client: "RegistryClient", campaign: "Campaign", arguments: argparse.Namespace) -> Output:
-    """Wait until a campaign is over. The exit code says whether it was canceled or voices failed."""
+    """Wait until a campaign is over. The exit code says whether it was canceled or voices failed.
+
+    Raises:
+        CommandError: The wait ended before the campaign, at Ctrl-C or its timeout. The message names the
+            campaign, because `start --wait` did not show its id before.
+    """
+    try:
+        campaign = _over(client, campaign, arguments)
+    except KeyboardInterrupt:
+        message = f"interrupted; campaign {campaign.id} continues without this command"
+        raise CommandError(message, status=INTERRUPTED) from None
+    failed = campaign.state == "canceled" or campaign.progress.failed > 0
+    return _shown(campaign)._replace(status=FAILED if failed else OK)
+
+
+def _over(client: "RegistryClient", campaign: "Campaign", arguments: argparse.Namespace) -> "Campaign":
     deadline = math.inf if arguments.timeout is None else time.monotonic() + arguments.timeout
     with covering(campaign, quiet=arguments.json) as update:
         while not campaign.over:
@@ -92,8 +108,7 @@ def _waited(client: "RegistryClient", campaign: "Campaign", arguments: argparse.
             time.sleep(_POLL_SECONDS)
             campaign = _looked_at_again(client, campaign, deadline)
             update(campaign)
-    failed = campaign.state == "canceled" or campaign.progress.failed > 0
-    return _shown(campaign)._replace(status=FAILED if failed else OK)
+    return campaign
 
 
 def _looked_at_again(client: "RegistryClient", campaign: "Campaign", deadline: float) -> "Campaign":

@@ -1,7 +1,6 @@
 """The commands `import` and `export`, and `register --batch`, which shares the machinery of `import`."""
 
 import argparse
-import os
 import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -9,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from speaker_registry.atomic_files import check_replaceable
 from speaker_registry.cli.command import (
     OK,
     REFUSED,
@@ -50,17 +50,17 @@ def export(client: "RegistryClient", arguments: argparse.Namespace) -> Output:
     from speaker_registry.moving.exporting import Export  # noqa: PLC0415  see `_import`
 
     path = Path(arguments.file)
-    if os.path.lexists(path) and not arguments.force:  # noticed before the registry is asked for anything
-        raise _exists(path)
-    quota = client.quota()
-    with counting("export", quota.voices.used, quiet=_quiet(arguments)) as on_voice:
-        exporting = Export(
-            client, artifacts=arguments.artifacts, on_voice=on_voice, on_pause=arguments.on_pause
-        )
-        try:
-            made = exporting.write(path, quota.namespace, only_new=not arguments.force)
-        except FileExistsError:  # it appeared meanwhile
-            raise _exists(path) from None
+    only_new = not arguments.force
+    try:
+        check_replaceable(path, only_new=only_new)  # before the registry is asked for anything
+        quota = client.quota()
+        with counting("export", quota.voices.used, quiet=_quiet(arguments)) as on_voice:
+            exporting = Export(
+                client, artifacts=arguments.artifacts, on_voice=on_voice, on_pause=arguments.on_pause
+            )
+            made = exporting.write(path, quota.namespace, only_new=only_new)
+    except FileExistsError:  # it was there before, or appeared meanwhile
+        raise CommandError(f"{path} exists; pass --force to replace it", status=REFUSED) from None
     missing = [{"name": one.name, "error": _error(one.error)} for one in made.missing]
     counts = {**made.end.model_dump(mode="json"), "artifacts": made.artifacts, "size": made.size}
     text = (
@@ -71,10 +71,6 @@ def export(client: "RegistryClient", arguments: argparse.Namespace) -> Output:
         rows = [(one.name, str(one.error)) for one in made.missing]
         text += "\n\n" + table(("NOT EXPORTED", "REASON"), rows)
     return Output({"path": str(path), **counts, "missing": missing}, text, REFUSED if missing else OK)
-
-
-def _exists(path: Path) -> CommandError:
-    return CommandError(f"{path} exists; pass --force to replace it", status=REFUSED)
 
 
 def _restore(client: "RegistryClient", arguments: argparse.Namespace, path: Path) -> Output:

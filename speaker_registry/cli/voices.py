@@ -38,7 +38,7 @@ from speaker_registry.cli.text import (
     version_text,
     voice_text,
 )
-from speaker_registry.errors import NotFound, SpeakerRegistryError
+from speaker_registry.errors import NotFound, PermissionDenied, SpeakerRegistryError
 from speaker_registry.labels import parse_filters
 from speaker_registry.names import parse_reference, split_reference
 from speaker_registry.terminal import printable, table
@@ -178,8 +178,7 @@ def _delete_version(
     if not isinstance(number, int):
         raise CommandError(f"delete takes the number of a version, as in {name}@3, and no alias")
     if not arguments.yes:
-        only = _versions_left(client, name) == 1
-        what = "It is the last one, so the voice is deleted with it." if only else "It cannot be undeleted."
+        what = _what_deleting_does(client, name, number)
         confirm("delete", f"Delete version {number} of {printable(name)}? {what}")
     client.delete_version(name, number)
     left = _versions_left(client, name)
@@ -193,6 +192,16 @@ def _delete_version(
     if left == 0:
         text += f"\nthe voice had no other version and is deleted with it; {_undo_of(name)}"
     return Output(document, text)
+
+
+def _what_deleting_does(client: "RegistryClient", name: str, number: int) -> str:
+    """Return what deleting a version does. Raises `NotFound` if there is no such version."""
+    try:
+        client.version(f"{name}@{number}")
+        is_last = client.get(name).versions == 1
+    except PermissionDenied:
+        return "It cannot be undeleted. If it is the last one, the voice is deleted with it."
+    return "It is the last one, so the voice is deleted with it." if is_last else "It cannot be undeleted."
 
 
 def _versions_left(client: "RegistryClient", name: str) -> int | None:

@@ -14,6 +14,7 @@ from services.registry_api.protocol.error_answers import status_of
 from services.registry_api.wire import documented, forms
 from services.registry_api.wire.documented import request_body, responses
 from services.shared.model.past import HistoryPosition
+from speaker_registry.embeddings import MAX_EMBEDDING
 from speaker_registry.errors import BY_CODE
 
 
@@ -94,7 +95,7 @@ def test_a_form_is_described_as_it_is_parsed(operation: str, names: forms.FieldN
     assert "oneOf" not in schema, "generators of clients would make a method that sends no form"
     assert fields["consent"]["maxLength"] == forms.MAX_CONSENT
     assert fields["ref_text"]["maxLength"] == fields[names.description]["maxLength"] == forms.MAX_TEXT
-    assert f"1 to {forms.MAX_EMBEDDING} " in fields[names.embedding]["description"]
+    assert f"1 to {MAX_EMBEDDING} " in fields[names.embedding]["description"]
 
 
 def declaring(operations: dict[str, dict[str, Any]], header: str) -> set[str]:

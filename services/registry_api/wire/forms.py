@@ -16,6 +16,7 @@ from services.registry_api.protocol.parameters import unknown
 from services.registry_api.serving.limits import clip_too_large
 from services.registry_api.wire.fields import Fields
 from services.shared.model.numbering import Numbering
+from speaker_registry.embeddings import MAX_EMBEDDING
 from speaker_registry.errors import InvalidEmbedding, InvalidRequest
 from speaker_registry.names import (
     VERSION_ID_PATTERN,
@@ -26,7 +27,6 @@ from speaker_registry.names import (
 )
 from speaker_registry.schemas.voices import MAX_DESCRIPTION
 
-MAX_EMBEDDING = 4096
 MAX_TEXT = MAX_DESCRIPTION
 """The longest transcript or description, in characters. Thirty seconds of speech have a few hundred."""
 MAX_CONSENT = 2_000
@@ -262,7 +262,7 @@ def _parse_embedding(text: str) -> np.ndarray:
     name.
     """
     try:
-        values = json.loads(text)
+        values = json.loads(text.removeprefix("\ufeff"))  # some editors begin files with this mark
     except (ValueError, RecursionError):
         raise ValueError(f"must be valid JSON: it is {ascii(text)[:40]}") from None
     if not isinstance(values, list) or not values:

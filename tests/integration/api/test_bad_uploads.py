@@ -335,7 +335,7 @@ def test_a_bad_name_in_a_path_is_refused(
         ("0.5, 0.5", "must be valid JSON: it is '0.5, 0.5'"),
         ("[0.5,]", "must be valid JSON"),
         ("[0.5] [0.5]", "must be valid JSON"),
-        ("\ufeff[0.5]", "must be valid JSON"),
+        ("\ufeff", "must be valid JSON"),
         ("[" * 100_000, "must be valid JSON"),
         (f"[{'9' * 10_000}]", "must be valid JSON"),
         ("[[0.5]]", "must contain only numeric values: element 0 is [0.5]"),
@@ -362,12 +362,12 @@ def test_an_embedding_that_is_none_is_refused(registry: Registry, text: str, say
         check(response, f"'speaker_embedding' {says}", code="invalid_embedding", param="speaker_embedding")
 
 
-@pytest.mark.parametrize("width", [1, 192, 1023, 4096])
-def test_an_embedding_of_the_wrong_width_is_refused(registry: Registry, width: int):
+@pytest.mark.parametrize(("mark", "width"), [("", 1), ("", 192), ("\ufeff", 1023), ("", 4096)])
+def test_an_embedding_of_the_wrong_width_is_refused(registry: Registry, mark: str, width: int):
     """An embedding of the wrong width is refused, and the message lists the accepted widths, which depend on
-    the profiles of this registry.
+    the profiles of this registry. A byte order mark is ignored.
     """
-    response = post(registry, whole_form(audio_sample=None, speaker_embedding=str([0.5] * width)))
+    response = post(registry, whole_form(audio_sample=None, speaker_embedding=f"{mark}{[0.5] * width}"))
     says = f"The embedding has {width} elements; the required profiles take [1024]."
     check(response, says, code="embedding_dim_mismatch", param="speaker_embedding")
 

@@ -131,6 +131,46 @@ def test_a_new_file_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, 
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_a_failed_link_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Renaming is for file systems without hard links, and not for those that fail."""
+
+    def failed(*_: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "link", failed)
+    path = tmp_path / "voices.tar"
+    with pytest.raises(OSError, match="voices") as caught, replacing(path, only_new=True) as file:
+        file.write(b"whole")
+    assert (caught.value.errno, caught.value.filename) == (errno.EIO, str(path))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_failed_rename_leaves_no_empty_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """The next attempt would find that the file exists."""
+
+    def failed(*_: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "link", no_link)
+    monkeypatch.setattr(Path, "replace", failed)
+    with pytest.raises(OSError, match="error"), replacing(tmp_path / "voices.tar", only_new=True):
+        pass
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_is_written_although_its_temporary_name_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """An error would say that there is no file."""
+
+    def failed(*_: object) -> None:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(Path, "unlink", failed)
+    path = tmp_path / "voices.tar"
+    with replacing(path, only_new=True) as file:
+        file.write(b"whole")
+    assert path.read_bytes() == b"whole"
+
+
 def test_a_pipe_or_a_device_is_not_replaced(tmp_path: Path):
     """`export /dev/null --force` as root would leave a machine without /dev/null."""
     path = tmp_path / "pipe"

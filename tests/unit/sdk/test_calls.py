@@ -210,6 +210,9 @@ def test_an_embedding_is_sent_number_by_number(connect: Connect, registry: FakeR
     [
         *([], [[1.0]], [1.0, float("nan")], ["x"], {"a": 1}, 3.0, [1.0, [2.0]]),
         *(["0.1"], [1.0, True], np.array([True]), [10**400], [1e39]),
+        *([1j], np.array([1j]), [1.0, None], np.ma.array([1.0, 2.0], mask=[False, True]), [0.5] * 4097),
+        *(np.array([1, 2], kind) for kind in ("datetime64[ns]", "timedelta64[ns]", "timedelta64[s]")),
+        *([np.datetime64(1, "ns")], [np.timedelta64(1, "ns")]),
     ],
 )
 def test_what_is_no_vector_is_refused_before_it_is_sent(
@@ -218,6 +221,20 @@ def test_what_is_no_vector_is_refused_before_it_is_sent(
     """NaN is no JSON, and one NaN makes a voice that says nothing."""
     with pytest.raises(errors.InvalidEmbedding):
         connect().register("alice", embedding=embedding, consent="yes")
+    assert registry.requests == []
+
+
+class WithGradient:
+    """Stands in for a tensor of torch that requires gradients."""
+
+    def __array__(self, *_: object, **__: object) -> np.ndarray:
+        raise RuntimeError("Can't call numpy() on Tensor that requires grad.")
+
+
+def test_a_tensor_with_a_gradient_is_refused_with_what_to_call(connect: Connect, registry: FakeRegistry):
+    """Embeddings often come straight from a model."""
+    with pytest.raises(errors.InvalidEmbedding, match=r"tensor\.detach\(\)"):
+        connect().register("alice", embedding=WithGradient(), consent="yes")
     assert registry.requests == []
 
 

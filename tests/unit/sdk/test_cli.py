@@ -259,10 +259,12 @@ def test_an_export_does_not_replace_a_file_that_appears_meanwhile(
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_an_export_does_not_replace_a_pipe(run: Run, tmp_path: Path):
+@pytest.mark.parametrize("force", [(), ("--force",)])
+def test_an_export_does_not_replace_a_pipe(run: Run, tmp_path: Path, force: tuple[str, ...]):
+    """Without `--force`, the error does not advise it, because it would not help."""
     path = tmp_path / "pipe"
     os.mkfifo(path)
-    outcome = run("export", str(path), "--force")
+    outcome = run("export", str(path), *force)
     expected = f"speaker-registry: {path}: only a regular file can be replaced\n"
     assert outcome == Outcome(1, "", expected)
     assert path.is_fifo()
@@ -474,6 +476,20 @@ def test_the_wait_for_a_campaign_continues_over_a_restart_of_the_registry(
     registry.faults.clear()
 
 
+def test_an_interrupted_wait_names_the_campaign(
+    run: Run, registry: FakeRegistry, monkeypatch: pytest.MonkeyPatch
+):
+    """`campaigns start --wait` has not shown the id before, and the campaign goes on."""
+
+    def interrupted(_: float) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(campaigns, "time", SimpleNamespace(monotonic=lambda: 0.0, sleep=interrupted))
+    registry.faults.append(campaign("running"))
+    expected = "speaker-registry: interrupted; campaign c1 continues without this command\n"
+    assert run("campaigns", "start", ECAPA, "sha256:" + "1" * 64, "--wait") == Outcome(130, "", expected)
+
+
 def test_a_bar_is_drawn_only_for_somebody_who_watches(
     run: Run, registry: FakeRegistry, monkeypatch: pytest.MonkeyPatch
 ):
@@ -627,6 +643,21 @@ def test_deleting_the_last_version_tells_that_the_voice_is_deleted(
     registry.add_version("bob")
     deleted = [run("delete", f"bob@{number}", "--yes", "--json").document for number in (1, 2)]
     assert [one["voice_deleted"] for one in deleted] == [False, True]
+
+
+def test_the_question_before_deleting_a_version_claims_only_what_is_known(
+    run: Run, registry: FakeRegistry, monkeypatch: pytest.MonkeyPatch
+):
+    """Nothing is asked about a version that is missing. A key that may not read voices gets both outcomes."""
+    registry.add_version("alice")
+    monkeypatch.setattr(sys, "stdin", io.StringIO("n\n"))
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
+    missing = run("delete", "alice@2")
+    assert (missing.status, "[y/N]" in missing.err) == (NOT_FOUND, False)
+    registry.faults.append(error_answer(403, "permission_denied"))
+    unknown = run("delete", "alice@1")
+    assert "It cannot be undeleted. If it is the last one, the voice is deleted with it." in unknown.err
+    assert "alice" in registry.voices
 
 
 def test_a_key_that_may_only_delete_versions_deletes_them(run: Run, registry: FakeRegistry):
