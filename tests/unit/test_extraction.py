@@ -5,7 +5,9 @@ are one object here, which counts calls.
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import wait
+from contextlib import closing
 from dataclasses import dataclass, field
+from itertools import count
 from types import SimpleNamespace
 from typing import Any
 
@@ -342,6 +344,24 @@ def test_an_artifact_for_which_there_is_no_room_goes_back(extraction: Extraction
     [error] = extraction(jobs("a"))
     assert isinstance(error, JobHandedBack)
     assert attempts.failed == {"a": error}
+
+
+def test_artifacts_that_find_no_room_wait_for_it_only_once(
+    attempts: Attempts, extractor: Extractor, monkeypatch: pytest.MonkeyPatch
+):
+    """Each would keep its batch, and all smaller artifacts behind it, for a minute."""
+    clock = count(step=0.01)
+    monkeypatch.setattr(pipeline_extraction.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(pipeline_extraction.time, "sleep", lambda _: None)
+    attempts.trouble, attempts.error = {"publish"}, StoreFull
+    profiles = {PROFILE: LoadedProfile(PROVENANCE, extractor)}  # type: ignore[arg-type]
+    with closing(Extraction(attempts, profiles, threads=1)) as extraction:  # type: ignore[arg-type]
+        extraction(jobs("a"))
+        first = attempts.tries.count("publish")
+        outcomes = extraction(jobs("b", "c"))
+    assert first > 20
+    assert attempts.tries.count("publish") - first < 12
+    assert {type(one) for one in outcomes} == {JobHandedBack}
 
 
 def test_the_time_that_a_failing_step_takes_counts(

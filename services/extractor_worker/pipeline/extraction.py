@@ -44,6 +44,12 @@ from speaker_registry.errors import (
 log = structlog.get_logger()
 
 Result = TypeVar("Result")
+_FULL_SECONDS = 600.0
+"""For this long after an artifact has waited in vain for room in the bucket, the next ones hardly wait, so
+that smaller ones behind them are not kept.
+"""
+_FULL_RETRY_SECONDS = 2.0
+"""How long such an artifact is retried. A worker that does nothing else makes one after the other in vain."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +127,7 @@ class Extraction:
         """Whether a step of this batch has found that the worker is cut off, or that bucket or Redis is away
         while the process is to end. No other step is tried then.
         """
+        self._full_until = float("-inf")
 
     def close(self) -> None:
         """Stop the threads after the last call. Steps that have not begun are dropped."""
@@ -273,7 +280,8 @@ class Extraction:
         """Repeat a step that raises Unavailable.
 
         During an outage of bucket or Redis, the step is repeated until the process stops or is cut off from
-        the bucket. Otherwise it is repeated for `retry_seconds` in all.
+        the bucket. Otherwise it is repeated for `retry_seconds` in all, or for less if another artifact has
+        waited in vain for room lately.
 
         Raises:
             JobHandedBack: the process stops or is cut off, or the bucket is too full for this artifact, and
@@ -290,9 +298,13 @@ class Extraction:
                 if self._hands_back:
                     raise JobHandedBack(error.message) from error
                 spent = time.monotonic() - began
+                is_full = isinstance(error, StoreFull)
+                if is_full and began < self._full_until:
+                    left = min(left, _FULL_RETRY_SECONDS)
                 if self._attempts.in_service():
                     left -= spent + pause
-                if left <= 0 and isinstance(error, StoreFull):
+                if left <= 0 and is_full:
+                    self._full_until = time.monotonic() + _FULL_SECONDS
                     raise JobHandedBack(error.message) from error
                 if left <= 0:
                     raise
