@@ -7,7 +7,7 @@ import pytest
 import structlog
 
 from services.registry_api.commands import serve
-from services.shared.model.threads import is_thread_refused, started_pool
+from services.shared.model.threads import BackgroundThread, is_thread_refused, started_pool
 from services.shared.registry.opening import ConcurrentRunner
 from tests.threads import no_more_threads
 
@@ -23,6 +23,44 @@ def test_its_work_needs_no_further_thread():
     run, both = ConcurrentRunner(threads=1), threading.Barrier(2, timeout=5)
     with no_more_threads():
         run([both.wait, both.wait])
+
+
+def test_what_runs_in_the_background_needs_no_further_thread_after_the_first():
+    """A thread that is started while memory is short may die before Python notices it, and its starter waits
+    forever.
+    """
+    done = threading.Semaphore(0)
+    run = BackgroundThread("background")
+    run(done.release)
+    assert done.acquire(timeout=5)
+    with no_more_threads():
+        run(done.release)
+        assert done.acquire(timeout=5)
+    run.close()
+
+
+def test_a_background_thread_that_was_refused_is_started_later():
+    run, done = BackgroundThread("background"), threading.Event()
+    with no_more_threads(), pytest.raises(RuntimeError):
+        run(done.set)
+    run(done.set)
+    assert done.wait(5)
+    run.close()
+
+
+def test_a_background_thread_goes_on_after_an_error():
+    """A bug in one function must not keep all later ones from running."""
+    run, done = BackgroundThread("background"), threading.Event()
+
+    def fail() -> None:
+        raise AssertionError
+
+    with structlog.testing.capture_logs() as logged:
+        run(fail)
+        run(done.set)
+        assert done.wait(5)
+    assert [line["event"] for line in logged] == ["thread.failed"]
+    run.close()
 
 
 def test_a_pool_that_is_refused_a_thread_raises():

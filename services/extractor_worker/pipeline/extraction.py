@@ -45,11 +45,11 @@ log = structlog.get_logger()
 
 Result = TypeVar("Result")
 _FULL_SECONDS = 600.0
-"""For this long after an artifact has waited in vain for room in the bucket, the next ones hardly wait, so
+"""After an artifact has waited in vain for room in the bucket, the next ones hardly wait for this long, so
 that smaller ones behind them are not kept.
 """
 _FULL_RETRY_SECONDS = 2.0
-"""How long such an artifact is retried. A worker that does nothing else makes one after the other in vain."""
+"""Such an artifact is retried for this long. A worker that does nothing else makes one after the other in vain."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,7 +31,7 @@ from services.shared.view.away import LeftBehind, RedisTaken, ViewAway
 from services.shared.view.keys import FORMER, complete_key
 from services.shared.view.redis_access import WRITES_REFUSED, connect, unavailable_without_redis
 from services.shared.view.stamp import SECTIONS, STAMP, Stamp, history_of
-from services.shared.view.view_document import Named, ViewDocument, start_thread
+from services.shared.view.view_document import Named, ViewDocument
 from services.shared.view.words import Words
 from speaker_registry.errors import Unavailable
 
@@ -76,13 +76,13 @@ class Generation:
         clock: Clock,
         *,
         connect: Callable[..., redis.Redis] = connect,
-        run_in_background: Callable[[Callable[[], None]], None] = start_thread,
+        run_in_background: Callable[[Callable[[], None]], None] | None = None,
     ) -> None:
         """Connect to the Redis at `url`. Nothing is contacted before the first `check`.
 
         Args:
             bucket: the identity of the bucket whose documents the view shows.
-            run_in_background: runs a function without waiting for it.
+            run_in_background: runs a function without waiting for it. By default a thread does so.
         """
         self.bucket = bucket
         """The identity of the bucket whose documents the view shows. It survives every loss of the view."""
@@ -114,6 +114,7 @@ class Generation:
     def close(self) -> None:
         self.redis.close()
         self.plain.close()
+        self._document.close()
 
     def run(self, stop: Event) -> None:
         """Call `check` repeatedly until `stop` is set. Errors do not end this, because the next request

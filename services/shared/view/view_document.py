@@ -8,12 +8,13 @@ import json
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from threading import Event, Lock, Thread
+from threading import Event, Lock
 
 from services.shared.bucket.documents import Base, Documents
 from services.shared.bucket.layout import VIEW
 from services.shared.model.clock import Clock
 from services.shared.model.records import seal, unseal
+from services.shared.model.threads import BackgroundThread
 from speaker_registry.errors import Conflict, Unavailable
 
 REREAD_SECONDS = 2.0
@@ -46,19 +47,19 @@ class Named:
         return cls(base, str(members.get("generation", "")), str(members.get("question", "")))
 
 
-def start_thread(do: Callable[[], None]) -> None:
-    Thread(target=do, name=_READING, daemon=True).start()
-
-
 class ViewDocument:
     """The document as this process saw it last."""
 
     def __init__(
-        self, documents: Documents, clock: Clock, run_in_background: Callable[[Callable[[], None]], None]
+        self,
+        documents: Documents,
+        clock: Clock,
+        run_in_background: Callable[[Callable[[], None]], None] | None,
     ) -> None:
         self._documents = documents
         self._clock = clock
-        self._run_in_background = run_in_background
+        self._thread = BackgroundThread(_READING)
+        self._run_in_background = run_in_background or self._thread
         self.seen: Named | None = None
         self._seen_at = float("-inf")
         self._asked: tuple[str, float] = ("", 0.0)
@@ -66,6 +67,10 @@ class ViewDocument:
         self._is_read = Event()
         """Set unless a thread is reading the document for `refresh`."""
         self._is_read.set()
+
+    def close(self) -> None:
+        """End the thread that reads the document."""
+        self._thread.close()
 
     def is_due(self) -> bool:
         """Return whether it is time to read the document again."""
