@@ -3,18 +3,15 @@
 The weights are a random tiny checkpoint in the published layout; tools/make_qwen3_tts_goldens.py made it and
 the goldens, and tools/make_qwen3_tts_server_goldens.py those in bfloat16. `parity` compares what is float32.
 
-bfloat16 keeps eight bits, and which of them a sum loses depends on the processor's instructions. So its codes
-are compared exactly on the kind of processor that the goldens come from, and elsewhere by how many of them
-bfloat16 changes: ours may change few more than the server's does.
+bfloat16 keeps eight bits, and which of them a sum loses depends on the processor, even among those with the
+same instructions. So its codes are compared by how many of them bfloat16 changes: ours may change few more
+than the server's does.
 """
 
-import json
-import os
 from collections.abc import Callable
 
 import numpy as np
 import pytest
-import torch
 
 from services.extractor_worker.engines.qwen3_tts import Qwen3TTSExtractor
 from services.shared.audio import ReferenceAudio
@@ -51,14 +48,6 @@ def clip_of(goldens: Goldens, name: str) -> ReferenceAudio:
 def codes_in_float32(goldens: Goldens, name: str) -> np.ndarray:
     """Return the codes in float32, with the window that servers apply: [T, 16]."""
     return goldens["codes_12.4_windowed" if name == "12.4" else f"codes_{name}"]
-
-
-def made_on_this_kind_of_cpu(goldens: Goldens) -> bool:
-    """Return whether this kind of processor made the goldens, with all of its instructions in use."""
-    cpu = json.loads(str(goldens["made_with"]))["cpu"]
-    here = torch.cpu.get_capabilities()
-    told = {"ATEN_CPU_CAPABILITY", "MKL_ENABLE_INSTRUCTIONS", "ONEDNN_MAX_CPU_ISA"} & os.environ.keys()
-    return not told and all(here.get(key) == value for key, value in cpu.items())
 
 
 @pytest.mark.parametrize("name", [*CLIPS, "12.4"])
@@ -128,18 +117,6 @@ def test_bfloat16_changes_few_more_codes_than_it_does_in_the_server(
         frames += len(exact)
     ours, theirs = float(np.concatenate(changed).mean()), float(np.concatenate(in_server).mean())
     assert abs(ours - theirs) <= 4 * np.sqrt(2 * theirs * (1 - theirs) / frames)
-
-
-@pytest.mark.parametrize("name", EVERY_CLIP)
-def test_on_the_goldens_kind_of_processor_bfloat16_is_the_servers_to_the_last_bit(
-    goldens: Goldens, server: Goldens, tiny: Tiny, name: str
-) -> None:
-    """Results on this kind of processor are equal to the last bit, so that even a small error shows."""
-    if not made_on_this_kind_of_cpu(server):
-        pytest.skip("this processor rounds bfloat16 otherwise than the one the goldens were made on")
-    ours = extract(tiny("bfloat16"), clip_of(goldens, name))[0]
-    assert np.array_equal(ours["ref_code"], server[f"codes_{name}"])
-    assert np.array_equal(ours["speaker_embedding"], goldens[f"embedding_bfloat16_{name}"])
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
