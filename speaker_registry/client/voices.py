@@ -247,7 +247,8 @@ class Voices(PlanExecutor):
         self._run(self._noticed(voice, self._calls.delete_version(voice, version, if_match)))
 
     def undelete(self, name: str) -> Voice:
-        """Undelete the voice that was deleted last under this name, while its grace period lasts.
+        """Undelete the voice that was deleted last under a name, by this name or by the voice's id, while its
+        grace period lasts.
 
         The call is not retried if its answer is lost; `get` tells whether the voice is back.
 

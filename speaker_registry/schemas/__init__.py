@@ -4,6 +4,7 @@
 
 from speaker_registry.schemas.artifacts import (
     MAX_PROFILES,
+    MAX_REFERENCE_LENGTH,
     MAX_RESOLVED,
     ArtifactDescriptor,
     ExtractionRequest,
@@ -80,6 +81,7 @@ __all__ = [
     "DEFAULT_SAMPLE",
     "FINISHED_STATES",
     "MAX_PROFILES",
+    "MAX_REFERENCE_LENGTH",
     "MAX_RESOLVED",
     "AliasMove",
     "ApiKey",

@@ -13,6 +13,8 @@ MAX_RESOLVED = 500
 """Maximum number of pairs of a voice and a profile in one request."""
 MAX_PROFILES = 64
 """Maximum number of profiles in one request."""
+MAX_REFERENCE_LENGTH = 512
+"""Maximum number of characters of a reference to a voice in a request that resolves voices."""
 
 
 class ArtifactDescriptor(Schema):
@@ -70,7 +72,9 @@ class ResolveRequest(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    voices: list[Annotated[str, Field(max_length=512)]] = Field(min_length=1, max_length=MAX_RESOLVED)
+    voices: list[Annotated[str, Field(max_length=MAX_REFERENCE_LENGTH)]] = Field(
+        min_length=1, max_length=MAX_RESOLVED
+    )
     """Each is a name or a voice's id, optionally with `@` and a version or an alias: `alice`, `alice@3`."""
     profiles: list[Annotated[str, Field(max_length=128)]] = Field(min_length=1, max_length=MAX_PROFILES)
     """Names of profiles."""

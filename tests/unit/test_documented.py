@@ -47,6 +47,14 @@ def test_everything_described_is_in_the_document(operations: dict[str, dict[str,
         assert body["content"].keys() == operations[name]["requestBody"]["content"].keys(), name
 
 
+def test_every_operation_with_a_body_says_what_it_answers_to_one_that_is_too_large(
+    operations: dict[str, dict[str, Any]],
+):
+    """Clients choose by it how much they send at once."""
+    with_body = {name for name, one in operations.items() if "requestBody" in one}
+    assert {name for name in with_body if "413" not in operations[name]["responses"]} == set()
+
+
 def test_every_value_is_used():
     """A value that nothing takes in is a leftover."""
     text = "".join(path.read_text("utf-8") for path in documented._FOLDER.glob("*.json"))

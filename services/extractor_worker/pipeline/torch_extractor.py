@@ -163,7 +163,8 @@ class TorchExtractor(ABC, Generic[Prepared, Encoded]):
                 raise
         # The cache is emptied outside the handler, because the error's frames hold what was computed so far.
         torch.cuda.empty_cache()  # the next try gets all of the memory
-        raise ExtractorOutOfMemory(f"the device has too little memory for {len(prepared)} clips")
+        clips = "one clip" if len(prepared) == 1 else f"{len(prepared)} clips at once"
+        raise ExtractorOutOfMemory(f"the device {self.device} has too little memory for {clips}")
 
     @torch.inference_mode()
     def finish(self, encoded: Encoded) -> dict[str, np.ndarray]:

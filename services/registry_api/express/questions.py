@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from hashlib import blake2b
 
 from services.registry_api.express.prepared import Key
+from services.registry_api.protocol.routing import RESOLVE
 
-RESOLVE = "/v1/resolve"
-"""The path of the one POST that is answered from memory. Engines repeat it for the same voices."""
 _RESOLVE = RESOLVE.encode()
 _TARGETS = (b"/v1/voices/", b"/v1/blobs/", b"/v1/profiles/")
 _READ = (

@@ -6,11 +6,11 @@ import structlog
 
 from services.registry_api.operations.live_voice import Check
 from services.registry_api.operations.register import Limits
-from services.shared.model.changes import undeleted, without_lives
+from services.shared.model.changes import undeleted
 from services.shared.model.document import SpeakerDocument
-from services.shared.model.speaker import SpeakerId
 from services.shared.queue.jobs import Jobs
 from services.shared.registry.extract import extract_missing
+from services.shared.registry.lookup import expect_deleted, locate_deleted
 from services.shared.registry.profiles import Profiles
 from services.shared.registry.speakers import FoundSpeaker, Speakers
 from speaker_registry.errors import QuotaExceeded, Unavailable
@@ -34,6 +34,7 @@ def undelete(
     """Restore the voice that was deleted last under a name, and start the extractions that its versions lack.
 
     Args:
+        name: the voice's name or its id.
         grace_seconds: a voice that was deleted longer ago than this stays deleted, even if its bytes still
             exist.
         check: called with the newest document if it holds a voice that can be restored, and raises if that
@@ -42,21 +43,23 @@ def undelete(
     Raises:
         Any error of `check`.
         VoiceExists: the voice was restored already, or the name registered again.
-        VoiceNotFound: nothing is left to restore.
+        VoiceNotFound: nothing is left to restore, or the id is not that of the voice that was deleted last.
         QuotaExceeded: the namespace has no room for it.
         Unavailable: the voice was not restored, or it is not known whether it was.
     """
-    speaker_id, until = SpeakerId.of(namespace, name), speakers.deadline()
+    until = speakers.deadline()
+    speaker_id = locate_deleted(speakers, namespace, name).id
     with (
         speakers.changing(speaker_id, by=by, until=until) as change,
         speakers.reserving(speaker_id, change.document) as used,
     ):
 
         def decide(document: SpeakerDocument) -> SpeakerDocument:
-            undeleted(without_lives(document, deleted_before=speakers.now() - round(grace_seconds)))
+            deleted_since = speakers.now() - round(grace_seconds)
+            expect_deleted(document, name, speaker_id, deleted_since=deleted_since)
+            after = undeleted(document)
             if check is not None:
                 check(document)
-            after = undeleted(document)
             if not limits.have_room(used, after.counts):
                 raise QuotaExceeded(
                     "The namespace has no room for this voice any more, see GET /v1/quota. Delete another "

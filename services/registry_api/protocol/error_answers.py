@@ -6,6 +6,7 @@ bucket names are never shown.
 """
 
 import math
+import sys
 from collections.abc import Callable
 from http import HTTPStatus
 from typing import Any
@@ -223,6 +224,20 @@ def _from_http(request: Request, error: HTTPException, allowed: str) -> SpeakerR
         return errors.NotFound(f"There is no {ascii(request.url.path)[1:-1][:200]} here.")
     if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
         return errors.InvalidRequest(f"{request.method[:20]} is not supported here; accepted: {allowed}.")
-    if error.status_code == HTTPStatus.BAD_REQUEST:  # the body is not even text
-        return errors.InvalidRequest("The body cannot be read; accepted: JSON in UTF-8.", param="body")
+    if error.status_code == HTTPStatus.BAD_REQUEST:
+        return errors.InvalidRequest(_fault_of_body(error.__cause__), param="body")
     return errors.InvalidRequest(str(error.detail))
+
+
+def _fault_of_body(cause: BaseException | None) -> str:
+    """Describe why a body was not even parsed, from the error that the framework caught meanwhile."""
+    if isinstance(cause, RecursionError):
+        return (
+            "The body is nested too deeply to be read; accepted: JSON with a few levels of lists and objects."
+        )
+    if isinstance(cause, ValueError) and not isinstance(cause, UnicodeError):  # Python limits the digits
+        digits = sys.get_int_max_str_digits()
+        return (
+            f"The body has a number that is too long to be read; accepted: integers of up to {digits} digits."
+        )
+    return "The body cannot be read; accepted: JSON in UTF-8."

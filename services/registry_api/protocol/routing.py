@@ -26,6 +26,10 @@ _RESTORED = re.compile(r"/v1/voices/[^/]+/versions/[^/]+", re.DOTALL)
 """Matches the path of the route that takes a clip by PUT."""
 _FILES = re.compile(r"/v1/voices/[^/]+/versions/[^/]+/artifacts/[^/]+", re.DOTALL)
 """Matches the paths of the routes that take a file as the body, all of them by PUT."""
+RESOLVE = "/v1/resolve"
+"""The path of the one POST that is answered from memory, and whose JSON body may be large. Engines repeat it
+for the same voices.
+"""
 SIGN_IN = ("POST", f"{PAGES}/login")
 """Method and path of the route that takes a key in its body, so that requests need none in their heads."""
 MONITORING_PATHS = frozenset({"/healthz", "/readyz", "/metrics"})

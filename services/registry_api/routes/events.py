@@ -28,6 +28,10 @@ router = DocumentedRouter(prefix="/v1/events", tags=["events"])
 _RETRY_MILLISECONDS = 2000
 _CLOSING_SECONDS = 0.5
 """A stream that is looking up its key notices within this time that the process is stopping."""
+_AFTER_END_SECONDS = 0.01
+"""A stream looks this long after its key ends whether it has ended. A timer may fire a little early, and the
+stream would then send comments one after another until the end.
+"""
 _HEADERS = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
 _OF_JOBS = frozenset({"jobs:read", "engine"})
 """A key needs one of these scopes to receive events of jobs."""
@@ -172,12 +176,14 @@ class _Stream(Response):
             try:
                 await self._listener.wait(self._seconds_to_wait())
             except TimeoutError:
-                yield wire.HEARTBEAT
+                self._pending.append(wire.HEARTBEAT)
 
     def _seconds_to_wait(self) -> float:
         heartbeat: float = self._request.app.state.heartbeat_seconds
         ends_at = self._caller.ends_at
-        return heartbeat if ends_at is None else max(0.0, min(heartbeat, ends_at - time.time()))
+        if ends_at is None:
+            return heartbeat
+        return min(heartbeat, max(0.0, ends_at - time.time()) + _AFTER_END_SECONDS)
 
     def _rendered(self, events: Iterable[Event], render: Callable[[Event, StreamPosition], bytes]) -> bytes:
         generation = self._feed.position.generation

@@ -7,9 +7,9 @@ from starlette.responses import Response
 from services.registry_api.access.rules import ARTIFACTS_READ
 from services.registry_api.dependencies import CallerDep, NamespaceDep, Services, ServicesDep
 from services.registry_api.express.lane import offer_of
-from services.registry_api.express.questions import RESOLVE
 from services.registry_api.operations.artifacts import FoundArtifact, find_each
 from services.registry_api.protocol.callers import Caller
+from services.registry_api.protocol.routing import RESOLVE
 from services.registry_api.protocol.signals import route_of
 from services.registry_api.wire import rendering
 from services.registry_api.wire.answers import answer_to_question

@@ -184,7 +184,8 @@ def undelete_voice(
     """Undelete the voice that was deleted last under a name, with its versions, numbers and aliases.
 
     That is possible until the grace period ends (a day, unless the operator says otherwise) and while nobody
-    registered the name again. Artifacts that the voice lacks by now are extracted.
+    registered the name again. The id of that voice is accepted in place of the name. Artifacts that the voice
+    lacks by now are extracted.
     """
     speaker = undelete(services, namespace, name, by=caller.id)
     return answer(request, rendering.voice(services.profiles, speaker))
@@ -206,7 +207,7 @@ def list_changes(
     deleted voice is kept as long as the voice can be undeleted, and is erased with it.
     """
     before = position_in_history(after)
-    document = locate(services.speakers, namespace, name).document
+    document = locate(services.speakers, namespace, name, also_deleted=True).document
     if not document.live and not document.history:
         raise not_found(name)
     found, more = newest_changes(document, services.profiles, before=before, limit=limit)

@@ -17,18 +17,23 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.registry_api.protocol.callers import Caller
 from services.registry_api.protocol.error_answers import render
-from services.registry_api.protocol.routing import clip_field_of, sent_path, takes_file
+from services.registry_api.protocol.routing import RESOLVE, clip_field_of, sent_path, takes_file
 from services.registry_api.serving.concurrency_limits import ByteBudget, ConcurrencyLimits
 from services.registry_api.serving.recheck import check_after_wait
 from services.shared.configuration.uploads import UploadLimits
 from speaker_registry.errors import InvalidRequest, PayloadTooLarge, SpeakerRegistryError
+from speaker_registry.schemas import MAX_REFERENCE_LENGTH, MAX_RESOLVED
 
 MAX_HEAD_BYTES = 16 * 1024
 """Largest accepted size of path, query and headers together. Chunk extensions and trailers of a body have the
 same limit.
 """
 MAX_JSON_BYTES = 64 * 1024
-"""Largest accepted body that is not an upload."""
+"""Largest accepted body that neither is an upload nor resolves voices."""
+MAX_RESOLVE_BYTES = MAX_JSON_BYTES + 4 * MAX_REFERENCE_LENGTH * MAX_RESOLVED
+"""Largest accepted body that resolves voices. The longest list that the route accepts fits in UTF-8. As
+`\\uXXXX` its characters take up to three times as much, but names have at most a quarter of that length.
+"""
 
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
 _TURNS_TO_READ = 5
@@ -129,7 +134,7 @@ class RequestLimits:
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
         upload = _is_upload(scope)
-        largest = self._uploads.max_bytes + self._form_bytes if upload else MAX_JSON_BYTES
+        largest = self._uploads.max_bytes + self._form_bytes if upload else _max_json_bytes(scope)
         clip_field = clip_field_of(scope)
         too_large: _TooLarge = partial(self._form_too_large, clip_field) if clip_field else _body_too_large
         refusal = (
@@ -192,6 +197,10 @@ class _UploadBudget:
 
 def _is_upload(scope: Scope) -> bool:
     return takes_file(scope) or clip_field_of(scope) is not None
+
+
+def _max_json_bytes(scope: Scope) -> int:
+    return MAX_RESOLVE_BYTES if scope["path"] == RESOLVE else MAX_JSON_BYTES
 
 
 def _fault_of_size(scope: Scope, largest: int, too_large: _TooLarge) -> SpeakerRegistryError | None:

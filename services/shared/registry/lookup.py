@@ -20,6 +20,7 @@ from speaker_registry.errors import (
 from speaker_registry.names import (
     DEFAULT,
     SpeakerName,
+    VoiceId,
     parse_reference,
     parse_speaker_name,
     parse_voice_id,
@@ -70,6 +71,16 @@ def locate(
     return _by_name_or_id(speakers, namespace, name, named, also_deleted=also_deleted)
 
 
+def locate_deleted(speakers: Speakers, namespace: str, name: SpeakerName) -> FoundSpeaker:
+    """Return the speaker of which an undelete restores a voice. Its name comes before the id of another one,
+    also if it is deleted. It may have nothing to restore: see `expect_deleted`.
+    """
+    named = speakers.read(SpeakerId.of(namespace, name))
+    if named.document.last_deleted is not None:
+        return named
+    return _by_name_or_id(speakers, namespace, name, named, also_deleted=True)
+
+
 def _by_name_or_id(
     speakers: Speakers,
     namespace: str,
@@ -103,9 +114,33 @@ def expect(document: SpeakerDocument, name: SpeakerName, speaker_id: SpeakerId) 
     Raises `VoiceNotFound` if the voice was deleted, or if the caller used the id of a voice whose name has
     been registered again since: the new voice has another id.
     """
-    voice_id = parse_voice_id(name.key) if speaker_id.slug != slug_of(name.key) else None
+    voice_id = _id_used(name, speaker_id)
     if not document.live or (voice_id and not document.is_known_by(voice_id.version_id)):
         raise not_found(name)
+
+
+def expect_deleted(
+    document: SpeakerDocument, name: SpeakerName, speaker_id: SpeakerId, *, deleted_since: int
+) -> None:
+    """Check that the voice that was deleted last is the one that the caller of `locate_deleted` asked for.
+
+    Raises `VoiceNotFound` if no voice is deleted, if it was deleted before this moment, or if the caller used
+    the id of another one. A live voice is left to `undeleted`.
+    """
+    voice_id, last = _id_used(name, speaker_id), document.last_deleted
+    if last and last.deleted_at >= deleted_since and (not voice_id or voice_id.version_id in last.ids):
+        return
+    if not document.live:
+        raise VoiceNotFound(
+            f"There is no deleted voice '{name.name}' that can be restored. Accepted: the name or the id of "
+            "a voice that was deleted within the grace period and whose name was not registered again.",
+            param="name",
+        )
+
+
+def _id_used(name: SpeakerName, speaker_id: SpeakerId) -> VoiceId | None:
+    """Return the id by which a caller referred to a speaker, or None if the caller used its name."""
+    return parse_voice_id(name.key) if speaker_id.slug != slug_of(name.key) else None
 
 
 def find_version(

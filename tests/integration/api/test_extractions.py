@@ -131,6 +131,14 @@ def test_what_cannot_be_asked_for_is_refused(registry: Registry, name: str, said
             "The body is not JSON: expecting value at character 10; accepted: a JSON object with",
         ),
         (b'{"a": "\xff"}', "The body cannot be read; accepted: JSON in UTF-8."),
+        (
+            b"[" * 50_000 + b"]" * 10_000,
+            "The body is nested too deeply to be read; accepted: JSON with a few",
+        ),
+        (
+            b'{"a": %s}' % (b"1" * 4301),
+            "The body has a number that is too long to be read; accepted: integers of up to 4300 digits.",
+        ),
     ],
 )
 def test_a_body_that_is_no_json_is_refused(registry: Registry, name: str, body: bytes, says: str):

@@ -34,6 +34,17 @@ def test_a_history_says_which_key_did_what(start: Start):
     assert registry.client.get("/v1/voices/nobody/history", headers=bearer(owner)).status_code == 404
 
 
+def test_the_history_of_a_deleted_voice_is_found_by_its_id(registry: Registry, name: str):
+    """Until the name is registered again: the history is then that of another voice."""
+    voice_id = registry.ready(name)["id"]
+    registry.delete(name)
+    by_name, by_id = (registry.client.get(f"/v1/voices/{one}/history") for one in (name, voice_id))
+    assert (by_id.status_code, by_id.json()) == (200, by_name.json())
+    assert [one["did"] for one in by_id.json()["data"]] == ["delete", "register"]
+    registry.ready(name)
+    assert registry.client.get(f"/v1/voices/{voice_id}/history").status_code == 404
+
+
 def test_a_history_is_read_page_by_page(registry: Registry, name: str, capsys: pytest.CaptureFixture[str]):
     make_versions(registry, name, 3)
     path = f"/v1/voices/{name}/history"

@@ -3,13 +3,14 @@
 import asyncio
 import json
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import httpx
 import pytest
 
 from speaker_registry import AsyncRegistryClient, RegistryClient
+from speaker_registry.artifact import canonical_json
 from speaker_registry.errors import InvalidRequest, ProfileUnknown
 from speaker_registry.schemas import ResolvedArtifact
 from tests.integration.api.access import CLOSED, bearer, key
@@ -228,6 +229,44 @@ def test_the_sdk_asks_as_often_as_it_has_to(registry: Registry, name: str):
             client.resolve([name], [])
         with pytest.raises(ProfileUnknown):
             client.resolve([name], ["qwen"])
+
+
+def named_in_chinese(registry: Registry, name: str) -> str:
+    return str(registry.ready(f"{name}{'名' * (60 - len(name))}")["name"])
+
+
+def named_at_length(registry: Registry, name: str) -> str:
+    return str(registry.ready(f"{name:x<128}")["name"])
+
+
+def known_by_id_and_alias(registry: Registry, name: str) -> str:
+    voice, alias = registry.ready(f"{name:x<64}")["id"], "a" * 64
+    moved = registry.client.put(f"/v1/voices/{voice}/aliases/{alias}", json={"version": 1})
+    assert moved.status_code == 200, moved.text
+    return f"{voice}@{alias}"
+
+
+@pytest.mark.parametrize("made", [named_in_chinese, named_at_length, known_by_id_and_alias])
+def test_the_sdk_resolves_voices_whatever_their_references_look_like(
+    registry: Registry, name: str, made: Callable[[Registry, str], str]
+):
+    """500 such references are larger than any other JSON body that is accepted."""
+    reference = made(registry, name)
+    with RegistryClient(registry.url, cache=None) as client:
+        entries = client.resolve([reference] * 501, [PROFILE])
+    assert [(one.voice, one.version, one.state) for one in entries] == [(reference, 1, "ready")] * 501
+
+
+def test_the_largest_question_that_is_documented_is_answered(registry: Registry):
+    """The bound of the body leaves room for what the schema accepts, and is still a bound."""
+    longest = canonical_json(ask(*["𝄞" * 512] * 500)).encode()
+    headers = {"Content-Type": "application/json"}
+    answer = registry.client.post(PATH, content=longest, headers=headers)
+    assert answer.status_code == 200, answer.text
+    assert {one["error"]["code"] for one in answer.json()["data"]} == {"invalid_voice_name"}
+    refused = registry.client.post(PATH, content=longest + b" " * 65536, headers=headers)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (413, "payload_too_large")
+    assert refused.json()["error"]["message"].endswith("accepted here: 1089536.")
 
 
 def test_the_sdk_asks_without_blocking(registry: Registry, name: str):

@@ -10,6 +10,7 @@ from speaker_registry.errors import Conflict, VersionNotFound, VoiceExists, Voic
 from tests.integration.api.conftest import Start
 from tests.integration.api.registry import PROFILE, Registry
 from tests.integration.api.test_aliases import get, make_versions, put
+from tests.integration.api.test_voices_by_id import once_before_a_change
 from tests.unit.audio import clips
 
 
@@ -23,6 +24,10 @@ def remove(registry: Registry, name: str, ref: int | str, **headers: str) -> htt
 
 def undelete(registry: Registry, name: str) -> httpx.Response:
     return registry.client.post(f"/v1/voices/{name}/undelete")
+
+
+def refusal(response: httpx.Response) -> tuple[int, str]:
+    return response.status_code, response.json()["error"]["code"]
 
 
 def test_a_version_is_deleted_while_the_others_stay(registry: Registry, name: str):
@@ -75,6 +80,59 @@ def test_the_last_version_takes_the_voice_along_and_both_come_back(registry: Reg
     assert remove(registry, name, 1).status_code == 204
     assert registry.client.get(f"/v1/voices/{name}").status_code == 404
     assert undelete(registry, name).json()["versions"] == 1
+
+
+def test_a_voice_comes_back_by_its_id(registry: Registry, name: str, capsys: pytest.CaptureFixture[str]):
+    """The id need not contain the name. A second attempt is told that the voice is there."""
+    before = registry.ready(f"{name} Å")["id"]
+    registry.delete(before)
+    assert undelete(registry, before).json()["id"] == before
+    assert refusal(undelete(registry, before)) == (409, "voice_exists")
+    registry.delete(before)
+    assert cli.main(["undelete", before, "--url", registry.url]) == 0
+    assert f"{name} Å is back" in capsys.readouterr().out
+
+
+def test_an_id_brings_no_other_voice_back(registry: Registry, name: str):
+    """The name may have been registered again since, and that voice deleted as well."""
+    first = registry.ready(name)["id"]
+    registry.delete(name)
+    second = registry.ready(name)["id"]
+    assert refusal(undelete(registry, first)) == (404, "voice_not_found")
+    assert registry.client.get(f"/v1/voices/{name}").json()["id"] == second
+    registry.delete(name)
+    refused = undelete(registry, first)
+    assert refusal(refused) == (404, "voice_not_found")
+    assert refused.json()["error"]["message"] == (
+        f"There is no deleted voice '{first}' that can be restored. Accepted: the name or the id of a voice "
+        "that was deleted within the grace period and whose name was not registered again."
+    )
+    assert registry.client.get(f"/v1/voices/{name}").status_code == 404
+    assert undelete(registry, second).json()["id"] == second
+
+
+def test_an_id_brings_no_voice_back_that_took_the_name_meanwhile(
+    registry: Registry, name: str, monkeypatch: pytest.MonkeyPatch
+):
+    """Another client registers and deletes a voice of that name between the lookup and the restore."""
+    first = registry.ready(name)["id"]
+    registry.delete(name)
+
+    def replace() -> None:
+        registry.ready(name)
+        registry.delete(name)
+
+    once_before_a_change(registry, monkeypatch, replace)
+    assert refusal(undelete(registry, first)) == (404, "voice_not_found")
+    assert registry.client.get(f"/v1/voices/{name}").status_code == 404
+
+
+def test_a_deleted_name_comes_back_before_the_voice_that_has_it_as_its_id(registry: Registry, name: str):
+    """Names may look like anything. A live voice with this id must not keep the name's voice away."""
+    voice_id = registry.ready(name)["id"]
+    impostor = registry.ready(voice_id)["id"]
+    registry.delete(voice_id)
+    assert undelete(registry, voice_id).json()["id"] == impostor
 
 
 def test_what_a_voice_lacks_when_it_comes_back_is_extracted(registry: Registry, name: str):

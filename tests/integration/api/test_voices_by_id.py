@@ -133,7 +133,7 @@ def test_a_delete_by_id_spares_a_voice_that_took_the_name_meanwhile(
         registry.delete(name)
         registry.ready(name)
 
-    once_before_a_delete(registry, monkeypatch, replace)
+    once_before_a_change(registry, monkeypatch, replace)
     assert registry.client.delete(f"/v1/voices/{old}").status_code == 404
     assert registry.client.get(f"/v1/voices/{name}").status_code == 200
 
@@ -145,15 +145,15 @@ def test_a_delete_by_id_is_not_stopped_by_another_change(
     not make it another voice.
     """
     voice_id = registry.ready(name)["id"]
-    once_before_a_delete(registry, monkeypatch, lambda: registry.upload(name, clip=OTHER_CLIP))
+    once_before_a_change(registry, monkeypatch, lambda: registry.upload(name, clip=OTHER_CLIP))
     assert registry.client.delete(f"/v1/voices/{voice_id}").status_code == 204
     assert registry.client.get(f"/v1/voices/{name}").status_code == 404
 
 
-def once_before_a_delete(
+def once_before_a_change(
     registry: Registry, monkeypatch: pytest.MonkeyPatch, happen: Callable[[], object]
 ) -> None:
-    """Let something happen after the next delete has found its voice, and before it takes effect."""
+    """Let something happen after the next change has found its voice, and before it takes effect."""
     speakers = registry.opened.speakers
     changing = speakers.changing
 

@@ -146,7 +146,7 @@ def test_a_gpu_that_is_full_fails_the_clip_and_serves_the_next() -> None:
     """The worker encodes fewer clips at once then, so the memory must be free again."""
     extractor = on_gpu("dac")
     long, short = (ReferenceAudio(speechlike(seconds, 16_000), 16_000) for seconds in (900.0, 0.5))
-    with pytest.raises(ExtractorOutOfMemory, match="too little memory for 1 clips"):
+    with pytest.raises(ExtractorOutOfMemory, match=r"^the device cuda.* has too little memory for one clip$"):
         extract(extractor, long)
     assert extract(extractor, short)[0]["codes"].shape[1] == 25
 

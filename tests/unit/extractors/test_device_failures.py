@@ -95,14 +95,16 @@ def lose(monkeypatch: pytest.MonkeyPatch, extractor: Greedy) -> None:
         MemoryError(),
     ],
 )
-def test_every_lack_of_memory_raises_the_same_error(greedy: Greedy, error: Exception):
+@pytest.mark.parametrize(("clips", "says"), [(1, "one clip"), (3, "3 clips at once")])
+def test_every_lack_of_memory_raises_the_same_error(greedy: Greedy, error: Exception, clips: int, says: str):
     """cuBLAS and cuDNN allocate memory outside torch.
 
     Their error must not be reported as the clip's failure.
     """
     greedy.fails = error
-    with pytest.raises(ExtractorOutOfMemory, match="too little memory for 1 clips") as caught:
-        greedy.encode([torch.ones(3)])
+    with pytest.raises(ExtractorOutOfMemory) as caught:
+        greedy.encode([torch.ones(3)] * clips)
+    assert caught.value.message == f"the device cpu has too little memory for {says}"
     assert caught.value.retryable
     assert caught.value.__cause__ is caught.value.__context__ is None
 
