@@ -89,7 +89,8 @@ class SpeakerRegistryError(Exception):
         """Id of the failed request. The SDK sets it from the answer."""
         self.is_foreign = False
         """True if the answer is not the registry's, for example because a proxy sent it. The class is then
-        `Unavailable`, or `PayloadTooLarge` for status 413 to a request with a body.
+        `Unavailable`, or `PayloadTooLarge` for status 413 to a request with a body. In the same way,
+        `InvalidRequest` says while voices are pushed that an answer is not the TTS server's.
         """
 
 

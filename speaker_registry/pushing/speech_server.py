@@ -62,8 +62,8 @@ class SpeechServer:
     """A TTS server that takes uploads.
 
     All methods raise `Unavailable` if the server does not answer in time, `PermissionDenied` or
-    `InvalidRequest` if it refuses every upload, and `InvalidRequest` if what answers is no TTS server, for
-    example a proxy that shows a page.
+    `InvalidRequest` if it refuses every upload, and `InvalidRequest` with `is_foreign` if what answers is no
+    TTS server, for example a proxy that shows a page.
 
     Args:
         transport: httpx transport to use instead of the network.
@@ -157,22 +157,22 @@ class SpeechServer:
         message = f"{self.url} answers {status}: {_reason(answer.content)}"
         if status in {401, 403}:
             raise PermissionDenied(message)
-        if status == 429 or status >= 500:
+        if status in {408, 429} or status >= 500:
             raise Unavailable(message)
-        raise InvalidRequest(message)
+        # Proxies have pages of their own, and some answer 404 in JSON while no server is behind them.
+        raise _refusal(message, is_foreign=status == 404 or not _is_document(answer))
 
     def _check_document(self, status: int, answer: "_Answer") -> None:
         """Check that the TTS server has answered: a proxy in between may show a page with any status."""
-        try:
-            _document(answer)
-        except (ValueError, RecursionError):
-            raise self._strange(status, answer, "a JSON object") from None
+        if not _is_document(answer):
+            raise self._strange(status, answer, "a JSON object")
 
     def _strange(self, status: int, answer: "_Answer", expected: str) -> InvalidRequest:
         """Return the error for an answer with an expected status and another content."""
-        return InvalidRequest(
+        return _refusal(
             f"{self.url}{_PATH} answers {status} with the content type {answer.content_type[:80]!a}, which "
-            f"is not {expected}: {_shown(answer.content)}; accepted: an answer of vLLM-Omni or SGLang-Omni"
+            f"is not {expected}: {_shown(answer.content)}; accepted: an answer of vLLM-Omni or SGLang-Omni",
+            is_foreign=True,
         )
 
 
@@ -190,6 +190,21 @@ def _document(answer: _Answer) -> dict[str, Any]:
     if not isinstance(document, dict):
         raise ValueError("not a JSON object")
     return document
+
+
+def _is_document(answer: _Answer) -> bool:
+    try:
+        _document(answer)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
+def _refusal(message: str, *, is_foreign: bool) -> InvalidRequest:
+    """Return the error for an answer that a repetition of the request would probably get again."""
+    error = InvalidRequest(message)
+    error.is_foreign = is_foreign
+    return error
 
 
 def _uploaded(document: Mapping[str, Any]) -> Uploaded:

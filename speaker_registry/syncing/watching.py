@@ -16,7 +16,9 @@ from speaker_registry.errors import (
 from speaker_registry.syncing.synchronization import Report
 
 _FINAL = (InvalidRequest, InvalidApiKey, PermissionDenied, NotFound)
-"""Errors that a retry would meet again, because only the caller can resolve them."""
+"""Errors that a retry would meet again, because only the caller can resolve them, unless a proxy sent
+them.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,9 +41,9 @@ class Watch:
     def forever(self) -> NoReturn:
         """Sync until an error occurs that waiting does not resolve, and raise it.
 
-        A proxy or another server that answers in place of the registry, for example with 404, is waited for
-        if the registry was reached before. Otherwise the address is probably wrong. In the same way a folder
-        that cannot be written to, for example on a full disk, is waited for after the first sync.
+        A proxy or another server that answers in place of the registry or the TTS server, for example with
+        404, is waited for after the first sync. Before it, the address is probably wrong. In the same way a
+        folder that cannot be written to, for example on a full disk, is waited for after the first sync.
         """
         last: Report | None = None
         failing: Literal["registry", "folder"] | None = None
@@ -49,7 +51,7 @@ class Watch:
             try:
                 report = self.run()
             except (SpeakerRegistryError, OSError) as error:
-                if isinstance(error, _FINAL) or (last is None and _tells_of_a_mistake(error)):
+                if _is_final(error) or (last is None and _tells_of_a_mistake(error)):
                     raise
                 former, failing = failing, "folder" if isinstance(error, OSError) else "registry"
                 if failing != former:
@@ -61,9 +63,14 @@ class Watch:
             self.wait()
 
 
+def _is_final(error: SpeakerRegistryError | OSError) -> bool:
+    return isinstance(error, _FINAL) and not error.is_foreign
+
+
 def _tells_of_a_mistake(error: SpeakerRegistryError | OSError) -> bool:
     """Return whether an error before the first sync probably means that the address or the path is wrong:
-    something that is not the registry refuses the request, or the folder cannot be written to.
+    something else than the registry or the TTS server refuses the request, or the folder cannot be written
+    to.
     """
     return isinstance(error, OSError) or (error.is_foreign and not error.retryable)
 

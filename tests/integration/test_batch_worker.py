@@ -244,9 +244,12 @@ def test_a_start_that_a_stopping_worker_broke_off_uses_up_no_retry(queue):
     stopped = [JobHandedBack("away")] * 2
     outcomes = iter([*stopped, *[OSError("flaky")] * RETRIES, *stopped, "made"])
     put(queue, "a")
-    make(queue, lambda jobs: [next(outcomes)]).work(burst=True)
+    worker = make(queue, lambda jobs: [next(outcomes)])
+    worker.work(burst=True)
     assert job_of(queue, "a").return_value() == "made"
     assert left(queue) == [0, 0, 0]
+    counts = queue.connection.hmget(worker.key, "successful_job_count", "failed_job_count")
+    assert [*map(int, counts)] == [1, RETRIES], "what was handed back has not failed"
 
 
 def test_what_is_tried_again_waits_for_its_tenant_s_turn_not_for_all_others(queue):

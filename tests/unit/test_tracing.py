@@ -3,6 +3,7 @@
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
@@ -10,6 +11,8 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from opentelemetry.trace import SpanKind, StatusCode
 
+from services.shared.bucket.folder_store import FolderStore
+from services.shared.bucket.store import Moved
 from services.shared.configuration.telemetry import TracesSettings
 from services.shared.telemetry import trace_export, tracing
 from services.shared.telemetry.open_telemetry import OpenTelemetry
@@ -112,6 +115,16 @@ def test_the_caller_decides_whether_its_trace_is_kept(spans: InMemorySpanExporte
     assert handed_on is not None
     assert handed_on.endswith("-00")
     assert spans.get_finished_spans() == ()
+
+
+def test_a_swap_that_lost_a_race_has_not_failed(spans: InMemorySpanExporter, tmp_path: Path):
+    """Another writer was first, which is normal, and the change is decided again."""
+    store = FolderStore(tmp_path)
+    with tracing.span("request", kind="server"), pytest.raises(Moved):
+        store.swap("n/x", b"1", etag="of another state")
+    lost = named(spans, "store.swap")
+    assert lost.status.status_code == StatusCode.UNSET
+    assert "error.type" not in (lost.attributes or {})
 
 
 def test_a_span_says_that_something_failed_and_never_what_an_exception_says(spans: InMemorySpanExporter):

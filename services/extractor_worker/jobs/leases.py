@@ -60,10 +60,13 @@ class Batch:
 
 @dataclass(frozen=True)
 class Recorded:
-    """The ids of a batch's jobs, by outcome. A lost job was canceled or deleted, or its lease ran out."""
+    """The ids of a batch's jobs, by outcome. A lost job was canceled or deleted, or its lease ran out. A job
+    that was put back without being counted has none of these outcomes.
+    """
 
     finished: frozenset[str]
     failed: frozenset[str]
+    """Jobs that failed for good or will be retried."""
     lost: frozenset[str]
 
 
@@ -159,9 +162,11 @@ class JobLeases:
                 if job.id in owned:
                     # A copy, because RQ's functions change the job, and this may have to be repeated.
                     self._end(batch, copy.copy(job), results[job.id], ended, pipeline)
-            failed = {job_id for job_id in owned if isinstance(results[job_id], Exception)}
+            errors = {job_id: error for job_id in owned if isinstance(error := results[job_id], Exception)}
             recorded = Recorded(
-                frozenset(owned - failed), frozenset(failed), frozenset(results.keys() - owned)
+                finished=frozenset(owned - errors.keys()),
+                failed=frozenset(job_id for job_id, error in errors.items() if _is_counted(error)),
+                lost=frozenset(results.keys() - owned),
             )
             add_commands(pipeline, recorded)
             pipeline.execute()

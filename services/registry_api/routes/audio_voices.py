@@ -116,8 +116,8 @@ def list_audio_voices(
         return answer(request, _listing(profiles, page))
     if page.of_bucket:
         raise Unavailable(
-            "The index is unavailable, and without it voices are listed only page by page. Try again later, "
-            "or pass 'limit' from 1 to 100.",
+            "The view in Redis is unavailable, and without it voices are listed only page by page. Try again "
+            "later, or pass 'limit' from 1 to 100.",
             retry_after_seconds=5,
         )
     if request.method == "HEAD":

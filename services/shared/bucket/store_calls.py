@@ -58,13 +58,13 @@ class StoreCalls:
         object.
         """
         began, result = perf_counter(), "failed"
+        moved: Moved | None = None
         with tracing.span(f"store.{operation}", kind="client"):
             try:
                 yield
                 result = "ok"
-            except Moved:
-                result = "moved"
-                raise
+            except Moved as lost_race:
+                result, moved = "moved", lost_race
             except TooLarge:
                 result = "ok"
                 raise
@@ -78,6 +78,8 @@ class StoreCalls:
                 raise unavailable from None
             finally:
                 STORE_SECONDS.labels(operation, result).observe(perf_counter() - began)
+        if moved is not None:
+            raise moved  # after the span, which would count it as failed
 
     def _unavailable(self, operation: str, error: Exception) -> Unavailable:
         """Return the error that callers get for a failure, which concerns either the store or one object."""

@@ -87,12 +87,12 @@ _REFUSED_AT_EXEC = "EXECABORT Transaction discarded because of: "
 """A server puts this before an error that holds only since the transaction's commands were queued."""
 
 _MESSAGES: dict[type[redis.ResponseError], str] = {
-    NoScriptError: "The index was just restarted.",  # replaced between loading a script and calling it
-    OutOfMemoryError: "The index has reached its memory limit and takes no writes now.",
-    ReadOnlyError: "The index is a read-only replica now and takes no writes.",
-    WritesUnsafeError: "The index cannot save or replicate writes now and takes none.",
-    ServerBusyError: "The index is busy.",
-    ClusterDownError: "The index cannot be read now.",
+    NoScriptError: "Redis was just restarted.",  # replaced between loading a script and calling it
+    OutOfMemoryError: "Redis has reached its memory limit and takes no writes now.",
+    ReadOnlyError: "Redis is a read-only replica now and takes no writes.",
+    WritesUnsafeError: "Redis cannot save or replicate writes now and takes none.",
+    ServerBusyError: "Redis is busy.",
+    ClusterDownError: "Redis cannot be read now.",
 }
 """Maps errors of the server that do not concern our command to the messages that callers get."""
 
@@ -329,7 +329,7 @@ def unavailable_without_redis() -> Iterator[None]:
     except EvictingServerError as error:
         raise Unavailable(str(error), retry_after_seconds=60) from error
     except (redis.ConnectionError, redis.TimeoutError) as error:
-        raise Unavailable("The index cannot be reached now.", retry_after_seconds=2) from error
+        raise Unavailable("Redis cannot be reached now.", retry_after_seconds=2) from error
 
 
 def _log_refusal(error: redis.ResponseError) -> None:

@@ -758,6 +758,7 @@ def test_several_api_processes_are_an_error_that_ends_the_push(
         (401, errors.PermissionDenied),
         (404, errors.InvalidRequest),
         (302, errors.InvalidRequest),
+        (408, errors.Unavailable),
         (429, errors.Unavailable),
         (503, errors.Unavailable),
     ],

@@ -81,6 +81,23 @@ def test_a_page_of_a_proxy_is_not_taken_for_success(status: int, call: Callable[
     )
 
 
+@pytest.mark.parametrize(
+    ("answer", "is_foreign"),
+    [
+        (httpx.Response(404, text="default backend - 404"), True),
+        (httpx.Response(404, json={"message": "no route"}), True),
+        (httpx.Response(400, html="<html>Bad Request</html>"), True),
+        (httpx.Response(200, html="<html>Back soon</html>"), True),
+        (httpx.Response(409, json={"error": {"message": "not supported"}}), False),
+    ],
+)
+def test_what_a_proxy_may_have_sent_is_told_from_a_refusal(answer: httpx.Response, is_foreign: bool):
+    """A watching pusher waits for the end of a rollout, and not for a server that refuses uploads."""
+    with pytest.raises(InvalidRequest) as caught:
+        server(answer).voices()
+    assert caught.value.is_foreign == is_foreign
+
+
 def test_an_answer_without_a_type_is_shown_as_such():
     with pytest.raises(InvalidRequest, match="the content type '', which is not a JSON object: ''"):
         server(httpx.Response(200)).upload({"name": (None, "a")})

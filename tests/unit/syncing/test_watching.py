@@ -5,12 +5,14 @@ from argparse import Namespace
 from collections.abc import Iterator
 from typing import Any
 
+import httpx
 import pytest
 
 from speaker_registry import errors
 from speaker_registry.cli import syncing
 from speaker_registry.cli.command import Output
 from speaker_registry.exchange import Reply, Request, error_of, no_registry
+from speaker_registry.pushing.speech_server import SpeechServer
 from speaker_registry.syncing.synchronization import Outcome, Report
 from speaker_registry.syncing.watching import Watch
 
@@ -135,6 +137,17 @@ def test_an_error_that_is_waited_for_is_json_for_programs(
 def test_a_proxy_that_refuses_is_waited_for_once_the_registry_was_reached(status: int):
     """While a deployment changes, a proxy may show a page of its own. The address was right before."""
     same, page = report(), foreign(status)
+    assert told(same, page, page, same) == [same, "wait", page, "wait", "wait", same, "wait"]
+
+
+def test_a_proxy_before_a_tts_server_is_waited_for_once_a_push_has_succeeded():
+    """An ingress answers 404 while the server behind it is replaced."""
+    with (
+        SpeechServer("http://tts.test", transport=httpx.MockTransport(lambda _: httpx.Response(404))) as tts,
+        pytest.raises(errors.InvalidRequest) as caught,
+    ):
+        tts.voices()
+    same, page = report(), caught.value
     assert told(same, page, page, same) == [same, "wait", page, "wait", "wait", same, "wait"]
 
 
