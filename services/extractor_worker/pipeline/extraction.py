@@ -49,7 +49,7 @@ _FULL_SECONDS = 600.0
 that smaller ones behind them are not kept.
 """
 _FULL_RETRY_SECONDS = 2.0
-"""Such an artifact is retried for this long. A worker that does nothing else makes one after the other in vain."""
+"""Such an artifact is retried for this long, so that a worker with nothing else to do is not busy in vain."""
 
 
 @dataclass(frozen=True, slots=True)
