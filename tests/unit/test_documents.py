@@ -338,6 +338,18 @@ def test_a_document_that_the_store_has_lost_or_put_back_is_not_waited_for_long(
     assert store.states == older
 
 
+@pytest.mark.parametrize("fault", [None, Unavailable("away")], ids=["older", "away"])
+def test_a_change_that_was_not_sent_was_not_made(
+    documents: Documents, store: FakeStore, fault: Unavailable | None
+):
+    """The caller need not look for a change of which the store has never been asked."""
+    store.states.append(body_of(["a"]))
+    store.reads += [None, *[fault] * 1000]
+    with pytest.raises(Unavailable, match=r"the change was not made|took too long and was not made"):
+        added(documents, Adding("c"), known_revision=2)
+    assert store.asked == []
+
+
 def test_an_outdated_node_has_time_to_catch_up(documents: Documents, store: FakeStore, clock: OwnTime):
     """Also if the store could not be reached at first, which takes most of the time of the change."""
     clock.up_to = lambda seconds: seconds  # type: ignore[method-assign]

@@ -71,10 +71,11 @@ _OUTCOME_UNKNOWN = (
     f"The object store did not answer in time, and it is not known whether the change was made. {SEND_AGAIN}"
 )
 _OLDER = (
-    "The object store has an older state of this document than it had before, or has lost it, and it is not "
-    "known whether the change was made. If this lasts, the object must be restored from a backup. "
-    f"{SEND_AGAIN}"
+    "The object store has an older state of this document than it had before, or has lost it, and {outcome}. "
+    "If this lasts, the object must be restored from a backup. {advice}"
 )
+_OLDER_NOT_MADE = _OLDER.format(outcome="the change was not made", advice="Send it again.")
+_OLDER_UNKNOWN = _OLDER.format(outcome="it is not known whether the change was made", advice=SEND_AGAIN)
 
 Decide = Callable[[Base], bytes | None]
 """A decision returns the next body, or None if nothing is to be changed. It refuses by raising an error of
@@ -202,15 +203,26 @@ class Documents:
         found = self.read(key)
         if found.etag is None or found.revision >= revision or is_damaged(found):
             return found
-        return self._read_again(key, Base(None, None, revision), until, 0, is_damaged)
+        return self._read_again(key, Base(None, None, revision), until, 0, is_damaged, is_sent=False)
 
     def _read_again(
-        self, key: str, base: Base, until: float, tried: int, is_damaged: Callable[[Base], bool]
+        self,
+        key: str,
+        base: Base,
+        until: float,
+        tried: int,
+        is_damaged: Callable[[Base], bool],
+        *,
+        is_sent: bool = True,
     ) -> Base:
         """Read the document again after a pause, until it can be read.
 
         A document older than `base` comes from an outdated node. A decision on it could refuse a change that
         was made, so it is read again.
+
+        Args:
+            is_sent: whether the change may have been made. Otherwise errors say that it was not. A refused
+                swap counts as sent: a proxy may have repeated it after its first copy was carried out.
         """
         until_older = until
         for attempt in count(tried):
@@ -219,12 +231,12 @@ class Documents:
             try:
                 found = self.read(key)
             except Unavailable:
-                self._check(until, _OUTCOME_UNKNOWN)
+                self._check(until, _OUTCOME_UNKNOWN if is_sent else _TOO_LATE)
                 continue
             if found.revision >= base.revision or is_damaged(found):
                 return found
             until_older = min(until_older, self._clock.since_boot() + _OLDER_SECONDS)
-            self._check(until_older, _OLDER)
+            self._check(until_older, _OLDER_UNKNOWN if is_sent else _OLDER_NOT_MADE)
         raise AssertionError("counting never ends")
 
     def _check(self, until: float, otherwise: str) -> None:
