@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from services.shared.bucket.documents import CHANGE_SECONDS, NOTHING, Base, Documents
-from services.shared.bucket.store import Moved, Object, StoreFull
+from services.shared.bucket.store import Moved, Object, StoreFull, WritesRefused
 from services.shared.model.clock import Clock
 from services.shared.model.records import seal, unseal
 from speaker_registry.errors import Unavailable, VersionNotFound
@@ -158,11 +158,14 @@ def test_a_change_whose_reply_is_lost_is_made_once(documents: Documents, store: 
     assert (len(change.decided), len(store.states)) == (1, 1)
 
 
-def test_a_full_store_is_told_at_once(documents: Documents, store: FakeStore, clock: OwnTime):
-    """Until there is room, no repetition helps, so nobody should wait for one."""
-    store.swaps.append(("before", StoreFull("The disk is full.")))
+@pytest.mark.parametrize("error", [StoreFull, WritesRefused])
+def test_a_store_that_takes_no_writes_is_told_at_once(
+    documents: Documents, store: FakeStore, clock: OwnTime, error: type[WritesRefused]
+):
+    """Until it takes writes again, no repetition helps, so nobody should wait for one."""
+    store.swaps.append(("before", error("The disk is full or read-only.")))
     began = clock.seconds
-    with pytest.raises(StoreFull, match="The disk is full"):
+    with pytest.raises(error, match="The disk is full or read-only"):
         added(documents, Adding("a"))
     assert (len(store.asked), clock.seconds - began < 1) == (1, True)
 

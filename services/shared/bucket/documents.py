@@ -10,7 +10,7 @@ from itertools import count
 from operator import attrgetter
 from typing import Any
 
-from services.shared.bucket.store import Moved, StoreFull, SwappingStore, TooLarge
+from services.shared.bucket.store import Moved, SwappingStore, TooLarge, WritesRefused
 from services.shared.model.clock import Clock
 from services.shared.model.records import unseal
 from speaker_registry.errors import SpeakerRegistryError, Unavailable
@@ -153,7 +153,7 @@ class Documents:
                 it at once. Any other document that is older than before is read again for a while.
 
         Raises:
-            StoreFull: the disk of the store is full, and the change was not made.
+            WritesRefused: the store is full or can only be read, and the change was not made.
             Unavailable: the time limit has passed, the store has an older document than before, or too many
                 changes have followed to find out about a lost reply. The message says whether the change was
                 not made or its outcome is unknown.
@@ -175,12 +175,12 @@ class Documents:
                 return Base(body, etag, base.revision + 1, sound=True)
             except (Moved, Unavailable) as error:
                 failure = error
-            # StoreFull is among these errors: the disk may get full right after the change was made.
+            # WritesRefused is among these errors: the disk may get full right after the change was made.
             reply_lost = reply_lost or isinstance(failure, Unavailable)
             found = self._read_again(key, base, until, tried, is_damaged)
             if _has_change(found, is_made, base.revision + 1, reply_lost=reply_lost):
                 return found  # an earlier attempt succeeded, and its reply was lost
-            if isinstance(failure, StoreFull):
+            if isinstance(failure, WritesRefused):
                 raise failure
             self._check(until, _OUTCOME_UNKNOWN)
             if found.etag != base.etag:
