@@ -28,7 +28,7 @@ from services.shared.bucket.bucket_store import BucketStore
 from services.shared.bucket.connection import AnyKeys
 from services.shared.bucket.durable_folder import TEMPORARY
 from services.shared.bucket.opening import open_store
-from services.shared.bucket.store import ObjectStore, StoreFull
+from services.shared.bucket.store import ObjectStore, StoreFull, WritesRefused
 from services.shared.configuration.store import StoreSettings
 from speaker_registry.errors import Unavailable
 
@@ -381,6 +381,21 @@ def test_a_disk_that_is_full_or_read_only_is_opened_for_reading(
 ) -> None:
     program = OPEN + REOPENING.format(stop_writing=STOP_WRITING[state])
     assert_reads_go_on([*on_a_small_disk, sys.executable, "-c", program], tmp_path / "store")
+
+
+@pytest.mark.parametrize("number", [errno.EROFS, errno.EACCES])
+def test_a_folder_that_can_only_be_read_says_so(
+    store: ObjectStore, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    """A caller need not try again until somebody has changed that."""
+
+    def refuse(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(durable_folder, "_write", refuse)
+    for write in (lambda: store.put("n/x", b"1"), lambda: store.swap("n/x", b"1", etag=None)):
+        with pytest.raises(WritesRefused, match="can only be read"):
+            write()
 
 
 class FastClock(datetime):

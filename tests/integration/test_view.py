@@ -4,6 +4,7 @@ A mistake is a rule of the view that is broken on purpose. The check that belong
 a check that passes with the mistake would say nothing.
 """
 
+import errno
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -16,10 +17,11 @@ import pytest
 from redis import Redis
 
 from services.embedded.valkey import ValkeyServer
+from services.shared.bucket import durable_folder
 from services.shared.bucket.documents import Documents
 from services.shared.bucket.folder_store import FolderStore
 from services.shared.bucket.layout import VIEW
-from services.shared.bucket.store import Object
+from services.shared.bucket.store import Object, WritesRefused
 from services.shared.model import aliases, changes
 from services.shared.model.document import Counts, SpeakerDocument
 from services.shared.model.records import Version, unseal
@@ -48,6 +50,19 @@ class Bucket(FolderStore):
 
     away = False
     answers: Event | None = None
+    goes_away = ""
+    """Whether the store goes away "before" or "after" the next swap is made, or not at all."""
+
+    def swap(self, key: str, data: bytes, *, etag: str | None) -> str:
+        when, self.goes_away = self.goes_away, ""
+        self.away = self.away or when == "before"
+        if self.away:
+            raise Unavailable("The object store is not available.")
+        swapped = super().swap(key, data, etag=etag)
+        if when == "after":
+            self.away = True
+            raise Unavailable("The reply was lost.")
+        return swapped
 
     def read(self, key: str) -> Object:
         if self.away:
@@ -667,6 +682,43 @@ def test_a_damaged_view_document_is_replaced(world: World, valkey: ValkeyServer)
     world.store.put(VIEW, b"{")
     generation = world.process(valkey).for_reading()
     assert unseal(world.store.get(VIEW))["generation"] == generation
+
+
+def test_a_view_that_a_read_only_disk_cannot_name_is_refused_at_once(
+    world: World, valkey: ValkeyServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every request would wait until the disk takes writes again, and so would the probe of readiness."""
+
+    def refuse(*_: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(durable_folder, "_write", refuse)
+    process, began = world.process(valkey), world.clock.since_boot()
+    with pytest.raises(WritesRefused, match="can only be read, and takes no writes"):
+        process.check()
+    assert world.clock.since_boot() - began < 2
+    monkeypatch.undo()
+    process.check()
+    assert process.for_reading()
+
+
+@pytest.mark.parametrize("goes_away", ["before", "after"])
+def test_a_view_of_which_the_bucket_does_not_say_whether_it_is_named_begins_later(
+    world: World, valkey: ValkeyServer, redis_client: Redis, goes_away: str
+) -> None:
+    """No user of the view waits for the bucket for long, and the process does not take itself for left
+    behind, although another generation than its last one may be named.
+    """
+    process = world.process(valkey)
+    former = process.for_reading()
+    redis_client.flushall()
+    world.store.goes_away, began = goes_away, world.clock.since_boot()
+    with pytest.raises(Unavailable, match="not known whether the change was made"):
+        process.check()
+    assert world.clock.since_boot() - began < 5
+    world.store.away = False
+    process.check()
+    assert process.for_reading() == world.named.generation != former
 
 
 # What is due, and what is open

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from services.shared.bucket.documents import CHANGE_SECONDS, NOTHING, Base, Documents
-from services.shared.bucket.store import Moved, Object, StoreFull
+from services.shared.bucket.store import Moved, Object, StoreFull, WritesRefused
 from services.shared.model.clock import Clock
 from services.shared.model.records import seal, unseal
 from speaker_registry.errors import Unavailable, VersionNotFound
@@ -158,11 +158,14 @@ def test_a_change_whose_reply_is_lost_is_made_once(documents: Documents, store: 
     assert (len(change.decided), len(store.states)) == (1, 1)
 
 
-def test_a_full_store_is_told_at_once(documents: Documents, store: FakeStore, clock: OwnTime):
-    """Until there is room, no repetition helps, so nobody should wait for one."""
-    store.swaps.append(("before", StoreFull("The disk is full.")))
+@pytest.mark.parametrize("error", [StoreFull, WritesRefused])
+def test_a_store_that_takes_no_writes_is_told_at_once(
+    documents: Documents, store: FakeStore, clock: OwnTime, error: type[WritesRefused]
+):
+    """Until it takes writes again, no repetition helps, so nobody should wait for one."""
+    store.swaps.append(("before", error("The disk is full or read-only.")))
     began = clock.seconds
-    with pytest.raises(StoreFull, match="The disk is full"):
+    with pytest.raises(error, match="The disk is full or read-only"):
         added(documents, Adding("a"))
     assert (len(store.asked), clock.seconds - began < 1) == (1, True)
 
@@ -336,6 +339,18 @@ def test_a_document_that_the_store_has_lost_or_put_back_is_not_waited_for_long(
         added(documents, Adding("c"), base=base_of(["a", "b"]))
     assert clock.seconds - began < 4
     assert store.states == older
+
+
+@pytest.mark.parametrize("fault", [None, Unavailable("away")], ids=["older", "away"])
+def test_a_change_that_was_not_sent_was_not_made(
+    documents: Documents, store: FakeStore, fault: Unavailable | None
+):
+    """The caller need not look for a change of which the store has never been asked."""
+    store.states.append(body_of(["a"]))
+    store.reads += [None, *[fault] * 1000]
+    with pytest.raises(Unavailable, match=r"the change was not made|took too long and was not made"):
+        added(documents, Adding("c"), known_revision=2)
+    assert store.asked == []
 
 
 def test_an_outdated_node_has_time_to_catch_up(documents: Documents, store: FakeStore, clock: OwnTime):

@@ -10,7 +10,7 @@ from itertools import count
 from operator import attrgetter
 from typing import Any
 
-from services.shared.bucket.store import Moved, StoreFull, SwappingStore, TooLarge
+from services.shared.bucket.store import Moved, SwappingStore, TooLarge, WritesRefused
 from services.shared.model.clock import Clock
 from services.shared.model.records import unseal
 from speaker_registry.errors import SpeakerRegistryError, Unavailable
@@ -71,10 +71,11 @@ _OUTCOME_UNKNOWN = (
     f"The object store did not answer in time, and it is not known whether the change was made. {SEND_AGAIN}"
 )
 _OLDER = (
-    "The object store has an older state of this document than it had before, or has lost it, and it is not "
-    "known whether the change was made. If this lasts, the object must be restored from a backup. "
-    f"{SEND_AGAIN}"
+    "The object store has an older state of this document than it had before, or has lost it, and {outcome}. "
+    "If this lasts, the object must be restored from a backup. {advice}"
 )
+_OLDER_NOT_MADE = _OLDER.format(outcome="the change was not made", advice="Send it again.")
+_OLDER_UNKNOWN = _OLDER.format(outcome="it is not known whether the change was made", advice=SEND_AGAIN)
 
 Decide = Callable[[Base], bytes | None]
 """A decision returns the next body, or None if nothing is to be changed. It refuses by raising an error of
@@ -152,7 +153,7 @@ class Documents:
                 it at once. Any other document that is older than before is read again for a while.
 
         Raises:
-            StoreFull: the disk of the store is full, and the change was not made.
+            WritesRefused: the store is full or can only be read, and the change was not made.
             Unavailable: the time limit has passed, the store has an older document than before, or too many
                 changes have followed to find out about a lost reply. The message says whether the change was
                 not made or its outcome is unknown.
@@ -174,12 +175,12 @@ class Documents:
                 return Base(body, etag, base.revision + 1, sound=True)
             except (Moved, Unavailable) as error:
                 failure = error
-            # StoreFull is among these errors: the disk may get full right after the change was made.
+            # WritesRefused is among these errors: the disk may get full right after the change was made.
             reply_lost = reply_lost or isinstance(failure, Unavailable)
             found = self._read_again(key, base, until, tried, is_damaged)
             if _has_change(found, is_made, base.revision + 1, reply_lost=reply_lost):
                 return found  # an earlier attempt succeeded, and its reply was lost
-            if isinstance(failure, StoreFull):
+            if isinstance(failure, WritesRefused):
                 raise failure
             self._check(until, _OUTCOME_UNKNOWN)
             if found.etag != base.etag:
@@ -202,15 +203,26 @@ class Documents:
         found = self.read(key)
         if found.etag is None or found.revision >= revision or is_damaged(found):
             return found
-        return self._read_again(key, Base(None, None, revision), until, 0, is_damaged)
+        return self._read_again(key, Base(None, None, revision), until, 0, is_damaged, is_sent=False)
 
     def _read_again(
-        self, key: str, base: Base, until: float, tried: int, is_damaged: Callable[[Base], bool]
+        self,
+        key: str,
+        base: Base,
+        until: float,
+        tried: int,
+        is_damaged: Callable[[Base], bool],
+        *,
+        is_sent: bool = True,
     ) -> Base:
         """Read the document again after a pause, until it can be read.
 
         A document older than `base` comes from an outdated node. A decision on it could refuse a change that
         was made, so it is read again.
+
+        Args:
+            is_sent: whether the change may have been made. Otherwise errors say that it was not. A refused
+                swap counts as sent: a proxy may have repeated it after its first copy was carried out.
         """
         until_older = until
         for attempt in count(tried):
@@ -219,12 +231,12 @@ class Documents:
             try:
                 found = self.read(key)
             except Unavailable:
-                self._check(until, _OUTCOME_UNKNOWN)
+                self._check(until, _OUTCOME_UNKNOWN if is_sent else _TOO_LATE)
                 continue
             if found.revision >= base.revision or is_damaged(found):
                 return found
             until_older = min(until_older, self._clock.since_boot() + _OLDER_SECONDS)
-            self._check(until_older, _OLDER)
+            self._check(until_older, _OLDER_UNKNOWN if is_sent else _OLDER_NOT_MADE)
         raise AssertionError("counting never ends")
 
     def _check(self, until: float, otherwise: str) -> None:

@@ -22,7 +22,8 @@ TEMPORARY = ".tmp"
 system.
 """
 
-_READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
+READ_ONLY = (errno.EROFS, errno.EACCES, errno.EPERM)
+"""The errors of writes to a disk or a folder that can only be read."""
 
 _Accepts = Callable[[Path], bool]
 """A function that examines the file that a move would replace, and returns whether to move."""
@@ -174,7 +175,7 @@ class DurableFolder:
         try:
             os.utime(self._root)
         except OSError as error:
-            if error.errno not in _READ_ONLY:
+            if error.errno not in READ_ONLY:
                 raise
             return datetime.now(UTC)
         return datetime.fromtimestamp(self._root.stat().st_mtime, UTC)

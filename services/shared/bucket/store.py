@@ -43,8 +43,14 @@ class ObjectUnavailable(Unavailable):
     """
 
 
-class StoreFull(Unavailable):
-    """The disk of the store is full. Nothing can be stored until there is room, so no retry helps."""
+class WritesRefused(Unavailable):
+    """The store takes no writes, for example because its disk is read-only. The write was not made, and no
+    retry helps until that changes.
+    """
+
+
+class StoreFull(WritesRefused):
+    """The disk of the store is full. Nothing can be stored until there is room."""
 
 
 class Moved(Exception):

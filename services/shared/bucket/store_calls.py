@@ -15,7 +15,8 @@ import structlog
 from obstore.exceptions import BaseError
 
 from services.shared.bucket.connection import BOTO3_ERRORS
-from services.shared.bucket.store import Moved, ObjectUnavailable, StoreFull, TooLarge
+from services.shared.bucket.durable_folder import READ_ONLY
+from services.shared.bucket.store import Moved, ObjectUnavailable, StoreFull, TooLarge, WritesRefused
 from services.shared.telemetry import tracing
 from services.shared.telemetry.metrics import STORE_SECONDS
 from speaker_registry.errors import Unavailable
@@ -86,6 +87,11 @@ class StoreCalls:
         if _says_full(error):
             return StoreFull(
                 "The disk of the object store is full. Stored objects can be read. Make room to store more.",
+                retry_after_seconds=_RETRY_AFTER_SECONDS,
+            )
+        if operation in {"put", "swap"} and isinstance(error, OSError) and error.errno in READ_ONLY:
+            return WritesRefused(
+                "The object store can only be read, and takes no writes.",
                 retry_after_seconds=_RETRY_AFTER_SECONDS,
             )
         if operation in {"get", "delete"} and self._serves_others():

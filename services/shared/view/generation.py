@@ -96,10 +96,11 @@ class Generation:
         """The time and the error of the last check if it failed. None once a check has succeeded."""
         self._held = ""
         """The last generation that this process used."""
-        self._refused: str | None = None
-        """The generation that this process has named in `_view.json` and that Redis refused to write, so that
-        no process has used it. It is begun when Redis takes writes again. After a lost reply, another one is
-        named, because Redis may have had the first and lost it.
+        self._unused: str | None = None
+        """A generation that Redis has never held, because Redis refused to write it, or because the bucket
+        did not say whether `_view.json` names it. It is named, if it is not yet, and begun as soon as
+        possible. If Redis does not say whether it holds a generation, another one is named, because Redis may
+        have had the first and lost it.
         """
         self._first_seen: tuple[str, float] = ("", 0.0)
         self._behind_since: float | None = None
@@ -312,21 +313,21 @@ class Generation:
     def _may_begin(self, named: Named, stamp: Stamp) -> bool:
         """Return whether this process may begin a generation.
 
-        It may if it has just started, if its own Redis lost that generation, or if no process answered its
-        question for a minute.
+        It may if it has just started, if its own Redis lost that generation or never held it, or if no
+        process answered its question for a minute.
         """
         is_starting = not self._held
-        own = named.generation in {"", self._held, stamp.generation}
+        own = named.generation in {"", self._held, self._unused, stamp.generation}
         return is_starting or own or self._document.is_unanswered()
 
     def _begin_generation(self, named: Named, stamp: Stamp, server: str) -> None:
         """Name a new generation in the bucket and then in Redis. The caller checks again in any case."""
         generation = named.generation
-        if generation != self._refused:
-            generation = self._clock.new_id()
+        if generation != self._unused:
+            generation = self._unused = self._unused or self._clock.new_id()
             if not self._document.begin(named, generation):
                 return
-        self._refused = None
+        self._unused = None
         self._held = generation  # so this process may begin another one if this one is lost
         self._words.begin()
         begun = Stamp(server, self.bucket, generation)
@@ -336,7 +337,7 @@ class Generation:
             if self._begin(keys=keys, args=[seen, str(begun), stamp.generation]):
                 log.info("view.begun", generation=generation)
         except WRITES_REFUSED:
-            self._refused = generation
+            self._unused = generation
             raise
 
     def begin_replacement(self, generation: str) -> None:

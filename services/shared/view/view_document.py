@@ -27,6 +27,10 @@ PATIENCE_SECONDS = 2.0
 """A store that takes longer to answer counts as one that does not answer, so that readers of the view do not
 wait for it.
 """
+_CHANGE_SECONDS = 2.0
+"""A change that the store does not carry out is repeated for this long only, because users of the view wait
+for it.
+"""
 _READING = "view-document"
 """The name of the thread that reads the document."""
 
@@ -145,7 +149,11 @@ class ViewDocument:
 
         try:
             changed = self._documents.change(
-                VIEW, decide, base=named.base, is_made=lambda body, _: json.loads(body).get("nonce") == nonce
+                VIEW,
+                decide,
+                base=named.base,
+                is_made=lambda body, _: json.loads(body).get("nonce") == nonce,
+                until=self._clock.since_boot() + _CHANGE_SECONDS,
             )
         except Conflict:
             self.seen = None
