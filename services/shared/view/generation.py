@@ -97,10 +97,9 @@ class Generation:
         self._held = ""
         """The last generation that this process used."""
         self._unused: str | None = None
-        """A generation that Redis has never held, because Redis refused to write it, or because the bucket
-        did not say whether `_view.json` names it. It is named, if it is not yet, and begun as soon as
-        possible. If Redis does not say whether it holds a generation, another one is named, because Redis may
-        have had the first and lost it.
+        """A generation that Redis has never held: it refused to write it, or the bucket did not say whether
+        `_view.json` names it. It is begun as soon as possible. If Redis does not say whether it holds a
+        generation, another one is named, because Redis may have had the first and lost it.
         """
         self._first_seen: tuple[str, float] = ("", 0.0)
         self._behind_since: float | None = None
