@@ -442,14 +442,21 @@ def test_the_record_of_another_key_is_not_taken_for_an_older_one(world: World, h
     assert state(Process(world), other.id) == "active"
 
 
-def test_a_key_that_cannot_be_read_keeps_nobody_waiting(world: World, here: Process) -> None:
-    """A store that always fails for one object takes half a minute each time."""
+def test_a_key_that_cannot_be_read_is_not_called_unknown_and_keeps_nobody_waiting(
+    world: World, here: Process
+) -> None:
+    """A store that always fails for one object takes half a minute each time. Whoever is told that the key is
+    unknown makes another one.
+    """
     good, bad = made(here)[0], made(here)[0]
     store = Store(world.store)
     store.refuses = lambda key: ObjectUnavailable("archived") if bad.id in key else None
     process = Process(world, store=store, weather=refused)
     for _ in range(5):
-        assert (state(process, good.id), state(process, bad.id)) == ("active", None)
+        assert state(process, good.id) == "active"
+        with pytest.raises(Unavailable, match="archived"):
+            state(process, bad.id)
+        assert [key.record.id for key in process.keys.all("*")] == [good.id]
         world.pass_time(FRESH_SECONDS + 0.01)
     assert len([key for key in store.read_keys if bad.id in key]) == 1
     store.refuses = lambda _: None

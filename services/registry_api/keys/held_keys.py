@@ -95,7 +95,12 @@ class HeldKeys:
 
         Raises `Unavailable` if the key's state is unknown, because a key that may have ended is not trusted.
         """
-        return self.document(key_id).key
+        if not is_key_id(key_id):
+            return None
+        held = self._fresh(key_id)
+        if isinstance(held.problem, ObjectUnavailable):
+            _raise_again(held.problem)
+        return held.document.key
 
     def document(self, key_id: str) -> KeyDocument:
         """Return the document of a key. Raises the same errors as `read`."""
@@ -143,16 +148,12 @@ class HeldKeys:
         return held
 
     def find(self, key_id: str) -> ApiKey | None:
-        """Return the held key if it is valid now. This does no I/O, so None does not mean that there is no
-        such key.
-        """
+        """Return the held key if it is valid now. This does no I/O, and None means only that none is held."""
         held = self._memory.valid(key_id)
         return held.document.key if held is not None else None
 
     def recall(self, key_id: str) -> ApiKey | None:
-        """Return the last known state of a key, however old it is. It must not be used to grant access. This
-        does no I/O.
-        """
+        """Return the last known state of a key, however old it is, without I/O. It must grant no access."""
         held = self._memory.get(key_id)
         return held.document.key if held is not None else None
 
@@ -330,7 +331,7 @@ class HeldKeys:
         self._changes.ask(ahead_seconds)
 
     def _read(self, key_id: str, stripe: int) -> HeldKey:
-        """Read a document. If it is damaged or cannot be read, the key counts as missing for a while."""
+        """Read a document. One that is damaged or cannot be read is not read again for a while."""
         answer, began, path = self._changes.last_answer, self.clock.since_boot(), api_key_key(key_id)
         try:
             found = self._shared.read(KeyDocument, path)

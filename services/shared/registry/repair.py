@@ -24,6 +24,7 @@ from speaker_registry.errors import ClipDamaged, InvalidAudio, PayloadTooLarge, 
 log = structlog.get_logger()
 
 Decode = Callable[[bytes], DecodedClip]
+_REMEDY = "Upload the same file to the voice again, which stores it again, or restore it from a backup."
 
 
 def restore_clip(blobs: StoredBytes, speaker_id: SpeakerId, version: Version, uploaded: bytes) -> None:
@@ -56,8 +57,7 @@ def sound_clip(blobs: StoredBytes, speaker_id: SpeakerId, version: Version) -> b
         return blobs.clip(speaker_id, version)
     except Unsound as lost:
         raise ClipDamaged(
-            f"The uploaded clip of version {version.number} is {lost.how} in the bucket. Upload the same "
-            "file to the voice again, which stores it again, or restore it from a backup."
+            f"The uploaded clip of version {version.number} is {lost.how} in the bucket. {_REMEDY}"
         ) from None
 
 
@@ -96,8 +96,7 @@ def _decoded_again(
         rendition = decode(blobs.clip(speaker_id, version)).audio.to_bytes()
     except (Unsound, InvalidAudio, PayloadTooLarge):
         raise ClipDamaged(
-            f"The decoded clip of version {number} is {lost.how}, and so is the uploaded one. Register the "
-            "clip again as a new version."
+            f"The decoded clip of version {number} is {lost.how}, and so is the uploaded one. {_REMEDY}"
         ) from None
     if hashlib.sha256(rendition).hexdigest() != clip_of(version).rendition_sha256:
         raise ClipDamaged(
