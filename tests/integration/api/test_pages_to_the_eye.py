@@ -173,6 +173,16 @@ def test_pictures_that_are_not_loaded_fit_the_narrowest_phone(browser: Browser, 
         expect_to_fit(page)
 
 
+def test_the_names_of_voices_are_shown_whole_on_the_narrowest_phone(tab: Page):
+    """Names with a common beginning would look alike, and a name is all that tells voices apart."""
+    tab.set_viewport_size(NARROWEST)
+    tab.goto("/dashboard/voices")
+    names = tab.locator("table.cards .name")
+    expect(names.first).to_be_visible()
+    assert names.evaluate_all("all => all.every(one => one.scrollWidth <= one.clientWidth)")
+    expect_to_fit(tab)
+
+
 def test_the_button_that_records_takes_one_line_on_a_phone(tab: Page):
     """With its words on two lines it looks like a mistake, on the page that people use on a phone."""
     tab.set_viewport_size(NARROW)
