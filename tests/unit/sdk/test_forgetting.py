@@ -5,6 +5,7 @@ import errno
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,7 +13,7 @@ from speaker_registry import disk_cache
 from speaker_registry.artifact import Artifact
 from speaker_registry.cache import ArtifactCache, Key
 from speaker_registry.disk_cache import DiskCache
-from tests.unit.sdk.fake_registry import ECAPA, artifact_file
+from tests.unit.sdk.fake_registry import ECAPA, FakeTime, artifact_file
 
 FILES = {name: artifact_file(name) for name in ("alice", "bob")}
 NEW_FILE = artifact_file("alice", width=7)
@@ -105,3 +106,33 @@ def test_a_store_that_was_interrupted_leaves_no_file_that_is_not_found(
     assert another.held(key()) is None
     another.forget_speaker("s", "alice")
     assert left(tmp_path) == []
+
+
+@pytest.mark.parametrize("method", ["store", "artifact"])
+def test_what_is_gone_meanwhile_does_not_come_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
+):
+    """One thread waits for the directory while another one is told that the voice is gone."""
+    time = FakeTime()
+    cache = ArtifactCache(clock=time, directory=tmp_path)
+    if method == "artifact":
+        add(ArtifactCache(clock=time, directory=tmp_path))
+    slow = getattr(DiskCache, method)
+
+    def told_meanwhile(disk: DiskCache, *arguments: Any) -> Any:
+        time.now += 1
+        if method == "store":
+            cache.forget_speaker("s", "alice")
+        result = slow(disk, *arguments)
+        if method == "artifact":
+            cache.forget_speaker("s", "alice")
+        return result
+
+    monkeypatch.setattr(DiskCache, method, told_meanwhile)
+    if method == "store":
+        add(cache)
+    else:
+        cache.recall(key())
+    assert cache.held(key()) is None
+    assert left(tmp_path) == []
+    assert list((tmp_path / "refs").iterdir()) == []
