@@ -220,17 +220,14 @@ class ArtifactCache:
                 known = self._find(key)
                 if known is not None and self._confirmed_at(key) >= asked_at:
                     return
-                if self._is_overtaken(key, asked_at):
-                    return
-                known = self._artifacts.get(ref.digest)
-            if known is None:
-                known = self._disk.artifact(ref)
-                if known is None:
-                    return
-                with self._lock:
-                    self._disk_hits += 1
+                in_memory = self._artifacts.get(ref.digest)
+            artifact = self._disk.artifact(ref) if in_memory is None else in_memory
+            if artifact is None:
+                return
             with self._lock:
-                self._store(key, known, asked_at)
+                if not self._is_overtaken(key, asked_at):
+                    self._disk_hits += in_memory is None
+                    self._store(key, artifact, asked_at)
 
     def count_error(self) -> None:
         """Count a fetch to which the registry did not answer."""
@@ -268,9 +265,7 @@ class ArtifactCache:
             confirmation = self._confirmations.pop(key, None)
             if confirmation:
                 self._drop(confirmation.digest)
-        if self._disk is not None:
-            with self._disk_errors_counted():
-                self._disk.forget(key.scope, key.voice, key.target)
+        self._forget_on_disk(key.scope, key.voice, key.target)
 
     def forget_speaker(self, scope: str, speaker: str) -> None:
         """Drop all artifacts of a voice that was deleted, requested by its name or its id.
@@ -283,9 +278,7 @@ class ArtifactCache:
             self._mark(self._forgotten, scope, voice)
             for key in [key for key in self._confirmations if (key.scope, key.voice) == (scope, voice)]:
                 self._drop(self._confirmations.pop(key).digest)
-        if self._disk is not None:
-            with self._disk_errors_counted():
-                self._disk.forget(scope, voice)
+        self._forget_on_disk(scope, voice)
 
     def clear(self) -> None:
         """Drop all artifacts from memory. The directory and the statistics of hits and misses stay."""
@@ -322,6 +315,15 @@ class ArtifactCache:
         ref = Ref.asked(artifact.digest, artifact.size, self._clock() - asked_at)
         with self._disk_errors_counted():
             self._disk.store(key.scope, key.voice, key.target, ref, data)
+        with self._lock:
+            is_gone = self._is_overtaken(key, asked_at)
+        if is_gone:  # another thread was told while this one wrote, and found nothing to remove yet
+            self._forget_on_disk(key.scope, key.voice, key.target)
+
+    def _forget_on_disk(self, scope: str, voice: str, target: str | None = None) -> None:
+        if self._disk is not None:
+            with self._disk_errors_counted():
+                self._disk.forget(scope, voice, target)
 
     @contextlib.contextmanager
     def _disk_errors_counted(self) -> Iterator[None]:

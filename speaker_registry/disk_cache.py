@@ -9,9 +9,10 @@ Names in `refs` are hashes of registry, API key, namespace, voice, reference and
 through a ref of the same client, so sharing a directory gives no client access to the voices of another.
 
 Files are written under a temporary name and renamed, and never changed afterwards. A process can be killed at
-any time: the bytes are counted in `lock` before they are written, so the count is never too low. Each blob is
-compared with its digest when it is read. A file that is damaged is removed and fetched again. Symbolic links
-are never followed inside the directory.
+any time: the bytes are counted in `lock` before they are written, so the count is never too low, and a ref is
+written before its blob, so that the blob of a voice that is gone is found. Each blob is compared with its
+digest when it is read. A file that is damaged is removed and fetched again. Symbolic links are never followed
+inside the directory.
 """
 
 import contextlib
@@ -47,6 +48,8 @@ _CLOCKS_DIFFER_SECONDS = 1.0
 _MAX_REF_BYTES = 1024
 _KEPT_SHARE = 0.9
 """A full cache is reduced to this share of its limit, so that not every write has to look at all files."""
+_MAX_OVERDUE = 1000
+"""Maximum number of failed removals that are remembered, at about 100 bytes each."""
 _BLOB_NAME = re.compile(r"[0-9a-f]{64}")
 _REF_NAME = re.compile(r"[0-9a-f]{40}\.[0-9a-f]{40}")
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
@@ -106,6 +109,10 @@ class DiskCache:
 
     def __init__(self, directory: str | os.PathLike[str], max_bytes: int) -> None:
         self.directory, self.max_bytes = Path(directory), max_bytes
+        self._overdue: set[str] = set()
+        """Names of voices and refs that `forget` could not remove completely. Their removal is tried again
+        before the next change.
+        """
         with contextlib.suppress(FileExistsError):
             self.directory.mkdir(mode=0o700, parents=True)
         found = self.directory.lstat()
@@ -139,6 +146,8 @@ class DiskCache:
 
         A file that is larger than a tenth of the limit is not kept, because it would displace all others.
         """
+        if self._overdue:
+            self._remove_gone(self._overdue.copy())
         name, blob = _ref_name(scope, voice, target), _blob_name(ref.digest)
         with self._folder("refs") as refs, self._folder("blobs") as blobs, self._lock() as lock:
             there = _size(blobs, blob) == ref.size
@@ -149,29 +158,27 @@ class DiskCache:
                 return  # another process asked later
             new_bytes = (0 if there else ref.size + FILE_OVERHEAD_BYTES) + 2 * FILE_OVERHEAD_BYTES
             self._reserve(lock, refs, blobs, new_bytes)
-            # Making room may have removed the file.
-            if _size(blobs, blob) != ref.size:
-                if data is None or there:
-                    return
-                _write(blobs, blob, data)
+            is_kept = _size(blobs, blob) == ref.size  # making room may have removed it
+            if not is_kept and (data is None or there):
+                return
             replaces = _size(refs, name) is not None
             _write(refs, name, json.dumps({**ref._asdict(), "request": name}).encode())
+            if data is not None and not is_kept:
+                _write(blobs, blob, data)  # if this fails, the ref still leads `forget` to earlier versions
             if replaces:
                 _write_used(lock, _read_used(lock) - 2 * FILE_OVERHEAD_BYTES)
 
     def forget(self, scope: str, voice: str, target: str | None = None) -> None:
-        """Remove a voice, or one artifact of it, with its files. Other clients fetch these files again."""
-        prefix = _voice_name(scope, voice) + "." if target is None else _ref_name(scope, voice, target)
-        with self._folder("refs") as refs, self._folder("blobs") as blobs:
-            names = [name for name in _names(refs) if name.startswith(prefix)]
-            # The names are removed even if another process holds the lock.
-            for name in names:
-                if ref := _intact_ref(refs, name):
-                    _remove(blobs, _blob_name(ref.digest))
-                _remove(refs, name)
-            if names:
-                with self._lock() as lock:  # earlier versions, which no ref names any more
-                    self._shrink(lock, refs, blobs, self.max_bytes)
+        """Remove a voice, or one artifact of it, with its files. Other clients fetch these files again. What
+        cannot be removed now is tried again before the next change.
+        """
+        gone = _voice_name(scope, voice) if target is None else _ref_name(scope, voice, target)
+        try:
+            self._remove_gone(self._overdue | {gone})
+        except OSError:
+            if len(self._overdue) < _MAX_OVERDUE:
+                self._overdue.add(gone)
+            raise
 
     def used_bytes(self) -> int:
         """Return the number of bytes that the files take now, each with its 4,096 bytes of overhead."""
@@ -219,6 +226,20 @@ class DiskCache:
             finally:
                 os.close(lock)
 
+    def _remove_gone(self, gone: set[str]) -> None:
+        """Remove the refs with these names, or of voices with these names, and their blobs."""
+        with self._folder("refs") as refs, self._folder("blobs") as blobs:
+            names = [name for name in _names(refs) if not gone.isdisjoint((name, name.partition(".")[0]))]
+            # The names are removed even if another process holds the lock.
+            for name in names:
+                if ref := _intact_ref(refs, name):
+                    _remove(blobs, _blob_name(ref.digest))
+                _remove(refs, name)
+            if names or self._overdue:
+                with self._lock() as lock:  # earlier versions, which no ref names any more
+                    self._shrink(lock, refs, blobs, self.max_bytes)
+        self._overdue.difference_update(gone)
+
     def _reserve(self, lock: int, refs: int, blobs: int, new_bytes: int) -> None:
         """Count bytes before they are written, and make room for them."""
         if _read_used(lock) + new_bytes > self.max_bytes:
@@ -229,7 +250,7 @@ class DiskCache:
         """Remove blobs that no ref names, files that killed processes left, and the least recently used
         artifacts.
 
-        This is called with the lock held, so no other process is between a blob and its ref.
+        This is called with the lock held, so no other process is between a ref and its blob.
         """
         users = _refs_by_blob(refs, blobs)
         sizes = {name: _size(blobs, name) or 0 for name in users}
