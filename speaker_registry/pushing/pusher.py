@@ -33,6 +33,8 @@ MAX_FAULTS = 10
 """A run ends after this many uploads and deletions without an answer. Each may take some minutes, and no
 deleted voice leaves the server meanwhile.
 """
+_MAX_LISTS = 3
+"""After so many voices that the server refused and did not have either, it is not asked for more of them."""
 _Result = TypeVar("_Result")
 
 
@@ -63,6 +65,8 @@ class _State:
     removed: int = 0
     faults: list[SpeakerRegistryError] = field(default_factory=list)
     """Errors of uploads and deletions that may concern more than one voice."""
+    absent: int = 0
+    """The number of voices that the server has refused, and does not have."""
     without_history: dict[str, Unavailable] = field(default_factory=dict)
     """Maps the ids of the voices for whose history the registry had no answer to the errors. These do not end
     the run, because a replaced version may stay.
@@ -152,17 +156,9 @@ class Pusher:
             if version is None:
                 continue
             if version.registry != mark.registry:
-                raise self._another_registry(name)
+                raise _another_registry(name, self._server, self._registry)
             ours[name] = _Pushed(version.reference, version.version_id, one.created_at)
         return _State(set(found.names), ours, found.now)
-
-    def _another_registry(self, name: str) -> InvalidRequest:
-        return InvalidRequest(
-            f"{self._server.url} has voices, such as {name[:80]!a}, that were pushed from another registry "
-            f"than {self._registry.id[:80]!a}, which answers at {self._registry.url} now; nothing "
-            "was changed there. Check where the address of the registry leads. If the registry was replaced "
-            "on purpose, delete these voices there first"
-        )
 
     def _held(self, entry: ManifestEntry, state: _State) -> _Pushed | None:
         """Return the voice that was made from exactly this version, or None if the server has none."""
@@ -262,9 +258,13 @@ class Pusher:
         if len(state.faults) >= MAX_FAULTS or any(not isinstance(one, Unavailable) for one in state.faults):
             raise state.faults[-1]
         self._registry.check_answers()
+        self._see(state)
+        return result
+
+    def _see(self, state: _State) -> None:
+        """Ask the server again what it offers."""
         found = self._state_of(self._server.voices())
         state.ours, state.names = found.ours, found.names
-        return result
 
     def _sync_voice(self, entry: ManifestEntry, state: _State) -> Outcome:
         """Upload a version unless the server has it, and return the outcome."""
@@ -276,6 +276,8 @@ class Pusher:
             state.ours[name] = _Pushed(entry.reference, entry.version_id, state.now)
             state.names.add(name)
             return Outcome(name=entry.voice, version=entry.version, state="written")
+        if self._held(entry, state):  # from another pusher, which was first
+            return Outcome(name=entry.voice, version=entry.version, state="unchanged")
         self._delete_deleted(entry.voice_id, state)
         has_former = any(one.voice_id == entry.voice_id for one in state.ours.values())
         return Outcome(
@@ -330,12 +332,21 @@ class Pusher:
             self._server.upload({"name": (None, name), "consent": (None, consent), **source})
         except UploadRefused as error:
             refusal = f"the server refuses it: {error}"
-            self._refused[name, entry.version_id] = refusal, state.now + REFUSED_SECONDS
+            if not self._is_there(entry, state):
+                self._refused[name, entry.version_id] = refusal, state.now + REFUSED_SECONDS
         except Unavailable as error:
             self._fail(entry, error, state)
             return error.message
         self._failed.pop(entry.voice_id, None)
         return refusal
+
+    def _is_there(self, entry: ManifestEntry, state: _State) -> bool:
+        """Return whether the server has a version that it refused: another pusher may have been first."""
+        if state.absent < _MAX_LISTS:
+            self._see(state)
+        is_there = self._held(entry, state) is not None
+        state.absent += not is_there
+        return is_there
 
     def _fail(self, entry: ManifestEntry, error: SpeakerRegistryError, state: _State) -> None:
         self._failed[entry.voice_id] = state.now
@@ -363,6 +374,15 @@ class Pusher:
         state.names.discard(name)
         state.removed += 1
         return True
+
+
+def _another_registry(name: str, server: SpeechServer, registry: AskedRegistry) -> InvalidRequest:
+    return InvalidRequest(
+        f"{server.url} has voices, such as {name[:80]!a}, that were pushed from another registry "
+        f"than {registry.id[:80]!a}, which answers at {registry.url} now; nothing "
+        "was changed there. Check where the address of the registry leads. If the registry was replaced "
+        "on purpose, delete these voices there first"
+    )
 
 
 def _shuffled(entries: list[ManifestEntry]) -> list[ManifestEntry]:

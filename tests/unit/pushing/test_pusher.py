@@ -19,7 +19,7 @@ from speaker_registry.errors import SpeakerRegistryError
 from speaker_registry.manifests import Manifest, ManifestEntry, ManifestPage, ReceivedPage
 from speaker_registry.pushing import pusher as pusher_module
 from speaker_registry.pushing.pusher import GRACE_SECONDS, Pusher
-from speaker_registry.pushing.speech_server import SpeechServer
+from speaker_registry.pushing.speech_server import SpeechServer, UploadRefused
 from speaker_registry.reference_audio import ReferenceAudio
 from speaker_registry.syncing.synchronization import Report
 from tests.unit.sdk.fake_registry import QWEN
@@ -721,6 +721,47 @@ def test_what_another_pusher_uploads_during_a_run_is_not_deleted(
     monkeypatch.setattr(client, "manifest", overtaken)
     make().run()
     assert server.names == {"alice@1", "carol@1"}
+
+
+@pytest.fixture
+def refusing(server: VoiceServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the server refuse a second upload of a name, and all uploads that are called dora."""
+    upload = SpeechServer.upload
+
+    def upload_unless(self: SpeechServer, parts: Any) -> None:
+        name = parts["name"][1]
+        if name in server.names or name.startswith("dora"):
+            raise UploadRefused(f"{name} already exists")
+        upload(self, parts)
+
+    monkeypatch.setattr(SpeechServer, "upload", upload_unless)
+
+
+@pytest.mark.usefixtures("refusing")
+def test_a_voice_that_another_pusher_was_first_to_upload_is_there(
+    client: Client, server: VoiceServer, make: Make, monkeypatch: pytest.MonkeyPatch
+):
+    """The server refuses the second upload, and has the very version that was to be uploaded."""
+    client.voices = [entry("alice"), entry("bob")]
+    samples = client.samples
+
+    def overtaken(reference: str) -> ReferenceAudio:
+        monkeypatch.setattr(client, "samples", samples)
+        make().run()
+        return samples(reference)
+
+    monkeypatch.setattr(client, "samples", overtaken)
+    assert states(make()) == {"alice@1": "unchanged", "bob@1": "unchanged"}
+    assert server.count("POST") == 2
+
+
+@pytest.mark.usefixtures("refusing")
+def test_a_server_that_refuses_all_voices_is_not_asked_about_each(
+    client: Client, server: VoiceServer, make: Make
+):
+    client.voices = [entry(f"dora{number}") for number in range(9)]
+    assert make().run().count("missing") == 9
+    assert server.count("GET") == 4, "one list at first, and one after each of the first three refusals"
 
 
 def test_a_push_that_has_left_something_to_the_next_run_ends_with_its_error():
