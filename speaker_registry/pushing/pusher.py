@@ -8,7 +8,8 @@ mark (see `names.Mark`), also by a later process.
 """
 
 import random
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TypeVar
@@ -33,6 +34,10 @@ MAX_FAULTS = 10
 """A run ends after this many uploads and deletions without an answer. Each may take some minutes, and no
 deleted voice leaves the server meanwhile.
 """
+LOOK_SECONDS = 30.0
+"""While voices are uploaded, the registry is asked again this often, and deleted ones leave."""
+_MAX_LISTS = 3
+"""After so many voices that the server refused and did not have either, it is not asked for more of them."""
 _Result = TypeVar("_Result")
 
 
@@ -54,15 +59,21 @@ class _Pushed:
 class _State:
     """Holds what the server offers, as far as it is known during one run."""
 
-    names: set[str]
+    names: set[str] = field(default_factory=set)
     """All names that the server offers, including those of others."""
-    ours: dict[str, _Pushed]
+    ours: dict[str, _Pushed] = field(default_factory=dict)
     """The voices that were pushed from here, by their names."""
-    now: float
+    now: float = 0.0
     """The time, by the clock of the server."""
+    looked_at: float = 0.0
+    """The time of the last look at the registry, in seconds of the monotonic clock."""
+    gone: set[str] = field(default_factory=set)
+    """The names of deleted voices that the server was asked to delete, once in a run."""
     removed: int = 0
     faults: list[SpeakerRegistryError] = field(default_factory=list)
     """Errors of uploads and deletions that may concern more than one voice."""
+    absent: int = 0
+    """The number of voices that the server has refused, and does not have."""
     without_history: dict[str, Unavailable] = field(default_factory=dict)
     """Maps the ids of the voices for whose history the registry had no answer to the errors. These do not end
     the run, because a replaced version may stay.
@@ -112,69 +123,63 @@ class Pusher:
     def run(self) -> Report:
         """Make the server offer what the registry holds now.
 
-        A deleted voice is deleted first. A voice that the server or the registry refuses is reported, and so
-        is one about which either has no answer, as long as both still answer other questions.
+        A deleted voice is deleted first. Between uploads, the registry is asked again every `LOOK_SECONDS`,
+        and what it has deleted leaves the server. A voice that the server or the registry refuses is
+        reported, and so is one about which either has no answer, as long as both still answer other
+        questions.
 
         Raises:
             InvalidRequest: The server has voices that were pushed from another registry at the same address.
-                Nothing was changed.
+                They stay as they are.
             SpeakerRegistryError: The registry or the server cannot be reached, refuses everything, or has had
                 no answer to `MAX_FAULTS` uploads and deletions. Besides deleted voices, the server still
                 offers everything that it had.
         """
         self._registry.look()
-        found = self._server.voices()
-        # The registry is asked again after the server was, so that it knows every voice that another pusher
-        # has uploaded in between. Otherwise such a voice would be deleted as unknown.
-        self._registry.look()
-        entries, state = self._registry.voices, self._state_of(found)
-        for name in [name for name, one in state.ours.items() if one.voice_id not in entries]:
-            self._checked(partial(self._delete, name, state), state)
-        self._notice_replaced(state)
+        state = _State()
+        self._look(state)
         for name in list(self._replaced):
             self._checked(partial(self._delete_replaced, name, state), state)
-        outcomes = [
-            self._checked(partial(self._sync_voice, entry, state), state)
-            for entry in self._by_priority(state)
-        ]
-        self._failed = {voice_id: at for voice_id, at in self._failed.items() if voice_id in entries}
+        outcomes = tuple(sorted(self._sync(state), key=lambda one: one.name))
+        self._failed = {one: at for one, at in self._failed.items() if one in self._registry.voices}
         self._refused = {key: one for key, one in self._refused.items() if state.now < one[1]}
-        return Report(
-            outcomes=tuple(sorted(outcomes, key=lambda one: one.name)),
-            removed=state.removed,
-            fault=state.errors[-1] if state.errors else None,
-        )
+        fault = state.errors[-1] if state.errors else None
+        return Report(outcomes=outcomes, removed=state.removed, fault=fault)
 
-    def _state_of(self, found: ServerVoices) -> _State:
+    def _look(self, state: _State) -> None:
+        """Ask the server and the registry what they have, and delete the voices that the registry has not."""
+        found = self._server.voices()
+        # The registry is asked after the server was, so that it knows every voice that another pusher has
+        # uploaded in between. Otherwise such a voice would be deleted as unknown.
+        self._registry.look()
+        state.looked_at = time.monotonic()
+        self._see(found, state)
+        gone = state.ours.keys() - self._known(state).keys() - state.gone
+        state.gone |= gone
+        for name in sorted(gone):
+            self._checked(partial(self._delete, name, state), state)
+        self._notice_replaced(state)
+
+    def _see(self, found: ServerVoices, state: _State) -> None:
+        """Take in what the server offers."""
         ours, mark = {}, self._registry.mark
         for name, one in found.uploaded.items():
             version = mark.version_in(one.consent)
             if version is None:
                 continue
             if version.registry != mark.registry:
-                raise self._another_registry(name)
+                raise _another_registry(name, self._server, self._registry)
             ours[name] = _Pushed(version.reference, version.version_id, one.created_at)
-        return _State(set(found.names), ours, found.now)
-
-    def _another_registry(self, name: str) -> InvalidRequest:
-        return InvalidRequest(
-            f"{self._server.url} has voices, such as {name[:80]!a}, that were pushed from another registry "
-            f"than {self._registry.id[:80]!a}, which answers at {self._registry.url} now; nothing "
-            "was changed there. Check where the address of the registry leads. If the registry was replaced "
-            "on purpose, delete these voices there first"
-        )
+        state.names, state.ours, state.now = set(found.names), ours, found.now
 
     def _held(self, entry: ManifestEntry, state: _State) -> _Pushed | None:
         """Return the voice that was made from exactly this version, or None if the server has none."""
         one = state.ours.get(pushed_name(entry, self._kind))
         return one if one is not None and one.version_id == entry.version_id else None
 
-    def _current(self, one: _Pushed) -> str:
-        """Return the name under which the server should have the current version of a pushed voice."""
-        return pushed_name(self._registry.voices[one.voice_id], self._kind)
-
     def _notice_replaced(self, state: _State) -> None:
-        replaced = [name for name, one in self._known(state).items() if name != self._current(one)]
+        current = {key: pushed_name(entry, self._kind) for key, entry in self._registry.voices.items()}
+        replaced = [name for name, one in self._known(state).items() if name != current[one.voice_id]]
         noticed = state.now if self._has_looked else None
         self._replaced = {name: self._replaced.get(name, noticed) for name in replaced}
         self._has_looked = True
@@ -231,19 +236,6 @@ class Pusher:
             return None
         return state.now if changed_at is None else min(state.now, changed_at)
 
-    def _by_priority(self, state: _State) -> list[ManifestEntry]:
-        """Return the voices in the order in which they get slots: first those that the server knows, then
-        pinned ones, then the others in random order.
-
-        If each run is a process of its own and ends early, the runs do not all end at the same voices. Voices
-        that failed come last and take turns, so they keep no other one out.
-        """
-        known = {one.voice_id for one in state.ours.values()}
-        return sorted(
-            _shuffled(list(self._registry.voices.values())),
-            key=lambda one: (self._failed.get(one.voice_id, 0.0), one.voice_id not in known, not one.pinned),
-        )
-
     def _checked(self, call: Callable[[], _Result], state: _State) -> _Result:
         """Return what a call about one voice returns.
 
@@ -262,9 +254,16 @@ class Pusher:
         if len(state.faults) >= MAX_FAULTS or any(not isinstance(one, Unavailable) for one in state.faults):
             raise state.faults[-1]
         self._registry.check_answers()
-        found = self._state_of(self._server.voices())
-        state.ours, state.names = found.ours, found.names
+        self._see(self._server.voices(), state)
         return result
+
+    def _sync(self, state: _State) -> Iterator[Outcome]:
+        """Upload what the server has not. A voice that is deleted meanwhile must not stay until the end."""
+        for one in _by_priority(self._registry.voices, state, self._failed):
+            if time.monotonic() >= state.looked_at + LOOK_SECONDS:
+                self._look(state)
+            if entry := self._registry.voices.get(one.voice_id):
+                yield self._checked(partial(self._sync_voice, entry, state), state)
 
     def _sync_voice(self, entry: ManifestEntry, state: _State) -> Outcome:
         """Upload a version unless the server has it, and return the outcome."""
@@ -276,6 +275,8 @@ class Pusher:
             state.ours[name] = _Pushed(entry.reference, entry.version_id, state.now)
             state.names.add(name)
             return Outcome(name=entry.voice, version=entry.version, state="written")
+        if self._held(entry, state):  # from another pusher, which was first
+            return Outcome(name=entry.voice, version=entry.version, state="unchanged")
         self._delete_deleted(entry.voice_id, state)
         has_former = any(one.voice_id == entry.voice_id for one in state.ours.values())
         return Outcome(
@@ -330,12 +331,21 @@ class Pusher:
             self._server.upload({"name": (None, name), "consent": (None, consent), **source})
         except UploadRefused as error:
             refusal = f"the server refuses it: {error}"
-            self._refused[name, entry.version_id] = refusal, state.now + REFUSED_SECONDS
+            if not self._is_there(entry, state):
+                self._refused[name, entry.version_id] = refusal, state.now + REFUSED_SECONDS
         except Unavailable as error:
             self._fail(entry, error, state)
             return error.message
         self._failed.pop(entry.voice_id, None)
         return refusal
+
+    def _is_there(self, entry: ManifestEntry, state: _State) -> bool:
+        """Return whether the server has a version that it refused: another pusher may have been first."""
+        if state.absent < _MAX_LISTS:
+            self._see(self._server.voices(), state)
+        is_there = self._held(entry, state) is not None
+        state.absent += not is_there
+        return is_there
 
     def _fail(self, entry: ManifestEntry, error: SpeakerRegistryError, state: _State) -> None:
         self._failed[entry.voice_id] = state.now
@@ -363,6 +373,31 @@ class Pusher:
         state.names.discard(name)
         state.removed += 1
         return True
+
+
+def _another_registry(name: str, server: SpeechServer, registry: AskedRegistry) -> InvalidRequest:
+    return InvalidRequest(
+        f"{server.url} has voices, such as {name[:80]!a}, that were pushed from another registry "
+        f"than {registry.id[:80]!a}, which answers at {registry.url} now; they "
+        "stay as they are. Check where the address of the registry leads. If the registry was replaced "
+        "on purpose, delete these voices there first"
+    )
+
+
+def _by_priority(
+    voices: Mapping[str, ManifestEntry], state: _State, failed: Mapping[str, float]
+) -> list[ManifestEntry]:
+    """Return the voices in the order in which they get slots: first those that the server knows, then pinned
+    ones, then the others in random order.
+
+    If each run is a process of its own and ends early, the runs do not all end at the same voices. Voices
+    that failed come last and take turns, so they keep no other one out.
+    """
+    known = {one.voice_id for one in state.ours.values()}
+    return sorted(
+        _shuffled(list(voices.values())),
+        key=lambda one: (failed.get(one.voice_id, 0.0), one.voice_id not in known, not one.pinned),
+    )
 
 
 def _shuffled(entries: list[ManifestEntry]) -> list[ManifestEntry]:

@@ -135,8 +135,9 @@ class SpeechServer:
                 self._deadlines.until(deadline),
                 self._http.stream(method, self.url + path, **content) as response,
             ):
-                content_type = response.headers.get("content-type", "")
-                return response.status_code, _Answer(self._read(response), content_type, _moment(response))
+                kind, location = (response.headers.get(name, "") for name in ("content-type", "location"))
+                answer = _Answer(self._read(response), kind, location, _moment(response))
+                return response.status_code, answer
         except TRANSPORT_ERRORS as error:
             raise no_answer(self._http, self.url, error) from None
 
@@ -151,16 +152,16 @@ class SpeechServer:
         return bytes(content)
 
     def _checked(self, status: int, answer: "_Answer") -> "_Answer":
-        if status == 200:
-            self._check_document(status, answer)
-            return answer
         message = f"{self.url} answers {status}: {_reason(answer.content)}"
-        if status in {401, 403}:
-            raise PermissionDenied(message)
         if status in {408, 429} or status >= 500:
             raise Unavailable(message)
-        # Proxies have pages of their own, and some answer 404 in JSON while no server is behind them.
-        raise _refusal(message, is_foreign=status == 404 or not _is_document(answer))
+        self._check_document(status, answer)
+        if status == 200:
+            return answer
+        if status in {401, 403}:
+            raise PermissionDenied(message)
+        # Some proxies answer 404 in JSON while no server is behind them.
+        raise _refusal(message, is_foreign=status == 404)
 
     def _check_document(self, status: int, answer: "_Answer") -> None:
         """Check that the TTS server has answered: a proxy in between may show a page with any status."""
@@ -168,10 +169,12 @@ class SpeechServer:
             raise self._strange(status, answer, "a JSON object")
 
     def _strange(self, status: int, answer: "_Answer", expected: str) -> InvalidRequest:
-        """Return the error for an answer with an expected status and another content."""
+        """Return the error for an answer that is not the expected one, which names where a redirect leads."""
+        redirect = f" and the location {answer.location[:200]!a}" if answer.location else ""
         return _refusal(
-            f"{self.url}{_PATH} answers {status} with the content type {answer.content_type[:80]!a}, which "
-            f"is not {expected}: {_shown(answer.content)}; accepted: an answer of vLLM-Omni or SGLang-Omni",
+            f"{self.url}{_PATH} answers {status} with the content type {answer.content_type[:80]!a}{redirect}"
+            f", which is not {expected}: {_shown(answer.content)}; accepted: an answer of vLLM-Omni or "
+            "SGLang-Omni",
             is_foreign=True,
         )
 
@@ -180,6 +183,7 @@ class SpeechServer:
 class _Answer:
     content: bytes
     content_type: str
+    location: str
     moment: float
     """Time of the answer in Unix seconds."""
 

@@ -19,7 +19,7 @@ from speaker_registry.errors import SpeakerRegistryError
 from speaker_registry.manifests import Manifest, ManifestEntry, ManifestPage, ReceivedPage
 from speaker_registry.pushing import pusher as pusher_module
 from speaker_registry.pushing.pusher import GRACE_SECONDS, Pusher
-from speaker_registry.pushing.speech_server import SpeechServer
+from speaker_registry.pushing.speech_server import SpeechServer, UploadRefused
 from speaker_registry.reference_audio import ReferenceAudio
 from speaker_registry.syncing.synchronization import Report
 from tests.unit.sdk.fake_registry import QWEN
@@ -305,7 +305,7 @@ def test_another_registry_at_the_same_address_is_refused_after_a_restart(
             make().run()
     assert str(caught.value) == (
         f"http://tts.test has voices, such as 'alice@1', that were pushed from another registry than "
-        f"'{OTHER}', which answers at http://registry.test now; nothing was changed there. Check where the "
+        f"'{OTHER}', which answers at http://registry.test now; they stay as they are. Check where the "
         "address of the registry leads. If the registry was replaced on purpose, delete these voices there "
         "first"
     )
@@ -721,6 +721,123 @@ def test_what_another_pusher_uploads_during_a_run_is_not_deleted(
     monkeypatch.setattr(client, "manifest", overtaken)
     make().run()
     assert server.names == {"alice@1", "carol@1"}
+
+
+@pytest.fixture
+def meanwhile(client: Client, monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[], None]], None]:
+    """Return a function that lets something happen during the next upload, which takes long."""
+
+    def let(happen: Callable[[], None]) -> None:
+        samples = client.samples
+
+        def slow(reference: str) -> ReferenceAudio:
+            monkeypatch.setattr(client, "samples", samples)
+            happen()
+            return samples(reference)
+
+        monkeypatch.setattr(client, "samples", slow)
+
+    monkeypatch.setattr(pusher_module, "LOOK_SECONDS", 0.0)
+    return let
+
+
+def test_what_is_deleted_during_many_uploads_does_not_stay_until_the_last_one(
+    client: Client, server: VoiceServer, make: Make, meanwhile: Callable[[Callable[[], None]], None]
+):
+    """A thousand uploads may take an hour. What has another version by then gets that one."""
+    client.voices = [entry("alice")]
+    make().run()
+    client.voices = [entry(name) for name in ("alice", "bob", "carol", "dora", "eve")]
+    meanwhile(partial(setattr, client, "voices", [entry("bob"), entry("dora", 2), entry("eve")]))
+    report = make().run()
+    assert server.names == {"bob@1", "dora@2", "eve@1"}
+    assert (report.removed, report.count("written")) == (1, 3)
+
+
+def test_a_version_that_is_current_again_during_a_run_keeps_its_slot(
+    client: Client, server: VoiceServer, make: Make, meanwhile: Callable[[Callable[[], None]], None]
+):
+    """It could have left for the slot of another voice when the run began."""
+    client.voices = [entry("alice")]
+    pusher = make(slots=1)
+    pusher.run()
+    client.voices = [entry("alice", 2)]
+    pusher.run()
+    server.later = LATER
+    client.faults["voice_alice@2"] = errors.AudioNotFound("lost")
+    client.voices = [entry("alice", 2), entry("bob")]
+    meanwhile(partial(setattr, client, "voices", [entry("alice"), entry("bob")]))
+    assert states(pusher) == {"alice@2": "kept", "bob@1": "missing"}
+    assert server.names == {"alice@1"}
+
+
+def test_a_deletion_without_an_answer_is_tried_once_in_a_run(
+    client: Client, server: VoiceServer, make: Make, monkeypatch: pytest.MonkeyPatch
+):
+    """A voice that the server cannot delete would end each run that has many uploads."""
+    monkeypatch.setattr(pusher_module, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(pusher_module, "MAX_FAULTS", 2)
+    client.voices = [entry("alice")]
+    make().run()
+    client.voices = [entry("bob"), entry("carol")]
+    without_answer_about("alice@1", monkeypatch)
+    assert make().run().count("written") == 2
+
+
+def test_a_registry_that_is_another_one_during_a_run_deletes_nothing(
+    client: Client, server: VoiceServer, make: Make, meanwhile: Callable[[Callable[[], None]], None]
+):
+    """The name of the registry may lead elsewhere at any time."""
+    client.voices = [entry("alice"), entry("bob")]
+
+    def replace() -> None:
+        client.registry, client.voices = OTHER, []
+
+    meanwhile(replace)
+    with pytest.raises(errors.InvalidRequest, match="they stay as they are"):
+        make().run()
+    assert server.names == {"alice@1"}
+
+
+@pytest.fixture
+def refusing(server: VoiceServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the server refuse a second upload of a name, and all uploads that are called dora."""
+    upload = SpeechServer.upload
+
+    def upload_unless(self: SpeechServer, parts: Any) -> None:
+        name = parts["name"][1]
+        if name in server.names or name.startswith("dora"):
+            raise UploadRefused(f"{name} already exists")
+        upload(self, parts)
+
+    monkeypatch.setattr(SpeechServer, "upload", upload_unless)
+
+
+@pytest.mark.usefixtures("refusing")
+def test_a_voice_that_another_pusher_was_first_to_upload_is_there(
+    client: Client, server: VoiceServer, make: Make, monkeypatch: pytest.MonkeyPatch
+):
+    """The server refuses the second upload, and has the very version that was to be uploaded."""
+    client.voices = [entry("alice"), entry("bob")]
+    samples = client.samples
+
+    def overtaken(reference: str) -> ReferenceAudio:
+        monkeypatch.setattr(client, "samples", samples)
+        make().run()
+        return samples(reference)
+
+    monkeypatch.setattr(client, "samples", overtaken)
+    assert states(make()) == {"alice@1": "unchanged", "bob@1": "unchanged"}
+    assert server.count("POST") == 2
+
+
+@pytest.mark.usefixtures("refusing")
+def test_a_server_that_refuses_all_voices_is_not_asked_about_each(
+    client: Client, server: VoiceServer, make: Make
+):
+    client.voices = [entry(f"dora{number}") for number in range(9)]
+    assert make().run().count("missing") == 9
+    assert server.count("GET") == 4, "one list at first, and one after each of the first three refusals"
 
 
 def test_a_push_that_has_left_something_to_the_next_run_ends_with_its_error():

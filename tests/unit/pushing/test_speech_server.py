@@ -7,7 +7,7 @@ from collections.abc import Callable
 import httpx
 import pytest
 
-from speaker_registry.errors import InvalidRequest, Unavailable
+from speaker_registry.errors import InvalidRequest, PermissionDenied, Unavailable
 from speaker_registry.pushing import speech_server
 from speaker_registry.pushing.pusher import Pusher
 from speaker_registry.pushing.speech_server import SpeechServer, UploadRefused
@@ -68,8 +68,11 @@ def test_what_is_no_list_of_voices_is_refused(body: bytes):
         (200, lambda tts: tts.upload({"name": (None, "alice@1")})),
         (200, lambda tts: tts.delete("alice@1")),
         (404, lambda tts: tts.delete("alice@1")),
+        (401, lambda tts: tts.voices()),
+        (403, lambda tts: tts.voices()),
+        (404, lambda tts: tts.voices()),
     ],
-    ids=["list", "upload", "delete", "delete what is gone"],
+    ids=["list", "upload", "delete", "delete what is gone", "sign in", "forbidden", "nothing there"],
 )
 def test_a_page_of_a_proxy_is_not_taken_for_success(status: int, call: Callable[[SpeechServer], object]):
     """The server would lack a voice that was reported as uploaded, or keep one that was "deleted"."""
@@ -88,6 +91,7 @@ def test_a_page_of_a_proxy_is_not_taken_for_success(status: int, call: Callable[
         (httpx.Response(404, json={"message": "no route"}), True),
         (httpx.Response(400, html="<html>Bad Request</html>"), True),
         (httpx.Response(200, html="<html>Back soon</html>"), True),
+        (httpx.Response(403, html="<html>Forbidden</html>"), True),
         (httpx.Response(409, json={"error": {"message": "not supported"}}), False),
     ],
 )
@@ -96,6 +100,20 @@ def test_what_a_proxy_may_have_sent_is_told_from_a_refusal(answer: httpx.Respons
     with pytest.raises(InvalidRequest) as caught:
         server(answer).voices()
     assert caught.value.is_foreign == is_foreign
+
+
+def test_a_redirect_is_shown_with_where_it_leads():
+    """A proxy may lead from http to https, or to a page on which people sign in."""
+    leads = httpx.Response(307, headers={"location": "https://tts.test/v1/audio/voices"})
+    with pytest.raises(InvalidRequest, match=r"answers 307 .* the location 'https://tts\.test/v1/") as caught:
+        server(leads).voices()
+    assert caught.value.is_foreign
+
+
+@pytest.mark.parametrize("status", [401, 403])
+def test_a_server_that_refuses_the_api_key_is_no_proxy(status: int):
+    with pytest.raises(PermissionDenied, match=f"answers {status}: Unauthorized"):
+        server(httpx.Response(status, json={"error": "Unauthorized"})).voices()
 
 
 def test_an_answer_without_a_type_is_shown_as_such():
