@@ -15,8 +15,10 @@ from pathlib import Path
 from typing import IO, Any, Literal, Self
 
 import httpx
+from numpy.typing import ArrayLike
 
 import speaker_registry
+from speaker_registry.arguments import Upload
 from speaker_registry.cache import ArtifactCache
 from speaker_registry.calls import Calls
 from speaker_registry.environment import (
@@ -181,6 +183,20 @@ def read_clip(audio: Audio, what: str = "clip") -> bytes:
             f"the {what} has more than {MAX_CLIP_BYTES} bytes, which is the maximum", param="audio"
         )
     return clip
+
+
+def read_upload(
+    audio: Audio | None,
+    embedding: ArrayLike | None,
+    consent: str,
+    ref_text: str | None,
+    description: str | None,
+) -> Upload:
+    """Return what is uploaded as a version, with the bytes of its clip. Raises the same errors as
+    `read_clip`.
+    """
+    clip = None if audio is None else read_clip(audio)
+    return Upload(clip=clip, embedding=embedding, consent=consent, ref_text=ref_text, description=description)
 
 
 def _scope(url: str, key: str, namespace: str) -> str:

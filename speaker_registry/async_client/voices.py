@@ -6,12 +6,11 @@ from typing import Literal
 
 from numpy.typing import ArrayLike
 
-from speaker_registry.arguments import Upload
 from speaker_registry.async_client.executor import AsyncPlanExecutor
 from speaker_registry.calls import Registration, target_of
 from speaker_registry.paths import parse_target
 from speaker_registry.schemas import PromotionPolicy, Voice, VoiceChange, VoiceVersion
-from speaker_registry.session import Audio, Default, edited_members, read_clip
+from speaker_registry.session import Audio, Default, edited_members, read_upload
 from speaker_registry.waiting import OnProgress, Readiness, wait_ready
 
 
@@ -34,13 +33,7 @@ class AsyncVoices(AsyncPlanExecutor):
 
         See `RegistryClient.register`.
         """
-        upload = Upload(
-            clip=None if audio is None else await asyncio.to_thread(read_clip, audio),
-            embedding=embedding,
-            consent=consent,
-            ref_text=ref_text,
-            description=description,
-        )
+        upload = await asyncio.to_thread(read_upload, audio, embedding, consent, ref_text, description)
         return await self._run(
             self._calls.register(
                 name,
@@ -71,13 +64,7 @@ class AsyncVoices(AsyncPlanExecutor):
 
         See `RegistryClient.restore_version`.
         """
-        upload = Upload(
-            clip=None if audio is None else await asyncio.to_thread(read_clip, audio),
-            embedding=embedding,
-            consent=consent,
-            ref_text=ref_text,
-            description=description,
-        )
+        upload = await asyncio.to_thread(read_upload, audio, embedding, consent, ref_text, description)
         return await self._run(
             self._calls.restore_version(
                 name,

@@ -5,12 +5,11 @@ from typing import Literal
 
 from numpy.typing import ArrayLike
 
-from speaker_registry.arguments import Upload
 from speaker_registry.calls import Registration, target_of
 from speaker_registry.client.executor import PlanExecutor
 from speaker_registry.paths import parse_target
 from speaker_registry.schemas import PromotionPolicy, Voice, VoiceChange, VoiceVersion
-from speaker_registry.session import Audio, Default, edited_members, read_clip
+from speaker_registry.session import Audio, Default, edited_members, read_upload
 from speaker_registry.waiting import OnProgress, Readiness, wait_ready
 
 
@@ -55,13 +54,7 @@ class Voices(PlanExecutor):
             VoiceDeleted: The voice with the id `voice_id` was deleted.
             PreconditionFailed: `only_new` is true, and a voice has this name.
         """
-        upload = Upload(
-            clip=None if audio is None else read_clip(audio),
-            embedding=embedding,
-            consent=consent,
-            ref_text=ref_text,
-            description=description,
-        )
+        upload = read_upload(audio, embedding, consent, ref_text, description)
         return self._run(
             self._calls.register(
                 name,
@@ -117,13 +110,7 @@ class Voices(PlanExecutor):
             InvalidRequest: The time is in the future, or an argument is not accepted.
             PermissionDenied: The API key lacks the scope `admin`.
         """
-        upload = Upload(
-            clip=None if audio is None else read_clip(audio),
-            embedding=embedding,
-            consent=consent,
-            ref_text=ref_text,
-            description=description,
-        )
+        upload = read_upload(audio, embedding, consent, ref_text, description)
         return self._run(
             self._calls.restore_version(
                 name,

@@ -22,7 +22,7 @@ class HeldKey:
     position: int = 0
     """The document stays valid until Redis records a later change in this generation."""
     problem: Unavailable | None = None
-    """The reason why the document in the bucket could not be used, so that the key counts as missing."""
+    """The reason why the document in the bucket could not be read or used. The key grants no access."""
 
     def may_be_of(self, namespace: str) -> bool:
         """Return whether this may be a key of a namespace, or of any (`*`). The namespace of a key never
