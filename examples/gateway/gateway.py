@@ -32,6 +32,7 @@ from speaker_registry.errors import (
     PermissionDenied,
     SpeakerRegistryError,
     Unavailable,
+    VersionNotFound,
     VoiceNotFound,
 )
 from speaker_registry.following import Following
@@ -129,7 +130,11 @@ class Prompts:
 
     def fetch(self, entry: ManifestEntry) -> Prompt:
         """Ask the registry for the fields for a voice, and keep them. Raises `SpeakerRegistryError`."""
-        found, prompt = self._fetched(entry)
+        try:
+            found, prompt = self._fetched(entry)
+        except (VoiceNotFound, VersionNotFound) as error:
+            # The registry names the voice by its id, which the gateway's callers do not know.
+            raise type(error)(f"Voice '{entry.voice}' has no version {entry.version} any more") from None
         with self._lock:
             # Something may have changed since the look. The next one tells of it.
             if found in map(self._content_of, (self._entries or {}).values()):

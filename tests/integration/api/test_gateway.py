@@ -614,3 +614,4 @@ def test_a_voice_that_was_deleted_since_the_last_look_is_not_found(
             prompts.look()  # the next one, after which the name is the server's own again
             assert say(gate).status_code == 200
     assert (refused.status_code, refused.json()["error"]["code"]) == (404, "voice_not_found")
+    assert refused.json()["error"]["message"] == "Voice 'alice' has no version 1 any more"
