@@ -136,7 +136,7 @@ def test_what_becomes_full_refuses_uploads_and_serves_what_it_has(tmp_path: Path
             refused = upload(client, "refused")
             assert refused.status_code == 503, refused.text
             assert int(refused.headers["Retry-After"]) >= 1
-            assert refused.json()["error"]["message"] == "The object store is not available."
+            assert refused.json()["error"]["message"].startswith("The disk of the object store is full.")
             assert client.get("/v1/voices/kept").status_code == 200
             assert client.get("/v1/voices/refused").status_code == 404
             assert [one["key"] for one in client.get("/v1/voices").json()["data"]] == ["kept"]
