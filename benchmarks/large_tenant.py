@@ -3,7 +3,7 @@ without results.
 
 Each request is compared with the same request for a voice with one version, or for a page of voices, in the
 same run. The kernel reports the peak of the API process' resident memory (`VmHWM`). `neighbours` writes the
-many voices and versions into the index only, because requests read nothing else.
+many voices and versions into the view only, because requests read nothing else.
 """
 
 import time

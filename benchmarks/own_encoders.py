@@ -1,5 +1,5 @@
 """Runs our extractors for `benchmarks.extraction`, with random weights, through the worker's own job handler,
-without bucket and index.
+without bucket and view.
 
     python -m benchmarks.own_encoders <profile> <load>
 """

@@ -126,7 +126,7 @@ class RegistryProcesses:
         written.replace(self.pace_file)  # a worker may be reading it
 
     def make_whole(self) -> None:
-        """Start whatever does not run, and wait until all of it is ready and the index trusted."""
+        """Start whatever does not run, and wait until all of it is ready and the view in use."""
         self.pace(0)
         self.valkey.start()
         for child in self.children:

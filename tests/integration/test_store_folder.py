@@ -475,7 +475,7 @@ def test_fewer_bytes_than_promised_are_not_returned(folder: Path, monkeypatch: p
 
 def test_a_volume_that_went_away_is_not_taken_for_an_empty_store(store: ObjectStore, folder: Path) -> None:
     """A volume that went away is not taken for an empty store. An unmounted disk leaves an empty folder, and
-    every voice would seem to be gone, for the index too.
+    every voice would seem to be gone, for the view too.
     """
     store.put("n/v/x", b"1")
     folder.rename(folder.with_name("unmounted"))

@@ -90,7 +90,7 @@ def in_the_log(client: Redis):
 
 
 def test_it_keeps_what_is_in_its_log_over_a_kill(server):
-    """The server keeps what is in its log over a kill. Jobs and index survive its crash; other data is made
+    """The server keeps what is in its log over a kill. Jobs and view survive its crash; other data is made
     anew from the bucket.
     """
     client = client_of(server)
@@ -225,7 +225,7 @@ def test_ctrl_c_in_the_terminal_does_not_reach_it(server):
 
 
 def test_a_log_that_cannot_be_loaded_is_moved_aside_and_the_server_starts_empty(server):
-    """A log that cannot be loaded is moved aside and the server starts empty. The index is rebuilt from the
+    """A log that cannot be loaded is moved aside and the server starts empty. The view is rebuilt from the
     bucket; refusing to start for ever would help no operator.
     """
     client = client_of(server)

@@ -41,8 +41,8 @@ def test_reading_begins_a_while_back_and_goes_on_where_it_was(
     """Events that came while no process read are heard all the same."""
 
     async def resume() -> str:
-        index: Any = None
-        stream = EventStream("redis://127.0.0.1:1", index, index, process="this one")
+        view: Any = None
+        stream = EventStream("redis://127.0.0.1:1", view, view, process="this one")
         stream._redis = Stream(*there)
         return await stream._resume_after(last)
 
@@ -60,8 +60,8 @@ def test_following_ends_though_a_command_loses_the_cancellation(monkeypatch: pyt
         return False
 
     async def follow_and_cancel() -> None:
-        index: Any = None
-        stream = EventStream("redis://127.0.0.1:1", index, index, process="this one")
+        view: Any = None
+        stream = EventStream("redis://127.0.0.1:1", view, view, process="this one")
         monkeypatch.setattr(stream, "turn", turn)
         monkeypatch.setattr(stream, "_leave", leave)
         following = asyncio.create_task(stream.follow())

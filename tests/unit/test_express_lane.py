@@ -133,7 +133,7 @@ def test_a_list_ends_with_any_event_of_its_voices(asked: Asked, kind: str):
 
 
 def test_a_list_does_not_outlive_the_index_that_it_came_from(asked: Asked):
-    """What the lost index did not tell is told by nobody, so nothing from before the loss is certain."""
+    """What the lost view did not tell is told by nobody, so nothing from before the loss is certain."""
     overtaken = Asked()
     offer = overtaken.ask()
     assert offer is not None

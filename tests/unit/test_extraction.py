@@ -329,7 +329,7 @@ def test_an_outage_is_waited_for_however_long(extraction: Extraction, attempts: 
 
 
 def test_one_object_that_cannot_be_read_stops_nobody_else(extraction: Extraction, attempts: Attempts):
-    """While bucket and index answer, the trouble concerns only this clip."""
+    """While bucket and view answer, the trouble concerns only this clip."""
     attempts.trouble = {"read_clip"}
     [error] = extraction(jobs("a"))
     assert isinstance(error, Unavailable)

@@ -69,7 +69,7 @@ class RateLimits:
         """Set up rate limits.
 
         Args:
-            client: a connection to Redis that works whatever state the index is in; None: nothing is limited.
+            client: a connection to Redis that works whatever state the view is in; None: nothing is limited.
             settings: the default limits.
             now: the clock, in seconds since the epoch.
         """

@@ -49,7 +49,7 @@ async def get_blob(
     """Download the safetensors file of an artifact by its digest.
 
     The answer never changes, so clients and proxies may keep it for a year for the credentials and the
-    namespace that asked. It is found while its voice exists. While the index is being rebuilt or Redis is
+    namespace that asked. It is found while its voice exists. While the view is being rebuilt or Redis is
     unavailable, the answer may be 503: the file's path by voice and version works then, too.
     """
     with counted() as this:

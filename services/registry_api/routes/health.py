@@ -35,9 +35,9 @@ async def get_health(response: Response) -> dict[str, str]:
 
 @router.get("/readyz", dependencies=[PUBLIC])
 async def get_readiness(request: Request) -> Response:
-    """Check that the store and the index answer and that the index is trusted.
+    """Check that the object store and Redis answer, and that the view in Redis can be used.
 
-    While the index is not ready, reads are still served and writes are refused with 503. `details` names the
+    While the view cannot be used, reads are still served and writes are refused with 503. `details` names the
     required profiles that no worker serves. They do not make the answer 503, because ready artifacts are
     served nevertheless.
     """
@@ -55,7 +55,7 @@ async def get_readiness(request: Request) -> Response:
 
 @router.get("/metrics", response_class=Response, dependencies=[METRICS])
 def get_metrics(request: Request) -> Response:
-    """Get the metrics for Prometheus: those of this process, and those of queues and index in Redis."""
+    """Get the metrics for Prometheus: those of this process, and those of queues and view in Redis."""
     content, media_type = exposition(request.headers.get("accept", ""))
     return Response(content, headers={**_NOT_KEPT, "Content-Type": media_type})
 
@@ -77,7 +77,7 @@ async def get_favicon() -> Response:
 
 
 class Readiness:
-    """Checks bucket and index, and caches the result for `CACHE_SECONDS`. One per process.
+    """Checks bucket and view, and caches the result for `CACHE_SECONDS`. One per process.
 
     The cache bounds the work: `/readyz` needs no API key, and each check takes a thread and a request to the
     bucket.
@@ -117,7 +117,7 @@ def _unserved(services: Services) -> dict[str, str]:
 def _checks(services: Services) -> dict[str, Callable[[], object]]:
     return {
         "store": services.store.check,
-        "index": services.generation.check,
+        "view": services.generation.check,
     }
 
 

@@ -1,4 +1,4 @@
-"""Traces of a voice's processing: how long each step took, from the request through store, index and queue to
+"""Traces of a voice's processing: how long each step took, from the request through store, view and queue to
 the worker.
 
 They are off unless the settings say where to send them. While they are off, a span costs next to nothing, and

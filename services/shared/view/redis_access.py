@@ -59,7 +59,7 @@ class SilentServerError(redis.TimeoutError):
 
 
 class EvictingServerError(redis.RedisError):
-    """The server evicts keys when its memory is full, so no index in it can be trusted."""
+    """The server evicts keys when its memory is full, so no view in it can be trusted."""
 
     def __init__(self, policy: str) -> None:
         super().__init__(

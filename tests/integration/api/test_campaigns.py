@@ -494,7 +494,7 @@ def test_metrics_show_the_newest_campaign_of_a_profile(
 
 
 def test_metrics_of_campaigns_are_left_out_while_the_index_cannot_be_used(registry: Registry):
-    """The other metrics of the scrape must stay: they say what is wrong with the index."""
+    """The other metrics of the scrape must stay: they say what is wrong with the view."""
     start_one(registry)
     assert signals(registry)["state", PROFILE, "running"] == 1
     registry.redis.set(STAMP, "some run/another bucket/3")

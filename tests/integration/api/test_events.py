@@ -195,7 +195,7 @@ def test_an_unknown_profile_is_an_error(registry: Registry):
 
 @pytest.mark.parametrize("place", ["1-1-1", "-0-0", "{generation}-1-1", "{generation}-99999999999999-0"])
 def test_a_place_that_is_not_known_is_answered_with_a_reset(registry: Registry, name: str, place: str):
-    """An event of another registry or index, the position that a process sends before it knows one, an event
+    """An event of another registry or view, the position that a process sends before it knows one, an event
     that is gone by now, and one that never was.
     """
     given = place.format(generation=registry.generation())

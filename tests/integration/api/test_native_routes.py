@@ -1009,12 +1009,12 @@ def test_readiness_names_the_store_when_it_is_gone(start: Start):
     """
     registry = start()
     ready = get(registry, "/readyz")
-    assert (ready["status"], ready["parts"]) == ("ok", {"store": "ok", "index": "ok"})
+    assert (ready["status"], ready["parts"]) == ("ok", {"store": "ok", "view": "ok"})
     registry.ready("alice")
     away = Path(shutil.move(registry.folder, registry.folder.with_suffix(".away")))
     ready = ready_now(registry)
     assert (ready.status_code, ready.json()["status"]) == (503, "unavailable")
-    assert ready.json()["parts"]["index"] == "ok"
+    assert ready.json()["parts"]["view"] == "ok"
     assert "store" in ready.json()["parts"]["store"]
     assert str(registry.folder) not in ready.text
     for response in (
@@ -1044,7 +1044,7 @@ def test_reads_go_on_from_the_bucket_without_redis(start: Start, tmp_path: Path)
 
         ready = ready_now(registry)
         assert (ready.status_code, ready.json()["parts"]["store"]) == (503, "ok")
-        assert "cannot be reached" in ready.json()["parts"]["index"]
+        assert "cannot be reached" in ready.json()["parts"]["view"]
         assert registry.file("alice").content == file.content
         assert get(registry, "/v1/voices/alice")["state"] == "ready"
         assert keys(get(registry, "/v1/voices")) == ["alice"]
@@ -1095,7 +1095,7 @@ def test_a_redis_of_another_registry_is_said_to_be_one(start: Start):
     registry.redis.set("sr:view", "some run/another bucket/4")
     ready = ready_now(registry)
     assert (ready.status_code, ready.json()["parts"]["store"]) == (503, "ok")
-    assert ready.json()["parts"]["index"].startswith("Redis holds the view of another bucket. Accepted:")
+    assert ready.json()["parts"]["view"].startswith("Redis holds the view of another bucket. Accepted:")
 
 
 # -- clips

@@ -174,7 +174,7 @@ class FakeRegistry:
                 raise fault
             return fault if isinstance(fault, httpx.Response) else fault(request)
         if request.url.path == "/readyz":
-            return httpx.Response(200, json={"status": "ok", "version": "0.1.0", "parts": {"index": "ok"}})
+            return httpx.Response(200, json={"status": "ok", "version": "0.1.0", "parts": {"view": "ok"}})
         segments = [unquote(part) for part in request.url.raw_path.decode().partition("?")[0].split("/")[2:]]
         match request.method, segments:
             case "POST", ["voices"]:

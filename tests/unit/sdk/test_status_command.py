@@ -119,11 +119,11 @@ def test_jobs_that_failed_long_ago_need_nobody(
 
 def test_a_registry_that_cannot_serve_says_which_part_is_wrong(run: Run, registry: FakeRegistry):
     """It is the first thing that somebody looks at in an outage, so one answer of 503 is an answer."""
-    parts = {"store": "ok", "index": "being rebuilt"}
+    parts = {"store": "ok", "view": "Redis is busy."}
     registry.faults.append(httpx.Response(503, json={"status": "unavailable", "parts": parts}))
     outcome = run("status")
     assert outcome.status == 3
-    assert "index: being rebuilt" in outcome.out
+    assert "view: Redis is busy." in outcome.out
 
 
 def test_what_is_no_registry_is_told_so(run: Run, registry: FakeRegistry):
