@@ -1,6 +1,7 @@
 """Makes what must be secret, once: the first service that `docker compose up` runs. A volume for each holder.
 
-    redis/password, redis/valkey.conf       Valkey, API, workers
+    redis/password                          Valkey, API, workers
+    valkey/operator, valkey/valkey.conf     Valkey
     s3/secret, s3/identities.json           API, workers, SeaweedFS
     bootstrap/key                           API: a key with all rights, to make others with
     grafana/password                        Grafana
@@ -22,7 +23,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from services.registry_api.keys.api_keys import new_token
-from services.shared.view.redis_access import RIGHTS
+from services.shared.view.redis_access import OPERATOR_RIGHTS, RIGHTS
 
 UID = 10001
 
@@ -31,7 +32,10 @@ Make = Callable[[Made], str]
 
 
 def _valkey_conf(made: Made) -> str:
-    return f"user default reset on >{made['redis/password']} {RIGHTS}\n"
+    return (
+        f"user default reset on >{made['redis/password']} {RIGHTS}\n"
+        f"user operator reset on >{made['valkey/operator']} {OPERATOR_RIGHTS}\n"
+    )
 
 
 def _identities(made: Made) -> str:
@@ -44,7 +48,8 @@ def _identities(made: Made) -> str:
 
 FILES: dict[str, Make] = {
     "redis/password": lambda _: secrets.token_urlsafe(32),
-    "redis/valkey.conf": _valkey_conf,
+    "valkey/operator": lambda _: secrets.token_urlsafe(32),
+    "valkey/valkey.conf": _valkey_conf,
     "s3/secret": lambda _: secrets.token_hex(32),
     "s3/identities.json": _identities,
     "bootstrap/key": lambda _: str(new_token()),

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import httpx
+import pytest
 import redis
 
 from services.embedded.managed_process import ManagedProcess
@@ -82,7 +83,7 @@ class ComposedRegistry:
 
     def _add_an_onlooker(self) -> None:
         """Add a Redis user that may ask what our own user may not. Only tests use it."""
-        conf = self.secrets / "redis" / "valkey.conf"
+        conf = self.secrets / "valkey" / "valkey.conf"
         conf.chmod(0o600)
         conf.write_text(conf.read_text() + "user onlooker on nopass ~* +@all\n")
 
@@ -163,7 +164,7 @@ class ComposedRegistry:
         ]
         places = ["--port", str(self.redis_port), "--bind", "127.0.0.1"]
         with self._process([str(find_server_binary()), *arguments, *places], {}):
-            wait_until(lambda: _pongs(self.redis()), START_SECONDS)
+            wait_until(lambda: pongs(self.redis()), START_SECONDS)
             yield
 
     @contextmanager
@@ -254,13 +255,23 @@ def make_secrets(folder: Path, service: Mapping[str, Any]) -> str:
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
 
 
+def check_what_an_operator_may(port: int, password: str) -> None:
+    """Check that Valkey's user `operator` can empty it and have its log rewritten, and nothing else."""
+    with redis.Redis(port=port, username="operator", password=password) as operator:
+        operator.bgrewriteaof()
+        operator.flushdb()
+        for refused in ("GET sr:boot", "CONFIG GET dir", "FLUSHALL", "ACL LIST", "SHUTDOWN NOSAVE"):
+            with pytest.raises(redis.exceptions.NoPermissionError):
+                operator.execute_command(*refused.split())
+
+
 def _ok(url: str) -> bool:
     with suppress(httpx.TransportError):
         return httpx.get(url).status_code == httpx.codes.OK
     return False
 
 
-def _pongs(client: redis.Redis) -> bool:
+def pongs(client: redis.Redis) -> bool:
     with client, suppress(redis.ConnectionError):
         return bool(client.ping())
     return False

@@ -10,14 +10,18 @@ from ipaddress import ip_address, ip_network
 from pathlib import Path
 
 import pytest
+import redis
 import yaml
 
+from services.embedded.valkey import find_server_binary
 from services.registry_api.keys.api_keys import parse_token
-from services.shared.view.redis_access import RIGHTS
+from services.shared.view.redis_access import OPERATOR_RIGHTS, RIGHTS
 from tests.deploy import dockerfile
 from tests.deploy.compose_file import FILE, REQUIRED, ROOT, merged, parsed, services
-from tests.deploy.composed import make_secrets
+from tests.deploy.composed import check_what_an_operator_may, make_secrets, pongs
 from tests.deploy.environment import FOREIGN, check
+from tests.ports import free_port
+from tests.queue_workers import wait_until
 
 SERVICES = services()
 ONCE = {"secrets"}
@@ -162,7 +166,7 @@ def test_secrets_are_made_once_and_no_two_are_the_same(tmp_path: Path):
     """Every later start finds those of the first: with others the data could not be read any more."""
     made = make_secrets(tmp_path, SERVICES["secrets"])
     first = {file: file.read_text() for file in tmp_path.rglob("*") if file.is_file()}
-    assert made.count("/") == len(first) == 6
+    assert made.count("/") == len(first) == 7
     assert len(set(first.values())) == len(first)
     assert make_secrets(tmp_path, SERVICES["secrets"]) == "made: nothing, all is there\n"
     assert {file: file.read_text() for file in first} == first
@@ -173,13 +177,42 @@ def test_what_a_start_that_was_cut_off_has_not_made_the_next_one_makes(tmp_path:
     """The next start leaves in place what exists, because half of the containers may already run with it."""
     make_secrets(tmp_path, SERVICES["secrets"])
     before = (tmp_path / "s3" / "secret").read_text()
-    (tmp_path / "redis" / "valkey.conf").unlink()
-    (tmp_path / "redis" / ".valkey.conf.new").write_text("requirepa")
-    assert make_secrets(tmp_path, SERVICES["secrets"]) == "made: redis/valkey.conf\n"
-    password = (tmp_path / "redis" / "password").read_text()
-    conf = (tmp_path / "redis" / "valkey.conf").read_text()
-    assert conf == f"user default reset on >{password} {RIGHTS}\n"
+    (tmp_path / "valkey" / "valkey.conf").unlink()
+    (tmp_path / "valkey" / ".valkey.conf.new").write_text("requirepa")
+    assert make_secrets(tmp_path, SERVICES["secrets"]) == "made: valkey/valkey.conf\n"
+    password, operator = ((tmp_path / file).read_text() for file in ("redis/password", "valkey/operator"))
+    assert (tmp_path / "valkey" / "valkey.conf").read_text() == (
+        f"user default reset on >{password} {RIGHTS}\nuser operator reset on >{operator} {OPERATOR_RIGHTS}\n"
+    )
     assert (tmp_path / "s3" / "secret").read_text() == before
+
+
+def test_an_operator_may_empty_redis_and_have_its_log_rewritten(secrets: Path, tmp_path: Path):
+    """The documentation asks operators for both. No process of ours may do either, or knows the password."""
+    holders = {
+        name
+        for name, service in SERVICES.items()
+        for volume in service.get("volumes", [])
+        if isinstance(volume, dict) and volume["source"] == "valkey_secret"
+    }
+    assert holders == {"secrets", "valkey"}
+    port = free_port()
+    command = [find_server_binary(), secrets / "valkey" / "valkey.conf", "--port", str(port)]
+    process = subprocess.Popen(
+        [*command, "--bind", "127.0.0.1", "--dir", tmp_path, "--save", ""], stdout=subprocess.DEVNULL
+    )
+    try:
+        with redis.Redis(port=port, password=(secrets / "redis" / "password").read_text()) as ours:
+            wait_until(lambda: pongs(ours))
+            ours.set("sr:boot", "1")
+            for refused in ("FLUSHDB", "BGREWRITEAOF"):
+                with pytest.raises(redis.exceptions.NoPermissionError):
+                    ours.execute_command(refused)
+            check_what_an_operator_may(port, (secrets / "valkey" / "operator").read_text())
+            assert not ours.exists("sr:boot")
+    finally:
+        process.kill()
+        process.wait()
 
 
 def test_secrets_have_the_form_that_their_readers_insist_on(secrets: Path):

@@ -6,15 +6,15 @@ import os
 import re
 import shutil
 import subprocess
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import redis
 
 from services.embedded.valkey import find_server_binary
-from services.shared.view.redis_access import RIGHTS
+from services.shared.view.redis_access import OPERATOR_RIGHTS, RIGHTS
 from tests.deploy.compose_file import ROOT
+from tests.deploy.composed import check_what_an_operator_may, pongs
 from tests.deploy.manifests import containers, name_of, of_kind
 from tests.ports import free_port
 from tests.queue_workers import wait_until
@@ -35,8 +35,10 @@ def test_the_dev_overlays_valkey_asks_for_the_password_and_keeps_a_log(tmp_path:
     # Somebody who may ask for settings, which the registry's own user may not.
     (tmp_path / "etc/valkey/valkey.conf").write_text(f"{conf}port {port}\nuser onlooker on nopass +@all ~*\n")
     assert settings["data"]["rights"] == RIGHTS
+    assert settings["data"]["operator-rights"] == OPERATOR_RIGHTS
     assert RIGHTS in (ROOT / "docs" / "operations.md").read_text()
-    (tmp_path / "etc/valkey/rights").write_text(settings["data"]["rights"])
+    for rights in ("rights", "operator-rights"):
+        (tmp_path / "etc/valkey" / rights).write_text(settings["data"][rights])
     (tmp_path / "bin/valkey-server").symlink_to(find_server_binary())
     script = re.sub("/(run/redis|etc/valkey|tmp)/", rf"{tmp_path}/\1/", container["args"][0])
     path = f"{tmp_path / 'bin'}:{os.environ['PATH']}"
@@ -44,7 +46,7 @@ def test_the_dev_overlays_valkey_asks_for_the_password_and_keeps_a_log(tmp_path:
     process = subprocess.Popen(command, env={**os.environ, "PATH": path}, stdout=subprocess.DEVNULL)
     try:
         with redis.Redis(port=port, password="secret", decode_responses=True) as client:
-            wait_until(lambda: _answers(client))
+            wait_until(lambda: pongs(client))
             client.set("sr:boot", "1")
             for refused in (
                 "CONFIG GET dir",
@@ -55,6 +57,7 @@ def test_the_dev_overlays_valkey_asks_for_the_password_and_keeps_a_log(tmp_path:
             ):
                 with pytest.raises(redis.exceptions.NoPermissionError):
                     client.execute_command(*refused.split())
+        check_what_an_operator_may(port, (tmp_path / "tmp/operator").read_text().strip())
         with redis.Redis(port=port, username="onlooker", password="", decode_responses=True) as client:
             assert client.config_get("append*")["appendonly"] == "yes"
             assert client.config_get("maxmemory-policy") == {"maxmemory-policy": "noeviction"}
@@ -63,9 +66,3 @@ def test_the_dev_overlays_valkey_asks_for_the_password_and_keeps_a_log(tmp_path:
     finally:
         process.terminate()
         assert process.wait(20) == 0, "the signal did not reach it"
-
-
-def _answers(client: redis.Redis) -> bool:
-    with suppress(redis.ConnectionError):
-        return bool(client.ping())
-    return False

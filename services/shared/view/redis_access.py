@@ -31,6 +31,10 @@ RIGHTS = "~sr:* ~rq:* &rq:* +@all -@admin -@dangerous +info"
 command that changes settings, writes files or loads modules, so with a stolen password one can only destroy
 data that can be rebuilt from the bucket.
 """
+OPERATOR_RIGHTS = "+flushdb +bgrewriteaof"
+"""The rights of the user `operator` in compose and the dev overlay: the commands that the documentation asks
+operators to run. Our processes do not know its password.
+"""
 
 ANSWER_SECONDS = 5.0
 """One command may take this long while the server answers other commands."""
