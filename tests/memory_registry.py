@@ -108,9 +108,9 @@ class MemoryQueue:
     def reap(self, latest_attempt: LatestAttempt) -> None:
         """Do nothing, because no worker dies here."""
 
-    def draw(self, speaker: str, vuid: str) -> bool:
+    def draw(self, speaker: str, vuid: str) -> str | None:
         self.draws.append((speaker, vuid))
-        return True
+        return None
 
 
 class Fingerprints:

@@ -17,7 +17,7 @@ from services.shared.model.speaker import SpeakerId
 from services.shared.queue.rq_jobs import QueuedJob
 from services.shared.registry.repair import Decode, sound_rendition
 from services.shared.registry.speakers import Speakers
-from speaker_registry.errors import ExtractorFailed, SpeakerRegistryError, Unavailable
+from speaker_registry.errors import ClipDamaged, ExtractorFailed, SpeakerRegistryError, Unavailable
 
 log = structlog.get_logger()
 
@@ -28,8 +28,8 @@ Draw = Callable[[ReferenceAudio], Mapping[Picture, bytes]]
 class Drawing:
     """Draws the pictures of clips. A call with jobs returns an outcome or an exception for each of them.
 
-    A picture can be drawn again at any time, so an outage ends a job without counting as a failure. The next
-    request for the picture makes another job.
+    A picture can be drawn again at any time, so an outage or a lost clip ends a job without counting as a
+    failure. The next request for the picture makes another job.
     """
 
     def __init__(
@@ -54,6 +54,9 @@ class Drawing:
             except Unavailable as error:
                 log.warning("drawing.put_off", reason=error.message)
                 return "put off"
+            except ClipDamaged as error:
+                log.warning("drawing.put_off", reason=error.message)
+                return {error.code: error.message}
             except SpeakerRegistryError as error:
                 return error
             except Exception as error:

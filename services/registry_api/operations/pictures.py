@@ -15,10 +15,10 @@ from speaker_registry.errors import PicturesFailed
 class Drawers(Protocol):
     """Asks workers to draw pictures."""
 
-    def draw(self, speaker: str, vuid: str) -> bool:
+    def draw(self, speaker: str, vuid: str) -> str | None:
         """Ask workers for the pictures of a version's clip, unless they were asked already.
 
-        Returns False if they could not draw them.
+        Returns None, or whole sentences that say why they could not draw them.
         """
         ...
 
@@ -52,8 +52,8 @@ def ask_for_pictures(drawers: Drawers, speaker_id: SpeakerId, version: Version) 
     Raises:
         PicturesFailed: a worker could not draw them. Unavailable.
     """
-    if not drawers.draw(str(speaker_id), version.vuid):
+    reason = drawers.draw(str(speaker_id), version.vuid)
+    if reason is not None:
         raise PicturesFailed(
-            f"The pictures of version {version.number} of voice '{version.name}' could not be drawn. The "
-            "worker's log says why. Workers try again when they are asked a day later."
+            f"The pictures of version {version.number} of voice '{version.name}' could not be drawn. {reason}"
         )

@@ -12,6 +12,7 @@ from services.shared.queue.reaping import LatestAttempt, reap
 from services.shared.queue.rq_jobs import (
     PICTURES_QUEUE,
     JobQueue,
+    QueuedJob,
     enqueue,
     is_queue_name,
     job_key,
@@ -21,6 +22,7 @@ from services.shared.queue.rq_jobs import (
 )
 from services.shared.telemetry import tracing
 from services.shared.view.redis_access import unavailable_without_redis
+from speaker_registry.errors import ClipDamaged
 
 EXTRACT = "extract"
 DRAW = "draw"
@@ -80,19 +82,27 @@ class RqDispatcher:
                 if count:
                     reap(queue, latest_attempt)
 
-    def draw(self, speaker: str, vuid: str) -> bool:
+    def draw(self, speaker: str, vuid: str) -> str | None:
         """Ask workers for the pictures of a version's clip, unless they were asked already.
 
-        Returns False if they could not draw them. In that case, workers are not asked again for a day.
+        Returns None, or whole sentences that say why they could not draw them. In that case, workers are not
+        asked again for a day, unless the bucket had lost the clip, which may have been restored since.
         """
         job_id, about = f"draw-{DRAWING}-{vuid}", {"speaker": speaker, "vuid": vuid}
         with unavailable_without_redis():
             queue = JobQueue(PICTURES_QUEUE, connection=self._connection)
             finished = status_of(queue, job_id) == JobStatus.FINISHED.value
+            result = QueuedJob(job_id, self._connection).return_value() if finished else None
             if finished or is_lost(self._connection, job_id):
-                self._connection.delete(job_key(job_id.encode()))  # the pictures or the job have been lost
+                # The bucket had lost the clip, or the pictures or the job have been lost.
+                self._connection.delete(job_key(job_id.encode()))
             enqueue(queue, job_id, DRAW, about, timeout_seconds=self._job_seconds)
-            return status_of(queue, job_id) != JobStatus.FAILED.value
+            if status_of(queue, job_id) == JobStatus.FAILED.value:
+                return "The worker's log says why. Workers try again when they are asked a day later."
+            match result:
+                case {ClipDamaged.code: str(cause)}:
+                    return f"{cause} Workers have been asked to try again."
+            return None
 
     def _known_queues(self) -> list[JobQueue]:
         """Return the queues that jobs were put into, also those of former profiles and of campaigns."""

@@ -41,8 +41,8 @@ class Dispatcher(Protocol):
         is put back with what `latest_attempt` returned for it.
         """
 
-    def draw(self, speaker: str, vuid: str) -> bool:
-        """Ask for the pictures of a version's clip. Returns False if they could not be drawn."""
+    def draw(self, speaker: str, vuid: str) -> str | None:
+        """Ask for the pictures of a version's clip. Returns why they could not be drawn, or None."""
         ...
 
 

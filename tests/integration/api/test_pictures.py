@@ -127,6 +127,29 @@ def test_a_clip_that_cannot_be_drawn_is_given_up(registry: Registry, name: str):
         assert "could not be drawn" in visitor.get(f"/voices/{name}/versions/1/pictures").text
 
 
+def test_a_clip_that_was_lost_is_drawn_once_it_is_restored(registry: Registry, name: str):
+    """The answer names the cause meanwhile, and no page makes job after job."""
+    registry.upload(name)
+    stored = (registry.folder / "default/d" / name).rglob("*")
+    clip = {file: file.read_bytes() for file in stored if file.name in {"clip", "rendition"}}
+    for file in clip:
+        file.unlink()
+    assert ask(registry, name).status_code == 202
+    assert draw_all(registry)
+    answer = ask(registry, name)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (409, "pictures_failed")
+    assert "missing, and so is the uploaded one" in answer.json()["error"]["message"]
+    assert draw_all(registry)
+    with Visitor(registry) as visitor:
+        page = visitor.get(f"/voices/{name}/versions/1/pictures").text
+    assert "missing, and so is the uploaded one" in page
+    assert "hx-get" not in page
+    for file, data in clip.items():
+        file.write_bytes(data)
+    assert draw_all(registry), "the page has asked for another try"
+    assert ask(registry, name).status_code == 200
+
+
 def test_the_pictures_are_erased_with_their_voice(registry: Registry, name: str):
     """A spectrogram can be turned into speech, so it is a person's data like the clip."""
     registry.upload(name)
