@@ -2,6 +2,8 @@
 
     refs/{voice}.{target}       which digest the registry confirmed for a request, and when (JSON). It says
                                 its own name, so that a file under the name of another request is found
+    refs/.gone                  there while files may be left of a voice that is gone. The next process that
+                                opens the directory, or removes another voice, removes them
     blobs/{digest}              the file of an artifact
     lock                        locked during each change; its text is an upper bound on the bytes used
 
@@ -50,6 +52,7 @@ _KEPT_SHARE = 0.9
 """A full cache is reduced to this share of its limit, so that not every write has to look at all files."""
 _MAX_OVERDUE = 1000
 """Maximum number of failed removals that are remembered, at about 100 bytes each."""
+_GONE = ".gone"
 _BLOB_NAME = re.compile(r"[0-9a-f]{64}")
 _REF_NAME = re.compile(r"[0-9a-f]{40}\.[0-9a-f]{40}")
 _READ = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
@@ -118,6 +121,9 @@ class DiskCache:
         found = self.directory.lstat()
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
             raise ValueError(f"the cache directory {self.directory} is not a directory of this user")
+        if os.path.lexists(self.directory / "refs" / _GONE):
+            with contextlib.suppress(OSError):  # the next removal tries again
+                self._remove_gone(set())
 
     def ref(self, scope: str, voice: str, target: str) -> Ref | None:
         """Return the registry's last answer to a request, or None if there is none in the directory."""
@@ -234,8 +240,10 @@ class DiskCache:
             for name in names:
                 if ref := _intact_ref(refs, name):
                     _remove(blobs, _blob_name(ref.digest))
-                _remove(refs, name)
-            if names or self._overdue:
+                    _set_aside(refs, name)
+                else:
+                    _remove(refs, name)
+            if _GONE in _names(refs):
                 with self._lock() as lock:  # earlier versions, which no ref names any more
                     self._shrink(lock, refs, blobs, self.max_bytes)
         self._overdue.difference_update(gone)
@@ -270,6 +278,7 @@ def _refs_by_blob(refs: int, blobs: int) -> dict[str, list[tuple[float, str]]]:
     """Map each blob to the last use and the name of the refs that lead to it. Everything else is removed."""
     there = set(_names(blobs))
     users: dict[str, list[tuple[float, str]]] = {}
+    stray = {_GONE}
     for name in _names(refs):
         ref = _intact_ref(refs, name) if _REF_NAME.fullmatch(name) else None
         blob = _blob_name(ref.digest) if ref else ""
@@ -278,9 +287,11 @@ def _refs_by_blob(refs: int, blobs: int) -> dict[str, list[tuple[float, str]]]:
                 used_at = os.stat(name, dir_fd=refs, follow_symlinks=False).st_mtime
                 users.setdefault(blob, []).append((used_at, name))
         else:
-            _remove(refs, name)
+            stray.add(name)
     for name in there - users.keys():
         _remove(blobs, name)
+    for name in stray:  # after the blobs: if one of them cannot be removed, `_GONE` tells the next process
+        _remove(refs, name)
     return users
 
 
@@ -296,6 +307,12 @@ def _remove(folder: int, name: str) -> None:
                 os.rmdir(name, dir_fd=folder)
         else:
             os.unlink(name, dir_fd=folder)
+
+
+def _set_aside(refs: int, name: str) -> None:
+    """Remove a ref, and remember in the directory that blobs may be left. A full disk allows renaming."""
+    with contextlib.suppress(FileNotFoundError):
+        os.rename(name, _GONE, src_dir_fd=refs, dst_dir_fd=refs)
 
 
 @functools.cache
@@ -340,7 +357,7 @@ def _read_ref(refs: int, name: str) -> Ref | None:
         is_whole = _BLOB_NAME.fullmatch(_blob_name(ref.digest)) and ref.size > 0
         if found["request"] == name and is_whole and math.isfinite(at + uptime):
             return ref
-    _remove(refs, name)
+    _set_aside(refs, name)
     raise DamagedFile(f"the cached file {name} was damaged")
 
 

@@ -28,9 +28,9 @@ def fetch(client: "RegistryClient", arguments: argparse.Namespace) -> Output | N
     file = client.download(arguments.speaker, arguments.profile, wait=arguments.wait)
     deliver(arguments, file.data)
     if file.artifact.manifest.untrained:
-        warn(UNTRAINED)
+        warn(UNTRAINED, as_json=arguments.json)
     if file.artifact.manifest.custom_weights:
-        warn("made with custom weights, not with the published ones")
+        warn("made with custom weights, not with the published ones", as_json=arguments.json)
     return None if arguments.output == "-" else fetched(arguments.output, file)
 
 

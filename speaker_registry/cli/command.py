@@ -117,9 +117,10 @@ class MaybeUntrained(Protocol):
     def untrained(self) -> bool: ...
 
 
-def warn(text: str) -> None:
-    """Print a warning to standard error, in colour if that is a terminal."""
-    print(highlighted(f"{PROGRAM}: {text}", sys.stderr), file=sys.stderr)
+def warn(text: str, *, as_json: bool) -> None:
+    """Print a warning to standard error, as a line of JSON or in colour if that is a terminal."""
+    document = json.dumps({"warning": {"message": text}})
+    print(document if as_json else highlighted(f"{PROGRAM}: {text}", sys.stderr), file=sys.stderr)
 
 
 def writing_output() -> contextlib.AbstractContextManager[None]:
@@ -254,7 +255,7 @@ def add_common(target: argparse.ArgumentParser, *, registry: bool = True) -> Non
         "--json",
         action="store_true",
         default=argparse.SUPPRESS,
-        help="print one JSON document on stdout, and errors as JSON on stderr",
+        help="print one JSON document on stdout, and errors, warnings and pauses as lines of JSON on stderr",
     )
     if not registry:
         return

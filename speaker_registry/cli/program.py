@@ -47,7 +47,7 @@ from speaker_registry.cli.command import (
     warn,
     writing_output,
 )
-from speaker_registry.cli.progress import notices_for
+from speaker_registry.cli.progress import PauseNotices
 from speaker_registry.errors import SpeakerRegistryError
 from speaker_registry.terminal import discard_output, printable
 
@@ -97,7 +97,7 @@ def _run(words: list[str]) -> int:
     as_json = "--json" in words
     try:
         arguments = parser().parse_args(words)
-        arguments.on_pause = notices_for(arguments)
+        arguments.on_pause = PauseNotices(as_json=arguments.json)
         output = _output(arguments)
         if output is None:
             return OK
@@ -111,7 +111,7 @@ def _run(words: list[str]) -> int:
             discard_output()
         return status_of(error)
     for warning in output.warnings:
-        warn(warning)
+        warn(warning, as_json=as_json)
     return output.status
 
 

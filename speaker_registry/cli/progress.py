@@ -4,6 +4,7 @@ registry asks for are announced beside them.
 
 import argparse
 import contextlib
+import json
 import math
 import sys
 import threading
@@ -94,7 +95,8 @@ class PauseNotices:
     announced is not announced, because several threads may be asked to pause at once.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic, *, as_json: bool = False) -> None:
+        self._as_json = as_json
         self._clock, self._last_at, self._silent_seconds = clock, clock(), 0.0
         self._announced_until = 0.0
         self._lock = threading.Lock()
@@ -121,14 +123,9 @@ class PauseNotices:
     def _announce(self, error: SpeakerRegistryError, seconds: float) -> None:
         from tqdm import tqdm  # noqa: PLC0415  only pauses and progress bars need it
 
-        asked = error.retry_after_seconds or seconds  # more than `seconds` if a pause gets longer
-        notice = f"waiting {math.ceil(asked)} s, as the registry asks: {error}"
+        # More than `seconds` if a pause gets longer.
+        asked = math.ceil(error.retry_after_seconds or seconds)
+        notice = f"{PROGRAM}: waiting {asked} s, as the registry asks: {printable(error)}"
+        document = {"pause": {"seconds": asked, "code": error.code, "message": error.message}}
         # A progress bar that is on the terminal is drawn anew below the notice.
-        tqdm.write(f"{PROGRAM}: {printable(notice)}", file=sys.stderr)
-
-
-def notices_for(arguments: argparse.Namespace) -> Callable[[SpeakerRegistryError, float], None]:
-    """Return what announces the pauses of a command. With `--json` nothing is announced, because programs
-    read errors from standard error.
-    """
-    return (lambda *_: None) if arguments.json else PauseNotices()
+        tqdm.write(json.dumps(document) if self._as_json else notice, file=sys.stderr)

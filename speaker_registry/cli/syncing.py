@@ -68,7 +68,7 @@ def carry_out(
             made = output_of(report)
             print(json.dumps(made.document) if arguments.json else made.text, flush=True)
             for warning in made.warnings:
-                warn(warning)
+                warn(warning, as_json=arguments.json)
 
         _watch(run, interval, show, as_json=arguments.json)
     return output_of(run())

@@ -335,7 +335,10 @@ class Pusher:
                 self._refused[name, entry.version_id] = refusal, state.now + REFUSED_SECONDS
         except Unavailable as error:
             self._fail(entry, error, state)
-            return error.message
+            self._see(self._server.voices(), state)
+            if not self._held(entry, state):
+                return error.message
+            state.faults.remove(error)  # only the answer was lost
         self._failed.pop(entry.voice_id, None)
         return refusal
 

@@ -26,7 +26,7 @@ _MAX_ANSWER_BYTES = 16 * 1024**2
 _PATH = "/v1/audio/voices"
 _CALL_SECONDS = 60.0
 _MAX_REASON = 300
-_REFUSE_ONE_VOICE = frozenset({400, 413, 415, 422})
+_REFUSE_ONE_VOICE = frozenset({400, 415, 422})
 _TELL_OF_AN_UPLOAD = frozenset({"success", "name"})
 """vLLM-Omni answers an upload with `success` and the voice, and SGLang-Omni with the fields of the voice."""
 Part = tuple[str | None, str | bytes] | tuple[str, bytes, str]
@@ -100,7 +100,8 @@ class SpeechServer:
     def upload(self, parts: Mapping[str, Part]) -> None:
         """Upload a voice. Raises `UploadRefused` if the server does not accept this one."""
         status, answer = self._send("POST", _PATH, files=dict(parts))
-        if status in _REFUSE_ONE_VOICE:
+        # A proxy that limits the size of requests answers 413 with its own page, and lets smaller clips pass.
+        if status == 413 or (status in _REFUSE_ONE_VOICE and _is_document(answer)):
             raise UploadRefused(_reason(answer.content))
         document = _document(self._checked(status, answer))
         if document.get("success", True) is not True:

@@ -3,6 +3,7 @@ are one object here, which counts calls.
 """
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import wait
 from contextlib import closing
@@ -273,12 +274,34 @@ def test_a_batch_that_is_too_much_for_the_device_is_halved_and_nobody_notices(
 
 
 def test_one_clip_that_is_too_much_for_the_device_may_be_tried_again_later(
-    batching: Extraction, extractor: Extractor, attempts: Attempts
+    batching: Extraction, extractor: Extractor, monkeypatch: pytest.MonkeyPatch
 ):
+    """Another process may hold the memory for a while. Without a pause, all attempts would fail meanwhile."""
+    monkeypatch.setattr(pipeline_extraction, "_MEMORY_PAUSE_SECONDS", 0.2)
     extractor.most = 0
+    began = time.monotonic()
     (outcome,) = batching(jobs("a"))
     assert isinstance(outcome, ExtractorOutOfMemory)
     assert outcome.retryable
+    assert time.monotonic() - began >= 0.2
+
+
+@pytest.mark.parametrize("reason", ["it is the last attempt", "the process is to stop"])
+def test_nothing_waits_for_memory_in_vain(
+    batching: Extraction,
+    extractor: Extractor,
+    attempts: Attempts,
+    monkeypatch: pytest.MonkeyPatch,
+    reason: str,
+):
+    monkeypatch.setattr(pipeline_extraction, "_MEMORY_PAUSE_SECONDS", 3600.0)
+    extractor.most = 0
+    if reason == "it is the last attempt":
+        attempts.numbers = {"a": 3}
+    else:
+        batching.stopping = lambda: True
+    (outcome,) = batching(jobs("a"))
+    assert isinstance(outcome, ExtractorOutOfMemory)
 
 
 def test_a_clip_that_cannot_be_encoded_fails_alone_also_in_a_batch(

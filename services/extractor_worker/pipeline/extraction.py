@@ -3,10 +3,11 @@
 Preparing and publishing run on threads, so that the device waits for neither bucket nor resampler. The device
 encodes as many clips at once as the extractor's `batch_seconds` allows, so that the other clips of a batch
 change an artifact by no more than rounding errors, and on a CPU not at all. A clip that cannot be encoded
-fails alone. If a batch is too large for the device, it is halved. During an outage of the bucket or Redis the
-handler waits, and the outage uses up no attempts. If the process is to stop meanwhile, or only the bucket has
-been away for a minute, the jobs go back to their queue, which uses up none either. If the device is lost, the
-process ends, and another process gets its jobs.
+fails alone. If a batch is too large for the device, it is halved, and after a clip that is too large alone
+the handler pauses before its next attempt. During an outage of the bucket or Redis the handler waits, and the
+outage uses up no attempts. If the process is to stop meanwhile, or only the bucket has been away for a
+minute, the jobs go back to their queue, which uses up none either. If the device is lost, the process ends,
+and another process gets its jobs.
 """
 
 import time
@@ -50,6 +51,11 @@ that smaller ones behind them are not kept.
 """
 _FULL_RETRY_SECONDS = 2.0
 """Such an artifact is retried for this long, so that a worker with nothing else to do is not busy in vain."""
+_MEMORY_PAUSE_SECONDS = 10.0
+"""The worker takes no job for this long after a clip alone was too much for the device. Another process may
+hold the memory, and the clip's next attempts would fail within seconds. A clip that is always too long costs
+one pause less than it has attempts.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +148,17 @@ class Extraction:
             batch = self._next_device_batch(preparing)
             self._prepare_ahead(waiting, preparing, self._threads + _max_batch(batch))
             outcomes.extend(self._encode(batch))
-        return [_result_or_error(outcome) for outcome in outcomes]
+        results = [_result_or_error(outcome) for outcome in outcomes]
+        if any(isinstance(one, ExtractorOutOfMemory) and one.retryable for one in results):
+            self._wait_for_memory()
+        return results
+
+    def _wait_for_memory(self) -> None:
+        """Pause before the jobs go back to their queue. Artifacts of the batch are published already."""
+        end = time.monotonic() + _MEMORY_PAUSE_SECONDS
+        while not self.stopping() and time.monotonic() < end:
+            time.sleep(0.1)
+            self.on_progress()
 
     def _prepare_ahead(
         self, waiting: Iterator[QueuedJob], preparing: "deque[Future[_PipelineItem | None]]", limit: int

@@ -66,16 +66,34 @@ def test_what_is_no_list_of_voices_is_refused(body: bytes):
     [
         (200, lambda tts: tts.voices()),
         (200, lambda tts: tts.upload({"name": (None, "alice@1")})),
+        (400, lambda tts: tts.upload({"name": (None, "alice@1")})),
+        (415, lambda tts: tts.upload({"name": (None, "alice@1")})),
+        (422, lambda tts: tts.upload({"name": (None, "alice@1")})),
         (200, lambda tts: tts.delete("alice@1")),
         (404, lambda tts: tts.delete("alice@1")),
         (401, lambda tts: tts.voices()),
         (403, lambda tts: tts.voices()),
         (404, lambda tts: tts.voices()),
     ],
-    ids=["list", "upload", "delete", "delete what is gone", "sign in", "forbidden", "nothing there"],
+    ids=[
+        "list",
+        "upload",
+        "upload 400",
+        "upload 415",
+        "upload 422",
+        "delete",
+        "delete what is gone",
+        "sign in",
+        "forbidden",
+        "nothing there",
+    ],
 )
-def test_a_page_of_a_proxy_is_not_taken_for_success(status: int, call: Callable[[SpeechServer], object]):
-    """The server would lack a voice that was reported as uploaded, or keep one that was "deleted"."""
+def test_a_page_of_a_proxy_is_not_taken_for_an_answer_of_the_server(
+    status: int, call: Callable[[SpeechServer], object]
+):
+    """The server would lack a voice that was reported as uploaded or as refused, or keep one that was
+    "deleted".
+    """
     with pytest.raises(InvalidRequest) as caught:
         call(server(httpx.Response(status, html="<html>Sign in</html>")))
     assert caught.value.message == (
@@ -144,7 +162,7 @@ def test_nobody_there_is_unavailable():
     [
         ({"error": {"message": "too short"}}, "too short"),
         ({"detail": "no such field"}, "no such field"),
-        (["odd"], "'[\"odd\"]'"),
+        ({"odd": 1}, "'{\"odd\":1}'"),
     ],
 )
 def test_the_reason_of_a_refusal_is_told(body: object, says: str):
@@ -152,6 +170,14 @@ def test_the_reason_of_a_refusal_is_told(body: object, says: str):
     with pytest.raises(UploadRefused) as caught:
         server(httpx.Response(400, json=body)).upload({"name": (None, "a")})
     assert str(caught.value) == says
+
+
+def test_a_proxy_that_limits_the_size_of_requests_refuses_one_clip():
+    """Its page must not end a push, because smaller clips pass."""
+    with pytest.raises(UploadRefused, match="Request Entity Too Large"):
+        server(httpx.Response(413, html="<html>Request Entity Too Large</html>")).upload(
+            {"name": (None, "a")}
+        )
 
 
 @pytest.mark.parametrize(

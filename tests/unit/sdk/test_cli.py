@@ -400,7 +400,7 @@ def test_every_command_says_that_a_voice_is_useless(run: Run, registry: FakeRegi
     outcome = run(*given)
     assert "ready, untrained" in outcome.out
     assert outcome.err == f"speaker-registry: {UNTRAINED}\n"
-    assert UNTRAINED in run(*given, "--json").err
+    assert json.loads(run(*given, "--json").err) == {"warning": {"message": UNTRAINED}}
     registry.voices.clear()
     registry.add_version("alice")
     assert "untrained" not in str(run(*given))
@@ -727,17 +727,23 @@ def test_an_import_ends_early_if_the_registry_asks_for_a_long_pause(
     assert "ended early: not now\nrun the same command again in 3600 s to continue;" in outcome.out
 
 
-@pytest.mark.parametrize(("words", "notices"), [("list", 1), ("list --json", 0)])
+@pytest.mark.parametrize(
+    ("words", "notice"),
+    [
+        ("list", "speaker-registry: waiting 20 s, as the registry asks: slower\n"),
+        ("list --json", '{"pause": {"seconds": 20, "code": "rate_limited", "message": "slower"}}\n'),
+    ],
+)
 def test_a_pause_that_the_client_makes_is_announced(
-    run: Run, registry: FakeRegistry, monkeypatch: pytest.MonkeyPatch, words: str, notices: int
+    run: Run, registry: FakeRegistry, monkeypatch: pytest.MonkeyPatch, words: str, notice: str
 ):
-    """A command that is silent for a minute seems to hang. With --json, standard error is for errors."""
+    """A command that is silent for a minute seems to hang."""
     retrying = functools.partial(speaker_registry.RegistryClient, retries=1)
     monkeypatch.setattr(speaker_registry, "RegistryClient", retrying)
     registry.faults.append(error_answer(429, "rate_limited", "slower", headers={"retry-after": "20"}))
     outcome = run(*words.split())
     assert outcome.status == 0
-    assert outcome.err == "speaker-registry: waiting 20 s, as the registry asks: slower\n" * notices
+    assert outcome.err == notice
 
 
 def test_the_advised_commands_are_ones_that_there_are():
@@ -1181,18 +1187,16 @@ def test_a_command_for_many_voices_says_why_it_waits(
     words: tuple[str, ...],
     options: list[str],
 ):
-    """It may wait for minutes, and a job in the night shows nothing else. With --json, standard error is for
-    errors.
-    """
+    """It may wait for minutes, and a job in the night shows nothing else."""
     monkeypatch.setattr(progress, "_MAX_SILENT_SECONDS", 0.0)
     (tmp_path / "alice.wav").write_bytes(b"RIFF")
     if words[0] == "export":  # it asks for the namespace first
         registry.faults.append(httpx.Response(200, json=registry._quota()))
     registry.faults.append(error_answer(503, "unavailable", "busy", headers={"retry-after": "0.01"}))
     outcome = run(*(word.format(folder=tmp_path) for word in words), *options)
-    assert outcome.err.startswith("speaker-registry: waiting 1 s, as the registry asks: busy\n") != bool(
-        options
-    )
+    text = "speaker-registry: waiting 1 s, as the registry asks: busy\n"
+    document = '{"pause": {"seconds": 1, "code": "unavailable", "message": "busy"}}\n'
+    assert outcome.err.startswith(document if options else text)
 
 
 @pytest.mark.parametrize("command", ["import", "sync"])

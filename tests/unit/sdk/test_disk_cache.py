@@ -172,7 +172,7 @@ def test_a_file_under_the_name_of_another_request_answers_nothing(
     for name, digest in digests.items():
         artifact, stats = fetched(connect, tmp_path, name, max_age=60, stale_if_error=60)
         assert (artifact.manifest.voice, artifact.digest) == (name, digest)
-        assert (stats.misses, stats.disk_errors) == (1, 1)
+        assert stats.misses == 1
         assert fetched(connect, tmp_path, name, max_age=60)[1].disk_hits == 1
 
 

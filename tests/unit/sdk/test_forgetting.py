@@ -46,6 +46,47 @@ def test_earlier_versions_go_when_the_lock_is_free_again(tmp_path: Path, monkeyp
     assert left(tmp_path) == [FILES["bob"]]
 
 
+@pytest.mark.parametrize("then", ["opened", "told of a voice that it does not have"])
+def test_earlier_versions_go_although_the_process_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, then: str
+):
+    """No ref names them any more, so only a look at all files finds them."""
+    monkeypatch.setattr(disk_cache, "_LOCK_TRIES", 1)
+    cache, another = (ArtifactCache(directory=tmp_path) for _ in range(2))
+    add(cache)
+    add(cache, file=NEW_FILE)
+    with DiskCache(tmp_path, 10**6)._lock():
+        cache.forget_speaker("s", "alice")
+    assert left(tmp_path) == [FILES["alice"]]
+    if then == "opened":
+        ArtifactCache(directory=tmp_path)
+    else:
+        another.forget_speaker("s", "carol")
+    assert left(tmp_path) == []
+    assert list((tmp_path / "refs").iterdir()) == []
+
+
+def test_the_file_of_a_damaged_ref_goes_with_its_voice(tmp_path: Path):
+    """The ref is removed when it is read, and its file must be found nevertheless."""
+    cache = ArtifactCache(directory=tmp_path)
+    add(cache)
+    [ref] = (tmp_path / "refs").iterdir()
+    ref.write_text("damaged")
+    another = ArtifactCache(directory=tmp_path)
+    another.recall(key())
+    another.forget_speaker("s", "alice")
+    assert left(tmp_path) == []
+
+
+def test_a_directory_whose_lock_is_held_can_be_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(disk_cache, "_LOCK_TRIES", 1)
+    cache = ArtifactCache(directory=tmp_path)
+    add(cache)
+    with DiskCache(tmp_path, 10**6)._lock():
+        cache.forget_speaker("s", "alice")
+        assert ArtifactCache(directory=tmp_path).held(key()) is None
+
+
 @pytest.mark.parametrize(
     "forget", [lambda cache: cache.forget_speaker("s", "alice"), lambda c: c.forget(key())]
 )
