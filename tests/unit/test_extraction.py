@@ -286,7 +286,9 @@ def test_one_clip_that_is_too_much_for_the_device_may_be_tried_again_later(
     assert time.monotonic() - began >= 0.2
 
 
-@pytest.mark.parametrize("reason", ["it is the last attempt", "the process is to stop"])
+@pytest.mark.parametrize(
+    "reason", ["it is the last attempt", "the process is to stop", "it has waited a moment ago"]
+)
 def test_nothing_waits_for_memory_in_vain(
     batching: Extraction,
     extractor: Extractor,
@@ -294,11 +296,14 @@ def test_nothing_waits_for_memory_in_vain(
     monkeypatch: pytest.MonkeyPatch,
     reason: str,
 ):
-    monkeypatch.setattr(pipeline_extraction, "_MEMORY_PAUSE_SECONDS", 3600.0)
+    monkeypatch.setattr(pipeline_extraction, "_MEMORY_PAUSE_SECONDS", 0.0)
     extractor.most = 0
+    if reason == "it has waited a moment ago":
+        batching(jobs("b"))
+    monkeypatch.setattr(pipeline_extraction, "_MEMORY_PAUSE_SECONDS", 3600.0)
     if reason == "it is the last attempt":
         attempts.numbers = {"a": 3}
-    else:
+    elif reason == "the process is to stop":
         batching.stopping = lambda: True
     (outcome,) = batching(jobs("a"))
     assert isinstance(outcome, ExtractorOutOfMemory)

@@ -52,10 +52,11 @@ that smaller ones behind them are not kept.
 _FULL_RETRY_SECONDS = 2.0
 """Such an artifact is retried for this long, so that a worker with nothing else to do is not busy in vain."""
 _MEMORY_PAUSE_SECONDS = 10.0
-"""The worker takes no job for this long after a clip alone was too much for the device. Another process may
-hold the memory, and the clip's next attempts would fail within seconds. A clip that is always too long costs
-one pause less than it has attempts.
+"""The worker takes no job for this long after a clip alone was too much for the device, because another
+process may hold the memory, and the clip's next attempts would fail within seconds.
 """
+_MEMORY_PAUSES_SECONDS = 60.0
+"""It pauses once in this time, so that clips that are always too long cannot stop it for other clips."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +134,7 @@ class Extraction:
         """Whether a step of this batch has found that the worker is cut off, or that bucket or Redis is away
         while the process is to end. No other step is tried then.
         """
-        self._full_until = float("-inf")
+        self._full_until = self._next_memory_pause = float("-inf")
 
     def close(self) -> None:
         """Stop the threads after the last call. Steps that have not begun are dropped."""
@@ -155,8 +156,11 @@ class Extraction:
 
     def _wait_for_memory(self) -> None:
         """Pause before the jobs go back to their queue. Artifacts of the batch are published already."""
-        end = time.monotonic() + _MEMORY_PAUSE_SECONDS
-        while not self.stopping() and time.monotonic() < end:
+        now = time.monotonic()
+        if now < self._next_memory_pause:
+            return
+        self._next_memory_pause = now + _MEMORY_PAUSES_SECONDS
+        while not self.stopping() and time.monotonic() < now + _MEMORY_PAUSE_SECONDS:
             time.sleep(0.1)
             self.on_progress()
 
