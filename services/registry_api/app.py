@@ -214,6 +214,7 @@ async def _lifespan(app: FastAPI, services: Services, threads: int) -> AsyncIter
     waking.cancel()
     ends = [asyncio.to_thread(thread.join, _LAST_SECONDS) for thread in threads_of_ours]
     await asyncio.gather(following, waking, *ends, return_exceptions=True)
+    services.keys.listings.close()
 
 
 async def _wake_listeners(app: FastAPI, services: Services) -> None:

@@ -20,7 +20,7 @@ from services.registry_api.keys.key_changes import FRESH_SECONDS
 from services.registry_api.keys.key_document import KeyDocument, made_as
 from services.registry_api.keys.key_rules import KEPT_SECONDS
 from services.registry_api.keys.key_uses import KeyUses
-from services.registry_api.keys.listings import LISTING, start_thread
+from services.registry_api.keys.listings import LISTING
 from services.registry_api.keys.make import make
 from services.registry_api.keys.revoke import revoke
 from services.registry_api.keys.rotate import rotate
@@ -28,6 +28,7 @@ from services.shared.bucket.layout import api_key_key
 from services.shared.view.keys import keys_used_key
 from speaker_registry.errors import Unavailable
 from tests.failing_calls import WAYS, FailingRegistry
+from tests.queue_workers import wait_until
 
 
 @pytest.fixture
@@ -141,7 +142,7 @@ def test_a_slow_listing_holds_no_request_up(registry: FailingRegistry, monkeypat
     meanwhile is noticed as usual, and stays when the listing without it is over.
     """
     here = process(registry)
-    there = process(registry, run_in_background=start_thread)
+    there = process(registry, run_in_background=None)
     goes_on, listing = threading.Event(), registry.stored.list
     token, _ = made(here)
     listed = []
@@ -160,15 +161,35 @@ def test_a_slow_listing_holds_no_request_up(registry: FailingRegistry, monkeypat
         assert state(there, token.id) == "active"
     revoke(here, token.id, by="test")
     assert state(there, token.id) == "revoked"
-    (reading,) = [
-        thread
-        for thread in threading.enumerate()
-        if thread.name == LISTING and not goes_on.is_set() and thread.is_alive()
-    ]
+    (reading,) = [thread for thread in threading.enumerate() if thread.name == LISTING]
     goes_on.set()
+    there.listings.close()
     reading.join(20)
+    assert not reading.is_alive()
     assert listed == ["_keys/"]
     assert state(there, token.id) == "revoked"
+
+
+def test_all_listings_run_in_one_thread(registry: FailingRegistry, monkeypatch: pytest.MonkeyPatch):
+    """A thread for each might be refused, or die at its start, while memory is short."""
+    keys, listing = process(registry, run_in_background=None), registry.stored.list
+    ran_in: list[threading.Thread] = []
+
+    def noted(prefix: str) -> Any:
+        ran_in.append(threading.current_thread())
+        return listing(prefix)
+
+    def list_thrice() -> bool:
+        registry.pass_time(31)
+        keys.listings.start_if_due()
+        return len(ran_in) >= 3
+
+    monkeypatch.setattr(registry.stored, "list", noted)
+    wait_until(list_thrice)
+    keys.listings.close()
+    ran_in[0].join(20)
+    assert not ran_in[0].is_alive()
+    assert len(set(ran_in)) == 1
 
 
 def test_who_waited_for_a_read_that_fails_shares_its_failure(

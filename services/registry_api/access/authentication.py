@@ -201,7 +201,7 @@ class Access:
         `key_changes` rises within half a minute even if Redis was not told of a change and no request comes.
         """
         if self._keys is not None:
-            self._keys.list_if_due()
+            self._keys.listings.start_if_due()
 
     async def begin_sign_in(self, sign_in: SignIn, redirect_uri: str) -> str:
         """Return the address of the provider's page where a person signs in. Raises `Unavailable`."""

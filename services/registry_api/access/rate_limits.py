@@ -1,8 +1,9 @@
 """Rate limits: requests and uploads per minute, by key and by namespace, over all API processes together.
 
-Redis counts them minute by minute. A process takes chunks of a hundredth of a limit from Redis and hands them
-out itself, so that few requests wait for Redis. While Redis is unavailable nothing is counted: reads
-continue, and uploads fail anyway. This module knows no routes.
+Redis counts them minute by minute. The minute of a limit begins with the first request that is counted, and
+Redis alone measures it, because the clocks of processes may differ. A process takes chunks of a hundredth of
+a limit from Redis and hands them out itself, so that few requests wait for Redis. While Redis is unavailable
+nothing is counted: reads continue, and uploads fail anyway. This module knows no routes.
 """
 
 import asyncio
@@ -33,7 +34,8 @@ _MAX_COUNTS = 30_000
 class _MinuteCount:
     """The count of one limit in one minute, as far as this process knows."""
 
-    minute: int
+    ends_at: float
+    """The end of the minute by the clock of this process."""
     left_in_process: int = 0
     """Amount taken from Redis and not given out yet."""
     left_in_redis: int = 0
@@ -42,6 +44,14 @@ class _MinuteCount:
     """True if nothing is left in Redis until the next minute."""
     fetching: asyncio.Lock = field(default_factory=asyncio.Lock)
     """Held by the request that takes the next chunk. Other requests would each take another one."""
+
+    def holds_at(self, now: float) -> bool:
+        """Return whether the minute lasts. It has yet to begin only if the clock was set back."""
+        return self.ends_at - MINUTE <= now < self.ends_at
+
+    def reset_seconds(self, now: float) -> int:
+        """Return the seconds until the next minute begins."""
+        return max(1, math.ceil(self.ends_at - now))
 
     def add(self, chunk: int, per_minute: int, taken: int) -> None:
         """Record that this process took `chunk` from Redis, where `taken` of `per_minute` are now used."""
@@ -118,7 +128,7 @@ class RateLimits:
         if not count.left_in_process and not count.exhausted:
             await self._take_chunk(limit, count, limit.per_minute)
         if not count.left_in_process:
-            raise self._refusal(limit)
+            raise self._refusal(limit, count)
         count.left_in_process -= 1
         return self.rate(limit, count)
 
@@ -147,45 +157,52 @@ class RateLimits:
     def rate(self, limit: Limit, count: _MinuteCount | None) -> Rate:
         """Return a limit with its remaining amount. `count` is None if there is no limit."""
         remaining = count.left_in_process + count.left_in_redis if count is not None else None
-        return Rate(limit=limit.per_minute, remaining=remaining, reset_seconds=self.reset_seconds())
+        reset_seconds = count.reset_seconds(self.now()) if count is not None else self.reset_seconds()
+        return Rate(limit=limit.per_minute, remaining=remaining, reset_seconds=reset_seconds)
 
     def count(self, limit: Limit) -> _MinuteCount:
         """Return the count of a limit in this minute."""
-        minute = self.minute()
+        now = self.now()
         count = self._counts.get((limit.what, limit.subject))
-        if count is None or count.minute != minute:
-            count = self._counts[limit.what, limit.subject] = _MinuteCount(minute)
+        if count is None or not count.holds_at(now):
+            count = self._counts[limit.what, limit.subject] = _MinuteCount(now + MINUTE)
         return count
 
     async def _taken(self, limit: Limit, count: _MinuteCount, chunk: int) -> int:
         """Take `chunk` from Redis, and return how much all processes together have taken in this minute."""
-        key = f"sr:rate:{limit.what}:{limit.subject}:{count.minute}"
+        key = f"sr:rate:{limit.what}:{limit.subject}"
         try:
-            return await run_in_threadpool(self._add, key, chunk)
+            taken, seconds_left = await run_in_threadpool(self._add, key, chunk)
         except Unavailable:
             return chunk
+        count.ends_at = min(count.ends_at, self.now() + seconds_left)
+        return taken
 
-    def _add(self, key: str, chunk: int) -> int:
+    def _add(self, key: str, chunk: int) -> tuple[int, float]:
+        """Take `chunk`, and return how much is taken, and for how many seconds the minute still lasts."""
         assert self._redis is not None, "there is no limit"
         with unavailable_without_redis():
             pipeline = self._redis.pipeline(transaction=False)
             pipeline.incrby(key, chunk)
-            pipeline.expire(key, 2 * MINUTE)
-            return int(pipeline.execute()[0])
+            pipeline.expire(key, MINUTE, nx=True)
+            pipeline.pttl(key)
+            taken, _, milliseconds = pipeline.execute()
+            return int(taken), max(0, milliseconds) / 1000
 
-    def _refusal(self, limit: Limit) -> RateLimited:
+    def _refusal(self, limit: Limit, count: _MinuteCount) -> RateLimited:
         whose = "this API key" if limit.subject.startswith("key:") else "this namespace"
         return RateLimited(
             f"The limit of {limit.per_minute} {limit.what} a minute for {whose} is reached. Wait for the "
             "next minute.",
-            retry_after_seconds=self.reset_seconds(),
+            retry_after_seconds=count.reset_seconds(self.now()),
         )
 
     def minute(self) -> int:
+        """Return the number of the present minute, for counts that this process does not share."""
         return int(self.now() // MINUTE)
 
     def reset_seconds(self) -> int:
-        """Return the seconds until the next minute begins."""
+        """Return the seconds until the next `minute` begins."""
         return math.ceil(MINUTE - self.now() % MINUTE)
 
 
@@ -199,7 +216,6 @@ class Taking:
     def __init__(self, rates: RateLimits, limits: Sequence[Limit]) -> None:
         self._rates = rates
         self._limits = limits
-        self._minute = -1
         self._counts: list[_MinuteCount] = []
 
     def take(self) -> "Left | None":
@@ -210,19 +226,18 @@ class Taking:
         if not self._limits:
             return _UNLIMITED
         now = self._rates.now()
-        minute = int(now // MINUTE)
-        if minute != self._minute:
-            self._minute, self._counts = minute, [self._rates.count(limit) for limit in self._limits]
+        if not self._counts or not all(count.holds_at(now) for count in self._counts):
+            self._counts = [self._rates.count(limit) for limit in self._limits]
         for count in self._counts:
             if not count.left_in_process:
                 return None
-        closer, least = self._limits[0], math.inf
+        closer, closest_count, least = self._limits[0], self._counts[0], math.inf
         for limit, count in zip(self._limits, self._counts, strict=True):
             count.left_in_process -= 1
             remaining = count.left_in_process + count.left_in_redis
             if remaining < least:
-                closer, least = limit, remaining
-        return Left(closer.per_minute, int(least), math.ceil(MINUTE - now % MINUTE))
+                closer, closest_count, least = limit, count, remaining
+        return Left(closer.per_minute, int(least), closest_count.reset_seconds(now))
 
 
 class Left(NamedTuple):

@@ -228,8 +228,9 @@ async def _count(request: Request, access: Access, what: str) -> None:
     for limit in rates.limits_for(request.scope["caller"], request.scope["namespace"], what):
         try:
             usages.append(await rates.take(limit))
-        except RateLimited:
-            exceeded = Rate(limit=limit.per_minute, remaining=0, reset_seconds=rates.reset_seconds())
+        except RateLimited as error:
+            reset_seconds = int(error.retry_after_seconds or 0)
+            exceeded = Rate(limit=limit.per_minute, remaining=0, reset_seconds=reset_seconds)
             _set_rate_headers(request, exceeded)
             raise
     if what == REQUESTS:

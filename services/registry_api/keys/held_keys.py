@@ -19,7 +19,7 @@ from services.registry_api.keys.key_changes import FRESH_SECONDS, KeyChanges
 from services.registry_api.keys.key_document import KeyDocument
 from services.registry_api.keys.key_memory import NO_KEY, KeyMemory
 from services.registry_api.keys.key_rules import key_not_found
-from services.registry_api.keys.listings import KeyFolder, KeyListing, Listings, start_thread
+from services.registry_api.keys.listings import KeyFolder, KeyListing, Listings
 from services.shared.bucket.layout import api_key_key, api_key_of
 from services.shared.bucket.store import ObjectUnavailable
 from services.shared.model.clock import Clock
@@ -53,7 +53,7 @@ class HeldKeys:
 
     Args:
         run_all: runs the reads of several keys, some at a time.
-        run_in_background: runs a function without waiting for it.
+        run_in_background: runs a function without waiting for it. By default a thread does so.
         wait: returns when every process that answers from memory has applied the last change.
     """
 
@@ -63,7 +63,7 @@ class HeldKeys:
         folder: KeyFolder,
         clock: Clock,
         run_all: Callable[[Iterable[Do]], None],
-        run_in_background: Callable[[Callable[[], None]], None] = start_thread,
+        run_in_background: Callable[[Callable[[], None]], None] | None = None,
         *,
         wait: Callable[[], None] = _nothing,
     ) -> None:
@@ -81,7 +81,8 @@ class HeldKeys:
         self._reading = [threading.Lock() for _ in range(_STRIPES)]
         self._failed: dict[int, FailedRead] = {}  # bounded: one for each stripe
         self._listing = KeyListing()
-        self._listings = Listings(clock, self.check_listing, run_in_background)
+        self.listings = Listings(clock, self.check_listing, run_in_background)
+        """Runs `check_listing` in the background, when it is due."""
 
     @property
     def changes(self) -> int:
@@ -228,10 +229,6 @@ class HeldKeys:
                 self.run_all([partial(read, one) for one in to_read])
         return {key_id: document for key_id, document in found.items() if document.revision}
 
-    def list_if_due(self) -> None:
-        """Start `check_listing` in the background if it is due."""
-        self._listings.start_if_due()
-
     def check_listing(self) -> None:
         """List the documents, and mark those that have changed to be read again. Raises `Unavailable`."""
         self._changes.ask()
@@ -327,7 +324,7 @@ class HeldKeys:
         Without an answer, documents are read again from the bucket. A listing is started as well if one is
         due, because Redis may not have been told of a change.
         """
-        self.list_if_due()
+        self.listings.start_if_due()
         self._changes.ask(ahead_seconds)
 
     def _read(self, key_id: str, stripe: int) -> HeldKey:

@@ -15,6 +15,7 @@ from services.registry_api.keys.held_key import HeldKey
 from services.shared.bucket.layout import API_KEYS, api_key_of
 from services.shared.bucket.store import Listing, StoredObject
 from services.shared.model.clock import Clock
+from services.shared.model.threads import BackgroundThread
 from services.shared.view.shared_copies import SeenChanges
 
 log = structlog.get_logger(__name__)
@@ -97,43 +98,47 @@ def _mark(stored: StoredObject | None) -> str | None:
     return stored.etag or f"{stored.size} {stored.last_modified.isoformat()}"
 
 
-def start_thread(do: Callable[[], None]) -> None:
-    threading.Thread(target=do, name=LISTING, daemon=True).start()
-
-
 class Listings:
     """Starts listings when they are due. One runs at a time. Safe to use from several threads.
 
     Args:
         list_now: lists the documents.
-        run_in_background: runs a function without waiting for it.
+        run_in_background: runs a function without waiting for it. By default a thread does so.
     """
 
     def __init__(
         self,
         clock: Clock,
         list_now: Callable[[], None],
-        run_in_background: Callable[[Callable[[], None]], None],
+        run_in_background: Callable[[Callable[[], None]], None] | None,
     ) -> None:
         self._clock = clock
         self._list_now = list_now
-        self._run_in_background = run_in_background
+        self._thread = BackgroundThread(LISTING)
+        self._run_in_background = run_in_background or self._thread
         self._next = float("-inf")
         self._running = threading.Lock()
+        """Held from the start of a listing in the background to its end."""
+
+    def close(self) -> None:
+        """End the thread that lists."""
+        self._thread.close()
 
     def start_if_due(self) -> None:
         """Start a listing in the background if one is due. No request waits for it."""
         now = self._clock.since_boot()
-        if now >= self._next:
-            self._next = now + _PERIOD_SECONDS
-            try:
-                self._run_in_background(self._list)
-            except RuntimeError as error:  # no thread can be started now
-                _log_failure(error)
-
-    def _list(self) -> None:
+        if now < self._next:
+            return
+        self._next = now + _PERIOD_SECONDS
         if not self._running.acquire(blocking=False):
             return  # the previous listing still waits for the bucket
+        try:
+            self._run_in_background(self._list)
+        except RuntimeError as error:  # no thread can be started now
+            self._running.release()
+            _log_failure(error)
+
+    def _list(self) -> None:
         try:
             self._list_now()
         except Exception as error:  # noqa: BLE001 - it is retried, and Redis has the changes meanwhile

@@ -18,7 +18,7 @@ log = structlog.get_logger()
 
 NOT_HTTP = (
     f"The request is not valid HTTP/1.1. Accepted: a known method, a head of up to {MAX_HEAD_BYTES} bytes, "
-    "one Content-Length of up to 20 digits or Transfer-Encoding: chunked with up to "
+    "one Content-Length (a number below 2^64 in up to 20 digits) or Transfer-Encoding: chunked with up to "
     f"{MAX_HEAD_BYTES} bytes of chunk extensions and trailers, and no control characters."
 )
 NOT_HTTPS = "This port speaks HTTP, not HTTPS."

@@ -16,6 +16,7 @@ from typing import Any
 import httpx
 import pytest
 from fastapi import APIRouter
+from redis import Redis
 
 from services.registry_api.access.authentication import AccessMisconfigured, open_access
 from services.registry_api.access.rules import accepted_scopes, check_rules, our_routes, tenant_of
@@ -775,18 +776,28 @@ def test_the_limit_that_is_nearer_is_told(start: Start):
 
 
 def test_processes_share_a_limit(start: Start, valkey: Any):
-    """Processes share a limit: two of them accept as many requests as one."""
+    """Processes share a limit: two of them accept as many requests as one, also if their clocks differ."""
     url = empty(valkey, 13)
     one = start(url, access=CLOSED)
     other = start(url, access=CLOSED, folder=one.folder)
     token = key(one, requests_per_minute=20)
-    stop_the_minute(one, other)
-    codes = [
-        registry.client.get("/v1/profiles", headers=bearer(token)).status_code
+    stop_the_minute(one)
+    ahead = 1_775_133_885.0 + 3600
+    other.app.state.access.rate_limits.now = lambda: ahead
+    answers = [
+        registry.client.get("/v1/profiles", headers=bearer(token))
         for _ in range(15)
         for registry in (one, other)
     ]
-    assert codes.count(200) == 20
+    assert [answer.status_code for answer in answers].count(200) == 20
+    seconds = int(answers[-1].headers["Retry-After"])
+    with Redis.from_url(url) as redis:
+        (counted,) = redis.keys("sr:rate:requests:key:" + id_of(token))
+        assert 0 <= seconds - redis.ttl(counted) <= 30, "the minute ends when Redis says so"
+        redis.delete(counted)
+    assert other.client.get("/v1/profiles", headers=bearer(token)).status_code == 429
+    ahead += seconds
+    assert other.client.get("/v1/profiles", headers=bearer(token)).status_code == 200
 
 
 def test_uploads_are_limited_apart(start: Start):
