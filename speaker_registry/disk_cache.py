@@ -148,7 +148,8 @@ class DiskCache:
 
     def store(self, scope: str, voice: str, target: str, ref: Ref, data: bytes | None) -> None:
         """Record the registry's answer to a request. Without `data`, nothing is recorded unless the file is
-        there.
+        there. The file of a former answer is removed, because the voice may have been deleted and its name
+        registered again. It stays if another ref of the voice names it, such as that of a pinned version.
 
         A file that is larger than a tenth of the limit is not kept, because it would displace all others.
         """
@@ -156,12 +157,14 @@ class DiskCache:
             self._remove_gone(self._overdue.copy())
         name, blob = _ref_name(scope, voice, target), _blob_name(ref.digest)
         with self._folder("refs") as refs, self._folder("blobs") as blobs, self._lock() as lock:
-            there = _size(blobs, blob) == ref.size
-            if (data is None and not there) or ref.size > self.max_bytes // 10:
-                return
             before = _read_ref(refs, name)
             if before is not None and before.age_seconds() < ref.age_seconds():
                 return  # another process asked later
+            if before is not None and before.digest != ref.digest:
+                _remove_replaced(refs, blobs, name, before.digest)
+            there = _size(blobs, blob) == ref.size
+            if (data is None and not there) or ref.size > self.max_bytes // 10:
+                return
             new_bytes = (0 if there else ref.size + FILE_OVERHEAD_BYTES) + 2 * FILE_OVERHEAD_BYTES
             self._reserve(lock, refs, blobs, new_bytes)
             is_kept = _size(blobs, blob) == ref.size  # making room may have removed it
@@ -185,15 +188,6 @@ class DiskCache:
             if len(self._overdue) < _MAX_OVERDUE:
                 self._overdue.add(gone)
             raise
-
-    def used_bytes(self) -> int:
-        """Return the number of bytes that the files take now, each with its 4,096 bytes of overhead."""
-        with self._folder("refs") as refs, self._folder("blobs") as blobs:
-            return sum(
-                (_size(folder, name) or 0) + FILE_OVERHEAD_BYTES
-                for folder in (refs, blobs)
-                for name in _names(folder)
-            )
 
     @contextlib.contextmanager
     def _folder(self, name: str) -> Iterator[int]:
@@ -293,6 +287,16 @@ def _refs_by_blob(refs: int, blobs: int) -> dict[str, list[tuple[float, str]]]:
     for name in stray:  # after the blobs: if one of them cannot be removed, `_GONE` tells the next process
         _remove(refs, name)
     return users
+
+
+def _remove_replaced(refs: int, blobs: int, name: str, digest: str) -> None:
+    """Remove the blob that a ref names, before the ref is replaced, unless another ref of the same voice
+    names it. Refs of other voices and clients are not read, because there may be thousands.
+    """
+    voice = name.partition(".")[0] + "."
+    others = (_intact_ref(refs, one) for one in _names(refs) if one.startswith(voice) and one != name)
+    if all(ref is None or ref.digest != digest for ref in others):
+        _remove(blobs, _blob_name(digest))
 
 
 def _names(folder: int) -> list[str]:
