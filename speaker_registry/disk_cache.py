@@ -13,8 +13,8 @@ through a ref of the same client, so sharing a directory gives no client access 
 Files are written under a temporary name and renamed, and never changed afterwards. A process can be killed at
 any time: the bytes are counted in `lock` before they are written, so the count is never too low, and a ref is
 written before its blob, so that the blob of a voice that is gone is found. Each blob is compared with its
-digest when it is read. A file that is damaged is removed and fetched again. Symbolic links are never followed
-inside the directory.
+digest when it is read. A file that is damaged or unreadable is removed and fetched again. Symbolic links are
+never followed inside the directory.
 """
 
 import contextlib
@@ -142,7 +142,7 @@ class DiskCache:
             try:
                 data = _read_blob(blobs, name, ref)
                 return None if data is None else Artifact.over(data, ref.digest)
-            except (DamagedFile, InvalidArtifact) as error:
+            except (DamagedFile, InvalidArtifact, PermissionError) as error:
                 _remove(blobs, name)
                 raise DamagedFile(f"the cached file {name} was damaged: {error}") from error
 
@@ -217,6 +217,7 @@ class DiskCache:
             _size(directory, "lock")
             lock = os.open("lock", flags, 0o600, dir_fd=directory)
         try:
+            _undo_umask(lock)
             _acquire(lock)
             yield lock
         finally:
@@ -250,9 +251,7 @@ class DiskCache:
 
     def _shrink(self, lock: int, refs: int, blobs: int, limit: int) -> None:
         """Remove blobs that no ref names, files that killed processes left, and the least recently used
-        artifacts.
-
-        This is called with the lock held, so no other process is between a ref and its blob.
+        artifacts. The lock is held, so no other process is between a ref and its blob.
         """
         users = _refs_by_blob(refs, blobs)
         sizes = {name: _size(blobs, name) or 0 for name in users}
@@ -344,8 +343,8 @@ def _blob_name(digest: str) -> str:
 
 
 def _read_ref(refs: int, name: str) -> Ref | None:
-    """Read a ref, or None if there is none. A damaged one is removed, as is one that was written for another
-    request: the digest of the file that it leads to would be right, and the voice wrong.
+    """Read a ref, or None if there is none. A damaged or unreadable one is removed, as is one that was
+    written for another request: the digest of the file that it leads to would be right, and the voice wrong.
     """
     if _size(refs, name) is None:
         return None
@@ -354,6 +353,8 @@ def _read_ref(refs: int, name: str) -> Ref | None:
             text = file.read(_MAX_REF_BYTES + 1)
     except FileNotFoundError:
         return None
+    except PermissionError:
+        text = b""
     with contextlib.suppress(ValueError, KeyError, TypeError, OverflowError, RecursionError):
         found = json.loads(text)
         at, uptime = float(found["confirmed_at"]), float(found["uptime"])
@@ -398,11 +399,18 @@ def _write(folder: int, name: str, data: bytes) -> None:
     temporary = f".{secrets.token_hex(8)}"
     try:
         with os.fdopen(os.open(temporary, _CREATE, 0o600, dir_fd=folder), "wb") as file:
+            _undo_umask(file.fileno())
             file.write(data)
         os.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
     except OSError:
         _remove(folder, temporary)  # on a full disk, each fetch would otherwise leave one more
         raise
+
+
+def _undo_umask(file: int) -> None:
+    """Let the owner use a file that a umask took from them. Some file systems can set no modes at all."""
+    if os.fstat(file).st_mode & 0o600 != 0o600:
+        os.fchmod(file, 0o600)
 
 
 def _size(folder: int, name: str) -> int | None:

@@ -117,6 +117,33 @@ def test_a_damaged_file_is_fetched_again(
     assert fetched(connect, tmp_path, max_age=60)[1].disk_hits == 1
 
 
+@pytest.mark.parametrize("kind", ["blobs", "refs"])
+def test_a_file_that_cannot_be_read_is_fetched_again(
+    connect: Connect, registry: FakeRegistry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+):
+    """Another user, such as root, may have written it. It would be transferred at each start for ever."""
+    registry.add_version("alice")
+    fetched(connect, tmp_path)
+    [path] = on_disk(tmp_path, kind)
+    inode, open_file = path.stat().st_ino, os.open
+
+    def refuse(name: Any, *arguments: Any, **options: Any) -> int:
+        """Refuse the file also to root, as which the tests may run."""
+        descriptor = open_file(name, *arguments, **options)
+        if os.fstat(descriptor).st_ino == inode:
+            os.close(descriptor)
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        return descriptor
+
+    kept = tmp_path / "kept"
+    kept.hardlink_to(path)  # so that its inode is not given to another file
+    monkeypatch.setattr(os, "open", refuse)
+    assert fetched(connect, tmp_path, max_age=60)[1].disk_errors == 1
+    artifact, stats = fetched(connect, tmp_path, max_age=60)
+    assert (artifact.tensors["speaker_embedding"] == 1).all()
+    assert (stats.disk_hits, stats.misses, stats.disk_errors) == (1, 0, 0)
+
+
 @pytest.mark.parametrize("damage", ["link", "dangling link", "folder"])
 def test_a_lock_that_is_no_file_is_replaced(
     connect: Connect, registry: FakeRegistry, tmp_path: Path, damage: str
@@ -270,6 +297,22 @@ def test_only_the_owner_can_read_the_directory(connect: Connect, registry: FakeR
     for path in [folder, *folder.rglob("*")]:
         assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600), path
     assert not list(tmp_path.rglob("*lice*"))
+
+
+def test_the_owner_can_read_the_files_whatever_the_umask_is(
+    connect: Connect, registry: FakeRegistry, tmp_path: Path
+):
+    """A process whose umask takes all rights away shares the directory with others."""
+    registry.add_version("alice")
+    for folder in ("refs", "blobs"):
+        (tmp_path / folder).mkdir()
+    before = os.umask(0o777)
+    try:
+        fetched(connect, tmp_path)
+    finally:
+        os.umask(before)
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert [stat.S_IMODE(path.stat().st_mode) for path in files] == [0o600] * 3
 
 
 def test_links_in_the_directory_are_not_followed(connect: Connect, registry: FakeRegistry, tmp_path: Path):
