@@ -13,8 +13,8 @@ through a ref of the same client, so sharing a directory gives no client access 
 Files are written under a temporary name and renamed, and never changed afterwards. A process can be killed at
 any time: the bytes are counted in `lock` before they are written, so the count is never too low, and a ref is
 written before its blob, so that the blob of a voice that is gone is found. Each blob is compared with its
-digest when it is read. A file that is damaged is removed and fetched again. Symbolic links are never followed
-inside the directory.
+digest when it is read. A file that is damaged or unreadable is removed and fetched again. Symbolic links are
+never followed inside the directory.
 """
 
 import contextlib
@@ -142,13 +142,14 @@ class DiskCache:
             try:
                 data = _read_blob(blobs, name, ref)
                 return None if data is None else Artifact.over(data, ref.digest)
-            except (DamagedFile, InvalidArtifact) as error:
+            except (DamagedFile, InvalidArtifact, PermissionError) as error:
                 _remove(blobs, name)
                 raise DamagedFile(f"the cached file {name} was damaged: {error}") from error
 
     def store(self, scope: str, voice: str, target: str, ref: Ref, data: bytes | None) -> None:
         """Record the registry's answer to a request. Without `data`, nothing is recorded unless the file is
-        there.
+        there. The file of a former answer is removed, because the voice may have been deleted and its name
+        registered again. It stays if another ref of the voice names it, such as that of a pinned version.
 
         A file that is larger than a tenth of the limit is not kept, because it would displace all others.
         """
@@ -156,12 +157,14 @@ class DiskCache:
             self._remove_gone(self._overdue.copy())
         name, blob = _ref_name(scope, voice, target), _blob_name(ref.digest)
         with self._folder("refs") as refs, self._folder("blobs") as blobs, self._lock() as lock:
-            there = _size(blobs, blob) == ref.size
-            if (data is None and not there) or ref.size > self.max_bytes // 10:
-                return
             before = _read_ref(refs, name)
             if before is not None and before.age_seconds() < ref.age_seconds():
                 return  # another process asked later
+            if before is not None and before.digest != ref.digest:
+                _remove_replaced(refs, blobs, name, before.digest)
+            there = _size(blobs, blob) == ref.size
+            if (data is None and not there) or ref.size > self.max_bytes // 10:
+                return
             new_bytes = (0 if there else ref.size + FILE_OVERHEAD_BYTES) + 2 * FILE_OVERHEAD_BYTES
             self._reserve(lock, refs, blobs, new_bytes)
             is_kept = _size(blobs, blob) == ref.size  # making room may have removed it
@@ -185,15 +188,6 @@ class DiskCache:
             if len(self._overdue) < _MAX_OVERDUE:
                 self._overdue.add(gone)
             raise
-
-    def used_bytes(self) -> int:
-        """Return the number of bytes that the files take now, each with its 4,096 bytes of overhead."""
-        with self._folder("refs") as refs, self._folder("blobs") as blobs:
-            return sum(
-                (_size(folder, name) or 0) + FILE_OVERHEAD_BYTES
-                for folder in (refs, blobs)
-                for name in _names(folder)
-            )
 
     @contextlib.contextmanager
     def _folder(self, name: str) -> Iterator[int]:
@@ -223,6 +217,7 @@ class DiskCache:
             _size(directory, "lock")
             lock = os.open("lock", flags, 0o600, dir_fd=directory)
         try:
+            _undo_umask(lock)
             _acquire(lock)
             yield lock
         finally:
@@ -256,9 +251,7 @@ class DiskCache:
 
     def _shrink(self, lock: int, refs: int, blobs: int, limit: int) -> None:
         """Remove blobs that no ref names, files that killed processes left, and the least recently used
-        artifacts.
-
-        This is called with the lock held, so no other process is between a ref and its blob.
+        artifacts. The lock is held, so no other process is between a ref and its blob.
         """
         users = _refs_by_blob(refs, blobs)
         sizes = {name: _size(blobs, name) or 0 for name in users}
@@ -293,6 +286,16 @@ def _refs_by_blob(refs: int, blobs: int) -> dict[str, list[tuple[float, str]]]:
     for name in stray:  # after the blobs: if one of them cannot be removed, `_GONE` tells the next process
         _remove(refs, name)
     return users
+
+
+def _remove_replaced(refs: int, blobs: int, name: str, digest: str) -> None:
+    """Remove the blob that a ref names, before the ref is replaced, unless another ref of the same voice
+    names it. Refs of other voices and clients are not read, because there may be thousands.
+    """
+    voice = name.partition(".")[0] + "."
+    others = (_intact_ref(refs, one) for one in _names(refs) if one.startswith(voice) and one != name)
+    if all(ref is None or ref.digest != digest for ref in others):
+        _remove(blobs, _blob_name(digest))
 
 
 def _names(folder: int) -> list[str]:
@@ -340,8 +343,8 @@ def _blob_name(digest: str) -> str:
 
 
 def _read_ref(refs: int, name: str) -> Ref | None:
-    """Read a ref, or None if there is none. A damaged one is removed, as is one that was written for another
-    request: the digest of the file that it leads to would be right, and the voice wrong.
+    """Read a ref, or None if there is none. A damaged or unreadable one is removed, as is one that was
+    written for another request: the digest of the file that it leads to would be right, and the voice wrong.
     """
     if _size(refs, name) is None:
         return None
@@ -350,6 +353,8 @@ def _read_ref(refs: int, name: str) -> Ref | None:
             text = file.read(_MAX_REF_BYTES + 1)
     except FileNotFoundError:
         return None
+    except PermissionError:
+        text = b""
     with contextlib.suppress(ValueError, KeyError, TypeError, OverflowError, RecursionError):
         found = json.loads(text)
         at, uptime = float(found["confirmed_at"]), float(found["uptime"])
@@ -394,11 +399,18 @@ def _write(folder: int, name: str, data: bytes) -> None:
     temporary = f".{secrets.token_hex(8)}"
     try:
         with os.fdopen(os.open(temporary, _CREATE, 0o600, dir_fd=folder), "wb") as file:
+            _undo_umask(file.fileno())
             file.write(data)
         os.rename(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
     except OSError:
         _remove(folder, temporary)  # on a full disk, each fetch would otherwise leave one more
         raise
+
+
+def _undo_umask(file: int) -> None:
+    """Let the owner use a file that a umask took from them. Some file systems can set no modes at all."""
+    if os.fstat(file).st_mode & 0o600 != 0o600:
+        os.fchmod(file, 0o600)
 
 
 def _size(folder: int, name: str) -> int | None:

@@ -23,7 +23,7 @@ import numpy as np
 import pytest
 
 from speaker_registry import ArtifactCache, RegistryClient, errors
-from speaker_registry.disk_cache import MAPPED_BYTES, DiskCache
+from speaker_registry.disk_cache import MAPPED_BYTES
 from tests.unit.sdk.conftest import Connect
 from tests.unit.sdk.fake_registry import (
     ECAPA,
@@ -115,6 +115,33 @@ def test_a_damaged_file_is_fetched_again(
     assert not damaged.is_symlink()
     assert blob.read_bytes() == elsewhere.read_bytes() == whole
     assert fetched(connect, tmp_path, max_age=60)[1].disk_hits == 1
+
+
+@pytest.mark.parametrize("kind", ["blobs", "refs"])
+def test_a_file_that_cannot_be_read_is_fetched_again(
+    connect: Connect, registry: FakeRegistry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+):
+    """Another user, such as root, may have written it. It would be transferred at each start for ever."""
+    registry.add_version("alice")
+    fetched(connect, tmp_path)
+    [path] = on_disk(tmp_path, kind)
+    inode, open_file = path.stat().st_ino, os.open
+
+    def refuse(name: Any, *arguments: Any, **options: Any) -> int:
+        """Refuse the file also to root, as which the tests may run."""
+        descriptor = open_file(name, *arguments, **options)
+        if os.fstat(descriptor).st_ino == inode:
+            os.close(descriptor)
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        return descriptor
+
+    kept = tmp_path / "kept"
+    kept.hardlink_to(path)  # so that its inode is not given to another file
+    monkeypatch.setattr(os, "open", refuse)
+    assert fetched(connect, tmp_path, max_age=60)[1].disk_errors == 1
+    artifact, stats = fetched(connect, tmp_path, max_age=60)
+    assert (artifact.tensors["speaker_embedding"] == 1).all()
+    assert (stats.disk_hits, stats.misses, stats.disk_errors) == (1, 0, 0)
 
 
 @pytest.mark.parametrize("damage", ["link", "dangling link", "folder"])
@@ -235,13 +262,12 @@ def test_without_the_id_of_a_boot_ages_are_measured_by_the_clock(
 def test_a_count_that_another_program_has_made_longer_is_repaired(registry: FakeRegistry, tmp_path: Path):
     """It could not be read, so each artifact that is kept would make the cache look at all files."""
     registry.add_version("alice")
-    disk = DiskCache(tmp_path, 10**6)
     (tmp_path / "lock").write_text("0" * 31)
     client = RegistryClient(
         URL, transport=httpx.MockTransport(registry), cache=ArtifactCache(directory=tmp_path)
     )
     client.fetch("alice", ECAPA)
-    assert disk.used_bytes() <= int((tmp_path / "lock").read_text()) < 20_000
+    assert disk_bytes(tmp_path) <= int((tmp_path / "lock").read_text()) < 20_000
 
 
 def test_a_lock_that_cannot_be_released_leaves_no_descriptor_open(
@@ -273,6 +299,22 @@ def test_only_the_owner_can_read_the_directory(connect: Connect, registry: FakeR
     assert not list(tmp_path.rglob("*lice*"))
 
 
+def test_the_owner_can_read_the_files_whatever_the_umask_is(
+    connect: Connect, registry: FakeRegistry, tmp_path: Path
+):
+    """A process whose umask takes all rights away shares the directory with others."""
+    registry.add_version("alice")
+    for folder in ("refs", "blobs"):
+        (tmp_path / folder).mkdir()
+    before = os.umask(0o777)
+    try:
+        fetched(connect, tmp_path)
+    finally:
+        os.umask(before)
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert [stat.S_IMODE(path.stat().st_mode) for path in files] == [0o600] * 3
+
+
 def test_links_in_the_directory_are_not_followed(connect: Connect, registry: FakeRegistry, tmp_path: Path):
     """A link would make the cache write, and evict, elsewhere."""
     registry.add_version("alice")
@@ -302,10 +344,11 @@ def test_clients_with_other_keys_do_not_see_each_others_refs(
 
 
 def test_an_erased_voice_leaves_the_disk(connect: Connect, registry: FakeRegistry, tmp_path: Path):
-    """Bytes of every version go, also of one that no name leads to any more; other voices stay."""
+    """Bytes of every version go; other voices stay."""
     for name in ("alice", "bob"):
         registry.add_version(name)
         fetched(connect, tmp_path, name)
+    fetched(connect, tmp_path, "alice@1")
     registry.add_version("alice")
     fetched(connect, tmp_path)
     assert len(on_disk(tmp_path)) == 3

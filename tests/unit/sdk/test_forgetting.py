@@ -19,13 +19,24 @@ FILES = {name: artifact_file(name) for name in ("alice", "bob")}
 NEW_FILE = artifact_file("alice", width=7)
 
 
-def key(speaker: str = "alice") -> Key:
-    return Key("s", speaker, "default", ECAPA)
+def key(speaker: str = "alice", reference: int | str = "default") -> Key:
+    return Key("s", speaker, reference, ECAPA)
 
 
-def add(cache: ArtifactCache, speaker: str = "alice", file: bytes | None = None) -> None:
+def add(
+    cache: ArtifactCache,
+    speaker: str = "alice",
+    file: bytes | None = None,
+    reference: int | str = "default",
+) -> None:
     file = file or FILES[speaker]
-    cache.add(key(speaker), Artifact.parse(file), cache.now(), file)
+    cache.add(key(speaker, reference), Artifact.parse(file), cache.now(), file)
+
+
+def lose_refs(directory: Path) -> None:
+    """Leave files that no ref names, as a damaged file system does."""
+    for ref in (directory / "refs").iterdir():
+        ref.unlink()
 
 
 def left(directory: Path) -> list[bytes]:
@@ -33,11 +44,37 @@ def left(directory: Path) -> list[bytes]:
     return [path.read_bytes() for path in (directory / "blobs").iterdir()]
 
 
+@pytest.mark.parametrize("max_disk_bytes", [10**6, 10 * len(NEW_FILE) - 1], ids=["kept", "too large"])
+def test_a_file_that_is_replaced_leaves_the_directory(tmp_path: Path, max_disk_bytes: int):
+    """The voice may have been deleted, and its name registered again for another person."""
+    cache = ArtifactCache(directory=tmp_path, max_disk_bytes=max_disk_bytes)
+    small, is_kept = artifact_file("alice", width=1), max_disk_bytes == 10**6
+    add(cache, file=small)
+    assert left(tmp_path) == [small]
+    add(cache, file=NEW_FILE)
+    assert left(tmp_path) == ([NEW_FILE] if is_kept else [])
+
+
+def test_a_file_stays_as_long_as_another_ref_of_its_voice_names_it(tmp_path: Path):
+    """An engine that is pinned to a version also starts without the registry."""
+    cache = ArtifactCache(directory=tmp_path)
+    add(cache, reference=1)
+    add(cache)
+    add(cache, file=NEW_FILE)
+    assert sorted(left(tmp_path)) == sorted([FILES["alice"], NEW_FILE])
+    another = ArtifactCache(directory=tmp_path)
+    another.recall(key(reference=1))
+    assert another.held(key(reference=1)) is not None
+    add(cache, file=NEW_FILE, reference=1)
+    assert left(tmp_path) == [NEW_FILE]
+
+
 def test_earlier_versions_go_when_the_lock_is_free_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Another process may make room at that moment, or be stopped."""
     monkeypatch.setattr(disk_cache, "_LOCK_TRIES", 1)
     cache = ArtifactCache(directory=tmp_path)
     add(cache)
+    lose_refs(tmp_path)
     add(cache, file=NEW_FILE)
     with DiskCache(tmp_path, 10**6)._lock():
         cache.forget_speaker("s", "alice")
@@ -54,6 +91,7 @@ def test_earlier_versions_go_although_the_process_has_ended(
     monkeypatch.setattr(disk_cache, "_LOCK_TRIES", 1)
     cache, another = (ArtifactCache(directory=tmp_path) for _ in range(2))
     add(cache)
+    lose_refs(tmp_path)
     add(cache, file=NEW_FILE)
     with DiskCache(tmp_path, 10**6)._lock():
         cache.forget_speaker("s", "alice")
