@@ -165,6 +165,7 @@ class HttpConnection(HttpToolsProtocol):
         return (self._current is None or self._current.response_complete) and not self.pipeline
 
     def close_to_make_room(self) -> None:
+        """Close the connection at once to make room for another one."""
         self._lingering.close_at_once()
 
     def _still_sending(self) -> bool:
@@ -217,7 +218,8 @@ class HttpConnection(HttpToolsProtocol):
             body = self._reading is _Reading.BODY
             size = (self._body_left or _CHUNKS_SLICE_BYTES) if body else _SLICE_BYTES
             self._parse_slice(data[start : start + size])
-            if self._overhead.is_too_large_after(min(size, len(data) - start)):
+            too_large = self._overhead.is_too_large_after(min(size, len(data) - start))
+            if too_large and self._reading is not _Reading.REFUSED:
                 self._refuse(HTTPStatus.BAD_REQUEST, NOT_HTTP)
             start += size
         self._unparsed = b"" if self._reading is _Reading.REFUSED else data[start:]
@@ -378,8 +380,6 @@ class HttpConnection(HttpToolsProtocol):
 
     def _refuse(self, status: HTTPStatus, message: str) -> None:
         """Refuse the request that is being read. Earlier requests are answered first."""
-        if self._reading is _Reading.REFUSED:
-            return
         broken = self.cycle if self._reading is _Reading.BODY and self._held is None else None
         self._held, self._reading = None, _Reading.REFUSED
         if broken is not None and self.pipeline:
