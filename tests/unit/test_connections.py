@@ -503,49 +503,6 @@ def test_a_tunnel_is_refused():
     in_loop(test)
 
 
-def test_a_client_that_closes_its_side_gets_the_answers_to_what_it_sent():
-    """It once got none unless the lane had them. Programs such as `nc -N` send a request that way."""
-
-    async def test() -> None:
-        client = Client(Echo())
-        await client.send(b"GET /1 HTTP/1.1\r\n\r\nGET /2 HTTP/1.1\r\n\r\n")
-        assert client.connection.eof_received()
-        assert b"/2" in await client.answers(2)
-        assert client.wire.closing, "the connection ends with the last answer"
-
-    in_loop(test)
-
-
-@pytest.mark.parametrize("sent", [b"", b"GET / HTTP/1.1\r\n", post("Content-Length: 10")])
-def test_a_client_that_closes_its_side_before_its_request_is_whole_is_gone(sent: bytes):
-    """Nothing can be answered then, and an application that waits for the body is told."""
-
-    async def test() -> None:
-        client = Client(Echo())
-        await client.send(sent)
-        assert not client.connection.eof_received()
-
-    in_loop(test)
-
-
-def test_a_client_that_closes_its_side_is_soon_taken_as_gone(monkeypatch: pytest.MonkeyPatch):
-    """Its long polls and streams of events would otherwise keep their places."""
-    monkeypatch.setattr(connections, "_HALF_CLOSED_SECONDS", 0.05)
-
-    async def waits(scope: Scope, receive: Receive, send: Send) -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
-
-    async def test() -> None:
-        client = Client(waits)
-        await client.send(b"GET /1 HTTP/1.1\r\n\r\n")
-        assert client.connection.eof_received()
-        while not client.wire.closing:
-            await asyncio.sleep(0.001)
-
-    in_loop(test)
-
-
 def test_a_caller_that_vanishes_is_seen_by_the_request_that_is_being_answered():
     """Also where it has sent another one ahead."""
 

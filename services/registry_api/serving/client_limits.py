@@ -72,7 +72,6 @@ class Awaited(Enum):
     HEAD = "head"
     REST = "rest of an answered request"
     REQUEST = "next request"
-    ANSWER = "answer to a client that may be gone"
 
 
 class Deadline:

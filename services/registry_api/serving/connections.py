@@ -43,10 +43,6 @@ HEAD_SECONDS = 10.0
 request is answered. After the server has stopped reading, what the client still sends is dropped for this
 long before the connection is cut. A client that reads none of its answer for this long is cut off as well.
 """
-_HALF_CLOSED_SECONDS = 2.0
-"""A client that has closed its side of the connection is answered for this long. It may as well be gone,
-which looks the same until something is sent to it, so long polls and streams of events must end soon.
-"""
 _SLICE_BYTES, _CHUNKS_SLICE_BYTES = 1024, 4096
 """Number of bytes that are parsed at once: normally, and for a body in chunks. At most the requests in one
 slice are held, however many a client sends ahead.
@@ -130,8 +126,6 @@ class HttpConnection(HttpToolsProtocol):
         """Number of requests that began in the present read."""
         self._answers = False
         """True once a request was answered, or is being answered."""
-        self._half_closed = False
-        """True if the client sends nothing more and may still read answers."""
 
     # -- the life of the connection --
 
@@ -142,8 +136,9 @@ class HttpConnection(HttpToolsProtocol):
         if not self.table.admit(self, address_of(self.client[0] if self.client else "")):
             self.app = OnlyMonitoring(self.app, self.table.limit)
         elif self.lane is not None:
-            access = self.lane, self._lingering, self.server_state, self._pace
-            self._lane = LaneAccess(*access, lambda: self.is_idle)
+            self._lane = LaneAccess(
+                self.lane, self._lingering, self.server_state, self._pace, lambda: self.is_idle
+            )
         self._deadline.expect(Awaited.HEAD, self.head_seconds)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -190,20 +185,20 @@ class HttpConnection(HttpToolsProtocol):
         if self._reading is not _Reading.NOTHING:
             self._pace.count_read(len(data))
         self._parse(self._unparsed + data)
-        ends = self._reading is _Reading.NOTHING and not self._unparsed
-        if begins and ends and self._requests == 1 and self._lane is not None:
+        if begins and self._lane is not None and self._lane_answered_all():
             self._lane.remember(data)
         self._update_deadline()
 
-    def eof_received(self) -> bool:  # type: ignore[override]  # which asyncio expects
-        """Note that the client sends nothing more. Returns whether it is still to be answered."""
-        is_whole = self._reading is _Reading.NOTHING and not self.transport.is_closing()
-        self._half_closed = is_whole and not self.is_idle
-        self._update_deadline()
-        return self._half_closed
+    def _lane_answered_all(self) -> bool:
+        """Return whether the present read was one request without a body, and the lane has answered it."""
+        if not self._pace.answers == self._requests == 1 or self._body_left or self._unparsed:
+            return False
+        return self._reading is _Reading.NOTHING and self.is_idle
 
     def _parse(self, data: bytes) -> None:
-        """Parse data until a request must wait for an earlier one, or too many pieces came at once."""
+        """Parse data slice by slice, until a request must wait for an earlier one, or too many pieces came at
+        once.
+        """
         self._parse_slices(data)
         if self._held is not None:
             self._begin_request(None)
@@ -218,9 +213,7 @@ class HttpConnection(HttpToolsProtocol):
             body = self._reading is _Reading.BODY
             size = (self._body_left or _CHUNKS_SLICE_BYTES) if body else _SLICE_BYTES
             self._parse_slice(data[start : start + size])
-            too_large = self._overhead.is_too_large_after(min(size, len(data) - start))
-            if too_large and self._reading is not _Reading.REFUSED:
-                self._refuse(HTTPStatus.BAD_REQUEST, NOT_HTTP)
+            self._check_overhead(min(size, len(data) - start))
             start += size
         self._unparsed = b"" if self._reading is _Reading.REFUSED else data[start:]
         if self._unparsed or self._pace.pauses():
@@ -237,6 +230,11 @@ class HttpConnection(HttpToolsProtocol):
         except httptools.HttpParserError as error:
             if isinstance(error, httptools.HttpParserCallbackError) and not _is_of_parser(error.__context__):
                 raise  # a bug in our code, which asyncio logs
+            self._refuse(HTTPStatus.BAD_REQUEST, NOT_HTTP)
+
+    def _check_overhead(self, size: int) -> None:
+        """Refuse the request if too much of it, up to a parsed slice of `size` bytes, is not data."""
+        if self._overhead.is_too_large_after(size) and self._reading is not _Reading.REFUSED:
             self._refuse(HTTPStatus.BAD_REQUEST, NOT_HTTP)
 
     def _ignore_upgrade(self, rest: bytes) -> None:
@@ -346,7 +344,8 @@ class HttpConnection(HttpToolsProtocol):
             self._answer_instead(*self._refusal)
             return
         self.flow.resume_reading()
-        self._read_on()
+        self._parse(self._unparsed)
+        self._update_deadline()
 
     def pause_writing(self) -> None:
         super().pause_writing()
@@ -355,12 +354,8 @@ class HttpConnection(HttpToolsProtocol):
     # -- deadlines --
 
     def _update_deadline(self) -> None:
-        """Set a deadline while the server waits for the client, or answers one that may be gone."""
-        if self._half_closed and self.is_idle:
-            self.transport.close()
-        elif self._half_closed:
-            self._deadline.expect(Awaited.ANSWER, _HALF_CLOSED_SECONDS)
-        elif not self.is_idle or self.transport.is_closing():
+        """Set a deadline while the server waits for the client, and none while the application answers."""
+        if not self.is_idle or self.transport.is_closing():
             self._deadline.awaited = None
         elif self._reading is _Reading.NOTHING and self._answers:
             self._deadline.expect(Awaited.REQUEST, self.timeout_keep_alive)

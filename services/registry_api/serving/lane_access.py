@@ -84,8 +84,8 @@ class LaneAccess:
         return False
 
     def remember(self, data: bytes) -> None:
-        """Remember the bytes of a whole request, if the lane has just answered it."""
-        if self._pace.answers == 1 and self._is_answered() and len(data) <= _MAX_REMEMBERED_BYTES:
+        """Remember the bytes of a request without a body that the lane has just answered."""
+        if len(data) <= _MAX_REMEMBERED_BYTES:
             self._lane.remember(data, self._question)
 
     def waits_for_body(self, request: HttpToolsProtocol, length: int) -> bool:

@@ -4,7 +4,6 @@ compressed JSON, an icon.
 
 import gzip
 import json
-import socket
 from urllib.parse import urljoin
 
 import httpx
@@ -12,8 +11,6 @@ import pytest
 from starlette.datastructures import Headers
 
 from services.registry_api.serving.compression import is_compressible
-from tests.integration.api.raw import connected
-from tests.integration.api.raw import head as head_of
 from tests.integration.api.registry import PROFILE, Registry
 from tests.unit.audio import clips
 
@@ -215,18 +212,3 @@ def test_browsers_find_an_icon(registry: Registry):
     assert response.content[:4] == b"\0\0\1\0"
     assert "max-age" in response.headers["Cache-Control"]
     assert registry.client.head("/favicon.ico").headers["Content-Length"] == str(len(response.content))
-
-
-# -- a client that closes its side
-
-
-@pytest.mark.parametrize("path", ["/v1/audio/voices", "/v1/profiles", "/v1/nonsense"])
-def test_a_client_that_sends_a_request_and_closes_its_side_is_answered(registry: Registry, path: str):
-    """Programs such as `nc -N` do so, and read until the connection ends."""
-    with connected(registry.port) as connection:
-        connection.sendall(head_of("GET", path))
-        connection.shutdown(socket.SHUT_WR)
-        with connection.makefile("rb") as file:
-            sent = file.read()
-    assert sent.startswith(b"HTTP/1.1 404" if "nonsense" in path else b"HTTP/1.1 200")
-    assert b"}" in sent[-10:]
