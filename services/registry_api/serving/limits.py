@@ -30,11 +30,9 @@ same limit.
 """
 MAX_JSON_BYTES = 64 * 1024
 """Largest accepted body that neither is an upload nor resolves voices."""
-_MAX_CHARACTER_BYTES = len(r"\ud834\udd1e")
-"""Number of bytes that one character of a JSON string takes at most."""
-MAX_RESOLVE_BYTES = MAX_JSON_BYTES + _MAX_CHARACTER_BYTES * MAX_REFERENCE_LENGTH * MAX_RESOLVED
-"""Largest accepted body that resolves voices. The longest list that the route accepts fits, however its
-strings are written.
+MAX_RESOLVE_BYTES = MAX_JSON_BYTES + 4 * MAX_REFERENCE_LENGTH * MAX_RESOLVED
+"""Largest accepted body that resolves voices. The longest list that the route accepts fits in UTF-8. As
+`\\uXXXX` its characters take up to three times as much, but names have at most a quarter of that length.
 """
 
 _REQUEST_ID = re.compile(rb"[A-Za-z0-9._-]{1,128}")
