@@ -231,6 +231,17 @@ def test_the_oldest_job_is_found_though_tenants_take_turns(
     assert samples(signals)["registry_queue_oldest_job_age_seconds", PROFILE] > 1e6
 
 
+def test_the_age_of_the_oldest_job_is_measured_by_the_clock_of_redis(
+    registry: OpenedRegistry, valkey: ValkeyServer
+):
+    """All API processes report the same age. Here the clock of the API is an hour behind that of Redis."""
+    registry.register("alice")
+    with redis.Redis.from_url(valkey.url) as connection:
+        connection.set_response_callback("TIME", lambda time: (int(time[0]) + 3600, int(time[1])))
+        shown = samples(signals_of(registry.opened, connection))
+    assert 3600 <= shown["registry_queue_oldest_job_age_seconds", PROFILE] < 4200
+
+
 def test_what_is_tried_again_has_waited_since_then(
     registry: OpenedRegistry, signals: RedisSignals, valkey: ValkeyServer
 ):

@@ -32,7 +32,7 @@ from speaker_registry.errors import (
 from speaker_registry.names import parse_speaker_name
 from tests import memory_registry
 from tests.memory_records import PROFILE, A, B, C, Process
-from tests.memory_registry import PROFILES, Registry, World
+from tests.memory_registry import PROFILES, OwnTime, Registry, World
 
 NAMESPACES = ("anna", "bert", "cleo")
 
@@ -239,6 +239,38 @@ def test_a_version_is_not_made_again_while_another_one_of_its_voice_is_under_way
 
 
 # -- Faults
+
+
+def begun(fleet: Fleet, campaign: CampaignRecord) -> int:
+    """Let the campaign go on for one turn, and return how many voices it has begun so far."""
+    fleet.beat()
+    fleet.campaigns.runner.turn()
+    return fleet.campaigns.get(PROFILE, campaign.id).progress.begun
+
+
+def test_the_rate_of_a_campaign_does_not_depend_on_the_clocks_of_apis(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An API whose clock is an hour ahead would otherwise make all others begin nothing for an hour."""
+    campaign = fleet.campaigns.start(PROFILE, B, by="me", rate=1).campaign
+    with monkeypatch.context() as ahead:
+        ahead.setattr(fleet.registry.speakers, "clock", OwnTime(fleet.world.clock.now() + 3600))
+        assert begun(fleet, campaign) == 1
+    assert begun(fleet, campaign) == 1
+    fleet.world.pass_time(1)
+    assert begun(fleet, campaign) == 2
+
+
+def test_a_clock_of_redis_that_was_ahead_does_not_hold_a_campaign_back(fleet: Fleet) -> None:
+    """After a failover, the clock of another machine counts."""
+    server, time = fleet.world.server, fleet.world.server.now
+    campaign = fleet.campaigns.start(PROFILE, B, by="me", rate=1).campaign
+    server.now = lambda: time() + 3600
+    assert begun(fleet, campaign) == 1
+    server.now = time
+    assert begun(fleet, campaign) == 1
+    fleet.world.pass_time(1)
+    assert begun(fleet, campaign) == 2
 
 
 def test_a_voice_that_could_not_be_read_and_then_failed_keeps_its_campaign_from_promoting(

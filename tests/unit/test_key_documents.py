@@ -21,7 +21,7 @@ from services.registry_api.keys.make import make
 from services.registry_api.keys.revoke import revoke
 from services.registry_api.keys.rotate import rotate
 from services.shared.bucket.layout import api_key_key
-from services.shared.bucket.store import Object, ObjectUnavailable
+from services.shared.bucket.store import Object, ObjectUnavailable, listing_of
 from services.shared.model.records import seal, unseal
 from speaker_registry.errors import (
     ApiKeyEnded,
@@ -828,12 +828,30 @@ def test_a_key_is_revoked_with_all_that_came_from_it(
     _, follower = rotate(here.keys, second, grace_seconds=60, by=second.record.id)
     _, others = made(here)
     with monkeypatch.context() as patch:
-        patch.setattr(world.store, "list", lambda _: pytest.fail("a listing may lack a key"))
+        patch.setattr(world.store, "list", lambda _: listing_of((), world.store.now()))  # it may lack keys
         revoke(here.keys, thief.record.id, by="test", with_descendants=True)
     gone = [key.record.id for key in (thief, child, second, follower)]
     for process in (here, there):
         assert [state(process, key_id) for key_id in gone] == ["revoked"] * 4
         assert state(process, others.record.id) == "active"
+
+
+def test_keys_are_revoked_with_those_that_a_restored_document_does_not_name(
+    world: World, here: Process
+) -> None:
+    """A maker's document is restored from a backup that is older than the keys that it made."""
+    maker, _ = made(here, scopes=["admin"])
+    path = api_key_key(maker.id)
+    backup = world.store.get(path)
+    child, _ = made(here, scopes=["admin"], created_by=maker.id)
+    grandchild, _ = made(here, created_by=child.id)
+    other, _ = made(here)
+    world.store.delete([path])
+    world.store.put(path, backup)
+    revoke(here.keys, maker.id, by="test", with_descendants=True)
+    for process in (here, Process(world)):
+        assert {state(process, one.id) for one in (maker, child, grandchild)} == {"revoked"}
+        assert state(process, other.id) == "active"
 
 
 @pytest.mark.parametrize("swap", [1, 2])

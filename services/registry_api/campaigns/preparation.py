@@ -36,6 +36,7 @@ from services.shared.queue.jobs import Jobs
 from services.shared.registry.pages import page
 from services.shared.registry.profiles import Profiles
 from services.shared.registry.speakers import FoundSpeaker, Speakers
+from services.shared.view.generation import redis_milliseconds
 from services.shared.view.workers import Workers
 from speaker_registry.artifact import read_tensors
 from speaker_registry.errors import SpeakerRegistryError, Unavailable, VoiceUnreadable
@@ -80,7 +81,6 @@ class Preparation:
 
     def turn(self, progress: Progress) -> Progress:
         """Count the voices that have ended, start as many as allowed, and return the progress."""
-        now = self._speakers.clock.now()
         progress = self._settled(progress)
         if self._campaign.state == "paused":
             return progress.model_copy(update={"waits": None, "per_second": None})
@@ -92,6 +92,7 @@ class Preparation:
         progress = progress.model_copy(update={"waits": None})
         if progress.walk == 0 or (progress.walked and not progress.under_way and not progress.finished):
             progress = self._next_walk(progress)
+        now = redis_milliseconds(self._speakers.generation) / 1000
         return self._walked(progress, now).measured_now(now)
 
     def withdraw(self, progress: Progress) -> None:
@@ -141,6 +142,8 @@ class Preparation:
         """Continue the walk until enough voices are under way, the rate is reached, or the turn is long
         enough.
         """
+        # Redis' clock was ahead if it is earlier now than `paced_until`, for example before a failover.
+        progress = progress.model_copy(update={"paced_until": min(progress.paced_until, now)})
         scanned, before = 0, progress.begun
         while not progress.walked and scanned < _MAX_SCANNED:
             room = WINDOW - len(progress.under_way)

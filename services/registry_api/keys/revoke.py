@@ -1,6 +1,7 @@
 """Ends an API key at once, and on request all keys that were made with it, directly or indirectly."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Iterator
 from functools import partial
 
 import structlog
@@ -51,27 +52,21 @@ def _descendants(
 ) -> Iterator[Changed[KeyDocument]]:
     """End the keys that a key has made, the keys that these have made, and so on.
 
-    A key that is recorded but not made yet is ended, too, and can then no longer be made. A document that was
-    damaged or lost names no keys, so those that say that they were made by its key are looked for.
+    A key that is recorded but not made yet is ended, too, and can then no longer be made. The document of a
+    maker may name too few keys, because it was lost, damaged, or restored from an older backup, so the keys
+    that say who made them are added.
     """
+    recorded = defaultdict(set)
+    for record in filter(None, (document.record for document in keys.documents().values())):
+        recorded[record.created_by].add(record.id)
     seen, makers = {maker_id}, {maker_id: maker}
     while makers:
-        level = [key_id for key_id in _made_by(keys, makers) if key_id not in seen]
-        seen.update(level)
+        level = {made for key_id, one in makers.items() for made in (*one.made, *recorded[key_id])} - seen
+        seen |= level
         changed: dict[str, Changed[KeyDocument]] = {}
         keys.run_all([partial(_end_one, keys, key_id, end, by, changed) for key_id in level])
         yield from changed.values()
         makers = {key_id: one.document for key_id, one in changed.items()}
-
-
-def _made_by(keys: HeldKeys, makers: Mapping[str, KeyDocument]) -> set[str]:
-    """Return the ids of the keys that these keys have made."""
-    named = {key_id for maker in makers.values() for key_id in maker.made}
-    silent = {key_id for key_id, maker in makers.items() if maker.record is None}
-    if not silent:
-        return named
-    records = [document.record for document in keys.documents().values()]
-    return named | {one.id for one in records if one is not None and one.created_by in silent}
 
 
 def _end_one(

@@ -19,6 +19,10 @@ from services.shared.view.keys import ended_session_key, seal_secret_key
 
 SEALED_SECONDS = 12 * 3600
 """Sealed data that are older than this cannot be opened."""
+_ENDED_SECONDS = 24 * 3600
+"""An ended session is remembered for this long. Longer than sealed data can be opened, because an API process
+whose clock is behind opens them for that much longer.
+"""
 
 
 class Seal:
@@ -60,7 +64,7 @@ class Seal:
         """Open nothing any more that was sealed for a session."""
         self._generation.read(
             lambda pipeline, generation: pipeline.set(
-                ended_session_key(generation, session_id), 1, ex=SEALED_SECONDS
+                ended_session_key(generation, session_id), 1, ex=_ENDED_SECONDS
             )
         )
 

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as ResultTimeout
 from dataclasses import dataclass
-from datetime import datetime
 from typing import Any
 
 import redis
@@ -25,6 +24,7 @@ from services.shared.queue.rq_jobs import PICTURES_QUEUE, QUARANTINE_KEY, JobQue
 from services.shared.registry.profile_records import ProfileRecords
 from services.shared.telemetry import metrics
 from services.shared.view.copies import SpeakerView
+from services.shared.view.generation import milliseconds
 from services.shared.view.workers import Workers
 from speaker_registry.engine import kind_of_weights
 from speaker_registry.errors import Unavailable
@@ -54,9 +54,9 @@ class _Answer:
     """Profile -> its queue."""
     pictures: _Queue
     """The queue of the pictures of clips."""
-    waiting_since: Mapping[str, datetime]
-    """Profile, or `PICTURES_QUEUE` -> when the longest waiting job was enqueued. Queues without waiting jobs
-    are omitted.
+    waited: Mapping[str, float]
+    """Profile, or `PICTURES_QUEUE` -> for how many seconds the longest waiting job has waited. Queues without
+    waiting jobs are omitted.
     """
     workers: Mapping[str, int]
     """Profile -> how many workers have its current encoder."""
@@ -141,7 +141,7 @@ class RedisSignals(Collector):
             view_complete=complete,
             queues=queues,
             pictures=pictures,
-            waiting_since=self._waiting_since({**queues, PICTURES_QUEUE: pictures}),
+            waited=self._waited({**queues, PICTURES_QUEUE: pictures}),
             workers=serving,
             failed_proofs=failed,
             encoders=encoders,
@@ -191,24 +191,26 @@ class RedisSignals(Collector):
         *found, pictures = (_Queue(*answers[at : at + 4]) for at in range(0, len(answers), 4))
         return dict(zip(self._queues, found, strict=True)), pictures, quarantined, persistence, swept
 
-    def _waiting_since(self, queues: Mapping[str, _Queue]) -> dict[str, datetime]:
+    def _waited(self, queues: Mapping[str, _Queue]) -> dict[str, float]:
+        """Return for how many seconds the longest waiting job of each queue has waited, by Redis' clock."""
         waiting = [(name, job_id) for name, queue in queues.items() for job_id in queue.next_jobs]
         with self._redis.pipeline(transaction=False) as pipeline:
             for _, job_id in waiting:
                 # `created_at` would be wrong: a job that is tried again has not waited since then.
                 pipeline.hget(job_key(job_id), "enqueued_at")
             enqueued: Sequence[object] = pipeline.execute(raise_on_error=False)
-        oldest: dict[str, datetime] = {}
+        now = milliseconds(self._redis.time()) / 1000
+        oldest: dict[str, float] = {}
         for (name, _), time in zip(waiting, map(_time, enqueued), strict=True):
             if time is not None:
                 oldest[name] = min(time, oldest.get(name, time))
-        return oldest
+        return {name: max(0.0, now - time) for name, time in oldest.items()}
 
 
-def _time(enqueued_at: object) -> datetime | None:
-    """Parse a time as RQ writes it. Returns None for anything else."""
+def _time(enqueued_at: object) -> float | None:
+    """Parse a time as RQ writes it into Unix seconds. Returns None for anything else."""
     try:
-        return utcparse(enqueued_at.decode()) if isinstance(enqueued_at, bytes) else None
+        return utcparse(enqueued_at.decode()).timestamp() if isinstance(enqueued_at, bytes) else None
     except ValueError:
         return None
 
@@ -250,9 +252,9 @@ def _queue_families(answer: _Answer) -> Iterator[GaugeMetricFamily]:
             depth.add_metric([name, state], getattr(queue, state))
         pictures.add_metric([state], getattr(answer.pictures, state))
     for name in answer.queues:
-        oldest.add_metric([name], _age(answer.waiting_since.get(name)))
+        oldest.add_metric([name], answer.waited.get(name, 0))
     yield from (depth, oldest, pictures)
-    yield _single(metrics.OLDEST_PICTURES_JOB, _age(answer.waiting_since.get(PICTURES_QUEUE)))
+    yield _single(metrics.OLDEST_PICTURES_JOB, answer.waited.get(PICTURES_QUEUE, 0))
 
 
 def _weights(encoder: Encoder) -> str:
@@ -264,7 +266,3 @@ def _single(gauge: metrics.ScrapedGauge, value: float) -> GaugeMetricFamily:
     family = gauge.family()
     family.add_metric([], value)
     return family
-
-
-def _age(since: datetime | None) -> float:
-    return max(0.0, (datetime.now(since.tzinfo) - since).total_seconds()) if since else 0.0

@@ -5,7 +5,6 @@ cheap, so the charts of jobs need no counters of their own. `ServerErrors` count
 """
 
 import math
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -100,7 +99,7 @@ class Chart:
 class Activity:
     """Counts for charts, and keeps the charts for a moment. Safe to use from several threads."""
 
-    def __init__(self, jobs: JobRecords, errors: ServerErrors, now: Callable[[], float] = time.time) -> None:
+    def __init__(self, jobs: JobRecords, errors: ServerErrors, now: Callable[[], float]) -> None:
         self._jobs = jobs
         self._errors = errors
         self._now = now

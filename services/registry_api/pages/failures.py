@@ -1,6 +1,5 @@
 """Counts the most frequent reasons why jobs failed within the last hour, for the overview."""
 
-import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 
@@ -53,9 +52,7 @@ class Reasons:
 class Failures:
     """Counts reasons, and keeps them for a moment. Safe to use from several threads."""
 
-    def __init__(
-        self, jobs: JobRecords, profiles: Collection[str], now: Callable[[], float] = time.time
-    ) -> None:
+    def __init__(self, jobs: JobRecords, profiles: Collection[str], now: Callable[[], float]) -> None:
         self._jobs = jobs
         self._profiles = profiles
         self._now = now

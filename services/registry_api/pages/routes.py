@@ -31,8 +31,9 @@ def add_pages(app: FastAPI, services: Services) -> None:
     app.state.situation = Situation(services)
     app.state.seal = Seal(services.generation)
     app.state.live_regions = LiveRegions()
-    app.state.failures = Failures(services.jobs.records, services.profiles.names)
-    app.state.activity = Activity(services.jobs.records, app.state.server_errors)
+    records = services.jobs.records
+    app.state.failures = Failures(records, services.profiles.names, records.now)
+    app.state.activity = Activity(records, app.state.server_errors, records.now)
     app.router.routes.extend(_pages())
 
 

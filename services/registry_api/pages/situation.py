@@ -123,7 +123,7 @@ class Situation:
     def jobs(self, namespace: str) -> JobSummary:
         """Return the counts of jobs. The last entry of `rates` is for the last day."""
         services = self._services
-        return services.jobs.records.summary(namespace, services.profiles.names, services.clock.now())
+        return services.jobs.records.summary(namespace, services.profiles.names)
 
 
 def kept_seconds(counts: VoiceCounts) -> float:

@@ -146,7 +146,7 @@ def summarize_jobs(request: Request, services: ServicesDep, namespace: Namespace
     """Count the jobs by state and profile: how many there are, since when the oldest waits, and how many
     ended within the last minute, hour and day. No job is looked at, so the answer is as fast with millions.
     """
-    summary = services.jobs.records.summary(namespace, services.profiles.names, services.clock.now())
+    summary = services.jobs.records.summary(namespace, services.profiles.names)
     return answer(request, summary)
 
 

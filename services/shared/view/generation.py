@@ -390,3 +390,11 @@ def watched(generation: Generation) -> Iterator[None]:
 def milliseconds(time: tuple[int, int]) -> int:
     """Convert the answer of Redis to TIME to ms."""
     return time[0] * 1000 + time[1] // 1000
+
+
+def redis_milliseconds(generation: Generation) -> int:
+    """Return the time by Redis' clock in ms, which is the same for all machines. Raises `ViewAway` or
+    `Unavailable`.
+    """
+    [time] = generation.read(lambda pipeline, _: pipeline.time())
+    return milliseconds(time)

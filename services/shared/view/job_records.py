@@ -13,7 +13,7 @@ from typing import Any, Literal, cast, get_args
 
 from pydantic import TypeAdapter
 
-from services.shared.view.generation import Generation
+from services.shared.view.generation import Generation, redis_milliseconds
 from services.shared.view.job_summary import summarize
 from services.shared.view.keys import jobs_key, record_key
 from speaker_registry.errors import JobNotFound
@@ -186,9 +186,13 @@ class JobRecords:
         ended = ((score, job_id) for entries in found for job_id, score in entries)
         return self._read([job_id for _, job_id in heapq.nlargest(limit, ended)])
 
-    def summary(self, namespace: str, profiles: Iterable[str], now: float) -> JobSummary:
-        """Count the jobs of a namespace by state and profile. `now` is in Unix seconds."""
-        return summarize(self._generation, namespace, profiles, now)
+    def now(self) -> float:
+        """Return the time in Unix seconds by Redis' clock, which dates all records."""
+        return redis_milliseconds(self._generation) / 1000
+
+    def summary(self, namespace: str, profiles: Iterable[str]) -> JobSummary:
+        """Count the jobs of a namespace by state and profile."""
+        return summarize(self._generation, namespace, profiles, self.now())
 
     def forget_before(self, namespace: str, moment: float) -> int:
         """Drop one page of each state's records of finished jobs that were created before `moment`.

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from redis.client import Pipeline
 
 from services.shared.model.records import Record
-from services.shared.view.generation import Generation, milliseconds
+from services.shared.view.generation import Generation, redis_milliseconds
 from services.shared.view.keys import failed_proofs_key, worker_report_key, workers_key
 
 KeyOf = Callable[[str, str], str]
@@ -146,7 +146,7 @@ class Workers:
         }
 
     def _report(self, members: Mapping[str, str], key_of: KeyOf) -> None:
-        now = self._now()
+        now = redis_milliseconds(self._generation)
 
         def put(pipeline: Pipeline, generation: str) -> None:
             for profile, member in members.items():
@@ -156,18 +156,13 @@ class Workers:
         self._generation.read(put)
 
     def _since(self, profiles: Iterable[str], key_of: KeyOf, seconds: int) -> dict[str, list[str]]:
-        names, since = list(profiles), self._now() - seconds * 1000
+        names, since = list(profiles), redis_milliseconds(self._generation) - seconds * 1000
         found = self._generation.read(
             lambda pipeline, generation: [
                 pipeline.zrangebyscore(key_of(generation, name), since, "+inf") for name in names
             ]
         )
         return dict(zip(names, found, strict=True))
-
-    def _now(self) -> int:
-        """Return the time of Redis, in ms."""
-        [time] = self._generation.read(lambda pipeline, _: pipeline.time())
-        return milliseconds(time)
 
 
 def _pair(member: str) -> tuple[str, str]:

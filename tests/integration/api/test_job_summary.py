@@ -1,9 +1,11 @@
 """Tests of `GET /v1/jobs/summary`: jobs counted by state and profile, without looking at any of them."""
 
+import time
 from typing import Any
 
 import pytest
 
+from services.registry_api.pages.situation import Situation
 from services.shared.view.job_records import KEPT_SECONDS
 from services.shared.view.keys import jobs_key
 from speaker_registry import RegistryClient
@@ -58,13 +60,15 @@ def test_jobs_are_counted_by_state_and_profile(busy: Registry):
 
 
 def test_jobs_that_ended_are_counted_by_when_they_ended(start: Start, monkeypatch: pytest.MonkeyPatch):
-    """A job that waited for days ends today, so rates by creation would say that nothing is done."""
+    """A job that waited for days ends today, so rates by creation would say that nothing is done. The API's
+    clock is an hour ahead, and does not count.
+    """
     registry = start(profiles=(PROFILE,))
     jobs = {name: registry.upload(name)["job_id"] for name in ("minutes", "hours", "days", "faulty")}
     registry.worker.fail_all("faulty", InvalidAudio("No speech was found."))
     registry.worker.finish_all()
-    now = registry.opened.clock.now()
-    monkeypatch.setattr(registry.opened.clock, "now", lambda: now)
+    now = time.time()
+    monkeypatch.setattr(registry.opened.clock, "now", lambda: now + 3600)
     generation = registry.opened.generation.for_reading()
     for name, ago in (("minutes", 30), ("hours", 3_530), ("days", 83_530), ("faulty", 30)):
         state = "failed" if name == "faulty" else "succeeded"
@@ -78,6 +82,8 @@ def test_jobs_that_ended_are_counted_by_when_they_ended(start: Start, monkeypatc
     ]
     assert found["rates"][1]["per_second"] == pytest.approx(2 / 3600)
     assert found["profiles"][0]["rates"] == found["rates"]
+    shown = Situation(registry.app.state.services).jobs("default")
+    assert [(one.succeeded, one.failed) for one in shown.rates] == [(1, 1), (2, 1), (3, 1)]
 
 
 def test_no_job_is_looked_at_to_count_them(busy: Registry):

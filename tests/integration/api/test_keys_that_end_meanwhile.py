@@ -14,6 +14,7 @@ import httpx
 import pytest
 
 from services.registry_api.keys.revoke import revoke as revoke_key
+from services.registry_api.keys.seal import SEALED_SECONDS
 from services.registry_api.serving import recheck
 from services.shared.audio import DecodedClip
 from services.shared.model.speaker import SpeakerId
@@ -313,6 +314,18 @@ def test_a_form_that_arrives_after_its_session_has_ended_does_nothing(closed: Re
                 closed.rebuild()
             ended.set()
             assert_session_ended(closed, sent.result())
+
+
+def test_a_copied_cookie_of_a_session_that_was_ended_opens_nothing_at_an_api_whose_clock_is_behind(
+    closed: Registry,
+):
+    """By Redis' clock, twelve hours have passed since, and by the API's clock no time at all."""
+    with Visitor(closed, str(BOOTSTRAP)) as visitor, another_tab(visitor) as sign_out:
+        form = {"token": visitor.token(), "name": "late", "scope:voices:read": "on"}
+        sign_out()
+        [mark] = closed.redis.scan_iter("sr:*:ended:*")
+        closed.redis.expire(mark, closed.redis.ttl(mark) - SEALED_SECONDS)
+        assert_session_ended(closed, visitor.http.post("/dashboard/keys", data=form))
 
 
 def test_a_form_whose_clip_is_decoded_while_its_session_ends_registers_nothing(

@@ -843,7 +843,7 @@ def test_the_overview_draws_the_jobs_of_the_last_hour(start: Start):
     assert [chart.bars[-1].end for chart in (hour, day)] == [now, now], "no axis leads into the future"
     assert [len(chart.ticks) for chart in (hour, day)] == [3, 4]
     assert sum(bar.start <= now - 1800 < bar.end and bar.total == 1 for bar in hour.bars) == 1
-    assert not list(Activity(records, registry.app.state.server_errors).charts("other")[1].drawn)
+    assert not list(Activity(records, registry.app.state.server_errors, records.now).charts("other")[1].drawn)
     with Visitor(registry) as visitor:
         page = visitor.get().text
     assert "Last hour" in page

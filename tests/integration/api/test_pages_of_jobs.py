@@ -2,7 +2,6 @@
 
 import re
 import threading
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -43,7 +42,8 @@ def test_the_overview_says_why_jobs_failed(closed: Registry, name: str):
         assert "Why jobs failed" not in operator.get().text, "there is no empty card"
     for number in range(2):
         failed(closed, f"{name}-{number}")
-    closed.app.state.failures = Failures(closed.opened.jobs.records, closed.app.state.services.profiles.names)
+    records, profiles = closed.opened.jobs.records, closed.app.state.services.profiles.names
+    closed.app.state.failures = Failures(records, profiles, records.now)
     with Visitor(closed, str(BOOTSTRAP)) as operator:
         page = operator.get().text
     assert "the device ran out of memory" in page
@@ -53,9 +53,7 @@ def test_the_overview_says_why_jobs_failed(closed: Registry, name: str):
         assert "ran out of memory" not in stranger.get().text
     with Visitor(closed, key(closed, "voices:read")) as reader:
         assert "ran out of memory" not in reader.get().text
-    closed.app.state.failures = Failures(
-        closed.opened.jobs.records, closed.app.state.services.profiles.names, lambda: time.time() + 3601
-    )
+    closed.app.state.failures = Failures(records, profiles, lambda: records.now() + 3601)
     with Visitor(closed, str(BOOTSTRAP)) as operator:
         assert "ran out of memory" not in operator.get("?").text, "an hour is over"
 
