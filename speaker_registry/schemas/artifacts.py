@@ -2,10 +2,10 @@
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from speaker_registry.artifact import TensorInfo
-from speaker_registry.schemas.common import Fault, Schema, Untrained
+from speaker_registry.schemas.common import Fault, RequestBody, Schema, Untrained
 from speaker_registry.schemas.voices import ArtifactState
 
 Mode = Literal["icl", "xvec"]
@@ -56,10 +56,8 @@ class ArtifactDescriptor(Schema):
     """Tells why a pending extraction does not start: no worker serves the profile at the moment."""
 
 
-class ExtractionRequest(BaseModel):
+class ExtractionRequest(RequestBody):
     """Request body that names the artifacts of a version to be made."""
-
-    model_config = ConfigDict(extra="forbid")
 
     profiles: list[str] | None = Field(default=None, min_length=1, max_length=MAX_PROFILES)
     """Profiles to extract. Defaults to all profiles that the version must have."""
@@ -67,10 +65,8 @@ class ExtractionRequest(BaseModel):
     """Make the artifacts again, even if they exist, have failed or were canceled."""
 
 
-class ResolveRequest(BaseModel):
+class ResolveRequest(RequestBody):
     """Request body that names voices and profiles. Every voice is resolved for every profile."""
-
-    model_config = ConfigDict(extra="forbid")
 
     voices: list[Annotated[str, Field(max_length=MAX_REFERENCE_LENGTH)]] = Field(
         min_length=1, max_length=MAX_RESOLVED

@@ -2,11 +2,11 @@
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from speaker_registry.artifact import TensorSpec
 from speaker_registry.names import DIGEST_PATTERN
-from speaker_registry.schemas.common import Schema
+from speaker_registry.schemas.common import RequestBody, Schema
 
 CampaignState = Literal["running", "paused", "complete", "promoted", "canceled"]
 
@@ -54,10 +54,8 @@ class CandidateEncoder(Schema):
     """The share of voices, from 0 to 1, that its last campaign has covered. None if it had no campaign."""
 
 
-class EncoderPromotion(BaseModel):
+class EncoderPromotion(RequestBody):
     """Request body that names the encoder to make the current one of a profile."""
-
-    model_config = ConfigDict(extra="forbid")
 
     fingerprint: str = Field(pattern=DIGEST_PATTERN)
     """The fingerprint of a candidate, or of a former encoder to go back to."""
@@ -74,10 +72,8 @@ class EncoderPromotion(BaseModel):
 DEFAULT_SAMPLE = 20
 
 
-class CampaignRequest(BaseModel):
+class CampaignRequest(RequestBody):
     """Request body that starts a campaign."""
-
-    model_config = ConfigDict(extra="forbid")
 
     fingerprint: str = Field(pattern=DIGEST_PATTERN)
     """The fingerprint of a candidate, or of a former encoder."""

@@ -2,10 +2,10 @@
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from speaker_registry.names import NAMESPACE_PATTERN
-from speaker_registry.schemas.common import Schema
+from speaker_registry.schemas.common import RequestBody, Schema
 from speaker_registry.scopes import Scope
 
 
@@ -45,10 +45,8 @@ class NewApiKey(ApiKey):
     """The secret key. It is shown only in this answer and stored nowhere."""
 
 
-class ApiKeyRequest(BaseModel):
+class ApiKeyRequest(RequestBody):
     """Request body that describes a new API key."""
-
-    model_config = ConfigDict(extra="forbid")
 
     name: str = Field(min_length=1, max_length=128)
     scopes: list[Scope] = Field(min_length=1)

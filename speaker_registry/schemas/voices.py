@@ -3,12 +3,12 @@
 from collections.abc import Iterable
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 
 from speaker_registry.labels import LABEL_CHANGES_SCHEMA
 from speaker_registry.names import MAX_VERSION
 from speaker_registry.notebooks import html_table
-from speaker_registry.schemas.common import Schema, Untrained
+from speaker_registry.schemas.common import RequestBody, Schema, Untrained
 
 ArtifactState = Literal["pending", "processing", "ready", "failed"]
 Source = Literal["audio", "embedding"]
@@ -116,12 +116,10 @@ class RegisteredVersion(VoiceVersion):
 MAX_DESCRIPTION = 8_000
 
 
-class VoiceEdit(BaseModel):
+class VoiceEdit(RequestBody):
     """Request body that changes the description, the labels, the pin or the promotion policy of a voice.
     Members that it leaves out stay unchanged.
     """
-
-    model_config = ConfigDict(extra="forbid")
 
     description: str | None = Field(default=None, max_length=MAX_DESCRIPTION)
     """Free text about the voice. Null removes it."""
@@ -190,10 +188,8 @@ class MovedAlias(VoiceAlias):
     """Number of the version to which the alias pointed before. None if the alias is new."""
 
 
-class AliasMove(BaseModel):
+class AliasMove(RequestBody):
     """Request body that names the version to which an alias is moved."""
-
-    model_config = ConfigDict(extra="forbid")
 
     version: int = Field(ge=1, le=MAX_VERSION, strict=True)
 

@@ -800,6 +800,20 @@ def test_processes_share_a_limit(start: Start, valkey: Any):
     assert other.client.get("/v1/profiles", headers=bearer(token)).status_code == 200
 
 
+def test_a_minute_that_redis_has_begun_again_ends_when_redis_says_so(start: Start, valkey: Any):
+    """A caller that waits as long as it is told to is served, also after Redis has lost the counts."""
+    registry = start(empty(valkey, 13), access=CLOSED)
+    token = key(registry, requests_per_minute=20)
+    now = 1_775_133_885.0
+    registry.app.state.access.rate_limits.now = lambda: now
+    registry.client.get("/v1/profiles", headers=bearer(token))
+    now += 45
+    empty(valkey, 13)
+    answers = [registry.client.get("/v1/profiles", headers=bearer(token)) for _ in range(25)]
+    refused = next(answer for answer in answers if answer.status_code == 429)
+    assert int(refused.headers["Retry-After"]) > 50
+
+
 def test_uploads_are_limited_apart(start: Start):
     """Uploads have limits of their own, by key and by namespace. vLLM-Omni's route answers 429 as well."""
     closed = start(access=CLOSED, rates=RateSettings(uploads_per_minute=3, namespace_uploads_per_minute=4))

@@ -6,6 +6,7 @@ import pytest
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from speaker_registry.names import DIGEST_PATTERN
+from speaker_registry.schemas import ResolveRequest
 from speaker_registry.validation import accepted, invalid_value_message
 
 
@@ -81,3 +82,12 @@ def test_a_refusal_says_what_was_given_and_what_is_accepted(given: dict[str, Any
         Order.model_validate(given)
     [fault] = caught.value.errors()
     assert invalid_value_message(fault, fault["loc"], Order.model_json_schema()) == says
+
+
+def test_many_unknown_fields_are_one_fault():
+    """Describing each of them would take seconds, in which no other request is answered."""
+    unknown = {f"field {number}": 0 for number in range(50)}
+    with pytest.raises(ValidationError) as raised:
+        ResolveRequest.model_validate({**unknown, "voices": ["a"], "profiles": ["x"]})
+    (fault,) = raised.value.errors()
+    assert (fault["type"], fault["loc"]) == ("extra_forbidden", ("field 0",))
