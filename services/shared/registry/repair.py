@@ -19,7 +19,14 @@ from services.shared.queue.jobs import Jobs
 from services.shared.registry.profiles import Profiles
 from services.shared.registry.speakers import FoundSpeaker, Speakers
 from services.shared.telemetry.metrics import REPAIRS
-from speaker_registry.errors import ClipDamaged, InvalidAudio, PayloadTooLarge, Unavailable, VoiceNotFound
+from speaker_registry.errors import (
+    ClipDamaged,
+    ExtractorFailed,
+    InvalidAudio,
+    PayloadTooLarge,
+    Unavailable,
+    VoiceNotFound,
+)
 
 log = structlog.get_logger()
 
@@ -76,6 +83,7 @@ def sound_rendition_bytes(
 
     Raises:
         ClipDamaged: the uploaded clip is lost as well, or decodes to other samples than before.
+        ExtractorFailed: the uploaded clip is there but could not be decoded again.
         AudioNotFound, Unavailable.
     """
     try:
@@ -91,17 +99,16 @@ def sound_rendition_bytes(
 def _decoded_again(
     blobs: StoredBytes, speaker_id: SpeakerId, version: Version, decode: Decode, lost: Unsound
 ) -> bytes:
-    number = version.number
+    found = f"The decoded clip of version {version.number} is {lost.how}, and the uploaded one"
     try:
         rendition = decode(blobs.clip(speaker_id, version)).audio.to_bytes()
-    except (Unsound, InvalidAudio, PayloadTooLarge):
-        raise ClipDamaged(
-            f"The decoded clip of version {number} is {lost.how}, and so is the uploaded one. {_REMEDY}"
-        ) from None
+    except Unsound as also_lost:
+        raise ClipDamaged(f"{found} is {also_lost.how}. {_REMEDY}") from None
+    except (InvalidAudio, PayloadTooLarge) as error:  # for example a limit of this process
+        raise ExtractorFailed(f"{found} could not be decoded again. {error.message}") from None
     if hashlib.sha256(rendition).hexdigest() != clip_of(version).rendition_sha256:
         raise ClipDamaged(
-            f"The decoded clip of version {number} is {lost.how}, and the uploaded one no longer decodes to "
-            "the same samples. Register the clip again as a new version."
+            f"{found} no longer decodes to the same samples. Register the clip again as a new version."
         )
     return rendition
 
