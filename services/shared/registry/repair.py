@@ -31,7 +31,10 @@ from speaker_registry.errors import (
 log = structlog.get_logger()
 
 Decode = Callable[[bytes], DecodedClip]
-_REMEDY = "Upload the same file to the voice again, which stores it again, or restore it from a backup."
+_REMEDY = (
+    "Upload the same file to the voice again, which stores it and repeats failed extractions, or restore it "
+    "from a backup and extract with force."
+)
 
 
 def restore_clip(blobs: StoredBytes, speaker_id: SpeakerId, version: Version, uploaded: bytes) -> None:
@@ -108,7 +111,8 @@ def _decoded_again(
         raise ExtractorFailed(f"{found} could not be decoded again. {error.message}") from None
     if hashlib.sha256(rendition).hexdigest() != clip_of(version).rendition_sha256:
         raise ClipDamaged(
-            f"{found} no longer decodes to the same samples. Register the clip again as a new version."
+            f"{found} no longer decodes to the same samples. Register the clip again as a new version, with "
+            "dedupe=false."
         )
     return rendition
 

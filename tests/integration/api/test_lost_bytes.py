@@ -309,6 +309,26 @@ def test_nothing_is_extracted_from_a_clip_that_is_lost_altogether(
     assert registry.file(name).content == before.content
 
 
+def test_what_failed_for_want_of_a_clip_is_extracted_when_its_owner_sends_it_again(
+    registry: Registry, name: str, decoder: AudioDecoder
+):
+    """The error of a lost clip asks its owner to upload it again. The voice stayed failed nevertheless."""
+    registry.upload(name)
+    [work] = registry.worker.take_all(name)
+    remove(blob(registry, name, uploaded=False))
+    remove(blob(registry, name, uploaded=True))
+    for _ in range(work.max_attempts):
+        with pytest.raises(ClipDamaged) as caught:
+            read_clip(registry, work, decoder.decode)
+        opened = registry.opened
+        fail(opened.speakers, opened.jobs, opened.profiles, work, caught.value)
+        [work] = registry.worker.take_all(name) or [work]
+    assert registry.client.get(f"/v1/voices/{name}").json()["state"] == "failed"
+    assert registry.upload(name)["version"] == 1
+    registry.worker.finish_all(name)
+    assert registry.client.get(f"/v1/voices/{name}").json()["state"] == "ready"
+
+
 @pytest.mark.parametrize(
     "error",
     [InvalidAudio("The WAV could not be decoded within 10s."), PayloadTooLarge("The file has 9 bytes.")],
