@@ -341,6 +341,9 @@ class Extraction:
         except SpeakerRegistryError as error:
             _clear_frames(error)
             return error
+        except MemoryError as error:  # outside the extractor, for example while the clip is read
+            _clear_frames(error)
+            return ExtractorOutOfMemory("the host has too little memory for one clip")
         except Exception as error:
             # The text may quote the clip or a path: it goes to the log, not into the job.
             log.exception("extraction.crashed")
