@@ -382,7 +382,14 @@ def _warn_of_candidate(provenance: Provenance) -> None:
 
 def _limits_of_accepted_clips() -> UploadLimits:
     """Return limits that accept every clip that the API accepted, whose own limits a worker does not know."""
-    return UploadLimits(max_bytes=2**28, held_bytes=2**29, min_seconds=1e-6, max_seconds=3600)
+    return UploadLimits(
+        max_bytes=2**28,
+        held_bytes=2**29,
+        min_seconds=1e-6,
+        max_seconds=3600,
+        decode_seconds=100,  # below the default of SPEAKER_JOB_SECONDS, so that the job fails with a message
+        decode_memory_bytes=2**32,
+    )
 
 
 def warm_up(extractor: Extractor) -> None:

@@ -306,6 +306,23 @@ def test_a_worker_that_is_refused_its_watchdog_takes_no_job(queue, monkeypatch):
     assert status_of(queue, "a") == "queued"
 
 
+def test_a_worker_that_is_refused_its_watchdog_later_finishes_its_jobs(queue, monkeypatch):
+    """The heartbeat's own deadline remains, and the jobs of the batch are not at fault."""
+    arm, calls = faulthandler.dump_traceback_later, iter([True])
+
+    def refuse(*options: Any, **more: Any) -> None:
+        if not next(calls, False):  # it is granted at the start
+            raise RuntimeError("unable to start watchdog thread")
+        arm(*options, **more)
+
+    monkeypatch.setattr(faulthandler, "dump_traceback_later", refuse)
+    put(queue, "a")
+    with capture_logs() as logs:
+        make(queue).work(burst=True)
+    assert status_of(queue, "a") == "finished"
+    assert "watchdog.refused" in {one["event"] for one in logs}
+
+
 def test_a_failed_job_s_traceback_shows_no_values(queue, capsys):
     """A failed job's traceback shows no values. A handler's local variables are transcripts and samples,
     which must reach neither Redis nor the log.

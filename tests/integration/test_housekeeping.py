@@ -285,6 +285,7 @@ def test_a_job_whose_worker_died_waits_again_though_no_worker_lives(
     record = registry.jobs.record(NS, job)
     assert (record.state, record.stage, status_of(queue, job)) == ("queued", "queued", "queued")
     assert record.error == {**(record.error or {}), "code": "lease_expired", "attempt": 1}
+    assert "longer than SPEAKER_JOB_SECONDS" in str(record.error)
     assert [one.processing for one in registry.find("wren").open_jobs] == [False]
     assert registry.jobs.records.page(NS, state="processing", limit=9).found == []
     # The worker was only frozen, and nobody has taken over.

@@ -11,6 +11,7 @@ from redis import Redis
 
 from services.embedded.valkey import ValkeyServer
 from services.extractor_worker.jobs.batch_worker import BatchWorker
+from services.extractor_worker.jobs.leases import SUPERSEDED
 from services.registry_api.maintenance.garbage_sweep import sweep
 from services.shared.configuration.worker import WorkerSettings
 from services.shared.queue.reaping import lease_key, reap
@@ -60,11 +61,16 @@ def die_over_it(queue: JobQueue) -> None:
 
 
 def test_every_start_of_a_job_is_counted_by_its_end(queue: JobQueue):
-    """Every start of a job is counted by its end. One of four is done, one fails for good, one may succeed
-    later, and one is canceled meanwhile.
+    """Every start of a job is counted by its end. One of five is done, one fails for good, one may succeed
+    later, one is canceled meanwhile, and one is not wanted any more when it starts.
     """
-    put(queue, "good", "bad", "passing", "canceled")
-    outcomes: dict[str, Any] = {"good": "ok", "bad": InvalidAudio("no"), "passing": Unavailable("not now")}
+    put(queue, "good", "bad", "passing", "canceled", "unwanted")
+    outcomes: dict[str, Any] = {
+        "good": "ok",
+        "bad": InvalidAudio("no"),
+        "passing": Unavailable("not now"),
+        "unwanted": SUPERSEDED,
+    }
 
     def act(jobs: list[QueuedJob]) -> list[object]:
         for job in jobs:
@@ -78,7 +84,7 @@ def test_every_start_of_a_job_is_counted_by_its_end(queue: JobQueue):
     with ExitStack() as stack:
         rises = [stack.enter_context(counted(JOBS, profile="test", result=end)) for end in ends]
         work(queue, act)
-    assert rises == [[2], [1], [1], [1]]
+    assert rises == [[2], [1], [1], [2]]
 
 
 def test_a_job_whose_workers_die_is_counted_until_it_is_given_up(queue: JobQueue):

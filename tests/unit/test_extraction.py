@@ -192,6 +192,21 @@ def test_one_bad_clip_fails_alone(extraction: Extraction, attempts: Attempts):
     assert attempts.failed == {"short": short}
 
 
+def test_a_lack_of_memory_while_a_clip_is_read_is_reported_as_such(
+    extraction: Extraction, attempts: Attempts, monkeypatch: pytest.MonkeyPatch
+):
+    """It is neither a fault of the extractor nor of the clip."""
+
+    def read_clip(_: Work) -> str:
+        raise MemoryError
+
+    monkeypatch.setattr(attempts, "read_clip", read_clip)
+    monkeypatch.setattr(pipeline_extraction, "_MEMORY_PAUSE_SECONDS", 0.0)
+    (outcome,) = extraction(jobs("a"))
+    assert isinstance(outcome, ExtractorOutOfMemory)
+    assert attempts.failed == {"a": outcome}
+
+
 def test_clips_are_encoded_one_at_a_time_unless_the_extractor_says_otherwise(
     extraction: Extraction, extractor: Extractor
 ):

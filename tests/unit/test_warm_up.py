@@ -8,7 +8,7 @@ import pytest
 from torch import Tensor
 
 from services.extractor_worker.pipeline.torch_extractor import Loading, TorchExtractor
-from services.extractor_worker.process import warm_up
+from services.extractor_worker.process import _limits_of_accepted_clips, warm_up
 from services.extractor_worker.weights.loading import UntrainedWeights
 from services.shared.audio import ReferenceAudio
 from services.shared.model.profiles import BUILT_IN
@@ -94,3 +94,12 @@ def test_what_is_declared_for_a_gpu_holds_on_a_gpu_alone(device: str, seconds: f
     """A CPU would only compute the padding."""
     loading = Loading(profile=BUILT_IN["voxcpm2"], source=UntrainedWeights(), device=device)
     assert OnGpuTogether(loading, weights={"untrained": True}).batch_seconds == seconds
+
+
+def test_a_worker_decodes_every_clip_that_the_api_accepted(monkeypatch: pytest.MonkeyPatch):
+    """The worker's environment may be that of an API whose limits were lowered since."""
+    before = _limits_of_accepted_clips()
+    for name in ("MAX_SECONDS", "DECODE_SECONDS"):
+        monkeypatch.setenv(f"SPEAKER_UPLOAD_{name}", "1")
+    monkeypatch.setenv("SPEAKER_UPLOAD_DECODE_MEMORY_BYTES", str(64 * 1024**2))
+    assert _limits_of_accepted_clips() == before

@@ -91,7 +91,7 @@ class Heartbeat:
             RuntimeError: the system refuses this thread, or that of faulthandler's watchdog. A worker without
                 them would take jobs and could finish none.
         """
-        self.watch(LAST_RESORT_SECONDS)
+        _end_process_after(LAST_RESORT_SECONDS)
         try:
             self._thread.start()
         finally:
@@ -116,7 +116,10 @@ class Heartbeat:
             return
         self._deadline = time.monotonic() + self._limit_seconds
         last_resort = self._limit_seconds + self._beat_seconds + LAST_RESORT_SECONDS
-        faulthandler.dump_traceback_later(last_resort, exit=True, file=sys.__stderr__ or sys.stderr)
+        try:
+            _end_process_after(last_resort)
+        except RuntimeError as error:  # no thread now: the deadline holds nevertheless
+            log.warning("watchdog.refused", error=str(error))
 
     def unwatch(self) -> None:
         """End the time limit that `watch` began."""
@@ -151,3 +154,11 @@ class Heartbeat:
         faulthandler.dump_traceback(file=sys.__stderr__ or sys.stderr, all_threads=True)
         sys.stdout.flush()
         os._exit(EXIT_UNFINISHED)
+
+
+def _end_process_after(seconds: float) -> None:
+    """Have faulthandler's watchdog end the process, unless it is canceled or set again within this time.
+
+    Raises RuntimeError if the system refuses its thread.
+    """
+    faulthandler.dump_traceback_later(seconds, exit=True, file=sys.__stderr__ or sys.stderr)

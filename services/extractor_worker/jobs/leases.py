@@ -35,6 +35,8 @@ from services.shared.telemetry.metrics import JOBS
 log = structlog.get_logger(__name__)
 
 MAX_TRACEBACK = 4000
+SUPERSEDED = "superseded"
+"""The result of a job whose outcome nobody wants any more. RQ calls the job finished, and `_report` lost."""
 
 AddCommands = Callable[[Pipeline], None]
 """Adds the worker's own commands to a transaction."""
@@ -260,6 +262,8 @@ def _report(jobs: Sequence[QueuedJob], results: Mapping[str, object], recorded: 
         elif isinstance(result, Exception):
             outcome = "failed" if fails_for_good(job, result) else "retried"
             _log_error(f"job.{outcome}", job, result)
+        elif result == SUPERSEDED:
+            outcome = "lost"
         JOBS.labels(profile_of(job.origin), outcome).inc()
 
 

@@ -116,8 +116,8 @@ class Attempts:
 
         Raises:
             ClipDamaged: the bucket has lost the clip, and it cannot be restored.
-            ExtractorFailed: the bucket serves other objects but not the clip. The job is tried again later,
-                and other jobs do not wait for it.
+            ExtractorFailed: the bucket serves other objects but not the clip, or the clip could not be
+                decoded again. The job is tried again later, and other jobs do not wait for it.
         """
         try:
             return sound_rendition(self._blobs, attempt.speaker_id, attempt.version, self._decode)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 import structlog
 from structlog.contextvars import bound_contextvars
 
+from services.extractor_worker.jobs.leases import SUPERSEDED
 from services.shared.audio import ReferenceAudio
 from services.shared.bucket.pictures import store_pictures
 from services.shared.bucket.store import Store
@@ -68,10 +69,10 @@ class Drawing:
     def _draw_version(self, speaker_id: SpeakerId, vuid: str) -> str:
         version = self._version(speaker_id, vuid)
         if version is None or version.clip is None:
-            return "superseded"
+            return SUPERSEDED
         drawn = self._draw(sound_rendition(self._blobs, speaker_id, version, self._decode))
         if self._version(speaker_id, vuid) is None:
-            return "superseded"  # deleted meanwhile, so nothing may be stored for it
+            return SUPERSEDED  # deleted meanwhile, so nothing may be stored for it
         store_pictures(self._store, speaker_id, vuid, drawn)
         return "drawn"
 

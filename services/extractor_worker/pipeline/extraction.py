@@ -24,6 +24,7 @@ import structlog
 from structlog.contextvars import bound_contextvars
 
 from services.extractor_worker.jobs.heartbeat import EXIT_UNFINISHED
+from services.extractor_worker.jobs.leases import SUPERSEDED
 from services.extractor_worker.pipeline.attempts import Attempts
 from services.extractor_worker.pipeline.extractor import DeviceLost, Extractor
 from services.shared.bucket.store import StoreFull
@@ -221,7 +222,7 @@ class Extraction:
             return _known_outcome(error)
         finally:
             self.on_progress()
-        return _known_outcome("superseded") if clip is None else clip
+        return _known_outcome(SUPERSEDED) if clip is None else clip
 
     def _encode(self, batch: "Sequence[_PipelineItem | _Outcome]") -> Iterator[_Outcome]:
         """Encode a batch on the device, and hand the results to the threads for publication."""
@@ -285,7 +286,7 @@ class Extraction:
         counted = self._retried(lambda: self._attempts.publish(clip.attempt, tensors, seconds))
         if counted:
             self.on_made(clip.loaded.provenance.profile.name)
-        return "published" if counted else "superseded"
+        return "published" if counted else SUPERSEDED
 
     def _hand_back_if_away(self) -> None:
         """Raise `JobHandedBack` if an earlier step has found out that this one would fail. It would take its
@@ -340,6 +341,9 @@ class Extraction:
         except SpeakerRegistryError as error:
             _clear_frames(error)
             return error
+        except MemoryError as error:  # outside the extractor, for example while the clip is read
+            _clear_frames(error)
+            return ExtractorOutOfMemory("the host has too little memory for one clip")
         except Exception as error:
             # The text may quote the clip or a path: it goes to the log, not into the job.
             log.exception("extraction.crashed")

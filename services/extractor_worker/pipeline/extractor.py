@@ -20,7 +20,8 @@ class DeviceLost(Exception):
 class Extractor(Protocol):
     """An encoder's description and the three steps that turn clips into tensors.
 
-    Each step keeps the number and order of its inputs, and may raise `DeviceLost`.
+    Each step keeps the number and order of its inputs. Each may raise `DeviceLost`, or `ExtractorOutOfMemory`
+    if memory is short.
 
     `prepare` and `finish` may run on several threads at once; `encode` is called by one thread at a time.
     """
@@ -48,9 +49,6 @@ class Extractor(Protocol):
         Clips that are encoded together (`batch_seconds`) do not mix, but a batch is summed in another order
         than a clip alone. Real numbers then differ by rounding errors, and a code that is chosen from them
         may be another one where two entries are equally near. The extractor's docstring says by how much.
-
-        Raises:
-            ExtractorOutOfMemory: the device could not hold this much at once.
         """
 
     def finish(self, encoded: Any) -> dict[str, np.ndarray]:

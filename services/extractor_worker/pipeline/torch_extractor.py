@@ -5,7 +5,6 @@ It resamples clips, runs encoders on the device, and adds the inputs that every 
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, TypeVar, cast
 
@@ -30,6 +29,7 @@ from speaker_registry.errors import AudioTooShort, ExtractorOutOfMemory, Speaker
 Prepared = TypeVar("Prepared")
 Encoded = TypeVar("Encoded")
 Model = TypeVar("Model")
+Result = TypeVar("Result")
 
 _DTYPES: Mapping[Dtype, torch.dtype] = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
@@ -142,53 +142,57 @@ class TorchExtractor(ABC, Generic[Prepared, Encoded]):
 
     @torch.inference_mode()
     def prepare(self, clip: ReferenceAudio) -> Prepared:
-        """Prepare a clip on the CPU. Raises `AudioTooShort`, `UnsupportedAudio`, `DeviceLost`."""
-        with self._detecting_device_loss():
-            return self._prepare(clip)
+        """Prepare a clip on the CPU. Raises `AudioTooShort`, `UnsupportedAudio`, and the errors of `_run`."""
+        return self._run(lambda: self._prepare(clip), "the host has too little memory to prepare one clip")
 
     @torch.inference_mode()
     def encode(self, prepared: Sequence[Prepared]) -> list[Encoded]:
         """Encode prepared clips on the device. `Extractor.encode` says how a batch changes results.
 
-        Raises `ExtractorOutOfMemory`, `DeviceLost`.
+        Raises the errors of `_run`.
         """
-        try:
-            with self._detecting_device_loss(), exact_float32(self.device):
+
+        def encode_all() -> list[Encoded]:
+            with exact_float32(self.device):
                 encoded = self._encode_all(prepared)
             if self.device.type == "cpu":
                 give_back_surplus()
             return encoded
-        except Exception as error:
-            if not is_out_of_memory(error):
-                raise
-        # The cache is emptied outside the handler, because the error's frames hold what was computed so far.
-        torch.cuda.empty_cache()  # the next try gets all of the memory
+
         clips = "one clip" if len(prepared) == 1 else f"{len(prepared)} clips at once"
-        raise ExtractorOutOfMemory(f"the device {self.device} has too little memory for {clips}")
+        return self._run(encode_all, f"the device {self.device} has too little memory for {clips}")
 
     @torch.inference_mode()
     def finish(self, encoded: Encoded) -> dict[str, np.ndarray]:
-        """Return the artifact's tensors. Runs on the CPU. Raises `DeviceLost`."""
-        with self._detecting_device_loss():
+        """Return the artifact's tensors. Runs on the CPU. Raises the errors of `_run`."""
+
+        def finished() -> dict[str, np.ndarray]:
             return {
                 name: np.ascontiguousarray(tensor.cpu().numpy())
                 for name, tensor in self._finish(encoded).items()
             }
 
-    @contextmanager
-    def _detecting_device_loss(self) -> Iterator[None]:
-        """Raise `DeviceLost` instead of an error that comes from a lost device.
+        return self._run(finished, "the host has too little memory for the result of one clip")
 
-        A GPU works asynchronously, so its failure can appear in any step.
+    def _run(self, step: Callable[[], Result], out_of_memory: str) -> Result:
+        """Run a step of the extractor. A GPU works asynchronously, so its failure can appear in any step.
+
+        Raises:
+            ExtractorOutOfMemory: memory was short. `out_of_memory` is the message.
+            DeviceLost: the error comes from a lost device.
         """
         try:
-            yield
+            return step()
         except SpeakerRegistryError:
             raise
         except Exception as error:
-            if not is_out_of_memory(error) and is_lost(self.device):
-                raise DeviceLost(f"{self.device}: {error!r:.200}") from error
-            raise
+            if not is_out_of_memory(error):
+                if is_lost(self.device):
+                    raise DeviceLost(f"{self.device}: {error!r:.200}") from error
+                raise
+        # The cache is emptied outside the handler, because the error's frames hold what was computed so far.
+        torch.cuda.empty_cache()  # the next try gets all of the memory
+        raise ExtractorOutOfMemory(out_of_memory)
 
     def used_seconds(self, encoded: Encoded) -> float | None:  # noqa: ARG002 — extractors that cut clips use it
         """Return None: the whole clip is used."""

@@ -20,7 +20,7 @@ from services.shared.model.numbering import Numbering, next_marks, registered_as
 from services.shared.model.records import Version
 from services.shared.model.speaker import SpeakerId
 from services.shared.queue.jobs import Jobs
-from services.shared.registry.extract import extract_missing
+from services.shared.registry.extract import extract_missing, extract_restored
 from services.shared.registry.profiles import Profiles
 from services.shared.registry.speakers import FoundSpeaker, Speakers
 from speaker_registry.artifact import canonical_json
@@ -281,6 +281,7 @@ def _registered(
     try:
         speaker = _present(speakers, speaker, version)
         opened = extract_missing(jobs, profiles, speaker, version)
+        opened |= extract_restored(jobs, profiles, speaker, version)
         speaker = _present(speakers, speaker, version)
     except Unavailable as error:
         log.warning("version.extractions_not_started", speaker=str(speaker_id), reason=error.message)

@@ -22,6 +22,10 @@ from speaker_registry.artifact import canonical_json
 from speaker_registry.errors import JobNotFound, LeaseExpired, SpeakerRegistryError, Unavailable
 from speaker_registry.schemas import JobState
 
+WHY_WORKERS_STOP = (
+    "It died, or an attempt took longer than SPEAKER_JOB_SECONDS, which its log calls 'worker.hung'."
+)
+
 
 class Dispatcher(Protocol):
     """Hands jobs to workers. A job carries ids only: no audio, no names and no transcripts."""
@@ -171,7 +175,7 @@ class Jobs:
         return lambda: None
 
     def _put_back_lost(self, speaker_id: SpeakerId, record: JobRecord) -> None:
-        error = LeaseExpired("The worker stopped while it made the artifact.")
+        error = LeaseExpired(f"The worker stopped while it made the artifact. {WHY_WORKERS_STOP}")
         with suppress(Unavailable):
             self.put_back(speaker_id, self.open_job(speaker_id, record), error, record.attempt)
 

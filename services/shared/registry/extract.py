@@ -9,7 +9,7 @@ from services.shared.model.status import cache_unsupported, unsupported_reason
 from services.shared.queue.jobs import Jobs
 from services.shared.registry.profiles import Profiles
 from services.shared.registry.speakers import FoundSpeaker
-from speaker_registry.errors import QuotaExceeded
+from speaker_registry.errors import ClipDamaged, QuotaExceeded
 
 
 def extract(
@@ -68,6 +68,25 @@ def extract_missing(
             opened[profile.name] = jobs.open(speaker.id, version, profile.name, fingerprint).job_id
         elif status.job_id is not None:
             opened[profile.name] = status.job_id
+    return opened
+
+
+def extract_restored(
+    jobs: Jobs, profiles: Profiles, speaker: FoundSpeaker, version: Version
+) -> dict[str, str]:
+    """Open a job for each artifact that was given up because the bucket had lost the clip. Call this when the
+    clip has been uploaded again.
+
+    Returns:
+        The id of the job for each profile whose artifact is being made.
+    """
+    opened = {}
+    for name in sorted(version.failures.keys() & profiles.names):
+        fingerprint = profiles.fingerprint(name)
+        failure = version.failure(name, fingerprint or None)
+        is_failed = profiles.status(speaker, version, profiles.get(name)).state_of_current == "failed"
+        if is_failed and failure is not None and failure.code == ClipDamaged.code:
+            opened[name] = jobs.open(speaker.id, version, name, fingerprint, forced=True).job_id
     return opened
 
 

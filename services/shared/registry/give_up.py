@@ -10,7 +10,7 @@ from services.shared.model.artifacts import AlreadyMade, VersionGone, with_failu
 from services.shared.model.document import SpeakerDocument
 from services.shared.model.records import FailureRecord
 from services.shared.model.speaker import OpenJob, SpeakerId
-from services.shared.queue.jobs import Jobs
+from services.shared.queue.jobs import WHY_WORKERS_STOP, Jobs
 from services.shared.registry.profiles import Profiles
 from services.shared.registry.speakers import Speakers
 from services.shared.view.job_records import JobRecord
@@ -58,7 +58,9 @@ def give_up_abandoned(
     record: JobRecord,
 ) -> LeaseExpired:
     """Give up an extraction whose worker died or hung in its last attempt. Returns the error of the job."""
-    error = LeaseExpired("The worker stopped before it had made the artifact, and no attempts are left.")
+    error = LeaseExpired(
+        f"The worker stopped before it had made the artifact, and no attempts are left. {WHY_WORKERS_STOP}"
+    )
     failure = FailureRecord(
         fingerprint=record.fingerprint or profiles.fingerprint(job.profile),
         build=record.build,

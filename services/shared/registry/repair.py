@@ -19,12 +19,22 @@ from services.shared.queue.jobs import Jobs
 from services.shared.registry.profiles import Profiles
 from services.shared.registry.speakers import FoundSpeaker, Speakers
 from services.shared.telemetry.metrics import REPAIRS
-from speaker_registry.errors import ClipDamaged, InvalidAudio, PayloadTooLarge, Unavailable, VoiceNotFound
+from speaker_registry.errors import (
+    ClipDamaged,
+    ExtractorFailed,
+    InvalidAudio,
+    PayloadTooLarge,
+    Unavailable,
+    VoiceNotFound,
+)
 
 log = structlog.get_logger()
 
 Decode = Callable[[bytes], DecodedClip]
-_REMEDY = "Upload the same file to the voice again, which stores it again, or restore it from a backup."
+_REMEDY = (
+    "Upload the same file to the voice again, which stores it and repeats failed extractions, or restore it "
+    "from a backup and extract with force."
+)
 
 
 def restore_clip(blobs: StoredBytes, speaker_id: SpeakerId, version: Version, uploaded: bytes) -> None:
@@ -76,6 +86,7 @@ def sound_rendition_bytes(
 
     Raises:
         ClipDamaged: the uploaded clip is lost as well, or decodes to other samples than before.
+        ExtractorFailed: the uploaded clip is there but could not be decoded again.
         AudioNotFound, Unavailable.
     """
     try:
@@ -91,17 +102,17 @@ def sound_rendition_bytes(
 def _decoded_again(
     blobs: StoredBytes, speaker_id: SpeakerId, version: Version, decode: Decode, lost: Unsound
 ) -> bytes:
-    number = version.number
+    found = f"The decoded clip of version {version.number} is {lost.how}, and the uploaded one"
     try:
         rendition = decode(blobs.clip(speaker_id, version)).audio.to_bytes()
-    except (Unsound, InvalidAudio, PayloadTooLarge):
-        raise ClipDamaged(
-            f"The decoded clip of version {number} is {lost.how}, and so is the uploaded one. {_REMEDY}"
-        ) from None
+    except Unsound as also_lost:
+        raise ClipDamaged(f"{found} is {also_lost.how}. {_REMEDY}") from None
+    except (InvalidAudio, PayloadTooLarge) as error:  # for example a limit of this process
+        raise ExtractorFailed(f"{found} could not be decoded again. {error.message}") from None
     if hashlib.sha256(rendition).hexdigest() != clip_of(version).rendition_sha256:
         raise ClipDamaged(
-            f"The decoded clip of version {number} is {lost.how}, and the uploaded one no longer decodes to "
-            "the same samples. Register the clip again as a new version."
+            f"{found} no longer decodes to the same samples. Register the clip again as a new version, with "
+            "dedupe=false."
         )
     return rendition
 

@@ -173,8 +173,9 @@ EVENT_RESETS = _counter(
 JOBS = _counter(
     "jobs",
     "Attempts at extraction jobs that ended. result: finished, failed, retried (the job goes back to the "
-    "queue), lost (the job was canceled or went to another worker), abandoned (the worker died, and the job "
-    "goes back), given_up (a worker died in each attempt), quarantined (the entry is no job of ours).",
+    "queue), lost (the job was canceled or superseded, or went to another worker), abandoned (the worker "
+    "died, and the job goes back), given_up (a worker died in each attempt), quarantined (the entry is no "
+    "job of ours).",
     "profile",
     "result",
 )

@@ -10,14 +10,20 @@ import numpy as np
 import pytest
 
 from services.embedded.valkey import ValkeyServer
-from services.shared.audio import AudioDecoder, ReferenceAudio
+from services.shared.audio import AudioDecoder, DecodedClip, ReferenceAudio
 from services.shared.bucket.store import ObjectUnavailable
 from services.shared.model.speaker import SpeakerId
 from services.shared.registry.fail import fail
 from services.shared.registry.publish import Attempt
 from services.shared.registry.repair import Decode, sound_rendition
 from speaker_registry.artifact import Artifact, sha256_digest
-from speaker_registry.errors import ClipDamaged
+from speaker_registry.errors import (
+    ClipDamaged,
+    ExtractorFailed,
+    InvalidAudio,
+    PayloadTooLarge,
+    SpeakerRegistryError,
+)
 from speaker_registry.names import parse_speaker_name
 from tests.integration.api.conftest import empty
 from tests.integration.api.registry import CLIP, EMBEDDING, OTHER_CLIP, PROFILE, Registry
@@ -292,7 +298,7 @@ def test_nothing_is_extracted_from_a_clip_that_is_lost_altogether(
     remove(blob(registry, name, uploaded=True))
     registry.client.post(CACHE.format(name), params={"wait": 0, "force": True})
     [work] = registry.worker.take_all(name)
-    with pytest.raises(ClipDamaged, match="damaged, and so is the uploaded one") as caught:
+    with pytest.raises(ClipDamaged, match="damaged, and the uploaded one is missing") as caught:
         read_clip(registry, work, decoder.decode)
     for _ in range(work.max_attempts):
         opened = registry.opened
@@ -301,6 +307,49 @@ def test_nothing_is_extracted_from_a_clip_that_is_lost_altogether(
     job = registry.client.get(f"/v1/jobs/{work.job.job_id}").json()
     assert (job["state"], job["error"]["code"]) == ("failed", "clip_damaged")
     assert registry.file(name).content == before.content
+
+
+def test_what_failed_for_want_of_a_clip_is_extracted_when_its_owner_sends_it_again(
+    registry: Registry, name: str, decoder: AudioDecoder
+):
+    """The error of a lost clip asks its owner to upload it again. The voice stayed failed nevertheless."""
+    registry.upload(name)
+    [work] = registry.worker.take_all(name)
+    remove(blob(registry, name, uploaded=False))
+    remove(blob(registry, name, uploaded=True))
+    for _ in range(work.max_attempts):
+        with pytest.raises(ClipDamaged) as caught:
+            read_clip(registry, work, decoder.decode)
+        opened = registry.opened
+        fail(opened.speakers, opened.jobs, opened.profiles, work, caught.value)
+        [work] = registry.worker.take_all(name) or [work]
+    assert registry.client.get(f"/v1/voices/{name}").json()["state"] == "failed"
+    assert registry.upload(name)["version"] == 1
+    registry.worker.finish_all(name)
+    assert registry.client.get(f"/v1/voices/{name}").json()["state"] == "ready"
+
+
+@pytest.mark.parametrize(
+    "error",
+    [InvalidAudio("The WAV could not be decoded within 10s."), PayloadTooLarge("The file has 9 bytes.")],
+)
+def test_a_clip_that_cannot_be_decoded_again_is_not_called_lost(
+    registry: Registry, name: str, error: SpeakerRegistryError
+):
+    """The decoder may have a limit or a fault, and to upload the clip again would not help."""
+    registry.upload(name)
+    [work] = registry.worker.take_all(name)
+    remove(blob(registry, name, uploaded=False))
+
+    def failing(_: bytes) -> DecodedClip:
+        raise error
+
+    with pytest.raises(ExtractorFailed) as caught:
+        read_clip(registry, work, failing)
+    assert caught.value.message == (
+        "The decoded clip of version 1 is missing, and the uploaded one could not be decoded again. "
+        f"{error.message}"
+    )
 
 
 def test_a_clip_that_decodes_to_other_samples_than_before_is_not_used(

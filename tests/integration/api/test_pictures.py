@@ -138,11 +138,11 @@ def test_a_clip_that_was_lost_is_drawn_once_it_is_restored(registry: Registry, n
     assert draw_all(registry)
     answer = ask(registry, name)
     assert (answer.status_code, answer.json()["error"]["code"]) == (409, "pictures_failed")
-    assert "missing, and so is the uploaded one" in answer.json()["error"]["message"]
+    assert "missing, and the uploaded one is missing" in answer.json()["error"]["message"]
     assert draw_all(registry)
     with Visitor(registry) as visitor:
         page = visitor.get(f"/voices/{name}/versions/1/pictures").text
-    assert "missing, and so is the uploaded one" in page
+    assert "missing, and the uploaded one is missing" in page
     assert "hx-get" not in page
     for file, data in clip.items():
         file.write_bytes(data)

@@ -296,6 +296,12 @@ BAD = (
         "sample 0 (at 0.000s) is nan",
     ),
     BadClip("1e38", lambda: floats(wave() * 1e38), InvalidAudio, "peaks at 5e+37"),
+    BadClip(
+        "channels whose sum overflows",
+        lambda: clips.by_sndfile(np.full((2 * RATE, 2), 3e38), RATE, "WAV", "FLOAT"),
+        InvalidAudio,
+        "peaks at 3e+38",
+    ),
     BadClip("9 times full scale", with_sample(-9.0), InvalidAudio, "peaks at 9 × full scale; up to 8"),
     BadClip("denormal", lambda: floats(wave() * 1e-40), InvalidAudio, "silent"),
     BadClip("constant at full scale", lambda: floats(np.ones(2 * RATE)), InvalidAudio, "silent: all samples"),

@@ -2,7 +2,7 @@
 
 import gc
 import weakref
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,6 +12,7 @@ from structlog.testing import capture_logs
 from torch import Tensor
 
 from services.extractor_worker.device.failures import is_lost, is_out_of_memory
+from services.extractor_worker.pipeline import extraction as pipeline_extraction
 from services.extractor_worker.pipeline.extraction import Extraction, LoadedProfile
 from services.extractor_worker.pipeline.extractor import DeviceLost
 from services.extractor_worker.pipeline.torch_extractor import Loading, TorchExtractor
@@ -82,6 +83,15 @@ def lose(monkeypatch: pytest.MonkeyPatch, extractor: Greedy) -> None:
     monkeypatch.setattr(torch.cuda, "synchronize", fail)
 
 
+def failing(error: Exception) -> Callable[..., Any]:
+    """Return a step that raises this error."""
+
+    def fail(*_: Any) -> None:
+        raise error
+
+    return fail
+
+
 @pytest.mark.parametrize(
     "error",
     [
@@ -107,6 +117,17 @@ def test_every_lack_of_memory_raises_the_same_error(greedy: Greedy, error: Excep
     assert caught.value.message == f"the device cpu has too little memory for {says}"
     assert caught.value.retryable
     assert caught.value.__cause__ is caught.value.__context__ is None
+
+
+@pytest.mark.parametrize("step", ["prepare", "finish"])
+def test_a_lack_of_memory_on_the_host_is_reported_as_such(
+    greedy: Greedy, monkeypatch: pytest.MonkeyPatch, step: str
+):
+    """Resampling a long clip takes memory as well, and the clip may succeed when it is tried again."""
+    no_memory = RuntimeError("[enforce fail at alloc_cpu.cpp:121] DefaultCPUAllocator: can't allocate memory")
+    monkeypatch.setattr(greedy, f"_{step}", failing(no_memory))
+    with pytest.raises(ExtractorOutOfMemory, match="the host has too little memory"):
+        getattr(greedy, step)(greedy.example())
 
 
 def test_other_failures_are_not_taken_for_a_lack_of_memory():
@@ -140,9 +161,10 @@ def test_memory_is_given_back_after_what_was_computed_is_gone(
     ],
 )
 def test_a_clip_that_failed_holds_no_memory_while_the_others_are_encoded(
-    greedy: Greedy, error: Exception, outcome: type[Exception]
+    greedy: Greedy, error: Exception, outcome: type[Exception], monkeypatch: pytest.MonkeyPatch
 ):
     """Its error is kept until the batch ends: one long clip too many, and the whole batch would fail."""
+    monkeypatch.setattr(pipeline_extraction, "_MEMORY_PAUSE_SECONDS", 0.0)
     greedy.fails = error
     extraction = Extraction(Clips(), {PROFILE: loaded_profile(greedy)}, threads=2, retry_seconds=0.2)
     with capture_logs():  # or structlog's printer, which ours replaces, would hold the frames
@@ -174,19 +196,19 @@ def test_after_a_failure_a_gpu_is_asked_whether_it_still_lives(
     """An illegal access breaks the process's context, so that every later call fails for every clip."""
     lose(monkeypatch, greedy)
     assert is_lost(greedy.device)
-    with pytest.raises(DeviceLost, match="an illegal memory access"), greedy._detecting_device_loss():
-        raise ILLEGAL_ACCESS
+    with pytest.raises(DeviceLost, match="an illegal memory access"):
+        greedy._run(failing(ILLEGAL_ACCESS), "")
 
 
 def test_a_clip_s_own_failure_loses_no_device(greedy: Greedy, monkeypatch: pytest.MonkeyPatch):
     asked: list[Any] = []
     greedy.device = torch.device("cuda")
     monkeypatch.setattr(torch.cuda, "synchronize", asked.append)
-    with pytest.raises(ZeroDivisionError), greedy._detecting_device_loss():
-        1 / 0  # noqa: B018
+    with pytest.raises(ZeroDivisionError):
+        greedy._run(failing(ZeroDivisionError()), "")
     assert asked == [greedy.device]
-    with pytest.raises(ExtractorFailed), greedy._detecting_device_loss():
-        raise ExtractorFailed("said by the extractor itself")
+    with pytest.raises(ExtractorFailed):
+        greedy._run(failing(ExtractorFailed("said by the extractor itself")), "")
     assert asked == [greedy.device]
 
 

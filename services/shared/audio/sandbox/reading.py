@@ -67,9 +67,10 @@ class MonoMix:
             self.not_finite_at = self.frames + first // block.shape[1]
         self.frames += len(block)
         self.clipped += int(np.count_nonzero(level >= FULL_SCALE))
-        mixed = block[:, 0] if block.shape[1] == 1 else block.mean(axis=1, dtype=np.float32)
-        wide = mixed.astype(np.float64)
-        self.total += float(wide.sum())
+        with np.errstate(over="ignore", invalid="ignore"):  # `mix_down` stops after such a block
+            mixed = block[:, 0] if block.shape[1] == 1 else block.mean(axis=1, dtype=np.float32)
+            wide = mixed.astype(np.float64)
+            self.total += float(wide.sum())
         self.total_of_squares += float(wide @ wide)
         self.mono.append(mixed)
 
@@ -136,7 +137,8 @@ def mix_down(opened: OpenClip, mix: MonoMix, max_seconds: float) -> bool:
         return False
     for block in opened.blocks:
         mix.add(block)
-        if mix.frames > max_seconds * opened.measured.sample_rate or not math.isfinite(mix.peak):
+        # The total is not finite if a sample is not, or if the sum of a frame's channels overflows.
+        if mix.frames > max_seconds * opened.measured.sample_rate or not math.isfinite(mix.total):
             return False
     return True
 
