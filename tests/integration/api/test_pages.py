@@ -1139,6 +1139,17 @@ def test_voices_are_found_by_their_labels(registry: Registry, visitor: Visitor, 
     assert "<b>" not in refused.text
 
 
+def test_a_label_without_a_value_leads_to_its_voices(registry: Registry, visitor: Visitor, name: str):
+    """A filter needs a value, which may be empty, and the label is shown as it was given."""
+    registry.upload(name)
+    registry.client.patch(f"/v1/voices/{name}", json={"labels": {"gold": ""}})
+    page = visitor.get("/voices", params={"q": name}).text
+    [address] = re.findall(r'href="/dashboard(/voices\?label=[^"]*)"[^>]*><bdi>gold</bdi>', page)
+    found = visitor.get(address)
+    assert found.status_code == 200
+    assert f"{name}</bdi>" in found.text
+
+
 @pytest.mark.parametrize("how", ["emptied", "rolled back", "secret deleted"])
 def test_no_cookie_outlives_a_loss_of_redis(start: Start, valkey: Any, how: str):
     """All API processes read each other's sessions. When Redis may have forgotten which of them have ended,
