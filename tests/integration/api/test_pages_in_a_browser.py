@@ -277,6 +277,21 @@ def test_a_part_that_changes_keeps_the_focus_and_what_is_selected(visit: Open, c
         page.evaluate("getSelection().removeAllRanges()")
 
 
+def test_a_list_that_is_fetched_again_stays_where_a_person_works(visit: Open, closed: Registry, name: str):
+    """Browsers hold on to the focused element while a part of the page is replaced, and scroll after it."""
+    for number in range(15):
+        closed.upload(f"{name}-{number}", headers=bearer(BOOTSTRAP))
+    page = visit("/jobs", viewport={"width": 1280, "height": 300})
+    link = page.get_by_role("link", name=f"{name}-7", exact=True)
+    link.evaluate("one => { one.scrollIntoView({block: 'center'}); one.focus({preventScroll: true}); }")
+    read_at = page.evaluate("scrollY")
+    assert read_at > 0
+    page.evaluate("document.getElementById('live').dataset.former = 'yes'")
+    expect(page.locator("#live[data-former]")).to_have_count(0)
+    expect(link).to_be_focused()
+    assert page.evaluate("scrollY") == read_at
+
+
 @pytest.mark.parametrize("ending", ["namespace", "key revoked"])
 def test_what_is_typed_stays_when_the_session_changes_in_another_tab(
     visit: Open, closed: Registry, name: str, ending: str
