@@ -33,7 +33,7 @@ PAGES = {
     "overview": "",
     "voices": "/voices",
     "voices-none": "/voices?q=nobody",
-    "new-voice": "/voices/new",
+    "new-voice": "/voices/@new",
     "voice-many-versions": f"/voices/{MANY}",
     "voice-compared": f"/voices/{SERVED}?beside=1",
     "voices-compared": f"/voices/{SERVED}?beside={MANY}@2",
@@ -205,7 +205,7 @@ def test_the_names_of_voices_are_shown_whole_on_the_narrowest_phone(tab: Page):
 def test_the_button_that_records_takes_one_line_on_a_phone(tab: Page):
     """With its words on two lines it looks like a mistake, on the page that people use on a phone."""
     tab.set_viewport_size(NARROW)
-    tab.goto("/dashboard/voices/new")
+    tab.goto("/dashboard/voices/@new")
     button = tab.locator("#record")
     expect(button).to_be_visible()
     assert button.evaluate(_LINES_OF_TEXT) == 1
