@@ -48,7 +48,7 @@ ADDRESSES = {
     "voices, a search": "/voices?q=voice-00003",
     "voices, a filter without results": "/voices?state=failed",
     "one voice": "/voices/model",
-    "form for a voice": "/voices/new",
+    "form for a voice": "/voices/@new",
     "jobs": "/jobs",
     "jobs, a filter without results": "/jobs?state=failed",
     "profiles": "/profiles",

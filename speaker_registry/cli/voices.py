@@ -38,7 +38,7 @@ from speaker_registry.cli.text import (
     version_text,
     voice_text,
 )
-from speaker_registry.errors import NotFound, PermissionDenied, SpeakerRegistryError
+from speaker_registry.errors import InvalidRequest, NotFound, PermissionDenied, SpeakerRegistryError
 from speaker_registry.labels import parse_filters
 from speaker_registry.names import parse_reference, split_reference
 from speaker_registry.terminal import printable, table
@@ -104,7 +104,10 @@ def _is_free(client: "RegistryClient", name: str) -> bool:
 
 
 def list_voices(client: "RegistryClient", arguments: argparse.Namespace) -> Output:
-    labels = parse_filters(arguments.label) if arguments.label else None
+    try:
+        labels = parse_filters(arguments.label) if arguments.label else None
+    except InvalidRequest as error:
+        raise CommandError(error.message) from error
     wanted = partial(client.list, profile=arguments.profile, state=arguments.state, labels=labels)
     voices, more = first_of(lambda limit: wanted(limit=limit), arguments)
     head = ("NAME", "VERSION", "NEWEST", "STATE", "READY FOR", "CREATED", "REASON")

@@ -27,7 +27,7 @@ from services.shared.model.document import Counts, SpeakerDocument
 from services.shared.model.records import Version, unseal
 from services.shared.model.speaker import OpenJob, SpeakerId
 from services.shared.view import generation as generation_module
-from services.shared.view import open_jobs, view_document
+from services.shared.view import job_records, open_jobs, view_document
 from services.shared.view.agenda import Agenda
 from services.shared.view.away import LeftBehind, RedisTaken, ViewAway
 from services.shared.view.copies import Held, SpeakerView, packed
@@ -874,6 +874,39 @@ def test_a_list_by_state_leaves_out_a_job_that_has_just_left_the_state(
     monkeypatch.setattr(records, "_read", read_late)
     page = records.page("default", state="queued", limit=2)
     assert ([one.id for one in page.found], page.more) == (["job_c", "job_a"], False)
+
+
+@pytest.mark.parametrize("rare", [1_000, 0])
+def test_jobs_of_a_profile_are_listed_by_their_creation(
+    world: World, valkey: ValkeyServer, monkeypatch: pytest.MonkeyPatch, rare: int
+) -> None:
+    """Of a rare profile no other job is examined, however many there are, and the order is the same."""
+    process = world.process(valkey)
+    jobs, records = OpenJobs(process), JobRecords(process)
+    monkeypatch.setattr(job_records, "_RARE", rare)
+    fields = {"ns": "default", "slug": "wren", "name": "Wren", "vuid": "v1", "number": "1"}
+    fields |= {"build": "1", "max_attempts": "3", "queue": "q"}
+    for number, profile in enumerate(("a", "b", "b", "a", "a", "b", "b", "a")):
+        one = OpenJob("v1", profile, f"f{number}", f"job_{number}", processing=False)
+        jobs.claim(
+            WREN, one, {**fields, "id": one.job_id, "profile": profile, "fingerprint": one.fingerprint}
+        )
+    for number in (4, 0, 3):  # the oldest is not the first to end
+        one = OpenJob("v1", "a", f"f{number}", f"job_{number}", processing=False)
+        jobs.end(WREN, one, "failed" if number else "succeeded")
+
+    def listed(**given: Any) -> tuple[list[str], bool]:
+        page = records.page("default", profile="a", **given)
+        return [one.id for one in page.found], page.more
+
+    if rare:
+        monkeypatch.setattr(job_records, "_SCANNED", 4)
+    assert listed(limit=9) == (["job_7", "job_4", "job_3", "job_0"], False)
+    assert listed(limit=2) == (["job_7", "job_4"], True)
+    assert listed(limit=2, after="job_4") == (["job_3", "job_0"], False)
+    assert listed(limit=9, state="failed") == (["job_4", "job_3"], False)
+    assert listed(limit=1, state="failed", after="job_4") == (["job_3"], False)
+    assert listed(limit=9, state="canceled") == ([], False)
 
 
 def test_a_view_is_complete_once_it_is_said(world: World, valkey: ValkeyServer) -> None:

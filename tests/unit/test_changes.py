@@ -524,6 +524,9 @@ def test_one_version_is_deleted_unless_an_alias_points_to_it():
     document = registered(registered(NOTHING, "v1"), "v2")
     with pytest.raises(Conflict, match="Version 1 is in use: default points to it"):
         changes.without_version(document, "v1", now=1)
+    both = aliases.with_alias(document, "prod", "v1", REQUIRED)
+    with pytest.raises(Conflict, match=r"default, prod point to it\..* Move the aliases first"):
+        changes.without_version(both, "v1", now=1)
     one = changes.without_version(document, "v2", now=1)
     assert [v.vuid for v in one.versions] == ["v1"]
     assert one.marks.life == document.marks.life

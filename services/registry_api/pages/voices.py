@@ -133,14 +133,16 @@ class NewVoice:
         )
 
 
-@router.get("/new", dependencies=[VOICES_WRITE])
+@router.get("/@new", dependencies=[VOICES_WRITE])
 def page_new_voice(
     request: Request,
     services: ServicesDep,
     name: Annotated[str, Query(max_length=512)] = "",
     voice_id: Annotated[str, Query(max_length=512)] = "",
 ) -> Response:
-    """Show the form that registers a voice, or adds a version to the voice with this name and id."""
+    """Show the form that registers a voice, or adds a version to the voice with this name and id. No voice
+    can have the name of this page, because names have no `@`.
+    """
     return _show_form(request, services, NewVoice(name=name, voice_id=voice_id))
 
 

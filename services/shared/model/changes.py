@@ -138,9 +138,10 @@ def without_version(document: SpeakerDocument, vuid: str, *, now: int) -> Speake
         return deleted(document, now=now)
     pointing = sorted(name for name, alias in document.aliases.items() if alias.vuid == vuid)
     if pointing:
+        point, them = ("points", "the alias") if len(pointing) == 1 else ("point", "the aliases")
         raise Conflict(
-            f"Version {version.number} is in use: {', '.join(pointing)} points to it. "
-            "Accepted: a version that no alias points to. Move the alias first."
+            f"Version {version.number} is in use: {', '.join(pointing)} {point} to it. "
+            f"Accepted: a version that no alias points to. Move {them} first."
         )
     ended = Life(life=document.marks.life, deleted_at=now, whole=False, versions=(version,))
     kept = tuple(one for one in document.versions if one.vuid != vuid)

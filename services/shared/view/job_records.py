@@ -12,6 +12,7 @@ from itertools import pairwise
 from typing import Any, Literal, cast, get_args
 
 from pydantic import TypeAdapter
+from redis.client import Pipeline
 
 from services.shared.view.generation import Generation, redis_milliseconds
 from services.shared.view.job_summary import summarize
@@ -27,6 +28,10 @@ _ENDED: tuple[JobState, ...] = ("succeeded", "failed", "canceled", "superseded")
 _PAGE = 200
 _SCANNED = 5_000
 """Largest number of records that are examined for one filtered page. If there are more, `more` is set."""
+_RARE = 1_000
+"""With up to this many jobs of a profile, its page is read from their index. Jobs of a more frequent profile
+are soon found among all jobs, and ordering all of them by their creation would take longer.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +136,7 @@ class JobRecords:
         """
         found: list[JobRecord] = []
         last = after
-        for examined, record in enumerate(self._newest_first(namespace, state, after, limit + 1)):
+        for examined, record in enumerate(self._newest_first(namespace, state, profile, after, limit + 1)):
             if record.created_at <= created_after:  # no job that follows is newer
                 return JobPage(found, last, False)
             # The job may have changed its state since its id was read.
@@ -226,11 +231,19 @@ class JobRecords:
         return len(ids)
 
     def _newest_first(
-        self, namespace: str, state: JobState | None, after: str | None, likely: int
+        self, namespace: str, state: JobState | None, profile: str | None, after: str | None, likely: int
     ) -> Iterator[JobRecord]:
-        """Yield all jobs that come after a job. The first request to Redis asks for `likely` jobs only."""
+        """Yield all jobs in a state, or in any, that come after a job. Those of other profiles are left out
+        if the profile is rare. The first request to Redis asks for `likely` jobs only.
+        """
         place = (self.get(namespace, after).created_at, after) if after is not None else (math.inf, "")
         offset, count = 0, min(likely, _PAGE)
+        rare = self._of_rare(namespace, state, profile) if profile is not None else None
+        if rare is not None:
+            ids = [job_id for _, job_id in sorted((one for one in rare if one < place), reverse=True)]
+            for first in range(0, len(ids), count):
+                yield from self._read(ids[first : first + count])
+            return
         while True:
             entries = self._entries(namespace, state, place[0], offset, count)
             older = [entry for entry in entries if entry < place]
@@ -258,6 +271,31 @@ class JobRecords:
             )
         )
         return [(score, job_id) for job_id, score in cast(list[tuple[str, float]], found)]
+
+    def _of_rare(
+        self, namespace: str, state: JobState | None, profile: str
+    ) -> list[tuple[float, str]] | None:
+        """Return all jobs of a profile in a state, or in any, each with the time at which it was created.
+        Return None if there are more than `_RARE`.
+        """
+        states = get_args(JobState) if state is None else (state,)
+        numbers = self._generation.read(
+            lambda pipeline, generation: [
+                pipeline.zcard(jobs_key(generation, namespace, one, profile)) for one in states
+            ]
+        )
+        if sum(numbers) > _RARE:
+            return None
+
+        def ask(pipeline: Pipeline, generation: str) -> None:
+            for one in states:
+                # The time of creation is in the index of the state, and that of the end in the other one.
+                by_creation = jobs_key(generation, namespace, one)
+                of_profile = jobs_key(generation, namespace, one, profile)
+                pipeline.zinter({by_creation: 1, of_profile: 0}, withscores=True)
+
+        found = self._generation.read(ask)
+        return [(score, job_id) for entries in found for job_id, score in entries]
 
     def _read(self, job_ids: Sequence[str]) -> list[JobRecord]:
         found = self._generation.read(

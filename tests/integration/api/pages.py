@@ -34,7 +34,7 @@ class Visitor:
 
     def token(self) -> str:
         """Return the token that the forms of this session carry."""
-        for path in ("/login", "/voices/new", "/keys", ""):
+        for path in ("/login", "/voices/@new", "/keys", ""):
             if found := TOKEN.search(self.get(path).text):
                 return found[1]
         raise AssertionError("no page has a form")

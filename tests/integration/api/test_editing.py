@@ -121,6 +121,9 @@ def test_lists_are_filtered_by_labels(start: Start, capsys: pytest.CaptureFixtur
     assert cli.main(["list", "--label", "team=blue", "--label", "tier=gold", "--url", registry.url]) == 0
     names = [line.split()[0] for line in capsys.readouterr().out.splitlines() if line.split()[1:2] == ["1"]]
     assert names == ["a"]
+    for refused_command in (["list"], ["edit", "a"]):
+        assert cli.main([*refused_command, "--label", "team", "--url", registry.url]) == 2
+        assert "KEY=VALUE" in capsys.readouterr().err
 
 
 def test_the_sdk_edits_voices(registry: Registry, name: str):

@@ -40,7 +40,7 @@ RULES: dict[str, set[str] | None] = {
     "POST /dashboard/logout": set(ALL_SCOPES),
     "POST /dashboard/namespace": set(ALL_SCOPES),
     "GET /dashboard/voices": {"voices:read", "engine"},
-    "GET /dashboard/voices/new": {"voices:write"},
+    "GET /dashboard/voices/@new": {"voices:write"},
     "POST /dashboard/voices": {"voices:write"},
     "POST /dashboard/voices/sample": {"voices:write"},
     "GET /dashboard/voices/{name}": {"voices:read", "engine"},
@@ -231,7 +231,7 @@ def test_a_form_that_comes_without_a_session_says_how_to_come_back(closed: Regis
             visitor.http.cookies.clear()
         else:
             closed.client.delete(f"/v1/keys/{id_of(made)}", headers=bearer(BOOTSTRAP))
-        page = {"Referer": f"{closed.url}/dashboard/voices/new"}
+        page = {"Referer": f"{closed.url}/dashboard/voices/@new"}
         refused = visitor.http.post("/dashboard/voices", data=sent, headers=page)
         again = visitor.http.post("/dashboard/logout", data=sent)
     assert refused.status_code == 401
@@ -244,12 +244,12 @@ def test_a_form_of_another_namespace_says_how_to_come_back(operator: Visitor, cl
     """Another tab may have chosen another namespace since the page of the form was loaded."""
     sent = {"name": "x", "consent": "c", "token": operator.token()}
     operator.post("/namespace", {"namespace": "theirs"})
-    page = {"Referer": f"{closed.url}/dashboard/voices/new"}
+    page = {"Referer": f"{closed.url}/dashboard/voices/@new"}
     refused = operator.http.post("/dashboard/voices", data=sent, headers=page)
     assert refused.status_code == 403
     assert "or chosen another namespace since" in refused.text
     assert "with your browser’s own button" in refused.text
-    assert 'href="/dashboard/voices/new">Back to the page before' in refused.text
+    assert 'href="/dashboard/voices/@new">Back to the page before' in refused.text
 
 
 def test_a_form_stays_when_its_session_has_ended(closed: Registry, name: str):
@@ -412,7 +412,7 @@ def test_pages_offer_what_the_key_may_do(closed: Registry, scope: str):
     """What a key may not do isn't shown, and is refused when asked for."""
     with Visitor(closed, key(closed, scope)) as visitor:
         menu = visitor.get().text
-        for path in ("/voices", "/voices/new", "/jobs", "/keys"):
+        for path in ("/voices", "/voices/@new", "/jobs", "/keys"):
             allowed = scope in (RULES[f"GET /dashboard{path}"] or ())
             assert visitor.get(path).status_code == (200 if allowed else 403)
             assert (f'href="/dashboard{path}"' in menu) == allowed
@@ -999,7 +999,7 @@ def test_strange_text_is_shown_as_text(registry: Registry, visitor: Visitor, nam
     pages.append(visitor.get("/voices", params={"q": name}))
     for page in pages:
         assert not set(page.text) & set("\u202e\u2066\u200b")
-    pages.append(visitor.get("/voices/new", params={"name": shown, "voice_id": voice["id"]}))
+    pages.append(visitor.get("/voices/@new", params={"name": shown, "voice_id": voice["id"]}))
     pages.append(visitor.get("/voices", params={"q": text[:128]}))
     pages.append(visitor.get("/voices/" + text[:100].replace("/", "")))
     for page in pages:
@@ -1011,7 +1011,7 @@ def test_strange_text_is_shown_as_text(registry: Registry, visitor: Visitor, nam
 def test_pages_load_nothing_inline_and_nothing_from_elsewhere(operator: Visitor, closed: Registry, name: str):
     """The policy forbids inline code, so no page may contain any, and all assets are the registry's own."""
     closed.ready(name, headers=bearer(BOOTSTRAP))
-    for path in ("", "/voices", "/voices/new", f"/voices/{name}", "/jobs", "/profiles", "/keys", "/nowhere"):
+    for path in ("", "/voices", "/voices/@new", f"/voices/{name}", "/jobs", "/profiles", "/keys", "/nowhere"):
         page = operator.get(path)
         policy = page.headers["content-security-policy"]
         assert "default-src 'none'; script-src 'self'" in policy
@@ -1043,7 +1043,7 @@ def test_an_unknown_address_leads_on(closed: Registry, visitor: Visitor, operato
         "/dashboard/jobs",
         "/dashboard/profiles",
     }
-    for wrong in (operator.get("/nowhere"), operator.get("/voices/a/b/c"), operator.post("/voices/new")):
+    for wrong in (operator.get("/nowhere"), operator.get("/voices/a/b/c"), operator.post("/voices/@new")):
         assert wrong.status_code in {404, 405}
         assert "/dashboard/keys" in leads_to(wrong.text)
     with Visitor(closed, key(closed, "admin")) as admin:
@@ -1137,6 +1137,17 @@ def test_voices_are_found_by_their_labels(registry: Registry, visitor: Visitor, 
     assert refused.status_code == 400
     assert "Accepted: KEY=VALUE" in refused.text
     assert "<b>" not in refused.text
+
+
+def test_a_label_without_a_value_leads_to_its_voices(registry: Registry, visitor: Visitor, name: str):
+    """A filter needs a value, which may be empty, and the label is shown as it was given."""
+    registry.upload(name)
+    registry.client.patch(f"/v1/voices/{name}", json={"labels": {"gold": ""}})
+    page = visitor.get("/voices", params={"q": name}).text
+    [address] = re.findall(r'href="/dashboard(/voices\?label=[^"]*)"[^>]*><bdi>gold</bdi>', page)
+    found = visitor.get(address)
+    assert found.status_code == 200
+    assert f"{name}</bdi>" in found.text
 
 
 @pytest.mark.parametrize("how", ["emptied", "rolled back", "secret deleted"])

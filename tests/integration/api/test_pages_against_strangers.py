@@ -54,7 +54,7 @@ PAGES = [
     *(f"/voices/0?beside={quote(name)}" for name in NAMES),
     "/voices/0?beside=%3Cb%3E%E2%80%AE",
     *(f"/voices?q={quote(text[:100])}" for text in TEXTS),
-    *(f"/voices/new?name={quote(name)}&voice_id={quote(name)}" for name in NAMES),
+    *(f"/voices/@new?name={quote(name)}&voice_id={quote(name)}" for name in NAMES),
     *(f"/login?next={quote(text[:100])}" for text in TEXTS),
     *(f"/voices?state={quote(text[:100])}" for text in TEXTS),
     *(f"/voices/{quote(name[:100])}" for name in NAMES),

@@ -28,7 +28,7 @@ from tests.integration.api.conftest import empty
 from tests.integration.api.registry import CLIP, OTHER_CLIP, PROFILE, Registry
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason=NO_CHROMIUM)
-PATHS = ("", "/voices", "/voices/new", "/jobs", "/profiles", "/keys")
+PATHS = ("", "/voices", "/voices/@new", "/jobs", "/profiles", "/keys")
 _TELLS_PROBLEM = "text => document.dispatchEvent(new CustomEvent('registry:problem', {detail: text}))"
 _COUNTS_MESSAGES = """() => {
     messages = 0;
@@ -78,7 +78,7 @@ def drop(page: Page, content: bytes, name: str = "clip.wav", times: int = 1) -> 
 
 def test_a_dropped_clip_becomes_a_voice_that_plays(visit: Open, closed: Registry, name: str):
     """The way of a person: sign in, drop a clip, watch it become ready, hear it, delete it."""
-    page = visit("/voices/new")
+    page = visit("/voices/@new")
     expect(page).to_have_title(re.compile("Register a voice"))
     page.locator("[name=name]").fill(name)
     drop(page, CLIP)
@@ -104,7 +104,7 @@ def test_a_dropped_clip_becomes_a_voice_that_plays(visit: Open, closed: Registry
 
 def test_a_file_that_is_no_clip_loses_nothing(visit: Open, name: str):
     """The reason appears on the form, and what was typed is still there."""
-    page = visit("/voices/new")
+    page = visit("/voices/@new")
     page.locator("[name=name]").fill(name)
     page.get_by_label("Consent").fill("cons_1")
     page.locator("#clip").set_input_files({"name": "x.wav", "mimeType": "audio/wav", "buffer": b"no audio"})
@@ -115,7 +115,7 @@ def test_a_file_that_is_no_clip_loses_nothing(visit: Open, name: str):
 
 def test_a_file_that_is_too_large_or_too_long_is_not_sent(visit: Open, name: str):
     """Nobody waits for an upload that would be refused, and everybody reads what is accepted."""
-    page = visit("/voices/new")
+    page = visit("/voices/@new")
     page.locator("[name=name]").fill(name)
     page.get_by_label("Consent").fill("cons_1")
     drop(page, bytes(1024), "all-day.wav", times=200 * 1024)
@@ -127,7 +127,7 @@ def test_a_file_that_is_too_large_or_too_long_is_not_sent(visit: Open, name: str
     )
     page.get_by_role("button", name="Register", exact=True).click()
     assert page.locator("#clip").evaluate("clip => clip.validationMessage") != ""
-    expect(page).to_have_url(re.compile("/dashboard/voices/new$"))
+    expect(page).to_have_url(re.compile("/dashboard/voices/@new$"))
     drop(page, CLIP)
     expect(page.locator("#chosen")).to_have_text(re.compile(r"clip.wav, 1.2 s, "))
 
@@ -142,7 +142,7 @@ def silence(seconds: int, rate: int = 8000) -> bytes:
 
 def test_a_recording_becomes_a_voice(visit: Open, name: str):
     """Whoever has a microphone needs no other program. The browser of this test has one that beeps."""
-    page = visit("/voices/new", permissions=["microphone"])
+    page = visit("/voices/@new", permissions=["microphone"])
     page.locator("[name=name]").fill(name)
     page.get_by_label("Consent").fill("cons_1")
     page.get_by_role("button", name="Record a clip").click()
@@ -173,7 +173,7 @@ def test_a_recording_becomes_a_voice(visit: Open, name: str):
 )
 def test_a_microphone_that_cannot_be_used_is_told_in_words(visit: Open, change: str, said: str):
     """A person learns what to do about it, and can still choose a file."""
-    page = visit("/voices/new")
+    page = visit("/voices/@new")
     page.evaluate(f"() => {{ {change} }}")
     page.get_by_role("button", name="Record a clip").click()
     expect(page.get_by_role("alert")).to_contain_text(said)
@@ -275,6 +275,21 @@ def test_a_part_that_changes_keeps_the_focus_and_what_is_selected(visit: Open, c
     assert not asked
     with page.expect_request("**/dashboard/jobs"):
         page.evaluate("getSelection().removeAllRanges()")
+
+
+def test_a_list_that_is_fetched_again_stays_where_a_person_works(visit: Open, closed: Registry, name: str):
+    """Browsers hold on to the focused element while a part of the page is replaced, and scroll after it."""
+    for number in range(15):
+        closed.upload(f"{name}-{number}", headers=bearer(BOOTSTRAP))
+    page = visit("/jobs", viewport={"width": 1280, "height": 300})
+    link = page.get_by_role("link", name=f"{name}-7", exact=True)
+    link.evaluate("one => { one.scrollIntoView({block: 'center'}); one.focus({preventScroll: true}); }")
+    read_at = page.evaluate("scrollY")
+    assert read_at > 0
+    page.evaluate("document.getElementById('live').dataset.former = 'yes'")
+    expect(page.locator("#live[data-former]")).to_have_count(0)
+    expect(link).to_be_focused()
+    assert page.evaluate("scrollY") == read_at
 
 
 @pytest.mark.parametrize("ending", ["namespace", "key revoked"])
@@ -490,7 +505,7 @@ def test_a_key_is_rotated_on_a_phone_without_scripts(visit: Open, closed: Regist
 
 def test_forms_work_without_scripts(visit: Open, closed: Registry, name: str):
     """Without scripts people sign in, register, search and see the state."""
-    page = visit("/voices/new", java_script_enabled=False)
+    page = visit("/voices/@new", java_script_enabled=False)
     expect(page.get_by_text("Choose a clip")).to_be_visible()
     expect(page.get_by_text("or drop it here")).to_be_hidden()
     page.locator("[name=name]").fill(name)
@@ -504,7 +519,7 @@ def test_forms_work_without_scripts(visit: Open, closed: Registry, name: str):
 
 def test_a_form_that_is_too_large_to_be_read_is_where_it_was_without_scripts(visit: Open, name: str):
     """The registry does not read such a form, so the way back of the browser leads to what was typed."""
-    page = visit("/voices/new", java_script_enabled=False)
+    page = visit("/voices/@new", java_script_enabled=False)
     typed = {"name": name, "ref_text": "One.\nTwo.", "consent": "cons_1", "speaker_description": "Low"}
     for field, text in typed.items():
         page.locator(f"[name={field}]").fill(text)
@@ -524,7 +539,7 @@ def test_a_form_whose_session_has_ended_is_where_it_was_without_scripts(
 ):
     """Whoever signs in again comes back to what they typed, and sends it."""
     made = key(closed, "voices:read", "voices:write", name=name)
-    page = visit("/voices/new", key=made, java_script_enabled=False)
+    page = visit("/voices/@new", key=made, java_script_enabled=False)
     page.locator("[name=name]").fill(name)
     page.get_by_label("Transcript").fill("One.\nTwo.")
     page.get_by_label("Consent").fill("cons_1")
@@ -609,7 +624,7 @@ def test_pages_fit_a_phone_and_both_colour_schemes(visit: Open, closed: Registry
     closed.worker.fail_all(f"{scheme}-failed", WorkerError("x" * 4000))
     page = visit("", viewport=PHONE, color_scheme=scheme)
     mine = f"/voices/{name}"
-    own = (mine, f"{mine}/about", f"/voices/new?name={name}&voice_id=voice_0")
+    own = (mine, f"{mine}/about", f"/voices/@new?name={name}&voice_id=voice_0")
     for path in (*PATHS, *own, f"/voices/{scheme}-failed", "/nowhere"):
         page.goto(f"/dashboard{path}")
         assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"], path

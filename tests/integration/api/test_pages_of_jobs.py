@@ -137,6 +137,18 @@ def test_a_job_leads_to_its_version(closed: Registry, operator: Visitor, name: s
     assert 'href="/dashboard/voices/' not in page, "the key may not see voices"
 
 
+def test_a_job_leads_to_its_voice_whatever_its_name_is(closed: Registry, operator: Visitor, name: str):
+    """A voice may have the name of another page or the id of another voice."""
+    known_as = closed.ready(name, headers=bearer(BOOTSTRAP))["id"]
+    for each in ("new", "sample", known_as):
+        closed.upload(each, headers=bearer(BOOTSTRAP))
+        page = operator.get("/jobs").text
+        [address] = re.findall(rf'href="/dashboard(/voices/[^"]*)" title="{each}"', page)
+        shown = operator.get(address)
+        assert shown.status_code == 200
+        assert f"<bdi>{each}</bdi></h1>" in shown.text
+
+
 def test_a_key_that_may_only_look_cannot_try_again(closed: Registry, name: str):
     """Without the scope there is no button, and a form that is sent all the same is refused."""
     job = failed(closed, name)

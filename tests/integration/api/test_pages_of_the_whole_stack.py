@@ -58,7 +58,7 @@ def register(page: Page, clip: str, button: str) -> None:
 @pytest.mark.skipif(CHROMIUM is None, reason=NO_CHROMIUM)
 def test_a_person_goes_the_whole_way(visit: Open):
     """Sign in, register, hear, compare, roll back and undo it, revoke a key, delete and undelete."""
-    page = visit("/voices/new")
+    page = visit("/voices/@new")
     page.locator("[name=name]").fill("wren")
     register(page, "wren.flac", "Register")
     page.locator("audio").evaluate("audio => { audio.muted = true; return audio.play(); }")

@@ -26,12 +26,14 @@ NARROW = {"width": 360, "height": 720}
 """The width of many phones, which is less than that of the pictures."""
 NARROWEST = {"width": 320, "height": 640}
 """The width of the smallest phones, and of a page that is magnified four times on a small screen."""
+TABLETS = (721, 768, 834, 1024, 1025)
+"""Widths between the two sizes of the pictures, with both sides of each change of the layout."""
 SCHEMES: tuple[Literal["light", "dark"], ...] = ("light", "dark")
 PAGES = {
     "overview": "",
     "voices": "/voices",
     "voices-none": "/voices?q=nobody",
-    "new-voice": "/voices/new",
+    "new-voice": "/voices/@new",
     "voice-many-versions": f"/voices/{MANY}",
     "voice-compared": f"/voices/{SERVED}?beside=1",
     "voices-compared": f"/voices/{SERVED}?beside={MANY}@2",
@@ -115,7 +117,12 @@ def expect_to_fit(page: Page) -> None:
     """Fail if the page is wider than the smallest phone, with all that can be opened on it."""
     page.set_viewport_size(NARROWEST)
     page.evaluate(_OPEN_ALL)
-    assert page.evaluate("document.documentElement.scrollWidth") <= NARROWEST["width"]
+    assert _width_of(page) <= NARROWEST["width"]
+
+
+def _width_of(page: Page) -> int:
+    width: int = page.evaluate("document.documentElement.scrollWidth")
+    return width
 
 
 def look_at(page: Page, name: str) -> None:
@@ -131,7 +138,7 @@ def look_at(page: Page, name: str) -> None:
             # In the dark only the colours are others.
             rules = ["color-contrast"] if scheme == "dark" else None
             assert not grave_faults(page, rules), f"{size}, {scheme}"
-            assert page.evaluate("document.documentElement.scrollWidth") <= viewport["width"]
+            assert _width_of(page) <= viewport["width"]
             assert page.evaluate(_LINES_OF_HEADER) == 1, f"{size}: the header is wrapped"
             assert page.evaluate(_CUT_OFF) <= 0, f"{size}: the name of the product is cut off"
             assert not page.evaluate(_STANDING_OUT), f"{size}: a control stands out of its frame"
@@ -145,6 +152,18 @@ def test_a_page_has_no_grave_fault(tab: Page, name: str):
     tab.goto(f"/dashboard{PAGES[name]}")
     look_at(tab, name)
     expect_to_fit(tab)
+
+
+@pytest.mark.parametrize("width", TABLETS)
+def test_all_pages_fit_a_tablet(tab: Page, width: int):
+    """What stands out at the right, such as the buttons of a row, is seen by nobody."""
+    tab.set_viewport_size({"width": width, "height": 1024})
+
+    def width_of(path: str) -> int:
+        tab.goto(f"/dashboard{path}")
+        return _width_of(tab)
+
+    assert {path: found for path in PAGES.values() if (found := width_of(path)) > width} == {}
 
 
 @pytest.mark.parametrize("name", OPENED)
@@ -186,7 +205,7 @@ def test_the_names_of_voices_are_shown_whole_on_the_narrowest_phone(tab: Page):
 def test_the_button_that_records_takes_one_line_on_a_phone(tab: Page):
     """With its words on two lines it looks like a mistake, on the page that people use on a phone."""
     tab.set_viewport_size(NARROW)
-    tab.goto("/dashboard/voices/new")
+    tab.goto("/dashboard/voices/@new")
     button = tab.locator("#record")
     expect(button).to_be_visible()
     assert button.evaluate(_LINES_OF_TEXT) == 1
