@@ -65,7 +65,6 @@ class Export:
         self._client, self._with_artifacts, self._on_voice = client, artifacts, on_voice
         self._pauses = Pauses(on_pause=on_pause)
         self._missing: list[Missing] = []
-        self._deleted: set[str] = set()
         self._artifacts = 0
 
     def write(self, path: Path, namespace: str, *, only_new: bool = False) -> Exported:
@@ -95,17 +94,23 @@ class Export:
         return sorted((voice.key, voice.name, voice.id) for voice in self._client.list())
 
     def _add(self, writer: ArchiveWriter, name: str, voice_id: str) -> None:
-        read = self._read(name, name, lambda: self._about_and_versions(name, voice_id))
+        read = self._read(name, lambda: self._about_and_versions(name, voice_id))
         if read is None:
             return
         about, versions = read
         written = writer.add_voice(self._versions(versions[::-1]), about)  # they are listed newest first
-        if name in self._deleted:
+        left_out = about.aliases.keys() - written.aliases.keys()
+        if not left_out or self._is_deleted(name, voice_id):
             return
-        for alias, number in about.aliases.items():
-            if alias not in written.aliases:
-                error = VersionNotFound(f"alias '{alias}' points to version {number}, which was not exported")
-                self._missing.append(Missing(name=f"{name}@{alias}", error=error))
+        for alias in sorted(left_out):
+            number = about.aliases[alias]
+            error = VersionNotFound(f"alias '{alias}' points to version {number}, which was not exported")
+            self._missing.append(Missing(name=f"{name}@{alias}", error=error))
+
+    def _is_deleted(self, name: str, voice_id: str) -> bool:
+        """Return whether a listed voice was deleted since, although another one may have its name now."""
+        there = self._read(name, lambda: self._client.get(name))
+        return there is None or there.id != voice_id
 
     def _about_and_versions(self, name: str, voice_id: str) -> tuple[VoiceRecord, list[VoiceVersion]]:
         """Read the record of a voice and its versions.
@@ -125,23 +130,20 @@ class Export:
     ) -> Iterator[tuple[VersionRecord, bytes, list[bytes]]]:
         for version in versions:
             reference = f"{version.voice}@{version.version}"
-            source = self._read(version.voice, reference, partial(self._source, reference, version))
+            source = self._read(reference, partial(self._source, reference, version))
             if source is not None:
                 files = self._files(reference, version) if self._with_artifacts else []
                 self._artifacts += len(files)
                 yield _record(version, source, files), source, [file.data for file in files]
 
-    def _read(self, voice: str, name: str, call: Callable[[], Read]) -> Read | None:
+    def _read(self, name: str, call: Callable[[], Read]) -> Read | None:
         """Read a part of one voice. If it cannot be read, record it as missing and return None.
 
         What was deleted after it was listed is not missing. A clip that the bucket has lost is another error.
         """
         try:
             return self._pauses.retry(call)
-        except VoiceNotFound:
-            self._deleted.add(voice)
-            return None
-        except VersionNotFound:
+        except (VoiceNotFound, VersionNotFound):
             return None
         except SpeakerRegistryError as error:
             if not concerns_one_voice(error):
@@ -159,11 +161,7 @@ class Export:
             one.profile for one in version.artifacts if one.state == "ready" and one.current is not False
         ]
         files = [
-            self._read(
-                version.voice,
-                f"{reference} for {profile}",
-                partial(self._client.download, reference, profile),
-            )
+            self._read(f"{reference} for {profile}", partial(self._client.download, reference, profile))
             for profile in ready
         ]
         return [file for file in files if file is not None]
@@ -173,6 +171,7 @@ def embedding_of(client: RegistryClient, version: VoiceVersion) -> np.ndarray:
     """Return the speaker embedding (float32 [D]) from which a version was made.
 
     It is read from an artifact, because the registry keeps it as the artifact of each profile that takes it.
+    The registry lists these profiles first, before others whose artifacts may have the same width.
 
     Raises:
         InvalidArtifact: The version has no such artifact.

@@ -367,6 +367,7 @@ def test_a_voice_that_takes_a_name_during_an_export_gets_nothing_of_the_former_o
     """They may be two persons, and the description and the labels may say who the former one was."""
     registry = start()
     registry.ready("alice")
+    registry.ready("alice", clip=clips.wav(1.3))
 
     def replace() -> None:
         with RegistryClient(registry.url) as client:
@@ -375,6 +376,7 @@ def test_a_voice_that_takes_a_name_during_an_export_gets_nothing_of_the_former_o
 
     with RegistryClient(registry.url) as client:
         client.edit_voice("alice", description="the former one", pinned=True)
+        client.move_alias("alice", "prod", 2)
     transport = Afterwards(path, replace)
     with RegistryClient(registry.url, transport=transport) as client:
         exported = Export(client).write(tmp_path / "x.tar", "default")
