@@ -23,7 +23,7 @@ from safetensors import SafetensorError
 
 from speaker_registry.errors import InvalidArtifact
 from speaker_registry.notebooks import html_table
-from speaker_registry.safetensors_header import read_header
+from speaker_registry.safetensors_header import check_entries, read_header
 from speaker_registry.terminal import printable
 
 MAX_TENSORS = 256
@@ -261,10 +261,12 @@ def read_tensors(data: bytes) -> tuple[dict[str, np.ndarray], Manifest | None]:
             raise InvalidArtifact(
                 f"tensor name {name[:80]!a} is not accepted: [A-Za-z0-9._-], 1 to 128 characters"
             )
+    check_entries(data, header, {code: np.dtype(dtype).itemsize for code, dtype in _DTYPES.items()})
     try:
         tensors = safetensors.numpy.load(data)
     except (SafetensorError, KeyError, ValueError, TypeError) as error:
-        raise InvalidArtifact("the file is not a whole safetensors file") from error
+        reason = printable(str(error).removeprefix("Error while deserializing: ")[:200])
+        raise InvalidArtifact(f"the file is not a whole safetensors file: {reason}") from error
     _check_finite(tensors)
     return tensors, manifest
 

@@ -4,9 +4,11 @@ The bytes need not be trusted. This module knows no manifest and reads no tensor
 """
 
 import json
+import math
 import mmap
 import struct
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, TypeGuard
 
 from speaker_registry.errors import InvalidArtifact
 from speaker_registry.json_objects import without_duplicates
@@ -36,6 +38,43 @@ def read_header(data: bytes | mmap.mmap) -> dict[str, Any]:
     if not isinstance(header, dict):
         raise InvalidArtifact("the safetensors header is not a JSON object")
     return header
+
+
+def check_entries(data: bytes, header: Mapping[str, Any], item_bytes: Mapping[str, int]) -> None:
+    """Check the entry of each tensor alone, for errors that name the tensor and what is accepted. Whether the
+    tensors cover the data without a gap is left to the library.
+
+    Args:
+        header: The header of the file `data`, without `__metadata__`.
+        item_bytes: The accepted dtypes, with the number of bytes of one value.
+
+    Raises:
+        InvalidArtifact: An entry is not accepted.
+    """
+    (length,) = struct.unpack("<Q", data[:8])
+    for name, entry in header.items():
+        if fault := _fault(entry, item_bytes, len(data) - 8 - length):
+            raise InvalidArtifact(f"tensor {name[:80]!a} has {fault}")
+
+
+def _fault(entry: Any, item_bytes: Mapping[str, int], data_bytes: int) -> str | None:
+    members = entry if isinstance(entry, dict) else {}
+    dtype, shape, offsets = (members.get(key) for key in ("dtype", "shape", "data_offsets"))
+    if not isinstance(dtype, str) or dtype not in item_bytes:
+        return f"dtype {dtype!a:.80}; accepted: {sorted(item_bytes)}"
+    if not _are_counts(shape):
+        return f"shape {shape!a:.80}; accepted: a list of whole numbers that are not negative"
+    if not _are_counts(offsets) or len(offsets) != 2 or offsets[0] > offsets[1]:
+        return f"data_offsets {offsets!a:.80}; accepted: its first byte and the one after its last"
+    if offsets[1] > data_bytes:
+        return f"data_offsets {offsets!a:.80}, but the file is cut short: it has {data_bytes} bytes of data"
+    if math.prod(shape) * item_bytes[dtype] != offsets[1] - offsets[0]:
+        return f"shape {shape!a:.80} and dtype {dtype}, which do not take the bytes of data_offsets {offsets}"
+    return None
+
+
+def _are_counts(values: Any) -> TypeGuard[list[int]]:
+    return isinstance(values, list) and all(type(value) is int and value >= 0 for value in values)
 
 
 def read_metadata(data: bytes) -> dict[str, str]:
