@@ -59,7 +59,11 @@ def _check_path(folder: Path, name: str) -> None:
         raise InvalidRequest(
             f"{name[:80]!a} cannot be the name of a file; accepted: Unicode text without U+0000"
         )
-    if not name or path.is_absolute() or ".." in path.parts:
+    if not name:
+        raise InvalidRequest(
+            f"the path of the file is empty; accepted: the path of a file in {str(folder)!a}"
+        )
+    if path.is_absolute() or ".." in path.parts:
         raise InvalidRequest(
             f"the path {name!a} leads out of {str(folder)!a}; accepted: relative paths without '..'"
         )
