@@ -127,6 +127,7 @@ class Artifacts(PlanExecutor):
                 fingerprint.
             CacheUnsupported: The profile needs a transcript, and the version has none.
             FingerprintMismatch: The profile's artifacts are now made with another fingerprint.
+            Conflict: The version was made from another embedding, which is its artifact for the profile.
         """
         content = read_clip(artifact, "artifact")
         return self._run(self._calls.put(parse_target(speaker, version), profile, content, fingerprint))

@@ -954,6 +954,16 @@ def test_an_artifact_of_a_former_encoder_is_served_until_there_is_a_current_one(
     assert state_of(given_with_it, QWEN, "f2") == "ready"
 
 
+def test_a_given_embedding_is_served_whatever_was_added_to_it():
+    """Former releases let an artifact be uploaded for a version that was made from an embedding."""
+    document = registered(NOTHING, "v1", clip=None, source="embedding", embedding_width=1024)
+    document = published(document, "v1", QWEN, fingerprint="given")
+    added = artifact("o2", fingerprint="f1", build=2, brought=True)
+    version = artifacts.with_artifact(document, "v1", QWEN.name, added, REQUIRED, extractor={}).newest
+    served = [version.artifact(QWEN.name, fingerprint) for fingerprint in (None, "f1", "f2")]
+    assert [one and one.fingerprint for one in served] == ["given"] * 3
+
+
 def test_an_artifact_that_was_made_ahead_is_served_for_its_own_encoder_alone():
     """The last good artifact is one of an encoder that was current, never one that nobody has promoted."""
     document = registered(NOTHING, "v1")

@@ -19,7 +19,7 @@ from services.shared.model.document import Counts, SpeakerDocument
 from services.shared.model.fingerprint import Fingerprint
 from services.shared.model.packaging import applying_tensors, package
 from services.shared.model.records import GIVEN_FINGERPRINT, ArtifactRecord, Version
-from services.shared.model.status import cache_unsupported, missing_transcript
+from services.shared.model.status import cache_unsupported, given_profiles, missing_transcript
 from services.shared.registry.change import Change
 from services.shared.registry.extract import check_builds
 from services.shared.registry.profiles import Profiles
@@ -113,14 +113,16 @@ def bring(
         InvalidArtifact: it does not match the profile's tensors, was made from another clip, or does not
             state its fingerprint and inputs.
         QuotaExceeded: it would exceed the builds of the version or the stored bytes of the registry.
-        Conflict: a different artifact was stored at the same moment.
+        Conflict: a different artifact was stored at the same moment, or the version was made from an
+            embedding, which is its artifact for the profile.
     """
     known = profiles.get(profile)
     if reason := missing_transcript(version, known):
         raise cache_unsupported(reason)
     if given.manifest is not None:
         _check_subject(given.manifest, version, known)
-    origin = _origin(profiles, known, given)
+    is_source = _is_source(version, known)
+    origin = _Origin(GIVEN_FINGERPRINT, {}, False) if is_source else _origin(profiles, known, given)
     with speakers.changing(speaker.id, by=by) as change:
         version = change.ask(partial(_present, version=version))
         data, record = _pack(version, known, origin, given, object_id=change.token)
@@ -128,6 +130,11 @@ def bring(
         if same is not None and blobs.has_artifact(speaker.id, version, same):
             document = change.commit(lambda document: document, did="repeat")
             return _brought(speaker, document, version, origin, new=False)
+        if is_source and same is None:
+            raise Conflict(
+                f"Version {version.number} of voice '{version.name}' was made from an embedding. It is the "
+                f"artifact for profile '{profile}' and never changes. Register another embedding instead."
+            )
         check_builds(version, profile, origin.fingerprint, room.builds)
         room.check(record.size, speakers.usage_so_far(speaker.id.namespace))
         blobs.store_artifact(speaker.id, version.vuid, record.object, data)
@@ -262,6 +269,16 @@ def _check_subject(manifest: Manifest, version: Version, profile: Profile) -> No
         )
 
 
+def _is_source(version: Version, profile: Profile) -> bool:
+    """Return whether the artifact of a version for a profile is the embedding that it was made from.
+
+    That is never so for a profile whose artifacts are all uploaded.
+    """
+    if version.source != "embedding" or profile.not_extractable:
+        return False
+    return profile.name in given_profiles(version)
+
+
 def _origin(profiles: Profiles, profile: Profile, given: ReadyArtifact) -> _Origin:
     """Return the fingerprint and inputs of an artifact: those that a worker announced, or else those that the
     file states.
@@ -275,6 +292,12 @@ def _origin(profiles: Profiles, profile: Profile, given: ReadyArtifact) -> _Orig
         raise InvalidArtifact(
             "The artifact does not name its fingerprint. Put the fingerprint into its manifest, or into the "
             "header X-Artifact-Fingerprint."
+        )
+    if fingerprint == GIVEN_FINGERPRINT:
+        raise FingerprintMismatch(
+            f"The artifact was made from an uploaded embedding. Accepted for profile '{profile.name}': "
+            "artifacts that an encoder made.",
+            param="profile",
         )
     current = profiles.encoder(profile.name)
     if current is None:

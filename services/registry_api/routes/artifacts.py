@@ -196,7 +196,7 @@ async def put_artifact(
 
     The file is checked like the registry's own artifacts, and gets a manifest of this version. It must have
     been made from this version's clip and with the profile's current fingerprint. Profiles that the registry
-    cannot extract accept any fingerprint.
+    cannot extract accept any fingerprint. An embedding that the version was made from cannot be replaced.
     """
     body = await request.body()  # read before a slot is taken, so that a slow sender holds none
     async with slots.hold():

@@ -167,12 +167,16 @@ class Version(Record):
     def artifact(self, profile: str, fingerprint: str | None = None) -> ArtifactRecord | None:
         """Return the artifact to serve: the highest build with `fingerprint`. If that is None, return the
         highest build of any encoder that was not made ahead.
+
+        A given embedding is served itself, even if a former release has let another artifact be uploaded.
         """
         made = self.artifacts.get(profile, ())
         current = {fingerprint, GIVEN_FINGERPRINT}
         found = [
             one for one in made if (one.fingerprint in current if fingerprint is not None else not one.ahead)
         ]
+        if self.source == "embedding":
+            found = [one for one in found if one.fingerprint == GIVEN_FINGERPRINT] or found
         return max(found, key=lambda one: one.build, default=None)
 
     def failure(self, profile: str, fingerprint: str | None = None) -> FailureRecord | None:

@@ -443,6 +443,28 @@ def test_a_voice_whose_encoder_is_not_published_is_brought_ready_made(registry: 
     )
 
 
+def test_the_artifact_of_an_embedding_is_the_embedding_itself(registry: Registry, name: str):
+    """A version never changes. An export would otherwise hold another embedding as the person's."""
+    registry.upload(name, clip=None, speaker_embedding=EMBEDDING)
+    own = registry.file(name).content
+    given = Artifact.parse(own).tensors["speaker_embedding"]
+    for same in (own, file({"speaker_embedding": given})):
+        assert put(registry, name, same).status_code == 200
+    other = file({"speaker_embedding": np.full(1024, 0.5, np.float32)})
+    refused(put(registry, name, other), 409, "conflict", "Register another embedding instead.")
+    assert registry.file(name).content == own
+    entries = registry.client.get(f"/v1/voices/{name}/history").json()["data"]
+    assert [entry["did"] for entry in entries] == ["register"]
+
+
+def test_an_artifact_that_no_encoder_made_is_refused(registry: Registry, name: str, brought: bytes):
+    """The embedding of one voice is no artifact of another voice's clip."""
+    registry.upload(f"{name}-ready", clip=None, speaker_embedding=EMBEDDING)
+    given = registry.file(f"{name}-ready").content
+    says = "made from an uploaded embedding. Accepted"
+    refused(put(registry, name, given), 409, "fingerprint_mismatch", says)
+
+
 def test_what_made_one_brought_artifact_is_not_said_of_another(registry: Registry, name: str):
     """Nothing here makes Voxtral's artifacts, so each file alone says what made it. A second version's must
     not be described by the first one's, nor change what is said of that.

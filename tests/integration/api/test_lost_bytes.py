@@ -8,6 +8,7 @@ from pathlib import Path
 import httpx
 import numpy as np
 import pytest
+import safetensors.numpy
 
 from services.embedded.valkey import ValkeyServer
 from services.shared.audio import AudioDecoder, DecodedClip, ReferenceAudio
@@ -264,6 +265,18 @@ def test_an_embedding_that_its_owner_brought_cannot_be_replaced(registry: Regist
         assert "missing" in answer.json()["error"]["message"]
         file.write_bytes(data)
         assert client.get(path).status_code == 200
+
+
+def test_a_lost_embedding_may_be_brought_again(registry: Registry, name: str):
+    """Only the same embedding is accepted, and it stays what the version was made from."""
+    registry.upload(name, clip=None, speaker_embedding=EMBEDDING)
+    lost = registry.file(name).content
+    remove(artifact_file(registry, name))
+    path = f"/v1/voices/{name}/versions/1/artifacts/{PROFILE}"
+    other = safetensors.numpy.save({"speaker_embedding": np.full(1024, 0.5, np.float32)})
+    assert registry.client.put(path, content=other).status_code == 409
+    assert registry.client.put(path, content=lost).status_code == 201
+    assert registry.file(name).content == lost
 
 
 # -- the clip that a worker reads
