@@ -79,6 +79,15 @@ def test_a_folder_that_cannot_be_used_is_named(tmp_path: Path):
     assert "bucket" not in last["reason"]
 
 
+@pytest.mark.parametrize("program", [API, ADOPT])
+def test_a_file_is_no_folder(tmp_path: Path, program: str):
+    """The reason is not that the path exists, which an operator would take for the opposite of a fault."""
+    in_the_way = tmp_path / "voices"
+    in_the_way.write_bytes(b"")
+    *_, last = lines(program, SPEAKER_STORE_URL=in_the_way.as_uri(), SPEAKER_STORE_START_SECONDS="0")
+    assert last["reason"].endswith("cannot be used: it is a file. Accepted: a folder")
+
+
 def test_a_mistyped_profile_of_custom_weights_is_named(tmp_path: Path):
     """A mistyped profile of custom weights is named. If it were ignored, the intended profile would be
     refused because of its checksums.

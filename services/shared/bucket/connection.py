@@ -246,13 +246,15 @@ def prepare_bucket(settings: StoreSettings) -> None:
 
 
 def _check_folder(settings: StoreSettings, folder: Path) -> None:
-    """Check the folder. Raises `StoreUnfit` if it cannot be accessed, or if it is missing and must not be
-    created.
+    """Check the folder. Raises `StoreUnfit` if it cannot be accessed, is no folder, or is missing and must
+    not be created.
     """
     try:
-        missing = not folder.exists()
+        missing, is_folder = not folder.exists(), folder.is_dir()
     except OSError as error:
         raise StoreUnfit(describe(settings, str(error.strerror))) from None
+    if not missing and not is_folder:
+        raise StoreUnfit(describe(settings, "it is a file. Accepted: a folder"))
     if missing and not settings.create_bucket:
         raise _missing(settings)
 
