@@ -23,7 +23,6 @@ import structlog
 from pydantic import ValidationError
 
 from services.embedded.bootstrap_key import bootstrap_key_file
-from services.embedded.folder_lock import FolderInUseError, exclusive_lock
 from services.embedded.log_lines import coloured
 from services.embedded.managed_process import ManagedProcess
 from services.embedded.settings import EmbeddedSettings
@@ -34,6 +33,7 @@ from services.embedded.valkey import (
     ValkeyError,
     ValkeyServer,
 )
+from services.shared.bucket.folder_lock import FolderInUseError, exclusive_lock
 from services.shared.bucket.layout import REGISTRY
 from services.shared.configuration.access import AccessSettings
 from services.shared.configuration.api import ApiSettings

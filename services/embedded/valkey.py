@@ -25,8 +25,8 @@ import structlog
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from services.embedded.folder_lock import lock_within
 from services.embedded.spawn import spawn
+from services.shared.bucket.folder_lock import lock_within
 
 log = structlog.get_logger(__name__)
 

@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from services.embedded.managed_process import ROOT
+from services.shared.bucket.folder_lock import exclusive_lock
+from services.shared.bucket.layout import REGISTRY
 from tests.ports import free_port
 
 API, WORKER = "services.registry_api", "services.extractor_worker"
@@ -86,6 +88,18 @@ def test_a_file_is_no_folder(tmp_path: Path, program: str):
     in_the_way.write_bytes(b"")
     *_, last = lines(program, SPEAKER_STORE_URL=in_the_way.as_uri(), SPEAKER_STORE_START_SECONDS="0")
     assert last["reason"].endswith("cannot be used: it is a file. Accepted: a folder")
+
+
+def test_the_folder_of_a_running_registry_is_not_adopted(tmp_path: Path):
+    """Its processes would keep the former identity. `make run` locks the folder that holds the bucket."""
+    bucket = tmp_path / "bucket"
+    bucket.mkdir()
+    with exclusive_lock(tmp_path, wait_seconds=0):
+        *_, last = lines(ADOPT, SPEAKER_STORE_URL=bucket.as_uri())
+        assert "a running registry uses it. Stop the registry first" in last["reason"]
+        assert not (bucket / REGISTRY).exists()
+    *_, last = lines(ADOPT, status=0, SPEAKER_STORE_URL=bucket.as_uri())
+    assert last["event"] == "bucket.adopted"
 
 
 def test_a_mistyped_profile_of_custom_weights_is_named(tmp_path: Path):

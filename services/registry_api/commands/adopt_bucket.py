@@ -1,12 +1,15 @@
 """`adopt-bucket`: make a copy of a bucket a registry of its own, so that its processes start."""
 
+from contextlib import ExitStack, suppress
+
 import structlog
 from pydantic import ValidationError
 
 from services.registry_api.commands.exit_statuses import DONE, WRONG_SETTINGS
 from services.registry_api.commands.store_errors import status_of
-from services.shared.bucket.connection import StoreUnfit, prepare_bucket
+from services.shared.bucket.connection import StoreUnfit, describe, prepare_bucket
 from services.shared.bucket.documents import Documents
+from services.shared.bucket.folder_lock import FolderInUseError, exclusive_lock
 from services.shared.bucket.opening import open_store
 from services.shared.bucket.registry_identity import adopt
 from services.shared.configuration.explanation import explain
@@ -29,13 +32,15 @@ def run() -> int:
         settings = StoreSettings()
         prepare_bucket(settings)
         store, clock = open_store(settings), Clock()
-        adopt(
-            store,
-            Documents(store, clock),
-            settings,
-            clock,
-            now=lambda: int(store.now().timestamp()),
-        )
+        with ExitStack() as stack:
+            _keep_stopped(stack, settings)
+            adopt(
+                store,
+                Documents(store, clock),
+                settings,
+                clock,
+                now=lambda: int(store.now().timestamp()),
+            )
     except ValidationError as error:
         log.error("bucket.not_adopted", reason=explain(error))
         return WRONG_SETTINGS
@@ -43,3 +48,16 @@ def run() -> int:
         log.error("bucket.not_adopted", reason=str(error))
         return status_of(error)
     return DONE
+
+
+def _keep_stopped(stack: ExitStack, settings: StoreSettings) -> None:
+    """Keep `make run` from starting on the folder until the stack is closed. `make run` locks its DATA, which
+    the folder is in. Raises `StoreUnfit` if it runs.
+    """
+    if settings.folder is None:
+        return
+    try:
+        with suppress(OSError):  # the folder above cannot be opened, so `make run` does not use it
+            stack.enter_context(exclusive_lock(settings.folder.parent, wait_seconds=0))
+    except FolderInUseError:
+        raise StoreUnfit(describe(settings, "a running registry uses it. Stop the registry first")) from None
