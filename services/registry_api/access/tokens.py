@@ -218,6 +218,8 @@ class JwtVerifier:
         claims: dict[str, Any] = jwt.decode(
             text, audience=audience, issuer=self._issuer, leeway=_LEEWAY_SECONDS, **how
         )
+        if not claims["sub"]:
+            raise jwt.InvalidTokenError("its subject (sub) is empty")
         return claims
 
     def _caller(self, claims: dict[str, Any]) -> Caller:
@@ -234,7 +236,9 @@ class JwtVerifier:
         # A digest, because the subject may be a person's e-mail address, and the id goes into logs.
         subject_digest = hashlib.sha256(claims["sub"].encode("utf-8", "surrogatepass")).hexdigest()[:12]
         ends_at = float(min(int(claims["exp"]), _LATEST_END) + _LEEWAY_SECONDS)
-        return Caller(f"jwt:{subject_digest}", namespace, known, ends_at=ends_at)
+        caller_id = f"jwt:{subject_digest}"
+        # A subject with tokens for several namespaces has the limits of one API key in each of them.
+        return Caller(caller_id, namespace, known, ends_at=ends_at, limits_id=f"{caller_id}:{namespace}")
 
     def _fitting_keys(self, header: dict[str, Any]) -> list[jwt.PyJWK]:
         """Return the keys that a token with this header may be signed with.

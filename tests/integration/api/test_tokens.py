@@ -89,6 +89,17 @@ def test_a_token_says_who_asks_and_for_what(provider: Provider, tokens: JwtVerif
     assert (other.namespace, other.scopes) == ("default", frozenset())
 
 
+def test_a_subject_has_limits_of_its_own_in_each_namespace(provider: Provider, tokens: JwtVerifier):
+    """Requests in one namespace must not use up what the same person may do in another."""
+    one, again, other = (
+        tokens.verify(provider.token(speaker_namespace=namespace, scope=scope))
+        for namespace, scope in (("a", "engine"), ("a", "admin"), ("b", "engine"))
+    )
+    assert one.id == other.id
+    assert one.counted_id == again.counted_id
+    assert one.counted_id != other.counted_id
+
+
 @pytest.mark.parametrize(
     ("exp", "ends_at"),
     [
@@ -207,6 +218,7 @@ def test_what_is_no_public_key_for_signatures_is_passed_over(provider: Provider,
         ({"exp": 1_000_000_000}, "expired"),
         ({"exp": None}, "exp"),
         ({"sub": None}, "sub"),
+        ({"sub": ""}, r"its subject \(sub\) is empty"),
         ({"aud": "somebody-else"}, "udience"),
         ({"aud": None}, "aud"),
         ({"iss": "https://elsewhere.example"}, "ssuer"),
@@ -371,6 +383,7 @@ def test_a_name_that_a_fetch_did_not_bring_is_unknown_from_then_on(
         {"aud": "another-service"},
         {"iss": "https://elsewhere.example"},
         {"sub": None},
+        {"sub": ""},
         {"jti": 5},
         {"key": "s" * 64, "algorithm": "HS256"},
     ],
