@@ -61,7 +61,7 @@ class ExtractionRequest(RequestBody):
 
     profiles: list[str] | None = Field(default=None, min_length=1, max_length=MAX_PROFILES)
     """Profiles to extract. Defaults to all profiles that the version must have."""
-    force: bool = Field(default=False, strict=True)
+    force: bool = False
     """Make the artifacts again, even if they exist, have failed or were canceled."""
 
 

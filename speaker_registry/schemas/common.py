@@ -16,9 +16,11 @@ class Schema(BaseModel):
 
 
 class RequestBody(BaseModel):
-    """Base of all JSON bodies of requests. Unknown fields are refused."""
+    """Base of all JSON bodies of requests. Unknown fields are refused, and so are values of another type, as
+    `true` and `"5"` are for a number.
+    """
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", strict=True)
 
     @model_validator(mode="before")
     @classmethod

@@ -63,7 +63,7 @@ class EncoderPromotion(RequestBody):
     """`now` makes the encoder the current one at once, `complete` when its campaign has covered every voice.
     That campaign is started if there is none.
     """
-    force: bool = Field(default=False, strict=True)
+    force: bool = False
     """Promote the encoder even if no live worker has it, after which the profile is without a worker. If
     `when` is `complete`, also promote it if voices failed, which then keep their last artifact.
     """
@@ -77,9 +77,9 @@ class CampaignRequest(RequestBody):
 
     fingerprint: str = Field(pattern=DIGEST_PATTERN)
     """The fingerprint of a candidate, or of a former encoder."""
-    sample: int = Field(default=DEFAULT_SAMPLE, ge=1, le=200, strict=True)
+    sample: int = Field(default=DEFAULT_SAMPLE, ge=1, le=200)
     """The number of voices whose old and new artifacts are compared, from the first that are ready."""
-    rate: float | None = Field(default=None, ge=0.01, le=1000, strict=True, allow_inf_nan=False)
+    rate: float | None = Field(default=None, ge=0.01, le=1000, allow_inf_nan=False)
     """The maximum number of voices per second. None sets no limit."""
 
 

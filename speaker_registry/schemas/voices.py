@@ -127,7 +127,7 @@ class VoiceEdit(RequestBody):
         default_factory=dict, max_length=1000, json_schema_extra=LABEL_CHANGES_SCHEMA
     )
     """Labels to set. Null as the value removes a label. The voice has up to 32 labels after the change."""
-    pinned: bool = Field(default=False, strict=True)
+    pinned: bool = False
     """Marks a voice that matters more than others."""
     promotion: PromotionPolicy = "on_ready"
     """With `manual`, the alias `default` moves only by hand. With `on_ready`, it moves by itself to a newer
@@ -191,7 +191,7 @@ class MovedAlias(VoiceAlias):
 class AliasMove(RequestBody):
     """Request body that names the version to which an alias is moved."""
 
-    version: int = Field(ge=1, le=MAX_VERSION, strict=True)
+    version: int = Field(ge=1, le=MAX_VERSION)
 
 
 class Voice(Schema):

@@ -206,18 +206,32 @@ class JwtVerifier:
         with _invalid_if_refused():
             # A token that no key can make valid is refused before it causes a fetch.
             self._decode(text, audience, options=_CHECKS_OF_CLAIMS)
-            for key in self._fitting_keys(jwt.get_unverified_header(text)):
-                with suppress(jwt.InvalidSignatureError):
-                    return self._decode(
-                        text, audience, key=key, algorithms=[key.algorithm_name], options=_CHECKS
-                    )
-            raise jwt.InvalidSignatureError("its signature does not fit its issuer's keys")
+            known = self._provider
+            try:
+                return self._signed_claims(text, audience)
+            except (jwt.InvalidSignatureError, jwt.InvalidKeyError):
+                # The provider may have replaced a key and kept its name.
+                self.fetch_if_due()
+                if self._provider is known:
+                    raise
+            return self._signed_claims(text, audience)
+
+    def _signed_claims(self, text: str, audience: str | None) -> dict[str, Any]:
+        """Return the claims of a token that is signed with a known key. Raises the errors of `_fitting_keys`
+        and of `jwt.decode`.
+        """
+        for key in self._fitting_keys(jwt.get_unverified_header(text)):
+            with suppress(jwt.InvalidSignatureError):
+                return self._decode(text, audience, key=key, algorithms=[key.algorithm_name], options=_CHECKS)
+        raise jwt.InvalidSignatureError("its signature does not fit its issuer's keys")
 
     def _decode(self, text: str, audience: str | None, **how: Any) -> dict[str, Any]:
         """Return the claims of a token. `how` are further arguments of `jwt.decode`. Raises its errors."""
         claims: dict[str, Any] = jwt.decode(
             text, audience=audience, issuer=self._issuer, leeway=_LEEWAY_SECONDS, **how
         )
+        if not claims["sub"]:
+            raise jwt.InvalidTokenError("its subject (sub) is empty")
         return claims
 
     def _caller(self, claims: dict[str, Any]) -> Caller:
@@ -234,7 +248,9 @@ class JwtVerifier:
         # A digest, because the subject may be a person's e-mail address, and the id goes into logs.
         subject_digest = hashlib.sha256(claims["sub"].encode("utf-8", "surrogatepass")).hexdigest()[:12]
         ends_at = float(min(int(claims["exp"]), _LATEST_END) + _LEEWAY_SECONDS)
-        return Caller(f"jwt:{subject_digest}", namespace, known, ends_at=ends_at)
+        caller_id = f"jwt:{subject_digest}"
+        # A subject with tokens for several namespaces has the limits of one API key in each of them.
+        return Caller(caller_id, namespace, known, ends_at=ends_at, limits_id=f"{caller_id}:{namespace}")
 
     def _fitting_keys(self, header: dict[str, Any]) -> list[jwt.PyJWK]:
         """Return the keys that a token with this header may be signed with.
@@ -254,7 +270,7 @@ class JwtVerifier:
         if not fitting:
             accepted = ", ".join(dict.fromkeys(chain(*keys)))
             whose = "its issuer has keys" if kid is None else "its key is"
-            raise jwt.InvalidAlgorithmError(f"its algorithm is {algorithm!r}, but {whose} for {accepted}")
+            raise jwt.InvalidKeyError(f"its algorithm is {algorithm!r}, but {whose} for {accepted}")
         return fitting[:_MAX_TRIED_KEYS]
 
     def _keys_named(self, kid: str | None) -> list[_KeyByAlgorithm]:

@@ -182,7 +182,7 @@ def add_handlers(app: FastAPI, note: Callable[[Request, SpeakerRegistryError], N
 
 
 async def _render_http(request: Request, error: HTTPException) -> Response:
-    if isinstance(error.__cause__, SpeakerRegistryError):  # ours: a JSON body is too large or too slow
+    if isinstance(error.__cause__, SpeakerRegistryError):  # ours: about a JSON body
         return render(request, error.__cause__)
     allowed = _allowed_methods(request) if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED else ""
     response = render(request, _from_http(request, error, allowed), error.status_code)

@@ -1,10 +1,11 @@
-"""Handles faulty parameters and JSON bodies: refuses unknown names and repeated parameters, and explains
-which names and values are accepted.
+"""Handles faulty parameters and JSON bodies: refuses unknown and repeated names, and explains which names and
+values are accepted.
 
 This module knows no route by its name.
 """
 
-from collections.abc import Iterable, Iterator
+import json
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from typing import Annotated, Any, get_origin
 
 from fastapi import Request
@@ -13,9 +14,11 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.routing import APIRoute
 from pydantic import BaseModel, TypeAdapter
 from pydantic.fields import FieldInfo
+from starlette.responses import Response
 
 from services.shared.configuration.mistyped import nearest
 from speaker_registry.errors import InvalidRequest
+from speaker_registry.json_objects import DuplicateKey, without_duplicates
 from speaker_registry.validation import accepted, invalid_value_message, shortened
 
 
@@ -48,11 +51,32 @@ class OnlyKnownParameters:
             if name not in self._known:
                 raise unknown("Query parameter", name, self._known)
             if name not in self._lists and (count := len(request.query_params.getlist(name))) > 1:
-                raise InvalidRequest(
-                    f"Query parameter {name!r} is given {count} times; accepted: once, because it would not "
-                    "be clear which of them counts.",
-                    param=name,
-                )
+                raise repeated("Query parameter", name, count)
+
+
+class JsonRoute(APIRoute):
+    """A route that refuses a JSON body in which an object has a field more than once.
+
+    A proxy that checks requests and the registry could disagree on which of them counts.
+    """
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        handle = super().get_route_handler()
+        if self.body_field is None:
+            return handle
+
+        async def handle_json(request: Request) -> Response:
+            return await handle(_JsonRequest(request.scope, request.receive))
+
+        return handle_json
+
+
+class _JsonRequest(Request):
+    async def json(self) -> Any:
+        try:
+            return json.loads(await self.body(), object_pairs_hook=without_duplicates)
+        except DuplicateKey as error:
+            raise repeated("Field", error.key, error.count) from None
 
 
 def _query_kinds(dependant: Dependant) -> dict[str, Any]:
@@ -117,5 +141,14 @@ def unknown(what: str, name: str, accepted: Iterable[str]) -> InvalidRequest:
     return InvalidRequest(
         f"{what} {ascii(name)[:80]} is not known here{f'; did you mean {meant!r}?' if meant else '.'} "
         f"Accepted: {', '.join(sorted(accepted)) or 'none'}.",
+        param=name[:80],
+    )
+
+
+def repeated(what: str, name: str, count: int) -> InvalidRequest:
+    """Return the error for a name that is given more often than once."""
+    return InvalidRequest(
+        f"{what} {ascii(name)[:80]} is given {count} times; accepted: once, because it would not be clear "
+        "which of them counts.",
         param=name[:80],
     )

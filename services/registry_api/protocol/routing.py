@@ -1,5 +1,5 @@
 """Rules of routing: every GET route answers HEAD as well, a trailing slash redirects to the path without it,
-and query parameters that a route does not take are refused.
+and query parameters that a route does not take are refused, and so are repeated fields of JSON bodies.
 
 This module knows only those routes that middleware must distinguish from others.
 """
@@ -14,7 +14,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Match
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from services.registry_api.protocol.parameters import OnlyKnownParameters
+from services.registry_api.protocol.parameters import JsonRoute, OnlyKnownParameters
 
 PAGES = "/dashboard"
 """The path of the pages for people, and the prefix of all their paths."""
@@ -58,7 +58,8 @@ def takes_file(scope: Scope) -> bool:
 
 
 class Router(APIRouter):
-    """A router whose GET routes answer HEAD as well, and which refuses unknown query parameters.
+    """A router whose GET routes answer HEAD as well, and which refuses unknown query parameters and repeated
+    fields of JSON bodies.
 
     HEAD calls the same function, and the server leaves the body out. It is not in the OpenAPI document.
 
@@ -67,7 +68,7 @@ class Router(APIRouter):
     """
 
     def __init__(self, *, any_query: bool = False, **options: Any) -> None:
-        super().__init__(**options)
+        super().__init__(route_class=JsonRoute, **options)
         self._any_query = any_query
         self._beginning = self.prefix.partition("{")[0]
 

@@ -15,6 +15,7 @@ from starlette.datastructures import FormData, Headers, UploadFile
 from starlette.formparsers import FormParser, MultiPartException, MultiPartParser
 from starlette.requests import Request
 
+from services.registry_api.protocol.parameters import repeated
 from speaker_registry.errors import InvalidRequest, Unavailable
 
 log = structlog.get_logger(__name__)
@@ -64,9 +65,7 @@ class Fields:
     def _single(self, field: str) -> str | UploadFile | None:
         values = self._values.get(field, ())
         if len(values) > 1:
-            raise InvalidRequest(
-                f"Field '{field}' is given {len(values)} times; accepted: once.", param=field
-            )
+            raise repeated("Field", field, len(values))
         return values[0] if values else None
 
 

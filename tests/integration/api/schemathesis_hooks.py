@@ -43,8 +43,9 @@ def before_load_schema(_: schemathesis.HookContext, raw_schema: dict[str, Any]) 
 def before_call(_: schemathesis.HookContext, case: schemathesis.Case, **__: Any) -> None:
     """Correct values that no schema can describe. Invalid values stay invalid."""
     body, query = case.body, case.query
-    if isinstance(body, dict) and isinstance(version := body.get("version"), float) and version.is_integer():
-        body["version"] = int(version)  # JSON Schema counts 1.0 among the integers, the registry does not
+    for name, value in body.items() if isinstance(body, dict) else ():
+        if isinstance(value, float) and value.is_integer():
+            body[name] = int(value)  # JSON Schema counts 1.0 among the integers, the registry does not
     if isinstance(body, dict) and isinstance(body.get("expires_at"), int) and body["expires_at"] >= 0:
         body["expires_at"] = 4_000_000_000
     if isinstance(body, dict) and isinstance(body.get("created_at"), int) and body["created_at"] > 0:

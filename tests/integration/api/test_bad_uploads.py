@@ -208,7 +208,10 @@ def test_a_field_given_twice_is_refused(registry: Registry, name: str):
     part = file(name, CLIP) if name == "audio_sample" else field(name, "x")
     clip = [] if name == "audio_sample" else [file("audio_sample", CLIP)]
     body = form(part, *_others(name), *clip, part)
-    check(post(registry, body), f"Field '{name}' is given 2 times; accepted: once.", param=name)
+    reason = "it would not be clear which of them counts."
+    check(
+        post(registry, body), f"Field '{name}' is given 2 times; accepted: once, because {reason}", param=name
+    )
 
 
 def _others(name: str) -> list[raw.Part]:

@@ -173,6 +173,21 @@ def test_a_tenant_gives_no_key_more_than_every_key_has(closed: Registry):
         assert ask_for_key(closed, namespace="tenant", **given).status_code == 201
 
 
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"requests_per_minute": True}, "'requests_per_minute' is True; accepted: a whole number from 1 to"),
+        ({"uploads_per_minute": "5"}, "'uploads_per_minute' is '5'; accepted: a whole number from 1 to"),
+        ({"expires_at": "4000000000"}, "'expires_at' is '4000000000'; accepted: a whole number from 0 to"),
+    ],
+)
+def test_a_number_of_a_key_is_a_number(closed: Registry, given: dict[str, object], says: str):
+    """A limit of `true` requests would otherwise become a limit of 1."""
+    refused = ask_for_key(closed, **given)
+    assert refused.status_code == 400
+    assert message(refused).startswith(says)
+
+
 def test_without_a_limit_there_is_nothing_to_exceed(start: Start):
     """A key may have any limit while `SPEAKER_LIMIT_REQUESTS_PER_MINUTE` is switched off, because there is no
     default limit to exceed.

@@ -89,6 +89,17 @@ def test_a_token_says_who_asks_and_for_what(provider: Provider, tokens: JwtVerif
     assert (other.namespace, other.scopes) == ("default", frozenset())
 
 
+def test_a_subject_has_limits_of_its_own_in_each_namespace(provider: Provider, tokens: JwtVerifier):
+    """Requests in one namespace must not use up what the same person may do in another."""
+    one, again, other = (
+        tokens.verify(provider.token(speaker_namespace=namespace, scope=scope))
+        for namespace, scope in (("a", "engine"), ("a", "admin"), ("b", "engine"))
+    )
+    assert one.id == other.id
+    assert one.counted_id == again.counted_id
+    assert one.counted_id != other.counted_id
+
+
 @pytest.mark.parametrize(
     ("exp", "ends_at"),
     [
@@ -207,6 +218,7 @@ def test_what_is_no_public_key_for_signatures_is_passed_over(provider: Provider,
         ({"exp": 1_000_000_000}, "expired"),
         ({"exp": None}, "exp"),
         ({"sub": None}, "sub"),
+        ({"sub": ""}, r"its subject \(sub\) is empty"),
         ({"aud": "somebody-else"}, "udience"),
         ({"aud": None}, "aud"),
         ({"iss": "https://elsewhere.example"}, "ssuer"),
@@ -320,6 +332,36 @@ def test_a_new_key_of_the_provider_is_taken_soon(provider: Provider, tokens: Jwt
     assert tokens.verify(provider.token(key=OTHER_KEY, kid="two", scope="engine")).scopes == {"engine"}
 
 
+@pytest.mark.parametrize("kid", ["one", None])
+@pytest.mark.parametrize(("key", "algorithm"), [(OTHER_KEY, "RS256"), (EC_KEY, "ES256")])
+def test_a_key_that_replaced_another_under_its_name_is_taken_soon(
+    provider: Provider, tokens: JwtVerifier, clock: OwnClock, kid: str | None, key: Any, algorithm: str
+):
+    tokens.verify(provider.token())
+    provider.keys["one"] = key
+    new = provider.token(key=key, kid=kid, algorithm=algorithm)
+    with pytest.raises(InvalidApiKey):
+        tokens.verify(new)  # the last fetch is too recent for another one
+    clock.seconds += 11
+    assert tokens.verify(new)
+    with pytest.raises(InvalidApiKey):
+        tokens.verify(provider.token())
+    assert provider.times_asked == 2
+
+
+def test_forged_signatures_cause_one_fetch_every_ten_seconds(
+    provider: Provider, tokens: JwtVerifier, clock: OwnClock
+):
+    tokens.verify(provider.token())
+    forged = provider.token(key=OTHER_KEY)
+    for _ in range(6):
+        clock.seconds += 6
+        for _ in range(3):
+            with pytest.raises(InvalidApiKey, match="signature"):
+                tokens.verify(forged)
+    assert provider.times_asked == 4
+
+
 def test_a_new_key_may_be_valid_until_the_provider_is_asked_for_it(
     provider: Provider, tokens: JwtVerifier, clock: OwnClock
 ):
@@ -371,6 +413,7 @@ def test_a_name_that_a_fetch_did_not_bring_is_unknown_from_then_on(
         {"aud": "another-service"},
         {"iss": "https://elsewhere.example"},
         {"sub": None},
+        {"sub": ""},
         {"jti": 5},
         {"key": "s" * 64, "algorithm": "HS256"},
     ],
@@ -511,6 +554,7 @@ def test_while_the_provider_is_silent_one_thread_waits_for_it(
     monkeypatch.setattr(provider_module, "_READ_TIMEOUT_SECONDS", 60.0)
     monkeypatch.setattr(provider_module, "_ANSWER_SECONDS", 60.0)
     sent = {kid: provider.token(kid=kid) for kid in ("one", "unknown")}
+    forged = provider.token(key=OTHER_KEY)
     tokens.verify(sent["one"])
     asked = len(provider.asked)
     clock.seconds += 301
@@ -530,6 +574,8 @@ def test_while_the_provider_is_silent_one_thread_waits_for_it(
             clock.seconds += 11
             assert ask("one") == "default"
             assert ask("unknown") == "again after 1"
+            with pytest.raises(InvalidApiKey, match="signature"):
+                tokens.verify(forged)
         assert len(provider.asked) == asked + 1
         assert not waits.done()
         provider.answers.set()

@@ -106,6 +106,30 @@ def test_a_field_of_a_body_that_is_not_taken_is_named_too(registry: Registry, na
     )
 
 
+@pytest.mark.parametrize(
+    ("method", "path", "body", "field", "count"),
+    [
+        ("POST", "/v1/keys", '{"namespace": "a", "name": "x", "namespace": "*"}', "namespace", 2),
+        ("PATCH", "/v1/voices/{name}", '{"labels": {"k": "1", "k": "2", "\\u006b": "3"}}', "k", 3),
+        ("PUT", "/v1/voices/{name}/aliases/prod", '{"version": 1, "version": 1}', "version", 2),
+        ("POST", "/v1/resolve", '[{"a": 1}, {"b": [{"": 1, "": 2}]}]', "", 2),
+    ],
+)
+def test_a_field_that_is_given_twice_is_refused_at_every_level(
+    registry: Registry, name: str, method: str, path: str, body: str, field: str, count: int
+):
+    """A repeated field of a JSON body is refused, because a proxy in front of the registry may read the first
+    one and let the request through.
+    """
+    registry.upload(name)
+    refused = registry.client.request(
+        method, path.format(name=name), content=body, headers={"Content-Type": "application/json"}
+    )
+    reason = "because it would not be clear which of them counts"
+    said = f"Field '{field}' is given {count} times; accepted: once, {reason}."
+    assert told(refused) == (400, "invalid_request", field, said)
+
+
 def test_the_sdk_sends_nothing_that_is_not_taken(registry: Registry, name: str):
     """The SDK sends no parameter that a route does not take. The test makes each of its
     calls that has parameters.

@@ -6,8 +6,9 @@ import pytest
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from speaker_registry.names import DIGEST_PATTERN
-from speaker_registry.schemas import ResolveRequest
-from speaker_registry.validation import accepted, invalid_value_message
+from speaker_registry.schemas import AliasMove, ApiKeyRequest, ResolveRequest
+from speaker_registry.schemas.common import RequestBody
+from speaker_registry.validation import accepted, invalid_value_message, subschema
 
 
 @pytest.mark.parametrize(
@@ -91,3 +92,20 @@ def test_many_unknown_fields_are_one_fault():
         ResolveRequest.model_validate({**unknown, "voices": ["a"], "profiles": ["x"]})
     (fault,) = raised.value.errors()
     assert (fault["type"], fault["loc"]) == ("extra_forbidden", ("field 0",))
+
+
+def test_bodies_of_requests_take_no_other_type_for_a_number_or_a_truth_value():
+    """A limit of `true` requests would otherwise become a limit of 1."""
+    wrong = {"integer": (True, "5"), "number": (True, "5"), "boolean": (1, "true")}
+    given = [
+        (body, name, value)
+        for body in RequestBody.__subclasses__()
+        for name in body.model_fields
+        for value in wrong.get(subschema(body.model_json_schema(), [name]).get("type", ""), ())
+    ]
+    assert (ApiKeyRequest, "requests_per_minute", True) in given
+    assert (AliasMove, "version", "5") in given
+    for body, name, value in given:
+        with pytest.raises(ValidationError) as caught:
+            body.model_validate({name: value})
+        assert (name,) in {fault["loc"] for fault in caught.value.errors()}, (body, name, value)
