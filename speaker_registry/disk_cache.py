@@ -113,9 +113,7 @@ class DiskCache:
     def __init__(self, directory: str | os.PathLike[str], max_bytes: int) -> None:
         self.directory, self.max_bytes = Path(directory), max_bytes
         self._overdue: set[str] = set()
-        """Names of voices and refs that `forget` could not remove completely. Their removal is tried again
-        before the next change.
-        """
+        """Names of voices and refs that `forget` could not remove. The next change removes them first."""
         with contextlib.suppress(FileExistsError):
             self.directory.mkdir(mode=0o700, parents=True)
         found = self.directory.lstat()
@@ -212,10 +210,12 @@ class DiskCache:
         """Open and lock the file `lock`. Raises `DamagedFile` if a link or a folder was in its place."""
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         with self._folder(".") as directory:
-            # Removes a link or an empty folder in its place. `O_NOFOLLOW` would refuse it at every call, and
-            # nothing would be kept again.
-            _size(directory, "lock")
-            lock = os.open("lock", flags, 0o600, dir_fd=directory)
+            _size(directory, "lock")  # removes a link or an empty folder, which could never be locked
+            try:
+                lock = os.open("lock", flags, 0o600, dir_fd=directory)
+            except PermissionError:  # so no process of this user can have locked it
+                _remove(directory, "lock")
+                lock = os.open("lock", flags, 0o600, dir_fd=directory)
         try:
             _undo_umask(lock)
             _acquire(lock)

@@ -32,7 +32,7 @@ log = structlog.get_logger()
 
 Decode = Callable[[bytes], DecodedClip]
 _REMEDY = (
-    "Upload the same file to the voice again, which stores it and repeats failed extractions, or restore it "
+    "Upload the same file to the voice again, which stores it and makes missing artifacts, or restore it "
     "from a backup and extract with force."
 )
 

@@ -117,6 +117,21 @@ def test_a_damaged_file_is_fetched_again(
     assert fetched(connect, tmp_path, max_age=60)[1].disk_hits == 1
 
 
+def refuse_to_open(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
+    """Refuse this file also to root, as which the tests may run, but no file that replaces it."""
+    inode, open_file = path.stat().st_ino, os.open
+
+    def refuse(name: Any, *arguments: Any, **options: Any) -> int:
+        descriptor = open_file(name, *arguments, **options)
+        if os.fstat(descriptor).st_ino == inode:
+            os.close(descriptor)
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        return descriptor
+
+    (path.parent.parent / f"kept-{inode}").hardlink_to(path)  # so that no other file gets the inode
+    monkeypatch.setattr(os, "open", refuse)
+
+
 @pytest.mark.parametrize("kind", ["blobs", "refs"])
 def test_a_file_that_cannot_be_read_is_fetched_again(
     connect: Connect, registry: FakeRegistry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
@@ -125,23 +140,23 @@ def test_a_file_that_cannot_be_read_is_fetched_again(
     registry.add_version("alice")
     fetched(connect, tmp_path)
     [path] = on_disk(tmp_path, kind)
-    inode, open_file = path.stat().st_ino, os.open
-
-    def refuse(name: Any, *arguments: Any, **options: Any) -> int:
-        """Refuse the file also to root, as which the tests may run."""
-        descriptor = open_file(name, *arguments, **options)
-        if os.fstat(descriptor).st_ino == inode:
-            os.close(descriptor)
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-        return descriptor
-
-    kept = tmp_path / "kept"
-    kept.hardlink_to(path)  # so that its inode is not given to another file
-    monkeypatch.setattr(os, "open", refuse)
+    refuse_to_open(monkeypatch, path)
     assert fetched(connect, tmp_path, max_age=60)[1].disk_errors == 1
     artifact, stats = fetched(connect, tmp_path, max_age=60)
     assert (artifact.tensors["speaker_embedding"] == 1).all()
     assert (stats.disk_hits, stats.misses, stats.disk_errors) == (1, 0, 0)
+
+
+def test_a_lock_that_cannot_be_opened_is_replaced(
+    connect: Connect, registry: FakeRegistry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Nothing would be kept again."""
+    for name in ("alice", "bob"):
+        registry.add_version(name)
+    fetched(connect, tmp_path)
+    refuse_to_open(monkeypatch, tmp_path / "lock")
+    assert fetched(connect, tmp_path, "bob")[1].disk_errors == 0
+    assert fetched(connect, tmp_path, "bob", max_age=60)[1].disk_hits == 1
 
 
 @pytest.mark.parametrize("damage", ["link", "dangling link", "folder"])
