@@ -142,6 +142,11 @@ HTTP_SECONDS = _histogram(
     "method",
     buckets=_QUICK,
 )
+KEYS_REFUSED = _counter(
+    "keys_refused",
+    "Requests and sign-ins without a valid key, and those that were refused because their address had sent "
+    "too many of them in the same minute.",
+)
 HTTP_IN_PROGRESS = _gauge("http_requests_in_progress", "Requests whose answer has not ended yet.")
 UPLOADS = _counter(
     "uploads",
