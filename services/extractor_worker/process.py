@@ -49,7 +49,7 @@ from services.shared.registry.opening import open_queue_connection, open_registr
 from services.shared.registry.profile_records import ProfileRecords
 from services.shared.registry.publish import Provenance
 from services.shared.telemetry import trace_export
-from services.shared.telemetry.metrics import WORKER_BEAT, listen
+from services.shared.telemetry.metrics import WORKED, WORKER_BEAT, listen, show_jobs
 from services.shared.view.generation import watched
 from services.shared.view.workers import FailedProof, WorkerReport
 from speaker_registry.engine import Profile
@@ -122,6 +122,7 @@ class WorkerProcess:
         profiles = [self._opened.catalogue.get(name) for name in names]
         for name in self._settings.custom_weights:
             self._opened.catalogue.get(name)  # a mistyped name is refused, not ignored
+        show_jobs(names, WORKED)
         with watched(self._opened.generation):
             return self._serve_loadable(profiles)
 

@@ -7,6 +7,7 @@ Labels never hold names, ids, paths or texts, because more people read metrics t
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import product
 
 import prometheus_client
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
@@ -184,6 +185,10 @@ JOBS = _counter(
     "profile",
     "result",
 )
+REAPED = ("abandoned", "given_up", "quarantined")
+"""Results of jobs that any process may take from a dead worker."""
+WORKED = ("finished", "failed", "retried", "lost", *REAPED)
+"""Results of jobs in a worker."""
 COMPUTE_SECONDS = _histogram(
     "artifact_compute_seconds",
     "Time for one clip. step: prepare (read and resample), encode (share of the device's time), publish.",
@@ -202,6 +207,15 @@ DEVICE_MEMORY = _gauge(
     "kind",
 )
 WORKER_BEAT = _gauge("worker_last_beat_timestamp_seconds", "Time of the worker's last heartbeat.")
+
+
+def show_jobs(profiles: Iterable[str], results: Iterable[str]) -> None:
+    """Start the counts of jobs with these results at 0, for the reason given at `_counter`. Call this before
+    the first job ends.
+    """
+    for profile, result in product(profiles, results):
+        JOBS.labels(profile, result)
+
 
 # -- gauges that are the same in all API processes, fetched from Redis at every scrape
 
