@@ -206,7 +206,11 @@ DEVICE_MEMORY = _gauge(
     "device",
     "kind",
 )
-WORKER_BEAT = _gauge("worker_last_beat_timestamp_seconds", "Time of the worker's last heartbeat.")
+WORKER_BEAT = _gauge(
+    "worker_last_beat_timestamp_seconds",
+    "Time of the worker's last heartbeat. Before the first, the time when it had loaded its profiles. 0 "
+    "while it loads them, and in API processes.",
+)
 
 
 def show_jobs(profiles: Iterable[str], results: Iterable[str]) -> None:
