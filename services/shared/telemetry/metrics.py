@@ -221,14 +221,15 @@ def show_jobs(profiles: Iterable[str], results: Iterable[str]) -> None:
         JOBS.labels(profile, result)
 
 
-# -- gauges that are the same in all API processes, fetched from Redis at every scrape
+# -- gauges that are the same in all API processes that use the same Redis, fetched from it at every scrape
 
 REDIS_UP = _scraped_gauge(
     "redis_up", "1: Redis answered this scrape. 0: it did not, and the gauges that come from it are missing."
 )
 VIEW_IN_USE = _scraped_gauge(
     "view_in_use",
-    "1: the view in Redis can be used. 0: there is no usable one, or Redis takes no writes; writes wait.",
+    "1: this process can use the view in Redis. 0: its Redis has no usable one, or takes no writes; its "
+    "writes wait.",
 )
 VIEW_COMPLETE = _scraped_gauge(
     "view_complete",
