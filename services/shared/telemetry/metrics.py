@@ -130,8 +130,9 @@ _SLOW = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 900
 
 HTTP_REQUESTS = _counter(
     "http_requests",
-    "Answered requests. route: the path in the OpenAPI document; none: there is no such path, or the request "
-    "was refused before the path was looked up; docs: the documentation.",
+    "Answered requests. route: the path in the OpenAPI document; busy: the request was refused because there "
+    "were too many requests or connections; none: there is no such path, or the request was refused before "
+    "the path was looked up; docs: the documentation.",
     "route",
     "method",
     "status",
