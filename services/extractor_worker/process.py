@@ -49,7 +49,8 @@ from services.shared.registry.opening import open_queue_connection, open_registr
 from services.shared.registry.profile_records import ProfileRecords
 from services.shared.registry.publish import Provenance
 from services.shared.telemetry import trace_export
-from services.shared.telemetry.metrics import WORKER_BEAT, listen
+from services.shared.telemetry.logs import LogThrottle
+from services.shared.telemetry.metrics import WORKED, WORKER_BEAT, listen, show_jobs
 from services.shared.view.generation import watched
 from services.shared.view.workers import FailedProof, WorkerReport
 from speaker_registry.engine import Profile
@@ -68,6 +69,8 @@ EXIT_NOTHING_TO_SERVE = 1
 """Exit status of a worker that could load no profile, or may announce none."""
 
 _PAUSE_SECONDS = 1.0
+_WAITING_LOG_SECONDS = 60.0
+"""The shortest time between two log lines of a worker that waits for Redis."""
 
 
 class WorkerProcess:
@@ -111,6 +114,7 @@ class WorkerProcess:
         """The failed proofs by profile name."""
         self._proven_at: dict[str, float] = {}
         self._throughput = Throughput()
+        self._waiting_lines = LogThrottle(_WAITING_LOG_SECONDS)
 
     def run(self) -> int:
         """Work until told to stop. Returns the exit status. Until the worker can take jobs, the signal
@@ -122,6 +126,7 @@ class WorkerProcess:
         profiles = [self._opened.catalogue.get(name) for name in names]
         for name in self._settings.custom_weights:
             self._opened.catalogue.get(name)  # a mistyped name is refused, not ignored
+        show_jobs(names, WORKED)
         with watched(self._opened.generation):
             return self._serve_loadable(profiles)
 
@@ -196,6 +201,8 @@ class WorkerProcess:
 
     def _announced(self, loaded_profiles: Mapping[str, LoadedProfile]) -> dict[str, LoadedProfile]:
         """Announce the profiles that can be announced. All are loaded before, because jobs follow at once."""
+        # From now on, the worker may wait for Redis, which an alert reports as it does lost heartbeats.
+        WORKER_BEAT.set_to_current_time()
         announced = {}
         for name, loaded in loaded_profiles.items():
             with self._skipped_on_error(loaded.provenance.profile):
@@ -276,7 +283,8 @@ class WorkerProcess:
             try:
                 current = announce(self._opened.profile_records, encoder, worker=self._name)
             except Unavailable as error:
-                log.warning("worker.waits", reason=error.message)
+                if self._waiting_lines.due(error.message):
+                    log.warning("worker.waits", reason=error.message)
                 write_beat(self._worker_settings.beat_file)
                 time.sleep(_PAUSE_SECONDS)
             else:

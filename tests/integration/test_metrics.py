@@ -16,6 +16,7 @@ from services.shared.bucket.probe import PROBED
 from services.shared.bucket.registry_identity import open_identity
 from services.shared.configuration.store import StoreSettings
 from services.shared.model.clock import Clock
+from services.shared.telemetry.metrics import REAPED, WORKED
 from speaker_registry import __version__
 from tests.process_load import noise_clip
 from tests.processes import OPTIONAL_PROFILE, PROFILE, QUICK, RegistryProcesses
@@ -179,7 +180,8 @@ def test_after_a_known_scenario_the_counts_are_exact(registry: RegistryProcesses
 
 
 def assert_the_worker_counted(worker: Scrape) -> None:
-    assert worker.series("registry_jobs_total") == JOBS
+    nothing = {(profile, result): 0 for profile in (PROFILE, OPTIONAL_PROFILE) for result in WORKED}
+    assert worker.series("registry_jobs_total") == {**nothing, **JOBS}
     assert worker.series("registry_artifact_compute_seconds_count") == {
         (PROFILE, "prepare"): 3,
         (PROFILE, "encode"): 3,
@@ -209,6 +211,16 @@ def test_the_api_shows_the_same_on_its_own_port(registry: RegistryProcesses, cli
     assert here.series(name) == there.series(name)
     assert here.samples.keys() - there.samples.keys() == set()
     assert here.value("registry_build_info", version=__version__) == 1
+
+
+def test_counts_of_jobs_begin_at_zero(registry: RegistryProcesses, client: httpx.Client):
+    """Prometheus sees no increase if a count is first shown after a backlog has failed."""
+    shown = {
+        process: Scrape.of(url).series("registry_jobs_total", profile=OPTIONAL_PROFILE)
+        for process, url in registry.metrics_urls.items()
+    }
+    assert {result for (result,) in shown["worker0"]} == set(WORKED)
+    assert shown["api0"] == {(result,): 0 for result in REAPED}
 
 
 def test_a_backlog_shows_in_depth_and_age(registry: RegistryProcesses, client: httpx.Client):

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from services.registry_api.protocol.signals import route_of
 from services.registry_api.serving import admission
 from services.registry_api.serving.admission import LoadShedding, pause_request
 from services.registry_api.serving.slots import Slots
@@ -19,6 +20,8 @@ class Requests:
 
     def __init__(self, app: App | None = None, *, max_active: int = 2) -> None:
         self.go_on = asyncio.Event()
+        self.routes: list[str] = []
+        """The routes by which the answered requests are counted."""
         self.shedding = LoadShedding(
             app or self._answer_when_told, max_active=max_active, tenant_of=lambda scope: scope["tenant"]
         )
@@ -40,7 +43,9 @@ class Requests:
             sent.append(message)
 
         scope = {"type": "http", "method": "GET", "path": path, "query_string": b"", "headers": []}
-        await self.shedding({**scope, "tenant": tenant}, receive, send)
+        scope["tenant"] = tenant
+        await self.shedding(scope, receive, send)
+        self.routes.append(route_of(scope))
         return sent
 
 
@@ -69,6 +74,7 @@ def test_what_comes_on_top_is_refused_after_a_while():
         assert [(await one)[0]["status"] for one in (first, second)] == [200, 200]
         assert requests.shedding.admission.queue.running == 0
         assert (await requests.start())[0]["status"] == 200
+        assert requests.routes == ["busy", "none", "none", "none"], "an alert counts those that were too many"
 
     run(test)
 

@@ -13,6 +13,7 @@ from services.registry_api.access.tokens import JwtVerifier
 from services.registry_api.keys.held_keys import HeldKeys
 from services.registry_api.protocol.callers import Caller
 from speaker_registry.errors import InvalidApiKey, RateLimited, SpeakerRegistryError
+from tests.scraping import counted
 
 GOOD = Caller("jwt:1", "default", frozenset({"engine"}))
 
@@ -108,6 +109,18 @@ def test_who_guesses_is_named_in_the_log():
         for _ in range(9):
             asked.send("sreg_x")
     assert [(line["event"], line["address"]) for line in logs] == [("keys.guessed", "203.0.113.7")]
+
+
+def test_every_refused_key_is_counted_whether_or_not_it_was_looked_at():
+    """One address that guesses keys gets 429 after a few of them. An operator must still see how many it
+    sends.
+    """
+    asked = Asked()
+    with counted("registry_keys_refused_total") as refused:
+        assert asked.send("good") is GOOD
+        answers = [asked.send(sent) for sent in ("bad", "sreg_x", "bad", "sreg_x", "bad")]
+    assert answers == [InvalidApiKey] * 3 + [RateLimited] * 2
+    assert refused == [5]
 
 
 def test_a_token_is_not_accepted_from_memory_after_its_end():

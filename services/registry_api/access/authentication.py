@@ -38,6 +38,7 @@ from services.registry_api.serving.concurrency_limits import ConcurrencyLimits
 from services.registry_api.serving.slots import Slots
 from services.shared.configuration.access import AccessSettings, RateSettings
 from services.shared.configuration.api import ApiSettings
+from services.shared.telemetry.metrics import KEYS_REFUSED
 from speaker_registry.errors import InvalidApiKey, RateLimited, Unavailable
 
 log = structlog.get_logger()
@@ -328,6 +329,7 @@ class Access:
 
     def _count_failure(self, address: str) -> None:
         self._check_failure_limit(address)
+        KEYS_REFUSED.inc()
         counted = (address, self.rate_limits.minute())
         self._failures[counted] = failures = self._failures.get(counted, 0) + 1
         if failures == self._failures_per_minute:
@@ -337,6 +339,7 @@ class Access:
         if address is None:
             return
         if self._failures.get((address, self.rate_limits.minute()), 0) >= self._failures_per_minute:
+            KEYS_REFUSED.inc()
             raise RateLimited(
                 f"This address has sent {self._failures_per_minute} requests without a valid API key in "
                 "this minute. Wait for the next minute.",

@@ -88,6 +88,7 @@ def _serve() -> NoReturn:
     keys, key_uses = keys_of(opened), KeyUses(opened.generation, opened.clock)
     campaigns = campaigns_of(opened)
     metrics.REGISTRY.register(_signals(opened, campaigns))
+    metrics.show_jobs(opened.catalogue.names, metrics.REAPED)
     metrics.listen(MetricsSettings())
     trace_export.start(TracesSettings(), "api")
     with AudioDecoder(limits) as decoder:

@@ -71,7 +71,8 @@ class _Answer:
 
 
 class RedisSignals(Collector):
-    """The Prometheus collector of these metrics. All API processes report the same values.
+    """The Prometheus collector of these metrics. API processes that use the same Redis report the
+    same values.
 
     Args:
         connection: a connection to Redis that answers in bytes.

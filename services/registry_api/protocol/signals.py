@@ -20,6 +20,8 @@ from services.shared.telemetry.tracing import Span
 
 log = structlog.get_logger()
 
+BUSY = "busy"
+"""Label of requests that were refused because there were too many, and the key that marks their scopes."""
 NO_ROUTE = "none"
 """Label of requests without a route: the path has none, or the request was refused before routing."""
 DOCUMENTATION = "docs"
@@ -150,6 +152,8 @@ def route_of(scope: Scope) -> str:
     """
     if "route" in scope:
         return str(scope["route"].path)
+    if BUSY in scope:
+        return BUSY
     return DOCUMENTATION if "endpoint" in scope else NO_ROUTE
 
 

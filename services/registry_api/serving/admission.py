@@ -22,6 +22,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from services.registry_api.protocol.error_answers import render
 from services.registry_api.protocol.routing import MONITORING_PATHS
+from services.registry_api.protocol.signals import BUSY
 from services.registry_api.serving.fair_queue import FairQueue
 from speaker_registry.errors import SpeakerRegistryError
 
@@ -74,6 +75,7 @@ class LoadShedding:
             return await self._app(scope, receive, send)
         tenant = self._tenant_of(scope)
         if not await self.admission.acquire(tenant):
+            scope[BUSY] = True
             return await render(Request(scope), self.admission.refusal(tenant))(scope, receive, send)
         current = _AdmittedRequest(self.admission.queue, tenant)
 

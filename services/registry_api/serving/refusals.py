@@ -8,7 +8,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from services.registry_api.protocol.error_answers import envelope, render
 from services.registry_api.protocol.routing import MONITORING_PATHS
-from services.registry_api.protocol.signals import NO_ROUTE, OTHER_METHOD, RequestSignals
+from services.registry_api.protocol.signals import BUSY, NO_ROUTE, OTHER_METHOD, RequestSignals
 from services.registry_api.serving.limits import MAX_HEAD_BYTES, RequestIds
 from services.shared.telemetry import metrics
 from services.shared.telemetry.logs import LogThrottle
@@ -47,6 +47,7 @@ class OnlyMonitoring:
             f"{self._limit} connections are open, which is the limit. Try again in a moment.",
             retry_after_seconds=1,
         )
+        scope[BUSY] = True
         response = render(Request(scope), error)
         response.headers["Connection"] = "close"
         await response(scope, receive, send)

@@ -7,6 +7,7 @@ Labels never hold names, ids, paths or texts, because more people read metrics t
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import product
 
 import prometheus_client
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
@@ -129,8 +130,9 @@ _SLOW = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120, 300, 900
 
 HTTP_REQUESTS = _counter(
     "http_requests",
-    "Answered requests. route: the path in the OpenAPI document; none: there is no such path, or the request "
-    "was refused before the path was looked up; docs: the documentation.",
+    "Answered requests. route: the path in the OpenAPI document; busy: the request was refused because there "
+    "were too many requests or connections; none: there is no such path, or the request was refused before "
+    "the path was looked up; docs: the documentation.",
     "route",
     "method",
     "status",
@@ -141,6 +143,11 @@ HTTP_SECONDS = _histogram(
     "route",
     "method",
     buckets=_QUICK,
+)
+KEYS_REFUSED = _counter(
+    "keys_refused",
+    "Requests and sign-ins without a valid key, and those that were refused because their address had sent "
+    "too many of them in the same minute.",
 )
 HTTP_IN_PROGRESS = _gauge("http_requests_in_progress", "Requests whose answer has not ended yet.")
 UPLOADS = _counter(
@@ -179,6 +186,10 @@ JOBS = _counter(
     "profile",
     "result",
 )
+REAPED = ("abandoned", "given_up", "quarantined")
+"""Results of jobs that any process may take from a dead worker."""
+WORKED = ("finished", "failed", "retried", "lost", *REAPED)
+"""Results of jobs in a worker."""
 COMPUTE_SECONDS = _histogram(
     "artifact_compute_seconds",
     "Time for one clip. step: prepare (read and resample), encode (share of the device's time), publish.",
@@ -196,16 +207,30 @@ DEVICE_MEMORY = _gauge(
     "device",
     "kind",
 )
-WORKER_BEAT = _gauge("worker_last_beat_timestamp_seconds", "Time of the worker's last heartbeat.")
+WORKER_BEAT = _gauge(
+    "worker_last_beat_timestamp_seconds",
+    "Time of the worker's last heartbeat. Before the first, the time when it had loaded its profiles. 0 "
+    "while it loads them, and in API processes.",
+)
 
-# -- gauges that are the same in all API processes, fetched from Redis at every scrape
+
+def show_jobs(profiles: Iterable[str], results: Iterable[str]) -> None:
+    """Start the counts of jobs with these results at 0, for the reason given at `_counter`. Call this before
+    the first job ends.
+    """
+    for profile, result in product(profiles, results):
+        JOBS.labels(profile, result)
+
+
+# -- gauges that are the same in all API processes that use the same Redis, fetched from it at every scrape
 
 REDIS_UP = _scraped_gauge(
     "redis_up", "1: Redis answered this scrape. 0: it did not, and the gauges that come from it are missing."
 )
 VIEW_IN_USE = _scraped_gauge(
     "view_in_use",
-    "1: the view in Redis can be used. 0: there is no usable one, or Redis takes no writes; writes wait.",
+    "1: this process can use the view in Redis. 0: its Redis has no usable one, or takes no writes; its "
+    "writes wait.",
 )
 VIEW_COMPLETE = _scraped_gauge(
     "view_complete",

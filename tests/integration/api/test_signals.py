@@ -40,7 +40,7 @@ def test_a_connection_too_many_is_counted_as_unavailable(registry: Registry, mon
     kind = registry._config.http_protocol_class
     assert issubclass(kind, HttpConnection)
     monkeypatch.setattr(kind.table, "admit", lambda *_: False)
-    with counted(1, route="none", method="GET", status="503"):
+    with counted(1, route="busy", method="GET", status="503"):
         answer = raw.ask(registry.port, raw.head("GET", "/v1/voices"))
         assert (answer.status, answer.error["code"]) == (503, "unavailable")
 
