@@ -10,9 +10,9 @@ from services.shared.configuration.values import (
     Bytes,
     Count,
     DurationSeconds,
+    Host,
     Names,
     PeriodSeconds,
-    Text,
     WholeDurationSeconds,
     is_loopback,
 )
@@ -38,7 +38,7 @@ class ApiSettings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix="SPEAKER_API_", env_ignore_empty=True, frozen=True)
 
-    host: Text = "127.0.0.1"
+    host: Host = "127.0.0.1"
     """Address to listen on. Addresses other than loopback require API keys, see SPEAKER_AUTH_*."""
     port: int = Field(8300, ge=0, le=65535)
     """Port to listen on. 0 takes any free port."""
