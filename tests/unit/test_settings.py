@@ -17,6 +17,7 @@ from services.shared.configuration.registry import RegistrySettings
 from services.shared.configuration.store import StoreSettings
 from services.shared.configuration.telemetry import LogSettings, MetricsSettings, TracesSettings
 from services.shared.configuration.uploads import UploadLimits
+from services.shared.configuration.worker import ExtractorSettings
 
 
 class Guarded(BaseSettings):
@@ -319,6 +320,20 @@ def test_a_host_that_no_machine_can_have_is_named(settings: type[BaseSettings], 
     said = told(settings, host=host)
     requirement = "this is neither an address nor the name of a machine"
     assert said == f"{variable_of(settings, 'host')}: {requirement}; it is '{host}'"
+
+
+@pytest.mark.parametrize("device", ["notcpu", "cpus", "CPU", "gpu,cuda", "cuda:", "cuda:x", "cuda:256"])
+def test_a_device_that_there_is_not_is_named(device: str):
+    """The worker would otherwise end with an error of torch, or compute on another GPU."""
+    assert told(ExtractorSettings, weights="untrained", device=device) == (
+        "SPEAKER_EXTRACTOR_DEVICE: accepted: cpu, cuda, or cuda:N with the number of a GPU from 0 to 99; "
+        f"it is '{device}'"
+    )
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda", "cuda:0", "cuda:15"])
+def test_devices_are_accepted(device: str):
+    assert ExtractorSettings(weights="untrained", device=device).device == device
 
 
 def test_weights_whose_path_is_too_long_are_named():
