@@ -336,6 +336,29 @@ def test_devices_are_accepted(device: str):
     assert ExtractorSettings(weights="untrained", device=device).device == device
 
 
+@pytest.mark.parametrize(
+    "origin",
+    [
+        "https://page.example/",
+        "https://Page.example",
+        "https://page.example:443",
+        "http://page.example:80",
+        "https://*.page.example",
+        "page.example",
+        "null",
+    ],
+)
+def test_an_entry_that_is_not_an_origin_is_named(origin: str):
+    """Most of them would never match, and nothing would tell the operator. Sandboxed pages send `null`."""
+    said = told(ApiSettings, cors_origins=f"https://good.example,{origin}")
+    assert said.startswith(f"SPEAKER_API_CORS_ORIGINS: '{origin}' is not an origin; accepted: ")
+
+
+def test_origins_are_accepted():
+    origins = ("*", "https://page.example", "http://localhost:3000", "http://[::1]:8443", "app+x://id")
+    assert ApiSettings.model_validate({"cors_origins": ", ".join(origins)}).cors_origins == origins
+
+
 def test_weights_whose_path_is_too_long_are_named():
     assert told(EmbeddedSettings, weights="a" * 5000).startswith("WEIGHTS: this folder cannot be used: File")
 

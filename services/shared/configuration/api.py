@@ -1,6 +1,7 @@
 """The listener of an API process, its limits, and the housekeeping that it performs."""
 
 import ipaddress
+import re
 from typing import Annotated
 
 from pydantic import AfterValidator, Field
@@ -15,7 +16,13 @@ from services.shared.configuration.values import (
     PeriodSeconds,
     WholeDurationSeconds,
     is_loopback,
+    without_credentials,
 )
+
+_ORIGIN = re.compile(
+    r"(?!http:.*:80$|https:.*:443$)[a-z][a-z0-9+.-]*://([a-z0-9._-]+|\[[0-9a-f:.]+\])(:[0-9]{1,5})?"
+)
+"""Matches what browsers send as `Origin`. They leave out the default port of a scheme."""
 
 
 def _networks(names: tuple[str, ...]) -> tuple[str, ...]:
@@ -31,6 +38,18 @@ def _networks(names: tuple[str, ...]) -> tuple[str, ...]:
                 f"{error}; accepted: addresses and networks, such as 10.1.2.3 and 10.1.0.0/16"
             ) from None
     return names
+
+
+def _origins(origins: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the origins unchanged, or raise ValueError if one of them equals no origin of a browser."""
+    for origin in origins:
+        if origin != "*" and not _ORIGIN.fullmatch(origin):
+            raise ValueError(
+                f"{without_credentials(origin)!r} is not an origin; accepted: `*`, or scheme, host "
+                "and a port that is not the default one, in lower case and without a path, such as "
+                "https://page.example or http://localhost:3000"
+            )
+    return origins
 
 
 class ApiSettings(BaseSettings):
@@ -76,8 +95,10 @@ class ApiSettings(BaseSettings):
 
     trusted_proxies: Annotated[Names, AfterValidator(_networks)] = ()
     """Addresses or networks, comma-separated, whose X-Forwarded-For and X-Forwarded-Proto are believed."""
-    cors_origins: Names = ()
-    """Comma-separated origins whose web pages may call the API from a browser. None may by default."""
+    cors_origins: Annotated[Names, AfterValidator(_origins)] = ()
+    """Comma-separated origins whose web pages may call the API from a browser, such as
+    `https://page.example`, or `*` for all. None may by default.
+    """
 
     @property
     def own_host(self) -> str:
