@@ -10,7 +10,7 @@ import httpx
 import pytest
 import torch
 
-from services.embedded.supervisor import _with_next_metrics_port
+from services.embedded.supervisor import StartFailed, _next_metrics_port
 from services.extractor_worker.device.device_memory import show_device_memory
 from services.shared.bucket.folder_store import FolderStore
 from services.shared.configuration.telemetry import MetricsSettings
@@ -94,11 +94,17 @@ def test_metrics_are_served_on_a_port_of_their_own_only_if_one_is_given(unused_p
         metrics.listen(MetricsSettings(port=unused_port))
 
 
-def test_on_one_machine_the_worker_has_the_next_port():
-    """Both processes get the same environment, and only one of them can have it."""
-    assert _with_next_metrics_port({"SPEAKER_METRICS_PORT": "9464"}) == {"SPEAKER_METRICS_PORT": "9465"}
-    for left_alone in ({}, {"SPEAKER_METRICS_PORT": ""}, {"SPEAKER_METRICS_PORT": "none"}):
-        assert _with_next_metrics_port(left_alone) == left_alone
+def test_on_one_machine_the_worker_has_the_next_port(monkeypatch: pytest.MonkeyPatch):
+    """Both processes get the same environment, and only one of them can have a port."""
+    monkeypatch.setenv("SPEAKER_METRICS_PORT", "9464")
+    assert _next_metrics_port() == {"SPEAKER_METRICS_PORT": "9465"}
+    monkeypatch.setenv("SPEAKER_METRICS_PORT", "")
+    assert _next_metrics_port() == {}
+    monkeypatch.setenv("SPEAKER_METRICS_PORT", "65535")
+    with pytest.raises(
+        StartFailed, match=r"^SPEAKER_METRICS_PORT is 65535, and the worker's port is one higher"
+    ):
+        _next_metrics_port()
 
 
 @pytest.fixture
