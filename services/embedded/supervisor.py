@@ -4,7 +4,6 @@ one worker process.
 The processes are those of a production deployment. Environment variables tell them how to reach each other.
 """
 
-import errno
 import logging
 import os
 import socket
@@ -37,6 +36,7 @@ from services.shared.bucket.folder_lock import FolderInUseError, exclusive_lock
 from services.shared.bucket.layout import REGISTRY
 from services.shared.configuration.access import AccessSettings
 from services.shared.configuration.api import ApiSettings
+from services.shared.configuration.listening import why_not_listening
 from services.shared.configuration.telemetry import MetricsSettings
 from speaker_registry import RegistryClient, SpeakerRegistryError
 
@@ -66,7 +66,6 @@ _STORE_KNOWN_AS = "an embedded registry"
 """Location that is recorded for a new bucket with a Redis server of its own beside it. A copy of both folders
 has a view of its own, and may be moved. A bucket that has recorded it is also accepted with another server.
 """
-_OTHER_PORT = "Set PORT to another port, or to 0 for any free port."
 _SILENT = logging.CRITICAL + 1
 _MAX_BUFFERED_LINES = 100
 """Maximum number of log lines that are kept until the registry is up."""
@@ -349,15 +348,8 @@ def _claim_port(host: str, port: int) -> int:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # the server sets this too
         try:
             probe.bind((host, port))
-        except (socket.gaierror, TypeError) as error:  # TypeError: a part of the name is too long for IDNA
-            reason = getattr(error, "strerror", None) or "it is no name of a machine"
-            raise StartFailed(f"HOST is {host!r:.100}, which cannot be resolved: {reason}.") from None
         except OSError as error:
-            advice = {
-                errno.EADDRINUSE: f"Is a registry running there already? {_OTHER_PORT}",
-                errno.EADDRNOTAVAIL: "Set HOST to an address of this machine.",
-            }.get(error.errno or 0, _OTHER_PORT)
-            raise StartFailed(f"Port {port} of {host} cannot be used ({error.strerror}). {advice}") from None
+            raise StartFailed(why_not_listening(error, host, port, prefix="")) from None
         claimed: int = probe.getsockname()[1]
         return claimed
 
