@@ -10,7 +10,7 @@ from pydantic import Field, StringConstraints, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from services.shared.configuration.registry import RedisUrl, some_profiles
-from services.shared.configuration.values import Text, TextPath
+from services.shared.configuration.values import Host, Text, TextPath
 from services.shared.model.profiles import ProfileAmbiguous, ProfileCatalogue
 from speaker_registry.errors import ProfileUnknown
 
@@ -20,7 +20,7 @@ class EmbeddedSettings(BaseSettings):
 
     model_config = SettingsConfigDict(env_ignore_empty=True, frozen=True)
 
-    host: Text = "127.0.0.1"
+    host: Host = "127.0.0.1"
     """Address to listen on. Other addresses than loopback require API keys, and the first key is made in
     `DATA`.
     """

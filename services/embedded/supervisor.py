@@ -4,7 +4,6 @@ one worker process.
 The processes are those of a production deployment. Environment variables tell them how to reach each other.
 """
 
-import errno
 import logging
 import os
 import socket
@@ -37,6 +36,8 @@ from services.shared.bucket.folder_lock import FolderInUseError, exclusive_lock
 from services.shared.bucket.layout import REGISTRY
 from services.shared.configuration.access import AccessSettings
 from services.shared.configuration.api import ApiSettings
+from services.shared.configuration.listening import why_not_listening
+from services.shared.configuration.telemetry import MetricsSettings
 from speaker_registry import RegistryClient, SpeakerRegistryError
 
 log = structlog.get_logger()
@@ -65,7 +66,6 @@ _STORE_KNOWN_AS = "an embedded registry"
 """Location that is recorded for a new bucket with a Redis server of its own beside it. A copy of both folders
 has a view of its own, and may be moved. A bucket that has recorded it is also accepted with another server.
 """
-_OTHER_PORT = "Set PORT to another port, or to 0 for any free port."
 _SILENT = logging.CRITICAL + 1
 _MAX_BUFFERED_LINES = 100
 """Maximum number of log lines that are kept until the registry is up."""
@@ -134,6 +134,7 @@ class EmbeddedRegistry:
 
     def _start(self) -> None:
         host, data = self._settings.host, self._settings.data.absolute()
+        next_metrics_port = _next_metrics_port()
         self.port = _claim_port(host, self._settings.port)
         self.url = f"http://{_bracketed(ApiSettings(host=host).own_host)}:{self.port}"
         _make_data_folder(data)
@@ -141,7 +142,7 @@ class EmbeddedRegistry:
         self.key_file = self._key_file(data)
         redis_url = self._settings.redis_url or self._start_valkey(self._redis_folder(data))
         environment = self._environment(data, redis_url)
-        own = {"api": environment, "worker": _with_next_metrics_port(environment)}
+        own = {"api": environment, "worker": {**environment, **next_metrics_port}}
         log_file = self._open_log()
         for name, module in (("api", "services.registry_api"), ("worker", "services.extractor_worker")):
             self.children[name] = ManagedProcess(name, module, own[name], self._show, log_file)
@@ -330,12 +331,14 @@ def _in_use(data: Path) -> StartFailed:
     return StartFailed(f"Another registry runs on {data}: stop it, or set DATA to another folder.")
 
 
-def _with_next_metrics_port(environment: Mapping[str, str]) -> Mapping[str, str]:
-    """Add 1 to the metrics port, for the second process on the machine. The settings refuse a value that is
-    no number.
-    """
-    port = environment.get("SPEAKER_METRICS_PORT", "")
-    return {**environment, "SPEAKER_METRICS_PORT": str(int(port) + 1)} if port.isdecimal() else environment
+def _next_metrics_port() -> Mapping[str, str]:
+    """Return the variable that gives the worker the metrics port after that of the API, if there is one."""
+    port = MetricsSettings().port
+    if port == 65535:
+        raise StartFailed(
+            "SPEAKER_METRICS_PORT is 65535, and the worker's port is one higher. Set it to 65534 or less."
+        )
+    return {"SPEAKER_METRICS_PORT": str(port + 1)} if port else {}
 
 
 def _claim_port(host: str, port: int) -> int:
@@ -345,15 +348,8 @@ def _claim_port(host: str, port: int) -> int:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # the server sets this too
         try:
             probe.bind((host, port))
-        except (socket.gaierror, TypeError) as error:  # TypeError: a part of the name is too long for IDNA
-            reason = getattr(error, "strerror", None) or "it is no name of a machine"
-            raise StartFailed(f"HOST is {host!r:.100}, which cannot be resolved: {reason}.") from None
         except OSError as error:
-            advice = {
-                errno.EADDRINUSE: f"Is a registry running there already? {_OTHER_PORT}",
-                errno.EADDRNOTAVAIL: "Set HOST to an address of this machine.",
-            }.get(error.errno or 0, _OTHER_PORT)
-            raise StartFailed(f"Port {port} of {host} cannot be used ({error.strerror}). {advice}") from None
+            raise StartFailed(why_not_listening(error, host, port, prefix="")) from None
         claimed: int = probe.getsockname()[1]
         return claimed
 

@@ -17,13 +17,13 @@ from services.extractor_worker.process import WorkerProcess
 from services.shared.audio import ReferenceAudio
 from services.shared.bucket.connection import StoreUnfit
 from services.shared.configuration.explanation import explain
+from services.shared.configuration.listening import CannotListen
 from services.shared.configuration.mistyped import warn_of_unknown_variables
 from services.shared.configuration.telemetry import LogSettings
 from services.shared.configuration.worker import ExtractorSettings
 from services.shared.model.fingerprint import Fingerprint
 from services.shared.model.pictures import Picture
 from services.shared.telemetry.logs import configure_logs
-from services.shared.telemetry.metrics import CannotListen
 from services.shared.telemetry.trace_export import TracesUnavailable
 from speaker_registry.engine import Profile
 from speaker_registry.errors import SpeakerRegistryError

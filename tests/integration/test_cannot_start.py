@@ -2,6 +2,7 @@
 
 import json
 import os
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from services.embedded.managed_process import ROOT
+from services.registry_api.keys.api_keys import new_token
 from services.shared.bucket.folder_lock import exclusive_lock
 from services.shared.bucket.layout import REGISTRY
 from tests.ports import free_port
@@ -100,6 +102,31 @@ def test_the_folder_of_a_running_registry_is_not_adopted(tmp_path: Path):
         assert not (bucket / REGISTRY).exists()
     *_, last = lines(ADOPT, status=0, SPEAKER_STORE_URL=bucket.as_uri())
     assert last["event"] == "bucket.adopted"
+
+
+@pytest.mark.parametrize("fault", ["host", "port"])
+def test_an_address_at_which_the_api_cannot_listen_is_named(tmp_path: Path, fault: str):
+    """An address at which the API cannot listen is named together with its variable. The web server's own
+    line names no setting.
+    """
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        *_, last = lines(
+            API,
+            SPEAKER_STORE_URL=tmp_path.as_uri(),
+            SPEAKER_REDIS_URL=f"redis://127.0.0.1:{free_port()}/0",
+            SPEAKER_AUTH_BOOTSTRAP_KEY=str(new_token()),
+            SPEAKER_API_HOST=" " if fault == "host" else "127.0.0.1",
+            SPEAKER_API_PORT=port,
+        )
+    assert last["event"] == "api.cannot_start"
+    if fault == "host":
+        assert last["reason"].startswith("SPEAKER_API_HOST is ' ', which cannot be resolved: ")
+    else:
+        assert last["reason"] == (
+            f"Port {port} of 127.0.0.1 cannot be used (Address already in use). "
+            "Is a registry running there already? Set SPEAKER_API_PORT to another port."
+        )
 
 
 def test_a_mistyped_profile_of_custom_weights_is_named(tmp_path: Path):

@@ -285,5 +285,5 @@ def test_a_taken_port_for_metrics_is_said_and_ends_the_process(tmp_path: Path):
         other.start()
         wait_until(lambda: other.exit_status is not None)
         assert other.exit_status == 1
-        assert other.failure_reason().startswith(f"Metrics cannot be served on port {port} of 127.0.0.1")
+        assert other.failure_reason().startswith(f"Port {port} of 127.0.0.1 cannot be used")
         other.kill()

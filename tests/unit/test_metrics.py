@@ -10,9 +10,10 @@ import httpx
 import pytest
 import torch
 
-from services.embedded.supervisor import _with_next_metrics_port
+from services.embedded.supervisor import StartFailed, _next_metrics_port
 from services.extractor_worker.device.device_memory import show_device_memory
 from services.shared.bucket.folder_store import FolderStore
+from services.shared.configuration.listening import CannotListen
 from services.shared.configuration.telemetry import MetricsSettings
 from services.shared.telemetry import metrics
 from speaker_registry import __version__
@@ -90,15 +91,31 @@ def test_metrics_are_served_on_a_port_of_their_own_only_if_one_is_given(unused_p
         httpx.get(url)
     metrics.listen(MetricsSettings(port=unused_port))
     assert Scrape.of(url).value("registry_build_info", version=__version__) == 1
-    with pytest.raises(metrics.CannotListen, match=f"port {unused_port} of 127.0.0.1"):
+    with pytest.raises(
+        CannotListen, match=rf"^Port {unused_port} of 127.0.0.1 .* Set SPEAKER_METRICS_PORT to"
+    ):
         metrics.listen(MetricsSettings(port=unused_port))
 
 
-def test_on_one_machine_the_worker_has_the_next_port():
-    """Both processes get the same environment, and only one of them can have it."""
-    assert _with_next_metrics_port({"SPEAKER_METRICS_PORT": "9464"}) == {"SPEAKER_METRICS_PORT": "9465"}
-    for left_alone in ({}, {"SPEAKER_METRICS_PORT": ""}, {"SPEAKER_METRICS_PORT": "none"}):
-        assert _with_next_metrics_port(left_alone) == left_alone
+@pytest.mark.parametrize("host", [" ", "203.0.113.9"])
+def test_a_host_at_which_metrics_cannot_be_served_is_named(host: str, unused_port: int):
+    """Another port would not help."""
+    with pytest.raises(CannotListen, match="SPEAKER_METRICS_HOST") as caught:
+        metrics.listen(MetricsSettings(host=host, port=unused_port))
+    assert "SPEAKER_METRICS_PORT" not in str(caught.value)
+
+
+def test_on_one_machine_the_worker_has_the_next_port(monkeypatch: pytest.MonkeyPatch):
+    """Both processes get the same environment, and only one of them can have a port."""
+    monkeypatch.setenv("SPEAKER_METRICS_PORT", "9464")
+    assert _next_metrics_port() == {"SPEAKER_METRICS_PORT": "9465"}
+    monkeypatch.setenv("SPEAKER_METRICS_PORT", "")
+    assert _next_metrics_port() == {}
+    monkeypatch.setenv("SPEAKER_METRICS_PORT", "65535")
+    with pytest.raises(
+        StartFailed, match=r"^SPEAKER_METRICS_PORT is 65535, and the worker's port is one higher"
+    ):
+        _next_metrics_port()
 
 
 @pytest.fixture

@@ -15,8 +15,9 @@ from services.shared.configuration.api import ApiSettings
 from services.shared.configuration.explanation import explain, variable_of
 from services.shared.configuration.registry import RegistrySettings
 from services.shared.configuration.store import StoreSettings
-from services.shared.configuration.telemetry import LogSettings, TracesSettings
+from services.shared.configuration.telemetry import LogSettings, MetricsSettings, TracesSettings
 from services.shared.configuration.uploads import UploadLimits
+from services.shared.configuration.worker import ExtractorSettings
 
 
 class Guarded(BaseSettings):
@@ -175,6 +176,7 @@ REDIS_URLS = "redis://host:6379/0, rediss://host:6379/0 or unix:///path?db=0"
     [
         "http://x",
         "redis://[",
+        "redis://a..b:6379/0",
         "redis://127.0.0.1:99999/0",
         "redis://127.0.0.1:port/0",
         "redis://127.0.0.1/notanumber",
@@ -278,6 +280,7 @@ def test_the_file_of_a_secret_that_holds_no_text_is_named(
     [
         (StoreSettings, "endpoint", "http://[::1"),
         (StoreSettings, "endpoint", "https://s3.example.org:99999"),
+        (StoreSettings, "endpoint", "https://a..b"),
         (AccessSettings, "oidc_issuer", "https://[::1"),
         (TracesSettings, "endpoint", "http://[::1"),
         (TracesSettings, "endpoint", "http://:4318/v1/traces"),
@@ -308,6 +311,52 @@ def test_a_url_without_a_usable_host_is_named(settings: type[BaseSettings], fiel
 def test_bytes_that_are_no_text_are_named(settings: type[BaseSettings], field: str):
     """Python keeps them as surrogates, which nothing can send or write as a URL."""
     assert ": this is not UTF-8 text; " in told(settings, **{field: "\udcff"})
+
+
+@pytest.mark.parametrize("settings", [EmbeddedSettings, ApiSettings, MetricsSettings])
+@pytest.mark.parametrize("host", ["a..b", "a" * 64, "ü" * 80])
+def test_a_host_that_no_machine_can_have_is_named(settings: type[BaseSettings], host: str):
+    """Python's lookup of names raises UnicodeError for it, and not OSError as for other hosts."""
+    said = told(settings, host=host)
+    requirement = "this is neither an address nor the name of a machine"
+    assert said == f"{variable_of(settings, 'host')}: {requirement}; it is '{host}'"
+
+
+@pytest.mark.parametrize("device", ["notcpu", "cpus", "CPU", "gpu,cuda", "cuda:", "cuda:x", "cuda:256"])
+def test_a_device_that_there_is_not_is_named(device: str):
+    """The worker would otherwise end with an error of torch, or compute on another GPU."""
+    assert told(ExtractorSettings, weights="untrained", device=device) == (
+        "SPEAKER_EXTRACTOR_DEVICE: accepted: cpu, cuda, or cuda:N with the number of a GPU from 0 to 99; "
+        f"it is '{device}'"
+    )
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda", "cuda:0", "cuda:15"])
+def test_devices_are_accepted(device: str):
+    assert ExtractorSettings(weights="untrained", device=device).device == device
+
+
+@pytest.mark.parametrize(
+    "origin",
+    [
+        "https://page.example/",
+        "https://Page.example",
+        "https://page.example:443",
+        "http://page.example:80",
+        "https://*.page.example",
+        "page.example",
+        "null",
+    ],
+)
+def test_an_entry_that_is_not_an_origin_is_named(origin: str):
+    """Most of them would never match, and nothing would tell the operator. Sandboxed pages send `null`."""
+    said = told(ApiSettings, cors_origins=f"https://good.example,{origin}")
+    assert said.startswith(f"SPEAKER_API_CORS_ORIGINS: '{origin}' is not an origin; accepted: ")
+
+
+def test_origins_are_accepted():
+    origins = ("*", "https://page.example", "http://localhost:3000", "http://[::1]:8443", "app+x://id")
+    assert ApiSettings.model_validate({"cors_origins": ", ".join(origins)}).cors_origins == origins
 
 
 def test_weights_whose_path_is_too_long_are_named():

@@ -28,6 +28,7 @@ from services.shared.bucket.connection import StoreUnfit
 from services.shared.configuration.access import AccessSettings, RateSettings
 from services.shared.configuration.api import ApiSettings, HousekeepingSettings
 from services.shared.configuration.explanation import explain
+from services.shared.configuration.listening import CannotListen, why_not_listening
 from services.shared.configuration.mistyped import warn_of_unknown_variables
 from services.shared.configuration.registry import RegistrySettings
 from services.shared.configuration.store import StoreSettings
@@ -68,7 +69,7 @@ def run() -> int:
         SpeakerRegistryError,
         StoreUnfit,
         AccessMisconfigured,
-        metrics.CannotListen,
+        CannotListen,
         TracesUnavailable,
         TooFewFiles,
     ) as error:
@@ -156,12 +157,24 @@ def _app(services: Services, settings: ApiSettings) -> FastAPI:
 
 
 def _run(server: uvicorn.Server) -> None:
+    """Serve until the server is told to stop, or return at once if the application cannot start, which
+    uvicorn logs.
+
+    Raises:
+        CannotListen: the host or the port cannot be used.
+    """
     for number in (signal.SIGTERM, signal.SIGINT):
         # uvicorn raises a signal again after handling it; the default handler would kill us.
         signal.signal(number, server.handle_exit)
     keep_collections_short()
     sys.setswitchinterval(_SWITCH_SECONDS)
-    server.run()
+    try:
+        server.run()
+    except SystemExit as end:
+        # If the port cannot be opened, uvicorn raises this while it handles the error.
+        if isinstance(error := end.__context__, OSError):
+            reason = why_not_listening(error, server.config.host, server.config.port, "SPEAKER_API_")
+            raise CannotListen(reason) from None
 
 
 def _within_open_files(settings: ApiSettings) -> ApiSettings:

@@ -1,6 +1,7 @@
 """The listener of an API process, its limits, and the housekeeping that it performs."""
 
 import ipaddress
+import re
 from typing import Annotated
 
 from pydantic import AfterValidator, Field
@@ -10,12 +11,18 @@ from services.shared.configuration.values import (
     Bytes,
     Count,
     DurationSeconds,
+    Host,
     Names,
     PeriodSeconds,
-    Text,
     WholeDurationSeconds,
     is_loopback,
+    without_credentials,
 )
+
+_ORIGIN = re.compile(
+    r"(?!http:.*:80$|https:.*:443$)[a-z][a-z0-9+.-]*://([a-z0-9._-]+|\[[0-9a-f:.]+\])(:[0-9]{1,5})?"
+)
+"""Matches what browsers send as `Origin`. They leave out the default port of a scheme."""
 
 
 def _networks(names: tuple[str, ...]) -> tuple[str, ...]:
@@ -33,12 +40,24 @@ def _networks(names: tuple[str, ...]) -> tuple[str, ...]:
     return names
 
 
+def _origins(origins: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the origins unchanged, or raise ValueError if one of them equals no origin of a browser."""
+    for origin in origins:
+        if origin != "*" and not _ORIGIN.fullmatch(origin):
+            raise ValueError(
+                f"{without_credentials(origin)!r} is not an origin; accepted: `*`, or scheme, host "
+                "and a port that is not the default one, in lower case and without a path, such as "
+                "https://page.example or http://localhost:3000"
+            )
+    return origins
+
+
 class ApiSettings(BaseSettings):
     """Settings of the API's listener and of its limits. Environment: SPEAKER_API_*."""
 
     model_config = SettingsConfigDict(env_prefix="SPEAKER_API_", env_ignore_empty=True, frozen=True)
 
-    host: Text = "127.0.0.1"
+    host: Host = "127.0.0.1"
     """Address to listen on. Addresses other than loopback require API keys, see SPEAKER_AUTH_*."""
     port: int = Field(8300, ge=0, le=65535)
     """Port to listen on. 0 takes any free port."""
@@ -76,8 +95,10 @@ class ApiSettings(BaseSettings):
 
     trusted_proxies: Annotated[Names, AfterValidator(_networks)] = ()
     """Addresses or networks, comma-separated, whose X-Forwarded-For and X-Forwarded-Proto are believed."""
-    cors_origins: Names = ()
-    """Comma-separated origins whose web pages may call the API from a browser. None may by default."""
+    cors_origins: Annotated[Names, AfterValidator(_origins)] = ()
+    """Comma-separated origins whose web pages may call the API from a browser, such as
+    `https://page.example`, or `*` for all. None may by default.
+    """
 
     @property
     def own_host(self) -> str:

@@ -16,6 +16,7 @@ from services.shared.configuration.values import (
     SecretFile,
     Text,
     WholeDurationSeconds,
+    possible_host,
     secret_of,
 )
 
@@ -32,6 +33,7 @@ def _parse_redis_url(url: str) -> str:
     """
     try:
         parts = urlsplit(url)
+        possible_host(parts.hostname or "")
         ConnectionPool.from_url(url).make_connection()  # this connects to nothing yet
         possible = bool(parts.path) if parts.scheme == "unix" else bool(_DATABASE.fullmatch(parts.path))
     except (ValueError, TypeError, RedisError):

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
-from services.shared.configuration.values import WITH_HOST
+from services.shared.configuration.values import WITH_HOST, Host
 
 
 class LogSettings(BaseSettings):
@@ -24,7 +24,7 @@ class MetricsSettings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix="SPEAKER_METRICS_", env_ignore_empty=True, frozen=True)
 
-    host: str = "127.0.0.1"
+    host: Host = "127.0.0.1"
     """Address to listen on. If Prometheus runs on another machine, use an address of the network
     between them.
     """

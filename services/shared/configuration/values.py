@@ -107,13 +107,27 @@ Names = Annotated[tuple[str, ...], NoDecode, BeforeValidator(_names)]
 """Names in one variable, separated by commas."""
 
 
+def possible_host(host: str) -> str:
+    """Return the host, or raise ValueError if no machine can have this name. Looking it up would raise
+    UnicodeError, which no library expects.
+    """
+    try:
+        host.encode("idna")
+    except UnicodeError:
+        raise ValueError("this is neither an address nor the name of a machine") from None
+    return host
+
+
+Host = Annotated[Text, AfterValidator(possible_host)]
+
+
 def _with_host(url: str) -> str:
     """Return the URL, or raise ValueError if no host and port can be read from it. The reason is left out,
     because it may quote a part of a password.
     """
     try:
         parts = urlsplit(_utf8(url))
-        possible = bool(parts.hostname) and parts.port != 0
+        possible = bool(possible_host(parts.hostname or "")) and parts.port != 0
     except ValueError:
         possible = False
     if not possible:

@@ -1,12 +1,20 @@
 """Settings of workers: how they take jobs, and which encoders they load."""
 
+import re
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from services.shared.configuration.values import Count, Names, WholeDurationSeconds
+
+
+def _parse_device(name: str) -> str:
+    # torch keeps the number of a GPU in a byte with a sign, so 256 would silently be GPU 0.
+    if not re.fullmatch(r"cpu|cuda(:(0|[1-9][0-9]?))?", name):
+        raise ValueError("accepted: cpu, cuda, or cuda:N with the number of a GPU from 0 to 99")
+    return name
 
 
 class WorkerSettings(BaseSettings):
@@ -62,7 +70,7 @@ class ExtractorSettings(BaseSettings):
     fine-tuned or saved again. Their digests are not compared with those of the published files. They are part
     of the fingerprint, and every surface says `custom weights`.
     """
-    device: str = Field("cpu", pattern=r"cpu|cuda(:\d+)?")
+    device: Annotated[str, AfterValidator(_parse_device)] = "cpu"
     """Device to compute on: `cpu`, `cuda` or `cuda:N`."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Number format that the encoders of Qwen3-TTS compute in: `float32`, or `bfloat16` as in vLLM-Omni. All

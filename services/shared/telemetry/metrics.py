@@ -15,6 +15,7 @@ from prometheus_client.exposition import choose_encoder
 from prometheus_client.metrics_core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from services.shared.configuration.listening import CannotListen, why_not_listening
 from services.shared.configuration.telemetry import MetricsSettings
 from speaker_registry import __version__
 
@@ -361,10 +362,6 @@ BUILD_INFO = _gauge("build_info", "Always 1. version: the version of this proces
 BUILD_INFO.labels(__version__).set(1)
 
 
-class CannotListen(Exception):
-    """The port for metrics cannot be opened. The message names the port."""
-
-
 def listen(settings: MetricsSettings) -> None:
     """Serve the metrics on a port of their own, from a thread, if the settings name one.
 
@@ -376,10 +373,8 @@ def listen(settings: MetricsSettings) -> None:
     try:
         start_http_server(settings.port, addr=settings.host, registry=REGISTRY)
     except OSError as error:
-        raise CannotListen(
-            f"Metrics cannot be served on port {settings.port} of {settings.host} ({error.strerror}). "
-            "Set SPEAKER_METRICS_PORT to a free one."
-        ) from None
+        reason = why_not_listening(error, settings.host, settings.port, "SPEAKER_METRICS_")
+        raise CannotListen(reason) from None
 
 
 def exposition(accept: str) -> tuple[bytes, str]:
