@@ -94,6 +94,19 @@ def test_metrics_are_served_on_a_port_of_their_own_only_if_one_is_given(unused_p
         metrics.listen(MetricsSettings(port=unused_port))
 
 
+def test_any_version_of_the_format_may_be_asked_for(unused_port: int):
+    """A version without sense gets plain text. It was answered 500, with a traceback on standard error."""
+    metrics.listen(MetricsSettings(port=unused_port))
+    for version in ("x", "1.x", "2.x", '"1.0.0"', "1" * 5000, "", "0.0.4", "1.0.0", " 2"):
+        accept = f"application/openmetrics-text; version={version}; q=0.5, text/plain"
+        answer = httpx.get(f"http://127.0.0.1:{unused_port}/metrics", headers={"Accept": accept})
+        assert answer.status_code == 200, version
+        content, media_type = metrics.exposition(accept)
+        assert answer.headers["Content-Type"] == media_type
+        assert ("openmetrics" in media_type) == (version in {"1.0.0", " 2"})
+        assert b"registry_build_info" in content
+
+
 def test_on_one_machine_the_worker_has_the_next_port():
     """Both processes get the same environment, and only one of them can have it."""
     assert _with_next_metrics_port({"SPEAKER_METRICS_PORT": "9464"}) == {"SPEAKER_METRICS_PORT": "9465"}
